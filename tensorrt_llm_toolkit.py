@@ -21,13 +21,21 @@ def _real() -> "ModuleSpec | None":
     return spec if spec is not None and spec.loader is not None and spec.submodule_search_locations else None
 
 
+_INSTEAD = {
+    "create_model_repo": "`djl-trtllm compile CHECKPOINT OUT` builds engines",
+    "init_inference": "`djl_trtllm.LLM(model, **options)` loads a model, `djl-trtllm serve MODEL` serves it",
+    "generate": "`djl_trtllm.LLM(model).generate(prompts)` generates",
+    "fetch": "`djl_trtllm.LLM(model).generate(prompts)` returns whole outputs, `djl-trtllm serve MODEL` streams tokens",
+    "tokenizer": "`transformers.AutoTokenizer.from_pretrained(model)` is the model's tokenizer",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name == "create_model_repo":
-        raise ImportError(
-            "tensorrt_llm_toolkit.create_model_repo is not part of djl-trtllm, which has max_token_finder only: "
-            "`djl-trtllm compile CHECKPOINT OUT` builds engines"
-        )
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _INSTEAD:
+        raise ImportError(f"tensorrt_llm_toolkit.{name} is not part of djl-trtllm: {_INSTEAD[name]}")
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}; of LMI's toolkit it has utils.utils.max_token_finder only"
+    )
 
 
 _spec = _real()

@@ -42,10 +42,10 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load import Post, percentile, post, run_streams, wall_seconds
+from benchmarks.load import Post, intervals, percentile, post, run_streams, wall_seconds
 from benchmarks.servers import TICK, Server, cpu_seconds, free_port, serving, started
-from djl_trtllm.bench.streams import EventReader, Reader, Stream, TokenReader
-from djl_trtllm.bench.svg import Axis, Series, chart
+from djl_trtllm.bench.client import EventReader, Reader, Stream, TokenReader
+from djl_trtllm.bench.report import Chart, Line, picture
 from tests.support.models import scripted_model, tensorrt_llm_model
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -62,7 +62,7 @@ APIS: dict[str, tuple[str, dict[str, Any], str, Callable[[Stream], Reader]]] = {
     "triton": ("/v2/models/ensemble/generate_stream", {"text_input": PROMPT}, "max_tokens", EventReader),
     "truss": ("/predict", {"prompt": PROMPT}, "max_tokens", Reader),
 }
-"""By name: path, body of a stream, the parameter with the number of tokens, and how its body is read."""
+"""The APIs by name: path, body of a stream, the parameter with the number of tokens, and how its body is read."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ def measure(process: psutil.Process, port: int, requests: list[Post], period: fl
     chunks = sum(len(result.times) for result in results)
     latency = None
     if period is not None:
-        latency = percentile([gap for result in results for gap in result.intervals()], 0.99) - period
+        latency = percentile([gap for result in results for gap in intervals(result)], 0.99) - period
     return Measured(tokens / cpu, tokens / seconds, cpu / seconds, tokens / chunks, latency, host_cpu / seconds)
 
 
@@ -234,7 +234,7 @@ def main() -> None:
 
 
 Row = tuple[str, int, str, Measured]
-"""Load, streams, server."""
+"""A row of the table: load, streams, server and what was measured."""
 
 
 def measured_rows(arguments: argparse.Namespace, folder: Path) -> Iterator[Row]:
@@ -278,15 +278,15 @@ def draw(folder: Path, rows: list[Row]) -> None:
         costs.setdefault(f"{server}, {streams} streams", []).append((m.tokens_per_second, m.cpu_share))
         if m.latency is not None:
             latencies.setdefault(f"{server}, {streams} streams", []).append((m.tokens_per_second, 1000 * m.latency))
-    speed = Axis("tokens per second", log=True, show="{:,.0f}".format)
     pictures = {
-        "ceiling-cost": ("CPU-seconds per second of the server process", speed, Axis("CPU-s per s"), costs),
-        "ceiling-latency": ("Added to the p99 of the time between two tokens", speed, Axis("ms"), latencies),
+        "ceiling-cost": ("CPU-seconds per second of the server process", "CPU-s per s", costs),
+        "ceiling-latency": ("Added to the p99 of the time between two tokens", "ms", latencies),
     }
-    for name, (title, x, y, lines) in pictures.items():
+    for name, (title, y, lines) in pictures.items():
         if any(len(points) > 1 for points in lines.values()):
-            series = [Series(line, sorted(points), [""] * len(points)) for line, points in lines.items()]
-            (folder / f"{name}.svg").write_text(chart(title, x, y, series) + "\n")
+            drawn = [Line(line, sorted(points), [""] * len(points)) for line, points in lines.items()]
+            chart = Chart(title, "tokens per second", y, drawn, log="x")
+            (folder / f"{name}.svg").write_text(picture([chart]) + "\n")
 
 
 if __name__ == "__main__":

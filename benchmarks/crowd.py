@@ -20,8 +20,8 @@ from rich.table import Table
 
 from benchmarks.load import percentile
 from benchmarks.servers import serving
-from tests.support.behaved import Seen, observe
-from tests.support.crowd import Crowd, crowded
+from tests.support.floods import Crowd, flooded
+from tests.support.hostile import Seen, observe
 from tests.support.models import scripted_model
 
 
@@ -46,7 +46,7 @@ def crowd_table(folder: Path, crowd: Crowd, seconds: float) -> Table:
     with serving(model, folder) as server:
         observe(server, 2)
         row("quiet", observe(server, seconds))
-        with crowded(server.port, crowd):
+        with flooded(server.port, crowd.numbers):
             row("crowd", observe(server, seconds))
         time.sleep(5)
         row("afterwards", observe(server, 5))

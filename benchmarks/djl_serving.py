@@ -25,8 +25,7 @@ from rich.table import Table
 
 from benchmarks.load import percentile, post, run_streams, time_to_first_token, wall_seconds
 from benchmarks.servers import free_port, serving, started
-from tests.integration.djl.java_engine import JavaEngine
-from tests.integration.djl.models import djl_model
+from tests.integration.djl.engines import JavaEngine, djl_model
 
 HERE = Path(__file__).parent
 PROMPT = "the little red riding hood went into the dark wood"

@@ -31,9 +31,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load import percentile, post, run_streams, time_to_first_token, wall_seconds
+from benchmarks.load import intervals, percentile, post, run_streams, time_to_first_token, wall_seconds
 from benchmarks.servers import Server, cpu_seconds, of_the_shell, serving
-from djl_trtllm.bench.streams import Stream
+from djl_trtllm.bench.client import Stream
 from djl_trtllm.service import Model, open_source, prepare
 
 MODEL = Path(__file__).parent.parent / "serving" / "models" / "tiny-stories"
@@ -130,7 +130,7 @@ class Measured:
         streams = self._streams
         first = [time_to_first_token(stream) * 1000 for stream in streams]
         generated = sum(stream.tokens for stream in streams)
-        gaps = [gap * 1000 for stream in streams for gap in stream.intervals()]
+        gaps = [gap * 1000 for stream in streams for gap in intervals(stream)]
         chunks = [(later - earlier) * 1000 for stream in streams for earlier, later in pairwise(stream.times)]
         return [
             f"{statistics.median(self.speeds):,.0f}",

@@ -35,7 +35,7 @@ from djl_trtllm.executor.client import ExecutorClient
 from djl_trtllm.executor.protocol import Start, Step, Submit
 from djl_trtllm.request import Sampling
 from tests.fakes.installation import fake_tensorrt_llm
-from tests.support import executors
+from tests.support import models
 from tests.support.models import scripted_model
 
 PROMPT = list(range(10, 110))
@@ -46,7 +46,7 @@ READING = "benchmarks.reading_executor:ReadingExecutor"
 
 
 class Cost(NamedTuple):
-    """Of one round. `microseconds` are CPU time per token."""
+    """The cost of one round. `microseconds` are CPU time per token."""
 
     microseconds: float
     seconds: float
@@ -80,7 +80,7 @@ class EngineProcess:
         await self._client.start(Start(executor, options), 120)
 
     async def run(self, streams: int, tokens: int) -> Cost:
-        """This number of requests to their end."""
+        """Run this number of requests to their end."""
         self._ended.clear()
         self._left = set(range(streams))
         process = psutil.Process(self._client.pid)
@@ -112,7 +112,7 @@ def environment(code: Path, folder: Path, script: dict[str, float]) -> None:
 
 
 async def started(
-    folder: Path, code: Path, backend: str, arguments: argparse.Namespace, executor: str = executors.TENSORRT_LLM
+    folder: Path, code: Path, backend: str, arguments: argparse.Namespace, executor: str = models.TENSORRT_LLM
 ) -> EngineProcess:
     environment(code, folder, {"steps_per_second": arguments.offered / arguments.streams})
     process = EngineProcess()

@@ -50,7 +50,7 @@ _WARM_SECONDS = 2.0
 _THROUGHPUT_SECONDS = 8.0
 
 Flood = tuple[int, dict[str, Any]]
-"""Requests at once, and their parameters."""
+"""The flood: requests at once, and their parameters."""
 
 FLOODS: dict[str, Flood] = {
     "60 requests of n=16": (60, {"n": 16, "do_sample": True, "max_new_tokens": 200}),

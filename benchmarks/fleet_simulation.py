@@ -30,14 +30,14 @@ from benchmarks.load import percentile
 from djl_trtllm.config import Options
 from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.sizing.check_tables import model_sizes
 from djl_trtllm.sizing.estimate import Conditions, Estimate
-from djl_trtllm.sizing.gpus import gpu_named
+from djl_trtllm.sizing.machines import gpu_named
+from tools.sizing.check_tables import model_sizes
 
 FULL = 0.7
 """How full batches are to be, see docs/kubernetes.md."""
 _MOST_REQUESTS = 1_000_000
-"""Of a row: a large fleet is simulated for a shorter time."""
+"""Requests of a row at most: a large fleet is simulated for a shorter time."""
 
 
 def estimate_of(arguments: argparse.Namespace) -> Estimate:
@@ -71,7 +71,7 @@ def fleet_of(arguments: argparse.Namespace, *, cached: bool = True) -> Fleet:
 
 
 def replicas_for(fleet: Fleet, streams: float) -> int:
-    """As many as keep places `FULL`."""
+    """The number of replicas that keeps their places `FULL`."""
     return math.ceil(streams / (FULL * fleet.places))
 
 
@@ -169,7 +169,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def positive(text: str) -> int:
-    """A number of things that are there."""
+    """Parse a number of things, at least 1."""
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected at least 1")
     return number
@@ -186,7 +186,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--speed", type=float, default=1, help="of a CSV file")
     add("--least", type=positive, help="replicas; default: those of a steady load")
     add("--most", type=positive, help="replicas; default: ten times the least")
-    add("--model", default="LLaMA 3 8B", choices=sorted(read_table("models.toml", "djl_trtllm.sizing")), metavar="NAME")
+    add("--model", default="LLaMA 3 8B", choices=sorted(read_table("models.toml", "tools.sizing")), metavar="NAME")
     add("--gpu", default="h200")
     add("--tp", type=positive, default=1)
     add("--quantize", default="fp8")

@@ -8,7 +8,7 @@ own meanwhile: nothing but the event loop is between. CPU is what the server use
 where it has a core of its own, also on a machine that others use. With `--saturated` 64 streams run and the queue is
 full, so that what would be served is refused, too.
 
-With `--floods` there are the floods of `tests/faults/flooding.py` instead, of 20 clients each, from a process of its
+With `--floods` there are the floods of `tests/support/floods.py` instead, of 20 clients each, from a process of its
 own: over HTTP, WebSockets and gRPC. Then `RSS` is the largest, also a second after the flood.
 """
 
@@ -30,11 +30,9 @@ from rich.table import Table
 
 from benchmarks.load import percentile
 from benchmarks.servers import Server, free_port, serving
-from tests.faults.flooding import GRPC, KINDS, flooded
-from tests.support.behaved import Times, cpu_seconds
-from tests.support.client import wordy
-from tests.support.crowd import PING
-from tests.support.hostile import Hostile, requests, send
+from tests.support.client import PING, wordy
+from tests.support.floods import FLOODS, GRPC, flooded
+from tests.support.hostile import Hostile, Times, cpu_seconds, requests, send
 from tests.support.models import scripted_model
 
 _STREAMS = 64
@@ -133,7 +131,7 @@ def flood(server: Server, kind: str, port: int, seconds: float) -> tuple[str, ..
     pings = Times()
     largest = server.process.memory_info().rss
     with pinged(server, pings):
-        with flooded(port, kind, _FLOODING) as count:
+        with flooded(port, {kind: _FLOODING}) as count:
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 largest = max(largest, server.process.memory_info().rss)
@@ -164,7 +162,7 @@ def main() -> None:
         if arguments.saturated:
             stack.enter_context(saturated(server))
         if arguments.floods:
-            for kind in KINDS:
+            for kind in FLOODS:
                 if arguments.only in kind:
                     port = grpc_port if kind in GRPC else server.port
                     table.add_row(kind, *flood(server, kind, port, arguments.seconds))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,8 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 import uvloop
 
-from djl_trtllm.bench.client import Client, Target, clock
-from djl_trtllm.bench.streams import Reader, Stream, TokenReader
+from djl_trtllm.bench.client import Client, Reader, Stream, Target, TokenReader, clock
 
 
 class Post(NamedTuple):
@@ -60,6 +60,14 @@ def wall_seconds(streams: list[Stream]) -> float:
 def time_to_first_token(stream: Stream) -> float:
     """Seconds since the request was sent."""
     return stream.times[0] - stream.sent
+
+
+def intervals(stream: Stream) -> list[float]:
+    """Seconds between two tokens: of tokens that arrive together, each has its share of the time before them."""
+    arrived = list(zip(stream.times, stream.counts, strict=True))
+    return [
+        (later - earlier) / count for (earlier, _), (later, count) in itertools.pairwise(arrived) for _ in range(count)
+    ]
 
 
 def percentile(values: list[float], share: float) -> float:

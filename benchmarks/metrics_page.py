@@ -24,7 +24,7 @@ from benchmarks.servers import cpu_seconds
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
 from djl_trtllm.service import Registry, ServedModel
-from tests.server.metric_pages import known_statistics
+from tests.server.test_metrics import known_statistics
 from tests.support.models import scripted_model
 from tests.support.server import Server, serving
 

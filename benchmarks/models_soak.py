@@ -27,7 +27,7 @@ from rich.table import Table
 from benchmarks.servers import Server, serving
 from tests.support.client import JSON, body
 from tests.support.models import scripted_model
-from tests.support.waiting import wait_until
+from tests.support.processes import wait_until
 
 _MOST_WORKERS = 3
 
@@ -64,7 +64,7 @@ class Soak:
                 time.sleep(chance.random() * 0.2)
 
     def ask(self, number: int) -> None:
-        """A client."""
+        """Ask the models as a client does, until the end."""
         chance = random.Random(self.seed * 1000 + number)
         with httpx.Client(base_url=self.server.url, timeout=60, trust_env=False) as client:
             while not self.ended.is_set():

@@ -24,10 +24,9 @@ from rich.table import Table
 
 from benchmarks.load import post, run_streams
 from benchmarks.servers import Server, cpu_seconds, serving
-from djl_trtllm.batching.request_record import RequestRecord
-from djl_trtllm.request import Origin
-from djl_trtllm.server.monitor.snapshot import snapshot
-from djl_trtllm.server.monitor.watchers import PERIOD
+from djl_trtllm.batching.statistics import RequestRecord
+from djl_trtllm.request import RequestOrigin
+from djl_trtllm.server.monitor import PERIOD, snapshot
 from djl_trtllm.service import Registry, ServedModel
 from tests.support.models import PROMPT, scripted_model
 
@@ -40,7 +39,9 @@ def alone(streams: int) -> float:
     registry.add(model)
     now = time.monotonic()
     for number in range(512 + streams):
-        record = RequestRecord(Origin(f"{number:036d}"), now, 30, 1, number=number, started=now, first_token_at=now)
+        record = RequestRecord(
+            RequestOrigin(f"{number:036d}"), now, 30, 1, number=number, started=now, first_token_at=now
+        )
         if number < 512:
             record.ended = now
             model.statistics.ended.append(record)
@@ -105,7 +106,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         limit = {"option.max_rolling_batch_size": arguments.streams}
         model = scripted_model(Path(folder) / "model", {"steps_per_second": arguments.steps}, **limit)
-        with serving(model) as server:
+        with serving(model, SERVING_MONITOR="true") as server:
             streaming = keep_streaming(server, arguments.streams, tokens, tokens / arguments.steps)
             while server.metric("running") < arguments.streams:
                 time.sleep(0.1)

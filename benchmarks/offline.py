@@ -33,7 +33,7 @@ BEGINNINGS = (
     "Tell me a story about a fox and a bear",
 )
 _TOKENS = 4096
-"""Of a run: CPU time comes in ticks."""
+"""Seconds of a run at least: CPU time comes in ticks."""
 OURS, RAW, BEFORE = "LLM.generate", "raw", "LLM.generate, before"
 
 

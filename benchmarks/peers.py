@@ -39,9 +39,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.end_to_end import BEGINNINGS, MODEL
-from benchmarks.load import percentile, post, run_streams, time_to_first_token, wall_seconds
+from benchmarks.load import intervals, percentile, post, run_streams, time_to_first_token, wall_seconds
 from benchmarks.servers import free_port, of_the_shell, serving, started
-from djl_trtllm.bench.streams import EventReader, Stream
+from djl_trtllm.bench.client import EventReader, Stream
 
 HERE = Path(__file__).parent
 OURS = "djl-trtllm"
@@ -58,7 +58,7 @@ class Peer:
     extra: Callable[[int], dict[str, Any]]
     path: str = CHAT
     rows: dict[int, list[Row]] = field(default_factory=dict)
-    """By streams, one for each round."""
+    """Results by number of streams, one for each round."""
 
     def stream(self, streams: int, tokens: int) -> list[Stream]:
         requests = []
@@ -76,7 +76,7 @@ class Peer:
         if total != streams * tokens:
             sys.exit(f"{self.name}: {streams} streams had {total} tokens, not {tokens} each")
         first = list(map(time_to_first_token, results))
-        gaps = [gap for result in results for gap in result.intervals()]
+        gaps = [gap for result in results for gap in intervals(result)]
         row = Row(total / wall_seconds(results), spent / total, first, gaps, self._memory())
         self.rows.setdefault(streams, []).append(row)
 

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks.load import percentile, post, run_streams, time_to_first_token, wall_seconds
 from benchmarks.servers import serving
-from djl_trtllm.bench.streams import Stream
+from djl_trtllm.bench.client import Stream
 from tests.support.models import PROMPT, scripted_model
 from tests.support.ray_cluster import RayCluster
 
@@ -39,7 +39,7 @@ _PROXY = "ray, python proxy"
 
 @dataclass
 class Figures:
-    """Of one round: tokens per second, milliseconds."""
+    """The figures of one round: tokens per second, milliseconds."""
 
     rate: float
     ttft: float
@@ -56,7 +56,7 @@ class Figures:
 
 
 def round_of(port: int, streams: int, tokens: int) -> Figures:
-    """All streams at once."""
+    """Run all streams at once."""
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": tokens, "ignore_eos": True}, "stream": True}
     return Figures.of(run_streams(port, [post("/invocations", body)] * streams))
 

@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.servers import Server, serving
-from djl_trtllm.descriptors import raise_limit
+from djl_trtllm.processes import raise_limit
 from tests.support.client import body, raw_post
 from tests.support.models import scripted_model
-from tests.support.waiting import wait_until
+from tests.support.processes import wait_until
 
 NEVER_ENDING = raw_post(body(1_000_000, stream=True))
 STEPS_PER_SECOND = 0.5

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from tests.support.s3_server import Store, s3_server, variables
+from tests.support.s3 import Store, s3_server, variables
 
 HERE = Path(__file__).parent.parent
 OURS = "djl-trtllm"

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks.load import post, run_streams
 from benchmarks.servers import cpu_seconds, free_port, of_the_shell
-from tests.support.s3_server import Store, s3_server, variables
+from tests.support.s3 import Store, s3_server, variables
 
 HERE = Path(__file__).parent.parent
 BUNDLED = HERE / "serving" / "models" / "tiny-stories"

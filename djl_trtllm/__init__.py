@@ -9,13 +9,13 @@ from djl_trtllm.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from djl_trtllm.offline import *  # noqa: F403  # its __all__ is the public API
-    from djl_trtllm.server.factory import create_app as create_app
+    from djl_trtllm.server.application import create_app as create_app
 
 
 def __getattr__(name: str) -> Any:
     """The API on first use: every command imports this package, and few need what stands behind the API."""
     if name == "create_app":
-        return import_module("djl_trtllm.server.factory").create_app
+        return import_module("djl_trtllm.server.application").create_app
     if name == "__all__" or name[:1].isupper():  # classes of the offline API; names of modules are looked up here too
         offline = import_module("djl_trtllm.offline")
         if name == "__all__":

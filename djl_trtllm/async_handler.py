@@ -12,18 +12,15 @@ import os
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from djl_trtllm.api import RawRequest
-from djl_trtllm.api.headers import properties as properties_of
-from djl_trtllm.api.registry import DEFAULT
-from djl_trtllm.batching.request_state import RequestState
 from djl_trtllm.config import Options
-from djl_trtllm.djl import adapters
-from djl_trtllm.djl.item import Item
-from djl_trtllm.djl.item_writer import ItemWriter
-from djl_trtllm.djl.streams import Stream, Streams
+from djl_trtllm.djl import worker
+from djl_trtllm.djl.items import Item, ItemWriter
 from djl_trtllm.djl.worker import (
     METRICS_SECONDS,
     Metrics,
+    Stream,
+    Streams,
+    generate,
     is_passive,
     load_status,
     open_worker_model,
@@ -31,11 +28,8 @@ from djl_trtllm.djl.worker import (
     served_request,
 )
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.logs import RequestContext
-from djl_trtllm.request import Origin
 from djl_trtllm.service import ModelService, settle_garbage_collector
 from djl_trtllm.service.clients import Clients
-from djl_trtllm.service.worker_threads import parse_call
 from djl_trtllm.telemetry import Telemetry
 
 try:
@@ -54,7 +48,7 @@ _EXIT_DELAY_SECONDS = 1.0
 class Worker:
     def __init__(self, service: ModelService, options: Options, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
-        self._service = service
+        self.service = service
         self._options = options
         self._clients = Clients(options)
         self._streams = Streams()
@@ -84,30 +78,19 @@ class Worker:
     async def respond(self, inputs: Any) -> AsyncGenerator[Streams, None]:
         """Generate for a request; yields what djl_python has to send."""
         stream = Stream(self._streams, inputs.get_property("request_tracking_id"))
-        properties = properties_of((key, str(value)) for key, value in inputs.get_properties().items())
-        served = served_request(properties, self._service.name)
+        properties = ((key, str(value)) for key, value in inputs.get_properties().items())
+        served = served_request(properties, self.service.name)
         writer = ItemWriter(stream.put, self._options, served, self._telemetry.ended_soon)
-        states: list[RequestState] = []
-        try:
-            body = bytes(inputs.get_as_bytes() or b"")
-            call = await parse_call(DEFAULT, RawRequest(body, properties), self._service.model)
-            caller = self._clients.caller(None, properties, None)
-            origin = Origin(served.id, served.dialect, caller.share, caller.priority)
-            call = self._service.with_warnings(call._replace(origin=origin))
-            writer.expect(call)
-            with RequestContext(served.id):
-                served.generations = states = await self._service.generate(call, writer.deliver)
-        except Exception as error:
-            writer.fail(error)
+        await generate(self.service, self._clients, writer, lambda: bytes(inputs.get_as_bytes() or b""))
         try:
             async for streams in stream.carry():
                 yield streams
         finally:
             # The response may have ended before its tokens did.
-            self._service.cancel(states)
+            self.service.cancel(served.generations)
 
     def change_adapters(self, change: Callable[[ModelService, Any], Item], inputs: Any) -> Any:
-        return Output().add(change(self._service, inputs).encode(), key="data")
+        return Output().add(change(self.service, inputs).encode(), key="data")
 
     def _print_metrics(self) -> None:
         asyncio.get_running_loop().call_later(METRICS_SECONDS, self._print_metrics)
@@ -133,15 +116,15 @@ async def handle(inputs: Any) -> Any:
 
 
 async def register_adapter(inputs: Any) -> Any:
-    return _loaded().change_adapters(adapters.register, inputs)
+    return _loaded().change_adapters(worker.register, inputs)
 
 
 async def update_adapter(inputs: Any) -> Any:
-    return _loaded().change_adapters(adapters.update, inputs)
+    return _loaded().change_adapters(worker.update, inputs)
 
 
 async def unregister_adapter(inputs: Any) -> Any:
-    return _loaded().change_adapters(adapters.unregister, inputs)
+    return _loaded().change_adapters(worker.unregister, inputs)
 
 
 def _loaded() -> Worker:

@@ -17,21 +17,29 @@ if TYPE_CHECKING:
     import click
 
 SUMMARIES = {
-    "package": "Pack a model directory into a model.tar.gz for `serve` and SageMaker. The same files give the same "
-    "bytes.",
-    "deploy": "Deploy a model to a SageMaker endpoint: upload it, create model, configuration and endpoint, and wait.",
-    "size": "Estimate what fits into GPU memory: max_num_tokens, KV cache, sequences (docs/sizing.md).",
+    "serve": "Serve models over HTTP: /ping, /invocations, /predictions/NAME, /models, /metrics.",
+    "config": "Show the resolved configuration: each value, where it came from and what it does.",
+    "generate": "Generate text for the prompts in a file and write JSON lines in the same order (docs/offline.md).",
     "bench": "Measure a server under load: throughput, time to first token, inter-token latency "
     "(docs/benchmarking.md).",
-    "serve": "Serve models over HTTP: /ping, /invocations, /predictions/NAME, /models, /metrics.",
-    "generate": "Generate text for the prompts in a file and write JSON lines in the same order (docs/offline.md).",
+    "size": "Estimate what fits into GPU memory: max_num_tokens, KV cache, sequences (docs/sizing.md).",
     "compile": "Compile a checkpoint into an engine directory that `serve` loads without a compiler.",
-    "config": "Show the resolved configuration: each value, where it came from and what it does.",
-    "version": "Print the version.",
-    "cluster": "Serve a model with several replicas on a Ray cluster (docs/ray.md).",
+    "package": "Pack a model directory into a model.tar.gz for `serve` and SageMaker. The same files give the same "
+    "bytes.",
     "cache": "List, verify and prune the engine cache.",
+    "cluster": "Serve a model with several replicas on a Ray cluster (docs/ray.md).",
+    "version": "Print the version.",
 }
-"""The first lines of the commands' help. Each command is `app` in its module of `djl_trtllm.commands`."""
+"""The first lines of the commands' help, in the order in which a newcomer meets them. A command is `app` in the module
+of its name, but for those below."""
+
+_ELSEWHERE = {"package": ("djl_trtllm.commands.compile", "package_app"), "version": (__name__, "version_app")}
+
+
+def find_command(name: str) -> click.Command:
+    """Import the module of a command, and return the command."""
+    module, attribute = _ELSEWHERE.get(name, (f"djl_trtllm.commands.{name}", "app"))
+    return typer.main.get_command(getattr(import_module(module), attribute))
 
 
 class Commands(TyperGroup):
@@ -40,20 +48,30 @@ class Commands(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = {name: TyperCommand(name, help=summary) for name, summary in SUMMARIES.items()}
-        self.suggest_commands = False  # click does it too, and the message would have it twice
+        # Click does it too, and the message would have it twice. From 0.26 on Typer does without it.
+        self.suggest_commands = not any(base.__module__.startswith("click.") for base in TyperGroup.__mro__)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
-            command = typer.main.get_command(import_module(f"djl_trtllm.commands.{name}").app)
+            command = find_command(str(name))
             if isinstance(command, TyperGroup):
                 command.suggest_commands = self.suggest_commands
         return name, command, rest
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+version_app = typer.Typer(add_completion=False)
+
+
+@version_app.command()
+def version() -> None:
+    """Print the version."""
+    print(__version__)
 
 
 def _print_version(wanted: bool) -> None:

@@ -17,12 +17,12 @@
     │   └── ExecutorDiedError       it was killed, stopped responding or raised an error
     ├── SizingError                 no such GPU or instance type, or numbers that no memory can be estimated from
     ├── BenchmarkError              no server to measure, or a load that cannot be made
-    ├── DeploymentError             AWS refused a call, or an endpoint did not start
     └── RequestError                one request; other requests are not affected
         ├── InvalidRequestError     malformed, or a value out of range
         │   ├── SessionError        no such stateful session, or sessions are not enabled
         │   ├── UnknownAdapterError     no LoRA adapter of that name
         │   ├── PromptTooLongError  prompt, or prompt plus output, above a limit
+        │   ├── HarmfulRequestError     engine processes were lost because of the same request
         │   └── UnsupportedParameterError   a known parameter that this backend does not have
         ├── OverloadedError         refused at admission: the queue is full
         │   └── TooManyRequestsError    refused because of the client's own requests: it has too many at once
@@ -41,6 +41,7 @@ Every layer raises these for expected failures, and nothing else. Each dialect m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -150,12 +151,22 @@ class BenchmarkError(DjlTrtllmError):
     """No server to measure, or a load that cannot be made."""
 
 
-class DeploymentError(DjlTrtllmError):
-    """A SageMaker endpoint cannot be created or removed."""
+_MOST_CHARACTERS = 2000
+
+
+def clipped(text: str) -> str:
+    """`text`, without its middle if it is long: clients and logs do not get back all that a client sent."""
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    end = _MOST_CHARACTERS // 4  # it says what was expected
+    return f"{text[: _MOST_CHARACTERS - end]} [{len(text) - _MOST_CHARACTERS} characters] {text[-end:]}"
 
 
 class RequestError(DjlTrtllmError):
-    """One request failed."""
+    """One request failed. Messages are `clipped`."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(clipped(message))
 
 
 class InvalidRequestError(RequestError):
@@ -172,6 +183,10 @@ class PromptTooLongError(InvalidRequestError):
 
 class UnknownAdapterError(InvalidRequestError):
     """No LoRA adapter of that name is registered; the message lists the registered ones."""
+
+
+class HarmfulRequestError(InvalidRequestError):
+    """Engine processes were lost because of the same request; the message names it by its digest."""
 
 
 class UnsupportedParameterError(InvalidRequestError):
@@ -235,5 +250,17 @@ class RequestTimeoutError(RequestError):
     """The request did not finish within `predict_timeout`."""
 
 
+_PLACE_IN_SOURCE = re.compile(
+    r"(?:\s*\(|\s+(?:at|from)\s+)?(?<![\w./+-])/?(?:[\w.+-]+/)+[\w.+-]+\.(?:cpp|cc|cu|h|hpp)(?::\d+)*\)?:?"
+    r"|\n\s*\d+\s+0x[^\n]*"
+)
+
+
 class GenerationError(RequestError):
-    """The engine failed while it was running this request."""
+    """The engine failed while it was running this request.
+
+    Places in the engine's source and addresses of its stack are left out: they are for the log.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_PLACE_IN_SOURCE.sub("", clipped(message)))

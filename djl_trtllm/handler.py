@@ -13,8 +13,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from djl_trtllm.djl import adapters
-from djl_trtllm.djl.item import QUIET, Item, content, count, text
+from djl_trtllm.djl import worker
+from djl_trtllm.djl.items import QUIET, Item, content, count, text
 from djl_trtllm.djl.rolling import RollingWorker
 from djl_trtllm.djl.worker import is_passive, load_status, open_worker_model, require_mode
 from djl_trtllm.errors import DjlTrtllmError
@@ -75,15 +75,15 @@ def handle(inputs: Any) -> Any:
 
 
 def register_adapter(inputs: Any) -> Any:
-    return _change(adapters.register, inputs)
+    return _change(worker.register, inputs)
 
 
 def update_adapter(inputs: Any) -> Any:
-    return _change(adapters.update, inputs)
+    return _change(worker.update, inputs)
 
 
 def unregister_adapter(inputs: Any) -> Any:
-    return _change(adapters.unregister, inputs)
+    return _change(worker.unregister, inputs)
 
 
 def _change(change: Callable[[ModelService, Any], Item], inputs: Any) -> Any:

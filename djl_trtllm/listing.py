@@ -1,9 +1,10 @@
-"""Text for terminals and pipes: wrapped between words at a terminal's width, and one line per item elsewhere."""
+"""Text for terminals and pipes: wrapped at a terminal's width between words, one line per item elsewhere; columns."""
 
 from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Sequence
 
 from rich.text import Text
 
@@ -44,7 +45,7 @@ class Listing:
         self.text.append("\n")
 
     def item(self, heading: str, details: dict[str, str], *, dim: bool = False) -> None:
-        """An item; details are in one column, those that are empty left out."""
+        """Add an item; its details are in one column, and empty ones are left out."""
         self.text.append("\n" + wrapped(heading, self._width, indent=_INDENT * 2), "dim" if dim else "bold")
         longest = max((len(name) for name in details), default=0)
         for name, detail in details.items():
@@ -53,3 +54,16 @@ class Listing:
                 # textwrap drops white space at the start of a line: a stand-in keeps the column.
                 line = wrapped("." * len(start) + detail, self._width, indent=" " * len(start))
                 self.text.append("\n" + start + line[len(start) :], "dim" if dim else "")
+
+
+def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: str = "") -> list[str]:
+    """Return rows as lines with aligned columns; `right` has the numbers of right-aligned columns."""
+    widths = [max(len(row[number]) for row in rows) for number in range(len(rows[0]))] if rows else []
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append((indent + "  ".join(cells)).rstrip())
+    return lines

@@ -4,8 +4,10 @@ A dialect parses bytes into a `GenerationRequest`. The rolling batch answers wit
 iteration that produced something. Each chunk has the new `Token`s of one sequence; the last one has its
 `SequenceResult`. The texts of all tokens of a sequence join to its output text.
 
-Defaults are neutral: they ask for nothing. `batching.features` refuses each field that a request sets and that the
-engine does not honour, so that a new field is never dropped silently.
+Defaults are neutral: they ask for nothing. Each field is declared with its `Trait`: who honours it, what it is part of,
+and whether a sequence with it can go on in another engine process. A field without one is an error at import. Refusals,
+resuming and the choice between greedy and sampled output derive from the traits, so that a new field is never dropped
+silently.
 """
 
 from __future__ import annotations
@@ -14,8 +16,11 @@ import enum
 import os
 import random
 import uuid
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
@@ -31,7 +36,7 @@ def new_uuid() -> uuid.UUID:
 
 
 class FinishReason(enum.IntEnum):
-    """Why a sequence ended, the worst last. Dialects have their own words for these."""
+    """Why a sequence ended, the worst last."""
 
     END_TOKEN = 1
     """The model's own end token."""
@@ -41,6 +46,16 @@ class FinishReason(enum.IntEnum):
     """`max_new_tokens` were generated."""
     CANCELLED = 4
     ERROR = 5
+
+
+FINISH_WORDS: dict[FinishReason, str] = {
+    FinishReason.END_TOKEN: "eos_token",
+    FinishReason.STOP: "stop_sequence",
+    FinishReason.LENGTH: "length",
+    FinishReason.CANCELLED: "cancelled",
+    FinishReason.ERROR: "error",
+}
+"""The finish reasons in LMI's and TGI's responses, in metrics, logs and the offline API."""
 
 
 class GuideKind(str, enum.Enum):
@@ -57,6 +72,8 @@ class Guide(msgspec.Struct, frozen=True, array_like=True):
 
     kind: GuideKind
     value: str = ""
+    strict: bool = False
+    """Whether a JSON schema with a keyword that the engine's grammar does not follow is refused."""
 
 
 class Adapter(msgspec.Struct, frozen=True, array_like=True):
@@ -65,6 +82,99 @@ class Adapter(msgspec.Struct, frozen=True, array_like=True):
     name: str
     id: int
     path: str
+
+
+class Resume(enum.Enum):
+    """What becomes of a field when a sequence goes on in another engine process.
+
+    Its prompt and its tokens are the new prompt there. That is the same sequence for a model, whose next token depends
+    on nothing but the tokens before it.
+    """
+
+    UNCHANGED = enum.auto()
+    """The field applies to each next token by itself."""
+    ADJUSTED = enum.auto()
+    """`resumed` in `batching/rolling_batch.py` computes what is left of it."""
+    IMPOSSIBLE = enum.auto()
+    """A sequence with this field cannot go on elsewhere: the engine remembers more of the sequence than its tokens, or
+    treats generated tokens and prompt tokens differently."""
+
+
+class PartOf(NamedTuple):
+    """The field without which another one has no effect, as `temperature` has none without `do_sample`.
+
+    `implied`: a request that sets the other field, and does not mention this one, asks for this one too.
+    """
+
+    name: str
+    implied: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trait:
+    """What is decided about a field of a request.
+
+    The server honours it for every engine, or an engine does whose `Ready.features` have `feature` (by default the
+    field's name). A refusal calls it `shown`, and adds `advice`.
+    """
+
+    honoured_by: Literal["server", "engine"]
+    part_of: PartOf | None
+    resume: Resume
+    feature: str = ""
+    shown: str = ""
+    advice: str = ""
+
+
+_SERVER = Trait(honoured_by="server", part_of=None, resume=Resume.UNCHANGED)
+_TOKENWISE = Trait(honoured_by="engine", part_of=None, resume=Resume.UNCHANGED)
+_LENGTH = Trait(honoured_by="engine", part_of=None, resume=Resume.ADJUSTED)
+_SAMPLED = Trait(honoured_by="engine", part_of=PartOf("do_sample", implied=True), resume=Resume.UNCHANGED)
+_SEED = Trait(
+    honoured_by="engine",
+    part_of=PartOf("do_sample", implied=False),
+    resume=Resume.ADJUSTED,
+    advice="this engine's sampler ignores it; leave it out, or set option.ignored_seed=warn to have such requests "
+    "answered with a warning; on TensorRT-LLM before 1.4 option.sampler_type=TRTLLMSampler takes seeds",
+)
+_HISTORY = Trait(honoured_by="engine", part_of=None, resume=Resume.IMPOSSIBLE)
+_PENALTY = replace(
+    _HISTORY, advice="this engine's sampler ignores it; before TensorRT-LLM 1.4 set option.sampler_type=TRTLLMSampler"
+)
+_BEAMS = replace(
+    _HISTORY,
+    shown="'num_beams' ('beam_width')",
+    advice="this engine has no beam search; use 'n' and 'best_of' with sampling, or TensorRT-LLM with "
+    "option.max_beam_width",
+)
+_OF_BEAMS = replace(
+    _HISTORY,
+    part_of=PartOf("beam_width", implied=False),
+    advice="this engine's sampler does not have it; leave it out",
+)
+_LOGPROBS = replace(
+    _TOKENWISE,
+    feature="logprobs",
+    shown="'logprobs' or 'best_of'",
+    advice="this engine has no log-probabilities; on a compiled TensorRT engine set "
+    "option.gather_generation_logits=true",
+)
+_TOP_LOGPROBS = replace(
+    _TOKENWISE,
+    shown="'top_logprobs' (in completions 'logprobs' above 1)",
+    advice="this engine has the chosen token's log-probability only; with beams no engine has more",
+)
+_BAD = replace(_HISTORY, shown="'bad_words' ('bad_sequences')", advice="this engine cannot exclude words")
+_ADAPTER = replace(
+    _TOKENWISE,
+    feature="adapters",
+    shown="'adapters'",
+    advice="this model is served without LoRA adapters; on TensorRT-LLM set option.enable_lora=true",
+)
+
+
+GREEDY_BELOW = 1e-5
+"""Temperatures below take the most likely token, as in vLLM: dividing by them overflows a 32-bit number."""
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -80,27 +190,27 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     The engine gets one sequence, or all beams: there `max_new_tokens` is final, and `seed` is the sequence's own.
     """
 
-    max_new_tokens: int = 0
-    min_new_tokens: int = 0
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0
+    max_new_tokens: Annotated[int, _LENGTH] = 0
+    min_new_tokens: Annotated[int, _LENGTH] = 0
+    do_sample: Annotated[bool, _TOKENWISE] = False
+    temperature: Annotated[float, _SAMPLED] = 1.0
+    top_k: Annotated[int, _SAMPLED] = 0
     """0 means the whole vocabulary."""
-    top_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    ignore_eos: bool = False
-    n: int = 1
-    best_of: int | None = None
-    min_p: float = 0.0
-    no_repeat_ngram_size: int = 0
+    top_p: Annotated[float, _SAMPLED] = 1.0
+    repetition_penalty: Annotated[float, _PENALTY] = 1.0
+    presence_penalty: Annotated[float, _PENALTY] = 0.0
+    frequency_penalty: Annotated[float, _PENALTY] = 0.0
+    seed: Annotated[int | None, _SEED] = None
+    ignore_eos: Annotated[bool, _TOKENWISE] = False
+    n: Annotated[int, _SERVER] = 1
+    best_of: Annotated[int | None, _SERVER] = None
+    min_p: Annotated[float, replace(_SAMPLED, advice="use 'top_p'")] = 0.0
+    no_repeat_ngram_size: Annotated[int, replace(_HISTORY, advice="use 'repetition_penalty'")] = 0
     """0 turns it off."""
-    beam_width: int = 1
-    length_penalty: float = 1.0
-    early_stopping: bool = False
-    beam_search_diversity_rate: float = 0.0
+    beam_width: Annotated[int, _BEAMS] = 1
+    length_penalty: Annotated[float, _OF_BEAMS] = 1.0
+    early_stopping: Annotated[bool, _OF_BEAMS] = False
+    beam_search_diversity_rate: Annotated[float, _OF_BEAMS] = 0.0
 
     @property
     def sequences(self) -> int:
@@ -124,37 +234,78 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `guide_from` is the parameter that asks for the guide, where that is not a guide by its name.
     """
 
-    prompt: str | None = None
-    prompt_ids: list[int] | None = None
-    messages: list[dict[str, Any]] | None = None
-    template: dict[str, Any] | None = None
-    sampling: Sampling = Sampling()
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    logprobs: bool = False
-    asks_logprobs: bool = False
-    needs_logprobs: bool = False
-    top_logprobs: int = 0
-    truncate: int | None = None
-    bad: tuple[str, ...] = ()
-    guide: Guide | None = None
-    adapter: str | None = None
-    default_new_tokens: int = 0
-    shown_tokens: tuple[str, ...] = ()
-    guide_from: str | None = None
+    prompt: Annotated[str | None, _SERVER] = None
+    prompt_ids: Annotated[list[int] | None, _SERVER] = None
+    messages: Annotated[list[dict[str, Any]] | None, _SERVER] = None
+    template: Annotated[dict[str, Any] | None, _SERVER] = None
+    sampling: Annotated[Sampling, _SERVER] = Sampling()
+    stop: Annotated[tuple[str, ...], _SERVER] = ()
+    stop_token_ids: Annotated[tuple[int, ...], _TOKENWISE] = ()
+    logprobs: Annotated[bool, _SERVER] = False
+    asks_logprobs: Annotated[bool, _SERVER] = False
+    needs_logprobs: Annotated[bool, _LOGPROBS] = False
+    top_logprobs: Annotated[int, _TOP_LOGPROBS] = 0
+    truncate: Annotated[int | None, _SERVER] = None
+    bad: Annotated[tuple[str, ...], _BAD] = ()
+    guide: Annotated[Guide | None, _HISTORY] = None
+    adapter: Annotated[str | None, _ADAPTER] = None
+    default_new_tokens: Annotated[int, _SERVER] = 0
+    shown_tokens: Annotated[tuple[str, ...], _SERVER] = ()
+    guide_from: Annotated[str | None, _SERVER] = None
 
 
-class Origin(NamedTuple):
+class RequestField:
+    """A field of `GenerationRequest`, or of its `sampling`, with its trait.
+
+    It reads the field from a request, and from the engine's message, which has the fields that the engine honours
+    under the same names.
+    """
+
+    def __init__(self, name: str, path: str, neutral: object, trait: Trait) -> None:
+        self.name = name
+        self.trait = trait
+        self.neutral = neutral
+        self.read = attrgetter(path)
+
+    def is_set(self, request: object) -> bool:
+        """Whether a request has another value than the neutral one, of this field and of what it is part of."""
+        if self.read(request) == self.neutral:
+            return False
+        whole = self.trait.part_of
+        return whole is None or FIELDS[whole.name].is_set(request)
+
+
+def read_traits(struct: type[msgspec.Struct], prefix: str = "") -> dict[str, RequestField]:
+    """The fields of a struct by name. Raises TypeError for one whose trait is not decided."""
+    neutral, hints, found = struct(), get_type_hints(struct, include_extras=True), {}
+    for name in struct.__struct_fields__:
+        traits = [each for each in getattr(hints[name], "__metadata__", ()) if isinstance(each, Trait)]
+        if len(traits) != 1:
+            raise TypeError(
+                f"{struct.__name__}.{name} has {len(traits)} traits, expected one: declare it as "
+                f"Annotated[TYPE, Trait(honoured_by=..., part_of=..., resume=...)]"
+            )
+        found[name] = RequestField(name, prefix + name, getattr(neutral, name), traits[0])
+    return found
+
+
+FIELDS: Mapping[str, RequestField] = MappingProxyType(
+    read_traits(Sampling, "sampling.") | read_traits(GenerationRequest)
+)
+
+
+class RequestOrigin(NamedTuple):
     """Where a request comes from: the id by which its client knows it, and the dialect that it was written in.
 
     Requests with one `client` share what a client gets of the batch; "" is a client too. Those with a higher `priority`
-    go first: 1, 0 or -1.
+    go first: 1, 0 or -1. `client_label` is what logs and pages call the client.
     """
 
     request_id: str = ""
     dialect: str = ""
     client: str = ""
     priority: int = 0
+    client_label: str = ""
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):
@@ -186,7 +337,8 @@ class RankedToken(Token, frozen=True, gc=False):
 class SequenceResult(NamedTuple):
     """The end of one sequence. `generated_tokens` counts the end token; `seed` is None for greedy sequences.
 
-    `queue_seconds` is how long its request waited before it ran.
+    `queue_seconds` is how long its request waited before it ran. `reseeded`: the request has a seed and went on in
+    another engine process, so another run with that seed has other tokens.
     """
 
     reason: FinishReason
@@ -196,6 +348,7 @@ class SequenceResult(NamedTuple):
     stop_sequence: str | None = None
     error: RequestError | None = None
     queue_seconds: float = 0.0
+    reseeded: bool = False
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):

@@ -1,22 +1,25 @@
 # syntax=docker/dockerfile:1
 # djl-trtllm on the CPU, by OpenVINO:  docker build -f docker/cpu.Dockerfile -t djl-trtllm-cpu .   (docs/deploying.md)
-ARG PYTHON=3.12.12-slim-bookworm
+# A tag with its digest: the registry may move the tag.
+ARG PYTHON=3.12.12-slim-bookworm@sha256:593bd06efe90efa80dc4eee3948be7c0fde4134606dd40d8dd8dbcade98e669c
 
 FROM python:${PYTHON} AS package
 WORKDIR /build
+COPY docker/requirements-build.txt ./
+RUN python3 -m pip install --no-cache-dir --no-deps --require-hashes --target /backend --requirement requirements-build.txt
 COPY pyproject.toml setup.py README.md LICENSE tensorrt_llm_toolkit.py ./
 COPY djl_trtllm djl_trtllm
 # With --root, because the base decides where Python's packages lie.
-RUN python3 -m pip install --no-cache-dir --no-deps --root /installed .
+RUN PYTHONPATH=/backend python3 -m pip install --no-cache-dir --no-deps --no-build-isolation --root /installed .
 
 FROM python:${PYTHON}
 ARG PYTHON
 # `compile` adds the compiler of checkpoints, with torch; `cpu` serves compiled engines only.
 ARG EXTRA=cpu
 # Install the dependencies in a separate layer, which stays cached when only the sources change.
-COPY pyproject.toml docker/requirements-cpu.txt docker/install.sh docker/cut.py /opt/djl-trtllm/
-RUN /opt/djl-trtllm/install.sh /opt/djl-trtllm/pyproject.toml /opt/djl-trtllm/requirements-cpu.txt "${EXTRA}" otel grpc && \
-    python3 /opt/djl-trtllm/cut.py /opt/djl-trtllm/requirements-cpu.txt
+COPY pyproject.toml docker/requirements-${EXTRA}.txt docker/install.sh docker/cut.py /opt/djl-trtllm/
+RUN /opt/djl-trtllm/install.sh /opt/djl-trtllm/pyproject.toml "/opt/djl-trtllm/requirements-${EXTRA}.txt" "${EXTRA}" otel grpc && \
+    python3 /opt/djl-trtllm/cut.py "/opt/djl-trtllm/requirements-${EXTRA}.txt"
 RUN useradd --uid 1000 --create-home djl && \
     mkdir -p /opt/ml/model
 COPY docker/entrypoint.sh /usr/local/bin/djl-trtllm-entrypoint

@@ -13,7 +13,7 @@ import os
 import sys
 
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.service.compiling import compile_model
+from djl_trtllm.service.model import compile_model
 
 
 def _say(line: str) -> None:

@@ -1,13 +1,16 @@
 # syntax=docker/dockerfile:1
 # djl-trtllm on TensorRT-LLM:  docker build -f docker/trtllm.Dockerfile -t djl-trtllm .   (docs/deploying.md)
-ARG TENSORRT_LLM=1.2.1
+# A tag with its digest: the registry may move the tag.
+ARG TENSORRT_LLM=1.2.1@sha256:33cd085b772947bd22b7273886539331420404e5d2a4a039945241945ff927b9
 
 FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM} AS package
 WORKDIR /build
+COPY docker/requirements-build.txt ./
+RUN python3 -m pip install --no-cache-dir --no-deps --require-hashes --target /backend --requirement requirements-build.txt
 COPY pyproject.toml setup.py README.md LICENSE tensorrt_llm_toolkit.py ./
 COPY djl_trtllm djl_trtllm
 # With --root, because the base decides where Python's packages lie.
-RUN python3 -m pip install --no-cache-dir --no-deps --root /installed .
+RUN PYTHONPATH=/backend python3 -m pip install --no-cache-dir --no-deps --no-build-isolation --root /installed .
 
 FROM nvcr.io/nvidia/tensorrt-llm/release:${TENSORRT_LLM}
 ARG TENSORRT_LLM
@@ -20,12 +23,14 @@ COPY docker/entrypoint.sh /usr/local/bin/djl-trtllm-entrypoint
 COPY docker/trt_llm_partition.py /opt/djl/partition/trt_llm_partition.py
 COPY scripts/launch_triton_server.py /opt/djl-trtllm/scripts/launch_triton_server.py
 
-# The caches are in the old container's places: on SageMaker /tmp is the instance's large disk. Without
-# the OMPI variables Open MPI, which starts TensorRT-LLM's processes, refuses to run as root.
+# The caches are in the old container's places: on SageMaker /tmp is the instance's large disk. Without the variables of
+# Open MPI 4.1 (OMPI) and 5.0 (PRTE), mpirun refuses to run as root; engine processes set them for themselves.
 ENV DJL_CACHE_DIR=/tmp/.djl.ai \
     HF_HOME=/tmp/.cache/huggingface \
     OMPI_ALLOW_RUN_AS_ROOT=1 \
     OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+    PRTE_ALLOW_RUN_AS_ROOT=1 \
+    PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
     PYTHONUNBUFFERED=1
 
 LABEL com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \

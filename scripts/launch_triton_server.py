@@ -3,8 +3,9 @@
 
     python3 scripts/launch_triton_server.py --world_size=1 --model_repo=/tensorrtllm_backend/triton_model_repo
 
-It does what `djl-trtllm serve MODEL_REPO` does, in the foreground. One process serves all ranks, without mpirun. It
-needs nothing but Python: where `djl-trtllm` is not installed, `scripts/serve` beside it makes an environment.
+It does what `djl-trtllm serve MODEL_REPO` does, in the foreground, on Triton's ports alone. One process serves all
+ranks, without mpirun. It needs nothing but Python: where `djl-trtllm` is not installed, `scripts/serve` beside it makes
+an environment.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _PORTS = {
     "grpc_port": "SERVING_TRITON_GRPC_PORT",
     "metrics_port": "SERVING_TRITON_METRICS_PORT",
 }
+_OWN_PORT = ("SERVING_INFERENCE_PORT", "SERVING_INFERENCE_ADDRESS", "SAGEMAKER_BIND_TO_PORT")
+_TRITONS = (("SERVING_TRITON_HTTP_PORT", "8000"), ("SERVING_TRITON_METRICS_PORT", "8002"))
 _WITHOUT_EFFECT = {
     "--tritonserver": "the server is djl-trtllm",
     "--tensorrt_llm_model_name": "the engine is that of tensorrt_llm",
@@ -83,6 +86,10 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
         port = getattr(arguments, name)
         if port is not None:
             environment[variable] = str(port)
+    # djl-trtllm serve opens its own port too, and Triton has none but these.
+    ports = (environment.get(name, preset) for name, preset in _TRITONS)
+    if (port := next((port for port in ports if port != "0"), None)) and not any(map(environment.get, _OWN_PORT)):
+        environment["SERVING_INFERENCE_PORT"] = port
     if arguments.world_size > 1 and _ranks(arguments.model_repo) is None:
         environment.setdefault(_DEGREE, str(arguments.world_size))
     return environment

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import os
 import signal
 import sys
@@ -14,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from djl_trtllm.model import Tokenizer, load_tokenizer
-from tests.support import signal_stack
-from tests.support.crashed_workers import pytest_sessionfinish, pytest_testnodedown  # noqa: F401 (pytest calls them)
-from tests.support.waiting import survivors
+from tests.support import processes
+from tests.support.processes import pytest_sessionfinish, pytest_testnodedown, survivors  # noqa: F401 (pytest calls them)
+from tests.support.virtual_time import run
 
 if TYPE_CHECKING:
     from tests.support.in_process import Hosts
@@ -54,11 +56,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Within that the order stays, but tests of one directory follow each other: they share servers, which end with it.
     """
+    if importlib.util.find_spec("torch") is None:
+        for item in items:
+            if item.get_closest_marker("compile") is not None:
+                item.add_marker(pytest.mark.skip(reason="needs torch: scripts/test --all has it"))
     places = {name: place for place, name in enumerate(LONG)}
     folders: dict[Path, int] = {}
     for item in items:
         folders.setdefault(item.path.parent, len(folders))
     items.sort(key=lambda item: (places.get(_directory(item), len(LONG)), folders[item.path.parent]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine function as a test in virtual time."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.hookimpl(wrapper=True)
@@ -90,20 +106,20 @@ def tokenizer(tiny_stories: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def whole_signal_stack() -> signal_stack.SignalStack:
+def whole_signal_stack() -> processes.SignalStack:
     """The main thread's signal stack before any test."""
-    return signal_stack.current()
+    return processes.current()
 
 
 @pytest.fixture(autouse=True)
-def own_signal_stack(whole_signal_stack: signal_stack.SignalStack) -> None:
+def own_signal_stack(whole_signal_stack: processes.SignalStack) -> None:
     """No test inherits a broken signal stack.
 
     On processors with AMX, OpenVINO's CPU plugin gives the thread that loads it an alternate signal stack of the
     smallest size, and frees it while it is still in use where two plugins lived. Python's handlers run on that stack:
     the next SIGINT, in whichever test, would end the process with SIGSEGV. The engine process has no such handler.
     """
-    signal_stack.put(whole_signal_stack)
+    processes.put(whole_signal_stack)
 
 
 @pytest.fixture

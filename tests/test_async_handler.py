@@ -54,7 +54,7 @@ async def worker(handler: Any, model: Path) -> AsyncIterator[Any]:
     """The worker with its model loaded; its metrics and its model end with the block."""
     assert await handler.handle(loading(model)) is None
     yield handler._worker
-    await handler._worker._service.close()
+    await handler._worker.service.close()
     for timer in asyncio.get_running_loop().timers():  # type: ignore[attr-defined]
         if "_print_metrics" in repr(timer):
             timer.cancel()
@@ -95,14 +95,6 @@ def plain(tokens: int) -> bytes:
     return body(tokens, stream=True, output_formatter="none")
 
 
-def test_without_djl_it_says_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("djl_python", "djl_python.outputs"):  # another test may have imported the shim
-        monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, NAME, raising=False)
-    with pytest.raises(ImportError, match=r"djl_trtllm\.async_handler runs inside DJL Serving's.*djl-trtllm serve"):
-        importlib.import_module(NAME)
-
-
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 
@@ -127,24 +119,6 @@ async def test_a_model_that_does_not_load_has_a_status_and_ends_the_process(
     assert (output.code, output.message, handler._worker) == (code, reason, None)
     await asyncio.sleep(2)
     assert ended == [1]
-
-
-@in_virtual_time
-async def test_another_mode_is_reported(handler: Any, model: Path, hosts: Hosts) -> None:
-    inputs = loading(model)
-    inputs.properties["rolling_batch"] = "enable"
-    output: Output = await handler.handle(inputs)
-    assert (output.code, hosts.made) == (500, [])
-    assert "is for DJL's async mode" in output.message
-
-
-@in_virtual_time
-async def test_a_passive_process_of_mpi_does_nothing(
-    handler: Any, model: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    assert await handler.handle(loading(model)) is None
-    assert hosts.made == []
 
 
 @in_virtual_time
@@ -177,7 +151,7 @@ async def test_an_answer_is_sent_as_it_comes(handler: Any, model: Path, hosts: H
         hosts.last.step()
         answer = await asked.end()
         assert answer == {
-            "text": loaded._service.model.tokenizer.decode(hosts.last.submitted[0].prompt_ids[:3]),
+            "text": loaded.service.model.tokenizer.decode(hosts.last.submitted[0].prompt_ids[:3]),
             "error": None,
         }
         assert len(asked.connection.frames) > len(first)
@@ -244,12 +218,6 @@ async def test_adapters_are_changed(handler: Any, model: Path, hosts: Hosts) -> 
         assert await said("unregister_adapter") == {"data": "Adapter dutch unregistered", "last": "true"}
         assert await said("register_adapter") == {"data": "Adapter dutch registered", "last": "true"}
         assert "cannot be changed" in (await said("update_adapter"))["error"]
-
-
-@in_virtual_time
-async def test_a_model_is_loaded_before_anything_else_is_asked_of_it(handler: Any) -> None:
-    with pytest.raises(AssertionError, match="DJL loads the model before"):
-        await handler.register_adapter(Input(b"", name="dutch"))
 
 
 @in_virtual_time

@@ -3,8 +3,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from djl_trtllm import errors
-from djl_trtllm.errors import BuildError, ConfigError, DjlTrtllmError, NotReadyError, OverloadedError
+from djl_trtllm.errors import (
+    BuildError,
+    ConfigError,
+    DjlTrtllmError,
+    GenerationError,
+    InvalidRequestError,
+    NotReadyError,
+    OverloadedError,
+)
 
 
 def subclasses(of: type[DjlTrtllmError], depth: int = 0) -> list[tuple[int, str]]:
@@ -48,12 +58,27 @@ def test_a_failed_build_tells_the_advice_the_logs_end_and_where_it_is() -> None:
     )
 
 
-def test_an_overload_knows_the_queue_and_when_to_return() -> None:
+def test_refusals_say_when_to_return() -> None:
     error = OverloadedError("full", queue_depth=3, capacity=4, retry_after=5)
     assert (str(error), error.queue_depth, error.capacity, error.retry_after) == ("full", 3, 4, 5)
+    assert (NotReadyError("loading", retry_after=5).retry_after, NotReadyError("failed").retry_after) == (5, None)
 
 
-def test_a_model_that_is_not_ready_may_say_when_to_return() -> None:
-    assert NotReadyError("loading", retry_after=5).retry_after == 5
-    assert NotReadyError("failed").retry_after is None
-    assert str(NotReadyError("failed")) == "failed"
+def test_a_client_does_not_get_back_all_that_it_sent() -> None:
+    told = str(InvalidRequestError(f"there is no model {'x' * 5_000_000}: name one of story, tale"))
+    assert len(told) < 2100
+    assert told.startswith("there is no model xxx") and told.endswith("xxx: name one of story, tale")
+    assert str(InvalidRequestError("x" * 2000)) == "x" * 2000
+
+
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        ("Check 'a' failed at /home/ci/agent/src/cpp/x.cpp:123:\nToo long", "Check 'a' failed\nToo long"),
+        ("Exception from src/inference/src/cpp/request.cpp:7:\nIt broke", "Exception\nIt broke"),
+        ("Assertion failed: n > 0 (/src/cpp/runtime/engine.h:66)\n1  0x7f00 /a.so(+1)", "Assertion failed: n > 0"),
+        ("cannot read /models/a/config.json: 1/2 at 3/4", "cannot read /models/a/config.json: 1/2 at 3/4"),
+    ],
+)
+def test_what_an_engine_says_reaches_clients_without_places_in_its_source(engine: str, told: str) -> None:
+    assert str(GenerationError(engine)) == told

@@ -1,9 +1,11 @@
-"""DJL Serving's entry point in rolling batch mode."""
+"""DJL Serving's entry point in rolling batch mode, and what both modes have in common."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm.djl import rolling
-from djl_trtllm.djl.item import Item
+from djl_trtllm.djl.items import Item
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.executor.protocol import Feature
 from tests.server.application import body
@@ -42,8 +44,8 @@ def handler(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield module
     sys.modules.pop(NAME, None)
     if (worker := module._worker) is not None:
-        asyncio.run_coroutine_threadsafe(worker._service.close(), worker._loop).result(60)
-        worker._loop.call_soon_threadsafe(worker._loop.stop)
+        asyncio.run_coroutine_threadsafe(worker.service.close(), worker.loop).result(60)
+        worker.loop.call_soon_threadsafe(worker.loop.stop)
 
 
 @pytest.fixture
@@ -52,6 +54,16 @@ def model(tmp_path: Path) -> Path:
     (path / "adapters" / "dutch").mkdir(parents=True)
     (path / "adapters" / "dutch" / "adapter_config.json").write_text("{}")
     return path
+
+
+@pytest.mark.parametrize(("flag", "module"), [("--async-mode", "djl_trtllm.async_handler"), ("--no-async-mode", NAME)])
+def test_the_old_containers_module_names_lead_to_the_handler_of_djls_mode(
+    handler: Any, monkeypatch: pytest.MonkeyPatch, flag: str, module: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["djl_python_engine.py", flag])
+    found = runpy.run_path(str(Path(__file__).parent.parent / "docker" / "djl" / "old_handler.py"))
+    for name in ("handle", "register_adapter", "update_adapter", "unregister_adapter"):
+        assert found[name].__module__ == module
 
 
 def loading(model: Path, **properties: str) -> Input:
@@ -67,14 +79,6 @@ def answered(output: Any) -> tuple[dict[str, str], list[dict[str, str]]]:
     (frame,) = connection.frames
     assert (frame.code, frame.message) == (200, "OK")
     return frame.properties, frame.contents
-
-
-def test_without_djl_it_says_where_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("djl_python", "djl_python.outputs"):  # another test may have imported the shim
-        monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.delitem(sys.modules, NAME, raising=False)
-    with pytest.raises(ImportError, match=r"djl_trtllm\.handler runs inside DJL Serving's .*djl-trtllm serve"):
-        importlib.import_module(NAME)
 
 
 def test_the_first_call_loads_the_model_and_the_others_bring_requests(handler: Any, model: Path, hosts: Hosts) -> None:
@@ -119,20 +123,6 @@ def test_a_model_that_does_not_load_has_a_status(
     assert handler.handle(loading(tmp_path / "model")) is None
 
 
-def test_another_mode_is_reported(handler: Any, model: Path, hosts: Hosts) -> None:
-    output: Output = handler.handle(loading(model, rolling_batch="disable"))
-    assert (output.code, hosts.made) == (500, [])
-    assert "is for DJL's rolling batch" in output.message
-
-
-def test_a_passive_process_of_mpi_does_nothing(
-    handler: Any, model: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    assert handler.handle(loading(model)) is None
-    assert hosts.made == []
-
-
 def test_adapters_are_changed_on_the_models_own_loop(handler: Any, model: Path, hosts: Hosts) -> None:
     hosts.features |= {Feature.ADAPTERS}
     handler.handle(loading(model))
@@ -146,6 +136,47 @@ def test_adapters_are_changed_on_the_models_own_loop(handler: Any, model: Path, 
     assert "cannot be changed" in said("update_adapter")["error"]
 
 
-def test_a_model_is_loaded_before_anything_else_is_asked_of_it(handler: Any) -> None:
+# -- both modes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[NAME, "djl_trtllm.async_handler"])
+def entry(hosts: Hosts, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module of each mode, imported anew."""
+    install_djl_python(monkeypatch)
+    monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
+    monkeypatch.delitem(sys.modules, request.param, raising=False)
+    yield importlib.import_module(request.param)
+    sys.modules.pop(request.param, None)
+
+
+def returned(answer: Any) -> Any:
+    """What a call returns, at once or as a coroutine."""
+    return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
+
+
+def test_without_djl_it_says_where_it_runs(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("djl_python", "djl_python.outputs", entry.__name__):
+        monkeypatch.setitem(sys.modules, module, None)
+    del sys.modules[entry.__name__]
+    with pytest.raises(ImportError, match=rf"{entry.__name__} runs inside DJL Serving's .*djl-trtllm serve"):
+        importlib.import_module(entry.__name__)
+
+
+def test_another_mode_is_reported(entry: Any, model: Path, hosts: Hosts) -> None:
+    rolling, mode = ("disable", "rolling batch") if entry.__name__ == NAME else ("enable", "async mode")
+    output: Output = returned(entry.handle(loading(model, rolling_batch=rolling)))
+    assert (output.code, hosts.made) == (500, [])
+    assert f"is for DJL's {mode}" in output.message
+
+
+def test_a_passive_process_of_mpi_does_nothing(
+    entry: Any, model: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    assert returned(entry.handle(loading(model))) is None
+    assert hosts.made == []
+
+
+def test_a_model_is_loaded_before_anything_else_is_asked_of_it(entry: Any) -> None:
     with pytest.raises(AssertionError, match="DJL loads the model before"):
-        handler.register_adapter(Input(b"", name="dutch"))
+        returned(entry.register_adapter(Input(b"", name="dutch")))

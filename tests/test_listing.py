@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from djl_trtllm.listing import Listing, wrapped
+from djl_trtllm.listing import Listing, columns, wrapped
 
 
 def test_without_a_width_text_stays_as_it_is() -> None:
@@ -33,3 +33,13 @@ def test_details_are_a_column_and_empty_ones_left_out() -> None:
         "          that go on",
         "next = 1",
     ]
+
+
+def test_cells_are_aligned_and_lines_have_no_space_at_their_end() -> None:
+    rows = [("name", "GiB", ""), ("a", "10.5", "note"), ("long name", "1.5", "")]
+    assert columns(rows, right=(1,), indent="  ") == [
+        "  name        GiB",
+        "  a          10.5  note",
+        "  long name   1.5",
+    ]
+    assert columns([]) == []

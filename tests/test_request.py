@@ -9,10 +9,14 @@ from uuid import RFC_4122
 import msgspec
 import pytest
 
-from djl_trtllm.request import FinishReason, GenerationRequest, Sampling, new_uuid
+from djl_trtllm.executor.protocol import Feature
+from djl_trtllm.request import FIELDS, FinishReason, GenerationRequest, Sampling, new_uuid, read_traits
 
 
-def test_the_defaults_of_sampling_are_neutral() -> None:
+def test_the_defaults_of_requests_are_neutral() -> None:
+    fields = msgspec.structs.asdict(GenerationRequest())
+    assert fields.pop("sampling") == Sampling()
+    assert not any(fields.values())
     assert msgspec.structs.asdict(Sampling()) == {
         "max_new_tokens": 0,
         "min_new_tokens": 0,
@@ -36,10 +40,18 @@ def test_the_defaults_of_sampling_are_neutral() -> None:
     }
 
 
-def test_a_request_asks_for_nothing_by_itself() -> None:
-    fields = msgspec.structs.asdict(GenerationRequest())
-    assert fields.pop("sampling") == Sampling()
-    assert not any(fields.values())
+def test_a_field_whose_traits_are_not_decided_is_an_error() -> None:
+    class Decaying(Sampling, frozen=True):
+        top_p_decay: float = 1.0
+
+    with pytest.raises(TypeError, match=r"Decaying\.top_p_decay .*Trait\(honoured_by="):
+        read_traits(Decaying)
+
+
+def test_traits_name_fields_and_features_that_exist() -> None:
+    for field in FIELDS.values():
+        assert field.trait.part_of is None or field.trait.part_of.name in FIELDS
+        assert not field.trait.feature or field.trait.feature in list(Feature)
 
 
 @pytest.mark.parametrize(

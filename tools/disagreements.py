@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from djl_trtllm.config.options.documents import DJL, FINDING, LMI, RUNTIME, TRITON, TRTLLM, TRUSS
-from djl_trtllm.config.options.registry import OPTIONS
-from djl_trtllm.config.options.values import as_text
+from djl_trtllm.config.options import OPTIONS
+from djl_trtllm.config.options.option import DJL, FINDING, LMI, RUNTIME, TRITON, TRTLLM, TRUSS, as_text
 
 HANDLER = "DJL Serving's handler of 0.33"
 GUIDE = "the LMI guide of 0.27 to 0.33"

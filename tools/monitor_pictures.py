@@ -70,8 +70,9 @@ def main() -> None:
     arguments = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     over = threading.Event()
+    options = {"OPTION_MAX_ROLLING_BATCH_SIZE": "16", "OPTION_ENABLE_KV_CACHE_REUSE": "true", "SERVING_MONITOR": "true"}
     with (
-        serving(TINY_STORIES, OPTION_MAX_ROLLING_BATCH_SIZE="16", OPTION_ENABLE_KV_CACHE_REUSE="true") as server,
+        serving(TINY_STORIES, **options) as server,
         sync_playwright() as driver,
     ):
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeGuard
 
 import yaml
 
@@ -43,11 +44,26 @@ _FOR_READERS = frozenset({"debug", "info", "warning", "error", "exception", "cri
 
 @dataclass(frozen=True)
 class Mutant:
-    """A module with one thing changed. `name` says what, and stays when lines move."""
+    """One change of a module: the bytes from `start` to `end` become `new`.
+
+    `name` describes the change, and stays the same when lines move.
+    """
 
     name: str
     line: int
-    source: str
+    start: int
+    end: int
+    new: str
+
+    def applied(self, source: str) -> str | None:
+        """Return the module's source with the change, or None if that is no Python."""
+        text = source.encode()
+        changed = (text[: self.start] + self.new.encode() + text[self.end :]).decode()
+        try:
+            ast.parse(changed)
+        except SyntaxError:
+            return None
+        return changed
 
 
 @dataclass(frozen=True)
@@ -59,6 +75,36 @@ class _Change:
     new: str
 
 
+@dataclass
+class _Function:
+    """The names of a function: parameters with the text of their types, and how often each local is assigned."""
+
+    types: dict[str, str] = field(default_factory=dict)
+    assigned: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, node: ast.FunctionDef | ast.AsyncFunctionDef) -> _Function:
+        """Return the names of a function, without those of functions inside it."""
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        found = cls({each.arg: ast.unparse(each.annotation) if each.annotation else "" for each in arguments})
+        inside: list[ast.AST] = list(node.body)
+        while inside:
+            each = inside.pop()
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+                found.assigned[each.id] += 1
+            if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+                inside.extend(ast.iter_child_nodes(each))
+        return found
+
+    def others_of_the_type(self, name: str) -> list[str]:
+        """Return the parameters with the same type as the named one."""
+        kind = self.types.get(name)
+        return [other for other, its in self.types.items() if kind and other != name and its == kind]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.types or name in self.assigned
+
+
 class _Finder(ast.NodeVisitor):
     """Collects the changes of a module; offsets are in bytes, as ast counts."""
 
@@ -66,6 +112,8 @@ class _Finder(ast.NodeVisitor):
         self.source = source
         self.changes: list[_Change] = []
         self._scope: list[str] = []
+        self._functions: list[_Function] = []
+        self._attributes: list[set[str]] = []
         self._lines = [0]
         for line in source.splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
@@ -99,8 +147,10 @@ class _Finder(ast.NodeVisitor):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._scope.append(node.name)
+        self._attributes.append({each.attr for each in ast.walk(node) if _is_own_attribute(each)})
         for statement in node.body:
             self.visit(statement)
+        self._attributes.pop()
         self._scope.pop()
 
     def _visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -109,8 +159,10 @@ class _Finder(ast.NodeVisitor):
         for default in [*node.args.defaults, *node.args.kw_defaults]:
             if default is not None:
                 self.visit(default)
+        self._functions.append(_Function.of(node))
         for statement in node.body:
             self.visit(statement)
+        self._functions.pop()
         self._scope.pop()
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
@@ -162,6 +214,8 @@ class _Finder(ast.NodeVisitor):
         left = node.left
         for operator, right in zip(node.ops, node.comparators, strict=True):
             self._between(left, right, _COMPARISONS[type(operator)])
+            if isinstance(operator, _ORDERS) and isinstance(right, ast.Name | ast.Attribute):
+                self._replace(right, "1")
             left = right
         self.generic_visit(node)
 
@@ -199,7 +253,7 @@ class _Finder(ast.NodeVisitor):
             self._replace(node, str(value + 1))
         elif isinstance(value, float):
             self._replace(node, repr(value * 2 + 1))
-        elif isinstance(value, str) and value:
+        elif isinstance(value, str) and value and " " not in value:  # a text with blanks is for people
             self._replace(node, repr(value + "X"))
         elif isinstance(value, bytes) and value:
             self._replace(node, repr(value + b"X"))
@@ -208,20 +262,36 @@ class _Finder(ast.NodeVisitor):
         """Texts with values in them are mostly for people; what they show is code."""
 
     def visit_Name(self, node: ast.Name) -> None:
-        if isinstance(node.ctx, ast.Load) and node.id in _OTHER_NAMES:
+        if not isinstance(node.ctx, ast.Load):
+            return
+        if node.id in _OTHER_NAMES:
             self._replace(node, _OTHER_NAMES[node.id])
+        for other in self._functions[-1].others_of_the_type(node.id) if self._functions else ():
+            self._replace(node, other)
+        if self._functions and node.id in self._functions[-1] and self._attributes and node.id in self._attributes[-1]:
+            self._replace(node, f"self.{node.id}")
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        local = self._functions and node.attr in self._functions[-1]
+        if local and isinstance(node.ctx, ast.Load) and _is_own_attribute(node):
+            self._replace(node, node.attr)
+        self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if name in _FOR_READERS or name.endswith(("Error", "Warning")):
             return
-        for keyword in node.keywords:
+        keywords = [] if name == "zip" else node.keywords  # its `strict` is an assert
+        if name == "range" and not isinstance(node.args[-1], ast.Constant):
+            self._replace(node.args[-1], "1")
+        for keyword in keywords:
             start, end = self._span(keyword)
             comma = self.source[end:].lstrip()[:1] == b","
             after = end + self.source[end:].index(b",") + 1 if comma else end
             if keyword.arg is not None and (comma or self.source[:start].rstrip()[-1:] in b"(,"):
                 self._cut(start, after, keyword.value.lineno, "")
-        self.generic_visit(node)
+        for part in (node.func, *node.args, *keywords):
+            self.visit(part)
 
     # -- statements ------------------------------------------------------------------------------------------------
 
@@ -240,8 +310,12 @@ class _Finder(ast.NodeVisitor):
         names = {target.id for target in node.targets if isinstance(target, ast.Name)}
         if names & {"__slots__", "__all__", "logger"}:
             return
-        # Without a plain variable the name would be missing, which any test notices.
-        if self._scope and all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets):
+        # Without the only assignment of a plain variable the name would be missing, which any test notices.
+        again = self._functions and all(
+            name in self._functions[-1].types or self._functions[-1].assigned[name] > 1 for name in names
+        )
+        kept = (ast.Attribute, ast.Subscript, *([ast.Name] if again else []))
+        if self._scope and all(isinstance(target, kept) for target in node.targets):
             self._replace(node, "pass")
         self.visit(node.value)
 
@@ -279,28 +353,28 @@ class _Finder(ast.NodeVisitor):
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
+def _is_own_attribute(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def mutants_of(text: str) -> Iterator[Mutant]:
-    """The mutants of a source, in the order of their lines; those that are no Python are left out."""
+    """Yield the mutants of a source, in the order of their lines."""
     source = text.encode()
     finder = _Finder(source)
     finder.visit(ast.parse(text))
-    lines = text.splitlines()
     seen: Counter[str] = Counter()
     for change in sorted(set(finder.changes), key=lambda change: (change.start, change.end, change.new)):
-        changed = (source[: change.start] + change.new.encode() + source[change.end :]).decode()
-        try:
-            ast.parse(changed)
-        except SyntaxError:
-            continue
-        before = lines[source[: change.start].count(b"\n")].strip()
-        after = changed.splitlines()[changed.encode()[: change.start].count(b"\n")].strip()
-        name = f"{change.scope}: {before} -> {after}"
+        begin = source.rfind(b"\n", 0, change.start) + 1
+        before, after = source[begin:], source[begin : change.start] + change.new.encode() + source[change.end :][:200]
+        lines = [version.split(b"\n", 1)[0].decode(errors="replace").strip() for version in (before, after)]
+        name = f"{change.scope}: {lines[0]} -> {lines[1]}"
         seen[name] += 1
-        yield Mutant(name if seen[name] == 1 else f"{name} #{seen[name]}", change.line, changed)
+        numbered = name if seen[name] == 1 else f"{name} #{seen[name]}"
+        yield Mutant(numbered, change.line, change.start, change.end, change.new)
 
 
 def equivalents(module: str) -> dict[str, str]:

@@ -1,12 +1,14 @@
-"""Change one line of a module at a time and see whether the module's own tests notice.
+"""Change one line of the package at a time and see whether the tests of its package notice.
 
-    python -m tools.mutate batching/sequence.py        a sample of the module's mutants
-    python -m tools.mutate                             the same for every module of the core
-    python -m tools.mutate --all service/lifecycle.py  all its mutants
+    python -m tools.mutate                             a sample of 400 mutants of the whole package, with a table
+    python -m tools.mutate batching config --sample 50 a sample of two packages together
+    python -m tools.mutate service/lifecycle.py --all  every mutant of a module
 
-The own tests of `djl_trtllm/x/y.py` are `tests/x/test_y.py` and `tests/x/test_y_*.py`, without those marked slow. A
-mutant is killed when they fail or take too long. What survives is printed: a test is missing there, or the line is not
-needed, or the mutant is equivalent. Equivalent mutants stand in `equivalent_mutants.yaml`, each with its reason.
+A package's own tests are those of `tests/PACKAGE/` that are not marked slow (`tests/test_*.py` for the modules that
+stand in no package). They run once with the lines that each test runs; then a mutant gets the tests that run its line,
+the fastest first. It is killed when one fails or takes too long. What survives is printed: a test is missing there, or
+the line is not needed, or the mutant is equivalent. Equivalent mutants stand in `equivalent_mutants.yaml`, each with
+its reason. The sample follows from --seed, and hypothesis' examples are the same for each mutant.
 
 The tests run in a copy of the repository and in process and mount namespaces of their own (Linux, with util-linux),
 where /opt is read-only, each mutant in a process forked from one that has the libraries loaded.
@@ -15,18 +17,18 @@ where /opt is read-only, each mutant in a process forked from one that has the l
 from __future__ import annotations
 
 import argparse
+import datetime
+import json
 import os
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
-import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Queue
 
@@ -37,32 +39,6 @@ from tools.mutants import Mutant, equivalents, mutants_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "djl_trtllm"
-CORE = (
-    "api/custom/formatters.py",
-    "api/lmi/encoders.py",
-    "api/guides.py",
-    "api/lmi/parse.py",
-    "api/lmi/parameters.py",
-    "api/messages.py",
-    "api/parameters.py",
-    "batching/*.py",
-    "config/resolve.py",
-    "config/rules/*.py",
-    "engines/cache.py",
-    "engines/manifest.py",
-    "executor/channel.py",
-    "executor/client.py",
-    "executor/process.py",
-    "executor/step_buffer.py",
-    "backends/openvino/prefix.py",
-    "executor/protocol.py",
-    "executor/reaping.py",
-    "backends/scripted/executor.py",
-    "model/archive.py",
-    "server/*.py",
-    "service/*.py",
-)
-"""Where a wrong line does the most harm; patterns below the package."""
 
 NAMESPACE = ("unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", """
 if ! (mount --bind /opt /opt && mount -o remount,bind,ro /opt) 2>/dev/null
@@ -75,29 +51,13 @@ SageMaker's directories must not fill those of this machine, where the tests of 
 
 _COPIED = (PACKAGE, "tests", "serving", "docker", "docs", "benchmarks", "tools", "scripts")
 _PATIENCE = 4.0
-"""A mutant may take this many times as long as the tests of the unchanged module, and `_GRACE_SECONDS` more."""
+"""A mutant may take this many times as long as its tests without it, and `_GRACE_SECONDS` more."""
 _GRACE_SECONDS = 15.0
-
-
-@dataclass
-class Score:
-    """What became of a module's mutants."""
-
-    module: str
-    tried: int = 0
-    killed: int = 0
-    equivalent: int = 0
-    untested: bool = False
-
-    @property
-    def percent(self) -> float:
-        """Killed of those that are not equivalent."""
-        counted = self.tried - self.equivalent
-        return 100.0 * self.killed / counted if counted else 100.0
+_LONGEST_SECONDS = 1200.0
 
 
 class Sandbox:
-    """A copy of the repository, and a process in it that runs a module's own tests."""
+    """A copy of the repository, and a process in it that runs tests."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -108,13 +68,10 @@ class Sandbox:
             if file.is_file():
                 shutil.copy2(file, directory / file.name)
         self._writes = 0
-        self._runner = self._start()
-
-    def _start(self) -> subprocess.Popen[str]:
         environ = {**os.environ, "PYTHONPATH": str(self.directory)}
         # Only the mutated module is to be compiled each time.
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        return subprocess.Popen(
+        self._runner = subprocess.Popen(
             [*NAMESPACE, sys.executable, str(Path(__file__).with_name("mutation_runner.py"))],
             cwd=self.directory,
             env=environ,
@@ -130,16 +87,18 @@ class Sandbox:
         self._writes += 1
         os.utime(path, (self._writes, self._writes))
 
-    def passes(self, tests: list[str], seconds: float) -> bool:
-        """Whether tests pass within a time."""
+    def passes(self, tests: list[str], seconds: float, report: Path | None = None) -> bool:
+        """Return whether tests pass within a time; write the report of what they run."""
         assert self._runner.stdin is not None and self._runner.stdout is not None
-        print(seconds, *tests, file=self._runner.stdin, flush=True)
+        asked = {"tests": tests, "seconds": seconds, "report": None if report is None else str(report)}
+        print(json.dumps(asked), file=self._runner.stdin, flush=True)
         answer = self._runner.stdout.readline()
         if not answer:
             raise RuntimeError("the process that runs the tests has ended")
         return answer.strip() == "0"
 
     def close(self) -> None:
+        """End the process."""
         assert self._runner.stdin is not None and self._runner.stdout is not None
         self._runner.stdin.close()
         self._runner.wait()
@@ -148,7 +107,7 @@ class Sandbox:
 
 @contextmanager
 def sandboxes(count: int) -> Iterator[Queue[Sandbox]]:
-    """Several copies of the repository, to take and to put back."""
+    """Make several copies of the repository, to take and to put back."""
     queue: Queue[Sandbox] = Queue()
     with tempfile.TemporaryDirectory(prefix="mutate-") as scratch:
         made = [Sandbox(Path(scratch) / str(number)) for number in range(count)]
@@ -161,112 +120,199 @@ def sandboxes(count: int) -> Iterator[Queue[Sandbox]]:
                 sandbox.close()
 
 
-def own_tests(module: str) -> list[str]:
-    """The module's own test files, as paths below the repository."""
-    path = Path(module)
-    folder = ROOT / "tests" / path.parent
-    files = [folder / f"test_{path.stem}.py", *folder.glob(f"test_{path.stem}_*.py")]
-    # test_engine_x.py belongs to engine_x.py where there is one.
-    longer = [other.stem for other in (ROOT / PACKAGE / path.parent).glob(f"{path.stem}_*.py")]
-    return [
-        str(file.relative_to(ROOT))
-        for file in sorted(files)
-        if file.is_file() and not any(f"{file.stem}_".startswith(f"test_{name}_") for name in longer)
-    ]
-
-
-def score(module: str, sample: int | None, pool: Queue[Sandbox], jobs: int, console: Console) -> Score:
-    """Try a module's mutants."""
-    source = (ROOT / PACKAGE / module).read_text()
-    known = equivalents(module)
-    chosen: list[Mutant] = list(mutants_of(source))
-    if sample is not None and len(chosen) > sample:
-        # The same sample every time, for every module another one.
-        chosen = random.Random(zlib.crc32(module.encode())).sample(chosen, sample)
-    result = Score(module, len(chosen))
-    remaining = [mutant for mutant in chosen if mutant.name not in known]
-    result.equivalent = len(chosen) - len(remaining)
-    tests = own_tests(module)
-    if not tests or not remaining:
-        result.untested = not tests
-        return result
+@contextmanager
+def taken(pool: Queue[Sandbox]) -> Iterator[Sandbox]:
+    """Take a sandbox and put it back."""
     sandbox = pool.get()
     try:
-        started = time.monotonic()
-        if not sandbox.passes(tests, 600):
-            raise SystemExit(f"{' '.join(tests)} fail without a change")
-        seconds = (time.monotonic() - started) * _PATIENCE + _GRACE_SECONDS
+        yield sandbox
     finally:
         pool.put(sandbox)
 
-    def survives(mutant: Mutant) -> bool:
-        sandbox = pool.get()
-        try:
-            sandbox.write(module, mutant.source)
-            return sandbox.passes(tests, seconds)
-        finally:
-            sandbox.write(module, source)
-            pool.put(sandbox)
 
-    with ThreadPoolExecutor(jobs) as threads:
-        for mutant, survived in zip(remaining, threads.map(survives, remaining), strict=True):
-            if survived:
-                console.print(f"survived: {module}:{mutant.line} [{mutant.name}]", markup=False, soft_wrap=True)
-            else:
-                result.killed += 1
-    return result
+def package_of(module: str) -> str:
+    """Return the package of a module: `batching` for `batching/sequence.py`, "" for `request.py`."""
+    return Path(module).parts[0] if "/" in module else ""
+
+
+def tests_of(package: str) -> list[str]:
+    """Return the paths of a package's own tests, below the repository."""
+    if package:
+        return [f"tests/{package}"] if (ROOT / "tests" / package).is_dir() else []
+    return sorted(str(file.relative_to(ROOT)) for file in (ROOT / "tests").glob("test_*.py"))
+
+
+@dataclass
+class Suite:
+    """The tests of a package: the seconds that each takes, and for each module and line the tests that run it."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    modules: dict[str, dict[int, list[str]]] = field(default_factory=dict)
+
+    @classmethod
+    def measured(cls, package: str, sandbox: Sandbox) -> Suite:
+        """Run the tests of a package without a mutant. Exits if one fails."""
+        tests = tests_of(package)
+        if not tests:
+            return cls()
+        report = sandbox.directory / "report.json"
+        passed = sandbox.passes(tests, _LONGEST_SECONDS, report)
+        if not report.exists():
+            raise SystemExit(f"{' '.join(tests)} did not end")
+        found = json.loads(report.read_text(encoding="utf-8"))
+        report.unlink()
+        if not passed:
+            raise SystemExit(f"tests fail without a change: {' '.join(found['failed'])}")
+        names = list(found["seconds"])
+        modules = {
+            module: {int(line): [names[number] for number in numbers] for line, numbers in lines.items()}
+            for module, lines in found["modules"].items()
+        }
+        return cls(found["seconds"], modules)
+
+    def of(self, module: str, line: int) -> list[str]:
+        """Return the tests of a line, the fastest first: those that run it, or its module if only imports run it.
+
+        All tests, if none runs the module: a process that a test starts may do so.
+        """
+        lines = self.modules.get(module, {})
+        running = lines.get(line) or sorted({test for tests in lines.values() for test in tests})
+        return sorted(running or self.seconds, key=lambda test: self.seconds[test])
+
+
+@dataclass
+class Score:
+    """The fates of the mutants of a package."""
+
+    package: str
+    tried: int = 0
+    killed: int = 0
+    equivalent: int = 0
+
+    @property
+    def percent(self) -> float:
+        """The killed ones of those that are not equivalent."""
+        counted = self.tried - self.equivalent
+        return 100.0 * self.killed / counted if counted else 100.0
 
 
 def modules(patterns: list[str]) -> list[str]:
-    """The modules that patterns below the package mean."""
+    """Return the modules that patterns below the package mean; a package means all of its modules."""
     package = ROOT / PACKAGE
-    found = [
-        str(file.relative_to(package))
-        for pattern in patterns
-        for file in sorted(package.glob(pattern.removeprefix(f"{PACKAGE}/")))
-        if file.name != "__init__.py"
-    ]
-    if not found:
-        raise SystemExit(f"no module of {PACKAGE} is meant by {' '.join(patterns)}")
+    found = []
+    for pattern in patterns:
+        named = package / pattern.removeprefix(f"{PACKAGE}/")
+        files = named.rglob("*.py") if named.is_dir() else package.glob(str(named.relative_to(package)))
+        some = sorted(str(file.relative_to(package)) for file in files)
+        if not some:
+            raise SystemExit(f"no module of {PACKAGE} is meant by {pattern}")
+        found += [name for name in some if name not in found]
     return found
+
+
+def chosen(names: list[str], sample: int | None, seed: int) -> list[tuple[str, Mutant]]:
+    """Return mutants of modules, in a random order that follows from the seed; None: all of them."""
+    found = [(name, mutant) for name in names for mutant in mutants_of((ROOT / PACKAGE / name).read_text())]
+    random.Random(seed).shuffle(found)
+    picked: list[tuple[str, Mutant]] = []
+    for name, mutant in found:
+        if sample is not None and len(picked) == sample:
+            break
+        if mutant.applied((ROOT / PACKAGE / name).read_text()) is not None:
+            picked.append((name, mutant))
+    return picked
+
+
+def survives(name: str, mutant: Mutant, suites: dict[str, Suite], pool: Queue[Sandbox]) -> bool:
+    """Return whether all tests of a mutant's line pass with it."""
+    source = (ROOT / PACKAGE / name).read_text()
+    changed = mutant.applied(source)
+    suite = suites[package_of(name)]
+    tests = suite.of(name, mutant.line)
+    if changed is None or not tests:
+        return True
+    seconds = min(_LONGEST_SECONDS, sum(suite.seconds[test] for test in tests) * _PATIENCE + _GRACE_SECONDS)
+    with taken(pool) as sandbox:
+        try:
+            sandbox.write(name, changed)
+            return sandbox.passes(tests, seconds)
+        finally:
+            sandbox.write(name, source)
+
+
+def table_of(scores: list[Score], title: str) -> Table:
+    """Return the table of all packages and their sum."""
+    table = Table("package", "mutants", "equivalent", "killed", "%", title=title)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for one in scores:
+        if one is scores[-1]:
+            table.add_section()
+        table.add_row(one.package, str(one.tried), str(one.equivalent), str(one.killed), f"{one.percent:.1f}")
+    return table
+
+
+def commit() -> str:
+    """Return the abbreviated commit of the checkout."""
+    command = [shutil.which("git") or "git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
 def main() -> None:
     """Print what survived, and a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help="such as batching/sequence.py; default: the core")
-    parser.add_argument("--sample", type=int, default=20, metavar="N", help="mutants of each module (default: 20)")
-    parser.add_argument("--all", action="store_true", help="all mutants of each module")
+    parser.add_argument("modules", nargs="*", metavar="NAME", help="a package or module, such as batching/sequence.py")
+    parser.add_argument("--sample", type=int, default=400, metavar="N", help="mutants in all (default: 400)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+    parser.add_argument("--all", action="store_true", help="all mutants")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="tests that run at once (default: 2)")
     parser.add_argument("--list", action="store_true", help="print the mutants and do not try them")
     parser.add_argument("--at-least", type=float, default=0.0, metavar="PERCENT", help="exit with 1 below this score")
+    parser.add_argument("--each", type=float, default=0.0, metavar="PERCENT", help="exit with 1 if a package is below")
     arguments = parser.parse_args()
-    names = modules(arguments.modules or list(CORE))
+    names = modules(arguments.modules or [""])
     console = Console()
+    picked = chosen(names, None if arguments.all else arguments.sample, arguments.seed)
     if arguments.list:
-        for name in names:
-            for mutant in mutants_of((ROOT / PACKAGE / name).read_text()):
-                console.print(f"{name}:{mutant.line} [{mutant.name}]", markup=False, soft_wrap=True)
+        for name, mutant in picked:
+            console.print(f"{name}:{mutant.line} [{mutant.name}]", markup=False, soft_wrap=True)
         return
     if shutil.which(NAMESPACE[0]) is None or subprocess.run([*NAMESPACE, "true"], check=False).returncode:
         raise SystemExit("mutants may end any process, and unshare can make no namespace for them here")
-    with sandboxes(arguments.jobs) as pool:
-        scores = [
-            score(name, None if arguments.all else arguments.sample, pool, arguments.jobs, console) for name in names
-        ]
-    table = Table("module", "mutants", "equivalent", "killed", "%", title="Mutants killed by each module's own tests")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    total = Score("all", *(sum(getattr(one, what) for one in scores) for what in ("tried", "killed", "equivalent")))
-    for one in [*scores, total]:
-        if one is total:
-            table.add_section()
-        note = " (no tests of its own)" if one.untested else ""
-        table.add_row(one.module + note, str(one.tried), str(one.equivalent), str(one.killed), f"{one.percent:.0f}")
-    console.print(table)
+    scores = {package: Score(package or "(modules)") for package in sorted({package_of(name) for name in names})}
+    with sandboxes(arguments.jobs) as pool, ThreadPoolExecutor(arguments.jobs) as threads:
+
+        def measure(package: str) -> Suite:
+            with taken(pool) as sandbox:
+                return Suite.measured(package, sandbox)
+
+        used = sorted({package_of(name) for name, _ in picked})
+        suites = dict(zip(used, threads.map(measure, used), strict=True))
+        remaining = []
+        for name, mutant in picked:
+            score = scores[package_of(name)]
+            score.tried += 1
+            if mutant.name in equivalents(name):
+                score.equivalent += 1
+            else:
+                remaining.append((name, mutant))
+        outcomes = threads.map(lambda one: survives(one[0], one[1], suites, pool), remaining)
+        for (name, mutant), survived in zip(remaining, outcomes, strict=True):
+            if survived:
+                console.print(f"survived: {name}:{mutant.line} [{mutant.name}]", markup=False, soft_wrap=True)
+            else:
+                scores[package_of(name)].killed += 1
+    total = Score("all", *(sum(getattr(one, what) for one in scores.values()) for what in _COUNTS))
+    where = f"{datetime.date.today()}, commit {commit()}, seed {arguments.seed}"
+    console.print(table_of([*scores.values(), total], f"Mutants killed by each package's own tests ({where})"))
     if total.percent < arguments.at_least:
         raise SystemExit(f"{total.percent:.1f} % of the mutants were killed, wanted: {arguments.at_least:g} %")
+    if low := [one.package for one in scores.values() if one.percent < arguments.each]:
+        raise SystemExit(f"below {arguments.each:g} %: {', '.join(low)}")
 
+
+_COUNTS = ("tried", "killed", "equivalent")
 
 if __name__ == "__main__":
     main()

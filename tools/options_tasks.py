@@ -1,6 +1,22 @@
-"""What people want to do, and the options for it: the index of `docs/options.md`."""
+"""What people want to do, and the options for it: the index of `docs/options.md`, and `serving.properties.example`."""
 
 from __future__ import annotations
+
+FIRST = (
+    "option.model_id",
+    "option.tensor_parallel_degree",
+    "option.max_input_len",
+    "option.max_output_len",
+    "option.max_rolling_batch_size",
+    "option.max_num_tokens",
+    "option.kv_cache_free_gpu_mem_fraction",
+    "option.enable_kv_cache_reuse",
+    "option.dtype",
+    "option.quantize",
+    "option.backend",
+    "option.engine_cache_dir",
+)
+"""Keys of the options that matter first, in the order of a first configuration."""
 
 TASKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("choose the model", ("option.model_id", "option.revision", "option.tokenizer", "option.trust_remote_code")),
@@ -49,15 +65,24 @@ TASKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("recover from a failed engine", ("retry_threshold", "option.executor_hang_timeout", "fail_fast")),
     (
         "share the engine among clients",
-        ("scheduling_policy", "client_header", "max_requests_per_client", "priority_header", "forwarded_allow_ips"),
+        (
+            *("scheduling_policy", "client_header", "max_requests_per_client", "priority_header"),
+            *("forwarded_allow_ips", "client_from_custom_attributes"),
+        ),
     ),
     (
         "bound bodies and connections",
-        ("max_request_size", "max_body_memory", "max_connections", "header_read_timeout", "keep_alive_timeout"),
+        (
+            *("max_request_size", "max_body_memory", "max_connections", "header_read_timeout", "keep_alive_timeout"),
+            "websocket_idle_timeout",
+        ),
     ),
     (
         "say who may do what, and encrypt",
-        ("api_key", "api_keys_file", "management_address", "certificate_file", "private_key_file", "client_ca_file"),
+        (
+            *("api_key", "api_keys_file", "management_address", "cors_allowed_origin"),
+            *("certificate_file", "private_key_file", "client_ca_file"),
+        ),
     ),
     ("see what the server does", ("monitor", "log_format", "log_level", "request_log", "otlp_traces_endpoint")),
     ("set the address and the port", ("inference_host", "inference_port", "inference_address")),

@@ -1,4 +1,4 @@
-"""Of a bill of materials in CycloneDX, what an image gets: uv lists the packages of every Python that it has locked.
+"""The part of a CycloneDX bill of materials that an image gets: uv lists the packages of all Pythons it has locked.
 
 uv export --format cyclonedx1.5 ... | python -m tools.sbom
 """
@@ -26,7 +26,7 @@ def image_python() -> str:
 
 
 def of_image(bill: dict[str, Any], python: str) -> dict[str, Any]:
-    """Without the packages of other versions of Python."""
+    """The bill of materials without the packages of other versions of Python."""
     components = [component for component in bill["components"] if _is_for(component, python)]
     kept = {bill["metadata"]["component"]["bom-ref"], *(component["bom-ref"] for component in components)}
     dependencies = [

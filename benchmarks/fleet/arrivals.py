@@ -12,7 +12,7 @@ from pathlib import Path
 
 _COLUMNS = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
 _SPREAD = 0.7
-"""Of the logarithm of a length."""
+"""Standard deviation of the logarithm of a length."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Lengths:
     output: float = 300
 
     def draw(self, chance: random.Random) -> tuple[int, int]:
-        """Of one request."""
+        """Draw the lengths of one request."""
         return _length(self.prompt, chance), _length(self.output, chance)
 
 

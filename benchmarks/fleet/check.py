@@ -19,8 +19,7 @@ from benchmarks.fleet.rules import Fixed
 from benchmarks.fleet.simulation import ColdStart, Fleet, Simulation
 from benchmarks.load import percentile
 from benchmarks.servers import serving
-from djl_trtllm.bench.client import Client, Target, clock
-from djl_trtllm.bench.streams import Stream, TokenReader
+from djl_trtllm.bench.client import Client, Stream, Target, TokenReader, clock
 from tests.support.models import PROMPT, scripted_model
 
 STEPS_PER_SECOND = 40.0

@@ -16,7 +16,7 @@ class Speed(Protocol):
     """How fast an engine is."""
 
     def step_seconds(self, running: int) -> float:
-        """Of an iteration with this number of sequences."""
+        """Seconds of an iteration with this number of sequences."""
         ...
 
     def prefill_seconds(self, prompt_tokens: int) -> float:
@@ -34,7 +34,7 @@ class Gpu:
     prefill: float
 
     def step_seconds(self, running: int) -> float:
-        """Between both measured points it grows with the number of sequences."""
+        """Seconds of an iteration; between both measured points they grow with the number of sequences."""
         least, most = 1 / self.alone, self.batch / self.full
         return least + (most - least) * (running - 1) / max(1, self.batch - 1)
 
@@ -69,7 +69,7 @@ class Replica:
         self.ready = False
         self.draining = False
         self.changes = 0
-        """Counts what makes an earlier `next_end` wrong."""
+        """A counter of the changes that make an earlier `next_end` wrong."""
         self._tokens = 0.0
         self._at = 0.0
         self._started = 0

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import yaml
 
-from djl_trtllm.cluster.autoscaling import QueueAndCachePolicy
+from djl_trtllm.cluster.application import QueueAndCachePolicy
 
 KUBERNETES = Path(__file__).parents[2] / "serving" / "kubernetes"
 _TOLERANCE = 0.1
-"""Of the HPA: a smaller difference changes nothing (kube-controller-manager's default)."""
+"""The HPA's tolerance: a smaller difference changes nothing (kube-controller-manager's default)."""
 RAY_UP_SECONDS, RAY_DOWN_SECONDS = 30, 300
-"""Ray's default delay, and that of `djl_trtllm.cluster.deployment`."""
+"""Ray's default delay, and that of `djl_trtllm.cluster.application`."""
 
 
 class Figures(NamedTuple):
@@ -37,13 +37,13 @@ class Rule(Protocol):
     def least(self) -> int: ...
 
     def wanted(self, now: float, replicas: int, figures: Sequence[Figures]) -> int:
-        """By the figures of those that are ready; `replicas` counts those that start, too."""
+        """Return the number of replicas by the figures of the ready ones; `replicas` counts starting ones, too."""
         ...
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """As many as there are."""
+    """The rule that keeps the number of replicas as it is."""
 
     replicas: int
 
@@ -82,7 +82,7 @@ class Keda:
         return wanted
 
     def recommended(self, replicas: int, figures: Sequence[Figures]) -> int:
-        """What both queries ask for, before windows and policies."""
+        """The number of replicas that both queries ask for, before windows and policies."""
         thresholds = zip(queries(figures), (self._load, self._cache), strict=True)
         asked = [_average_value(value, threshold, replicas) for value, threshold in thresholds if value is not None]
         return max(self.least, min(self.most, max(asked))) if asked else replicas

@@ -59,7 +59,7 @@ class Result:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the requests that ended in that time."""
+        """Output tokens per second of the requests that ended in that time."""
         ended = (each for each in self.of("complete") if each.ended is not None and self.begin <= each.ended < self.end)
         return sum(request.output_tokens for request in ended) / self.seconds
 
@@ -89,7 +89,7 @@ class Simulation:
         self.result = Result(begin, end)
 
     def run(self, requests: Iterable[Request]) -> Result:
-        """All requests, by a fleet that has its least number of replicas."""
+        """Simulate all requests on a fleet that begins with its least number of replicas."""
         for _ in range(self._rule.least):
             self._become_ready(self._new(), 0.0)
         self._arrive(iter(requests))

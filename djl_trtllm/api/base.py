@@ -12,36 +12,135 @@ until every sequence has ended, then the body. Nothing in this package waits or 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
 
-from djl_trtllm.api.json_body import read_json
-from djl_trtllm.api.schemas import any_of
+from djl_trtllm import errors
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.config import Options
-from djl_trtllm.errors import (
-    InvalidRequestError,
-    MethodNotAllowedError,
-    NotReadyError,
-    OverloadedError,
-    RequestError,
-)
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import GenerationRequest, Origin, OutputChunk, Token
+from djl_trtllm.request import GenerationRequest, OutputChunk, RequestOrigin, SequenceResult, Token
 
 Row = TypeVar("Row")
+
+# The size of a request's JSON is bounded before it is read: what it costs to read depends on more than its bytes. A
+# million objects of two bytes take a hundred times as long to make as one text of two megabytes, and nobody else runs
+# meanwhile. They are counted first, in pieces, between which other threads run.
+
+MOST_LEVELS = 128
+"""How deep lists and objects are nested. Many functions that walk over them are recursive."""
+MOST_WORK = 8_000_000
+"""About nanoseconds that reading may take. All threads of the process wait as long."""
+OF_A_CONTAINER, OF_A_MEMBER, OF_A_TEXT, OF_A_BYTE = 60, 150, 40, 4
+"""The work of a list or object, of a member of an object, of a text's quotation marks, and of a byte outside texts."""
+OF_A_TEXT_BYTE, OF_A_BACKSLASH = 1, 1
+"""The work of a byte of a text, and beside that of a backslash in it."""
+_USUAL_BYTES = 6 << 20
+"""The default of `max_request_size`. Where the operator allows more, what is beyond it may be texts."""
+
+SMALL = 32_768
+"""Bytes of which no JSON takes long to read."""
+_PIECE = 65_536
+_ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_ALIKE = bytes.maketrans(b"{}", b"[]")
+_STEPS = bytes.maketrans(b"[]", b"\x01\xff")
+"""A bracket as the number of levels that it adds, as a signed byte."""
+_BRACKETS_AT_ONCE = 8192
+_EASY_LEVELS = 3
+
+
+def read_json(data: bytes) -> Any:
+    """The value. Raises InvalidRequestError for JSON that is too much, orjson.JSONDecodeError for what is none."""
+    if len(data) > SMALL or data.count(b"[") + data.count(b"{") > MOST_LEVELS:
+        _require_shallow(_count(data))
+    return orjson.loads(data)
+
+
+def _count(data: bytes) -> bytes:
+    """The brackets of the JSON, if it does not take too long to read."""
+    containers = members = quotes = outside = within = escapes = 0
+    most = MOST_WORK + (OF_A_TEXT_BYTE + OF_A_BACKSLASH) * max(0, len(data) - _USUAL_BYTES)
+    inside = False
+    found: list[bytes] = []
+    for piece in _pieces(data):
+        plain, more, inside = _outside_of_texts(piece, inside=inside)
+        brackets = plain.translate(None, _ALL_BUT_BRACKETS)
+        found.append(brackets)
+        outside += len(plain)
+        within += len(piece) - len(plain)
+        if b"\\" in piece:
+            # `count` takes ten times as long where there are many.
+            escapes += len(piece) - len(piece.translate(None, b"\\"))
+        quotes += more
+        members += plain.count(b":")
+        containers += brackets.count(b"[") + brackets.count(b"{")
+        texts = quotes // 2
+        work = OF_A_BYTE * outside + OF_A_TEXT * texts + OF_A_MEMBER * members + OF_A_CONTAINER * containers
+        work += OF_A_TEXT_BYTE * within + OF_A_BACKSLASH * escapes
+        if work > most:
+            raise errors.InvalidRequestError(
+                f"the body has too much JSON to read, {containers} lists and objects, {members} members, {texts} "
+                f"texts of {within} bytes with {escapes} backslashes, and {outside} bytes of other values up to where "
+                "reading ended: send several requests"
+            )
+    return b"".join(found)
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    """The data in pieces, none of which ends within an escape."""
+    begin = 0
+    while begin < len(data):
+        end = begin + _PIECE
+        piece = data[begin:end]
+        trailing = len(piece) - len(piece.rstrip(b"\\"))
+        if trailing % 2 and end < len(data):
+            end += 1
+            piece = data[begin:end]
+        yield piece
+        begin = end
+
+
+def _outside_of_texts(piece: bytes, *, inside: bool) -> tuple[bytes, int, bool]:
+    """Return the bytes of a piece outside texts, the number of quotation marks, and whether the piece ends in a text.
+
+    `inside`: whether it begins in one.
+    """
+    if b'"' not in piece:
+        return b"" if inside else piece, 0, inside
+    plain = piece.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in piece else piece
+    parts = plain.split(b'"')
+    quotes = len(parts) - 1
+    return b"".join(parts[inside::2]), quotes, inside ^ (quotes % 2 == 1)
+
+
+def _require_shallow(brackets: bytes) -> None:
+    """Raise InvalidRequestError for brackets that are nested too deep."""
+    brackets = brackets.translate(_ALIKE)
+    level = 0
+    for _ in range(_EASY_LEVELS):
+        # Takes one level away. Most bodies are wide and have no more.
+        brackets = brackets.replace(b"[]", b"")
+    for begin in range(0, len(brackets), _BRACKETS_AT_ONCE):
+        steps = array("b", brackets[begin : begin + _BRACKETS_AT_ONCE].translate(_STEPS))
+        levels = list(accumulate(steps, initial=level))
+        level = levels[-1]
+        if max(levels) > MOST_LEVELS - _EASY_LEVELS:
+            raise errors.InvalidRequestError(f"the body is nested deeper than {MOST_LEVELS} levels")
 
 
 @dataclass(frozen=True)
 class RawRequest:
     """A request as it arrived.
 
-    `properties` are its headers by lower-case name and SageMaker's custom attributes (`api.headers`). `path` is the
+    `properties` are its headers by lower-case name and SageMaker's custom attributes (`api.front_end`). `path` is the
     one of the dialect's paths that matched, `parameters` are the values of its `{placeholders}`, `query` those of the
     query string (the first of repeated ones).
     """
@@ -63,7 +162,7 @@ class RawRequest:
             return read_json(self.body)
         except orjson.JSONDecodeError as error:
             shown = self.body[:80].decode(errors="replace")
-            raise InvalidRequestError(f"the body is not valid JSON: {error}. Received {shown!r}") from None
+            raise errors.InvalidRequestError(f"the body is not valid JSON: {error}. Received {shown!r}") from None
 
 
 class Prompt(NamedTuple):
@@ -105,7 +204,7 @@ class ResponseEncoder(Protocol):
         go on: a model directory's own formatter failed, or the format cannot express the error of the chunk.
         """
 
-    def error(self, error: RequestError) -> bytes:
+    def error(self, error: errors.RequestError) -> bytes:
         """The last bytes of a response that has begun and cannot be finished.
 
         `b""` if the format cannot express it; the caller then closes the connection without ending the body.
@@ -123,7 +222,7 @@ class Call(NamedTuple):
     encoder: ResponseEncoder
     headers: tuple[tuple[str, str], ...] = ()
     late_headers: Callable[[], tuple[tuple[str, str], ...]] = tuple
-    origin: Origin = Origin()
+    origin: RequestOrigin = RequestOrigin()
 
     @property
     def sequences(self) -> int:
@@ -189,7 +288,7 @@ class ModelStatus(NamedTuple):
 
 
 class Described(Protocol):
-    """What describes a body: a table of parameters (`api.parameters`)."""
+    """A description of a body: a table of parameters (`api.parameters`)."""
 
     def schema(self) -> dict[str, Any]:
         """The JSON schema."""
@@ -210,6 +309,27 @@ class Operation(NamedTuple):
     errors: Mapping[int, str] = MappingProxyType({})
 
 
+STATUSES: Mapping[type[errors.RequestError], int | str] = MappingProxyType(
+    {
+        errors.InvalidRequestError: 400,
+        errors.AuthenticationError: 401,
+        errors.ForbiddenError: 403,
+        errors.UnknownModelError: 404,
+        errors.MethodNotAllowedError: 405,
+        errors.RequestTooLargeError: 413,
+        errors.TooManyRequestsError: 429,
+        errors.GenerationError: 500,
+        errors.OverloadedError: "throttle_error_http_code",
+        errors.NotReadyError: "wlm_error_http_code",
+        errors.RequestTimeoutError: 504,
+    }
+)
+"""The HTTP status of each class of errors, a number or the option that has it, unless `Dialect.statuses` differs."""
+
+DEFECT = "Internal server error, see the server's log."
+"""Clients read this in place of the message of an exception that is no RequestError: it may contain internals."""
+
+
 class Dialect(ABC):
     """One HTTP API. An object without state: `api.registry` lists one of each, and the server mounts its paths.
 
@@ -221,7 +341,7 @@ class Dialect(ABC):
     pages: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()
     health: frozenset[str] = frozenset()
-    """Those of `pages` that need no API key: they say whether the server or a model is ready."""
+    """The `pages` that need no API key: they say whether the server or a model is ready."""
     names_model: bool = False
     """Whether `model_name` finds the model's name in the request, for `paths` and `actions` without it."""
     sagemaker: bool = False
@@ -229,6 +349,14 @@ class Dialect(ABC):
     them (`endpoint_errors`), and requests may belong to stateful sessions."""
     aliases: frozenset[str] = frozenset()
     """Names that mean the only model, if no model has that name."""
+    statuses: Mapping[type[errors.RequestError], int | str] = MappingProxyType({})
+    """The rows of `STATUSES` in which this dialect differs."""
+    ports: tuple[str, ...] = ()
+    """Options that name further ports on which the server listens for HTTP."""
+    rpc_port: str = ""
+    """The option that names the port of the dialect's `rpc_service`, "" without one."""
+    formatters_file: str = ""
+    """The file of a model directory whose code `formatters` runs."""
     tables: Mapping[str, tuple[Described, ...]] = MappingProxyType({})
     """The tables of the parameters of a path of `paths` or `actions`; with several, a body fits one of them."""
     descriptions: Mapping[str, Operation] = MappingProxyType({})
@@ -255,14 +383,20 @@ class Dialect(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no action {request.path}")
 
-    def describe(self, path: str, *, page: bool = False) -> Operation:
-        """What the description at `/openapi.json` says of one of `paths` and `actions`, or of one of `pages`."""
-        if page:
-            return self.descriptions.get(f"GET {path}", Operation())
-        described = self.descriptions.get(path, Operation())
-        schemas = [table.schema() for table in self.tables.get(path, ())]
-        body: dict[str, Any] = {"application/json": any_of(*schemas)} if schemas else {}
-        return described._replace(bodies={**body, **described.bodies} or {"*/*": {}})
+    def rpc_service(self) -> RpcService:
+        """The dialect's gRPC service. Called if `rpc_port` is set, so that nothing else imports protocol buffers."""
+        raise NotImplementedError(f"{type(self).__name__} has no gRPC service")
+
+    def formatters(self, model_dir: Path, attributes: Mapping[str, Any]) -> RequestParser | None:
+        """The parser that a model directory brings for this dialect, for `ModelContext.custom`. None without one.
+
+        `attributes` are what its functions may ask for, such as `tokenizer`. Raises ModelError if its file fails.
+        """
+        return None
+
+    def ready_text(self, model_dir: Path) -> str:
+        """What the log says when the model of this directory is ready, "" for nothing."""
+        return ""
 
     @abstractmethod
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
@@ -272,28 +406,180 @@ class Dialect(ABC):
         wrong that this server cannot honour.
         """
 
-    @abstractmethod
+    def error_body(self, message: str, error: errors.RequestError | None) -> object:
+        """The JSON of an error; `error` is None for a defect of the server."""
+        return {"error": message}
+
     def encode_error(self, error: BaseException, options: Options) -> Reply:
-        """The reply to a request of which nothing was sent yet.
+        """The reply to a request whose response has not begun.
 
-        An exception that is no RequestError is a defect: its message may contain internals and must not reach the
-        client. `options` are the server's, or the worker's inside DJL Serving.
+        `options` are the server's, or the worker's inside DJL Serving.
         """
+        known = error if isinstance(error, errors.RequestError) else None
+        body = self.error_body(DEFECT if known is None else str(known), known)
+        return Reply.json(body, self.status(error, options))._replace(headers=error_headers(error))
+
+    def status(self, error: BaseException, options: Options) -> int:
+        """The HTTP status of an error."""
+        if not isinstance(error, errors.RequestError):
+            return options.server_error_http_code
+        row: int | str = nearest_row({**STATUSES, **self.statuses}, error)
+        return row if isinstance(row, int) else int(getattr(options, row))
 
 
-def nearest_row(table: Mapping[type[RequestError], Row], error: RequestError, default: type[RequestError]) -> Row:
-    """The row of an error table for the error's class, or for the nearest base class that has one, or `default`'s."""
-    return next((table[base] for base in type(error).__mro__ if base in table), table[default])
+class ModelLookup(Protocol):
+    """The models that a page of an `RpcService` describes."""
+
+    def all(self) -> Sequence[ModelStatus]:
+        """Every model."""
+
+    def find(self, name: str) -> ModelStatus:
+        """The model of that name. Raises UnknownModelError."""
 
 
-def status_from(status: int | str, options: Options) -> int:
-    """The status of an error table: a number, or the option that has it."""
-    value: int = status if isinstance(status, int) else getattr(options, status)
-    return value
+class RpcService(ABC):
+    """A gRPC service of a dialect: messages are bytes here, the server's gRPC front end has the connections.
+
+    `unary` and `stream` are the methods that generate: one response to one request, and responses to each request of a
+    stream. `pages` do not generate, those of `health` need no API key. `refused` says why a method is not here.
+    """
+
+    name: str
+    unary: str
+    stream: str
+    pages: tuple[str, ...] = ()
+    health: frozenset[str] = frozenset()
+    refused: Mapping[str, str] = MappingProxyType({})
+
+    @abstractmethod
+    def page(self, method: str, message: bytes, models: ModelLookup) -> bytes:
+        """The response of one of `pages`. Raises RequestError."""
+
+    @abstractmethod
+    def read(self, message: bytes) -> Any:
+        """A request to generate, with the attributes `id` and `model_name`. Raises InvalidRequestError."""
+
+    @abstractmethod
+    def parse(self, request: Any, model: ModelContext, *, stream: bool) -> Call:
+        """As `Dialect.parse`; `stream`: the request is one of a stream. Encoders make serialised messages."""
+
+    @abstractmethod
+    def end(self, encoder: Any) -> bytes:
+        """The message in a stream after all those of an encoder's sequences; b"" if there is none."""
+
+    @abstractmethod
+    def failure(self, message: str, model_name: str, identifier: str) -> bytes:
+        """The message in a stream that says why a request has no further response; a name that is not known is ""."""
+
+    @abstractmethod
+    def status(self, error: BaseException) -> str:
+        """gRPC's name of the status of an error; a defect of the server is INTERNAL."""
+
+    def error_ends_stream(self, metadata: Mapping[str, str]) -> bool:
+        """Whether the client wants the first error as the status of the stream."""
+        return False
+
+
+def nearest_row(table: Mapping[type[errors.RequestError], Row], error: errors.RequestError | None) -> Row:
+    """The row for the error's class or for the nearest base class that has one.
+
+    Other errors, and None for a defect of the server, have the row of GenerationError.
+    """
+    return next((table[base] for base in type(error).__mro__ if base in table), table[errors.GenerationError])
 
 
 def error_headers(error: BaseException) -> tuple[tuple[str, str], ...]:
     """The headers that replies to this error have in every dialect."""
-    if isinstance(error, (OverloadedError, NotReadyError)) and error.retry_after is not None:
+    if isinstance(error, (errors.OverloadedError, errors.NotReadyError)) and error.retry_after is not None:
         return (("Retry-After", str(error.retry_after)),)
-    return (("Allow", error.allow),) if isinstance(error, MethodNotAllowedError) else ()
+    return (("Allow", error.allow),) if isinstance(error, errors.MethodNotAllowedError) else ()
+
+
+@dataclass(slots=True)
+class CollectedSequence:
+    """One sequence and what was generated of it so far."""
+
+    tokens: list[Token] = field(default_factory=list)
+    finished: SequenceResult | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join([token.text for token in self.tokens])
+
+
+class SequenceCollector:
+    """Collects the chunks of a response. The rolling batch numbers the sequences, the best first if it ranks them.
+
+    `count` sequences of each of `generations`, one generation's after the other.
+    """
+
+    def __init__(self, count: int, generations: int = 1) -> None:
+        self.sequences = [CollectedSequence() for _ in range(count * generations)]
+        self._count = count
+        self._running = len(self.sequences)
+
+    def add(self, chunk: OutputChunk) -> bool:
+        """Add a chunk. Returns True if it ended the last running sequence."""
+        sequence = self.sequences[chunk.generation * self._count + chunk.index]
+        sequence.tokens += chunk.tokens
+        if chunk.finished is None:
+            return False
+        sequence.finished = chunk.finished
+        self._running -= 1
+        return self._running == 0
+
+
+class BaseEncoder(ABC):
+    """A `ResponseEncoder` that shows nothing of the prompt, and whose format cannot express an error."""
+
+    stream: bool
+    content_type: str
+    wants_prompt_tokens = False
+
+    def begin(self, prompt: Prompt) -> None:
+        """Receive a prompt, see `ResponseEncoder`."""
+        return
+
+    @abstractmethod
+    def encode(self, chunk: OutputChunk) -> bytes:
+        """See `ResponseEncoder`."""
+
+    def error(self, error: errors.RequestError) -> bytes:
+        """See `ResponseEncoder`."""
+        return b""
+
+
+class WholeEncoder(BaseEncoder):
+    """A `ResponseEncoder` of one body, which `_body` makes when every sequence has ended.
+
+    A chunk that ends with an error adds nothing: no byte was sent yet, so the caller replies with the error.
+    """
+
+    stream = False
+    content_type = "application/json"
+
+    def __init__(self, count: int, generations: int = 1) -> None:
+        self._output = SequenceCollector(count, generations)
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        if chunk.finished is not None and chunk.finished.error is not None:
+            return b""
+        return self._body() if self._output.add(chunk) else b""
+
+    @abstractmethod
+    def _body(self) -> bytes:
+        """The response."""
+
+
+def dump_line(value: object) -> bytes:
+    """JSON for line-based formats: escapes the characters that `str.splitlines` treats as line ends.
+
+    JSON allows U+0085, U+2028 and U+2029 unescaped, but clients that read lines of text (httpx, and so
+    huggingface_hub) would end a line there.
+    """
+    data: bytes = orjson.dumps(value)
+    if data.isascii():
+        return data
+    return (
+        data.replace(b"\xc2\x85", b"\\u0085").replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+    )

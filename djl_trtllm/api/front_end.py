@@ -1,10 +1,146 @@
-"""Errors in the format of DJL Serving's front end, `{"code", "type", "message"}`."""
+"""The front ends that this server takes the place of: DJL Serving's and SageMaker's.
+
+Requests bring SageMaker's custom attributes and ids as headers; errors and streams have the shapes that the clients of
+each front end read.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import re
+from binascii import crc32
+from collections.abc import Iterable, Mapping
+from struct import pack
+
 import orjson
 
-from djl_trtllm.api.base import Reply
+from djl_trtllm.api.base import Call, Prompt, RawRequest, Reply, ResponseEncoder
+from djl_trtllm.errors import (
+    GenerationError,
+    MethodNotAllowedError,
+    NotReadyError,
+    OverloadedError,
+    RequestError,
+    RequestTimeoutError,
+    UnknownModelError,
+    clipped,
+)
+from djl_trtllm.request import OutputChunk, new_uuid
+
+CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+INFERENCE_ID = "x-amzn-sagemaker-inference-id"
+TARGET_MODEL = "x-amzn-sagemaker-target-model"
+REQUEST_ID = "x-request-id"
+
+_EVENTS = "text/event-stream"
+_LINES = frozenset({"application/jsonlines", "application/json-lines", "application/x-ndjson"})
+_READS_EVENTS = ("hf_hub/", "openai/")
+"""In the User-Agent of huggingface_hub and of OpenAI's libraries, which read streams as events only."""
+
+_OF_THE_BODY = frozenset({"content-length", "content-encoding", "transfer-encoding", "inference-header-content-length"})
+"""Headers that say how the body is sent. Only the client that sends it knows: no attribute has their place."""
+
+_RETURNED = re.compile(r"[\x20-\x7e]{1,1024}")
+"""Custom attributes that a response may carry: SageMaker takes 1024 characters of visible ASCII."""
+
+_SECRET = frozenset({"authorization", "proxy-authorization", "x-api-key"})
+
+_USABLE_ID = re.compile(r"[\x21-\x7e]{1,256}")
+"""An id appears in logs and in a response header: printable ASCII without spaces, of limited length."""
+
+
+def by_name(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Headers by lower-case name; the first of repeated headers is used."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        found.setdefault(name.lower(), value)
+    return found
+
+
+def with_attributes(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Headers with SageMaker's custom attributes: `X-Amzn-SageMaker-Custom-Attributes: k=v;k2=v2` adds `k` and `k2`.
+
+    A header overrides an attribute of the same name. A client can write any name into its attributes, also those of
+    headers that a gateway removes: who the client is and what it may do is read from the headers alone.
+    """
+    given = headers.get(CUSTOM_ATTRIBUTES)
+    return headers if given is None else {**custom_attributes(given), **headers}
+
+
+def custom_attributes(value: str) -> dict[str, str]:
+    """Parse `k=v;k2=v2` into a dictionary with lower-case keys; items without `=` are skipped, and those that
+    would describe how the body is sent."""
+    attributes: dict[str, str] = {}
+    for item in value.split(";"):
+        name, equals, content = item.partition("=")
+        name = name.strip().lower()
+        if equals and name and name not in _OF_THE_BODY:
+            attributes[name] = content.strip()
+    return attributes
+
+
+def returned_attributes(properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The response header with the custom attributes of the request, by which callers match the two.
+
+    Attributes with an API key are left out.
+    """
+    items = properties.get(CUSTOM_ATTRIBUTES, "").split(";")
+    given = ";".join(item for item in items if item.partition("=")[0].strip().lower() not in _SECRET).strip()
+    return ((CUSTOM_ATTRIBUTES, given),) if _RETURNED.fullmatch(given) else ()
+
+
+def request_id(properties: Mapping[str, str], header: str = REQUEST_ID) -> str:
+    """The id from the client, else SageMaker's inference id, else a new one.
+
+    `header` is the configured header's name. An id that is too long or not printable is replaced.
+    """
+    for name in (header.lower(), INFERENCE_ID):
+        given = properties.get(name, "").strip()
+        if _USABLE_ID.fullmatch(given):
+            return given
+    return str(new_uuid())
+
+
+def from_hugging_face(properties: Mapping[str, str]) -> bool:
+    """Whether the client is huggingface_hub, which expects TGI's names in what it reads."""
+    return "hf_hub/" in properties.get("user-agent", "").lower()
+
+
+def prefers_events(properties: Mapping[str, str]) -> bool | None:
+    """Whether the client wants streams as server-sent events (True) or as lines (False); None if it does not say.
+
+    `Accept` decides. Without either type in it, clients that read nothing but events get events: they send
+    `Accept: */*` or `application/json`, and would skip every line of a stream without an error.
+    """
+    best, found = 0.0, None
+    for item in properties.get("accept", "").lower().split(","):
+        media_type, *parameters = (part.strip() for part in item.split(";"))
+        quality = _quality(parameters)
+        if (media_type == _EVENTS or media_type in _LINES) and quality > best:
+            best, found = quality, media_type == _EVENTS
+    if found is None and any(name in properties.get("user-agent", "").lower() for name in _READS_EVENTS):
+        return True
+    return found
+
+
+def _quality(parameters: Iterable[str]) -> float:
+    """The `q` of a media type, 1 if there is none that is a number."""
+    for parameter in parameters:
+        if parameter.startswith("q="):
+            with contextlib.suppress(ValueError):
+                return float(parameter[2:])
+    return 1.0
+
+
+HUGGING_FACE_ERRORS: dict[type[RequestError], str] = {
+    RequestError: "validation",
+    OverloadedError: "overloaded",
+    NotReadyError: "unhealthy",
+    RequestTimeoutError: "incomplete_generation",
+    GenerationError: "generation",
+}
+"""The `error_type` by which TGI's clients choose the exception to raise (`router/src/infer/mod.rs` of TGI)."""
 
 _TYPES = {
     404: "ResourceNotFoundException",
@@ -30,7 +166,7 @@ def front_end_error(
     body: dict[str, object] = {
         "code": status,
         "type": djl_type or _TYPES.get(status, "BadRequestException"),
-        "message": message,
+        "message": clipped(message),
         **(fields or {}),
     }
     # As DJL prints it: indented, with a line end.
@@ -41,3 +177,162 @@ def front_end_error(
 def method_not_allowed(message: str, allow: str) -> Reply:
     """405; `allow` lists the methods that the path takes."""
     return front_end_error(405, message, headers=(("Allow", allow),))
+
+
+# Errors as SageMaker's runtime sends them, for clients that use this server in its place.
+#
+# boto3 raises `ModelError` by the type in a header. The fields are those of the shape `ModelError` in botocore's model
+# of sagemaker-runtime, the message is worded as SageMaker words it.
+
+
+_FAILED_DEPENDENCY = 424
+_ERROR_TYPE = "x-amzn-errortype"
+
+
+def endpoint_error(error: BaseException, reply: Reply) -> Reply:
+    """What SageMaker's client gets where others get `reply`.
+
+    boto3 raises `ValidationError` for an endpoint that is no model, and `ModelError` for all else. No method but POST
+    comes from boto3: the reply to others stays.
+    """
+    if isinstance(error, MethodNotAllowedError):
+        return reply
+    if isinstance(error, UnknownModelError):
+        return Reply.json({"Message": str(error)}, 400)._replace(headers=((_ERROR_TYPE, "ValidationError"),))
+    content = reply.body.decode("utf-8", "replace").strip()
+    side = "client" if reply.status < 500 else "server"
+    body = {
+        "Message": f'Received {side} error ({reply.status}) from primary with message "{content}"',
+        "OriginalMessage": content,
+        "OriginalStatusCode": reply.status,
+    }
+    answer = Reply.json(body, _FAILED_DEPENDENCY)
+    return answer._replace(headers=(*reply.headers, (_ERROR_TYPE, "ModelError")))
+
+
+# Streams as SageMaker's runtime sends them, for clients that use this server in its place.
+#
+# `invoke_endpoint_with_response_stream` of boto3 reads messages of AWS's event stream: the model's bytes are in the
+# events `PayloadPart`, an error in the stream is the exception `ModelStreamError` or `InternalStreamFailure` of
+# botocore's model of sagemaker-runtime.
+
+
+_logger = logging.getLogger(__name__)
+
+CONTENT_TYPE = "application/vnd.amazon.eventstream"
+_FORWARDED_API = "x-amzn-sagemaker-forwarded-api"
+_ACCEPT = "x-amzn-sagemaker-accept"
+_STRING = 7
+_ENDS = {"application/jsonlines": b"\n", "text/event-stream": b"\n\n"}
+"""What ends a line, or an event, in a stream of that type."""
+_MOST_BYTES = 2**20
+"""The most bytes of a part: botocore takes up to 16 MB, other clients less."""
+
+
+def forwarded(request: RawRequest) -> RawRequest:
+    """The request as SageMaker passes it on to the container."""
+    properties = {**request.properties, _FORWARDED_API: "InvokeEndpointWithResponseStream"}
+    # `Accept` is that of the event stream.
+    properties["accept"] = properties.pop(_ACCEPT, "")
+    return RawRequest(request.body, properties, request.path, request.parameters, request.query)
+
+
+def event_stream(call: Call) -> Call:
+    """The call with its response inside an event stream."""
+    headers = (*call.headers, ("X-Amzn-SageMaker-Content-Type", call.encoder.content_type))
+    return call._replace(encoder=EventStreamEncoder(call.encoder), headers=headers)
+
+
+class EventStreamEncoder:
+    """A `ResponseEncoder` that puts the bytes of another one into events, one for each of its lines or events.
+
+    Behind SageMaker an event has what the model sent at once, nearly always one line. Some clients (litellm 1.106)
+    parse each event as one JSON object, and lose those of an event with several.
+
+    An error is in the stream as the other encoder writes it, if its format can, and then as an exception, so that
+    boto3 raises it.
+    """
+
+    stream = True
+    content_type = CONTENT_TYPE
+
+    def __init__(self, encoder: ResponseEncoder) -> None:
+        self._encoder = encoder
+        self._end = _ENDS.get(encoder.content_type)
+        self._begun = False
+        self._failed = False
+
+    @property
+    def wants_prompt_tokens(self) -> bool:
+        return self._encoder.wants_prompt_tokens
+
+    def begin(self, prompt: Prompt) -> None:
+        self._encoder.begin(prompt)
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        if self._failed:
+            return b""
+        try:
+            data = self._parts(self._encoder.encode(chunk))
+        except RequestError:
+            raise
+        except Exception as error:
+            if not self._begun:
+                raise
+            _logger.exception("encoding a response failed")
+            raise _Defect("Internal server error, see the server's log.") from error
+        if chunk.finished is not None and chunk.finished.error is not None:
+            data += self._exception(chunk.finished.error)
+        return data
+
+    def error(self, error: RequestError) -> bytes:
+        return self._parts(b"" if isinstance(error, _Defect) else self._encoder.error(error)) + self._exception(error)
+
+    def _parts(self, data: bytes) -> bytes:
+        self._begun |= bool(data)
+        parts = self._split(data)
+        slices = (part[at : at + _MOST_BYTES] for part in parts for at in range(0, len(part), _MOST_BYTES))
+        return b"".join([message(piece, _PART) for piece in slices])
+
+    def _split(self, data: bytes) -> list[bytes]:
+        """The lines or events."""
+        if self._end is None:
+            return [data]
+        *whole, rest = data.split(self._end)
+        return [*(part + self._end for part in whole), rest]
+
+    def _exception(self, error: RequestError) -> bytes:
+        self._failed = True
+        kind, body = "ModelStreamError", {"Message": str(error)}
+        if isinstance(error, _Defect):
+            kind = "InternalStreamFailure"
+        elif isinstance(error, RequestTimeoutError):
+            body["ErrorCode"] = "ModelInvocationTimeExceeded"
+        else:
+            body["ErrorCode"] = "StreamBroken"
+        headers = {":message-type": "exception", ":exception-type": kind, ":content-type": "application/json"}
+        return message(orjson.dumps(body), encode_headers(headers))
+
+
+class _Defect(GenerationError):
+    """The other encoder failed."""
+
+
+def encode_headers(headers: Mapping[str, str]) -> bytes:
+    """Headers of a message, all of them strings."""
+    return b"".join(
+        pack("!B", len(name)) + name.encode() + pack("!BH", _STRING, len(value)) + value.encode()
+        for name, value in headers.items()
+    )
+
+
+def message(payload: bytes, headers: bytes) -> bytes:
+    """A message: lengths and their checksum, headers, payload, and the checksum of it all."""
+    prelude = pack("!II", 16 + len(headers) + len(payload), len(headers))
+    content = b"%b%b%b%b" % (prelude, pack("!I", crc32(prelude)), headers, payload)
+    return content + pack("!I", crc32(content))
+
+
+_PART = encode_headers(
+    {":message-type": "event", ":event-type": "PayloadPart", ":content-type": "application/octet-stream"}
+)

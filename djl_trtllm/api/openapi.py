@@ -1,23 +1,83 @@
 """The OpenAPI description of a server: made from what each dialect says of itself, and from its replies to errors.
 
-A dialect describes a path with `Dialect.describe`. Its errors are those that `Dialect.encode_error` makes of every
-`RequestError`, so there is no second list of statuses and shapes.
+A dialect describes its paths with `tables` and `descriptions`. Its errors are those that `Dialect.encode_error`
+makes of every `RequestError`, so there is no second list of statuses and shapes.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
 from djl_trtllm.api.base import Dialect, Operation, Reply
-from djl_trtllm.api.endpoint_errors import endpoint_error
-from djl_trtllm.api.schemas import STRING, Schema, joined, schema_of
+from djl_trtllm.api.front_end import endpoint_error
 from djl_trtllm.config import Options
 from djl_trtllm.errors import MethodNotAllowedError, NotReadyError, OverloadedError, RequestError, UnknownModelError
 from djl_trtllm.version import __version__
+
+Schema: TypeAlias = Mapping[str, Any]
+
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+BOOLEAN: Schema = {"type": "boolean"}
+NULL: Schema = {"type": "null"}
+EVENTS: Schema = {}
+"""The schema of a stream: OpenAPI 3.1 has none for one event or line."""
+
+
+def any_of(*schemas: Schema) -> Schema:
+    """Values that fit one of the schemas."""
+    return schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+
+
+def nullable(schema: Schema) -> Schema:
+    return any_of(schema, NULL)
+
+
+def list_of(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def members(members: Mapping[str, Schema], *, optional: Mapping[str, Schema] | None = None) -> Schema:
+    """An object with these members and no others."""
+    return {
+        "type": "object",
+        "properties": {**members, **(optional or {})},
+        "required": list(members),
+        "additionalProperties": False,
+    }
+
+
+def schema_of(value: object) -> Schema:
+    """The schema of values like this one, a JSON value: the same members, of the same types."""
+    if isinstance(value, dict):
+        return members({name: schema_of(item) for name, item in value.items()})
+    if isinstance(value, list):
+        return list_of(functools.reduce(joined, map(schema_of, value)) if value else {})
+    for kind, schema in ((bool, BOOLEAN), (int, INTEGER), (float, NUMBER), (str, STRING)):
+        if isinstance(value, kind):
+            return schema
+    return NULL
+
+
+def joined(one: Schema, other: Schema) -> Schema:
+    """The schema of values that fit `one` or `other`; objects become one object with the members of both."""
+    if one == other:
+        return one
+    if one.get("type") == other.get("type") == "object":
+        properties = dict(one["properties"])
+        for name, schema in other["properties"].items():
+            properties[name] = joined(properties[name], schema) if name in properties else schema
+        required = [name for name in one["required"] if name in other["required"]]
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    either = [*one.get("anyOf", [one])]
+    return any_of(*either, *(schema for schema in other.get("anyOf", [other]) if schema not in either))
+
 
 SERVER = "Server"
 """The tag of the server's own paths."""
@@ -41,7 +101,7 @@ def document(dialects: Sequence[Dialect], own: Iterable[OwnPath], options: Optio
 
 
 def request_errors() -> Iterator[RequestError]:
-    """An error of each class of the tree, those twice whose replies depend on their members."""
+    """Errors of every class of requests' errors, so that each reply that a client may get is made once."""
     for kind in _below(RequestError):
         for message in _MESSAGES:
             if issubclass(kind, OverloadedError):
@@ -79,10 +139,16 @@ class _Document:
             tag = type(dialect).__name__
             tags.append({"name": tag, "description": " ".join((type(dialect).__doc__ or "").split())})
             for path in (*dialect.paths, *dialect.actions):
-                operation = _with_model_name(path, dialect.describe(path))
+                operation = _with_model_name(path, describe(dialect, path))
                 self._add(tag, "post", path, operation, self._errors(dialect, path, _of_requests))
             for path in dialect.pages:
-                self._add(tag, "get", path, dialect.describe(path, page=True), self._errors(dialect, path, _of_pages))
+                self._add(
+                    tag,
+                    "get",
+                    path,
+                    describe(dialect, path, page=True),
+                    self._errors(dialect, path, _of_pages),
+                )
         return {
             "openapi": "3.1.0",
             "info": {"title": "djl-trtllm", "version": __version__, "license": {"name": "Apache-2.0"}},
@@ -131,8 +197,8 @@ class _Document:
         key = orjson.dumps([kind, value])
         if key not in self._known:
             taken = self._components[kind]
-            number = next(n for n in range(1, 1000) if _numbered(name, n) not in taken)
-            self._known[key] = _numbered(name, number)
+            names = (name, *(f"{name}_{number}" for number in range(2, 1000)))
+            self._known[key] = next(each for each in names if each not in taken)
             taken[self._known[key]] = value
         return {"$ref": f"#/components/{kind}/{self._known[key]}"}
 
@@ -152,6 +218,16 @@ _of_requests = tuple(kind for kind in _below(RequestError) if not issubclass(kin
 _of_pages = (UnknownModelError, NotReadyError)
 
 
+def describe(dialect: Dialect, path: str, *, page: bool = False) -> Operation:
+    """Describe a page (GET), or a path that takes POST: the tables of its parameters are the schema of its JSON."""
+    if page:
+        return dialect.descriptions.get(f"GET {path}", Operation())
+    described = dialect.descriptions.get(path, Operation())
+    schemas = [table.schema() for table in dialect.tables.get(path, ())]
+    body: dict[str, Any] = {"application/json": any_of(*schemas)} if schemas else {}
+    return described._replace(bodies={**body, **described.bodies} or {"*/*": {}})
+
+
 def _with_model_name(path: str, operation: Operation) -> Operation:
     """The query may name the model where the path does not."""
     if _PLACEHOLDER.search(path) or "model_name" in operation.query:
@@ -165,20 +241,12 @@ def _join_error(described: dict[str, Any], error: BaseException, reply: Reply) -
     meaning = re.split(r"[.;:]", type(error).__doc__ or "")[0] if known else "A defect of the server"
     if meaning not in described["description"]:
         described["description"] = "; ".join(filter(None, [described["description"], meaning]))
-    schema = _schema_of_body(reply)
+    schema = schema_of(orjson.loads(reply.body)) if reply.content_type == "application/json" else STRING
     content = described["content"].setdefault(reply.content_type, {"schema": schema})
     content["schema"] = joined(content["schema"], schema)
     if reply.headers:
         headers = described.setdefault("headers", {})
         headers |= {name: {"schema": STRING} for name, _ in reply.headers}
-
-
-def _schema_of_body(reply: Reply) -> Schema:
-    return schema_of(orjson.loads(reply.body)) if reply.content_type == "application/json" else STRING
-
-
-def _numbered(name: str, number: int) -> str:
-    return name if number == 1 else f"{name}_{number}"
 
 
 def resolved(described: Mapping[str, Any], reference: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -39,11 +39,11 @@ _logged: set[str] = set()
 _MOST_STRINGS = 64
 _MOST_IDS = 1024
 _MOST_WORDS = 1024
-"""Of which most have to be empty."""
+"""The most words of a list from Triton's or Truss's clients, empty ones included: `_MOST_STRINGS` bounds the others."""
 LONGEST_STRING = 1024
 """Characters of a stop string or a bad word: each is tokenised, and looked for in every token's text."""
 _MOST_MEMBERS = 1024
-"""Of an object that a table reads."""
+"""The most members of an object: a table reads none of a larger one."""
 
 
 class Kind(NamedTuple):
@@ -81,12 +81,16 @@ class Parameter:
 
 @dataclass(slots=True)
 class Problems:
-    """What is wrong with a request. With `warn`, unknown names are `ignored` instead (`option.unknown_parameters`)."""
+    """What is wrong with a request. With `warn`, unknown names are `ignored` instead (`option.unknown_parameters`).
+
+    `sent` has the names that the client used, by target, for problems that are found when all values are read.
+    """
 
     invalid: list[str] = field(default_factory=list)
     unsupported: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
     warn: bool = False
+    sent: dict[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def full(self) -> bool:
@@ -144,7 +148,6 @@ class Table:
     def read(self, given: Mapping[str, Any], problems: Problems, where: str) -> dict[str, Any]:
         """Return the values by target. A JSON null means not given. `where` is the kind of name in errors."""
         values: dict[str, Any] = {}
-        origins: dict[str, str] = {}
         for name, raw in _bounded(given, problems, where):
             row = self.rows.get(name)
             if row is None and problems.warn and name not in self._elsewhere:
@@ -163,13 +166,13 @@ class Table:
                     problems.invalid.append(f"'{name}' is {show(raw)}: expected {row.kind.expected}{error}")
                     continue
                 if row.target not in values:
-                    origins[row.target] = name
+                    problems.sent[row.target] = name
                     values[row.target] = value
                 elif row.union:
                     values[row.target] = tuple(dict.fromkeys((*values[row.target], *value)))
                 elif values[row.target] != value:
                     problems.invalid.append(
-                        f"'{name}' and '{origins[row.target]}' mean the same and have different values: give one"
+                        f"'{name}' and '{problems.sent[row.target]}' mean the same and have different values: give one"
                     )
         return values
 
@@ -181,7 +184,7 @@ class Table:
 
     @property
     def kind(self) -> Kind:
-        """Of a row that holds such an object."""
+        """The kind of a row that holds such an object."""
         return Kind("an object", OBJECT.read, self.schema())
 
     def _unknown(self, name: str, where: str, *, suggest: bool) -> str:

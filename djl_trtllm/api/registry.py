@@ -1,13 +1,36 @@
-"""The dialects that this package serves: a line for each."""
+"""The dialects that are served: a line for each of this package, and those that other packages' entry points name."""
 
 from __future__ import annotations
 
+import pkgutil
+from collections.abc import Iterator
+
 from djl_trtllm.api.base import Dialect
-from djl_trtllm.api.lmi.dialect import LMI
-from djl_trtllm.api.openai.dialect import OPENAI
-from djl_trtllm.api.tgi.dialect import TGI
-from djl_trtllm.api.triton.dialect import TRITON
-from djl_trtllm.api.truss.dialect import TRUSS
+from djl_trtllm.api.dialects.lmi.dialect import LMI
+from djl_trtllm.api.dialects.openai.dialect import OPENAI
+from djl_trtllm.api.dialects.tgi import TGI
+from djl_trtllm.api.dialects.triton.dialect import TRITON
+from djl_trtllm.api.dialects.truss import TRUSS
+from djl_trtllm.errors import ConfigError
+from djl_trtllm.plugins import API_DIALECTS, plugins
+
+
+def _installed() -> Iterator[Dialect]:
+    """The dialects of other packages. Raises ConfigError for one that is not usable."""
+    for name, place in plugins(API_DIALECTS).items():
+        point = f"the entry point {name} = {place} ({API_DIALECTS})"
+        try:
+            found = pkgutil.resolve_name(place)
+        except Exception as error:
+            raise ConfigError(
+                [f"{point} cannot be loaded: {type(error).__name__}: {error}; update or uninstall its package"]
+            ) from error
+        if not isinstance(found, Dialect):
+            raise ConfigError(
+                [f"{point} is a {type(found).__name__}: expected an object of a class derived from Dialect"]
+            )
+        yield found
+
 
 DIALECTS: list[Dialect] = [
     LMI,
@@ -15,6 +38,7 @@ DIALECTS: list[Dialect] = [
     TGI,
     TRITON,
     TRUSS,
+    *_installed(),
 ]
 """The server mounts the paths of all of them."""
 

@@ -1,4 +1,4 @@
-"""The sampling parameters that dialects share, and how their values become a `GenerationRequest`.
+"""The parameters that dialects share: sampling, guides and chat messages, and how they become a `GenerationRequest`.
 
 Targets are the field names of `Sampling` and `GenerationRequest`. Ranges are DJL's if it documents them, otherwise
 TGI's; `top_k` -1 means 0, as in vLLM.
@@ -6,9 +6,11 @@ TGI's; `top_k` -1 means 0, as in vLLM.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from djl_trtllm.api.guides import GUIDES
+import orjson
+
 from djl_trtllm.api.parameters import (
     BOOLEAN,
     STRINGS,
@@ -20,12 +22,286 @@ from djl_trtllm.api.parameters import (
     Problems,
     integer,
     number,
+    show,
 )
-from djl_trtllm.request import GenerationRequest, Sampling
+from djl_trtllm.request import FIELDS, GREEDY_BELOW, GenerationRequest, Guide, GuideKind, PartOf, Sampling
+
+# Checks chat messages and converts them to the form that chat templates accept.
+
+
+_TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_MESSAGE = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "minLength": 1},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]},
+    },
+    "required": ["role"],
+}
+_MOST_MESSAGES = 4096
+"""The most messages of one request, and the most parts of their contents, and the most tool calls."""
+MESSAGES = Kind(
+    "a list of at least one message",
+    lambda value: value,
+    {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": _MOST_MESSAGES},
+)
+"""Describes the parameter that `read_messages` reads."""
+
+
+def read_messages(raw: Any, problems: Problems) -> list[dict[str, Any]]:
+    """Return the messages with contents as strings; text parts are joined by newlines.
+
+    Most chat templates do not accept a list of parts. Other fields (`name`, `tool_calls`, ...) are passed to the
+    template as they are; the template decides which roles exist.
+    """
+    if type(raw) is not list or not raw:
+        problems.invalid.append(f"'messages' is {show(raw)}: expected a list of at least one message")
+        return []
+    if (problem := _too_many(raw)) is not None:
+        problems.invalid.append(problem)
+        return []
+    messages: list[dict[str, Any]] = []
+    for index, message in enumerate(raw):
+        if problems.full:
+            break  # no error shows more
+        where = f"messages[{index}]"
+        if type(message) is not dict:
+            problems.invalid.append(f"'{where}' is {show(message)}: expected an object with 'role' and 'content'")
+            continue
+        role = message.get("role")
+        if type(role) is not str or not role:
+            problems.invalid.append(f"'{where}.role' is {show(role)}: expected a string such as \"user\"")
+        content = message.get("content")
+        if type(content) is list:
+            content = _join_parts(content, where, problems)
+        elif type(content) is not str and not (content is None and message.get("tool_calls")):
+            problems.invalid.append(f"'{where}.content' is {show(content)}: expected a string or a list of text parts")
+        messages.append(message | {"content": content})
+    return messages
+
+
+def _too_many(raw: list[Any]) -> str | None:
+    """Return the problem if there are too many messages, parts or tool calls."""
+    if len(raw) > _MOST_MESSAGES:
+        return f"'messages' has {len(raw)} messages: expected at most {_MOST_MESSAGES}"
+    for member in ("content", "tool_calls"):
+        lists = [message[member] for message in raw if type(message) is dict and type(message.get(member)) is list]
+        if (count := sum(map(len, lists))) > _MOST_MESSAGES:
+            return f"'messages' has {count} items in '{member}': expected at most {_MOST_MESSAGES} in all messages"
+    return None
+
+
+def _join_parts(parts: list[Any], where: str, problems: Problems) -> str:
+    texts: list[str] = []
+    for index, part in enumerate(parts):
+        if problems.full:
+            break
+        kind = part.get("type") if type(part) is dict else None
+        if kind == "text" and type(part.get("text")) is str:
+            texts.append(part["text"])
+        elif kind in ("image_url", "image", "input_audio", "audio_url", "video_url", "file"):
+            problems.unsupported.append(
+                f"'{where}.content[{index}]' is of type {show(kind)}, and this model takes text only"
+            )
+        else:
+            problems.invalid.append(
+                f'\'{where}.content[{index}]\' is {show(part)}: expected {{"type": "text", "text": string}}'
+            )
+    return "\n".join(texts)
+
+
+# The parameters for guided decoding of several APIs, all parsed into a `Guide`.
+#
+# TGI: `grammar` = `{"type": "json" | "regex", "value": ...}`. vLLM: `guided_json`, `guided_regex`, `guided_choice`,
+# `guided_grammar`. OpenAI: `response_format` = `{"type": "text" | "json_object" | "json_schema", "json_schema": ...}`.
+# TensorRT-LLM: `guided_decoding` = an object with one of `json`, `regex`, `grammar` and `json_object`.
+#
+# Size and nesting are limited: engines compile guides with recursive functions, whose time grows faster than the guide.
+
+
+_MOST_CHARACTERS = 65_536
+"""Limits the time that the engine needs to compile a grammar."""
+
+_MOST_CHOICES = 64
+_MOST_LEVELS = 64
+"""How deep a guide is nested. Hundreds of levels take minutes to compile, thousands overflow the engine's stack."""
+_TOO_DEEP = f" (it is nested deeper than {_MOST_LEVELS} levels)"
+_CLASS = r"\\.|\[[^\]\\]*(?:\\.[^\]\\]*)*\]?"
+_REGEX_PARTS = re.compile(rf"{_CLASS}|[()]", re.DOTALL)
+_GRAMMAR_PARTS = re.compile(rf'{_CLASS}|"[^"\\]*(?:\\.[^"\\]*)*"?|[()]', re.DOTALL)
+"""Parentheses, and what may have some that do not nest: escapes, character classes, strings."""
+
+
+def read_schema(value: Any, strict: Any = None) -> Guide:
+    """A JSON schema, as an object or as text. Raises ValueError with a hint."""
+    if strict is not None and type(strict) is not bool:
+        raise ValueError(" (strict is true or false)")
+    if type(value) is str:
+        _require_short(value)
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError as error:
+            raise ValueError(f" (the schema is not JSON: {error})") from None
+    if type(value) is not dict:
+        raise ValueError(" (the schema has to be an object)")
+    try:
+        text = orjson.dumps(value).decode()
+    except TypeError:  # it gives up at 254 levels
+        raise ValueError(_TOO_DEEP) from None
+    _require_short(text)
+    if _levels(value) > _MOST_LEVELS:
+        raise ValueError(_TOO_DEEP)
+    return Guide(GuideKind.JSON_SCHEMA, text, strict is True)
+
+
+def _levels(value: dict[str, Any]) -> int:
+    """How deep lists and objects are nested, counted no further than the limit."""
+    levels = 0
+    inner: list[Any] = [value]
+    while inner and levels <= _MOST_LEVELS:
+        inner = [
+            item
+            for outer in inner
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(item, (dict, list))
+        ]
+        levels += 1
+    return levels
+
+
+def _read_text(value: Any, kind: GuideKind, what: str, parts: re.Pattern[str]) -> Guide:
+    """A guide that is a text, whose parentheses are nested no deeper than the limit."""
+    if type(value) is not str or not value:
+        raise ValueError(f" ({what} is a string)")
+    _require_short(value)
+    depth = 0
+    for part in parts.findall(value):
+        depth += (part == "(") - (part == ")")
+        if depth > _MOST_LEVELS:
+            raise ValueError(_TOO_DEEP)
+    return Guide(kind, value)
+
+
+def _regex(value: Any) -> Guide:
+    return _read_text(value, GuideKind.REGEX, "a regular expression", _REGEX_PARTS)
+
+
+def _grammar(value: Any) -> Guide:
+    return _read_text(value, GuideKind.GRAMMAR, "a grammar", _GRAMMAR_PARTS)
+
+
+def _choice(value: Any) -> Guide:
+    valid = type(value) is list and 0 < len(value) <= _MOST_CHOICES
+    if not valid or not all(type(item) is str and item for item in value):
+        raise ValueError("")
+    _require_short("|".join(value))
+    text = "(" + "|".join(re.escape(item) for item in value) + ")"
+    _require_short(text)
+    return Guide(GuideKind.REGEX, text)
+
+
+def _require_short(text: str) -> None:
+    """Raise ValueError, before anything is done with the text of a guide, if it is too long."""
+    if len(text) > _MOST_CHARACTERS:
+        raise ValueError(f" (it has {len(text)} characters, at most {_MOST_CHARACTERS} are accepted)")
+
+
+def _tgi_grammar(value: Any) -> Guide:
+    if type(value) is not dict or value.keys() - {"type", "value"} or value.get("type") not in ("json", "regex"):
+        raise ValueError("")
+    return read_schema(value.get("value")) if value["type"] == "json" else _regex(value.get("value"))
+
+
+def _response_format(value: Any) -> Guide | None:
+    kind = value.get("type") if type(value) is dict else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Guide(GuideKind.JSON_OBJECT)
+    if kind == "json_schema":
+        described = value.get("json_schema")
+        if type(described) is dict and "schema" in described:
+            return read_schema(described["schema"], described.get("strict"))
+        return read_schema(described)
+    if kind in ("json", "regex"):  # TGI takes its grammars here as well
+        return _tgi_grammar(value)
+    raise ValueError("")
+
+
+def _guided_decoding(value: Any) -> Guide:
+    readers = {"json": read_schema, "regex": _regex, "grammar": _grammar}
+    given = {name: item for name, item in value.items() if item not in (None, False)} if type(value) is dict else {}
+    if len(given) != 1:
+        raise ValueError("")
+    ((name, item),) = given.items()
+    if name == "json_object" and item is True:
+        return Guide(GuideKind.JSON_OBJECT)
+    if name not in readers:
+        raise ValueError("")
+    return readers[name](item)
+
+
+_TEXT = {"type": "string", "minLength": 1, "maxLength": _MOST_CHARACTERS}
+_SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string", "minLength": 2}], "description": "A JSON schema."}
+_TGI_GRAMMAR = {
+    "type": "object",
+    "properties": {"type": {"enum": ["json", "regex"]}, "value": {"anyOf": [{"type": "object"}, _TEXT]}},
+    "required": ["type", "value"],
+    "additionalProperties": False,
+}
+_RESPONSE_FORMAT = {
+    "type": "object",
+    "properties": {"type": {"enum": ["text", "json_object", "json_schema", "json", "regex"]}, "json_schema": {}},
+    "required": ["type"],
+}
+_GUIDED_DECODING = {
+    "type": "object",
+    "properties": {"json": {}, "regex": {}, "grammar": {}, "json_object": {}},
+}
+
+GUIDES = (
+    Parameter(("grammar",), Kind('{"type": "json" or "regex", "value": ...}', _tgi_grammar, _TGI_GRAMMAR), "guide"),
+    Parameter(("guided_json",), Kind("a JSON schema, as an object or as text", read_schema, _SCHEMA), "guide"),
+    Parameter(("guided_regex",), Kind("a regular expression", _regex, _TEXT), "guide"),
+    Parameter(
+        ("guided_choice",),
+        Kind(
+            f"a list of up to {_MOST_CHOICES} strings, none of them empty",
+            _choice,
+            {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": _MOST_CHOICES},
+        ),
+        "guide",
+    ),
+    Parameter(("guided_grammar",), Kind("an EBNF grammar", _grammar, _TEXT), "guide"),
+    Parameter(
+        ("response_format",),
+        Kind(
+            '{"type": "text", "json_object" or "json_schema"}, the last with a "json_schema"',
+            _response_format,
+            _RESPONSE_FORMAT,
+        ),
+        "guide",
+    ),
+    Parameter(
+        ("guided_decoding",),
+        Kind('an object with one of "json", "regex", "grammar" and "json_object"', _guided_decoding, _GUIDED_DECODING),
+        "guide",
+    ),
+)
+"""Rows for the parameter tables."""
+
 
 _MOST_SEQUENCES = 16
-"""Of one request."""
+"""The most sequences of one request, `best_of` and beams included."""
 _SAMPLING_FIELDS = frozenset(Sampling.__struct_fields__)
+_IMPLY_SAMPLING = [each for each in FIELDS.values() if each.trait.part_of == PartOf("do_sample", implied=True)]
+_COMPARED = ("n", "best_of", "beam_width", "max_new_tokens")
+_GREEDY = {"top_k": 1}
+"""Values that do not imply sampling either: the most likely token is always the next."""
 
 MOST_TOKENS = 2**31 - 1
 """No request generates more tokens than this; the model's own limits are checked after tokenising."""
@@ -99,31 +375,36 @@ NOT_HONOURED = (
 def read_sampling(values: dict[str, Any], problems: Problems, *, ranked: bool = False) -> Sampling:
     """The sampling of a request from what `Table.read` found in it.
 
-    A request without `do_sample` samples if it sets `temperature` (not 1), `top_k` (above 1) or `top_p` (below 1).
-    Temperature 0 is greedy. `ranked`: the response has the best sequence first. A dialect puts its own number of new
-    tokens, for requests that give none, into `values` as `default_new_tokens`.
+    A request without `do_sample` samples if it sets a field that implies it: `temperature` (not 1), `top_k` (above 1),
+    `top_p` (below 1), `min_p` (above 0). A temperature below `GREEDY_BELOW` is greedy. `ranked`: the response has the
+    best sequence first. A dialect puts its own number of new tokens, for requests that give none, into `values` as
+    `default_new_tokens`.
     """
     chosen = {name: value for name, value in values.items() if name in _SAMPLING_FIELDS}
     if "do_sample" not in chosen:
-        chosen["do_sample"] = (
-            chosen.get("temperature", 1.0) != 1.0 or chosen.get("top_k", 0) > 1 or chosen.get("top_p", 1.0) < 1.0
+        chosen["do_sample"] = any(
+            chosen.get(each.name, each.neutral) not in (each.neutral, _GREEDY.get(each.name))
+            for each in _IMPLY_SAMPLING
         )
-    if chosen.get("temperature") == 0:
-        # At temperature 0, sampling always takes the most likely token.
+    if chosen.get("temperature", 1.0) < GREEDY_BELOW:
+        # At such a temperature, sampling always takes the most likely token.
         del chosen["temperature"]
         chosen["do_sample"] = False
     n = chosen.setdefault("n", 1)
     beams = chosen.get("beam_width", 1)
+    names = {name: name for name in _COMPARED} | problems.sent
     if beams > 1 and chosen.get("best_of", beams) != beams:
-        problems.invalid.append(f"'num_beams' is {beams} and 'best_of' {chosen['best_of']}: give one of them")
+        problems.invalid.append(
+            f"'{names['beam_width']}' is {beams} and '{names['best_of']}' {chosen['best_of']}: give one of them"
+        )
     if beams > 1:
         chosen["do_sample"] = False
     best_of = beams if beams > 1 else chosen.get("best_of", n)
     if best_of < n:
-        name = "num_beams" if beams > 1 else "best_of"
-        problems.invalid.append(f"'{name}' is {best_of}: expected at least 'n', which is {n}")
+        name = names["beam_width" if beams > 1 else "best_of"]
+        problems.invalid.append(f"'{name}' is {best_of}: expected at least '{names['n']}', which is {n}")
     if max(n, best_of) > _MOST_SEQUENCES:
-        name = "n" if n == max(n, best_of) and "n" in values else "num_beams" if beams > 1 else "best_of"
+        name = names["n" if n == max(n, best_of) and "n" in problems.sent else "beam_width" if beams > 1 else "best_of"]
         problems.invalid.append(f"'{name}' is {max(n, best_of)}: expected at most {_MOST_SEQUENCES}")
         n = best_of = beams = chosen["n"] = chosen["beam_width"] = 1  # the encoder of a refused request stays small
     chosen["best_of"] = best_of if beams == 1 and (best_of > n or (ranked and n > 1)) else None
@@ -131,8 +412,8 @@ def read_sampling(values: dict[str, Any], problems: Problems, *, ranked: bool = 
     most = sampling.max_new_tokens or values.get("default_new_tokens", 0)
     if 0 < most < sampling.min_new_tokens:
         problems.invalid.append(
-            f"the least number of new tokens is {sampling.min_new_tokens}: expected at most 'max_new_tokens', "
-            f"which is {most}{'' if sampling.max_new_tokens else ' by default'}"
+            f"the least number of new tokens is {sampling.min_new_tokens}: expected at most "
+            f"'{names['max_new_tokens']}', which is {most}{'' if sampling.max_new_tokens else ' by default'}"
         )
     return sampling
 
@@ -166,10 +447,11 @@ def generation_request(
     )
 
 
-def refuse_ranked_stream(sampling: Sampling, beams: str, problems: Problems) -> None:
-    """Refuse a stream whose best sequences are chosen at its end; `beams` is the name of the parameter."""
+def refuse_ranked_stream(sampling: Sampling, problems: Problems) -> None:
+    """Refuse a stream whose best sequences are chosen at its end."""
     if sampling.sequences > sampling.n:
         problems.invalid.append(
-            f"'best_of' or '{beams}' is {sampling.sequences}, 'n' {sampling.n} and 'stream' true: which sequences "
-            "are the best is known only at the end, expected 'best_of' to be 'n' and no beams in a stream"
+            f"'{problems.sent.get('beam_width', 'best_of')}' is {sampling.sequences}, 'n' {sampling.n} and 'stream' "
+            "true: which sequences are the best is known only at the end, expected 'best_of' to be 'n' and no beams "
+            "in a stream"
         )

@@ -1,22 +1,65 @@
-"""What a backend is: an engine that can run models, as one object in a folder of its own.
+"""Backends: engines that run models, each as one class in a folder of its own, and the registry of them.
 
 The folder also has the plan (an `EnginePlan`, which names the executor and the compiler), the executor with the names
-of the request fields that it honours, and the option map. `backends/registry.py` lists the objects. Importing them
-imports no engine.
+of the request fields that it honours, and the option map. Importing the class imports no engine. `_BUILT_IN` lists the
+classes of this package; another package adds one by entry points, one for each value of `option.backend`:
+
+    [project.entry-points."djl_trtllm.backends"]
+    echo = "echo_engine.backend:EchoBackend"
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import cache
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
 
-from djl_trtllm.backends.as_built import Built
-from djl_trtllm.backends.effects import Effects
+from djl_trtllm.backends.effects import Effects, with_admission
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan
+from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout
+from djl_trtllm.plugins import BACKENDS, plugins
+
+_TENSORRT_LLM = "djl_trtllm.backends.tensorrt_llm.backend:TensorRtLlmBackend"
+_BUILT_IN = {
+    "tensorrt": _TENSORRT_LLM,
+    "pytorch": _TENSORRT_LLM,
+    "autodeploy": _TENSORRT_LLM,
+    "openvino": "djl_trtllm.backends.openvino.backend:OpenVinoBackend",
+    "scripted": "djl_trtllm.backends.scripted.backend:ScriptedBackend",
+}
+"""The classes by values of `option.backend`. `auto` asks them in this order."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The most that an option can be: what the engine was compiled for, or what another option of the user leaves.
+
+    `name` is the engine's name for it. `option` is the field of that other option.
+    """
+
+    value: int
+    name: str
+    option: str | None = None
+
+
+@dataclass(frozen=True)
+class Built:
+    """The limits that an engine was compiled for, by fields of `Options`.
+
+    `where` names the file that says so. `defaults` are the values of options that the user did not set, `bounds` those
+    that options cannot exceed.
+    """
+
+    where: str
+    defaults: Mapping[str, Any]
+    bounds: Mapping[str, Bound] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 class Offer(NamedTuple):
@@ -37,7 +80,7 @@ class EngineBackend(ABC):
     """The values of `option.backend` that select it, each with its option map."""
 
     automatic: tuple[str, ...] = ()
-    """Those of them that `auto` may select."""
+    """The values of `option.backend` that `auto` may become."""
 
     def inspect(self, hardware: Hardware) -> Hardware:
         """Add to this machine's hardware what is installed for the engine; imports no engine."""
@@ -56,21 +99,25 @@ class EngineBackend(ABC):
         """
 
     def offer(self, layout: Layout, hardware: Hardware) -> Offer:
-        """Whether `auto` may select it for these files on this machine; by default it never does.
+        """Answer whether `auto` may select the backend for these files on this machine; by default it never does.
 
         Raises EngineError where no other backend loads the files and this one cannot run here.
         """
         return Offer(None, "")
 
     def usual(self, hardware: Hardware) -> Backend | None:
-        """What `auto` selects for a Hugging Face checkpoint on this machine; None: not this engine."""
+        """Return what `auto` selects for a Hugging Face checkpoint on this machine, or None: not this engine."""
         return None
 
     def built(self, config: Config, layout: Layout) -> Built | None:
-        """What one of its own compiled engines was compiled for; None for other files, or where nothing says it.
+        """Return the limits of one of its own compiled engines; None for other files, or where nothing says them.
 
         Raises EngineMismatchError for an engine whose description is damaged.
         """
+        return None
+
+    def quantize_of(self, layout: Layout) -> str | None:
+        """The value of `option.quantize` that an engine was compiled with, where its own files say so."""
         return None
 
     def fitted_to_memory(self, config: Config, layout: Layout, hardware: Hardware, backend: Backend) -> Config:
@@ -85,3 +132,47 @@ class EngineBackend(ABC):
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
     ) -> EnginePlan:
         """Derive the plan, see `backends.planning.plan_engine`."""
+
+
+def backends() -> tuple[EngineBackend, ...]:
+    """Return all backends, in the order in which `auto` asks them: those of other packages come last."""
+    return tuple(dict.fromkeys(map(_load, _classes().values())))
+
+
+def backend_named(name: Backend) -> EngineBackend:
+    """Return the backend that a value of `option.backend` selects; not for `auto`."""
+    return _load(_classes()[name.value])
+
+
+def option_maps() -> dict[Backend, Effects]:
+    """Return what options do, for each value of `option.backend`."""
+    return {Backend(name): effects_on(Backend(name)) for name in _classes()}
+
+
+def effects_on(backend: Backend) -> Effects:
+    """Return what options do on a backend; what admission honours is an effect on each."""
+    return with_admission(backend_named(backend).effects[backend.value])
+
+
+def this_machine() -> Hardware:
+    """Return the hardware of this machine now, and which engines are installed."""
+    hardware = Hardware.probe()
+    for backend in backends():
+        hardware = backend.inspect(hardware)
+    return hardware
+
+
+def _classes() -> dict[str, str]:
+    return _BUILT_IN | {name: path for name, path in plugins(BACKENDS).items() if name not in _BUILT_IN}
+
+
+@cache
+def _load(path: str) -> EngineBackend:
+    try:
+        backend: EngineBackend = resolve_name(path)()
+    except Exception as error:
+        raise EngineError(
+            f"the entry point {path} in the group {BACKENDS} cannot be loaded ({type(error).__name__}: {error}): "
+            "update or uninstall its package"
+        ) from error
+    return backend

@@ -14,17 +14,16 @@ import msgspec
 
 from djl_trtllm.backends.planning import plan_fitted
 from djl_trtllm.config import Config
-from djl_trtllm.config.options.registry import OPTIONS
-from djl_trtllm.config.options.values import as_text
+from djl_trtllm.config.options import OPTIONS
+from djl_trtllm.config.options.option import as_text
 from djl_trtllm.engines.build import build_engine
+from djl_trtllm.engines.cache import EngineDir, Manifest, sweep
 from djl_trtllm.engines.config_overlay import with_rotary_options
 from djl_trtllm.engines.leftovers import noted_output
-from djl_trtllm.engines.manifest import EngineDir, Manifest
 from djl_trtllm.engines.plan import EnginePlan
-from djl_trtllm.engines.staging import sweep
 from djl_trtllm.errors import EngineError, EngineMismatchError
 from djl_trtllm.model import inspect
-from djl_trtllm.model.vocabulary import load_fitting_tokenizer
+from djl_trtllm.model.tokenizer import load_fitting_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +52,8 @@ def compile_checkpoint(
     layout = inspect(checkpoint)
     if layout.kind.is_engine:
         raise EngineError(f"{checkpoint} is a {layout.kind.value}: there is nothing to compile, serve it as it is")
-    layout, told = with_rotary_options(config, layout)
-    for line in told:
+    layout, notes = with_rotary_options(config, layout)
+    for line in notes:
         progress(line)
     if tokenizer_dir is not None:
         layout = replace(layout, tokenizer_dir=tokenizer_dir)
@@ -114,7 +113,7 @@ def _is_current(plan: EnginePlan, manifest: Manifest, out: Path) -> bool:
 
 
 def _with_limits(plan: EnginePlan, manifest: Manifest, out: Path) -> Manifest:
-    """The manifest with the plan's limits: where they are no part of the engine they change without compiling."""
+    """Return the manifest with the plan's limits, which change without compiling where the engine's files lack them."""
     if manifest.limits == plan.built_limits:
         return manifest
     if manifest.limits:

@@ -1,20 +1,20 @@
-"""What an option does on a backend: the types of a backend's option map, and their description for readers.
+"""Effects of options on a backend: the types of a backend's option map, and their description for readers.
 
-Each backend has one map, `options.py` in its folder, from the fields of `Options` to effects. An option that the map
+Each backend has one map, `options.toml` in its folder, from the fields of `Options` to effects. An option that the map
 does not name has no effect there, unless its declaration says what it does everywhere.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from djl_trtllm.config import Config
-from djl_trtllm.config.explain import shown_origin, shown_value
-from djl_trtllm.config.format_setting import format_setting
-from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption
-from djl_trtllm.config.options.values import as_text
+from djl_trtllm.config.options import OPTIONS, DeclaredOption
+from djl_trtllm.config.options.option import as_text
+from djl_trtllm.config.tables import read_table
 
 
 @dataclass(frozen=True, order=True)
@@ -98,121 +98,77 @@ class NoEffect:
         return f"no effect: {self.reason}"
 
 
-SENT_TOGETHER = Derived("the engine process sends the output of as many iterations together")
-"""`stream_interval` of an engine whose iterations the engine process runs."""
-
 _READ = (Passed, Derived)
 Effect = Passed | Derived | Fixed | NoEffect
 Effects = Mapping[str, Effect]
 """The option map of a backend: effects by field of `Options`."""
+_ARGUMENTS = re.compile(r"(\w+\.\w+(?:, \w+\.\w+)*): ")
 
 
-def fields(owner: str, *names: str, **renamed: str) -> dict[str, Effect]:
-    """Options that are passed as fields of one class: those with the same name, and `option="field"`."""
-    return {name: Passed((Target(owner, field),)) for name, field in ({n: n for n in names} | renamed).items()}
+def read_effects(package: str, *groups: str) -> Effects:
+    """Return the option map in `options.toml` beside the modules of `package`; a later group overrides an earlier one.
+
+    A group has tables of these names, for example:
+
+        passed = { LLM = ["dtype", "option=argument"] }      the value as it is; passed_when_set: none by default
+        passed_as = { option = "OWNER.argument, OWNER.argument" }
+        derived = { option = "OWNER.argument: note" }        or the note alone
+        fixed = { "reason" = { option = 32 } }
+        without = { "reason" = ["option"] }
+        needing = { "enable_lora=true" = { passed = ... } }  a group that has an effect with this setting only
+    """
+    table = read_table("options.toml", package)
+    return {name: effect for group in groups for name, effect in _effects(table[group]).items()}
 
 
-def passed(*, when_set: bool = False, **targets: str) -> Passed:
-    """An option that is passed as several arguments, or only when set; `targets` are `OWNER="argument"`."""
-    return Passed(tuple(Target(owner, name) for owner, name in targets.items()), when_set)
+def _effects(group: Mapping[str, Any]) -> dict[str, Effect]:
+    found: dict[str, Effect] = {}
+    for when_set, key in ((False, "passed"), (True, "passed_when_set")):
+        for owner, names in group.get(key, {}).items():
+            pairs = (name.partition("=") for name in names)
+            found |= {name: Passed((Target(owner, argument or name),), when_set) for name, _, argument in pairs}
+    found |= {name: Passed(_targets(text)) for name, text in group.get("passed_as", {}).items()}
+    for name, text in group.get("derived", {}).items():
+        arguments = _ARGUMENTS.match(text)
+        found[name] = Derived(text[arguments.end() :], _targets(arguments[1])) if arguments else Derived(text)
+    for reason, values in group.get("fixed", {}).items():
+        found |= {name: Fixed(_value(name, value), reason) for name, value in values.items()}
+    for reason, names in group.get("without", {}).items():
+        found |= dict.fromkeys(names, NoEffect(reason))
+    for setting, part in group.get("needing", {}).items():
+        name, _, text = setting.partition("=")
+        needs = Needs(name, _value(name, text))
+        found |= {n: replace(effect, needs=needs) for n, effect in _effects(part).items() if isinstance(effect, _READ)}
+    return found
 
 
-def derived(note: str, **targets: str) -> Derived:
-    """An option that arguments follow from; `targets` are `OWNER="argument"`."""
-    return Derived(note, tuple(Target(owner, name) for owner, name in targets.items()))
+def _targets(text: str) -> tuple[Target, ...]:
+    return tuple(Target(*argument.split(".")) for argument in text.split(", "))
 
 
-def without(reason: str, *names: str) -> dict[str, Effect]:
-    return dict.fromkeys(names, NoEffect(reason))
+def _value(name: str, value: Any) -> Any:
+    return OPTIONS[name].type.check(value, OPTIONS[name].option)
 
 
-def fixed(reason: str, **values: Any) -> dict[str, Effect]:
-    return {name: Fixed(value, reason) for name, value in values.items()}
-
-
-def bounded(effects: Effects) -> Effects:
-    """The map, with the limits that a plan may lower to what model, engine and memory allow."""
+def with_admission(effects: Effects) -> Effects:
+    """The map with what admission does on every backend, and with limits that a plan may lower (`Derived.bound`)."""
     return {
         name: replace(effect, bound=_BOUNDS[name]) if name in _BOUNDS and isinstance(effect, _READ) else effect
-        for name, effect in effects.items()
+        for name, effect in (_ADMISSION | dict(effects)).items()
     }
 
 
-def needing(option: str, value: Any, effects: Effects) -> Effects:
-    """Options that have no effect unless `option` has this value."""
-    return {
-        name: replace(effect, needs=Needs(option, value)) if isinstance(effect, _READ) else effect
-        for name, effect in effects.items()
-    }
-
-
-def describe(declared: DeclaredOption, effects: Effects, backend: str) -> str:
-    """What an option does on a backend, for readers."""
+def describe_effect(declared: DeclaredOption, effects: Effects, backend: str) -> str:
+    """Describe an option's effect on a backend, for readers."""
     everywhere = declared.option.effect_everywhere
     return everywhere or str(effects.get(declared.name, f"no effect on {backend}"))
 
 
 def has_effect(declared: DeclaredOption, effects: Effects) -> bool:
-    """Whether anything reads the option on a backend with these effects."""
+    """Return whether anything reads the option on a backend with these effects."""
     if declared.option.effect:
         return True
     return not declared.option.legacy and not isinstance(effects.get(declared.name), Fixed | NoEffect | None)
-
-
-def effective_value(config: Config, effects: Effects, name: str) -> Any:
-    """The value that an option has on a backend: the configured one, or what it always is there."""
-    declared = OPTIONS[name]
-    if has_effect(declared, effects):
-        return getattr(config.options, name)
-    effect = effects.get(name)
-    return effect.value if isinstance(effect, Fixed) else declared.default
-
-
-def deviations(
-    config: Config, effects: Effects, backend: str, plan: object = None, *, under_djl: bool = False
-) -> tuple[str, ...]:
-    """One line for each option that the user set and that does nothing on the backend, something else, or less.
-
-    `plan` has what limits have become. Options that a warning of the configuration or a note of the plan names for the
-    same reason are left out, and with `under_djl` those that DJL Serving reads.
-    """
-    lines = []
-    for declared in OPTIONS.values():
-        option = declared.option
-        if not config.is_set(declared.name) or option.warn or option.effect or (under_djl and option.under_djl):
-            continue
-        deviation = _deviation(config, declared, effects, backend, plan)
-        if deviation and not _is_reported(config, declared.name, getattr(plan, "notes", ())):
-            lines.append(setting_line(config, declared, deviation))
-    return tuple(lines)
-
-
-def setting_line(config: Config, declared: DeclaredOption, effect: str) -> str:
-    """An option's value, where that came from, and what it does."""
-    value = shown_value(declared, getattr(config.options, declared.name))
-    return f"{declared.key} = {value} ({shown_origin(config, declared)}): {effect}"
-
-
-def _is_reported(config: Config, name: str, notes: Iterable[str]) -> bool:
-    setting = format_setting(config, name)
-    warned = any(line.startswith(setting) and "has no effect" in line for line in config.warnings)
-    return warned or any(setting in note for note in notes)
-
-
-def _deviation(config: Config, declared: DeclaredOption, effects: Effects, backend: str, plan: object) -> str:
-    """What is different from what the value says; "" if nothing is."""
-    effect = effects.get(declared.name)
-    value = getattr(config.options, declared.name)
-    if declared.option.legacy or effect is None or isinstance(effect, NoEffect):
-        return describe(declared, effects, backend)
-    if isinstance(effect, Fixed):
-        return str(effect) if value not in (None, effect.value) else ""
-    if effect.needs and not effect.needs.met(config):
-        return f"no effect without {effect.needs}"
-    if not effect.bound or plan is None or value is None:
-        return ""
-    used = getattr(plan, effect.bound)
-    return f"{shown_value(declared, used)} here: {effect}" if used < value else ""
 
 
 _BOUNDS = {
@@ -222,6 +178,13 @@ _BOUNDS = {
     "max_num_sequences": "max_sequences",
 }
 """Attributes of `EnginePlan` by the options that ask for them."""
+
+_ADMISSION: dict[str, Effect] = {
+    **dict.fromkeys(("max_input_len", "max_output_len", "max_seq_len"), Derived("limit at admission")),
+    "max_rolling_batch_size": Derived("limit at admission"),
+    "max_num_sequences": Derived("limit at admission, the smaller of this and max_rolling_batch_size"),
+}
+"""Requests are admitted by the server, before any engine gets them."""
 
 
 def _condition(effect: Passed | Derived) -> str:

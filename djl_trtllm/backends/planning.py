@@ -1,17 +1,64 @@
-"""Selects the backend of a model and derives its plan, for an engine with its own limits."""
+"""Select the backend of a model, derive its plan, and say what options do there."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from djl_trtllm.backends.as_built import apply
-from djl_trtllm.backends.registry import backend_named, backends, this_machine
-from djl_trtllm.backends.select import choose_backend
-from djl_trtllm.config import Config
-from djl_trtllm.engines.gpu import Gpu
-from djl_trtllm.engines.hardware import Hardware
+from djl_trtllm.backends.base import Built, backend_named, backends, effects_on, this_machine
+from djl_trtllm.backends.effects import Effects, Fixed, NoEffect, describe_effect, has_effect
+from djl_trtllm.config import Backend, Config
+from djl_trtllm.config.configuration import format_setting
+from djl_trtllm.config.explain import shown_origin, shown_value
+from djl_trtllm.config.options import OPTIONS, DeclaredOption
+from djl_trtllm.config.rules import check_running
+from djl_trtllm.config.sources import Origin, OriginKind
+from djl_trtllm.engines.cache import Manifest
+from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.engines.plan import EnginePlan
+from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout
+
+_LIMITS = (
+    "max_rolling_batch_size",
+    "max_num_sequences",
+    "max_input_len",
+    "max_output_len",
+    "max_seq_len",
+    "max_num_tokens",
+    "max_beam_width",
+)
+"""The fields of `Options` that an engine is compiled for."""
+
+
+def choose_backend(config: Config, layout: Layout, hardware: Hardware) -> tuple[Backend, str]:
+    """The backend and its reason in one line.
+
+    With `auto`, the first backend that offers to run these files on this machine. Raises EngineError if the selected
+    backend cannot run here or cannot load these files.
+    """
+    asked = config.options.backend
+    if asked is not Backend.AUTO:
+        return asked, backend_named(asked).accept(asked, format_setting(config, "backend"), layout, hardware)
+    refusals: list[str] = []
+    for backend in backends():
+        offer = backend.offer(layout, hardware)
+        if offer.backend is not None:
+            return offer.backend, offer.reason or "; ".join(refusals)
+        if offer.reason:
+            refusals.append(offer.reason)
+    raise EngineError(f"no backend runs {layout.path}: {'; '.join(refusals)}")
+
+
+def likely_backend(config: Config, hardware: Hardware) -> Backend:
+    """The backend for a checkpoint that is not known yet: the one in `option.backend`, or what `auto` selects here."""
+    asked = config.options.backend
+    if asked is not Backend.AUTO:
+        return asked
+    usual = (backend.usual(hardware) for backend in backends())
+    return next(backend for backend in usual if backend is not None)
 
 
 def served_as_built(config: Config, layout: Layout) -> Config:
@@ -23,7 +70,18 @@ def served_as_built(config: Config, layout: Layout) -> Config:
         return config
     found = (backend.built(config, layout) for backend in backends())
     built = next((built for built in found if built is not None), None)
-    return config if built is None else apply(config, built)
+    return config if built is None else _as_built(config, built)
+
+
+def compiled_quantization(layout: Layout) -> str | None:
+    """Return the value of `option.quantize` that an engine was compiled with, by its manifest or else its own files."""
+    if layout.engine_dir is None or not layout.kind.is_engine:
+        return None
+    manifest = Manifest.read(layout.engine_dir)
+    if manifest is not None:
+        return str(manifest.options.get("quantize"))
+    found = (backend.quantize_of(layout) for backend in backends())
+    return next((value for value in found if value is not None), None)
 
 
 def fitted_to_memory(config: Config, layout: Layout, hardware: Hardware) -> Config:
@@ -66,3 +124,130 @@ def suppose_machine(hardware: Hardware, gpus: tuple[Gpu, ...]) -> Hardware:
     for backend in backends():
         hardware = backend.suppose(hardware)
     return replace(hardware, gpus=gpus)
+
+
+def _as_built(config: Config, built: Built) -> Config:
+    """The configuration with the engine's limits below everything that the user set, and within its bounds.
+
+    A user's value above a bound is lowered to it with a warning, as TensorRT-LLM does.
+    """
+    warnings = []
+    asked = config
+    for name, bound in built.bounds.items():
+        value = getattr(config.options, name)
+        if not config.is_set(name) or value is None or value <= bound.value:
+            continue
+        setting = format_setting(asked, name)
+        if bound.option is None:
+            where, compiled = built.where, f"the engine was compiled with {bound.name} {bound.value}, which applies"
+            warnings.append(f"{setting}: {compiled}; leave the option out, or compile the checkpoint again for more")
+        else:
+            where = format_setting(asked, bound.option)
+            warnings.append(f"{setting}: {where} leaves {bound.name} {bound.value}, which applies; change one of them")
+        config = config.replace(
+            Origin.derived(f"{where}, which lowers {value} ({asked.origin(name)})"), **{name: bound.value}
+        )
+    defaults = {name: value for name, value in built.defaults.items() if not config.is_set(name)}
+    config = config.replace(Origin.derived(built.where), **defaults)
+    return replace(config, warnings=(*config.warnings, *warnings), notes=(*config.notes, *built.notes))
+
+
+def describe_limits(config: Config) -> str:
+    """One line with every limit that has a value, grouped by where the values came from."""
+    groups: dict[str, list[str]] = {}
+    for name in _LIMITS:
+        value = getattr(config.options, name)
+        if value is not None:
+            groups.setdefault(str(config.origin(name)), []).append(f"{OPTIONS[name].key}={value}")
+    return "limits: " + "; ".join(f"{', '.join(settings)} ({origin})" for origin, settings in groups.items())
+
+
+def automatic_backends() -> tuple[Backend, ...]:
+    """The backends that `option.backend=auto` selects from."""
+    return tuple(Backend(name) for backend in backends() for name in backend.automatic)
+
+
+def describe(declared: DeclaredOption, backend: Backend, *, under_djl: bool = False) -> str:
+    """Describe an option's effect on a backend, for readers; AUTO names all backends that it selects from.
+
+    `under_djl`: where DJL Serving runs the model and reads options of its own.
+    """
+    if under_djl and declared.option.under_djl:
+        return declared.option.under_djl
+    if everywhere := declared.option.effect_everywhere:
+        return everywhere
+    if backend is Backend.AUTO:
+        return "; ".join(f"{one}: {describe(declared, one)}" for one in automatic_backends())
+    return describe_effect(declared, effects_on(backend), backend)
+
+
+def with_effects(
+    config: Config, backend: Backend, plan: EnginePlan | None = None, *, under_djl: bool = False
+) -> Config:
+    """The configuration with notes on it: options that deviate on the backend, and rules about running engines.
+
+    For what a program or a command line gives they are warnings: it is for this run, while a file may be for several
+    engines.
+    """
+    effects = effects_on(backend)
+    checked = check_running(config, partial(effective_value, config, effects))
+    deviating = deviations(config, effects, backend, plan, under_djl=under_djl)
+    given = [line for name, line in deviating.items() if config.origins[name].kind is OriginKind.OVERRIDE]
+    others = [line for line in deviating.values() if line not in given]
+    return replace(checked, warnings=(*checked.warnings, *given), notes=(*others, *checked.notes))
+
+
+def effective_value(config: Config, effects: Effects, name: str) -> Any:
+    """The value that an option has on a backend: the configured one, or what it always is there."""
+    declared = OPTIONS[name]
+    if has_effect(declared, effects):
+        return getattr(config.options, name)
+    effect = effects.get(name)
+    return effect.value if isinstance(effect, Fixed) else declared.default
+
+
+def deviations(
+    config: Config, effects: Effects, backend: str, plan: object = None, *, under_djl: bool = False
+) -> dict[str, str]:
+    """One line for each option that the user set and that does nothing on the backend, something else, or less.
+
+    `plan` has what limits have become. Options that a warning of the configuration or a note of the plan names for the
+    same reason are left out, and with `under_djl` those that DJL Serving reads.
+    """
+    lines = {}
+    for declared in OPTIONS.values():
+        option = declared.option
+        if not config.is_set(declared.name) or option.warn or option.effect or (under_djl and option.under_djl):
+            continue
+        deviation = _deviation(config, declared, effects, backend, plan)
+        if deviation and not _is_reported(config, declared.name, getattr(plan, "notes", ())):
+            lines[declared.name] = setting_line(config, declared, deviation)
+    return lines
+
+
+def setting_line(config: Config, declared: DeclaredOption, effect: str) -> str:
+    """An option's value, where that came from, and what it does."""
+    value = shown_value(declared, getattr(config.options, declared.name))
+    return f"{declared.key} = {value} ({shown_origin(config, declared)}): {effect}"
+
+
+def _is_reported(config: Config, name: str, notes: Iterable[str]) -> bool:
+    setting = format_setting(config, name)
+    warned = any(line.startswith(setting) and "has no effect" in line for line in config.warnings)
+    return warned or any(setting in note for note in notes)
+
+
+def _deviation(config: Config, declared: DeclaredOption, effects: Effects, backend: str, plan: object) -> str:
+    """Describe how the effect differs from what the value says; "" if it does not."""
+    effect = effects.get(declared.name)
+    value = getattr(config.options, declared.name)
+    if declared.option.legacy or effect is None or isinstance(effect, NoEffect):
+        return describe_effect(declared, effects, backend)
+    if isinstance(effect, Fixed):
+        return str(effect) if value not in (None, effect.value) else ""
+    if effect.needs and not effect.needs.met(config):
+        return f"no effect without {effect.needs}"
+    if not effect.bound or plan is None or value is None:
+        return ""
+    used = getattr(plan, effect.bound)
+    return f"{shown_value(declared, used)} here: {effect}" if used < value else ""

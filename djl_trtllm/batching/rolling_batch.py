@@ -1,4 +1,9 @@
-"""The rolling batch: admission, the waiting queue, and the output of the executor's iterations."""
+"""The rolling batch: from a request's admission to its last chunk, in one engine process after the other.
+
+A sequence goes on in another engine process with its prompt and the tokens it has so far as the new prompt. A client
+that is alone may take all places. When another client comes and none of its sequences runs, the first gives some places
+back: its sequences are cancelled in the executor and go on later, as after the loss of an engine process.
+"""
 
 from __future__ import annotations
 
@@ -6,41 +11,122 @@ import logging
 import math
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from djl_trtllm.batching.clients import Clients
-from djl_trtllm.batching.limits import BatchLimits, SequenceLimits
-from djl_trtllm.batching.moving import to_move
-from djl_trtllm.batching.places import ExecutorPort, Places
-from djl_trtllm.batching.request_record import RequestRecord
-from djl_trtllm.batching.request_state import RequestState
-from djl_trtllm.batching.slot import Slot, states_of
-from djl_trtllm.batching.statistics import Statistics
-from djl_trtllm.batching.translation import Translator
-from djl_trtllm.batching.waiting_queue import WaitingQueue
+from msgspec.structs import replace
+
+from djl_trtllm.batching import blame
+from djl_trtllm.batching.admission import BatchLimits, SequenceLimits, Translator
+from djl_trtllm.batching.blame import Blame, Verdict
+from djl_trtllm.batching.queue import ClientShares, ExecutorPort, Places, Slot, WaitingQueue
+from djl_trtllm.batching.sequence import RequestState
+from djl_trtllm.batching.statistics import RequestRecord, Statistics
 from djl_trtllm.errors import (
+    GenerationError,
+    HarmfulRequestError,
     InvalidRequestError,
     OverloadedError,
     RequestError,
     RequestTimeoutError,
 )
-from djl_trtllm.executor.protocol import Delta, Stats, Step
+from djl_trtllm.executor.protocol import Delta, Limits, Stats, Step, Submit, Try
 from djl_trtllm.logs import of_request
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import Adapter, Consumer, FinishReason, GenerationRequest, Origin
+from djl_trtllm.request import FIELDS, Adapter, Consumer, FinishReason, GenerationRequest, RequestOrigin, Resume
 
 logger = logging.getLogger(__name__)
 
-_UNKNOWN = Origin()
+_UNKNOWN = RequestOrigin()
+_IMPOSSIBLE = [field for field in FIELDS.values() if field.trait.resume is Resume.IMPOSSIBLE]
+_SEED_STEP = 0x9E3779B97F4A7C15
+"""An odd number far from 0 modulo 2**64: sequences of one request have neighbouring seeds."""
+_MOST_MOVES = 2
+"""How often a sequence gives its place away."""
+
+
+def can_resume(message: Submit, generated: int, limits: Limits) -> bool:
+    """Whether a sequence with this number of generated tokens can go on in another engine process with these limits.
+
+    One without tokens always can: it begins there.
+    """
+    if not generated:
+        return True
+    return not (
+        message.sampling.min_new_tokens > generated
+        or any(field.is_set(message) for field in _IMPOSSIBLE)
+        or len(message.prompt_ids) + generated > (limits.max_prompt_len or limits.max_seq_len)
+    )
+
+
+def resumed(message: Submit, token_ids: Sequence[int]) -> Submit:
+    """The message that starts a sequence, or lets it go on after the tokens that it has, with its prompt as a list.
+
+    A seeded sequence draws from there on with another seed, which follows from its own and the position: with its own
+    the engine would draw the random numbers of its beginning again.
+    """
+    prompt_ids = [*message.prompt_ids, *token_ids]
+    if not token_ids:
+        return replace(message, prompt_ids=prompt_ids)
+    sampling, generated = message.sampling, len(token_ids)
+    seed = None if sampling.seed is None else (sampling.seed + generated * _SEED_STEP) % 2**64
+    left = replace(sampling, max_new_tokens=sampling.max_new_tokens - generated, min_new_tokens=0, seed=seed)
+    return replace(message, prompt_ids=prompt_ids, sampling=left)
+
+
+def to_move(running: Mapping[int, Slot], starving: Slot, places: Places, clients: int) -> dict[int, Slot]:
+    """The sequences that give their places to `starving`: the last ones of the client with most places.
+
+    None does if they would not make enough room. A client keeps its share: max_running / `clients` places.
+    """
+    most = max((slot.client for slot in running.values()), key=lambda client: client.running, default=None)
+    if most is None:
+        return {}
+    available = places.executor.limits.kv_blocks or math.inf
+    sequences = places.sequences + starving.beams - places.max_running
+    blocks = places.blocks + starving.blocks * starving.beams - available
+    left = most.running - max(1, places.max_running // max(1, clients))
+    found: dict[int, Slot] = {}
+    for request_id in reversed(list(running)):
+        if sequences <= 0 and blocks <= 0:
+            return found
+        slot = running[request_id]
+        if len(found) < left and slot.client is most and slot.places is places and _can_move(slot, places):
+            found[request_id] = slot
+            sequences -= 1
+            blocks -= slot.blocks
+    return found if sequences <= 0 and blocks <= 0 else {}
+
+
+def _can_go_on(slot: Slot, limits: Limits) -> bool:
+    """Whether a lost sequence can go on in another executor with these limits; beams do so together or not at all."""
+    if slot.beams > 1 and any(beam.finished for beam in slot.state.sequences):
+        return False
+    return can_resume(slot.message, len(slot.sequence.token_ids), limits)
+
+
+def _can_move(slot: Slot, places: Places) -> bool:
+    """Whether a sequence can go on later, however many tokens come before its cancellation takes effect."""
+    message, limits, generated = slot.message, places.executor.limits, len(slot.sequence.token_ids)
+    return (
+        not slot.seeded  # it would have other tokens afterwards
+        and slot.moves < _MOST_MOVES
+        and slot.sequence.finished is None
+        and can_resume(message, max(1, generated), limits)
+        and can_resume(message, message.sampling.max_new_tokens, limits)
+    )
 
 
 class Loss(NamedTuple):
-    """What became of the requests in an engine process that is gone. `blamed`: some have lost too many to go on."""
+    """What became of the requests in an engine process that is gone.
+
+    `proved`: a request had passed in it. `guilty`: the one that ended it. See `blame`.
+    """
 
     resumed: int
     ended: int
-    blamed: bool
+    proved: bool = False
+    guilty: Verdict | None = None
 
 
 class RollingBatch:
@@ -66,13 +152,18 @@ class RollingBatch:
         self.statistics = statistics
         self._tokenizer = tokenizer
         self._clock = clock
-        self._clients = Clients(clock)
+        self._clients = ClientShares(clock)
         self._waiting = WaitingQueue()
+        self._untried: dict[int, Slot] = {}
+        """Sequences that wait for the trial of their guide, by id."""
+        self._trials: dict[int, RequestState] = {}
+        """Their requests, by the ids of the trials."""
         self._running: dict[int, Slot] = {}
         self._moving: set[int] = set()
-        """Those that are being cancelled because another client needs their places."""
+        """Ids of the sequences that are being cancelled because another client needs their places."""
         self._admitted = 0
         self._next_id = 0
+        self._blame = Blame()
         self.attach(executor)
 
     # -- state -----------------------------------------------------------------------------------------------------
@@ -91,6 +182,11 @@ class RollingBatch:
     def idle(self) -> bool:
         return not self._admitted
 
+    @property
+    def searching(self) -> bool:
+        """Whether requests are held back because one of them may end engine processes."""
+        return self._blame.searching
+
     def running_in(self, executor: ExecutorPort) -> int:
         """Sequences that the executor has not ended."""
         return sum(slot.runs_in(executor) for slot in self._running.values())
@@ -108,13 +204,16 @@ class RollingBatch:
         self.block_size = limits.block_size
         """Tokens in a KV cache block."""
         blocks = limits.kv_blocks
-        # What is known of an engine that has not run yet.
+        # An engine that has not run yet has an empty KV cache.
         self.engine_stats = Stats(kv_usage=0.0, kv_blocks=blocks, kv_blocks_used=0) if blocks else Stats()
         self._max_running = self.limits.max_batch_size + limits.lookahead
         self._places: Places | None = Places(executor, self.limits.max_batch_size, limits.lookahead)
         self._sequence_limits = SequenceLimits(self.limits, limits)
         self._translator = Translator(self._tokenizer, limits.stops, seeded=limits.seeded)
+        for trial, state in list(self._trials.items()):
+            self._try_guide(trial, state)
         self._schedule()
+        self._search()
 
     def hold(self) -> None:
         """Start no sequence until the next `attach`; those that run end where they are."""
@@ -122,33 +221,47 @@ class RollingBatch:
 
     def lose(self, executor: ExecutorPort, error: RequestError) -> Loss:
         """The executor is gone, with its KV cache: what ran in it goes on in another one, or ends with `error`."""
+        proved = False
         if self._places is not None and self._places.executor is executor:
+            proved = self._places.proved
             self.hold()
         self.engine_stats = Stats()
         lost: dict[int, Slot] = {}
+        tokens: dict[str, int] = {}
         for request_id, slot in list(self._running.items()):
             if slot.runs_in(executor):
+                got = slot.got
                 self._leave(request_id, slot)
                 if slot.complete:
                     self._end(slot, FinishReason.LENGTH, None)  # only the news of its end is missing
                 if slot.sequence.finished is None:
                     lost[request_id] = slot
+                    key = self._digest(slot)
+                    tokens[key] = min(got, tokens.get(key, got))
                 else:
                     self._release(slot)
         self._waiting.resume(lost)
-        stuck = {id(slot.state) for slot in lost.values() if not slot.can_go_on(executor.limits)}
-        states = states_of(lost)
-        ended, blamed = 0, False
-        for state in states:
-            exhausted = state.record.resumes >= self.limits.max_resumes
-            if exhausted or id(state) in stuck:
+        proved = proved or any(count >= blame.PASSED for count in tokens.values())
+        guilty = self._blame.lost(tokens, self._clock(), proved=proved)
+        if guilty is not None:
+            self._end_guilty(guilty.key)
+        states = {id(slot.state): slot.state for slot in lost.values()}
+        stuck = {id(slot.state) for slot in lost.values() if not _can_go_on(slot, executor.limits)}
+        ended = 0
+        for id_, state in states.items():
+            if state.done:
                 ended += 1
-                blamed = blamed or (exhausted and state.record.resumes > 0)
+            elif not self.limits.resume or id_ in stuck:
+                ended += 1
                 self._abort(state, FinishReason.ERROR, error)
             else:
                 self.statistics.request_resumed(state.record)
-        self._schedule()
-        return Loss(len(states) - ended, ended, blamed)
+        for request_id, slot in list(self._waiting.resumed.items()):
+            if not self._blame.runs(slot.state.digest):
+                self._waiting.remove(request_id)
+                self._waiting.hold(request_id, slot)
+        self._search()
+        return Loss(len(states) - ended, ended, proved, guilty)
 
     # -- the way in ------------------------------------------------------------------------------------------------
 
@@ -196,11 +309,11 @@ class RollingBatch:
         prompt_ids: list[int],
         consumer: Consumer,
         adapter: Adapter | None = None,
-        origin: Origin = _UNKNOWN,
+        origin: RequestOrigin = _UNKNOWN,
     ) -> RequestState:
         """Queue an admitted request, `adapter` being the one it names.
 
-        If it can never run, gives its reservation back and raises InvalidRequestError.
+        If it can never run, or ends engine processes, gives its reservation back and raises InvalidRequestError.
         """
         count, beams = request.sampling.sequences, request.sampling.beam_width
         try:
@@ -220,19 +333,25 @@ class RollingBatch:
         state = RequestState(request.sampling, sequences, consumer, record)
         blocks = self._sequence_limits.blocks(len(prompt_ids), max_new_tokens)
         client = self._clients.find(origin.client)
-        # A seed would give other tokens afterwards.
-        movable = request.sampling.seed is None or not request.sampling.do_sample
+        seeded = request.sampling.seed is not None and request.sampling.do_sample
         for sequence in sequences:
             if sequence.index % beams == 0:
                 message = self._translator.message(
-                    self._next_id, request, kept_ids, max_new_tokens, sequence.seed, adapter, origin.request_id
+                    self._next_id, request, kept_ids, max_new_tokens, sequence.seed, adapter, origin
                 )
-            slot = Slot(state, sequence, message, blocks, client, origin.priority, movable)
-            self._waiting.add(self._next_id, slot)
+            slot = Slot(state, sequence, message, blocks, client, origin.priority, seeded)
+            if self._blame.remembers and not state.ids:
+                self._check_innocent(slot)
+            self._untried[self._next_id] = slot
             state.ids.append(self._next_id)
             self._next_id += 1
         self.statistics.request_queued(record)
-        self._schedule()
+        if request.guide is None:
+            self._let_wait(state)
+        else:
+            self._try_guide(self._next_id, state)
+            self._next_id += 1
+        self._search()
         return state
 
     # -- the way out -----------------------------------------------------------------------------------------------
@@ -240,46 +359,57 @@ class RollingBatch:
     def process(self, steps: Sequence[Step]) -> None:
         """Process the executor's iterations: each consumer gets one chunk per sequence, then freed slots are filled."""
         touched: dict[int, Slot] = {}
-        running = len(self._running)
+        running, trials = len(self._running), len(self._trials)
         for step in steps:
             for delta in step.deltas:
                 slot = self._running.get(delta.request_id)
-                if slot is not None:
+                if slot is None and delta.finish and delta.request_id in self._trials:
+                    self._end_trial(delta)
+                elif slot is not None:
                     touched[delta.request_id] = slot
                     self._receive(slot, delta)
         if steps:
             self.engine_stats = steps[-1].stats
-        self.statistics.tokens_generated(touched.values(), self._clock())
+        if self._places is not None:
+            self._places.steps += len(steps)
+        outputs = ((slot.state.record, slot.sequence) for slot in touched.values())
+        self.statistics.tokens_generated(outputs, self._clock())
         for slot in touched.values():
             self._deliver(slot)
-        if len(self._running) < running:  # nothing else makes room, and looking takes longer the more clients wait
+        if self.searching:
+            self._search()
+        # Nothing else makes room or lets sequences wait, and looking takes longer the more clients wait.
+        elif len(self._running) < running or len(self._trials) < trials:
             self._schedule()
 
     def cancel(self, state: RequestState) -> None:
         """End a request whose client has disconnected."""
         self._abort(state, FinishReason.CANCELLED, None)
-        self._schedule()
+        self._search()
 
     def expire(self, timeout: float) -> None:
         """End the requests that arrived more than `timeout` seconds ago. To be called several times a second."""
         oldest = self._clock() - timeout
         late = {
             id(slot.state): slot.state
-            for slot in (*self._waiting.values(), *self._running.values())
+            for slot in (*self._untried.values(), *self._waiting.values(), *self._running.values())
             if slot.state.record.arrived < oldest and not slot.state.done
         }
         for state in late.values():
             error = RequestTimeoutError(f"the request did not finish within predict_timeout={timeout:g} seconds")
             self._abort(state, FinishReason.ERROR, error)
-        self._schedule()  # also, a place that was kept for another client may be free by now
+        self._search()  # also, a place that was kept for another client may be free by now
 
     def fail(self, error: RequestError) -> None:
         """End every request: there will be no other executor."""
         self.hold()
-        slots = [*self._running.values(), *self._waiting.values()]
+        slots = [*self._running.values(), *self._waiting.values(), *self._untried.values()]
+        self._untried.clear()
+        self._trials.clear()
         self._running.clear()
         self._waiting.clear()
         self._moving.clear()
+        self._blame.stop()
         self.engine_stats = Stats()
         for slot in slots:
             if slot.places is not None:
@@ -287,7 +417,77 @@ class RollingBatch:
             self._release(slot)
             self._end(slot, FinishReason.ERROR, error)
 
+    # -- requests that end engine processes ------------------------------------------------------------------------
+
+    def _digest(self, slot: Slot) -> str:
+        state = slot.state
+        if not state.digest:
+            state.digest = blame.digest(slot.message)
+        return state.digest
+
+    def _check_innocent(self, slot: Slot) -> None:
+        """Give the reservation of a guilty request back, and raise HarmfulRequestError."""
+        key = self._digest(slot)
+        if seconds := self._blame.refused_for(key, self._clock()):
+            self.withdraw(len(slot.state.sequences), slot.client.key)
+            raise HarmfulRequestError(
+                f"the request {key} ends the engine: {blame.LOSSES} engine processes were lost while it began. The "
+                f"same input with the same parameters is refused for {math.ceil(seconds)} more seconds; change it"
+            )
+
+    def _end_guilty(self, key: str) -> None:
+        error = GenerationError(
+            f"the request {key} ends the engine: {blame.LOSSES} engine processes in a row were lost while it began, "
+            f"and everything else goes on without it; it is refused for {blame.REFUSED_SECONDS / 60:g} minutes"
+        )
+        for slot in (*self._untried.values(), *self._waiting.values(), *self._running.values()):
+            if self._digest(slot) == key and not slot.state.done:
+                self._abort(slot.state, FinishReason.ERROR, error)
+
+    def _search(self) -> None:
+        """Let the next suspects go when all that runs has passed, and start what may start."""
+        held = self._waiting.held
+        if self._places is not None and (self.searching or held):
+            tokens: dict[str, int] = {}
+            for slot in (*self._running.values(), *self._waiting.resumed.values()):
+                if slot.sequence.finished is None and (key := slot.state.digest):
+                    tokens[key] = min(slot.got, tokens.get(key, slot.got))
+            waiting = {slot.state.digest for slot in held.values()}
+            released = self._blame.advance(tokens, waiting, self._places.steps)
+            everything = not self.searching
+            self._waiting.release(
+                [request_id for request_id, slot in held.items() if everything or slot.state.digest in released]
+            )
+        self._schedule()
+
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _try_guide(self, trial: int, state: RequestState) -> None:
+        """Let the executor try a request's guide, or let the request wait where the executor does not do that."""
+        self._trials[trial] = state
+        if self._places is None:
+            return
+        executor, message = self._places.executor, self._untried[state.ids[0]].message
+        assert message.guide is not None
+        if executor.limits.tries_guides:
+            executor.try_guide(Try(trial, message.guide, message.origin, message.client))
+        else:
+            self._let_wait(self._trials.pop(trial))
+
+    def _end_trial(self, delta: Delta) -> None:
+        """The executor has tried the guide of a request, whose client still waits."""
+        state = self._trials.pop(delta.request_id)
+        if delta.error is None:
+            self._let_wait(state)
+        else:
+            self._abort(state, *self._translator.ending(delta))
+
+    def _let_wait(self, state: RequestState) -> None:
+        """The sequences of a request wait for places from now on; those of a suspect are held back."""
+        digest = self._digest(self._untried[state.ids[0]]) if self._blame.remembers else ""
+        wait = self._waiting.hold if digest and self._blame.suspect(digest, self._clock()) else self._waiting.add
+        for request_id in state.ids:
+            wait(request_id, self._untried.pop(request_id))
 
     def _schedule(self) -> None:
         """Move waiting sequences into the executor while it has places and KV cache blocks for them."""
@@ -295,14 +495,22 @@ class RollingBatch:
         if places is None or not self._waiting:
             return
         crowded = self._clients.crowded
-        while (request_id := self._waiting.next(places, crowded)) is not None:
-            for beam_id, slot in enumerate(self._waiting.take(request_id), request_id):
+        while (request_id := self._waiting.next(places, crowded, resumed_only=not self._blame.is_open)) is not None:
+            taken = dict(enumerate(self._waiting.take(request_id), request_id))
+            slot = taken[request_id]
+            if self.searching and not self._blame.join(self._digest(slot)):
+                for beam_id, beam in taken.items():
+                    self._waiting.hold(beam_id, beam)
+                continue
+            for beam_id, slot in taken.items():
                 self._running[beam_id] = slot
                 slot.enter(places)
             self._waiting.place(slot.client)
-            self.statistics.request_started(slot.state.record, self._clock())
+            record = slot.state.record
+            record.reseeded = record.reseeded or (bool(slot.sequence.token_ids) and slot.seeded)
+            self.statistics.request_started(record, self._clock())
             places.submitted += 1
-            places.executor.submit(slot.start())
+            places.executor.submit(resumed(slot.message, slot.sequence.token_ids))
         if self._waiting.starving is not None and not self._moving:
             for request_id, slot in to_move(self._running, self._waiting.starving, places, len(self._clients)).items():
                 slot.moves += 1
@@ -333,6 +541,10 @@ class RollingBatch:
             elif finish:
                 self._finish(slot, delta)
         if finish:
+            if sequence.finished is not None and sequence.finished.reason <= FinishReason.LENGTH:
+                self._blame.ended(slot.state.digest)
+                assert slot.places is not None
+                slot.places.proved = True
             self._leave(delta.request_id, slot)
             if sequence.finished is None:
                 self._waiting.put_back(delta.request_id, slot)
@@ -347,8 +559,12 @@ class RollingBatch:
             slot.sequence.finish(FinishReason.LENGTH)
 
     def _abort(self, state: RequestState, reason: FinishReason, error: RequestError | None) -> None:
+        for trial in [trial for trial, tried in self._trials.items() if tried is state]:
+            del self._trials[trial]
+            if self._places is not None:
+                self._places.executor.cancel(trial)
         for request_id in state.ids:
-            slot = self._waiting.remove(request_id)
+            slot = self._untried.pop(request_id, None) or self._waiting.remove(request_id)
             if slot is not None:
                 self._release(slot)
             else:

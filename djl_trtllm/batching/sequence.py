@@ -1,20 +1,164 @@
-"""One sequence: turns its tokens into text."""
+"""The output of a request: token ids become text, stop strings end it, and chunks reach its consumer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import tokenizers
 from msgspec.structs import replace
+from packaging.version import Version
+from tokenizers.decoders import DecodeStream
 
-from djl_trtllm.batching.detokenizer import Detokenizer
-from djl_trtllm.batching.stopping import StopMatcher
+from djl_trtllm.batching.statistics import RequestRecord
 from djl_trtllm.errors import RequestError
+from djl_trtllm.executor.protocol import Logprob, Ranked
 from djl_trtllm.model import TokenTexts
-from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
+from djl_trtllm.request import (
+    Alternative,
+    Consumer,
+    FinishReason,
+    OutputChunk,
+    RankedToken,
+    Sampling,
+    SequenceResult,
+    Token,
+)
+
+_CONTEXT = 6
+"""Prompt tokens that the decoder sees, so that it knows whether the first token begins with a space."""
+_STREAM_TAKES_IDS = Version(tokenizers.__version__) >= Version("0.22")
+_CUT_SHORT = (FinishReason.CANCELLED, FinishReason.ERROR)
 
 
+class StopMatcher:
+    """Finds stop strings in a text that arrives in pieces, also where they cross the borders of tokens.
+
+    After each piece, all characters before `safe` may be shown: no stop string can begin there. The stop string that
+    begins first wins; of several at one place, the longest.
+    """
+
+    __slots__ = ("_buffer", "_longest", "_offset", "_stops", "safe")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._longest = max(map(len, stops))
+        self._buffer = ""
+        self._offset = 0
+        self.safe = 0
+
+    def feed(self, text: str) -> str | None:
+        """Take in the next piece, and return the stop string that it completes; it begins at `safe`."""
+        self._buffer += text
+        found = [(at, -len(stop), stop) for stop in self._stops if (at := self._buffer.find(stop)) >= 0]
+        if found:
+            at, _, stop = min(found)
+            self.safe = self._offset + at
+            return stop
+        held = self._possible_start()
+        self.safe = self._offset = self._offset + held
+        self._buffer = self._buffer[held:]
+        return None
+
+    def _possible_start(self) -> int:
+        """Where the longest end of the buffer begins that could grow into a stop string."""
+        length = len(self._buffer)
+        for start in range(max(0, length - self._longest + 1), length):
+            tail = self._buffer[start:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return start
+        return length
+
+
+class Detokenizer:
+    """Decodes one sequence. Joining what `step` and `flush` return gives what decoding all its tokens at once would
+    add to the prompt's text. Special tokens have no text and are left out.
+
+    Most tokens are looked up in `texts`, in a tenth of the time. The library decodes the first one, and those that
+    make a character only together.
+    """
+
+    __slots__ = ("_begun", "_context", "_emitted", "_ids", "_stream", "_texts", "_tokenizer", "pending")
+
+    def __init__(self, texts: TokenTexts, prompt_ids: Sequence[int]) -> None:
+        self._texts = texts
+        self._tokenizer = texts.raw
+        self.pending = False
+        """Whether the last token ended inside a character."""
+        self._begun = False
+        """Whether any text has been returned."""
+        self._stream: DecodeStream | None
+        """None after a token that was looked up."""
+        self._begin(list(prompt_ids[-_CONTEXT:]))
+
+    def step(self, token_id: int) -> str:
+        """The text that `token_id` completes: "" while a character is unfinished."""
+        self._ids.append(token_id)
+        if self._begun and not self.pending:
+            known = self._texts[token_id]
+            if known is not None:
+                self._stream = None
+                return known
+        return self._decoded(token_id)
+
+    def _decoded(self, token_id: int) -> str:
+        stream = self._stream
+        if stream is None:
+            self._begin((self._context + self._ids[-_CONTEXT - 1 : -1])[-_CONTEXT:])
+            self._ids.append(token_id)
+        try:
+            if stream is None:
+                stream = self._stream = self._open_stream()
+            text: str | None = stream.step(self._tokenizer, token_id)
+        except Exception:  # the Rust library raises bare Exception
+            self.pending = False
+            return self._restart()
+        self.pending = text is None
+        if text is None:
+            return ""
+        self._begun = True
+        self._emitted += len(text)
+        return text
+
+    def _open_stream(self) -> DecodeStream:
+        if _STREAM_TAKES_IDS:
+            return DecodeStream(ids=self._context, skip_special_tokens=True)
+        stream = DecodeStream(skip_special_tokens=True)
+        for token_id in self._context:
+            stream.step(self._tokenizer, token_id)
+        return stream
+
+    def flush(self) -> str:
+        """Return the text held back at the end of the sequence: replacement characters for unfinished ones."""
+        if not self.pending:
+            return ""
+        self.pending = False
+        before, whole = self._decode(self._context), self._decode(self._context + self._ids)
+        return whole[len(before) + self._emitted :]
+
+    def _begin(self, context: list[int]) -> None:
+        """Decode what follows `context`."""
+        self._context = context
+        self._ids: list[int] = []
+        self._emitted = 0
+        self._stream = None
+
+    def _restart(self) -> str:
+        """The decoder took back text that has been handed out, as byte-fallback decoders do when a byte turns out to
+        be invalid. Go on from here: the last token's text as it follows its predecessor."""
+        last_two = (self._context + self._ids[-2:])[-2:]
+        before, text = self._decode(last_two[:1]), self._decode(last_two)
+        self._begin(last_two[1:])
+        return text[len(before) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids)  # without special tokens
+        return text
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class OutputSequence:
     """The output of one sequence.
 
@@ -24,85 +168,57 @@ class OutputSequence:
     the output.
     """
 
-    __slots__ = (
-        "_detokenizer",
-        "_held",
-        "_logprobs",
-        "_matcher",
-        "_prompt_ids",
-        "_ready",
-        "_shown",
-        "_special_ids",
-        "_stop_ids",
-        "_text_end",
-        "_texts",
-        "closed",
-        "cumulative_logprob",
-        "finished",
-        "index",
-        "seed",
-        "token_ids",
-    )
-
-    def __init__(
-        self,
-        *,
-        index: int,
-        texts: TokenTexts,
-        special_ids: frozenset[int],
-        shown: Mapping[int, str] = MappingProxyType({}),
-        prompt_ids: Sequence[int],
-        stop: Sequence[str],
-        stop_ids: Mapping[int, FinishReason] = MappingProxyType({}),
-        seed: int | None,
-        logprobs: bool,
-    ) -> None:
-        self.index = index
-        self.seed = seed
-        self.token_ids: list[int] = []
-        """What was generated so far."""
-        self.cumulative_logprob = 0.0
-        self.finished: SequenceResult | None = None
-        self.closed = False
-        """Whether the end has been delivered."""
-        self._texts = texts
-        self._prompt_ids = prompt_ids
-        self._detokenizer: Detokenizer | None = None
-        """None as long as there are no tokens."""
-        self._matcher = StopMatcher(stop) if stop else None
-        self._special_ids = special_ids
-        self._shown = shown
-        """The texts of those special tokens that are part of the output."""
-        self._stop_ids = stop_ids
-        """Ids that end the sequence here, each with its reason: those that the engine does not stop at."""
-        self._ready: list[Token] = []
-        self._held: list[tuple[int, Token]] = []
-        """Tokens that wait for a possible stop string to resolve, with the offset where each one's text begins."""
-        self._text_end = 0
-        self._logprobs = logprobs
+    index: int
+    texts: TokenTexts
+    special_ids: frozenset[int]
+    shown: Mapping[int, str]
+    """The texts of those special tokens that are part of the output."""
+    prompt_ids: Sequence[int]
+    stop: Sequence[str]
+    stop_ids: Mapping[int, FinishReason]
+    """Ids that end the sequence here, each with its reason: those that the engine does not stop at."""
+    seed: int | None
+    logprobs: bool
+    token_ids: list[int] = field(default_factory=list)
+    """All ids that were generated so far."""
+    counted: int = 0
+    """How many tokens the statistics have counted; the last of them came at `last_token_at`."""
+    last_token_at: float | None = None
+    cumulative_logprob: float = 0.0
+    finished: SequenceResult | None = None
+    closed: bool = False
+    """Whether the end has been delivered."""
+    _detokenizer: Detokenizer | None = None
+    """None until the first token; so is `_matcher`."""
+    _matcher: StopMatcher | None = None
+    _ready: list[Token] = field(default_factory=list)
+    _held: list[tuple[int, Token]] = field(default_factory=list)
+    """Tokens that wait for a possible stop string to resolve, with the offset where each one's text begins."""
+    _text_end: int = 0
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[Any] | None) -> bool:
         """Append tokens, with a number or None for each. False if a stop string or stop id ended the sequence; later
         tokens are discarded."""
         detokenizer = self._detokenizer
         if detokenizer is None:
-            detokenizer = self._detokenizer = Detokenizer(self._texts, self._prompt_ids)
+            detokenizer = self._detokenizer = Detokenizer(self.texts, self.prompt_ids)
+            self._matcher = StopMatcher(self.stop) if self.stop else None
         for position, token_id in enumerate(token_ids):
             self.token_ids.append(token_id)
             logprob = None
             if logprobs is not None:
                 logprob = logprobs[position]
                 self.cumulative_logprob += logprob or 0.0
-            if token_id in self._special_ids:
-                token = Token(token_id, self._shown.get(token_id, ""), logprob, True)
+            if token_id in self.special_ids:
+                token = Token(token_id, self.shown.get(token_id, ""), logprob, True)
             else:
                 token = Token(token_id, detokenizer.step(token_id), logprob, False)
             if self._matcher is None and not detokenizer.pending and not self._held:
                 self._ready.append(token)
             elif self._hold(token, unfinished=detokenizer.pending):
                 return False
-            if token_id in self._stop_ids:
-                self.finish(self._stop_ids[token_id])
+            if token_id in self.stop_ids:
+                self.finish(self.stop_ids[token_id])
                 return False
         return True
 
@@ -129,11 +245,11 @@ class OutputSequence:
         self._text_end += len(token.text)
         safe = self._text_end
         if self._matcher is not None:
-            match = self._matcher.feed(token.text)
+            stop = self._matcher.feed(token.text)
             safe = self._matcher.safe
-            if match is not None:
+            if stop is not None:
                 self._ready += [replace(held, text=held.text[: max(0, safe - start)]) for start, held in self._held]
-                self._end(FinishReason.STOP, match.stop, None)
+                self._end(FinishReason.STOP, stop, None)
                 return True
         if not unfinished:
             while self._held and self._held[0][0] + len(self._held[0][1].text) <= safe:
@@ -141,5 +257,115 @@ class OutputSequence:
         return False
 
     def _end(self, reason: FinishReason, stop: str | None, error: RequestError | None) -> None:
-        logprob = self.cumulative_logprob if self._logprobs else None
+        logprob = self.cumulative_logprob if self.logprobs else None
         self.finished = SequenceResult(reason, len(self.token_ids), logprob, self.seed, stop, error)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RankedSequence(OutputSequence):
+    """A sequence whose tokens come with the most likely tokens at their positions.
+
+    `text_of` is the text of a token id in the middle of a text.
+    """
+
+    text_of: Callable[[int], str]
+    _ranked: deque[Logprob] = field(default_factory=deque)
+    """The engine's entry for each token that is not delivered yet, in their order."""
+
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[Any] | None) -> bool:
+        entries = [None] * len(token_ids) if logprobs is None else logprobs
+        self._ranked.extend(entries)
+        chosen = [entry.logprob if isinstance(entry, Ranked) else entry for entry in entries]
+        # Not super(): a dataclass with slots is another class than the one that super() finds here.
+        return OutputSequence.take(self, token_ids, None if logprobs is None else chosen)
+
+    def drain(self) -> OutputChunk:
+        chunk = OutputSequence.drain(self)
+        tokens: list[Token] = [self._with_rank(token, self._ranked.popleft()) for token in chunk.tokens]
+        return OutputChunk(chunk.index, tokens, chunk.finished)
+
+    def _with_rank(self, token: Token, entry: Logprob) -> RankedToken:
+        top: list[Alternative] = []
+        if isinstance(entry, Ranked):
+            top = [
+                Alternative(id_, token.text if id_ == token.id else self.text_of(id_), logprob)
+                for id_, logprob in zip(entry.ids, entry.logprobs, strict=True)
+            ]
+        return RankedToken(token.id, token.text, token.logprob, token.special, top)
+
+
+class RequestState:
+    """A request in the rolling batch, from `RollingBatch.submit` to its end.
+
+    Its consumer gets each sequence's chunks in order. The last one of each has its `SequenceResult`, however it ended.
+    With `best_of` or beams, everything is delivered at the end, the best sequences first.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        sequences: list[OutputSequence],
+        consumer: Consumer,
+        record: RequestRecord,
+    ) -> None:
+        self.sequences = sequences
+        self.ids: list[int] = []
+        """The executor's ids of the sequences."""
+        self.digest = ""
+        """See `blame.digest`; computed when it is wanted."""
+        self.record = record
+        self._consumer = consumer
+        self._beams = sampling.beam_width > 1
+        self._ranked = sampling.n if sampling.best_of is not None or self._beams else None
+        self._unfinished = len(sequences)
+
+    @property
+    def done(self) -> bool:
+        """Whether every sequence has ended."""
+        return not self._unfinished
+
+    @property
+    def result(self) -> SequenceResult:
+        """How the request ended, once it is done: as the sequence that ended worst."""
+        return max((each.finished for each in self.sequences if each.finished), key=lambda result: result.reason)
+
+    def deliver(self, sequence: OutputSequence) -> None:
+        """Give the consumer the new output of a sequence that is not closed; ranking holds it back to the end."""
+        consumer = self._consumer
+        if sequence.finished is not None:
+            started = self.record.started
+            if started is not None:
+                waited = started - self.record.arrived
+                sequence.finished = sequence.finished._replace(queue_seconds=waited, reseeded=self.record.reseeded)
+            sequence.closed = True
+            self._unfinished -= 1
+            if self.done:
+                # It refers to what refers to this request: both would stay until the garbage collector looks at all.
+                self.abandon()
+        if self._ranked is not None:
+            if self.done:
+                self._deliver_ranked(consumer, self._ranked)
+            return
+        chunk = sequence.drain()
+        if chunk.tokens or chunk.finished is not None:
+            consumer(chunk)
+
+    def abandon(self) -> None:
+        self._consumer = _ignore
+
+    def _deliver_ranked(self, consumer: Consumer, n: int) -> None:
+        # The engine gives beams in their order.
+        best = self.sequences if self._beams else sorted(self.sequences, key=_rank, reverse=True)
+        for index, sequence in enumerate(best[:n]):
+            sequence.index = index
+            consumer(sequence.drain())
+
+
+def _rank(sequence: OutputSequence) -> tuple[bool, float]:
+    """Ranks a sequence that was cut short below complete ones, although its log-probability is higher."""
+    assert sequence.finished is not None
+    return sequence.finished.reason not in _CUT_SHORT, sequence.cumulative_logprob
+
+
+def _ignore(chunk: OutputChunk) -> None:
+    pass

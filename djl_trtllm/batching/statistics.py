@@ -15,16 +15,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from math import inf
+from typing import TYPE_CHECKING
 
-from djl_trtllm.batching.request_record import RequestRecord
-from djl_trtllm.batching.slot import Slot
 from djl_trtllm.logs import of_request
-from djl_trtllm.request import FinishReason, SequenceResult
+from djl_trtllm.request import FinishReason, RequestOrigin, SequenceResult
+
+if TYPE_CHECKING:
+    from djl_trtllm.batching.sequence import OutputSequence
 
 logger = logging.getLogger(__name__)
 
 _REMEMBERED = 512
-"""Records of ended requests."""
+"""How many records of ended requests are kept."""
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -45,10 +47,71 @@ REQUEST_SECONDS = (
 )
 _FINE_PER_TOKEN_SECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, *PER_TOKEN_SECONDS)
 _FINE_REQUEST_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, *REQUEST_SECONDS)
-_TOKENS = (
-    *(1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000),
-    1_000_000,
-)
+_TOKENS = (*(digit * 10**power for power in range(6) for digit in (1, 2, 5)), 1_000_000)
+
+
+class _Duration:
+    """Seconds between two times of a record, None until both are known."""
+
+    def __init__(self, start: str, end: str) -> None:
+        self._start = start
+        self._end = end
+
+    def __get__(self, record: RequestRecord, owner: type[RequestRecord]) -> float | None:
+        start, end = getattr(record, self._start), getattr(record, self._end)
+        return None if start is None or end is None else end - start
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    """The life of one request in a rolling batch: times and numbers, never any of its text.
+
+    `Statistics` fills it in and keeps it.
+    Times are seconds on the rolling batch's clock (`time.monotonic`), None for what has not happened. Tokens count when
+    the engine delivers them. A call of several prompts has one record for each, with the same `origin`.
+    """
+
+    origin: RequestOrigin
+    arrived: float
+    """When it was queued: after its prompt was tokenised."""
+    prompt_tokens: int
+    sequences: int
+    adapter: str | None = None
+    number: int = 0
+    """Counts the model's requests from 1."""
+    model: str = ""
+    started: float | None = None
+    """When it left the queue."""
+    first_token_at: float | None = None
+    last_token_at: float | None = None
+    ended: float | None = None
+    reused_tokens: int = 0
+    """Prompt tokens from the prefix cache."""
+    generated_tokens: int = 0
+    """Tokens of all its sequences."""
+    reason: FinishReason | None = None
+    """Why it ended; of several sequences the one that ended worst decides."""
+    error: str | None = None
+    """The class of the error that ended it."""
+    resumes: int = 0
+    """How often it went on in a new engine process."""
+    reseeded: bool = False
+    """Whether it has a seed and went on after its first token: another run with that seed has other tokens."""
+
+    queue_time = _Duration("arrived", "started")
+    time_to_first_token = _Duration("arrived", "first_token_at")
+    prefill_time = _Duration("started", "first_token_at")
+    decode_time = _Duration("first_token_at", "last_token_at")
+    """Seconds from the first token to the last one so far."""
+    inference_time = _Duration("started", "last_token_at")
+    """Seconds from the queue to the last token so far."""
+    total_time = _Duration("arrived", "ended")
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """Mean seconds from one token of a sequence to the next."""
+        gaps = self.generated_tokens - self.sequences
+        return None if self.decode_time is None or gaps < 1 else self.decode_time * self.sequences / gaps
 
 
 class Histogram:
@@ -92,8 +155,8 @@ class Statistics:
     """Requests by finish reason: that of its sequence which ended worst."""
     time_to_first_token: Histogram = field(default_factory=partial(Histogram, FIRST_TOKEN_SECONDS))
     inter_token_latency: Histogram = field(default_factory=partial(Histogram, _FINE_PER_TOKEN_SECONDS))
-    """Between two tokens of a sequence. Of tokens that arrive together each has its share of the time since those
-    before them; with the first of a sequence, the others arrive after 0 seconds."""
+    """Seconds between two tokens of a sequence. Where n tokens arrive together t seconds after those before, n gaps
+    of t / n count; those that arrive with the first token of a sequence count as gaps of 0."""
     time_per_output_token: Histogram = field(default_factory=partial(Histogram, _FINE_PER_TOKEN_SECONDS))
     """The mean of a request, without its first token."""
     queue_time: Histogram = field(default_factory=partial(Histogram, _FINE_REQUEST_SECONDS))
@@ -102,7 +165,7 @@ class Statistics:
     inference_time: Histogram = field(default_factory=partial(Histogram, _FINE_REQUEST_SECONDS))
     request_time: Histogram = field(default_factory=partial(Histogram, _FINE_REQUEST_SECONDS))
     prompt_length: Histogram = field(default_factory=partial(Histogram, _TOKENS))
-    """Tokens, as the next one."""
+    """Tokens of the prompt."""
     output_length: Histogram = field(default_factory=partial(Histogram, _TOKENS))
     live: dict[int, RequestRecord] = field(default_factory=dict)
     """Queued and running requests by `RequestRecord.number`, in their order. Admission limits them."""
@@ -133,18 +196,17 @@ class Statistics:
         self.reused_prompt_tokens += tokens
         record.reused_tokens += tokens
 
-    def tokens_generated(self, slots: Iterable[Slot], now: float) -> None:
-        """These sequences may have new tokens. Called once for all that the executor sends together."""
+    def tokens_generated(self, outputs: Iterable[tuple[RequestRecord, OutputSequence]], now: float) -> None:
+        """Count the new tokens of these sequences; called once for all that the executor sends together."""
         total = 0
-        gaps: dict[float, int] = {}  # sequences that run together have the same ones
-        for slot in slots:
-            tokens = len(slot.sequence.token_ids) - slot.counted
+        gaps: dict[float, int] = {}  # sequences that run together have the same gaps
+        for record, output in outputs:
+            tokens, last = len(output.token_ids) - output.counted, output.last_token_at
             if not tokens:
                 continue
             total += tokens
-            record, last = slot.state.record, slot.last_token_at
-            slot.counted += tokens
-            slot.last_token_at = record.last_token_at = now
+            output.counted += tokens
+            output.last_token_at = record.last_token_at = now
             record.generated_tokens += tokens
             if last is not None:
                 gap = (now - last) / tokens

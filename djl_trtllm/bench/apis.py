@@ -2,55 +2,141 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import orjson
 
-from djl_trtllm.bench.client import Client, clock, fetch
-from djl_trtllm.bench.prompts import Prompt
-from djl_trtllm.bench.streams import EventReader, Reader, Stream, TokenReader
+from djl_trtllm.bench.client import Client, EventReader, Reader, Stream, TokenReader, clock, fetch
 from djl_trtllm.errors import BenchmarkError
+
+# -- prompts -----------------------------------------------------------------------------------------------------------
+
+TOKENS_PER_WORD = 1.3
+"""Tokens per word of English with usual vocabularies, for a server that does not say."""
+_TEXT = (
+    "the of and to in is was that for on are with as his they at be this from have or by one had not but what all "
+    "were when we there can an your which their said if do will each about how up out them then she many some her "
+    "would other into has more two like him see time could no make than first been its who now people my made over "
+    "did down only way find use may water long little very after words called just where most know"
+)
+WORDS = _TEXT.split()
+SHAREGPT_MEANS = 217.4, 185.6
+"""Mean numbers of prompt and output tokens."""
+_LONGEST = 1024
+_SIGMA = 1.3, 1.1
+
+
+class Prompt(NamedTuple):
+    """A prompt, as text or as chat messages, and how many tokens to generate at most."""
+
+    output_tokens: int
+    text: str = ""
+    messages: list[dict[str, Any]] | None = None
+
+    def plain(self) -> str:
+        """The prompt for APIs without chat: its text, or the texts of its messages."""
+        if self.messages is None:
+            return self.text
+        return "\n".join(str(message.get("content", "")) for message in self.messages)
+
+
+def sample_text(words: int = 400) -> str:
+    """Return words as in the synthetic prompts, whose tokens a server counts."""
+    return " ".join(WORDS[index % len(WORDS)] for index in range(words))
+
+
+def synthetic(chance: random.Random, tokens: int, output: int, per_word: float) -> Iterator[Prompt]:
+    """Prompts of about `tokens` tokens. They are random from the first word, so that none reuses another's KV cache."""
+    while True:
+        yield Prompt(output, _text(chance, tokens, per_word))
+
+
+def like_sharegpt(chance: random.Random, per_word: float) -> Iterator[Prompt]:
+    """Synthetic prompts with log-normal lengths of prompt and output, whose means are those of ShareGPT's turns.
+
+    The means are those of 1,000 prompts that vLLM's benchmark samples from ShareGPT V3; the words are random.
+    """
+    while True:
+        prompt, output = (_length(chance, mean, sigma) for mean, sigma in zip(SHAREGPT_MEANS, _SIGMA, strict=True))
+        yield Prompt(output, _text(chance, prompt, per_word))
+
+
+def of_file(path: Path, output: int, chance: random.Random) -> Iterator[Prompt]:
+    """The prompts of a JSONL file in random order, again and again. Raises BenchmarkError for lines that are wrong.
+
+    A line has `prompt`, `inputs` or `messages`, and may have `max_tokens`.
+    """
+    prompts = _read(path, output)
+    while True:
+        chance.shuffle(prompts)
+        yield from prompts
+
+
+def _text(chance: random.Random, tokens: int, per_word: float) -> str:
+    return " ".join(chance.choices(WORDS, k=max(1, round(tokens / per_word))))
+
+
+def _length(chance: random.Random, mean: float, sigma: float) -> int:
+    # Cut lengths have a smaller mean: these medians make up for it (tests hold the means).
+    median = mean * math.exp(-(sigma**2) / 2) * (1 + sigma**4 / 13)
+    return max(4, min(_LONGEST, round(chance.lognormvariate(math.log(median), sigma))))
+
+
+def _read(path: Path, output: int) -> list[Prompt]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise BenchmarkError(f"--dataset {path}: cannot read it: {error.strerror}") from None
+    prompts = [_prompt(line, f"{path}:{number}", output) for number, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise BenchmarkError(f"--dataset {path}: no prompts; expected a JSON object on each line")
+    return prompts
+
+
+def _prompt(line: bytes, where: str, output: int) -> Prompt:
+    try:
+        item = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise BenchmarkError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
+    item = item if isinstance(item, dict) else {}
+    text, messages = item.get("prompt", item.get("inputs")), item.get("messages")
+    length = item.get("max_tokens", output)
+    if type(length) is not int or length < 1:
+        raise BenchmarkError(f"{where}: max_tokens is {length!r}; expected a whole number, at least 1")
+    if isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages):
+        return Prompt(length, messages=messages)
+    if isinstance(text, str) and text:
+        return Prompt(length, text)
+    raise BenchmarkError(f"{where}: expected an object with 'prompt' or 'inputs' (text), or 'messages' (a list)")
+
 
 Body = dict[str, Any]
 _PROBE_TOKENS = 4
 
 
 class Api(NamedTuple):
-    """`extras` are asked for first, and left out one after another if the server refuses them."""
+    """How requests of an API are written and its responses read.
+
+    `extras` are asked for first, and left out one after another if the server refuses them.
+    """
 
     path: str
-    body: Callable[[Prompt, str], Body]
+    prompt: str
+    """The field of the prompt's text; `messages`: chat messages."""
+    length: str
+    """The field of the number of tokens to generate."""
     reader: Callable[[Stream], Reader]
     extras: tuple[tuple[str, Body], ...] = ()
     parameters: str | None = None
-    """The field that holds the parameters; None: they stand beside the prompt."""
+    """The field that holds the length and the parameters; None: they stand beside the prompt."""
+    has_switch: bool = True
+    """Whether a field `stream` asks for a stream; without it the route does."""
     needs_model: bool = False
-
-
-def _lmi(prompt: Prompt, model: str) -> Body:
-    parameters = {"max_new_tokens": prompt.output_tokens}
-    if prompt.messages is not None:
-        return {"messages": prompt.messages, "max_tokens": prompt.output_tokens, "stream": True, "parameters": {}}
-    return {"inputs": prompt.text, "parameters": parameters, "stream": True}
-
-
-def _chat(prompt: Prompt, model: str) -> Body:
-    messages = prompt.messages or [{"role": "user", "content": prompt.text}]
-    return {"model": model, "messages": messages, "max_tokens": prompt.output_tokens, "stream": True}
-
-
-def _completions(prompt: Prompt, model: str) -> Body:
-    return {"model": model, "prompt": prompt.plain(), "max_tokens": prompt.output_tokens, "stream": True}
-
-
-def _tgi(prompt: Prompt, model: str) -> Body:
-    return {"inputs": prompt.plain(), "parameters": {"max_new_tokens": prompt.output_tokens}}
-
-
-def _triton(prompt: Prompt, model: str) -> Body:
-    return {"text_input": prompt.plain(), "max_tokens": prompt.output_tokens, "stream": True}
 
 
 _USAGE: tuple[tuple[str, Body], ...] = (
@@ -58,17 +144,30 @@ _USAGE: tuple[tuple[str, Body], ...] = (
     ("usage at the end", {"stream_options": {"include_usage": True}}),
 )
 _IGNORE = "output of the requested length"
+_OPENAI = ((_IGNORE, {"ignore_eos": True}), *_USAGE)
 
 APIS: Mapping[str, Api] = {
-    "chat": Api("/v1/chat/completions", _chat, EventReader, ((_IGNORE, {"ignore_eos": True}), *_USAGE), None, True),
-    "completions": Api(
-        "/v1/completions", _completions, EventReader, ((_IGNORE, {"ignore_eos": True}), *_USAGE), None, True
+    "chat": Api("/v1/chat/completions", "messages", "max_tokens", EventReader, _OPENAI, needs_model=True),
+    "completions": Api("/v1/completions", "prompt", "max_tokens", EventReader, _OPENAI, needs_model=True),
+    "lmi": Api(
+        "/invocations", "inputs", "max_new_tokens", TokenReader, ((_IGNORE, {"ignore_eos_token": True}),), "parameters"
     ),
-    "lmi": Api("/invocations", _lmi, TokenReader, ((_IGNORE, {"ignore_eos_token": True}),), "parameters"),
-    "tgi": Api("/generate_stream", _tgi, TokenReader, ((_IGNORE, {"ignore_eos": True}),), "parameters"),
-    "triton": Api("/v2/models/{model}/generate_stream", _triton, EventReader, ((_IGNORE, {"end_id": -1}),)),
+    "tgi": Api(
+        "/generate_stream",
+        "inputs",
+        "max_new_tokens",
+        TokenReader,
+        ((_IGNORE, {"ignore_eos": True}),),
+        "parameters",
+        has_switch=False,
+    ),
+    "triton": Api(
+        "/v2/models/{model}/generate_stream", "text_input", "max_tokens", EventReader, ((_IGNORE, {"end_id": -1}),)
+    ),
 }
-"""By the name that `--api` takes."""
+"""The APIs by the name that `--api` takes."""
+_LMI_CHAT = APIS["lmi"]._replace(prompt="messages", length="max_tokens", reader=EventReader, parameters=None)
+"""LMI answers chat messages as OpenAI's events."""
 
 
 class Requests:
@@ -85,34 +184,36 @@ class Requests:
 
     @property
     def ignores_end(self) -> bool:
-        """Whether the output has the requested length."""
+        """Return whether the output has the requested length."""
         return any(what == _IGNORE for what, _ in self._extras)
 
     @property
     def _path(self) -> str:
         return self.api.path.format(model=quote(self.model, safe=""))
 
+    def _api(self, prompt: Prompt) -> Api:
+        return _LMI_CHAT if self.name == "lmi" and prompt.messages is not None else self.api
+
     def make(self, prompt: Prompt) -> bytes:
-        body = self.api.body(prompt, self.model)
-        field = self.api.parameters
+        api = self._api(prompt)
+        parameters: Body = {api.length: prompt.output_tokens}
         # Of the extras for the usage the first is enough.
-        extra: Body = {}
-        for _, each in reversed(self._extras):
-            extra |= each
-        extra |= self._parameters
-        if field is None or "messages" in body:
-            body.pop(field or "", None)
-            body |= extra
+        for _, extra in reversed(self._extras):
+            parameters |= extra
+        parameters |= self._parameters
+        if api.prompt == "messages":
+            text: Any = prompt.messages or [{"role": "user", "content": prompt.text}]
         else:
-            body[field] |= extra
+            text = prompt.plain()
+        body: Body = {"model": self.model} if api.needs_model else {}
+        body |= {api.prompt: text} | ({"stream": True} if api.has_switch else {})
+        body |= parameters if api.parameters is None else {api.parameters: parameters}
         return self.client.target.request(self._path, orjson.dumps(body))
 
     def reader(self, prompt: Prompt, intended: float) -> Reader:
-        """Of the stream that answers a prompt."""
-        # LMI answers chat messages as OpenAI's events.
-        kind = EventReader if self.name == "lmi" and prompt.messages is not None else self.api.reader
+        """Return the reader of the stream that answers a prompt."""
         # Where the server reports no number of tokens it is the requested one, if outputs have that length.
-        return kind(Stream(intended, prompt.output_tokens if self.ignores_end else 0))
+        return self._api(prompt).reader(Stream(intended, prompt.output_tokens if self.ignores_end else 0))
 
     async def prepare(self, prompts: Iterator[Prompt]) -> None:
         """Find the model and the extras that the server accepts with small requests.
@@ -153,7 +254,7 @@ class Requests:
 
 
 async def tokens_per_word(client: Client, text: str) -> float | None:
-    """By the server's own tokenizer, if it has `POST /tokenize` as this server and vLLM do."""
+    """Return the tokens per word by the server's own tokenizer; None without `POST /tokenize`, which vLLM has too."""
     status, body, _ = await fetch(client, "/tokenize", orjson.dumps({"prompt": text}))
     try:
         return float(orjson.loads(body)["count"]) / len(text.split()) if status == 200 else None

@@ -1,4 +1,4 @@
-"""What a load measured, in bounded memory: distributions in logarithmic bins, and a timeline whose bins widen."""
+"""Figures of a load, in bounded memory: distributions in logarithmic bins, and a timeline whose bins widen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from djl_trtllm.bench.streams import Counted, Stream
+from djl_trtllm.bench.client import Counted, Stream
 
 _GROWTH = math.log(1.01)
 _LEAST = 1e-6
@@ -46,7 +46,7 @@ class Distribution:
 
     @property
     def mean(self) -> float:
-        """nan for none."""
+        """The mean of the values; nan without values."""
         return self.total / self.count if self.count else math.nan
 
     def percentile(self, share: float) -> float:
@@ -79,43 +79,33 @@ class Timeline:
 
     def __init__(self) -> None:
         self.width = 1.0
-        self.sums: dict[str, Floats] = {name: np.zeros(_MOST_TIMELINE) for name in ("tokens", "ended", "failed")}
-        self.first_token = np.zeros(_MOST_TIMELINE), np.zeros(_MOST_TIMELINE)
-        """Sum of times to first token, and their number, by the time that the request should be sent."""
+        self.sums = {name: np.zeros(_MOST_TIMELINE) for name in ("tokens", "ended", "failed", "ttft", "firsts")}
+        """`ttft` has times to first token, and `firsts` their number, by the time that requests should be sent."""
         self.used = 0
 
-    def add(self, name: str, times: Floats, amounts: npt.NDArray[np.int64] | None = None) -> None:
-        """Add amounts (each 1) at these seconds since the start."""
-        if len(times):
-            np.add.at(self.sums[name], self._bins(times), 1 if amounts is None else amounts)
-
-    def add_first(self, intended: float, seconds: float) -> None:
-        (index,) = self._bins(np.array([intended]))
-        self.first_token[0][index] += seconds
-        self.first_token[1][index] += 1
-
-    def _bins(self, times: Floats) -> npt.NDArray[np.int64]:
+    def add(self, name: str, times: Floats, amounts: npt.ArrayLike = 1) -> None:
+        """Add amounts at these seconds since the start."""
+        if not len(times):
+            return
         while times.max() >= self.width * _MOST_TIMELINE:
-            for sums in (*self.sums.values(), *self.first_token):
+            for sums in self.sums.values():
                 sums[: _MOST_TIMELINE // 2] = sums.reshape(-1, 2).sum(axis=1)
                 sums[_MOST_TIMELINE // 2 :] = 0
             self.width *= 2
             self.used = (self.used + 1) // 2
-        bins: npt.NDArray[np.int64] = (times / self.width).astype(np.int64)
+        bins = (times / self.width).astype(np.int64)
         self.used = max(self.used, int(bins.max()) + 1)
-        return bins
+        np.add.at(self.sums[name], bins, amounts)
 
     def as_json(self) -> dict[str, Any]:
-        sums, counts = self.first_token
+        sums = {name: values[: self.used].tolist() for name, values in self.sums.items()}
+        firsts = zip(sums["ttft"], sums["firsts"], strict=True)
         return {
             "seconds_per_bin": self.width,
-            "tokens_per_second": [round(each / self.width, 3) for each in self.sums["tokens"][: self.used].tolist()],
-            "ended": [int(each) for each in self.sums["ended"][: self.used]],
-            "failed": [int(each) for each in self.sums["failed"][: self.used]],
-            "ttft_mean_seconds": [
-                float(total / count) if count else None
-                for total, count in zip(sums[: self.used], counts[: self.used], strict=True)
-            ],
+            "tokens_per_second": [round(each / self.width, 3) for each in sums["tokens"]],
+            "ended": [int(each) for each in sums["ended"]],
+            "failed": [int(each) for each in sums["failed"]],
+            "ttft_mean_seconds": [total / count if count else None for total, count in firsts],
         }
 
 
@@ -123,7 +113,7 @@ class Objectives(dict[str, float]):
     """Service level objectives in seconds: `ttft`, `itl` (a request's mean), `e2e`."""
 
     def met(self, stream: Stream) -> bool:
-        """Whether a complete stream meets them all."""
+        """Return whether a complete stream meets all objectives."""
         assert stream.ended is not None
         following = stream.tokens - stream.counts[0]
         values = {
@@ -136,7 +126,7 @@ class Objectives(dict[str, float]):
 
 @dataclass
 class Figures:
-    """One load. The window is the time that is measured, after the warm-up, by the client's clock.
+    """The figures of one load. The window is the time that is measured, after the warm-up, by the client's clock.
 
     Requests belong to it if they were to be sent in it, tokens and the time between them if they arrived in it.
     """
@@ -156,7 +146,7 @@ class Figures:
     tokens: int = 0
     events: int = 0
     output_tokens: int = 0
-    """Of the requests that succeeded."""
+    """Output tokens of the requests that succeeded."""
     shortened: int = 0
     """Requests that succeeded with fewer tokens than were asked for."""
     prompt_tokens: int = 0
@@ -185,7 +175,9 @@ class Figures:
         if stream.times:
             first = stream.times[0] - stream.intended
             self.ttft.add(np.array([first]))
-            self.timeline.add_first(stream.intended - self.begin, first)
+            at = np.array([stream.intended - self.begin])
+            self.timeline.add("ttft", at, first)
+            self.timeline.add("firsts", at)
         if stream.error is not None:
             kind = stream.error if len(self.errors) < _MOST_KINDS or stream.error in self.errors else "other errors"
             self.errors[kind] += 1

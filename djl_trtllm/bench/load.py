@@ -10,25 +10,23 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from djl_trtllm.bench.apis import Requests
-from djl_trtllm.bench.client import clock
+from djl_trtllm.bench.apis import Prompt, Requests
+from djl_trtllm.bench.client import Stream, clock
 from djl_trtllm.bench.figures import Figures, Objectives
-from djl_trtllm.bench.prompts import Prompt
-from djl_trtllm.bench.streams import Stream
 
 _TICK = 0.25
 _PAUSE = 0.1
-"""Seconds after which a client of a closed loop goes on after a failure, so that a dead server costs no core."""
+"""Seconds that a client of a closed loop waits after a failure, so that a dead server costs no core."""
 _MOST_FAILURES = 50
 MOST_IN_FLIGHT = 4096
-"""Open loop: requests beyond these wait in the client, which is part of their latency."""
+"""Requests of an open loop at once; others wait in the client, which is part of their latency."""
 BUSY = 0.85
-"""Share of a core from which on the client may be what is measured."""
+"""Share of a core above which the client may be what limits the measurement."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """`concurrency` clients, or `rate` requests per second. It ends after `duration` seconds or `requests` requests.
+    """A load: `concurrency` clients, or `rate` requests per second, for `duration` seconds or `requests` requests.
 
     Both begin after `warmup` seconds of the same load. `drain` is how long the last requests may take.
     """
@@ -50,7 +48,7 @@ class Load:
 
 @dataclass
 class Progress:
-    """What runs now."""
+    """The state of the load that runs."""
 
     load: Load
     figures: Figures
@@ -79,11 +77,11 @@ class Run:
         self._live: set[Stream] = set()
         self._left = load.requests if load.requests is not None else -1
         self._failures = 0.0
-        """Before the first success: a server that only refuses ends the load."""
+        """Failures before the first success: a server that only refuses ends the load."""
         self._last = figures.begin
 
     async def measure(self, show: Show) -> Figures:
-        """Run it, showing the progress some times a second."""
+        """Run the load, showing its progress four times a second."""
         figures = self._figures
         ticker = asyncio.ensure_future(self._tick(show))
         sending = asyncio.ensure_future(self._closed() if self._load.rate is None else self._open())
@@ -131,7 +129,7 @@ class Run:
                 await asyncio.sleep(_PAUSE)
 
     async def _open(self) -> None:
-        """Latencies count from the time at which a request should be sent, whatever delays it."""
+        """Send requests at random times. Latencies count from when a request should be sent, whatever delays it."""
         assert self._load.rate is not None
         tasks: set[asyncio.Task[Stream]] = set()
         due = self._started + self._chance.expovariate(self._load.rate)
@@ -155,7 +153,7 @@ class Run:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _add_unsent(self, due: float, rate: float) -> None:
-        """Requests that were due and still waited when the load ended are unfinished ones."""
+        """Count requests that were due and still waited when the load ended as unfinished."""
         now = clock()
         while due < now and self._take(due):
             stream = Stream(due)
@@ -164,7 +162,7 @@ class Run:
             due += self._chance.expovariate(rate)
 
     def _take(self, intended: float) -> bool:
-        """Whether a request may be sent that is intended for this time."""
+        """Return whether a request may be sent that is intended for this time."""
         if intended >= self._until or not self._left or self._failures >= _MOST_FAILURES:
             return False
         if self._left > 0 and intended >= self._figures.begin:

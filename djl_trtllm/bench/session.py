@@ -3,33 +3,100 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import math
 import random
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from djl_trtllm.bench.apis import Requests, tokens_per_word
-from djl_trtllm.bench.client import Client, Target
+from djl_trtllm.bench.apis import (
+    TOKENS_PER_WORD,
+    Prompt,
+    Requests,
+    like_sharegpt,
+    of_file,
+    sample_text,
+    synthetic,
+    tokens_per_word,
+)
+from djl_trtllm.bench.client import Client, Counted, Target
 from djl_trtllm.bench.figures import Figures
 from djl_trtllm.bench.load import BUSY, MOST_IN_FLIGHT, Load, Run, Show
-from djl_trtllm.bench.prompts import TOKENS_PER_WORD, Prompt, like_sharegpt, of_file, sample_text, synthetic
-from djl_trtllm.bench.streams import Counted
-from djl_trtllm.bench.sweep import Sweep, find_knee
-from djl_trtllm.descriptors import raise_limit
+from djl_trtllm.processes import raise_limit
+
+# -- the sweep ---------------------------------------------------------------------------------------------------------
+
+GAIN = 1.05
+"""The server is saturated if twice as many clients bring less than this factor of throughput."""
+SHARE = 0.95
+"""Share of the saturated server's throughput that makes a number of clients the knee."""
+PRECISION = 1.1
+"""The knee is known if the numbers of clients around it differ by this factor at most."""
+
+Measure = Callable[[int], Awaitable[Figures]]
+
+
+@dataclass
+class Sweep:
+    """The figures of a sweep, by number of clients."""
+
+    points: dict[int, Figures] = field(default_factory=dict)
+    knee: int | None = None
+    """The knee's number of clients; None if throughput still grew at the largest, or after an interrupt."""
+
+    @property
+    def capacity(self) -> float:
+        """The throughput of the saturated server in tokens per second: the mean of those near the highest."""
+        speeds = [figures.tokens_per_second for figures in self.points.values()]
+        near = [speed for speed in speeds if speed >= SHARE * max(speeds)]
+        return sum(near) / len(near) if near else 0.0
+
+    def bracket(self) -> tuple[int, int]:
+        """The numbers of clients next to the knee: below it, and the first at or above it."""
+        enough = min(n for n, figures in self.points.items() if figures.tokens_per_second >= SHARE * self.capacity)
+        return max((n for n in self.points if n < enough), default=0), enough
+
+
+async def find_knee(measure: Measure, most: int, sweep: Sweep) -> None:
+    """Measure with 1, 2, 4, ... clients until that brings no more, then between the two numbers around the knee.
+
+    `sweep` has what was measured at any time.
+    """
+
+    async def gain(clients: int) -> float | None:
+        """The factor that this number of clients brings to the throughput; None if the load did not run to its end."""
+        before = sweep.capacity
+        figures = await measure(clients)
+        if figures.complete or figures.sent:
+            sweep.points[clients] = figures
+        factor = figures.tokens_per_second / before if before else math.inf
+        return factor if figures.complete else None
+
+    clients = 1
+    while (gained := await gain(clients)) is not None and gained >= GAIN:
+        if clients >= most:
+            return
+        clients = min(most, 2 * clients)
+    while gained is not None:
+        low, high = sweep.bracket()
+        if high - low <= 1 or high <= PRECISION * low:
+            sweep.knee = high
+            return
+        gained = await gain(min(high - 1, max(low + 1, round(math.sqrt(low * high)))))
+
 
 T = TypeVar("T")
 
 _OTHER_FILES = 64
 _LATE = 0.01
-"""Seconds: the client's own part in the latencies that is worth a warning."""
+"""Seconds of delay in the client itself that are worth a warning."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure. Without `loads` a sweep finds the knee."""
+    """The loads to measure. Without `loads` a sweep finds the knee."""
 
     target: Target
     api: str = "chat"
@@ -43,13 +110,13 @@ class Plan:
     timeout: float = 600.0
     loads: tuple[Load, ...] = ()
     template: Load = field(default_factory=Load)
-    """Of the loads of a sweep."""
+    """The settings that the loads of a sweep have in common."""
     most_clients: int = 1024
 
 
 @dataclass
 class Result:
-    """What was measured, in the order in which it is shown."""
+    """The figures, in the order in which they are shown."""
 
     plan: Plan
     model: str = ""
@@ -66,7 +133,7 @@ class Result:
 
     @property
     def warnings(self) -> list[str]:
-        """What makes the figures less than they look."""
+        """Warnings about doubtful figures."""
         return [f"{figures.label}: {text}" for figures in self.figures for text in _warnings(figures)]
 
 
@@ -100,32 +167,30 @@ async def run(plan: Plan, show: Show, say: Callable[[str], None], result: Result
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     raise_limit(max(_connections(plan, load) for load in plan.loads or (plan.template,)) + _OTHER_FILES)
-    with contextlib.ExitStack() as stack:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # The second one ends the program.
-            before = signal.getsignal(number)
-            loop.add_signal_handler(number, _stop, stop, loop, number, before)
-            stack.callback(_restore, loop, number, before)
-        client = Client(plan.target, plan.timeout)
-        try:
-            await _run(plan, client, stop, show, say, result)
-        finally:
-            client.close()
-            result.interrupted = stop.is_set()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            if loop.remove_signal_handler(number):
+                signal.signal(number, handler)
+
+    def end() -> None:
+        stop.set()
+        restore()  # the second one ends the program
+
+    for number in before:
+        loop.add_signal_handler(number, end)
+    client = Client(plan.target, plan.timeout)
+    try:
+        await _run(plan, client, stop, show, say, result)
+    finally:
+        restore()
+        client.close()
+        result.interrupted = stop.is_set()
 
 
 def _connections(plan: Plan, load: Load) -> int:
     return MOST_IN_FLIGHT if load.rate is not None else load.concurrency or plan.most_clients
-
-
-def _stop(stop: asyncio.Event, loop: asyncio.AbstractEventLoop, number: int, before: Any) -> None:
-    stop.set()
-    _restore(loop, number, before)
-
-
-def _restore(loop: asyncio.AbstractEventLoop, number: int, before: Any) -> None:
-    if loop.remove_signal_handler(number):
-        signal.signal(number, before)
 
 
 async def _run(
@@ -149,20 +214,18 @@ async def _run(
     async def measure(load: Load) -> Figures:
         return await Run(load, requests, prompts, stop, chance).measure(show)
 
-    async def with_clients(clients: int) -> Figures:
-        return await measure(replace(plan.template, concurrency=clients))
-
     if not plan.loads:
         result.sweep = Sweep()
         if not stop.is_set():
-            await find_knee(with_clients, plan.most_clients, result.sweep)
+            template = plan.template
+            await find_knee(lambda n: measure(replace(template, concurrency=n)), plan.most_clients, result.sweep)
     for load in plan.loads:
         if not stop.is_set():
             result.loads.append(await measure(load))
 
 
 async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Wait for `work`, or for the stop: None."""
+    """Wait for `work` and return its result, or None if the benchmark is stopped first."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()

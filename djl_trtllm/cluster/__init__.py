@@ -1,5 +1,5 @@
 """Models on a Ray cluster: `djl_trtllm.cluster:build` is an application of Ray Serve (docs/ray.md)."""
 
-from djl_trtllm.cluster.deployment import build
+from djl_trtllm.cluster.application import build
 
 __all__ = ["build"]

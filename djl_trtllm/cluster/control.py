@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from djl_trtllm.cluster.deployment import build, require_ray
+from djl_trtllm.cluster.application import build, require_ray
 from djl_trtllm.errors import DjlTrtllmError
 
 _CONNECT_SECONDS = 10.0
@@ -21,7 +21,7 @@ _LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Place:
-    """Where an application is: its name in Serve, and the path below which it answers."""
+    """An application's name in Serve, and the path below which it answers."""
 
     app: str = "default"
     route: str = "/"
@@ -31,7 +31,7 @@ class Place:
 class AppStatus:
     """An application of the cluster: `state` and `message` are Serve's, `replicas` are numbers by their state.
 
-    Of several deployments, these are states such as `gateway RUNNING`.
+    Where an application has several deployments, a state has the deployment's name before it: `model RUNNING`.
     """
 
     name: str
@@ -114,7 +114,7 @@ def _connected(address: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_current_cluster(address: str) -> Iterator[None]:
-    """Meanwhile, `auto` is the cluster at this address. `ray start` writes that too, but `ray.init` does not."""
+    """Within the block, the address `auto` means this cluster. `ray start` writes the file too, `ray.init` does not."""
     file = current_cluster()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(address)

@@ -18,15 +18,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from djl_trtllm.cluster.arguments import ClusterArguments
+from djl_trtllm.cluster.application import ClusterArguments, drain_seconds, require_ray
 from djl_trtllm.cluster.control import Place, as_current_cluster, run_application
-from djl_trtllm.cluster.deployment import drain_seconds, require_ray
 from djl_trtllm.errors import DjlTrtllmError
 
 _LOOK_SECONDS = 1.0
 _LEAST_CPUS = 2
 _QUIET = {"log_level": "WARNING"}
-"""Of Ray Serve's own log: that of the replicas is the model's."""
+"""Ray Serve's own log has warnings only; the replicas' log is the model's."""
 
 
 def serve(task: Mapping[str, Any], channel: socket.socket, ending: contextlib.ExitStack) -> None:
@@ -36,7 +35,7 @@ def serve(task: Mapping[str, Any], channel: socket.socket, ending: contextlib.Ex
     """
     ray = require_ray()
     parsed = ClusterArguments.parse(task["arguments"])
-    drain = drain_seconds(parsed)  # what is wrong with the options is said before Ray starts
+    drain = drain_seconds(parsed.resolved())  # what is wrong with the options is said before Ray starts
     try:
         started = ray.init(
             address="local",

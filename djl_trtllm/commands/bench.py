@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from djl_trtllm.commands.columns import columns
-from djl_trtllm.commands.console import errors_for_the_reader, say
-from djl_trtllm.commands.json_option import json_object
+from djl_trtllm.commands.arguments import json_object
+from djl_trtllm.commands.console import errors_for_the_reader, print_json, say, warn
 from djl_trtllm.errors import BenchmarkError
+from djl_trtllm.listing import columns
 
 if TYPE_CHECKING:
     from djl_trtllm.bench.load import Load, Progress
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 _UNITS = {"ms": 0.001, "s": 1.0, "": 1.0}
-_OBJECTIVES = ("ttft", "itl", "e2e")
 
 
 @app.command()
@@ -77,6 +75,7 @@ def bench(
         from djl_trtllm.bench.client import Target
         from djl_trtllm.bench.figures import Objectives
         from djl_trtllm.bench.load import Load
+        from djl_trtllm.bench.report import require_matplotlib
         from djl_trtllm.bench.session import Plan
 
         if api not in APIS:
@@ -86,8 +85,10 @@ def bench(
         for name, value in (("--duration", duration), ("--timeout", timeout)):
             if not 0 < value < 1e6:
                 raise BenchmarkError(f"{name} {value:g}: expected seconds, above 0")
-        if html is not None and not html.parent.is_dir():
-            raise BenchmarkError(f"--html {html}: there is no folder {html.parent}")
+        if html is not None:
+            if not html.parent.is_dir():
+                raise BenchmarkError(f"--html {html}: there is no folder {html.parent}")
+            require_matplotlib()
         template = Load(
             duration=None if requests else duration,
             requests=requests,
@@ -122,45 +123,43 @@ def _measure(plan: Plan) -> Result:
 
     import uvloop
 
-    from djl_trtllm.bench.display import describe
+    from djl_trtllm.bench.report import describe
     from djl_trtllm.bench.session import Result, run
-    from djl_trtllm.status_line import StatusLine
+    from djl_trtllm.progress import display_on
 
     result = Result(plan)
-    line = StatusLine(Console(stderr=True))
+    display = display_on(Console(stderr=True))
 
     def show(progress: Progress) -> None:
-        line.show(describe(progress), progress.load)
+        display.show("load", describe(progress), phase=progress.load)
 
     try:
         with contextlib.closing(uvloop.new_event_loop()) as loop:
-            loop.run_until_complete(run(plan, show, line.say, result))
+            loop.run_until_complete(run(plan, show, display.say, result))
     finally:
-        line.stop()
+        display.end("load")
     return result
 
 
 def _print(result: Result, *, as_json: bool) -> None:
     from djl_trtllm.bench import report
 
-    errors = Console(stderr=True)
-    for warning in result.warnings:
-        say(errors, warning, label="warning:", style="bold yellow")
+    warn(*result.warnings)
     if as_json:
-        print(json.dumps(report.as_json(result), indent=2))
+        print_json(report.as_json(result))
         return
     if not result.figures:
         return
     rows = report.table(result)
-    for line in columns(rows, right=range(1, len(rows[0]))):
+    for line in columns(rows, right=range(len(rows[0]))):
         print(line)
-    for text in (*report.conclusion(result), report.counting(result)):
+    for text in (report.LATENCIES, *report.conclusion(result), report.counting(result)):
         if text:
             say(Console(), text)
 
 
 def _write(path: Path, result: Result) -> None:
-    from djl_trtllm.bench.html import page
+    from djl_trtllm.bench.report import page
 
     try:
         path.write_text(page(result), encoding="utf-8")
@@ -198,13 +197,10 @@ def _numbers(option: str, text: str) -> list[float]:
 def _objectives(text: str | None) -> dict[str, float]:
     found = {}
     for part in text.split(",") if text else ():
-        match = re.fullmatch(r"\s*(\w+)\s*=\s*([0-9.]+)\s*(ms|s|)\s*", part)
-        try:
-            if match is None or match[1] not in _OBJECTIVES:
-                raise ValueError
-            found[match[1]] = float(match[2]) * _UNITS[match[3]]
-        except ValueError:
-            raise BenchmarkError(f"--slo {part}: expected ttft, itl or e2e with a duration, as ttft=500ms") from None
+        match = re.fullmatch(r"\s*(ttft|itl|e2e)\s*=\s*(\d+\.?\d*|\.\d+)\s*(ms|s|)\s*", part)
+        if match is None:
+            raise BenchmarkError(f"--slo {part}: expected ttft, itl or e2e with a duration, as ttft=500ms")
+        found[match[1]] = float(match[2]) * _UNITS[match[3]]
     return found
 
 

@@ -11,11 +11,10 @@ from rich.console import Console
 
 from djl_trtllm.commands.console import errors_for_the_reader, progress_printer, say
 from djl_trtllm.config import load
-from djl_trtllm.engines.cache import EngineCache
+from djl_trtllm.engines.cache import EngineCache, Manifest
 from djl_trtllm.engines.leftovers import find_leftovers
-from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineError, EngineMismatchError
-from djl_trtllm.model.remote.progress import format_bytes
+from djl_trtllm.progress import format_bytes
 
 app = typer.Typer(help="List, verify and prune the engine cache.", no_args_is_help=True, add_completion=False)
 
@@ -71,7 +70,7 @@ def verify() -> None:
 def prune(
     keep_gb: Annotated[float, typer.Option("--keep", help="GB to keep, most recently used first.", min=0)] = 0.0,
 ) -> None:
-    """Remove what interrupted processes left, and engines, the least recently used first; those in use stay."""
+    """Remove leftovers of interrupted processes, and engines, the least recently used first; engines in use stay."""
     with errors_for_the_reader():
         cache = _cache()
         progress = progress_printer()

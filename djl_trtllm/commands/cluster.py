@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from djl_trtllm.commands.arguments import ModelArgument
 from djl_trtllm.commands.console import errors_for_the_reader, progress_printer, say
-from djl_trtllm.commands.find_model import ModelArgument
 from djl_trtllm.errors import ConfigError
 
 app = typer.Typer(
@@ -20,7 +20,7 @@ app = typer.Typer(
 
 AddressOption = Annotated[
     str,
-    typer.Option(envvar="RAY_ADDRESS", help="Of the cluster. Default: the one that this machine belongs to."),
+    typer.Option(envvar="RAY_ADDRESS", help="Address of the cluster. Default: the one that this machine belongs to."),
 ]
 AppOption = Annotated[str, typer.Option("--app", help="Name of the application.")]
 
@@ -48,10 +48,6 @@ def up(
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="GPUs of a replica. Default: what the options say.")] = None,
     cpus: Annotated[float | None, typer.Option(min=0, help="CPUs of a replica. Default: 1.")] = None,
-    routing: Annotated[
-        str | None,
-        typer.Option(metavar="direct|prefix|load", help="What chooses the replica of a request. Default: direct."),
-    ] = None,
 ) -> None:
     """Serve a model with several replicas, on a cluster that runs, or on this machine until Ctrl-C or `down`."""
     with errors_for_the_reader():
@@ -65,7 +61,6 @@ def up(
             "autoscale": autoscale,
             "gpus": gpus,
             "cpus": cpus,
-            "routing": routing,
             "options": dict(_option(text) for text in option or ()),
         }
         arguments = {key: value for key, value in given.items() if value is not None}
@@ -104,7 +99,7 @@ def show_status(address: AddressOption = "auto") -> None:
 
 @app.command()
 def down(name: AppOption = "default", address: AddressOption = "auto") -> None:
-    """Remove an application from a cluster. What runs gets `shutdown_timeout` seconds."""
+    """Remove an application from a cluster. Running requests get `shutdown_timeout` seconds."""
     with errors_for_the_reader():
         from djl_trtllm.cluster.control import delete
 

@@ -1,16 +1,84 @@
-"""`djl-trtllm compile`."""
+"""`djl-trtllm compile`, which takes the flags of trtllm-build that are options too, and `djl-trtllm package`.
+
+trtllm-build writes `--gemm_plugin=float16`, `--gemm_plugin float16`, and `--strongly_typed` without a value.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import typer
 
-from djl_trtllm.commands.build_flags import read_arguments
 from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
+from djl_trtllm.config.options import DeclaredOption, find, suggest
+from djl_trtllm.config.options.option import Scope
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.logs import configure
+
+_CHECKPOINT, _OUT, _LOG_LEVEL = "checkpoint_dir", "output_dir", "log_level"
+_TRUTHS = ("enable", "disable", "true", "false")
+
+
+class CompileArguments(NamedTuple):
+    """The command line of `compile`: `settings` are KEY=VALUE pairs, `notes` name the flags without effect."""
+
+    checkpoint: str | None
+    out: str | None
+    settings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def read_arguments(words: Sequence[str]) -> CompileArguments:
+    """Read CHECKPOINT and OUT, as places or flags, and all other flags as options. Raises DjlTrtllmError."""
+    places: list[str] = []
+    named: dict[str, str] = {}
+    settings, notes = [], []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            places.append(word)
+            continue
+        name, equals, value = word.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        option = None if name in (_CHECKPOINT, _OUT, _LOG_LEVEL) else _option(word, name)
+        if not equals:
+            value = _next_value(rest, word, is_switch=option is not None and option.type.base is bool)
+        if option is None:
+            named[name] = value
+            continue
+        settings.append(f"{option.key}={value}")
+        if option.option.legacy:
+            notes.append(f"--{name}: {option.option.effect_everywhere}")
+    if _LOG_LEVEL in named:
+        notes.append(f"--{_LOG_LEVEL}: no effect: the compiler's whole log is written")
+    checkpoint = named.get(_CHECKPOINT) or (places.pop(0) if places else None)
+    out = named.get(_OUT) or (places.pop(0) if places else None)
+    if places:
+        raise DjlTrtllmError(f"{' '.join(places)}: expected one CHECKPOINT and one OUT, in their places or as flags")
+    return CompileArguments(checkpoint, out, tuple(settings), tuple(notes))
+
+
+def _option(word: str, name: str) -> DeclaredOption:
+    option = find(f"option.{name}")
+    if option is None or option.option.scope is Scope.OPERATOR:
+        near = suggest(f"option.{name}")
+        hint = "" if near is None else f", did you mean --{near.removeprefix('option.')}?"
+        raise DjlTrtllmError(f"{word}: no option has this name{hint} (all options: docs/options.md)")
+    return option
+
+
+def _next_value(rest: list[str], word: str, *, is_switch: bool) -> str:
+    """The value that follows a flag without `=`."""
+    if is_switch:
+        return rest.pop(0) if rest and rest[0].lower() in _TRUTHS else "true"
+    if not rest or rest[0].startswith("--"):
+        raise DjlTrtllmError(f"{word} needs a value: {word}=VALUE")
+    return rest.pop(0)
+
 
 app = typer.Typer(add_completion=False)
 
@@ -33,7 +101,7 @@ def compile(
     """
     configure("info")
     with errors_for_the_reader():
-        from djl_trtllm.service.compiling import compile_model, compile_with_neo
+        from djl_trtllm.service.model import compile_model, compile_with_neo
 
         progress = progress_printer()
         if not arguments and "SM_NEO_EXECUTION_CONTEXT" in os.environ:
@@ -45,3 +113,40 @@ def compile(
         for note in notes:
             progress(note)
         progress(f"compiled {compile_model(checkpoint, out, os.environ, progress, settings)}")
+
+
+package_app = typer.Typer(add_completion=False)
+
+
+@package_app.command()
+def package(
+    model: Annotated[str, typer.Argument(metavar="DIR", help="A model directory: serving.properties, model files.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The archive.")] = Path("model.tar.gz"),
+) -> None:
+    """Pack a model directory into a model.tar.gz for `serve` and SageMaker. The same files give the same bytes."""
+    with errors_for_the_reader():
+        from djl_trtllm.config import load
+        from djl_trtllm.errors import ModelError
+        from djl_trtllm.model.archive import package as pack
+        from djl_trtllm.model.remote.hub import HUB_SCHEME
+        from djl_trtllm.model.remote.s3 import is_s3
+        from djl_trtllm.progress import format_bytes
+
+        directory = Path(model)
+        if is_s3(model) or model.startswith(HUB_SCHEME):
+            raise ModelError(
+                f"{model} is an address, and only a directory on this machine can be packed: a model that is elsewhere "
+                f"needs no archive (`djl-trtllm serve {model}`). For an archive that names it, pack a directory whose "
+                f"serving.properties has option.model_id={model}; for one with its files, download them first"
+            )
+        if not directory.is_dir():
+            raise ModelError(f"{model} is not a directory: name the model directory to pack")
+        # Report now what serving would refuse later.
+        config = load(directory, {})
+        progress = progress_printer()
+        for warning in config.warnings:
+            progress(f"warning: {warning}")
+        names = pack(directory, out, progress)
+        if "serving.properties" not in names and config.options.model_id is None:
+            progress("note: there is no serving.properties; the model is served with the defaults and its own files")
+        progress(f"{out}: {len(names)} files, {format_bytes(out.stat().st_size)}")

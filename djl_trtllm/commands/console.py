@@ -6,10 +6,11 @@ A terminal gets lines that are wrapped between words, a pipe or a file gets each
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 import typer
 from rich.console import Console
@@ -17,6 +18,7 @@ from rich.text import Text
 
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.listing import wrapped
+from djl_trtllm.progress import TerminalDisplay, shown_on
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
@@ -26,23 +28,16 @@ def errors_for_the_reader() -> Iterator[None]:
     """Print expected errors as a message and exit with status 1, without a traceback; on a terminal, show bars."""
     console = Console(stderr=True)
     try:
-        with _bars_on(console) if console.is_terminal else nullcontext():
+        with shown_on(TerminalDisplay(console)) if console.is_terminal else nullcontext():
             yield
     except DjlTrtllmError as error:
         say(console, str(error), label="error:", style="bold red")
         raise typer.Exit(1) from None
 
 
-def _bars_on(console: Console) -> AbstractContextManager[None]:
-    # Their import takes some 10 ms, which pipes and --help do without.
-    from djl_trtllm.commands.bars import bars_on
-
-    return bars_on(console)
-
-
 @contextmanager
 def errors_of_stdout() -> Iterator[None]:
-    """For all of a command: write what is buffered, and exit with status 1 and a message if stdout takes no more."""
+    """Surround a command: flush stdout at its end, and exit with status 1 and a message if stdout takes no more."""
     try:
         try:
             yield
@@ -62,17 +57,17 @@ def errors_of_stdout() -> Iterator[None]:
 
 
 def drop_stdout() -> None:
-    """Write what follows nowhere, so that what is buffered does not fail once more when the interpreter ends."""
+    """Send stdout to /dev/null: buffered output would fail once more when the interpreter ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def width_of(console: Console) -> int | None:
-    """The width at which lines are wrapped; None: they are not."""
+    """Return the width at which lines are wrapped; None if they are not wrapped."""
     return console.width if console.is_terminal else None
 
 
 def show(console: Console, text: Text) -> None:
-    """Print text whose lines have their length already."""
+    """Print text that is wrapped already."""
     console.print(text, soft_wrap=True)
 
 
@@ -81,6 +76,17 @@ def say(console: Console, text: str, *, label: str = "", style: str = "") -> Non
     line = Text(wrapped(f"{label} {text}" if label else text, width_of(console), indent="  " if label else ""))
     line.stylize(style, 0, len(label))
     show(console, line)
+
+
+def warn(*warnings: str) -> None:
+    """Print warnings on standard error."""
+    for warning in warnings:
+        say(Console(stderr=True), warning, label="warning:", style="yellow")
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON, for programs."""
+    print(json.dumps(value, indent=2))
 
 
 def progress_printer() -> Callable[[str], None]:

@@ -1,4 +1,4 @@
-"""`djl-trtllm generate`."""
+"""`djl-trtllm generate`: text for the prompts in a file, without a server."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from djl_trtllm.commands.arguments import SAGEMAKER_MODEL_DIR, ModelArgument, find_model, json_object
 from djl_trtllm.commands.console import drop_stdout, errors_for_the_reader
-from djl_trtllm.commands.find_model import SAGEMAKER_MODEL_DIR, ModelArgument, find_model
-from djl_trtllm.commands.json_option import json_object
 from djl_trtllm.config.options.choices import LogLevel
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.logs import configure

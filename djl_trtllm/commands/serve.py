@@ -1,4 +1,4 @@
-"""`djl-trtllm serve`."""
+"""`djl-trtllm serve`: the HTTP server with its models."""
 
 from __future__ import annotations
 
@@ -9,13 +9,30 @@ from typing import Annotated
 
 import typer
 
+from djl_trtllm.commands.arguments import ModelArgument, find_model
 from djl_trtllm.commands.console import errors_for_the_reader
-from djl_trtllm.commands.demo import demo_model
-from djl_trtllm.commands.find_model import ModelArgument, find_model
 from djl_trtllm.config import Options, load
 from djl_trtllm.config.options.choices import LogFormat, LogLevel
-from djl_trtllm.errors import ConfigError, DjlTrtllmError
+from djl_trtllm.errors import ConfigError, DjlTrtllmError, ModelError
 from djl_trtllm.logs import configure
+
+_NAME = "tiny-stories"
+_PACKAGE = Path(__file__).parents[1]
+
+
+def demo_model(package: Path = _PACKAGE) -> Path:
+    """Return the directory of the model of `--demo`: beside the package in a clone, else in the installed package.
+
+    Raises ModelError for an installation without it, such as that of an image.
+    """
+    for directory in (package.parent / "serving" / "models" / _NAME, package / "demo" / _NAME):
+        if directory.is_dir():
+            return directory
+    raise ModelError(
+        "--demo: this installation has no demonstration model, because it was built without serving/models; install "
+        "'djl-trtllm[cpu]' from a wheel or a clone, or name a model"
+    )
+
 
 app = typer.Typer(add_completion=False)
 
@@ -64,7 +81,7 @@ def serve(
         _log_as_set(environ)
         # After what is wrong with the command line or the log has been said: importing the server takes a while.
         from djl_trtllm.server.app import run
-        from djl_trtllm.server.startup import plan_startup
+        from djl_trtllm.server.application import plan_startup
 
         if port is not None:
             environ["SERVING_INFERENCE_PORT"] = str(port)
@@ -85,7 +102,7 @@ def serve(
 
 
 def _log_as_set(environ: Mapping[str, str]) -> None:
-    """Set up the log as the environment says; what is wrong there is reported with what else is."""
+    """Set up the log as the environment says; errors there are reported later, together with all others."""
     try:
         options = load(None, environ).options
     except ConfigError:

@@ -1,20 +1,24 @@
-"""`djl-trtllm size`: how much memory a model takes and how many tokens fit, without a GPU."""
+"""`djl-trtllm size`: how much memory a model takes and how many tokens fit, estimated, or measured here."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from djl_trtllm.commands.console import errors_for_the_reader, say
-from djl_trtllm.commands.find_model import find_model
+from djl_trtllm.commands.arguments import find_model
+from djl_trtllm.commands.console import errors_for_the_reader, print_json, say, warn
+from djl_trtllm.errors import SizingError
 
 if TYPE_CHECKING:
-    from djl_trtllm.commands.size_request import SizeRequest
+    from djl_trtllm.commands.size_report import SizeRequest
+    from djl_trtllm.finder.measure import Measured
     from djl_trtllm.sizing.machines import Machine
+
 
 app = typer.Typer(add_completion=False)
 ModelArgument = Annotated[
@@ -25,108 +29,59 @@ ModelArgument = Annotated[
         "downloaded.",
     ),
 ]
-_MACHINE, _MODEL, _OUTPUT, _OTHER = "Machine", "Model", "Output", "Other ways to a number"
-_MEASURE = "Measure on this machine"
-_FORMULA = ("max_batch", "max_input", "alpha")
+_machine = partial(typer.Option, rich_help_panel="Machine")
+_model = partial(typer.Option, rich_help_panel="Model")
+_output = partial(typer.Option, rich_help_panel="Output")
+_formula = partial(typer.Option, rich_help_panel="Other ways to a number")
+_measure = partial(typer.Option, rich_help_panel="Measure on this machine")
+_COMPARE = "Compare AWS instance types by price, or the machines and degrees that are given several times."
+_FIND = "Find max_num_tokens by building, loading and serving the model here; goes on after an interrupt."
+
+_OF_FORMULA = {"max_batch", "max_input", "alpha"}
+_OF_MEASURE = {"memory", "requests", "request_tokens", "precision", "fresh"}
+_OF_ESTIMATE = {"gpu", "gpu_memory", "instance", "compare", "plot", "sequences", "strict"}
 
 
 @app.command()
 def size(
     context: typer.Context,
     model: ModelArgument = None,
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME[:COUNT]", help="GPU, such as h200.", rich_help_panel=_MACHINE),
-    ] = None,
+    gpu: Annotated[list[str] | None, _machine(metavar="NAME[:COUNT]", help="GPU, such as h200.")] = None,
     gpu_memory: Annotated[
-        str | None,
-        typer.Option(metavar="BYTES", help="Memory of each GPU, in bytes or as 80GB.", rich_help_panel=_MACHINE),
+        str | None, _machine(metavar="BYTES", help="Memory of each GPU, in bytes or as 80GB.")
     ] = None,
     instance: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TYPE", help="AWS instance type, such as g5.12xlarge.", rich_help_panel=_MACHINE),
+        list[str] | None, _machine(metavar="TYPE", help="AWS instance type, such as g5.12xlarge.")
     ] = None,
-    tp: Annotated[
-        list[str] | None,
-        typer.Option("--tp", metavar="N", help="Tensor parallel degree, or max.", rich_help_panel=_MACHINE),
+    tp: Annotated[list[str] | None, _machine("--tp", metavar="N", help="Tensor parallel degree, or max.")] = None,
+    pp: Annotated[int | None, _machine("--pp", help="Pipeline parallel degree.")] = None,
+    quantize: Annotated[str | None, _model(metavar="METHOD", help="As option.quantize, such as fp8.")] = None,
+    kv_cache_dtype: Annotated[str | None, _model(metavar="TYPE", help="As option.kv_cache_dtype, such as fp8.")] = None,
+    backend: Annotated[str | None, _model(help="tensorrt (an engine, the default) or pytorch.")] = None,
+    isl: Annotated[int | None, _model("--isl", help="Prompt tokens of a sequence.")] = None,
+    osl: Annotated[int | None, _model("--osl", help="Output tokens of a sequence.")] = None,
+    max_num_tokens: Annotated[
+        int | None, _model(metavar="N", help="Size this number instead of finding one; as option.max_num_tokens.")
     ] = None,
-    pp: Annotated[int | None, typer.Option("--pp", help="Pipeline parallel degree.", rich_help_panel=_MACHINE)] = None,
-    quantize: Annotated[
-        str | None, typer.Option(metavar="METHOD", help="As option.quantize, such as fp8.", rich_help_panel=_MODEL)
-    ] = None,
-    kv_cache_dtype: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="As option.kv_cache_dtype, such as fp8.", rich_help_panel=_MODEL)
-    ] = None,
-    backend: Annotated[
-        str | None, typer.Option(help="tensorrt (an engine, the default) or pytorch.", rich_help_panel=_MODEL)
-    ] = None,
-    isl: Annotated[
-        int | None, typer.Option("--isl", help="Prompt tokens of a sequence.", rich_help_panel=_MODEL)
-    ] = None,
-    osl: Annotated[
-        int | None, typer.Option("--osl", help="Output tokens of a sequence.", rich_help_panel=_MODEL)
-    ] = None,
-    sequences: Annotated[
-        int | None, typer.Option(min=1, help="Sequences that are to fit at a time.", rich_help_panel=_MODEL)
-    ] = None,
-    lmi: Annotated[
-        str, typer.Option(metavar="VERSION", help="Measured table: 0.28 or 0.27.", rich_help_panel=_MODEL)
-    ] = "0.28",
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare",
-            help="Compare AWS instance types by price, or the machines and degrees that are given several times.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.", rich_help_panel=_OUTPUT)] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png|svg", help="Draw a picture.", rich_help_panel=_OUTPUT)
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit status 1 if it does not fit.", rich_help_panel=_OUTPUT)
-    ] = False,
-    like: Annotated[
-        str | None,
-        typer.Option(metavar="trtllm-bench", help="Use the heuristic of trtllm-bench.", rich_help_panel=_OTHER),
-    ] = None,
-    formula: Annotated[
-        bool,
-        typer.Option("--formula", help="max batch * max input * alpha, without a model.", rich_help_panel=_OTHER),
-    ] = False,
-    max_batch: Annotated[int | None, typer.Option(metavar="N", help="With --formula.", rich_help_panel=_OTHER)] = None,
-    max_input: Annotated[int | None, typer.Option(metavar="N", help="With --formula.", rich_help_panel=_OTHER)] = None,
-    alpha: Annotated[float, typer.Option(help="With --formula; above 0, at most 1.", rich_help_panel=_OTHER)] = 0.2,
-    check_tables: Annotated[
-        bool,
-        typer.Option("--check-tables", help="Compare the estimate with the measured tables.", rich_help_panel=_OTHER),
-    ] = False,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure",
-            help="Find max_num_tokens by building, loading and serving the model here; goes on after an interrupt.",
-            rich_help_panel=_MEASURE,
-        ),
-    ] = False,
-    memory: Annotated[
-        str | None,
-        typer.Option(metavar="BYTES", help="Bound of an engine on the CPU, as 8GB.", rich_help_panel=_MEASURE),
-    ] = None,
-    requests: Annotated[
-        int | None, typer.Option(min=1, help="Requests at a time. Default: 128.", rich_help_panel=_MEASURE)
-    ] = None,
-    request_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of each prompt. Default: 3700.", rich_help_panel=_MEASURE)
-    ] = None,
+    max_seq_len: Annotated[int | None, _model(metavar="N", help="As option.max_seq_len.")] = None,
+    sequences: Annotated[int | None, _model(min=1, help="Sequences that are to fit at a time.")] = None,
+    lmi: Annotated[str, _model(metavar="VERSION", help="Measured table: 0.28 or 0.27.")] = "0.28",
+    compare: Annotated[bool, _output("--compare", help=_COMPARE)] = False,
+    as_json: Annotated[bool, _output("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, _output(metavar="FILE.png|svg", help="Draw a picture.")] = None,
+    strict: Annotated[bool, _output("--strict", help="Exit status 1 if it does not fit.")] = False,
+    formula: Annotated[bool, _formula("--formula", help="max batch * max input * alpha, without a model.")] = False,
+    max_batch: Annotated[int | None, _formula(metavar="N", help="With --formula.")] = None,
+    max_input: Annotated[int | None, _formula(metavar="N", help="With --formula.")] = None,
+    alpha: Annotated[float, _formula(help="With --formula; above 0, at most 1.")] = 0.2,
+    measure: Annotated[bool, _measure("--measure", help=_FIND)] = False,
+    memory: Annotated[str | None, _measure(metavar="BYTES", help="Bound of an engine on the CPU, as 8GB.")] = None,
+    requests: Annotated[int | None, _measure(min=1, help="Requests at a time. Default: 128.")] = None,
+    request_tokens: Annotated[int | None, _measure(min=1, help="Tokens of each prompt. Default: 3700.")] = None,
     precision: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, metavar="SHARE", help="0: to the token. Default: 0.01.", rich_help_panel=_MEASURE),
+        float | None, _measure(min=0, max=1, metavar="SHARE", help="0: to the token. Default: 0.01.")
     ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Forget what an earlier run has measured.", rich_help_panel=_MEASURE)
-    ] = False,
+    fresh: Annotated[bool, _measure("--fresh", help="Forget what an earlier run has measured.")] = False,
 ) -> None:
     """Estimate what fits into GPU memory: max_num_tokens, KV cache, sequences (docs/sizing.md).
 
@@ -135,21 +90,15 @@ def size(
     """
     with errors_for_the_reader():
         if formula:
-            _refuse_others(context, "--formula", *_FORMULA, "formula", "as_json")
+            others = set(context.params) - _OF_FORMULA - {"formula", "as_json"}
+            _refuse(context, others, "--formula does not use {}: leave out the one or the other")
             _print_formula(max_batch, max_input, alpha, as_json=as_json)
             return
-        if check_tables:
-            _refuse_others(context, "--check-tables", "check_tables")
-            _print_tables()
-            return
-        from djl_trtllm.commands.size_request import machines_of, read_request
-        from djl_trtllm.errors import SizingError
+        _refuse(context, _OF_FORMULA, "{}: only with --formula; add that, or use --isl, --osl and --sequences")
+        from djl_trtllm.commands.size_report import machines_of, read_request
         from djl_trtllm.sizing.machines import split
 
         degrees = split(tp or ())
-        if like not in (None, "trtllm-bench"):
-            raise SizingError(f"--like {like}: expected trtllm-bench")
-        _refuse_what_only_a_formula_uses(context)
         flags = {
             "backend": backend,
             "tensor_parallel_degree": degrees[0] if len(degrees) == 1 else None,
@@ -158,69 +107,43 @@ def size(
             "kv_cache_dtype": kv_cache_dtype,
             "max_input_len": isl,
             "max_output_len": osl,
+            "max_num_tokens": max_num_tokens,
+            "max_seq_len": max_seq_len,
         }
         settings = {name: str(value) for name, value in flags.items() if value is not None}
-        if not measure and (memory, requests, request_tokens, precision, fresh) != (None, None, None, None, False):
-            raise SizingError("--memory, --requests, --request-tokens, --precision and --fresh are flags of --measure")
         if measure:
-            others = (gpu, gpu_memory, instance, compare, plot, like, sequences, strict, len(degrees) > 1)
-            if any(others):
-                raise SizingError(
-                    "--measure measures this machine: leave out --gpu, --gpu-memory, --instance, --compare, --plot, "
-                    "--like, --sequences, --strict and further degrees"
-                )
-            from djl_trtllm.commands.size_measure import Asked, measure_command
-
-            asked = Asked(memory, requests, request_tokens, precision, fresh, as_json)
-            measure_command(_named(model), settings, asked)
+            unused = _OF_ESTIMATE | ({"tp"} if len(degrees) > 1 else set())
+            _refuse(context, unused, "--measure measures this machine, with one degree: leave out {}")
+            _measure_here(_named(model), settings, memory, (requests, request_tokens), precision, fresh, as_json)
             return
+        _refuse(context, _OF_MEASURE, "{}: only with --measure; add that, or leave out what needs it")
         request = read_request(_named(model), settings, lmi)
         named = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=not compare)
-        single = len(named) == 1 and len(degrees) < 2
-        if like is not None and (not single or compare or plot or sequences or strict):
-            raise SizingError(
-                "--like prints one heuristic for one machine: leave out --compare, --plot, --sequences, --strict and "
-                "further machines and degrees"
-            )
-        if compare or not single:
+        if compare or len(named) != 1 or len(degrees) > 1:
             fits = _print_comparison(request, named, degrees, sequences, as_json=as_json, plot=plot)
-        elif like is not None:
-            fits = _print_bench(request, named[0], as_json=as_json)
         else:
             fits = _print_report(request, named[0], sequences, as_json=as_json, plot=plot)
     if strict and not fits:
         raise typer.Exit(1)
 
 
-def _given(context: typer.Context) -> set[str]:
-    """Parameters that the command line names."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+def _refuse(context: typer.Context, unused: set[str], message: str) -> None:
+    """Refuse flags without effect, which a reader would believe the answer to be about; `message` has a place for them.
 
-
-def _flags(context: typer.Context, names: set[str]) -> str:
-    written = (parameter for parameter in context.command.params if parameter.name in names)
-    return ", ".join("MODEL" if one.name == "model" else one.opts[0] for one in written)
-
-
-def _refuse_others(context: typer.Context, flag: str, *used: str) -> None:
-    """What would have no effect is refused: the reader would take the answer for one about it."""
-    from djl_trtllm.errors import SizingError
-
-    if others := _given(context) - set(used):
-        raise SizingError(f"{flag} does not use {_flags(context, others)}: leave out the one or the other")
-
-
-def _refuse_what_only_a_formula_uses(context: typer.Context) -> None:
-    from djl_trtllm.errors import SizingError
-
-    if lost := _given(context) & set(_FORMULA):
-        raise SizingError(f"{_flags(context, lost)}: a flag of --formula; add it, or use --isl, --osl and --sequences")
+    Raises SizingError.
+    """
+    given = [
+        "MODEL" if parameter.name == "model" else parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in unused
+        and (source := context.get_parameter_source(parameter.name)) is not None
+        and source.name == "COMMANDLINE"
+    ]
+    if given:
+        raise SizingError(message.format(", ".join(given)))
 
 
 def _named(model: str | None) -> str:
-    from djl_trtllm.errors import SizingError
-
     found = find_model(model)
     if found is None:
         raise SizingError("no model given: name a checkpoint directory, a model of the Hugging Face hub or s3://...")
@@ -228,15 +151,14 @@ def _named(model: str | None) -> str:
 
 
 def _print_formula(max_batch: int | None, max_input: int | None, alpha: float, *, as_json: bool) -> None:
-    from djl_trtllm.errors import SizingError
-    from djl_trtllm.sizing.formula import guess_max_num_tokens, halvings
+    from djl_trtllm.sizing.recommendation import guess_max_num_tokens, halvings
 
     if max_batch is None or max_input is None:
         raise SizingError("--formula needs --max-batch N and --max-input N; --alpha is 0.2 unless it is given")
     guess = guess_max_num_tokens(max_batch, max_input, alpha)
     tries = list(halvings(guess))
     if as_json:
-        print(json.dumps({"max_num_tokens": guess, "alpha": alpha, "halvings": tries}, indent=2))
+        print_json({"max_num_tokens": guess, "alpha": alpha, "halvings": tries})
         return
     console = Console()
     say(console, f"max_num_tokens = {max_batch} * {max_input} * {alpha:g} = {guess}")
@@ -249,34 +171,25 @@ def _print_formula(max_batch: int | None, max_input: int | None, alpha: float, *
     say(console, f"\noption.max_num_tokens={guess}")
 
 
-def _print_tables() -> None:
-    from djl_trtllm.sizing import check_tables
-
-    print(check_tables.render(check_tables.rows()))
-
-
 def _print_report(
     request: SizeRequest, machine: Machine, sequences: int | None, *, as_json: bool, plot: Path | None
 ) -> bool:
-    from djl_trtllm.commands.size_report import Report
+    from djl_trtllm.commands.size_report import SizeReport
 
-    report = Report(request, machine, request.on(machine, request.degree_on(machine)))
+    report = SizeReport(request, machine, request.on(machine, request.degree_on(machine)))
     if plot is not None:
         from djl_trtllm.commands.size_plot import draw
 
         draw(plot, report)
     if as_json:
-        print(json.dumps(report.as_json(), indent=2))
+        print_json(report.as_json())
     else:
-        _print(report.lines())
-        remarks = Console(stderr=True)
-        for warning in report.warnings:
-            say(remarks, warning, label="warning:", style="yellow")
+        print("\n".join(report.lines()))
+        warn(*report.warnings)
         if sequences is not None and report.sequences < sequences:
-            missing = f"{sequences} sequences of {request.length} tokens do not fit, {report.sequences} do"
-            say(remarks, missing, label="warning:", style="yellow")
+            warn(f"{sequences} sequences of {request.length} tokens do not fit, {report.sequences} do")
         if plot is not None:
-            say(remarks, f"wrote {plot}")
+            say(Console(stderr=True), f"wrote {plot}")
     return report.found.fits and report.sequences >= (sequences or 0)
 
 
@@ -289,8 +202,7 @@ def _print_comparison(
     as_json: bool,
     plot: Path | None,
 ) -> bool:
-    from djl_trtllm.commands.size_comparison import Comparison
-    from djl_trtllm.errors import SizingError
+    from djl_trtllm.commands.size_report import Comparison
 
     if plot is not None:
         raise SizingError("--plot draws one model on one machine: leave out --compare and name one --gpu or --instance")
@@ -298,47 +210,61 @@ def _print_comparison(
         raise SizingError(f"--tp {','.join(degrees)}: expected numbers of at least 1 to compare")
     found = Comparison(request, machines, [int(degree) for degree in degrees], sequences)
     if as_json:
-        print(json.dumps(found.as_json(), indent=2))
+        print_json(found.as_json())
     else:
-        _print(found.lines())
+        print("\n".join(found.lines()))
     return found.answered
 
 
-def _print_bench(request: SizeRequest, machine: Machine, *, as_json: bool) -> bool:
-    from djl_trtllm.sizing.trtllm_bench import BenchModel, bench_settings
+def _measure_here(
+    model: str,
+    options: Mapping[str, Any],
+    memory: str | None,
+    load: tuple[int | None, int | None],
+    precision: float | None,
+    fresh: bool,
+    as_json: bool,
+) -> None:
+    """Measure and print the result; progress is on standard error. `load` is requests and their tokens.
 
-    options = request.config.options
-    degree = request.degree_on(machine)
-    quantization = (options.quantize.value.upper() if options.quantize else None) or request.sizes.quantization
-    kv_dtype = options.kv_cache_dtype.value.upper()
-    model = BenchModel.of(request.sizes, quantization, None if kv_dtype == "AUTO" else kv_dtype)
-    found = bench_settings(
-        model, machine.memory, request.input_len, request.output_len, degree, options.pipeline_parallel_degree
-    )
-    told: dict[str, Any] = {
-        "max_batch_size": found.max_batch_size,
-        "max_num_tokens": found.max_num_tokens,
-        "requests": found.kv_requests,
-        "warnings": list(found.warnings),
-    }
+    Exit status: 0 with a result, 1 if nothing fits or a trial fails otherwise, 130 after Ctrl-C.
+    """
+    # Importing the service takes half a second; other commands do without.
+    from djl_trtllm.finder.measure import Settings, ShownMeasurement, load_of, measure, memory_bound
+    from djl_trtllm.progress import display_on
+
+    bound = memory_bound("--memory", memory)
+    console = Console(stderr=True)
+    try:
+        with ShownMeasurement(display_on(console)) as shown:
+            found = measure(model, options, load_of(*load), Settings(bound, precision, fresh), shown)
+    except KeyboardInterrupt:
+        say(console, "interrupted: run the same command again to go on; finished trials are kept")
+        raise typer.Exit(130) from None
     if as_json:
-        print(json.dumps(told, indent=2))
-        return True
-    _print(
-        [
-            f"trtllm-bench's heuristic for {request.sizes.source} on {machine}, tensor parallel {degree}: "
-            f"{found.kv_requests:.1f} requests of {request.input_len} + {request.output_len} tokens fit",
-            "",
-            f"option.tensor_parallel_degree={degree}",
-            f"option.max_num_tokens={found.max_num_tokens}",
-            f"option.max_rolling_batch_size={found.max_batch_size}",
+        print_json(found.as_json())
+    else:
+        for line in _result_lines(found):
+            say(Console(), line)
+    if found.max_num_tokens is None:
+        raise typer.Exit(1)
+
+
+def _result_lines(found: Measured) -> list[str]:
+    """The result for people; the last line is the option to paste."""
+    from djl_trtllm.finder.trials import doing
+
+    if found.max_num_tokens is None:
+        last = found.attempts[-1]
+        return [
+            f"Out of memory with every max_num_tokens down to {last.tokens:,}, while {doing(last.phase)}: "
+            f"{last.reason}",
+            "Quantise the model (option.quantize), use more GPUs (option.tensor_parallel_degree) or more memory.",
         ]
-    )
-    for warning in found.warnings:
-        say(Console(stderr=True), warning, label="warning:", style="yellow")
-    return True
-
-
-def _print(lines: list[str]) -> None:
-    """Lines whose columns have their place: they are not wrapped."""
-    print("\n".join(lines))
+    seconds = sum(attempt.seconds for attempt in found.attempts)
+    top = ", the largest that makes a difference" if found.unbounded else ""
+    return [
+        f"Maximum: max_num_tokens={found.max_num_tokens:,}{top} ({len(found.attempts)} trials, {seconds:.0f} s)",
+        "Recommended, half of it, so that the KV cache has room:",
+        f"option.max_num_tokens={found.recommended}",
+    ]

@@ -17,14 +17,15 @@ from djl_trtllm.config.options.choices import (
     ToolCallFormat,
 )
 from djl_trtllm.config.resolve import load, resolve
-from djl_trtllm.config.sources.environment import read_environment
-from djl_trtllm.config.sources.origin import Origin, OriginKind
-from djl_trtllm.config.sources.properties import (
+from djl_trtllm.config.sources import (
     Layer,
+    Origin,
+    OriginKind,
     Setting,
     Source,
     parse_properties,
     read_arguments,
+    read_environment,
     read_properties,
 )
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from djl_trtllm.config.options import Options
-from djl_trtllm.config.options.registry import OPTIONS
-from djl_trtllm.config.options.values import NotAValueError, as_text
-from djl_trtllm.config.sources.origin import Origin
-from djl_trtllm.config.sources.properties import Setting
+from djl_trtllm.config.masking import masked
+from djl_trtllm.config.options import OPTIONS, Options
+from djl_trtllm.config.options.option import NotAValueError, as_text
+from djl_trtllm.config.sources import Origin, Setting
 from djl_trtllm.errors import ConfigError
 
 
@@ -33,13 +32,13 @@ class Config:
     notes: tuple[str, ...] = ()
 
     def origin(self, field_name: str) -> Origin:
-        """Where the value of a field came from. Raises KeyError for a name that is no field of `Options`."""
+        """Return where the value of a field came from. Raises KeyError for a name that `Options` does not have."""
         return self.origins.get(OPTIONS[field_name].name, Origin.default())
 
     def is_set(self, field_name: str) -> bool:
-        """Whether the user set the field, even if a rule then changed its value.
+        """Return whether the user set the field, even if a rule then changed its value.
 
-        Raises KeyError for a name that is no field of `Options`.
+        Raises KeyError for a name that `Options` does not have.
         """
         return OPTIONS[field_name].name in self.user_set
 
@@ -83,3 +82,14 @@ def _expanded(path: Path) -> Path:
     except RuntimeError:
         # Containers run as arbitrary users, who have no home directory.
         return Path(tempfile.gettempdir()) / "djl-trtllm"
+
+
+def format_setting(config: Config, name: str) -> str:
+    """`KEY=VALUE (origin)` of the option of this field, with secrets masked."""
+    return format_value(name, getattr(config.options, name), config.origin(name))
+
+
+def format_value(name: str, value: Any, origin: Origin) -> str:
+    """`KEY=VALUE (origin)` of any value of this field, with secrets masked."""
+    key = OPTIONS[name].key
+    return f"{key}={masked(key, as_text(value)) or 'none'} ({masked('', str(origin))})"

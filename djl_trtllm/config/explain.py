@@ -11,16 +11,16 @@ from rich.text import Text
 
 from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.masking import masked, shortened
+from djl_trtllm.config.options import OPTIONS, DeclaredOption
 from djl_trtllm.config.options.choices import Backend
-from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption
-from djl_trtllm.config.options.values import as_text
-from djl_trtllm.config.sources.origin import OriginKind
+from djl_trtllm.config.options.option import as_text
+from djl_trtllm.config.sources import OriginKind
 from djl_trtllm.listing import Listing
 
 _LONGEST_VALUE = 60
 
 Describe = Callable[[DeclaredOption, Backend], str]
-"""What an option does on a backend, for readers: `backends.options.describe`."""
+"""A function that describes an option's effect on a backend for readers: `backends.options.describe`."""
 
 
 def declared_effect(declared: DeclaredOption, backend: Backend) -> str:
@@ -66,14 +66,14 @@ def render(
 
 
 def _place(config: Config, declared: DeclaredOption) -> str:
-    """Where a value came from and what it overrides, relative to the model's directory."""
-    overridden = [setting.formatted for setting in config.overridden.get(declared.name, ())]
+    """Return where a value came from and what it overrides, relative to the model's directory."""
+    overridden = [str(setting) for setting in config.overridden.get(declared.name, ())]
     text = str(config.origin(declared.name)) + (f", overrides {', '.join(overridden)}" if overridden else "")
     return masked("", text if config.model_dir is None else text.replace(f"{config.model_dir}/", ""))
 
 
 def as_json(config: Config, backend: Backend | None = None, *, describe: Describe = declared_effect) -> dict[str, Any]:
-    """The same as JSON values.
+    """The resolved configuration as JSON values.
 
     `options` maps field names to `key`, `value`, `default`, `unit`, `set` (by the user), `origin` (`kind`, `where`,
     `line`, `text`), `effect` and `overridden` (the settings that this value overrides).
@@ -106,14 +106,14 @@ def _entry(config: Config, declared: DeclaredOption, effect: str) -> dict[str, A
         },
         "effect": effect,
         "overridden": [
-            {"wrote": setting.shown, "origin": str(setting.origin)}
+            {"wrote": setting.assignment, "origin": str(setting.origin)}
             for setting in config.overridden.get(declared.name, ())
         ],
     }
 
 
 def shown_origin(config: Config, declared: DeclaredOption) -> str:
-    """Where a value came from, masked."""
+    """Return where a value came from, masked."""
     return masked("", str(config.origin(declared.name)))
 
 
@@ -136,3 +136,47 @@ def shown_value(declared: DeclaredOption, value: Any) -> str:
     text = shortened(masked(declared.key, as_text(value)), _LONGEST_VALUE)
     unit = declared.option.unit
     return f"{text} {unit}" if unit and isinstance(value, (int, float)) else text
+
+
+def differences(first: Config, second: Config) -> list[DeclaredOption]:
+    """The options whose values differ, in the order of the documents."""
+    return [
+        declared for name, declared in OPTIONS.items() if getattr(first.options, name) != getattr(second.options, name)
+    ]
+
+
+def _differing(count: int) -> str:
+    return f"{count} option{'s differ' if count > 1 else ' differs'}" if count else "the same"
+
+
+def render_diff(first: Config, second: Config, names: tuple[str, str], width: int | None = None) -> Text:
+    """A list of the differences, with `names` for the two sides, wrapped at `width`, if it is given."""
+    found = differences(first, second)
+    listing = Listing(f"{names[0]} and {names[1]}: " + _differing(len(found)), width)
+    for declared in found:
+        listing.space()
+        listing.item(
+            declared.key,
+            {
+                name: f"{shown_value(declared, getattr(side.options, declared.name))} ({shown_origin(side, declared)})"
+                for name, side in zip(("first", "second"), (first, second), strict=True)
+            },
+        )
+    return listing.text
+
+
+def diff_as_json(first: Config, second: Config) -> dict[str, Any]:
+    """The differences for programs: by field name, `key` and a list of two sides with `value` and `origin`."""
+    return {
+        declared.name: {
+            "key": declared.key,
+            "sides": [
+                {
+                    "value": plain_value(declared, getattr(side.options, declared.name)),
+                    "origin": shown_origin(side, declared),
+                }
+                for side in (first, second)
+            ],
+        }
+        for declared in differences(first, second)
+    }

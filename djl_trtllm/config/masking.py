@@ -30,7 +30,7 @@ def shortened(text: str, longest: int) -> str:
 
 
 def is_secret_key(key: str) -> bool:
-    """Whether a key's name says that its value is a secret (`HF_TOKEN` is, `max_num_tokens` is not)."""
+    """Return whether a key's name says that its value is a secret (`HF_TOKEN` is, `max_num_tokens` is not)."""
     return _SECRET_KEY.search(key) is not None
 
 

@@ -1,33 +1,39 @@
-"""Resolve sources to one configuration, by one order of precedence."""
+"""Resolve sources to one configuration: one order of precedence, then one list of derivations (`resolve`).
+
+For example `max_num_tokens`: `load` reads the sources, `_choose` takes the setting of the highest layer, `_parse` makes
+it a number, `_raise_limits_for_max_num_tokens` raises other limits by it, and the rules compare it with them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from djl_trtllm.config.compat.detect import names_configuration, read_model, read_source
-from djl_trtllm.config.configuration import Config
-from djl_trtllm.config.derive import DERIVATIONS, Draft
+from djl_trtllm.config.configuration import Config, format_value
 from djl_trtllm.config.fetched import within_bounds
-from djl_trtllm.config.options import Options
-from djl_trtllm.config.options.option import Scope
-from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption, find, suggest
-from djl_trtllm.config.options.values import NotAValueError, is_quoted, without_comment
-from djl_trtllm.config.rules.context import context_of_draft
-from djl_trtllm.config.rules.rule import check
-from djl_trtllm.config.rules.table import OPTION_RULES
-from djl_trtllm.config.sources.environment import read_environment, variables_of
-from djl_trtllm.config.sources.origin import Origin, OriginKind
-from djl_trtllm.config.sources.properties import Layer, Setting, Source, read_arguments, read_properties
+from djl_trtllm.config.options import OPTIONS, DeclaredOption, Options, find, suggest
+from djl_trtllm.config.options.option import NotAValueError, Scope, as_text, is_quoted, without_comment
+from djl_trtllm.config.options.server import ServerOptions
+from djl_trtllm.config.rules import RuleContext, When, check
+from djl_trtllm.config.sources import (
+    Layer,
+    Origin,
+    OriginKind,
+    Setting,
+    Source,
+    read_arguments,
+    read_environment,
+    read_properties,
+    variables_of,
+)
 from djl_trtllm.errors import ConfigError
-
-Candidate = tuple[Layer, Setting]
 
 _DEFAULTS = Options()
 _DEFAULT_ORIGINS = dict.fromkeys(OPTIONS, Origin.default())
-
-
 _FILES_OF_A_MODEL = (Layer.FILE, Layer.FOREIGN, Layer.PRESET)
 
 
@@ -57,7 +63,7 @@ def precedence(scope: Scope) -> tuple[Layer, ...]:
     HF_MODEL_ID replaces the model that a file names, and its revision (DJL Serving would load both models).
     A `config.pbtxt` or `config.yaml` is written for another server, so everything that is for this one overrides it.
 
-    The limits of a compiled engine are below all layers but the presets (`backends.as_built`): the engine is looked at
+    The limits of a compiled engine are below all layers but the presets (`backends.planning`): the engine is looked at
     when the rest is resolved.
 
     Permissions (`option.trust_remote_code`) are options of a model that every other layer overrides: the files of a
@@ -114,8 +120,7 @@ def load(
     sources = list(read_environment(environ))
     sources.append(read_arguments(arguments))
     if model_dir is not None:
-        of_directory = read_source(model_dir)
-        sources += of_directory if fetched is None else [within_bounds(source, fetched) for source in of_directory]
+        sources += _of_model(read_source(model_dir), fetched)
     if server_properties is not None:
         sources.append(read_properties(server_properties, Layer.SERVER_FILE))
     if model_dir is not None and names_configuration(model_dir):
@@ -123,10 +128,13 @@ def load(
     config = resolve(sources, model_dir=model_dir)
     if config.options.model_id is None:
         return config
-    of_model = read_model(model_dir, config.options.model_id)
-    if fetched is not None:
-        of_model = [within_bounds(source, fetched) for source in of_model]
+    of_model = _of_model(read_model(model_dir, config.options.model_id), fetched)
     return resolve([*sources, *of_model], model_dir=model_dir) if of_model else config
+
+
+def _of_model(sources: list[Source], fetched: str | None) -> list[Source]:
+    """Bound what the files of a model may set, if the model was fetched."""
+    return sources if fetched is None else [within_bounds(source, fetched) for source in sources]
 
 
 def resolve(sources: Iterable[Source], *, model_dir: Path | None = None) -> Config:
@@ -134,59 +142,103 @@ def resolve(sources: Iterable[Source], *, model_dir: Path | None = None) -> Conf
 
     Raises `ConfigError` with every problem found, one line each.
     """
-    draft = Draft()
-    candidates: dict[str, list[Candidate]] = {}
-    unknown: list[Setting] = []
-    foreign: list[str] = []
+    draft = _Draft()
+    _sort_by_option(sources, draft)
+    _choose_and_parse(draft)
+    _serve_the_named_model(draft)
+    _warn_of_overridden(draft)
+    _warn_of_legacy(draft)
+    _raise_limits_for_max_num_tokens(draft)
+    _run_as_many_sequences_as_the_engine_holds(draft)
+    _split_addresses(draft)
+    _place_engine_cache(draft)
+    _check_rules(draft)
+    _report_unknown(draft)
+    return draft.finished(model_dir)
+
+
+@dataclass
+class _Draft:
+    """A `Config` under construction.
+
+    `values` are those that users set, and derived ones; `chosen` has the setting that is used, `overridden` those of
+    users that it overrides; `unknown` are settings of no option, `foreign` messages about names that another server's
+    file has and that server does not.
+    """
+
+    candidates: dict[str, list[tuple[Layer, Setting]]] = field(default_factory=dict)
+    unknown: list[Setting] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    chosen: dict[str, Setting] = field(default_factory=dict)
+    overridden: dict[str, list[Setting]] = field(default_factory=dict)
+    origins: dict[str, Origin] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def is_set(self, name: str) -> bool:
+        return name in self.chosen and name in self.values
+
+    def derive(self, name: str, value: Any, rule: str) -> None:
+        self.values[name] = value
+        self.origins[name] = Origin.derived(rule)
+
+    def value(self, name: str) -> Any:
+        return self.values.get(name, OPTIONS[name].default)
+
+    def format_setting(self, name: str) -> str:
+        if name in self.chosen and name not in self.origins:
+            return str(self.chosen[name])
+        return format_value(name, self.value(name), self.origins.get(name, Origin.default()))
+
+    def written_name(self, name: str) -> str:
+        return self.chosen[name].name if name in self.chosen else OPTIONS[name].key
+
+    def finished(self, model_dir: Path | None) -> Config:
+        """Return the configuration. Raises ConfigError if there are problems."""
+        if self.problems:
+            raise ConfigError(self.problems, self.warnings)
+        chosen = {name: setting.origin for name, setting in self.chosen.items()}
+        return Config(
+            # Every value has been checked by its own type; checking all of them again costs more than the rest.
+            options=_DEFAULTS.model_copy(update=self.values),
+            origins={**_DEFAULT_ORIGINS, **chosen, **self.origins},
+            user_set=frozenset(name for name, origin in chosen.items() if origin.is_user),
+            warnings=tuple(self.warnings),
+            notes=tuple(self.notes),
+            model_dir=model_dir,
+            overridden={name: tuple(others) for name, others in self.overridden.items() if others},
+        )
+
+
+def _sort_by_option(sources: Iterable[Source], draft: _Draft) -> None:
     for source in sources:
         draft.warnings += source.warnings
         draft.notes += source.notes
         draft.problems += source.problems
-        foreign += source.unknown
+        draft.foreign += source.unknown
         for setting in source.settings:
             declared = find(setting.key)
             if declared is None:
-                unknown.append(setting)
+                draft.unknown.append(setting)
             elif source.layer not in precedence(declared.option.scope):
                 draft.problems.append(_forbidden(declared, setting))
             elif not setting.value.strip():
-                draft.warnings.append(f"{setting.formatted} is empty: the option is not set")
+                draft.warnings.append(f"{setting} is empty: the option is not set")
             else:
-                candidates.setdefault(declared.name, []).append((source.layer, setting))
-
-    overridden: dict[str, tuple[Setting, ...]] = {}
-    for name, found in candidates.items():
-        winner, others = _choose(OPTIONS[name], found, draft)
-        draft.chosen[name] = winner
-        _parse(OPTIONS[name], winner, draft)
-        overridden[name] = tuple(others)
-    _serve_the_named_model(draft, overridden)
-    _warn_of_overridden(draft, overridden)
-    _warn_of_legacy(draft)
-    for derivation in DERIVATIONS:
-        derivation(draft)
-    findings = check(context_of_draft(draft), OPTION_RULES)
-    draft.problems += findings.problems
-    draft.warnings += findings.warnings
-    draft.notes += findings.notes
-    _report_unknown(unknown, foreign, draft)
-    if draft.problems:
-        raise ConfigError(draft.problems, draft.warnings)
-
-    origins = {name: draft.chosen[name].origin for name in draft.chosen} | draft.origins
-    return Config(
-        # Every value has been checked by its own type; checking all of them again costs more than the rest.
-        options=_DEFAULTS.model_copy(update=draft.values),
-        origins={**_DEFAULT_ORIGINS, **origins},
-        user_set=frozenset(name for name, setting in draft.chosen.items() if setting.origin.is_user),
-        warnings=tuple(draft.warnings),
-        notes=tuple(draft.notes),
-        model_dir=model_dir,
-        overridden={name: others for name, others in overridden.items() if others},
-    )
+                draft.candidates.setdefault(declared.name, []).append((source.layer, setting))
 
 
-def _choose(declared: DeclaredOption, found: Sequence[Candidate], draft: Draft) -> tuple[Setting, list[Setting]]:
+def _choose_and_parse(draft: _Draft) -> None:
+    for name, found in draft.candidates.items():
+        draft.chosen[name], draft.overridden[name] = _choose(OPTIONS[name], found, draft)
+        _parse(OPTIONS[name], draft.chosen[name], draft)
+
+
+def _choose(
+    declared: DeclaredOption, found: Sequence[tuple[Layer, Setting]], draft: _Draft
+) -> tuple[Setting, list[Setting]]:
     """The setting that is used, and the user's settings that it overrides, in the order of precedence."""
     order = precedence(declared.option.scope)
     ranked = sorted(found, key=lambda candidate: order.index(candidate[0]))
@@ -194,93 +246,186 @@ def _choose(declared: DeclaredOption, found: Sequence[Candidate], draft: Draft) 
     for other_layer, other in ranked[1:]:
         two_names = other_layer is layer and layer.has_own_names
         if two_names and other.value.strip() != winner.value.strip():
-            draft.problems.append(
-                f"{winner.formatted} and {other.formatted} are two names of one option with different values; keep one"
-            )
+            draft.problems.append(f"{winner} and {other} are two names of one option with different values; keep one")
     return winner, [setting for _, setting in ranked[1:] if setting.origin.is_user]
 
 
-def _parse(declared: DeclaredOption, setting: Setting, draft: Draft) -> None:
+def _parse(declared: DeclaredOption, setting: Setting, draft: _Draft) -> None:
     text = setting.value
     bare = without_comment(text)
     if bare != text and declared.type.is_text:
-        draft.warnings.append(
-            f"{setting.formatted}: the text from # on is part of the value; comments need their own line"
-        )
+        draft.warnings.append(f"{setting}: the text from # on is part of the value; comments need their own line")
     elif bare != text:
         draft.warnings.append(
-            f"{setting.formatted}: the comment behind the value is ignored; put comments on their own line, because "
+            f"{setting}: the comment behind the value is ignored; put comments on their own line, because "
             "DJL Serving takes them for part of the value"
         )
         text = bare
     elif declared.type.is_text and is_quoted(text):
-        draft.warnings.append(f"{setting.formatted}: the quotes are part of the value; write it without them")
+        draft.warnings.append(f"{setting}: the quotes are part of the value; write it without them")
     try:
         draft.values[declared.name] = declared.type.parse(text, declared.option)
     except NotAValueError as error:
         # Other servers write names and values differently.
-        example = declared.example if setting.alone else f"{setting.wrote}={declared.example}"
-        draft.problems.append(f"{setting.formatted}: {error}; for example {example}")
+        example = declared.example if setting.alone else f"{setting.name}={declared.example}"
+        draft.problems.append(f"{setting}: {error}; for example {example}")
 
 
 def _forbidden(declared: DeclaredOption, setting: Setting) -> str:
     (variable, *_) = variables_of(declared.key)
     return (
-        f"{setting.formatted}: {declared.key} opens this machine to a model, so it can be set only by the "
+        f"{setting}: {declared.key} opens this machine to a model, so it can be set only by the "
         f"environment variable {variable}; remove it here"
     )
 
 
-def _serve_the_named_model(draft: Draft, overridden: dict[str, tuple[Setting, ...]]) -> None:
+def _serve_the_named_model(draft: _Draft) -> None:
     """HF_MODEL_ID replaces the model of other sources; a revision of their model is dropped with it."""
     winner = draft.chosen.get("model_id")
     if winner is None:
         return
-    others = [other for other in overridden["model_id"] if other.value.strip() != winner.value.strip()]
+    others = [other for other in draft.overridden["model_id"] if other.value.strip() != winner.value.strip()]
     for other in others:
-        draft.warnings.append(f"{other.formatted} is overridden by {winner.formatted}: one model is served")
+        draft.warnings.append(f"{other} is overridden by {winner}: one model is served")
     revision = draft.chosen.get("revision")
-    if not others or revision is None or winner.wrote != "HF_MODEL_ID":
+    if not others or revision is None or winner.name != "HF_MODEL_ID":
         return
-    if revision.wrote != "HF_REVISION" and revision.origin.kind is not OriginKind.OVERRIDE:
+    if revision.name != "HF_REVISION" and revision.origin.kind is not OriginKind.OVERRIDE:
         draft.warnings.append(
-            f"{revision.formatted} is ignored: it is a revision of {others[0].shown}; "
-            f"set HF_REVISION for {winner.shown}"
+            f"{revision} is ignored: it is a revision of {others[0].assignment}; "
+            f"set HF_REVISION for {winner.assignment}"
         )
         del draft.chosen["revision"]
         draft.values.pop("revision", None)
-        overridden.pop("revision", None)
+        draft.overridden.pop("revision", None)
 
 
-def _warn_of_overridden(draft: Draft, overridden: Mapping[str, Sequence[Setting]]) -> None:
-    for name, settings in overridden.items():
+def _warn_of_overridden(draft: _Draft) -> None:
+    for name, settings in draft.overridden.items():
         winner = draft.chosen[name]
         for setting in settings:
             if name != "model_id" and setting.value.strip() != winner.value.strip():
-                draft.warnings.append(f"{setting.shown} is overridden by {winner.formatted}")
+                draft.warnings.append(f"{setting.assignment} is overridden by {winner}")
 
 
-def _warn_of_legacy(draft: Draft) -> None:
+def _warn_of_legacy(draft: _Draft) -> None:
     """Warn of options that no engine has any more, with what they did and what replaces them."""
     for name, setting in draft.chosen.items():
         option = OPTIONS[name].option
         if option.warn and name in draft.values:
             what = option.description[0].lower() + option.description[1:].removesuffix(".")
-            draft.warnings.append(f"{setting.formatted} has no effect any more ({what}): {option.legacy}")
+            draft.warnings.append(f"{setting} has no effect any more ({what}): {option.legacy}")
 
 
-def _report_unknown(unknown: Iterable[Setting], foreign: Iterable[str], draft: Draft) -> None:
-    strict: Any = draft.values.get("strict", False)
-    (draft.problems if strict else draft.warnings).extend(foreign)
-    for setting in unknown:
+def _raise_limits_for_max_num_tokens(draft: _Draft) -> None:
+    """`max_num_tokens`, set by the user to N, raises the limits that would keep batches below it.
+
+    Input and output length to at least min(4096, N), the batch to at least 256 (finding-max-num-tokens.md).
+    """
+    tokens = draft.values.get("max_num_tokens")
+    if tokens is None:
+        return
+    cause = draft.chosen["max_num_tokens"]
+    if cause.alone:
+        return
+    for name, floor in (
+        ("max_input_len", min(4096, tokens)),
+        ("max_output_len", min(4096, tokens)),
+        ("max_rolling_batch_size", 256),
+    ):
+        own = draft.values.get(name)
+        if own is not None and own >= floor:
+            continue
+        rule = f"option.max_num_tokens={tokens} ({cause.origin})"
+        if own is not None:
+            setting = draft.chosen[name]
+            draft.warnings.append(
+                f"{setting} is raised to {floor}, because {cause} sets it to max({floor}, your "
+                "value); to keep a smaller value, leave option.max_num_tokens out"
+            )
+            rule += f", which raises {as_text(own)} ({setting.origin})"
+        draft.derive(name, floor, rule)
+
+
+def _run_as_many_sequences_as_the_engine_holds(draft: _Draft) -> None:
+    """`option.max_batch_size` (TensorRT-LLM's name) is the batch, in the engine and in the server.
+
+    LMI's `option.max_num_sequences` is the engine's only.
+    """
+    sequences = draft.values.get("max_num_sequences")
+    setting = draft.chosen.get("max_num_sequences")
+    if sequences is None or setting is None or draft.is_set("max_rolling_batch_size"):
+        return
+    if setting.key == "option.max_batch_size":
+        draft.derive("max_rolling_batch_size", sequences, str(setting))
+
+
+def _split_addresses(draft: _Draft) -> None:
+    """`inference_address` and `management_address` set host and port, unless they are set."""
+    _split_address(draft, "inference_address", "host", "port")
+    _split_address(draft, "management_address", "management_host", "management_port")
+    values, server = draft.values, ServerOptions()
+    one = (values.get("host", server.host), values.get("port", server.port))
+    if not draft.is_set("management_port") and one == (values.get("management_host"), values.get("management_port")):
+        # DJL Serving's way to say that it has no port of its own.
+        draft.derive("management_port", 0, f"{draft.chosen['management_address']}, that of the requests")
+
+
+def _split_address(draft: _Draft, name: str, host_option: str, port_option: str) -> None:
+    address = draft.values.get(name)
+    if address is None:
+        return
+    setting = draft.chosen[name]
+    scheme = "http" if draft.values.get("certificate_file") is None else "https"
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        parts, host, port = urlsplit(""), None, None
+    if parts.scheme != scheme or not host or parts.username or parts.path not in ("", "/") or parts.query:
+        problem = f"{setting}: expected {scheme}://HOST:PORT"
+        if host and {scheme, parts.scheme} == {"http", "https"}:
+            tls = "certificate_file and private_key_file"
+            problem += f"; for TLS set {tls}" if scheme == "http" else f", because {tls} are set"
+        draft.problems.append(problem)
+        return
+    rule = str(setting)
+    if not draft.is_set(host_option):
+        draft.derive(host_option, host, rule)
+    if not draft.is_set(port_option):
+        draft.derive(port_option, (80 if scheme == "http" else 443) if port is None else port, rule)
+
+
+def _place_engine_cache(draft: _Draft) -> None:
+    """The engine cache is the djl-trtllm folder of DJL's cache folder, else of the download folder."""
+    if draft.values.get("engine_cache_dir") is not None:
+        return
+    for name in ("cache_dir", "download_dir"):
+        folder = draft.values.get(name)
+        if folder is not None:
+            setting = draft.chosen[name]
+            draft.derive("engine_cache_dir", folder / "djl-trtllm", str(setting))
+            return
+
+
+def _check_rules(draft: _Draft) -> None:
+    context = RuleContext(draft.value, draft.is_set, draft.format_setting, draft.written_name)
+    found = check(context, When.OPTIONS)
+    draft.problems += found.problems
+    draft.warnings += found.warnings
+    draft.notes += found.notes
+
+
+def _report_unknown(draft: _Draft) -> None:
+    into = draft.problems if draft.values.get("strict", False) else draft.warnings
+    into += draft.foreign
+    for setting in draft.unknown:
         suggestion = suggest(setting.key)
-        name = _spelled_like(setting, suggestion) if suggestion else None
-        advice = f"did you mean {name}?" if name else "docs/options.md lists the options"
+        if suggestion is None:
+            advice = "docs/options.md lists the options"
+        else:
+            # As it is written there: the key itself in a file, a variable in the environment.
+            in_environment = setting.origin.kind is OriginKind.ENVIRONMENT
+            advice = f"did you mean {variables_of(suggestion)[0] if in_environment else suggestion}?"
         # The value is not shown: that of an unknown option may be a secret.
-        text = f"{setting.wrote} ({setting.place}) is not an option and has no effect; {advice}"
-        (draft.problems if strict else draft.warnings).append(text)
-
-
-def _spelled_like(setting: Setting, key: str) -> str:
-    """`key` as it is written at the place of `setting`: itself in a file, a variable in the environment."""
-    return variables_of(key)[0] if setting.origin.kind is OriginKind.ENVIRONMENT else key
+        into.append(f"{setting.name} ({setting.place}) is not an option and has no effect; {advice}")

@@ -14,20 +14,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from djl_trtllm.api import RawRequest
-from djl_trtllm.api.headers import properties as properties_of
-from djl_trtllm.api.registry import DEFAULT
-from djl_trtllm.batching.request_state import RequestState
+import uvloop
+
 from djl_trtllm.config import Options
-from djl_trtllm.djl.item import Item, take
-from djl_trtllm.djl.item_writer import ItemWriter
-from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics, served_request
+from djl_trtllm.djl.items import Item, ItemWriter, take
+from djl_trtllm.djl.worker import METRICS_SECONDS, Metrics, generate, served_request
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.logs import RequestContext
-from djl_trtllm.request import Origin
 from djl_trtllm.service import Model, ModelService, settle_garbage_collector
 from djl_trtllm.service.clients import Clients
-from djl_trtllm.service.worker_threads import parse_call
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 
 logger = logging.getLogger(__name__)
@@ -47,17 +41,15 @@ class _Request:
     """One entry of DJL's list."""
 
     def __init__(self, arrived: threading.Event, options: Options, served: ServedRequest, telemetry: Telemetry) -> None:
-        self.served = served
         self.items: deque[Item] = deque()
         self.writer = ItemWriter(self._put, options, served, telemetry.ended_soon)
-        self.states: list[RequestState] = []
         self.abandoned = False
-        self._arrived = arrived
+        self.arrived = arrived
 
     def _put(self, item: Item) -> None:
         self.items.append(item)
-        if not self._arrived.is_set():
-            self._arrived.set()
+        if not self.arrived.is_set():
+            self.arrived.set()
 
 
 class RollingWorker:
@@ -68,16 +60,16 @@ class RollingWorker:
         self._model = model
         self._telemetry = Telemetry.open(model.options)
         self._clients = Clients(model.options)
-        self._service = ModelService(model.name, on_failed=self._failed)
-        self._metrics = Metrics(self._service)
+        self.service = ModelService(model.name, on_failed=self._failed)
+        self.metrics = Metrics(self.service)
         self._loaded = False
         self._loading: asyncio.Task[None] | None = None
         self._list: list[_Request] = []
-        self._arrived = threading.Event()
-        self._loop = _new_event_loop()
+        self.arrived = threading.Event()
+        self.loop = uvloop.new_event_loop()
         # The thread lives as long as the process: Linux ends the engine process with the thread that started it.
-        threading.Thread(target=self._loop.run_forever, name="model", daemon=True).start()
-        asyncio.run_coroutine_threadsafe(self._load(), self._loop).result()
+        threading.Thread(target=self.loop.run_forever, name="model", daemon=True).start()
+        asyncio.run_coroutine_threadsafe(self._load(), self.loop).result()
 
     def step(self, inputs: Any) -> list[Item | None]:
         """The items for DJL's list, by position; None where there is nothing new.
@@ -94,32 +86,30 @@ class RollingWorker:
             self._list.append(self._begin(inputs, index, properties, content))
         # DJL keeps requests that were dropped here only if the lists differ, which should never happen.
         lost = size - len(self._list)
-        self._arrived.wait(_WAIT_SECONDS)
-        self._arrived.clear()
+        self.arrived.wait(_WAIT_SECONDS)
+        self.arrived.clear()
         items = [take(request.items) if request.items else None for request in self._list]
         if any(request.items for request in self._list):
-            self._arrived.set()
+            self.arrived.set()
         self._list = [request for request, item in zip(self._list, items, strict=True) if item is None or not item.last]
         gone = Item(b"", True, 500, "the request was lost between DJL Serving and its worker; it may be repeated")
         return [*([gone] * lost), *items]
 
     def call(self, work: Callable[[ModelService], T]) -> T:
         async def run() -> T:
-            return work(self._service)
+            return work(self.service)
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result()
 
     # -- in DJL's thread -------------------------------------------------------------------------------------------
 
     def _begin(self, inputs: Any, index: int, properties: dict[str, str], content: Any) -> _Request:
         prefix = f"batch_{index:03d}."
-        own = properties_of(
-            (key[len(prefix) :], str(value)) for key, value in properties.items() if key.startswith(prefix)
-        )
+        own = ((key[len(prefix) :], str(value)) for key, value in properties.items() if key.startswith(prefix))
         served = served_request(own, self._model.name)
-        request = _Request(self._arrived, self._model.options, served, self._telemetry)
+        request = _Request(self.arrived, self._model.options, served, self._telemetry)
         body = bytes(content.get(prefix + "data") or b"")
-        asyncio.run_coroutine_threadsafe(self._generate(request, body, own), self._loop)
+        asyncio.run_coroutine_threadsafe(self._generate(request, body), self.loop)
         return request
 
     def _drop_all(self) -> None:
@@ -127,63 +117,43 @@ class RollingWorker:
         dropped, self._list = self._list, []
         if dropped:
             logger.warning("DJL dropped %d running requests; they are cancelled", len(dropped))
-            self._loop.call_soon_threadsafe(self._abandon, dropped)
+            self.loop.call_soon_threadsafe(self._abandon, dropped)
 
     # -- on the event loop -----------------------------------------------------------------------------------------
 
     async def _load(self) -> None:
-        await self._service.load(self._model)
+        await self.service.load(self._model)
         settle_garbage_collector()
         self._loaded = True
         self._print_metrics()
 
     async def _load_again(self) -> None:
-        await self._service.close()
-        self._service = ModelService(self._model.name, on_failed=self._failed)
-        self._metrics = Metrics(self._service)
+        await self.service.close()
+        self.service = ModelService(self._model.name, on_failed=self._failed)
+        self.metrics = Metrics(self.service)
         # `_failed` has already run if this fails again.
         with contextlib.suppress(DjlTrtllmError):
-            await self._service.load(self._model)
+            await self.service.load(self._model)
 
-    async def _generate(self, request: _Request, body: bytes, properties: dict[str, str]) -> None:
-        try:
-            call = await parse_call(DEFAULT, RawRequest(body, properties), self._service.model)
-            served = request.served
-            caller = self._clients.caller(None, properties, None)
-            origin = Origin(served.id, served.dialect, caller.share, caller.priority)
-            call = self._service.with_warnings(call._replace(origin=origin))
-            request.writer.expect(call)
-            with RequestContext(served.id):
-                request.states = await self._service.generate(call, request.writer.deliver)
-            served.generations = request.states
-        except Exception as error:
-            request.writer.fail(error)
-            return
+    async def _generate(self, request: _Request, body: bytes) -> None:
+        await generate(self.service, self._clients, request.writer, lambda: body)
         if request.abandoned:
-            self._service.cancel(request.states)
+            self.service.cancel(request.writer.served.generations)
 
     def _abandon(self, requests: list[_Request]) -> None:
         for request in requests:
             request.abandoned = True
-            self._service.cancel(request.states)
+            self.service.cancel(request.writer.served.generations)
 
     def _failed(self, error: DjlTrtllmError) -> None:
-        if self._loaded:
+        if self._loaded and self.service.retry_in is None:
             logger.error("restarting model %s in %g seconds", self._model.name, _RESTART_SECONDS)
-            self._loop.call_later(_RESTART_SECONDS, self._restart)
+            self.loop.call_later(_RESTART_SECONDS, self._restart)
 
     def _restart(self) -> None:
-        self._loading = self._loop.create_task(self._load_again())
+        self._loading = self.loop.create_task(self._load_again())
 
     def _print_metrics(self) -> None:
-        self._loop.call_later(METRICS_SECONDS, self._print_metrics)
-        for line in self._metrics.lines():
+        self.loop.call_later(METRICS_SECONDS, self._print_metrics)
+        for line in self.metrics.lines():
             print(line, flush=True)
-
-
-def _new_event_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()

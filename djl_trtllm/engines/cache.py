@@ -1,22 +1,376 @@
-"""The local engine cache: one directory per engine, named by everything that affects its content."""
+"""Engine directories: their manifest, the checksums of their files, and the local cache of engines.
+
+A process that uses a file holds its mark, a lock that the system releases when the process ends.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
+import importlib.metadata
 import json
+import logging
+import os
+import secrets
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from filelock import FileLock, Timeout
 
-from djl_trtllm.engines import in_use
-from djl_trtllm.engines.manifest import MANIFEST_FILE, Manifest, OptionValue
-from djl_trtllm.engines.staging import sweep
 from djl_trtllm.errors import EngineError, EngineMismatchError
-from djl_trtllm.model.remote.progress import acquire, format_bytes
+from djl_trtllm.files import MOST_JSON_BYTES, read_file
+from djl_trtllm.model.work_directory import marked
+from djl_trtllm.progress import acquire, format_bytes
+
+log = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 4 << 20
+_WORTH_REMEMBERING_BYTES = 64 << 20
+_SETTLED_SECONDS = 2.0
+
+
+class _Remembered(msgspec.Struct, frozen=True):
+    state: list[int]
+    sha256: str
+
+
+def file_sha256(path: Path) -> str:
+    """Hex SHA-256 of a file, read in chunks (constant memory). Raises OSError."""
+    digest = hashlib.sha256()
+    buffer = bytearray(_CHUNK_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as stream:
+        while count := stream.readinto(buffer):
+            digest.update(view[:count])
+    return digest.hexdigest()
+
+
+class FileHashes:
+    """Hashes of files. Those of 64 MB and more are cached in the folder `store`, if there is one.
+
+    Hashing reads every byte: 0.3 GB per CPU-second without SHA instructions, measured on a 2.5 GHz Xeon, or a minute
+    for 16 GB. A file is unchanged if device, inode, size, modification and change time are unchanged.
+    """
+
+    def __init__(self, store: Path | None = None) -> None:
+        self.store = store
+
+    def sha256(self, path: Path) -> str:
+        """Hex SHA-256 of a file. Raises OSError."""
+        state = _state(path)
+        if self.store is None or path.stat().st_size < _WORTH_REMEMBERING_BYTES:
+            return file_sha256(path)
+        note = self.store / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.json"
+        remembered = _read(note)
+        if remembered is not None and remembered.state == state:
+            return remembered.sha256
+        sha256 = file_sha256(path)
+        # A file touched just now may be written once more with the same times.
+        settled = time.time() - path.stat().st_mtime > _SETTLED_SECONDS
+        if settled and _state(path) == state:
+            _write(note, _Remembered(state, sha256))
+        return sha256
+
+
+def _state(path: Path) -> list[int]:
+    stat = path.stat()
+    return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
+def _read(note: Path) -> _Remembered | None:
+    try:
+        return msgspec.json.decode(note.read_bytes(), type=_Remembered)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        log.info("the cached hash %s is not used: %s", note, error)
+        return None
+
+
+def _write(note: Path, remembered: _Remembered) -> None:
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        temporary = note.with_name(f".{note.name}.{secrets.token_hex(4)}")
+        temporary.write_bytes(msgspec.json.encode(remembered))
+        temporary.replace(note)
+    except OSError as error:
+        log.info("cannot cache the hash of a large file, it is computed at every start: %s", error)
+
+
+MANIFEST_FILE = "manifest.json"
+FORMAT = 1
+
+OptionValue = str | int | float | bool | list[Any] | None
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of an engine directory: bytes and hex SHA-256."""
+
+    size: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The record in an engine directory.
+
+    `checkpoint` is the `checkpoint_identity()` of the compiled checkpoint, `options` are the options that affect the
+    engine, `versions` the packages that made it. `platform` is the target: for OpenVINO the machine's architecture
+    (`x86_64`), for TensorRT the GPU's (`sm_90`). `created` is UTC in ISO 8601, `files` every other file of the
+    directory by its relative path. `limits` are the batch size and lengths that it was compiled for, by option, where
+    the engine's own files do not have them.
+    """
+
+    format: int
+    backend: str
+    checkpoint: str
+    options: dict[str, OptionValue]
+    versions: dict[str, str]
+    platform: str
+    created: str
+    files: dict[str, FileEntry]
+    limits: dict[str, int] = {}
+
+    @classmethod
+    def of(
+        cls,
+        directory: Path,
+        *,
+        backend: str,
+        checkpoint: str,
+        options: Mapping[str, OptionValue],
+        versions: Mapping[str, str],
+        platform: str,
+        limits: Mapping[str, int] | None = None,
+    ) -> Manifest:
+        """Describe a newly compiled directory; reads and hashes every file. Raises OSError."""
+        files = {
+            path.relative_to(directory).as_posix(): FileEntry(path.stat().st_size, file_sha256(path))
+            for path in sorted(directory.rglob("*"))
+            if path.is_file() and path.name != MANIFEST_FILE
+        }
+        return cls(
+            format=FORMAT,
+            backend=backend,
+            checkpoint=checkpoint,
+            options=dict(options),
+            versions=dict(versions),
+            platform=platform,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            files=files,
+            limits=dict(limits or {}),
+        )
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest | None:
+        """The directory's manifest, or None if it has none.
+
+        Raises EngineMismatchError if it cannot be read.
+        """
+        path = directory / MANIFEST_FILE
+        try:
+            content = read_file(path, MOST_JSON_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise EngineMismatchError(f"{path} cannot be read: {error}") from error
+        remedy = "compile the engine again, or delete the manifest to serve the directory unchecked"
+        try:
+            manifest = msgspec.json.decode(content, type=cls)
+        except msgspec.DecodeError as error:
+            raise EngineMismatchError(f"{path} is broken ({error}): {remedy}") from error
+        if manifest.format != FORMAT:
+            raise EngineMismatchError(
+                f"{path} has format {manifest.format}, this version of djl-trtllm reads format {FORMAT}: {remedy}"
+            )
+        return manifest
+
+    def write(self, directory: Path) -> None:
+        """Write `manifest.json`. Call it last: its presence says that the directory is complete."""
+        path = directory / MANIFEST_FILE
+        temporary = path.with_name(f".{MANIFEST_FILE}.partial")
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
+        temporary.replace(path)
+
+    def verify(self, directory: Path, *, contents: bool = True) -> list[str]:
+        """List what is missing, truncated or changed, one line per file; empty if the directory is intact.
+
+        With `contents=False` compares sizes only; otherwise reads every byte (see `FileHashes` for the cost).
+        """
+        problems = []
+        for name, entry in self.files.items():
+            path = directory / name
+            try:
+                size = path.stat().st_size
+                if size < entry.size:
+                    problems.append(f"{name}: truncated, {size} of {entry.size} bytes")
+                elif size > entry.size:
+                    problems.append(f"{name}: changed, {size} bytes where {entry.size} were written")
+                elif contents and file_sha256(path) != entry.sha256:
+                    problems.append(f"{name}: changed, same size and a different SHA-256")
+            except (FileNotFoundError, NotADirectoryError):
+                problems.append(f"{name}: missing")
+            except OSError as error:
+                problems.append(f"{name}: cannot be read ({error})")
+        return problems
+
+    def require_whole(self, directory: Path) -> None:
+        raise_damaged(directory, self.verify(directory, contents=False))
+
+    def require_fit(
+        self, directory: Path, *, backend: str, options: Mapping[str, OptionValue], versions: Mapping[str, str]
+    ) -> None:
+        """Raise EngineMismatchError with everything that differs (see `differences`)."""
+        if differences := self.differences(backend=backend, options=options, versions=versions):
+            remedy = "change the option, or compile the checkpoint again with `djl-trtllm compile CHECKPOINT OUT`"
+            raise _mismatch(f"the engine {directory} does not fit:", differences, remedy)
+
+    def differences(
+        self,
+        *,
+        backend: str | None = None,
+        checkpoint: str | None = None,
+        options: Mapping[str, OptionValue] | None = None,
+        versions: Mapping[str, str] | None = None,
+    ) -> list[str]:
+        """List how this engine differs from the arguments, one line each; None is not compared.
+
+        `options` are the requested ones by name. `versions` are the installed runtime's; only a runtime older than the
+        one that made the engine is a difference, because newer ones read it.
+        """
+        lines = []
+        if backend is not None and backend != self.backend:
+            lines.append(f"option.backend: engine has {self.backend}, asked for {backend}")
+        if checkpoint is not None and checkpoint != self.checkpoint:
+            lines.append(f"checkpoint: engine was made from {self.checkpoint}, this one is {checkpoint}")
+        for name, asked in (options or {}).items():
+            if name in self.options and self.options[name] != asked:
+                lines.append(f"option.{name}: engine has {_shown(self.options[name])}, asked for {_shown(asked)}")
+        for package, installed in (versions or {}).items():
+            made_with = self.versions.get(package)
+            if made_with is not None and _release(installed) < _release(made_with):
+                lines.append(f"{package}: engine was made with {made_with}, installed is the older {installed}")
+        return lines
+
+
+def raise_damaged(directory: Path, problems: list[str]) -> None:
+    if problems:
+        remedy = "copy it again, or compile it again with `djl-trtllm compile CHECKPOINT OUT`"
+        raise _mismatch(f"the engine {directory} is damaged:", problems, remedy)
+
+
+def _mismatch(head: str, problems: list[str], remedy: str) -> EngineMismatchError:
+    return EngineMismatchError("\n".join([head, *(f"  - {problem}" for problem in problems), remedy]))
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    versions = {}
+    for package in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def _release(version: str) -> tuple[int, ...]:
+    # Year and feature release: patch releases of OpenVINO read each other's IR.
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+def _shown(value: OptionValue) -> str:
+    return "none" if value is None else str(value)
+
+
+@dataclass(frozen=True)
+class EngineDir:
+    """A complete engine, ready to be loaded.
+
+    `manifest` is None for a directory that another tool wrote; `tokenizer_dir` holds the tokenizer's files.
+    """
+
+    path: Path
+    backend: str
+    manifest: Manifest | None
+    tokenizer_dir: Path
+
+
+_SUFFIX = ".partial"
+
+
+@contextmanager
+def staged(out: Path) -> Iterator[Path]:
+    """Yield an empty directory beside `out`, which is renamed to it after the block, or removed if the block raises.
+
+    A process killed inside the block leaves only the hidden directory; `sweep(out)` removes it. Raises OSError, also
+    if `out` exists by then and is not empty.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.parent / f".{out.name}.{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}"
+    partial.mkdir()
+    try:
+        with marked(partial):
+            yield partial
+            partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def sweep(out: Path) -> list[Path]:
+    """Remove what killed builders of `out` left behind, and return it. Call only while `out` is locked for builders."""
+    left = sorted(out.parent.glob(f".{out.name}.*{_SUFFIX}"))
+    for partial in left:
+        shutil.rmtree(partial, ignore_errors=True)
+    return left
+
+
+_held: dict[Path, int] = {}
+_lock = threading.Lock()
+
+
+def hold_mark(mark: Path) -> None:
+    """Hold the mark until this process ends, shared with other processes, and set its modification time to now.
+
+    If the file cannot be written, no process can remove what it marks, and nothing is held. Waits while another process
+    removes it. Raises OSError.
+    """
+    with _lock:
+        if mark not in _held:
+            try:
+                descriptor = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+                    return
+                raise
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            _held[mark] = descriptor
+        os.utime(_held[mark])
+
+
+@contextmanager
+def unheld(mark: Path) -> Iterator[bool]:
+    """Whether no process holds the mark; if so, none can take it while the block runs."""
+    with _lock:
+        if mark in _held:
+            yield False
+            return
+    descriptor = os.open(mark, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(descriptor)
 
 
 def cache_key(
@@ -138,7 +492,7 @@ class EngineCache:
     def _remove(self, entry: CacheEntry) -> bool:
         build_lock = FileLock(self.root / f"{entry.key}.lock")
         try:
-            with build_lock.acquire(timeout=0), in_use.nobody(self.root / f"{entry.key}.use") as free:
+            with build_lock.acquire(timeout=0), unheld(self.root / f"{entry.key}.use") as free:
                 if not free:
                     return False
                 # Rename first: if this process is killed in between, no partial entry is left under the key.
@@ -155,22 +509,22 @@ class EngineCache:
         def report(waited: float) -> None:
             progress(f"another process is compiling this engine, waiting for it ({waited:.0f} s)")
 
-        try:
+        with self._writing():
             return acquire(FileLock(self.root / f"{key}.lock"), report)
-        except OSError as error:
-            raise self._not_writable(error) from error
 
     def _hold(self, key: str) -> None:
-        try:
-            in_use.hold(self.root / f"{key}.use")
-        except OSError as error:
-            raise self._not_writable(error) from error
+        with self._writing():
+            hold_mark(self.root / f"{key}.use")
 
-    def _not_writable(self, error: OSError) -> EngineError:
-        return EngineError(
-            f"the engine cache {self.root} cannot be written: {error}; set option.engine_cache_dir to a writable "
-            "directory with free space"
-        )
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise EngineError(
+                f"the engine cache {self.root} cannot be written: {error}; set option.engine_cache_dir to a writable "
+                "directory with free space"
+            ) from error
 
 
 def _defects(entry: Path) -> list[str]:

@@ -1,14 +1,69 @@
-"""Description of a compiler: how to start it and how to read its log."""
+"""Compilers, and the messages between this process and a compiler's."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from djl_trtllm.engines.manifest import installed_versions
+import msgspec
+
+from djl_trtllm.config.tables import read_table
+from djl_trtllm.engines.cache import installed_versions
 from djl_trtllm.errors import CompilerMissingError
+
+PHASE_MARK = "@@phase "
+
+_Spec = TypeVar("_Spec", bound="CompileSpec")
+
+
+class CompileSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One compile: a checkpoint, its tokenizer, and the output directory.
+
+    `workspace` is a folder for intermediate files; it is removed when the compiler ends, even after a failure.
+    """
+
+    checkpoint: str
+    tokenizer_dir: str
+    out: str
+    workspace: str | None = None
+
+    @classmethod
+    def load(cls: type[_Spec], path: Path) -> _Spec:
+        """Read a spec file. Raises OSError and msgspec.DecodeError."""
+        return msgspec.json.decode(path.read_bytes(), type=cls)
+
+    def save(self, path: Path) -> None:
+        """Write a spec file. Raises OSError."""
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
+
+
+def report_phase(name: str) -> None:
+    """Report on standard output that a phase starts; called in the compiler's process."""
+    print(f"{PHASE_MARK}{name}", flush=True)
+
+
+def die_with_parent() -> None:
+    """Kill this process and its children when the parent ends, even if the parent was killed.
+
+    Standard input is a pipe that only the parent holds, so it reaches end of file when the parent ends.
+    """
+
+    def watch() -> None:
+        with suppress(OSError):
+            while os.read(0, 1):
+                pass
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
 @dataclass(frozen=True)
@@ -18,6 +73,12 @@ class Cause:
     name: str
     pattern: re.Pattern[str]
     advice: str
+
+
+def read_causes(package: str) -> tuple[Cause, ...]:
+    """Return the causes in `causes.toml` beside the modules of `package`."""
+    rows = read_table("causes.toml", package)["causes"]
+    return tuple(Cause(row["name"], re.compile(row["pattern"]), row["advice"]) for row in rows)
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.config import Config
-from djl_trtllm.config.format_setting import format_setting
-from djl_trtllm.engines import in_use
-from djl_trtllm.engines.manifest import MANIFEST_FILE
+from djl_trtllm.config.configuration import format_setting
+from djl_trtllm.engines.cache import MANIFEST_FILE, hold_mark, unheld
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, ModelKind, inspect
 
@@ -75,34 +74,32 @@ def _change(config: Config, layout: Layout, given: list[str]) -> tuple[dict[str,
     changed = copy.deepcopy(layout.config or {})
     nested = changed.get("text_config")
     part = nested if isinstance(nested, dict) else changed
-    told: list[str] = []
-
-    def no_effect(name: str, key: str) -> None:
-        told.append(f"{format_setting(config, name)} has no effect: {part.get('model_type')} has no {key} to change")
-
     if layout.kind is ModelKind.TENSORRT_CHECKPOINT:
         keys = {"base": "rotary_base", "dimensions": "rotary_dim", "scaling": "rotary_scaling"}
     else:
         keys = _keys(part)
     options = config.options
-    for name, key in (("rotary_base", keys.get("base")), ("rotary_dim", keys.get("dimensions"))):
-        if name in given and key is None:
-            no_effect(name, "rope_theta" if name == "rotary_base" else "rotary_dim")
-        elif name in given:
-            _set(part, str(key), getattr(options, name))
+    values: dict[str, tuple[str, str, Any]] = {
+        "rotary_base": ("base", "rope_theta", options.rotary_base),
+        "rotary_dim": ("dimensions", "rotary_dim", options.rotary_dim),
+    }
     kind, factor = options.rotary_scaling_type, options.rotary_scaling_factor
     # A rule asks for the other one where there is one.
     if kind is not None and factor is not None:
         scaling = {"type": kind.value, "rope_type": kind.value, "factor": factor}
-        if "scaling" in keys:
-            _set(part, keys["scaling"], scaling)
-        else:
-            no_effect("rotary_scaling_type", "rope_scaling")
+        values["rotary_scaling_type"] = ("scaling", "rope_scaling", scaling)
+    told = []
+    for name, (place, usual, value) in values.items():
+        if name in given and place in keys:
+            _set(part, keys[place], value)
+        elif name in given:
+            why = f"{part.get('model_type')} has no {usual} to change"
+            told.append(f"{format_setting(config, name)} has no effect: {why}")
     return changed, tuple(told)
 
 
 def _keys(part: dict[str, Any]) -> dict[str, str]:
-    """Where the config.json of a Hugging Face checkpoint has base, dimensions and scaling."""
+    """The keys of base, dimensions and scaling in the config.json of a Hugging Face checkpoint."""
     kind = str(part.get("model_type"))
     keys = {}
     parameters = part.get("rope_parameters")
@@ -139,7 +136,7 @@ def _overlay(checkpoint: Path, changed: dict[str, Any], folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for path in list(abandoned_overlays(folder.parent)):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-        in_use.hold(folder / f"{own.name}{_MARK}")
+        hold_mark(folder / f"{own.name}{_MARK}")
         overlay.mkdir(parents=True)
         for entry in checkpoint.iterdir():
             if entry.name != "config.json":
@@ -158,7 +155,7 @@ def _overlay(checkpoint: Path, changed: dict[str, Any], folder: Path) -> Path:
 def abandoned_overlays(cache: Path) -> Iterator[Path]:
     """The overlays of processes that ended without removing them, and their marks."""
     for mark in sorted((cache / _FOLDER).glob(f"*{_MARK}")):
-        with contextlib.suppress(OSError), in_use.nobody(mark) as free:
+        with contextlib.suppress(OSError), unheld(mark) as free:
             if free:
                 yield from (path for path in (mark.with_suffix(""), mark) if path.exists())
 

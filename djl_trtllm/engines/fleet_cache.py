@@ -1,26 +1,114 @@
-"""An engine cache in S3: a fleet of machines compiles an engine once."""
+"""An engine cache in S3: a fleet of machines compiles an engine once.
+
+The machine that compiles holds a lease, and a dead machine loses it.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import shutil
+import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from botocore.exceptions import ClientError
 
-from djl_trtllm.engines.lease import Lease
-from djl_trtllm.engines.manifest import MANIFEST_FILE, Manifest
+from djl_trtllm.engines.cache import MANIFEST_FILE, Manifest
 from djl_trtllm.errors import DownloadError, EngineMismatchError
 from djl_trtllm.model.remote import s3
+from djl_trtllm.model.remote.fetch import upload
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.remote.s3_download import RECORD, download
-from djl_trtllm.model.remote.upload import upload
+
+log = logging.getLogger(__name__)
+
+
+def _ask(method: str, address: S3Address, unless: tuple[int, ...], **arguments: Any) -> Any | None:
+    """The store's answer to a request for one object; None where its status is in `unless`. Raises DownloadError."""
+    with s3.download_errors(address):
+        try:
+            return getattr(s3.client(), method)(Bucket=address.bucket, Key=address.key, **arguments)
+        except ClientError as error:
+            if s3.status(error) in unless and error.response["Error"]["Code"] != "NoSuchBucket":
+                return None
+            raise
+
+
+_ABSENT = (404,)
+_OVERTAKEN = (404, 409, 412)
+"""Statuses of a conditional request: another machine has removed, is writing or has replaced the object."""
+
+
+class Lease:
+    """The right to do one thing, held by renewing an object in the bucket.
+
+    The object is written only if it does not exist, or over one that was not renewed for `seconds`; S3's conditional
+    writes decide between competitors (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html).
+    Only the store's clock is used for ages. All methods raise DownloadError if the store fails.
+    """
+
+    def __init__(self, address: S3Address, seconds: float) -> None:
+        self._address = address
+        self._seconds = seconds
+        self._owner = f"{socket.gethostname()} {secrets.token_hex(8)}"
+        self._etag: str
+
+    def acquire(self) -> bool:
+        """Try to acquire it; False while another machine holds it."""
+        if self._write(IfNoneMatch="*"):
+            return True
+        held = _ask("head_object", self._address, _ABSENT)
+        if held is None:  # released just now
+            return self._write(IfNoneMatch="*")
+        now = parsedate_to_datetime(held["ResponseMetadata"]["HTTPHeaders"]["date"])
+        expired = (now - held["LastModified"]).total_seconds() > self._seconds
+        return expired and self._write(IfMatch=held["ETag"])
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Renew it while the block runs, then release it."""
+        done = threading.Event()
+        renewing = threading.Thread(target=self._renew, args=(done,), name="lease", daemon=True)
+        renewing.start()
+        try:
+            yield
+        finally:
+            done.set()
+            renewing.join()
+            try:
+                _ask("delete_object", self._address, (), IfMatch=self._etag)
+            except DownloadError as error:
+                # Another machine holds it, or the store is unreachable: it expires by itself.
+                log.info("the lease was not released: %s", error)
+
+    def _renew(self, done: threading.Event) -> None:
+        while not done.wait(self._seconds / 4):
+            try:
+                renewed = self._write(IfMatch=self._etag)
+            except DownloadError as error:
+                log.warning("cannot renew the lease: %s", error)
+                continue
+            if not renewed:
+                log.warning("another machine took over the lease %s", self._address)
+                return
+
+    def _write(self, **condition: Any) -> bool:
+        # New content at each renewal changes the ETag.
+        content = f"{self._owner} {secrets.token_hex(4)}".encode()
+        answer = _ask("put_object", self._address, _OVERTAKEN, Body=content, **condition)
+        if answer is not None:
+            self._etag = answer["ETag"]
+        return answer is not None
+
 
 _LEASE_SECONDS = 60.0
 _WAIT_SECONDS = 3600.0
@@ -67,7 +155,7 @@ class FleetCache:
         """True if `out` was created; False if the wait was too long."""
         started = time.monotonic()
         reported = -_REPORT_EVERY_SECONDS
-        lease = Lease(self.address.bucket, self.address.below(f"{key}.lease"), self.lease_seconds)
+        lease = Lease(self._at(f"{key}.lease"), self.lease_seconds)
         while True:
             if self._fetch(key, out, progress):
                 return True
@@ -96,7 +184,7 @@ class FleetCache:
         entry, etag = found
         home = out.with_name(f".{out.name}.fetched")
         try:
-            folder = S3Address(self.address.bucket, self.address.below(f"{key}/{entry.folder}"))
+            folder = self._at(f"{key}/{entry.folder}")
             fetched = download(folder, home, progress, select=sorted)
             (fetched / RECORD).unlink()
             problems = _problems(fetched, entry)
@@ -112,15 +200,14 @@ class FleetCache:
         finally:
             shutil.rmtree(home, ignore_errors=True)
 
+    def _at(self, name: str) -> S3Address:
+        return S3Address(self.address.bucket, self.address.below(name))
+
     def _entry(self, key: str) -> tuple[_Entry, str] | None:
-        name = self.address.below(f"{key}.json")
-        with s3.download_errors(f"s3://{self.address.bucket}/{name}"):
-            try:
-                answer = s3.client().get_object(Bucket=self.address.bucket, Key=name)
-            except ClientError as error:
-                if s3.status(error) == 404 and error.response["Error"]["Code"] != "NoSuchBucket":
-                    return None
-                raise
+        answer = _ask("get_object", self._at(f"{key}.json"), _ABSENT)
+        if answer is None:
+            return None
+        with s3.download_errors(self.address):
             content = answer["Body"].read()
         try:
             return msgspec.json.decode(content, type=_Entry), answer["ETag"]
@@ -129,27 +216,16 @@ class FleetCache:
             return None
 
     def _remove(self, key: str, etag: str) -> None:
-        name = self.address.below(f"{key}.json")
-        with s3.download_errors(f"s3://{self.address.bucket}/{name}"):
-            try:
-                s3.client().delete_object(Bucket=self.address.bucket, Key=name, IfMatch=etag)
-            except ClientError as error:
-                if s3.status(error) not in (404, 409, 412):  # another machine replaced it
-                    raise
+        _ask("delete_object", self._at(f"{key}.json"), _OVERTAKEN, IfMatch=etag)
 
     def _upload(self, key: str, out: Path, progress: Callable[[str], None]) -> None:
         """Upload the engine for other machines; this one continues without it if that fails."""
         folder = secrets.token_hex(8)
         try:
-            upload(out, str(S3Address(self.address.bucket, self.address.below(f"{key}/{folder}"))), progress)
+            upload(out, str(self._at(f"{key}/{folder}")), progress)
             entry = msgspec.json.encode(_Entry(folder, json.loads((out / MANIFEST_FILE).read_bytes())))
-            with s3.download_errors(self.address):
-                name = self.address.below(f"{key}.json")
-                try:
-                    s3.client().put_object(Bucket=self.address.bucket, Key=name, Body=entry, IfNoneMatch="*")
-                except ClientError as error:
-                    if s3.status(error) not in (409, 412):  # another machine was first: its engine is equivalent
-                        raise
+            # The engine of a machine that was first is as good.
+            _ask("put_object", self._at(f"{key}.json"), (409, 412), Body=entry, IfNoneMatch="*")
         except (DownloadError, OSError) as error:
             progress(f"the engine was not uploaded: {error}; other machines compile it themselves")
 

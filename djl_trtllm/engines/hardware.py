@@ -1,16 +1,269 @@
-"""What this machine has: GPUs, memory, and installed engines."""
+"""This machine: its GPUs, memory and installed engines.
+
+A bound on the memory of engine processes makes this machine one with less memory.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import resource
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import psutil
 from packaging.version import InvalidVersion, Version
 
-from djl_trtllm.engines.gpu import Gpu, visible_gpus
-from djl_trtllm.engines.memory_bound import engine_memory
+from djl_trtllm.errors import SizingError
+
+VARIABLE = "DJL_TRTLLM_ENGINE_MEMORY"
+"""Bytes of data that an engine process may have: heap, buffers and stacks, no mapped files (RLIMIT_DATA)."""
+
+
+def engine_memory() -> int | None:
+    """The bound of engine processes that this process starts; None if there is none."""
+    text = os.environ.get(VARIABLE, "")
+    return int(text) if text.isdecimal() else None
+
+
+def apply_bound() -> None:
+    """Bound this process: an allocation beyond fails, as it does where there is no more memory."""
+    if (bound := engine_memory()) is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (bound if hard == resource.RLIM_INFINITY else min(bound, hard), hard))
+
+
+@contextmanager
+def bounded(memory: int | None) -> Iterator[None]:
+    """Bound the memory of engine processes that are started in the block; None leaves their bound as it is."""
+    if memory is None:
+        yield
+        return
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(memory)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
+_DRIVER_FILES = Path("/proc/driver/nvidia/gpus")
+_DEVICE_FILES = Path("/dev")
+_MIG = "MIG-"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU; unknown fields are None.
+
+    `compute_capability` (9, 0) is SM 90. `memory` is the size in bytes that NVML reports; the driver keeps some of it
+    (0.6 of the 140 GiB of an H200), so CUDA programs see less.
+    """
+
+    name: str | None = None
+    compute_capability: tuple[int, int] | None = None
+    memory: int | None = None
+
+    @property
+    def architecture(self) -> str | None:
+        return None if self.compute_capability is None else "sm_{}{}".format(*self.compute_capability)
+
+
+def visible_gpus(
+    environ: Mapping[str, str], *, driver_files: Path = _DRIVER_FILES, device_files: Path = _DEVICE_FILES
+) -> tuple[tuple[Gpu, ...], str | None]:
+    """The GPUs that CUDA shows to a process with this environment, and the driver's version.
+
+    Asks NVML, which initialises no GPU. Without NVML, counts the driver's files; nothing else is known then.
+    """
+
+    def describe(nvml: Any, handles: list[Any]) -> tuple[list[tuple[str, Gpu]], str]:
+        devices = [(_text(nvml.nvmlDeviceGetUUID(handle)), _describe(nvml, handle)) for handle in handles]
+        return devices, _text(nvml.nvmlSystemGetDriverVersion())
+
+    devices, driver = _ask_nvml(describe) or ([("", Gpu())] * _count_files(driver_files, device_files), None)
+    return _visible(devices, environ), driver
+
+
+_T = TypeVar("_T")
+
+
+def _ask_nvml(question: Callable[[Any, list[Any]], _T]) -> _T | None:
+    """The answer of NVML, given the handles of all GPUs in order of PCI bus; None if NVML does not answer."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        try:
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            return question(pynvml, handles)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+
+
+def _describe(nvml: Any, handle: Any) -> Gpu:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    memory = None if _is_partitioned(nvml, handle) else int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return Gpu(_text(nvml.nvmlDeviceGetName(handle)), (major, minor), memory)
+
+
+def _is_partitioned(nvml: Any, handle: Any) -> bool:
+    """Whether the GPU is split into MIG instances. CUDA gives a process one instance, with less memory than the GPU."""
+    try:
+        current, _ = nvml.nvmlDeviceGetMigMode(handle)
+    except nvml.NVMLError:
+        return False  # not supported: this GPU cannot be partitioned
+    return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _text(value: str | bytes) -> str:
+    # nvidia-ml-py returns str or bytes, depending on its version.
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _count_files(driver_files: Path, device_files: Path) -> int:
+    """GPUs by the driver's files; containers may show the devices and hide the driver's /proc tree."""
+    listed = len(list(driver_files.iterdir())) if driver_files.is_dir() else 0
+    names = [path.name for path in device_files.glob("nvidia*")]
+    return listed or sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names) or names.count("nvidiactl")
+
+
+def _visible(devices: list[tuple[str, Gpu]], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Apply CUDA_VISIBLE_DEVICES by the rules of the CUDA programming guide.
+
+    A list of indices, or of UUIDs and prefixes of them, selects and orders the GPUs. The list ends at the first invalid
+    entry; a GPU named twice leaves nothing.
+    """
+    wanted = environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return _in_cudas_order([gpu for _, gpu in devices], environ)
+    entries = [entry.strip() for entry in wanted.split(",")]
+    if entries[0].startswith(_MIG):
+        return (Gpu(),) * min(1, len(devices))  # a process sees one MIG instance, even if several are named
+    by_uuid = entries[0].upper().startswith("GPU-")
+    chosen: list[int] = []
+    for entry in entries:
+        index = _by_uuid(devices, entry, chosen) if by_uuid else _by_index(devices, entry)
+        if index is None:
+            break
+        if index in chosen:
+            return ()
+        chosen.append(index)
+    gpus = [devices[index][1] for index in chosen]
+    return tuple(gpus) if by_uuid else _in_cudas_order(gpus, environ, among=[gpu for _, gpu in devices])
+
+
+def _by_index(devices: list[tuple[str, Gpu]], entry: str) -> int | None:
+    number = re.match(r"\+?\d+", entry)  # CUDA reads the number at the start of an entry and ignores the rest
+    return int(number[0]) if number is not None and int(number[0]) < len(devices) else None
+
+
+def _by_uuid(devices: list[tuple[str, Gpu]], entry: str, chosen: list[int]) -> int | None:
+    if not entry.upper().startswith("GPU-"):
+        return None
+    matching = [index for index, (uuid, _) in enumerate(devices) if uuid.upper().startswith(entry.upper())]
+    if len(matching) == 1:
+        return matching[0]
+    # GPUs counted by files have no UUID; treat each named one as another GPU.
+    anonymous = [index for index, (uuid, _) in enumerate(devices) if not uuid and index not in chosen]
+    return anonymous[0] if anonymous else None
+
+
+def _in_cudas_order(gpus: list[Gpu], environ: Mapping[str, str], *, among: list[Gpu] | None = None) -> tuple[Gpu, ...]:
+    """Return the count without details if GPUs differ: CUDA then orders them by speed and NVML by bus."""
+    differ = len(set(gpus if among is None else among)) > 1
+    if differ and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        return (Gpu(),) * len(gpus)
+    return tuple(gpus)
+
+
+def gpus_named(text: str) -> tuple[Gpu, ...]:
+    """The GPUs of `h100`, `h100:8` or `8xh100`, a value of --gpu. Raises SizingError."""
+    from djl_trtllm.sizing.machines import of_gpu  # with it come all options: an engine process does without
+
+    try:
+        machine = of_gpu(text)
+    except SizingError as error:
+        raise SizingError(f"--gpu {error}") from None
+    return (Gpu(f"NVIDIA {machine.gpu}", machine.compute_capability, machine.memory),) * (machine.gpus or 1)
+
+
+# Of nvml.h's nvmlGpuP2PCapsIndex_t: nvidia-ml-py has tuples in their place, which its own function does not take.
+_READ = 0
+_NVLINK = 2
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """One GPU, in order of PCI bus. `total` and `free` are bytes; unknown fields are None.
+
+    `nvlinks` is the number of active links, `peers` are the GPUs whose memory this one reaches, and `nvlink_peers`
+    those that it reaches over NVLink. PCIe is that of the slot: an idle GPU slows its link down.
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+    total: int
+    free: int
+    nvlinks: int = 0
+    peers: tuple[int, ...] = ()
+    nvlink_peers: tuple[int, ...] = ()
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+
+
+def read_states() -> tuple[GpuState, ...]:
+    """All GPUs of the machine; empty without NVML."""
+    return _ask_nvml(lambda nvml, gpus: tuple(_read(nvml, gpus, index) for index in range(len(gpus)))) or ()
+
+
+def _read(nvml: Any, handles: list[Any], index: int) -> GpuState:
+    handle = handles[index]
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return GpuState(
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        compute_capability=(major, minor),
+        total=int(memory.total),
+        free=int(memory.free),
+        nvlinks=sum(
+            _asked(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) == nvml.NVML_FEATURE_ENABLED
+            for link in range(nvml.NVML_NVLINK_MAX_LINKS)
+        ),
+        peers=_peers(nvml, handles, index, _READ),
+        nvlink_peers=_peers(nvml, handles, index, _NVLINK),
+        pcie_generation=_asked(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        pcie_width=_asked(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+    )
+
+
+def _peers(nvml: Any, handles: list[Any], index: int, capability: int) -> tuple[int, ...]:
+    return tuple(
+        other
+        for other in range(len(handles))
+        if other != index
+        and _asked(nvml, nvml.nvmlDeviceGetP2PStatus, handles[index], handles[other], capability)
+        == nvml.NVML_P2P_STATUS_OK
+    )
+
+
+def _asked(nvml: Any, function: Callable[..., int], *arguments: Any) -> int | None:
+    """None where the GPU or the driver does not answer this question."""
+    try:
+        return int(function(*arguments))
+    except nvml.NVMLError:
+        return None
+
 
 _CGROUP = Path("/sys/fs/cgroup")
 _ENGINE_BACKEND_REMOVED = Version("1.3.0rc21")
@@ -64,10 +317,8 @@ def release_of(version: str | None) -> Version | None:
 def available_memory(cgroup: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int:
     """Bytes of host memory that this process may still allocate: the system's, or less if a control group limits it.
 
-    A bound of the engine process (`memory_bound`) is the most that it gets.
-
     Reads control groups of version 1 and 2 with all their ancestors, because a container's limit can be set on any of
-    them. Page cache that can be dropped is available memory.
+    them. Page cache that can be dropped is available memory. Within `bounded` it is at most the bound.
     """
     available = int(psutil.virtual_memory().available)
     for directory, limit_file, usage_file, inactive_key in _memory_groups(cgroup, membership):

@@ -1,12 +1,10 @@
-"""What interrupted downloads and compiles left behind, in the cache and where they write besides."""
+"""Leftovers of interrupted downloads and compiles, in the cache and beside outputs elsewhere."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,9 +12,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from djl_trtllm.engines.cache import MANIFEST_FILE
 from djl_trtllm.engines.config_overlay import abandoned_overlays
-from djl_trtllm.engines.manifest import MANIFEST_FILE
-from djl_trtllm.model.work_directory import TEMPORARY_PREFIX, is_abandoned, marked
+from djl_trtllm.model.work_directory import abandoned_temporary_directories, is_abandoned, marked
 
 _OUTPUTS = "outputs"
 _OUTGOING = "outgoing"
@@ -69,9 +67,10 @@ def noted_output(root: Path, out: Path) -> Iterator[None]:
 
 
 def find_leftovers(root: Path) -> list[Leftover]:
-    """What is left in the cache at `root`, beside outputs and in the folder for temporary files, ordered by path."""
+    """The leftovers in the cache at `root`, beside outputs and among temporary files, ordered by path."""
     found = (_of_cache, _of_models, _of_downloads, _of_outgoing, _of_outputs, abandoned_overlays)
-    paths = {path for of in found for path in of(root)} | set(_of_temporary_files()) | set((root / _HASHES).glob(".*"))
+    paths = {path for of in found for path in of(root)}
+    paths |= {*abandoned_temporary_directories(), *(root / _HASHES).glob(".*")}
     return [Leftover.of(path) for path in sorted(paths)]
 
 
@@ -129,13 +128,6 @@ def _of_outputs(root: Path) -> Iterator[Path]:
         if (log := out.with_name(f"{out.name}.log")).is_file():
             yield log
         yield note
-
-
-def _of_temporary_files() -> Iterator[Path]:
-    for path in Path(tempfile.gettempdir()).glob(f"{TEMPORARY_PREFIX}*"):
-        with suppress(OSError):
-            if path.stat().st_uid == os.getuid() and is_abandoned(path):
-                yield path
 
 
 def _is_free(lock: Path) -> bool:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import re
+import secrets
+import shutil
 import signal
 import socket
 import sys
+import tempfile
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
+
+import psutil
 
 from djl_trtllm.errors import ExecutorDiedError, ExecutorStartError
 from djl_trtllm.executor.protocol import (
@@ -26,12 +34,72 @@ from djl_trtllm.executor.protocol import (
     Step,
     Submit,
     ToEngine,
+    Try,
     decode_from_engine,
     frame,
+    split_mark,
 )
-from djl_trtllm.executor.reaping import ProcessEnvironment, resident_bytes
-from djl_trtllm.executor.request_lines import split_mark
 from djl_trtllm.logs import of_request
+from djl_trtllm.model.work_directory import ENGINE_PREFIX, folder_in_memory, marked
+
+_VARIABLE = "DJL_TRTLLM_ENGINE_PROCESS"
+_WAIT_SECONDS = 1.0
+"""A process that waits for its GPU may take longer to end than a client should wait for an error."""
+
+
+class ProcessEnvironment:
+    """The environment of one engine process: a mark that all its children inherit, and a TMPDIR of its own.
+
+    Workspaces and sockets of TensorRT-LLM and MPI go there; they are removed by their owners only if these end well. A
+    folder in shared memory belongs to it (`folder_in_memory`).
+    """
+
+    def __init__(self) -> None:
+        self._mark = secrets.token_hex(16)
+        self._lock = contextlib.ExitStack()
+        shared = Path(tempfile.gettempdir())
+        # Sockets are made below it, and the path of a socket has 107 bytes.
+        self.temporary = shared / f"{ENGINE_PREFIX}{self._mark[:12]}"
+        self.variables = {**os.environ, _VARIABLE: self._mark, "TMPDIR": str(self.temporary)}
+
+    def prepare(self) -> None:
+        """Make the folders for temporary files, locked until `clear` or the end of this process. Raises OSError."""
+        self.temporary.mkdir(mode=0o700)
+        self._lock.enter_context(marked(self.temporary))
+        memory = folder_in_memory(self.temporary)
+        with contextlib.suppress(OSError):  # not every system has it
+            memory.mkdir(mode=0o700)
+            self._lock.enter_context(marked(memory))
+
+    def clear(self) -> list[int]:
+        """Kill every process that carries the mark and wait until they are gone, a second at most; returns their ids.
+
+        Workers may be in sessions of their own and have other parents than the engine process, so they are found by
+        their environment. Then the temporary files are removed. Blocks: call it in a thread.
+        """
+        killed: set[int] = set()
+        deadline = time.monotonic() + _WAIT_SECONDS
+        # Again until there are none: one may have been starting another.
+        while found := list(_marked(self._mark)):
+            for process in found:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(found, timeout=max(0.0, deadline - time.monotonic()))
+            killed.update(process.pid for process in found)
+            if time.monotonic() >= deadline:
+                break
+        for folder in (self.temporary, folder_in_memory(self.temporary)):
+            shutil.rmtree(folder, ignore_errors=True)
+        self._lock.close()
+        return sorted(killed)
+
+
+def _marked(mark: str) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or another user's
+            if process.environ().get(_VARIABLE) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+
 
 logger = logging.getLogger(__name__)
 process_logger = logging.getLogger("djl_trtllm.executor.process")
@@ -48,6 +116,7 @@ _MEMORY_ADVICE = (
 
 _IDLE_PING_SECONDS = 5.0
 _TAIL_LINES = 20
+_MOST_REASONS = 5
 
 
 class ExecutorClient(asyncio.Protocol):
@@ -83,6 +152,9 @@ class ExecutorClient(asyncio.Protocol):
         self._process: asyncio.subprocess.Process
         self._log_task: asyncio.Task[None]
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._reasons_pattern: re.Pattern[str] | None = None
+        self._reasons: list[str] = []
+        """The first lines of the log that say why the load fails."""
         self._failure: str | None = None
         self._environment = ProcessEnvironment()
         self._closing = False
@@ -102,6 +174,7 @@ class ExecutorClient(asyncio.Protocol):
         `meanwhile` is called when the process knows what to load, and awaited first; what it raises ends the process.
         Raises ExecutorStartError.
         """
+        self._reasons_pattern = re.compile(start.reasons) if start.reasons else None
         try:
             await self._spawn()
         except OSError as error:
@@ -145,8 +218,14 @@ class ExecutorClient(asyncio.Protocol):
         return self._process.pid
 
     def resident_bytes(self) -> int:
-        """Resident memory of the process and its children; 0 if it is gone. Takes milliseconds."""
-        return resident_bytes(self.pid)
+        """Resident memory of the process and its children, in bytes; 0 if it is gone. Takes milliseconds."""
+        total = 0
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self.pid)
+            for one in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    total += int(one.memory_info().rss)
+        return total
 
     async def measure_memory(self) -> int:
         """The same without blocking the event loop."""
@@ -157,6 +236,10 @@ class ExecutorClient(asyncio.Protocol):
     def submit(self, request: Submit) -> None:
         """Start a sequence; its output arrives through `on_steps`."""
         self._send(request)
+
+    def try_guide(self, trial: Try) -> None:
+        """Begin the trial of a guide; its verdict arrives through `on_steps`."""
+        self._send(trial)
 
     def cancel(self, request_id: int) -> None:
         self._send(Cancel(request_id))
@@ -183,6 +266,7 @@ class ExecutorClient(asyncio.Protocol):
             if isinstance(message, Step):
                 steps.append(message)
             elif isinstance(message, Ready):
+                self._reasons.clear()
                 self._ready.set_result(message)
             elif isinstance(message, Failed):
                 self._failure = message.message
@@ -191,8 +275,6 @@ class ExecutorClient(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_watchdog()
-        self._unsent.clear()
-        self._full = False  # what is still sent is not kept
         self._gone.set_result(None)
         if self._failure is None and exc is not None and not isinstance(exc, OSError):
             self._failure = f"its messages could not be handled: {type(exc).__name__}: {exc}"
@@ -205,9 +287,8 @@ class ExecutorClient(asyncio.Protocol):
         try:
             return await asyncio.wait_for(asyncio.shield(self._ready), timeout)
         except asyncio.TimeoutError:
-            raise ExecutorStartError(
-                f"the engine was not loaded within {timeout:g} seconds (option.model_loading_timeout)"
-            ) from None
+            message = f"the engine was not loaded within {timeout:g} seconds (option.model_loading_timeout)"
+            raise ExecutorStartError("\n".join([message, *self._quoted_reasons()])) from None
 
     async def _spawn(self) -> None:
         self._environment.prepare()
@@ -318,6 +399,12 @@ class ExecutorClient(asyncio.Protocol):
                 message += _MEMORY_ADVICE
             self._ready.set_exception(ExecutorStartError(message))
 
+    def _find_reason(self, line: str) -> None:
+        if self._ready.done() or self._reasons_pattern is None or len(self._reasons) == _MOST_REASONS:
+            return
+        if self._reasons_pattern.search(line):
+            self._reasons.append(line)
+
     def _describe_end(self) -> str:
         status = self._process.returncode
         assert status is not None
@@ -334,7 +421,10 @@ class ExecutorClient(asyncio.Protocol):
         # A process that reported why it ends has also printed a traceback, which is in the log.
         if self._tail and self._failure is None:
             lines += ["its last output:", *(f"  | {line}" for line in self._tail)]
-        return "\n".join(lines)
+        return "\n".join(lines + self._quoted_reasons())
+
+    def _quoted_reasons(self) -> list[str]:
+        return ["its log says why:", *(f"  | {line}" for line in self._reasons)] if self._reasons else []
 
     async def _forward_log(self) -> None:
         """Forward the process's output to the server's log; keep the last lines for the error."""
@@ -350,4 +440,5 @@ class ExecutorClient(asyncio.Protocol):
             request, text = split_mark(line.decode(errors="replace"))
             text = text.rstrip()
             self._tail.append(text)
+            self._find_reason(text)
             process_logger.info("%s", text, extra=of_request(request) if request else None)

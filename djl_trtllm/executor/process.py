@@ -10,26 +10,30 @@ import asyncio
 import contextlib
 import gc
 import os
+import select
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any, NoReturn, Protocol
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, NoReturn, Protocol, TextIO, cast
 
 import uvloop
 
-from djl_trtllm.child_process import leave_end_to_parent
-from djl_trtllm.engines.memory_bound import apply_bound
-from djl_trtllm.executor.channel import Channel, Disconnected
-from djl_trtllm.executor.held_output import HeldOutput
+from djl_trtllm.engines.hardware import apply_bound
 from djl_trtllm.executor.protocol import (
     Cancel,
+    Deframer,
     Delta,
     Failed,
+    FirstRequest,
+    FromEngine,
     Limits,
+    Logprob,
     Ping,
     Pong,
     Ready,
@@ -38,12 +42,33 @@ from djl_trtllm.executor.protocol import (
     Step,
     Submit,
     ToEngine,
+    Try,
+    decode_to_engine,
+    frame,
+    mark_of,
 )
-from djl_trtllm.executor.request_lines import mark_output, printing_for
-from djl_trtllm.executor.step_buffer import StepBuffer
+from djl_trtllm.logs import RequestContext, current_request_id
+from djl_trtllm.processes import compiler_below, leave_end_to_parent
 
+_LAST_WORD_SECONDS = 1.0
+_REST_SECONDS = 0.05
+"""The server sends the rest of what a socket had no room for as soon as there is some, unless it is very busy."""
 _SIGN_OF_LIFE_SECONDS = 1.0
 """A busy process whose iterations produce no token (a long prefill in chunks) sends an empty step this often."""
+
+_WARM_UP_LINE_SECONDS = 10.0
+_KERNEL_CACHES = {
+    "FLASHINFER_WORKSPACE_BASE": "",  # it makes .cache/flashinfer there
+    "TVM_FFI_CACHE_DIR": "tvm-ffi",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
+    "TORCH_EXTENSIONS_DIR": "torch_extensions",
+    "DG_JIT_CACHE_DIR": "deep_gemm",
+    "TRTLLM_DG_CACHE_DIR": "tensorrt_llm",
+    "CUTE_DSL_CACHE_DIR": "cute_dsl",
+    "CUDA_CACHE_PATH": "cuda",
+}
+"""Variables of compilers that keep kernels, and the folder of each. Their own folders are in $HOME and $TMPDIR."""
 
 _CHECK_SECONDS = 0.5
 _UNWINDING_SECONDS = 1.0
@@ -60,10 +85,17 @@ class AnyExecutor(Protocol):
         """Start a request; an error becomes its terminal delta."""
 
     def cancel(self, request_id: int) -> None:
-        """End a request early; unknown ids are ignored. Its terminal delta comes later."""
+        """End a request or a trial early; unknown ids are ignored. Its terminal delta comes later."""
 
     def stats(self) -> Stats:
         """The state after the last iteration."""
+
+
+class GuideTrier(Protocol):
+    """An executor with `limits.tries_guides`."""
+
+    def try_guide(self, trial: Try) -> None:
+        """Begin to try a guide; the verdict becomes the trial's terminal delta."""
 
 
 class Executor(AnyExecutor, Protocol):
@@ -71,7 +103,7 @@ class Executor(AnyExecutor, Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has something to do."""
+        """Return whether `step` has something to do."""
 
     def step(self) -> list[Delta]:
         """Run one iteration. An exception means that the engine is lost."""
@@ -79,6 +111,9 @@ class Executor(AnyExecutor, Protocol):
 
 class AsyncExecutor(AnyExecutor, Protocol):
     """An engine that iterates itself. All methods but `check` run on the event loop."""
+
+    def first_requests(self) -> list[FirstRequest]:
+        """Return the requests that the engine gets, one after the other, before it is ready."""
 
     async def run(self, step_buffer: StepBuffer) -> None:
         """Put what the engine generates into the step_buffer. It begins before the first request is submitted.
@@ -93,18 +128,208 @@ class AsyncExecutor(AnyExecutor, Protocol):
         """Shut the engine down, within seconds."""
 
 
+class Disconnected(Exception):
+    """The server closed its end of the socket."""
+
+
+class Channel:
+    """Blocking sends (a slow server slows the engine; a dead one raises Disconnected), messages out of reads."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._deframer = Deframer()
+        self._bodies: deque[bytes] = deque()
+        self._sending = threading.Lock()
+        # Not select.select: it takes no descriptor above 1023, and a server with many connections passes such on.
+        self._readable, self._writable = select.poll(), select.poll()
+        self._readable.register(connection, select.POLLIN)
+        self._writable.register(connection, select.POLLOUT)
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: FromEngine) -> None:
+        unsent = memoryview(frame(message))
+        with self._sending:
+            try:
+                while unsent:
+                    try:
+                        unsent = unsent[self._socket.send(unsent) :]
+                    except BlockingIOError:  # an event loop that reads from a socket makes it non-blocking
+                        self._writable.poll()
+            except OSError as error:
+                raise Disconnected from error
+
+    def send_last(self, message: FromEngine) -> None:
+        """Send before the process ends, from any thread; given up after a second."""
+        if self._sending.acquire(timeout=_LAST_WORD_SECONDS):
+            with contextlib.suppress(OSError):
+                self._socket.settimeout(_LAST_WORD_SECONDS)
+                self._socket.sendall(frame(message))
+
+    def receive(self, *, block: bool, rest: bool = False) -> Iterator[ToEngine]:
+        """All messages that have arrived; with `block`, waits for at least one. Those not taken come the next time.
+
+        With `rest`, a message of which there is a part is waited for, a moment: what the server sends may be more than
+        a socket holds, and otherwise a socketful would arrive in each iteration.
+        """
+        bodies = self._bodies
+        while bodies or self._readable.poll(self._patience(block=block, rest=rest)):
+            if not bodies:
+                try:
+                    data = self._socket.recv(1 << 18)
+                except ConnectionResetError as error:  # it went with something of ours unread
+                    raise Disconnected from error
+                if not data:
+                    raise Disconnected
+                bodies.extend(self._deframer.feed(data))
+            while bodies:
+                block = False
+                yield decode_to_engine(bodies.popleft())
+
+    def _patience(self, *, block: bool, rest: bool) -> float | None:
+        """Return the milliseconds to wait for more messages."""
+        if block:
+            return None
+        return 1000 * _REST_SECONDS if rest and self._deframer.inside_message else 0
+
+
+class HeldOutput:
+    """Holds output back until `iterations` have run and `seconds` have gone by, and merges it for each sequence.
+
+    The beginning of a sequence does not wait, because a client waits for it, nor does its end, because its place is
+    free then.
+    """
+
+    def __init__(self, iterations: int, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._iterations = iterations
+        self._seconds = seconds
+        self._clock = clock
+        self._deltas: dict[int, Delta] = {}
+        self._begun: set[int] = set()
+        self._waited = 0
+        self._sent_all_at = clock()
+
+    def add(self, deltas: list[Delta]) -> list[Delta]:
+        """Take the output of an iteration; returns what is to be sent after it."""
+        if self._iterations == 1 and not self._seconds:
+            return deltas
+        held, begun = self._deltas, self._begun
+        urgent: list[int] = []
+        for delta in deltas:
+            request_id = delta.request_id
+            earlier = held.setdefault(request_id, delta)
+            if earlier is not delta:
+                earlier.add(delta.token_ids, delta.logprobs)
+                earlier.finish, earlier.error = delta.finish, delta.error
+            if delta.finish:
+                begun.discard(request_id)
+                urgent.append(request_id)
+            elif request_id not in begun:
+                begun.add(request_id)
+                urgent.append(request_id)
+        self._waited += 1
+        if self._waited >= self._iterations and self._clock() - self._sent_all_at >= self._seconds:
+            return self.take_all()
+        return [held.pop(request_id) for request_id in urgent]
+
+    def take_all(self) -> list[Delta]:
+        """Return the output that is held back, to be sent now."""
+        deltas, self._deltas = list(self._deltas.values()), {}
+        self._waited, self._sent_all_at = 0, self._clock()
+        return deltas
+
+
+class StepBuffer:
+    """Collects deltas, merged per request, and sends them when the tasks that are awake have had their turn.
+
+    However many tasks an engine's iteration wakes, and however large a backlog each finds, it becomes one `Step`.
+    `send` may block while the server is slow, and with it the loop. Must be made on the loop.
+    """
+
+    def __init__(self, send: Callable[[Step], None], stats: Callable[[], Stats]) -> None:
+        self.sent = 0
+        """Messages so far."""
+        self._send = send
+        self._stats = stats
+        self._loop = asyncio.get_running_loop()
+        self._deltas: dict[int, Delta] = {}
+        self._scheduled = False
+
+    def extend(self, request_id: int, token_ids: list[int], logprobs: list[Logprob] | None) -> Delta:
+        """Add tokens of a request, whose list is the buffer's from now on; the delta they go into."""
+        delta = self._deltas.get(request_id)
+        if delta is None:
+            delta = self._deltas[request_id] = Delta(request_id, token_ids, logprobs)
+            if not self._scheduled:
+                self._schedule()
+            return delta
+        delta.add(token_ids, logprobs)
+        return delta
+
+    def flush(self) -> None:
+        """Send now, also where there is nothing new: a sign of life."""
+        deltas, self._deltas = list(self._deltas.values()), {}
+        self._send(Step(deltas, self._stats()))
+        self.sent += 1
+
+    def _schedule(self) -> None:
+        self._scheduled = True
+        self._loop.call_soon(self._end_wake_up)
+
+    def _end_wake_up(self) -> None:
+        self._scheduled = False
+        if self._deltas:
+            self.flush()
+
+
+class MarkedOutput:
+    """Standard output or standard error, with a mark before each line that belongs to a request."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._at_line_start = True
+
+    def write(self, text: str) -> int:
+        mark = mark_of(current_request_id())
+        inside = text.count("\n") - text.endswith("\n")
+        begin = mark if self._at_line_start else ""
+        if text:
+            self._stream.write(begin + text.replace("\n", "\n" + mark, inside))
+            self._at_line_start = text.endswith("\n")
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def create(start: Start) -> Any:
     """Load the executor that `start` names."""
-    module, _, name = start.executor.partition(":")
-    return getattr(import_module(module), name)(**start.options)
+    if start.kernels:
+        _keep_kernels(Path(start.kernels))
+    return resolve_name(start.executor)(**start.options)
+
+
+def _keep_kernels(folder: Path) -> None:
+    """Let compilers keep their kernels in `folder`, but for those whose folder the environment names."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"compiled kernels are not kept for the next start: {error}", flush=True)
+        return
+    for name, subfolder in _KERNEL_CACHES.items():
+        os.environ.setdefault(name, str(folder / subfolder))
 
 
 def _take(message: ToEngine, channel: Channel, executor: AnyExecutor) -> bool:
     """Handle a message. False if it is the last one."""
     match message:
         case Submit():
-            with printing_for(message.origin):
+            with RequestContext(message.origin):
                 executor.submit(message)
+        case Try():
+            with RequestContext(message.origin):
+                cast(GuideTrier, executor).try_guide(message)
         case Cancel():
             executor.cancel(message.request_id)
         case Ping():
@@ -134,6 +359,52 @@ def run(channel: Channel, executor: Executor, held: HeldOutput) -> None:
                 last_sent = time.monotonic()
 
 
+class WarmUp:
+    """The time before the engine is ready, in which it answers requests of this process and none of the server's."""
+
+    def __init__(self, executor: AsyncExecutor, send: Callable[[Step], None]) -> None:
+        self.is_over = False
+        self.lost: frozenset[str] = frozenset()
+        """The features of requests that have failed."""
+        self._executor = executor
+        self._send = send
+        self._answers: asyncio.Queue[Delta] = asyncio.Queue()
+
+    def send(self, step: Step) -> None:
+        """Send the engine's output to whom it belongs."""
+        if self.is_over:
+            return self._send(step)
+        for delta in step.deltas:
+            self._answers.put_nowait(delta)
+
+    async def run(self) -> None:
+        """Send the first requests, one after the other. Raises if one fails that any client may send."""
+        for kind, request, features in self._executor.first_requests():
+            began = time.monotonic()
+            self._executor.submit(request)
+            for _ in range(request.sampling.beam_width):
+                while not (delta := await self._answer(kind, began)).finish:
+                    pass
+            if delta.error is None:
+                print(f"warming up: {kind} took {time.monotonic() - began:.1f} s", flush=True)
+                continue
+            message = delta.error if isinstance(delta.error, str) else delta.error.message
+            if not features:
+                raise RuntimeError(f"{kind} that is to warm the engine up has failed: {message}")
+            self.lost |= features
+            without = ", ".join(sorted(features))
+            print(f"warming up: {kind} has failed, so the engine does without {without}: {message}", flush=True)
+
+    async def _answer(self, kind: str, began: float) -> Delta:
+        """Return the next answer. What takes long is said in the log, with the compiler that it may wait for."""
+        answer = asyncio.ensure_future(self._answers.get())
+        while not (await asyncio.wait({answer}, timeout=_WARM_UP_LINE_SECONDS))[0]:
+            compiler = compiler_below()
+            cause = f"{compiler} compiles kernels for it" if compiler else "it has no answer yet"
+            print(f"warming up: {kind} takes {time.monotonic() - began:.0f} s so far, {cause}", flush=True)
+        return answer.result()
+
+
 def run_async(channel: Channel, executor: AsyncExecutor) -> None:
     """Handle messages as they arrive and send the engine's output, on one event loop."""
     # Not uvloop.run: it would wait for tasks and threads that wait for an engine which is gone.
@@ -142,15 +413,11 @@ def run_async(channel: Channel, executor: AsyncExecutor) -> None:
 
 
 async def _serve(channel: Channel, executor: AsyncExecutor) -> None:
-    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
 
     def end(error: Exception | None) -> None:
-        if ended.done():
-            return
-        if error is None:
-            ended.set_result(None)
-        else:
-            ended.set_exception(error)
+        if not ended.done():
+            ended.set_result(error)
 
     def read() -> None:
         try:
@@ -168,18 +435,36 @@ async def _serve(channel: Channel, executor: AsyncExecutor) -> None:
 
     loop = asyncio.get_running_loop()
     over = threading.Event()
-    running = loop.create_task(executor.run(StepBuffer(send, executor.stats)))
+    warm_up = WarmUp(executor, send)
+    running = loop.create_task(executor.run(StepBuffer(warm_up.send, executor.stats)))
     await asyncio.sleep(0)  # it runs before there are requests
     threading.Thread(target=_watch, args=(channel, executor, loop, end, over), name="engine-watch", daemon=True).start()
     loop.add_reader(channel.fileno(), read)
+    warming = loop.create_task(warm_up.run())
     try:
-        done, _ = await asyncio.wait({ended, running}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {ended, running}
+        await asyncio.wait({*either, warming}, return_when=asyncio.FIRST_COMPLETED)
+        if warming.done():
+            warming.result()
+            channel.send(_settled(executor, warm_up.lost))
+            warm_up.is_over = True
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         over.set()
-        for future in done:
-            future.result()
+        if running.done():
+            running.result()
+        if ended.done() and (error := ended.result()) is not None:
+            raise error
         await executor.close()
     finally:
+        warming.cancel()
         running.cancel()
+
+
+def _settled(executor: AnyExecutor, lost: frozenset[str] = frozenset()) -> Ready:
+    """What is loaded stays: the collector need not scan it again and again."""
+    gc.collect()
+    gc.freeze()
+    return Ready(executor.limits, executor.details, executor.features - lost)
 
 
 def _watch(
@@ -209,7 +494,7 @@ def _fail(channel: Channel, error: Exception) -> NoReturn:
 
 
 def _described(error: BaseException) -> str:
-    """With what caused it: a library's own error often says only that there was one."""
+    """Return an error's text with its cause: a library's own error often says only that there was one."""
     message = f"{type(error).__name__}: {error}"
     return message if error.__cause__ is None else f"{message} (caused by {_described(error.__cause__)})"
 
@@ -225,20 +510,18 @@ def main() -> NoReturn:
     """Run until the server is gone (status 0) or the engine is lost (1)."""
     leave_end_to_parent()
     apply_bound()
-    mark_output()
+    # What this process prints for a request is marked from now on.
+    sys.stdout, sys.stderr = (cast(TextIO, MarkedOutput(stream)) for stream in (sys.stdout, sys.stderr))
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     try:
         start = next(channel.receive(block=True))
         assert isinstance(start, Start), f"expected Start, got {start!r}"
-        # What the engine's library loads stays; the collector need not scan it again and again.
         gc.set_threshold(50_000, 20, 50)
         executor = create(start)
-        gc.collect()
-        gc.freeze()
-        channel.send(Ready(executor.limits, executor.details, executor.features))
         if hasattr(executor, "run"):
             run_async(channel, executor)
         else:
+            channel.send(_settled(executor))
             run(channel, executor, HeldOutput(start.stream_interval, start.send_interval))
     except Disconnected:
         pass

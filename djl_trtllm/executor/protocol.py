@@ -15,10 +15,13 @@ What an executor promises:
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import json
+import re
 import struct
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -26,7 +29,7 @@ from djl_trtllm.request import Adapter, FinishReason, Guide, Sampling
 
 
 class Feature(str, enum.Enum):
-    """What a request can need of an engine that is not one field of `Sampling` or `GenerationRequest`.
+    """A capability that a request may need of an engine and that is not one field of `Sampling` or `GenerationRequest`.
 
     `Ready.features` lists those of a started executor, beside the names of the fields that it honours.
     """
@@ -53,6 +56,10 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """Iterations whose output is sent together."""
     send_interval: float = 0.0
     """Seconds for which output waits for more. An engine that iterates itself heeds neither interval."""
+    kernels: str = ""
+    """The folder in which compiled kernels are kept for later engine processes; "" leaves it to the compilers."""
+    reasons: str = ""
+    """A regular expression: the lines of the engine's log that say why a load fails. "" for none."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
@@ -70,20 +77,45 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     stop: list[str] = []
     """Stop strings at which the executor may end the sequence itself; its output includes the string. The server finds
     all others and cancels the request."""
-    bad: list[str] = []
+    bad: tuple[str, ...] = ()
     """Strings whose tokens are not generated in sequence."""
     guide: Guide | None = None
     adapter: Adapter | None = None
     logprobs: bool = False
     """Whether to return the chosen token's log-probability with each token."""
     top_logprobs: int = 0
-    """How many of the most likely tokens to return with each token; not with beams."""
+    """The number of the most likely tokens to return with each token; none with beams."""
     origin: str = ""
     """The id of the client's request, for lines of the log."""
+    client: str = ""
+    """Requests of one client share what it gets of the time in which guides are tried."""
+
+
+class FirstRequest(NamedTuple):
+    """A request that the engine process sends the engine before clients do: what compiles at its first use does so."""
+
+    kind: str
+    """For the log, such as "a sampled request"."""
+    request: Submit
+    features: frozenset[str] = frozenset()
+    """What the engine is not said to have where the request fails; without any, it cannot be used then."""
+
+
+class Try(msgspec.Struct, frozen=True, array_like=True, tag="try"):
+    """Try a guide for a request that has no place yet (`Limits.tries_guides`).
+
+    `request_id` is an id as of `Submit`, of the trial alone: it has one terminal delta, STOP for a guide that can be
+    used. `origin` and `client` as in `Submit`.
+    """
+
+    request_id: int
+    guide: Guide
+    origin: str = ""
+    client: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """Stop generating for a request. Unknown and finished ids are ignored: the message may cross the last delta."""
+    """Stop generating for a request, or a trial. Unknown and finished ids are ignored: it may cross the last delta."""
 
     request_id: int
 
@@ -97,7 +129,7 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True):
-    """What a started executor can hold.
+    """The capacity of a started executor.
 
     `max_sequences`: running at once. `kv_blocks` and `block_size` (tokens): the paged KV cache; `kv_blocks` is 0
     where the executor admits requests itself. `max_seq_len`: prompt plus output of one sequence, in tokens.
@@ -105,6 +137,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     ids and stop strings; where not, the server ends sequences at them (beams excepted) and cancels. `beams`: every
     request must have exactly this many; 0 where each says how many, up to `most_beams` (0: any number). `seeded`:
     whether a request's seed decides its tokens. `max_prompt_len`: tokens of the longest prompt (0: `max_seq_len`).
+    `tries_guides`: whether it takes `Try`, so that a request waits for the trial of its guide without a place.
     """
 
     max_sequences: int
@@ -117,6 +150,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     seeded: bool = True
     most_beams: int = 0
     max_prompt_len: int = 0
+    tries_guides: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -124,7 +158,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
     limits: Limits
     details: dict[str, Any] = {}
-    """For the log: device, precision, versions, KV cache size."""
+    """Facts for the log: device, precision, versions, size of the KV cache."""
     features: frozenset[str] = frozenset()
     """The fields of `Sampling` and `GenerationRequest` that the executor honours, and each `Feature` that it has."""
 
@@ -138,13 +172,22 @@ class Ranked(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Logprob: TypeAlias = float | Ranked | None
-"""What an engine reports of a token: None if nothing."""
+"""The log-probability that an engine reports for a token; None if it reports nothing."""
+
+
+class FullQueue(msgspec.Struct, frozen=True, array_like=True):
+    """A queue of an executor that takes no more; trying again after `retry_after` seconds may help."""
+
+    depth: int
+    capacity: int
+    retry_after: int
 
 
 class Refusal(msgspec.Struct, frozen=True, array_like=True):
-    """The request is wrong, in a way that only the engine finds."""
+    """The request is wrong, in a way that only the engine finds; or it came too early, where `full` is set."""
 
     message: str
+    full: FullQueue | None = None
 
 
 class Delta(msgspec.Struct, array_like=True, gc=False):
@@ -160,7 +203,7 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     finish: FinishReason | None = None
     """None while it runs. STOP for any of `Submit.stop_token_ids`; the last token id is the one that ended it."""
     error: str | Refusal | None = None
-    """What went wrong in the engine, or what is wrong with the request."""
+    """The error of the engine, or what is wrong with the request."""
     cached_tokens: int = 0
 
     def add(self, token_ids: list[int], logprobs: list[Logprob] | None) -> None:
@@ -175,7 +218,8 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Figures that an engine does not report are None. `queued` requests wait inside it, `paused` ones gave up their KV
     cache for others. It has run `iterations`, the last in `iteration_seconds`. `kv_hit_rate` is the share of KV cache
-    blocks that were reused, 0 to 1.
+    blocks that were reused, 0 to 1. `guides_waiting` wait for their trial or are in it; `guide_trials` have ended, in
+    `guide_seconds`.
     """
 
     running: int = 0
@@ -187,10 +231,13 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kv_blocks: int | None = None
     kv_blocks_used: int | None = None
     kv_hit_rate: float | None = None
+    guides_waiting: int | None = None
+    guide_trials: int | None = None
+    guide_seconds: float | None = None
 
 
 class Step(msgspec.Struct, array_like=True, tag="step"):
-    """What is new after an iteration, or after several (see `Start`)."""
+    """The news of one iteration, or of several (see `Start`)."""
 
     deltas: list[Delta]
     stats: Stats
@@ -206,7 +253,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     message: str
 
 
-ToEngine: TypeAlias = Start | Submit | Cancel | Ping | Shutdown
+ToEngine: TypeAlias = Start | Submit | Try | Cancel | Ping | Shutdown
 FromEngine: TypeAlias = Ready | Step | Pong | Failed
 
 _LENGTH = struct.Struct("<I")
@@ -232,7 +279,7 @@ class Deframer:
 
     @property
     def inside_message(self) -> bool:
-        """Whether there is a part of a message."""
+        """Return whether a part of a message is kept."""
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -253,3 +300,24 @@ class Deframer:
         if start:
             del buffer[:start]
         return bodies
+
+
+_MARK = "\x1e"
+_MARKED = re.compile(rf'{_MARK}("(?:[^"\\]|\\.)*"){_MARK}(.*)', re.DOTALL)
+
+
+def mark_of(request: str) -> str:
+    """Return what the engine process prints at the beginning of a line that belongs to the request with this id.
+
+    The server takes the mark off again for its log. Only what Python prints is marked: a library in C++ prints for one
+    iteration, which serves many requests.
+    """
+    return f"{_MARK}{json.dumps(request)}{_MARK}" if request else ""
+
+
+def split_mark(line: str) -> tuple[str, str]:
+    """Return the id of the request that a printed line belongs to, "" for none, and the line without its mark."""
+    if found := _MARKED.fullmatch(line):
+        with contextlib.suppress(ValueError):
+            return json.loads(found[1]), found[2]
+    return "", line

@@ -1,31 +1,143 @@
-"""The measurement: a binary search whose trials build, load and serve the model."""
+"""The measurement: a binary search whose trials build, load and serve the model, kept in a file between runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
+from filelock import FileLock, Timeout
 
 from djl_trtllm.config import Backend
 from djl_trtllm.engines.cache import EngineCache
-from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.finder.load import Load
-from djl_trtllm.finder.outcome import Outcome, doing, is_crash
-from djl_trtllm.finder.state import Attempt, State, StateFile
+from djl_trtllm.errors import DjlTrtllmError, SizingError
+from djl_trtllm.finder.search import Search, candidates
 from djl_trtllm.finder.subject import LOWEST, Subject, open_subject
-from djl_trtllm.finder.trial import Report, TrialSpec
-from djl_trtllm.finder.trials import TrialResult, run_trial
-from djl_trtllm.sizing.search import Search, candidates
+from djl_trtllm.finder.trial import Phase, TrialLoad, TrialReport, TrialSpec
+from djl_trtllm.finder.trials import Outcome, TrialResult, doing, is_crash, run_trial
+from djl_trtllm.progress import Display
+from djl_trtllm.sizing.machines import bytes_of
+
+_FORMAT = 1
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """A trial and its outcome. `reason` says why memory ran out, in `phase`."""
+
+    tokens: int
+    fits: bool
+    phase: Phase
+    reason: str
+    seconds: float
+
+
+class MeasurementState(msgspec.Struct):
+    """`conditions` are what affects the result, for a reader; the file's name is their hash.
+
+    `memory` is the bound of each engine process in bytes. `complete` once the result is known.
+    """
+
+    conditions: dict[str, Any]
+    memory: int | None = None
+    attempts: list[Attempt] = []
+    complete: bool = False
+    format: int = _FORMAT
+
+
+class StateFile:
+    """The state of one measurement, in `folder`."""
+
+    def __init__(self, folder: Path, conditions: Mapping[str, Any]) -> None:
+        self._conditions = dict(conditions)
+        content = json.dumps([_FORMAT, self._conditions], sort_keys=True, default=str)
+        self.path = folder / f"{hashlib.sha256(content.encode()).hexdigest()[:32]}.json"
+
+    @property
+    def log_path(self) -> Path:
+        """The log of the last trial."""
+        return self.path.with_suffix(".log")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Raises DjlTrtllmError if another process measures the same, or if the folder cannot be written."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path.with_suffix(".lock"))
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise DjlTrtllmError(
+                f"another process measures the same model with the same options ({self.path}): wait for it to end"
+            ) from None
+        except OSError as error:
+            raise self._not_writable(error) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def read(self) -> MeasurementState:
+        """The state as it was left; an empty one if there is none, or none that this version reads."""
+        with suppress(OSError, msgspec.DecodeError):
+            state = msgspec.json.decode(self.path.read_bytes(), type=MeasurementState)
+            if state.format == _FORMAT:
+                return state
+        return MeasurementState(conditions=self._conditions)
+
+    def write(self, state: MeasurementState) -> None:
+        """Replace the file as a whole: at every moment it is the old state or the new one. Raises DjlTrtllmError."""
+        temporary = self.path.with_suffix(".new")  # one process holds the measurement
+        try:
+            with temporary.open("wb") as file:
+                file.write(msgspec.json.format(msgspec.json.encode(state)))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise self._not_writable(error) from error
+
+    def forget(self) -> None:
+        """Measure anew."""
+        self.path.unlink(missing_ok=True)
+
+    def _not_writable(self, error: OSError) -> DjlTrtllmError:
+        return DjlTrtllmError(
+            f"the state of the measurement, {self.path}, cannot be written: {error}; set option.engine_cache_dir to a "
+            "writable directory"
+        )
+
 
 PRECISION = 0.01
 _FOLDER = "sizes"
 # The engine of a trial is of no use to other machines, and a trial finds out itself whether it fits.
 _IN_TRIALS = {"option.engine_cache": "", "option.strict_memory": "false"}
 
-RunTrial = Callable[[TrialSpec, Path, Callable[[Report | None], None]], TrialResult]
+RunTrial = Callable[[TrialSpec, Path, Callable[[TrialReport | None], None]], TrialResult]
+
+
+def load_of(requests: int | None, tokens: int | None) -> TrialLoad:
+    """The load of a trial; None is the usual number. Raises SizingError."""
+    usual = TrialLoad()
+    for name, number in (("requests", requests), ("request_tokens", tokens)):
+        if number is not None and number < 1:
+            raise SizingError(f"{name}={number}: expected at least 1")
+    return TrialLoad(requests or usual.requests, tokens or usual.tokens)
+
+
+def memory_bound(name: str, memory: int | str | None) -> int | None:
+    """Bytes of the engine process's bound, such as `8GB`; `name` is the argument's. Raises SizingError."""
+    bound = None if memory is None else bytes_of(str(memory))
+    if memory is not None and not bound:
+        raise SizingError(f"{name} {memory}: expected the memory of an engine on the CPU in bytes, or as 8GB or 500MB")
+    return bound
 
 
 @dataclass(frozen=True)
@@ -58,7 +170,7 @@ class Measured:
 
     @property
     def unbounded(self) -> bool:
-        """Whether the largest number that can make a difference fits."""
+        """Return whether the largest number that can make a difference fits."""
         return self.max_num_tokens == self.subject.highest
 
     def as_json(self) -> dict[str, Any]:
@@ -90,7 +202,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Step:
+class TrialStep:
     """A trial that begins: its number from 1, how many there are at most, its `tokens`, and what is known so far."""
 
     number: int
@@ -99,32 +211,20 @@ class Step:
     bracket: tuple[int | None, int | None]
 
 
-class Listener(Protocol):
-    """Gets what happens, in order."""
+class MeasurementListener:
+    """Gets what happens, in order; this one shows nothing."""
 
-    def begin(self, subject: Subject, state: State, most: int) -> None: ...
+    def begin(self, subject: Subject, state: MeasurementState, most: int) -> None:
+        """Start with the state of an earlier run; `most` trials are enough."""
 
-    def trial(self, step: Step) -> None: ...
+    def trial(self, step: TrialStep) -> None:
+        """Begin a trial."""
 
-    def report(self, report: Report | None) -> None: ...
-
-    def ended(self, attempt: Attempt) -> None: ...
-
-
-class Silent:
-    """A listener that shows nothing."""
-
-    def begin(self, subject: Subject, state: State, most: int) -> None:
-        pass
-
-    def trial(self, step: Step) -> None:
-        pass
-
-    def report(self, report: Report | None) -> None:
-        pass
+    def report(self, report: TrialReport | None) -> None:
+        """Take a report of the running trial, or None about every second."""
 
     def ended(self, attempt: Attempt) -> None:
-        pass
+        """End a trial."""
 
 
 @dataclass
@@ -133,7 +233,7 @@ class Finder:
 
     subject: Subject
     settings: Settings
-    listener: Listener = field(default_factory=Silent)
+    listener: MeasurementListener = field(default_factory=MeasurementListener)
     run: RunTrial = run_trial
 
     def measure(self) -> Measured:
@@ -163,7 +263,7 @@ class Finder:
             self.listener.begin(subject, state, most)
             while (tokens := search.next) is not None:
                 self.listener.trial(
-                    Step(len(state.attempts) + 1, len(state.attempts) + search.left, tokens, search.bracket)
+                    TrialStep(len(state.attempts) + 1, len(state.attempts) + search.left, tokens, search.bracket)
                 )
                 attempt = self._try(tokens, state.memory, file)
                 state.attempts.append(attempt)
@@ -189,7 +289,7 @@ class Finder:
         before = {entry.key for entry in cache.entries()}
         engines: set[str] = set()
 
-        def listen(report: Report | None) -> None:
+        def listen(report: TrialReport | None) -> None:
             if report is not None and report.engine is not None and Path(report.engine).parent == cache.root:
                 engines.add(Path(report.engine).name)
             self.listener.report(report)
@@ -220,7 +320,99 @@ def _blamed_on_the_bound(crashed: TrialResult) -> TrialResult:
 
 
 def measure(
-    model: str, options: Mapping[str, Any], load: Load, settings: Settings, listener: Listener | None = None
+    model: str,
+    options: Mapping[str, Any],
+    load: TrialLoad,
+    settings: Settings,
+    listener: MeasurementListener | None = None,
 ) -> Measured:
     """Measure a model as it is served here with `options`. Raises DjlTrtllmError."""
-    return Finder(open_subject(model, options, load), settings, listener or Silent(), run_trial).measure()
+    return Finder(open_subject(model, options, load), settings, listener or MeasurementListener(), run_trial).measure()
+
+
+_TRIAL = "trial"
+_DOWNLOADS = logging.getLogger("djl_trtllm.service.model")
+
+
+class ShownMeasurement(MeasurementListener):
+    """A listener that shows a measurement on a display, and the model's downloads while its block runs."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._began = 0.0
+        self._head = self._doing = ""
+        self._downloads = _Lines(display)
+        self._level = logging.NOTSET
+
+    def __enter__(self) -> ShownMeasurement:
+        self._level = _DOWNLOADS.level
+        if not _DOWNLOADS.isEnabledFor(logging.INFO):
+            _DOWNLOADS.setLevel(logging.INFO)
+            _DOWNLOADS.addHandler(self._downloads)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _DOWNLOADS.removeHandler(self._downloads)
+        _DOWNLOADS.setLevel(self._level)
+        self._display.end(_TRIAL)
+
+    def begin(self, subject: Subject, state: MeasurementState, most: int) -> None:
+        load = subject.load
+        self._display.say(
+            f"measuring {subject.model} on {subject.backend}: max_num_tokens up to {subject.highest:,}, at most {most} "
+            f"trials, each with {load.requests} requests of {load.tokens:,} tokens at a time",
+        )
+        for remark in subject.remarks:
+            self._display.say(f"note: {remark}")
+        if state.memory is not None:
+            self._display.say(f"the engine process may have {state.memory / 1e9:.2f} GB of memory")
+        if state.attempts:
+            done = "that is the result" if state.complete else "going on"
+            self._display.say(
+                f"trials of an earlier run that are known: {len(state.attempts)}, {done}; --fresh forgets them"
+            )
+
+    def trial(self, step: TrialStep) -> None:
+        self._began = time.monotonic()
+        self._head = f"trial {step.number} of at most {step.most}, max_num_tokens {step.tokens:,}{_bracket(step)}"
+        self._show("starting")
+
+    def report(self, report: TrialReport | None) -> None:
+        if report is None:
+            self._show(self._doing)
+        elif report.error is None and not report.done:
+            self._show(_doing(report))
+
+    def ended(self, attempt: Attempt) -> None:
+        self._display.end(_TRIAL)
+        outcome = "fits" if attempt.fits else f"out of memory while {doing(attempt.phase)}: {attempt.reason}"
+        self._display.say(f"max_num_tokens {attempt.tokens:,}: {outcome} ({attempt.seconds:.1f} s)")
+
+    def _show(self, doing: str) -> None:
+        seconds = time.monotonic() - self._began
+        self._display.show(_TRIAL, f"{self._head}: {doing}, {seconds:.0f} s", phase=doing)
+        self._doing = doing
+
+
+def _bracket(step: TrialStep) -> str:
+    fits, fails = step.bracket
+    known = [f"{fits:,} fits" if fits else "", f"{fails:,} does not" if fails else ""]
+    text = ", ".join(filter(None, known))
+    return f" ({text})" if text else ""
+
+
+def _doing(report: TrialReport) -> str:
+    if report.phase == "requests" and report.load is not None:
+        return f"answering {report.load.requests} requests of {report.load.tokens:,} tokens"
+    return doing(report.phase)
+
+
+class _Lines(logging.Handler):
+    """Shows what is downloaded."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__(logging.INFO)
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._display.say(record.getMessage())

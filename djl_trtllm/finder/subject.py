@@ -1,4 +1,4 @@
-"""What is measured: the model as it would be served here, and the numbers among which the result is."""
+"""The subject of a measurement: the model as it would be served here, and the numbers among which the result is."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from djl_trtllm.backends.registry import this_machine
+from djl_trtllm.backends.base import this_machine
 from djl_trtllm.config import Backend, Config
-from djl_trtllm.config.format_setting import format_setting
-from djl_trtllm.config.options.registry import OPTIONS, find
-from djl_trtllm.config.options.values import as_text
-from djl_trtllm.config.sources.keywords import as_arguments
+from djl_trtllm.config.configuration import format_setting
+from djl_trtllm.config.options import OPTIONS, find
+from djl_trtllm.config.options.option import as_text
+from djl_trtllm.config.sources import as_arguments
+from djl_trtllm.engines.cache import installed_versions
 from djl_trtllm.engines.hardware import Hardware, available_memory
-from djl_trtllm.engines.manifest import installed_versions
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.finder.load import Load
+from djl_trtllm.finder.trial import TrialLoad
 from djl_trtllm.model import Layout, ModelKind
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.service import open_remote, open_source
 from djl_trtllm.service.model import plan
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
-from djl_trtllm.sizing.configured import conditions_of
-from djl_trtllm.sizing.estimate import estimate
+from djl_trtllm.sizing.estimate import Estimate
+from djl_trtllm.sizing.recommendation import conditions_of
 
 LOWEST = 64
 """No smaller number is tried: an engine that takes no more tokens at a time is of no use."""
@@ -49,7 +49,7 @@ class Subject:
     layout: Layout
     plan: EnginePlan
     hardware: Hardware
-    load: Load
+    load: TrialLoad
     highest: int
 
     @property
@@ -58,7 +58,7 @@ class Subject:
 
     @property
     def on_host(self) -> bool:
-        """Whether an engine runs in host memory."""
+        """Return whether an engine runs in host memory."""
         return not self.plan.gpus and self.backend is not Backend.SCRIPTED
 
     @property
@@ -71,7 +71,7 @@ class Subject:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What the user asked for and does not get."""
+        """Return notes about what the user asked for and does not get."""
         degree = self.config.options.tensor_parallel_degree
         if self.plan.gpus or degree in (1, "1") or not self.config.is_set("tensor_parallel_degree"):
             return ()
@@ -100,11 +100,11 @@ class Subject:
             compiled=self.backend is Backend.TENSORRT,
         )
         with suppress(DjlTrtllmError):
-            return estimate(CheckpointSizes.read(self.layout.path), conditions).max_num_tokens or None
+            return Estimate(CheckpointSizes.read(self.layout.path), conditions).max_num_tokens or None
         return None
 
     def _host_guess(self, memory: int) -> int | None:
-        """Of the bound, a quarter is KV cache; the rest is libraries, weights in float32, and float32 activations.
+        """A quarter of the bound is KV cache; the rest is libraries, weights in float32, and float32 activations.
 
         The rows of a token that are alive at once: those of the MLP four times, hidden ones eight times (measured on
         the bundled model with OpenVINO 2026.4: 18 KB against 19 KB by this rule).
@@ -120,7 +120,7 @@ class Subject:
     def conditions(self, memory: int | None, precision: float) -> dict[str, Any]:
         """Everything that affects the result, as JSON; `memory` is the bound that was asked for."""
         options = self.config.options
-        chosen = {name: as_text(getattr(options, name)) for name in _set_by_user(self.config)}
+        chosen = {name: as_text(getattr(options, name)) for name in OPTIONS if self.config.is_set(name)}
         return {
             "model": self.model,
             "files": _files(self.layout),
@@ -137,7 +137,7 @@ class Subject:
         }
 
 
-def open_subject(model: str, options: Mapping[str, Any], load: Load, hardware: Hardware | None = None) -> Subject:
+def open_subject(model: str, options: Mapping[str, Any], load: TrialLoad, hardware: Hardware | None = None) -> Subject:
     """Plan the model as it is served with `options` (names with or without `option.`); fetches a remote one.
 
     Raises ConfigError, also for what is no option and for `max_num_tokens`, and DjlTrtllmError.
@@ -175,15 +175,7 @@ def refuse_built(layout: Layout, backend: Backend) -> None:
         )
 
 
-def _set_by_user(config: Config) -> list[str]:
-    return [field for field in OPTIONS if config.is_set(field)]
-
-
 def _files(layout: Layout) -> list[list[Any]]:
-    folder = layout.path
-    found = [path for path in sorted(folder.iterdir()) if path.is_file()] if folder.is_dir() else []
-    files = []
-    for path in found:
-        status = path.stat()
-        files.append([path.name, status.st_size, status.st_mtime_ns])
-    return files
+    """The name, size and time of each file of a model."""
+    found = [path for path in sorted(layout.path.iterdir()) if path.is_file()] if layout.path.is_dir() else []
+    return [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in found]

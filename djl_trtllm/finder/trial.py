@@ -1,13 +1,14 @@
 """One trial: `python -m djl_trtllm.finder.trial FD` builds, loads and serves a model, and reports to FD.
 
 The specification is the first line of standard input, and the process ends when that is closed. FD gets a JSON line for
-each `Report`; without a last one that says how it ended, the process was killed.
+each `TrialReport`; without a last one that says how it ended, the process was killed.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import re
 import signal
 import sys
@@ -16,20 +17,54 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from djl_trtllm.config import Origin
-from djl_trtllm.engines.memory_bound import bounded
-from djl_trtllm.engines.parent_watchdog import die_with_parent
+from djl_trtllm.engines.compiler import die_with_parent
+from djl_trtllm.engines.hardware import bounded
 from djl_trtllm.errors import BuildError, DjlTrtllmError
 from djl_trtllm.executor.client import process_logger
-from djl_trtllm.finder.load import NEW_TOKENS, Load, prompt_limit, requests_of
-from djl_trtllm.finder.outcome import Phase
-from djl_trtllm.offline.options import open_offline_model
-from djl_trtllm.offline.runner import Runner
+from djl_trtllm.offline.llm import Runner, open_offline_model
+from djl_trtllm.request import GenerationRequest, Sampling
 from djl_trtllm.service import Model
+
+NEW_TOKENS = 8
+_FIRST_ID = 3  # smaller ids are usually those of special tokens
+
+
+class TrialLoad(msgspec.Struct, frozen=True):
+    """`requests` at a time, each with a prompt of `tokens` tokens: what the finder document's tables were tested with.
+
+    A model with smaller limits gets as long prompts as it takes.
+    """
+
+    requests: int = 128
+    tokens: int = 3700
+
+    def within(self, max_input_len: int, max_seq_len: int) -> TrialLoad:
+        """This load with prompts that these limits allow."""
+        return msgspec.structs.replace(self, tokens=max(1, min(self.tokens, max_input_len, max_seq_len - NEW_TOKENS)))
+
+
+def prompt_limit(model: Model) -> int:
+    """The longest prompt of a prepared model: TensorRT-LLM splits prompts only with chunked prefill."""
+    options, limit = model.options, model.limits.max_input_len
+    unsplit = model.gpus > 0 and not options.enable_chunked_prefill
+    return min(limit, options.max_num_tokens) if unsplit and options.max_num_tokens else limit
+
+
+def requests_of(load: TrialLoad, vocabulary: int) -> Iterator[GenerationRequest]:
+    """The requests, with prompts of random tokens, so that no two share KV cache blocks."""
+    chance = random.Random(load.tokens)  # noqa: S311  # the same prompts in every trial
+    last = max(_FIRST_ID, vocabulary - 1)
+    for _ in range(load.requests):
+        prompt = [chance.randint(_FIRST_ID, last) for _ in range(load.tokens)]
+        yield GenerationRequest(prompt_ids=prompt, sampling=Sampling(max_new_tokens=NEW_TOKENS))
+
+
+Phase = Literal["build", "load", "requests"]
 
 _STALL_SECONDS = 1800.0
 """A step on a CPU may take minutes: it has as many tokens as `max_num_tokens`."""
@@ -38,50 +73,50 @@ _WATCH_SECONDS = 1.0
 
 
 class TrialSpec(msgspec.Struct, frozen=True):
-    """What is tried: `max_num_tokens` is one of `options`. `memory` is the bound on the engine process, in bytes."""
+    """One trial: `max_num_tokens` is one of `options`. `memory` is the bound on the engine process, in bytes."""
 
     model: str
     options: dict[str, Any]
-    load: Load
+    load: TrialLoad
     memory: int | None = None
 
 
-class Report(msgspec.Struct, frozen=True, omit_defaults=True):
+class TrialReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """A phase that begins, or the end: `done`, or the `error` with the class of a failed build in `cause`."""
 
     phase: Phase
     done: bool = False
     error: str | None = None
     cause: str | None = None
-    load: Load | None = None
+    load: TrialLoad | None = None
     engine: str | None = None
     """The directory that TensorRT-LLM loads."""
 
 
-def run(spec: TrialSpec, report: Callable[[Report], None]) -> None:
+def run(spec: TrialSpec, report: Callable[[TrialReport], None]) -> None:
     """Run the trial; every failure that is expected is reported."""
     phase: Phase = "build"
     try:
-        report(Report(phase))
+        report(TrialReport(phase))
         model = open_offline_model(spec.model, spec.options)
         with bounded(spec.memory):
             if spec.memory is not None:
                 # Planned once more, now that the bound is the memory there is. The compiler had all of it.
                 model = open_offline_model(spec.model, spec.options)
             phase = "load"
-            report(Report(phase, engine=model.start.options.get("model")))
+            report(TrialReport(phase, engine=model.start.options.get("model")))
             with EngineLog() as log:
                 runner = Runner(_patient(model))
         with closing(runner):
             load = spec.load.within(prompt_limit(model), model.limits.max_seq_len)
             phase = "requests"
-            report(Report(phase, load=load))
+            report(TrialReport(phase, load=load))
             with _ended_if_stalled(runner, report):
                 _serve(runner, load, model, log)
-        report(Report(phase, done=True, load=load))
+        report(TrialReport(phase, done=True, load=load))
     except (DjlTrtllmError, MemoryError, OSError) as error:
         cause = error.cause if isinstance(error, BuildError) else None
-        report(Report(phase, error=_text_of(error), cause=cause))
+        report(TrialReport(phase, error=_text_of(error), cause=cause))
 
 
 def _text_of(error: BaseException) -> str:
@@ -120,7 +155,7 @@ def _patient(model: Model) -> Model:
 
 
 @contextmanager
-def _ended_if_stalled(runner: Runner, report: Callable[[Report], None]) -> Iterator[None]:
+def _ended_if_stalled(runner: Runner, report: Callable[[TrialReport], None]) -> Iterator[None]:
     """A request that an engine never schedules has no end: report it, and end the process."""
     over = threading.Event()
 
@@ -130,7 +165,7 @@ def _ended_if_stalled(runner: Runner, report: Callable[[Report], None]) -> Itera
             if runner.generated_tokens != tokens:
                 tokens, since = runner.generated_tokens, time.monotonic()
             elif time.monotonic() - since > _STALL_SECONDS:
-                report(Report("requests", error=f"no token was generated for {_STALL_SECONDS:.0f} seconds"))
+                report(TrialReport("requests", error=f"no token was generated for {_STALL_SECONDS:.0f} seconds"))
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
@@ -142,7 +177,7 @@ def _ended_if_stalled(runner: Runner, report: Callable[[Report], None]) -> Itera
         over.set()
 
 
-def _serve(runner: Runner, load: Load, model: Model, log: EngineLog) -> None:
+def _serve(runner: Runner, load: TrialLoad, model: Model, log: EngineLog) -> None:
     tokens = load.tokens + NEW_TOKENS
     if log.kv_tokens is not None and log.kv_tokens < tokens:
         # TensorRT-LLM starts, and never schedules the request.
@@ -173,7 +208,7 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with os.fdopen(int(arguments[1]), "wb") as pipe:
 
-        def report(message: Report) -> None:
+        def report(message: TrialReport) -> None:
             pipe.write(msgspec.json.encode(message) + b"\n")
             pipe.flush()
 

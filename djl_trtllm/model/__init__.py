@@ -6,11 +6,9 @@ code that comes with a model runs only if the operator allows it.
 """
 
 from djl_trtllm.model.archive import is_archive, open_model
-from djl_trtllm.model.layout import Layout, ModelKind, inspect, inspect_config
-from djl_trtllm.model.requirements import handle_requirements
-from djl_trtllm.model.shape import ModelShape
-from djl_trtllm.model.token_texts import TokenTexts
-from djl_trtllm.model.tokenizer import Tokenizer, load_tokenizer
+from djl_trtllm.model.checkpoint import ModelShape
+from djl_trtllm.model.layout import Layout, ModelKind, handle_requirements, inspect, inspect_config
+from djl_trtllm.model.tokenizer import Tokenizer, TokenTexts, load_tokenizer
 
 __all__ = [
     "Layout",

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.errors import LayoutError
-from djl_trtllm.model.json_file import read_object
-from djl_trtllm.model.weights import bounded, check_whole, read_header
+from djl_trtllm.model.checkpoint import bounded, check_whole, read_header, read_object
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 
 _TENSOR = re.compile(
-    r"(?P<module>.*\.(?P<layer>\d+)\.(?P<part>\w+)\.(?P<name>\w+(?:\.\w+)?|\w+\.\d+\.\w+))"
+    r"(?P<module>.*\.(?P<layer>\d{1,9})\.(?P<part>\w+)\.(?P<name>\w+(?:\.\w+)?|\w+\.\d+\.\w+))"
     r"\.(?:lora_(?:(?P<side>[AB])\.weight|magnitude_vector)|weight_m_wdecomp\.weight)"
 )
 _WHOLE_TENSORS = ("lm_head", "embed_tokens")
@@ -33,7 +32,7 @@ _EXPERT = re.compile(r"\.\d+\.")
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterLimits:
-    """What an engine takes, None for anything: names of Hugging Face's modules, sizes of the model that it serves.
+    """Limits of the adapters that an engine takes; None: no limit. Modules have Hugging Face's names.
 
     `rank_setting` and `modules_setting` say where the limits come from.
     """

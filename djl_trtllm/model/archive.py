@@ -1,4 +1,4 @@
-"""Extract `model.tar.gz` to a model directory without trusting its content.
+"""Extract `model.tar.gz` to a model directory without trusting its content, and pack one.
 
 Paths, file types, owners and modes from the archive are not applied: only regular files and directories below the
 destination are written, with plain permissions, and all limits are checked while writing.
@@ -9,26 +9,31 @@ from __future__ import annotations
 import bz2
 import gzip
 import hashlib
+import io
 import logging
 import lzma
 import os
+import secrets
 import shutil
 import tarfile
 import tempfile
 import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO, BinaryIO, cast
 
 import filelock
 
-from djl_trtllm.errors import ArchiveError, LayoutError
+from djl_trtllm.errors import ArchiveError, LayoutError, ModelError
+from djl_trtllm.progress import ProgressMeter, format_bytes
 
 logger = logging.getLogger(__name__)
 
 _CHUNK = 4 * 1024 * 1024
 _MAX_DEPTH = 32
-_MAX_DESCENT = 8
+_MAX_DESCENT = 16
+"""Steps from an archive or folder into the only one inside it."""
 _MAX_RECORD = 1024 * 1024
 _MOST_READS_AT_END = 16
 _MOST_RECORDS = 16
@@ -62,7 +67,7 @@ DEFAULT_BOUNDS = Bounds()
 
 
 def is_archive(path: Path) -> bool:
-    """Whether `path` is a tar archive, plain or compressed. A damaged one is recognised by its name."""
+    """Return whether `path` is a tar archive, plain or compressed. A damaged one is recognised by its name."""
     if not path.is_file():
         return False
     if path.name.lower().endswith(ARCHIVE_SUFFIXES):
@@ -73,35 +78,21 @@ def is_archive(path: Path) -> bool:
         return False
 
 
-def extract(archive: Path, into: Path, *, bounds: Bounds = DEFAULT_BOUNDS) -> Path:
-    """Extract `archive` to the new directory `into` and return the model directory.
+def extract(archive: Path, into: Path, *, bounds: Bounds = DEFAULT_BOUNDS) -> None:
+    """Extract `archive` to the new directory `into`.
 
-    That is `into`, or its only folder if the archive has one top folder (`model/`). Extraction goes to a directory
-    beside `into`, which is renamed when complete, so `into` exists completely or not at all. Raises `ArchiveError` if
-    the archive is damaged or too large, has members that are not plain files and directories inside it, or if `into`
-    exists.
+    Extraction goes to a directory beside `into`, which is renamed when complete, so `into` exists completely or not at
+    all. Raises OSError, and `ArchiveError` if the archive is damaged or too large, or has members that are not plain
+    files and directories inside it.
     """
-    try:
-        if into.exists():
-            raise ArchiveError(
-                f"cannot extract {archive}: {into} exists already; remove it, or extract to another place"
-            )
-        if not archive.is_file():
-            raise ArchiveError(f"no archive at {archive}: expected a .tar.gz, .tgz or .tar file")
-        into.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{into.name}.partial-", dir=into.parent))
-    except OSError as error:
-        raise _not_writable(archive, into.parent, error) from error
+    into.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{into.name}.partial-", dir=into.parent))
     try:
         _Extraction(archive, partial, bounds).run()
         partial.chmod(0o755)
-        try:
-            partial.rename(into)
-        except OSError as error:
-            raise ArchiveError(f"cannot extract {archive}: {into} was created meanwhile ({error})") from error
+        partial.rename(into)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return _descend(into)
 
 
 def open_model(path: Path, workdir: Path, *, bounds: Bounds = DEFAULT_BOUNDS) -> Path:
@@ -139,21 +130,18 @@ def _open_archive(archive: Path, workdir: Path, bounds: Bounds) -> Path:
                 shutil.rmtree(abandoned, ignore_errors=True)
             if not into.is_dir():
                 logger.info("extracting %s to %s", archive, into)
-                return extract(archive, into, bounds=bounds)
+                extract(archive, into, bounds=bounds)
     except filelock.Timeout as error:
         raise ArchiveError(
             f"cannot extract {archive}: another process has been extracting it to {into} for {_LOCK_TIMEOUT:.0f} s; "
             "end that process, or choose another place"
         ) from error
     except (OSError, NotImplementedError) as error:  # filelock's, of a file system without locks
-        raise _not_writable(archive, workdir, error) from error
-    return _descend(into)
-
-
-def _not_writable(archive: Path, folder: Path, error: Exception) -> ArchiveError:
-    return ArchiveError(
-        f"cannot extract {archive} to {folder}: {error}; set option.engine_cache_dir to a folder that can be written"
-    )
+        raise ArchiveError(
+            f"cannot extract {archive} to {workdir}: {error}; set option.engine_cache_dir to a folder that can be "
+            "written"
+        ) from error
+    return into
 
 
 class _Extraction:
@@ -171,7 +159,7 @@ class _Extraction:
         self._check_disk(self.packed_bytes)
         try:
             with self.archive.open("rb") as file, _decompressed(file) as self._stream:
-                # Read as a stream: every member once, in order; no header can point elsewhere. Of a file it only reads.
+                # A stream: every member is read once, in order, so no header can point elsewhere in the file.
                 header = type("_OwnHeader", (_Header,), {})
                 with tarfile.open(fileobj=self, mode="r|", tarinfo=header) as tar:  # type: ignore[call-overload]
                     for member in tar:
@@ -202,10 +190,10 @@ class _Extraction:
             )
         self.unpacked_bytes += len(chunk)
         if self.unpacked_bytes > self.bounds.total_bytes:
-            bound = _size(self.bounds.total_bytes)
+            bound = format_bytes(self.bounds.total_bytes)
             raise self._error(f"the archive extracts to more than {bound}", "pack less, or raise the limit")
         if self.unpacked_bytes > max(self.bounds.ratio_from_bytes, self.packed_bytes * self.bounds.ratio):
-            grown = f"{_size(self.unpacked_bytes)} from {_size(self.packed_bytes)}"
+            grown = f"{format_bytes(self.unpacked_bytes)} from {format_bytes(self.packed_bytes)}"
             raise self._error(f"the archive extracts to {grown}, a ratio that no model reaches", "check its content")
         return chunk
 
@@ -258,8 +246,8 @@ class _Extraction:
         free = shutil.disk_usage(self.root).free
         if needed + self.bounds.spare_bytes > free:
             raise ArchiveError(
-                f"cannot extract {self.archive}: {_size(needed)} more are needed in {self.root.parent} and "
-                f"{_size(free)} are free, of which {_size(self.bounds.spare_bytes)} must stay free; "
+                f"cannot extract {self.archive}: {format_bytes(needed)} more are needed in {self.root.parent} and "
+                f"{format_bytes(free)} are free, of which {format_bytes(self.bounds.spare_bytes)} must stay free; "
                 "free some space, or choose another place"
             )
 
@@ -285,7 +273,7 @@ class _Header(tarfile.TarInfo):
         except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
             raise tarfile.ReadError(f"the header after it cannot be read: {error}") from error
         if header.type in _RECORDS and header.size > _MAX_RECORD:
-            raise tarfile.ReadError(f"the name or attribute record after it has {_size(header.size)}")
+            raise tarfile.ReadError(f"the name or attribute record after it has {format_bytes(header.size)}")
         cls.records = cls.records + 1 if header.type in _RECORDS else 0
         if cls.records > _MOST_RECORDS:
             raise tarfile.ReadError(f"more than {_MOST_RECORDS} name or attribute records follow each other")
@@ -315,16 +303,6 @@ def _kind(member: tarfile.TarInfo) -> str:
 def _is_junk(part: str) -> bool:
     """Files that archivers leave behind: resource forks of macOS, pax headers written as files."""
     return part.startswith("._") or part in ("__MACOSX", ".DS_Store") or part.startswith("PaxHeader")
-
-
-def _descend(directory: Path) -> Path:
-    """`directory`, or the one below it that has the files, if there is nothing else beside it."""
-    for _ in range(_MAX_DESCENT):
-        below = _only_content(directory)
-        if below is None or not below.is_dir():
-            break
-        directory = below
-    return directory
 
 
 def _only_content(directory: Path) -> Path | None:
@@ -357,10 +335,75 @@ def _head(path: Path) -> bytes:
         return file.read(16)
 
 
-def _size(count: int) -> str:
-    value = float(count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
+# -- packing -----------------------------------------------------------------------------------------------------------
+
+_SKIPPED = frozenset({"__pycache__", "__MACOSX", "lost+found"})
+_COMPRESSION = 1
+"""A low gzip level: weights do not compress, and the other files are small."""
+
+
+def package(directory: Path, out: Path, progress: Callable[[str], None] = lambda line: None) -> list[str]:
+    """Pack a directory's files at the top of the archive `out`, and return their names.
+
+    Hidden files and caches are left out. Links are followed, but not out of the directory. Times, owners and the order
+    of files do not affect the bytes. `out` appears complete or not at all. Raises ModelError.
+    """
+    files = dict(sorted(_files(directory, out)))
+    if not files:
+        raise ModelError(f"{directory} has no files to pack")
+    size = sum(path.stat().st_size for path in files.values())
+    partial = out.with_name(f".{out.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with (
+            partial.open("wb") as raw,
+            gzip.GzipFile("", "wb", _COMPRESSION, raw, mtime=0) as packed,
+            tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+            ProgressMeter(f"packing {out}", size, progress) as meter,
+        ):
+            for name, path in files.items():
+                with path.open("rb") as content:
+                    archive.addfile(_header(name, path), _Counted(content, meter))
+        partial.replace(out)
+    except OSError as error:
+        raise ModelError(f"cannot write {out}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return list(files)
+
+
+class _Counted(io.RawIOBase):
+    """A file whose bytes are counted as they are read."""
+
+    def __init__(self, file: BinaryIO, meter: ProgressMeter) -> None:
+        self._file = file
+        self._meter = meter
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._meter.add(len(data))
+        return data
+
+
+def _files(directory: Path, out: Path) -> Iterator[tuple[str, Path]]:
+    root = directory.resolve()
+    for folder, folders, names in os.walk(directory, followlinks=True):
+        folders[:] = sorted(name for name in folders if not _is_skipped(name))
+        for name in names:
+            path = Path(folder, name)
+            if _is_skipped(name) or path.resolve() == out.resolve():
+                continue
+            if not path.resolve().is_relative_to(root):
+                raise ModelError(f"{path} is a link out of {directory}: replace it by what it points to")
+            yield path.relative_to(directory).as_posix(), path
+
+
+def _is_skipped(name: str) -> bool:
+    return name.startswith(".") or name in _SKIPPED
+
+
+def _header(name: str, path: Path) -> tarfile.TarInfo:
+    header = tarfile.TarInfo(name)
+    status = path.stat()
+    header.size = status.st_size
+    header.mode = 0o755 if status.st_mode & 0o100 else 0o644
+    return header

@@ -1,13 +1,20 @@
 """Render a model's chat template: messages in, prompt text out.
 
-Renders as transformers does (`apply_chat_template`), with the same sandbox, block trimming, loop controls,
-`{% generation %}` tag and helper functions. It does not import transformers, which takes seconds and imports torch if
+Renders as transformers does (`apply_chat_template`), with the same sandbox, block trimming, loop controls, `{%
+generation %}` tag and helper functions. It does not import transformers, which takes seconds and imports torch if
 torch is installed.
+
+A template is a program that comes with the model, and messages are its input. `main` renders in a process of its own,
+so that a template that loops or takes all memory ends nothing else. Messages of either direction begin with their
+length. The first one has the templates; each further one has a conversation, whose response is `RENDERED` or
+`REFUSED` with a text.
 """
 
 from __future__ import annotations
 
 import json
+import pickle
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -19,7 +26,9 @@ import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from djl_trtllm.errors import InvalidRequestError, TokenizerError
-from djl_trtllm.model.json_file import read_object
+from djl_trtllm.files import MOST_JSON_BYTES
+from djl_trtllm.model.checkpoint import content_of, read_object
+from djl_trtllm.processes import allow_more_memory, leave_end_to_parent, write_no_core_file
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"
@@ -91,7 +100,7 @@ class ChatTemplate:
 
     @cached_property
     def _takes_arguments_as_text(self) -> bool:
-        """Whether the arguments of earlier tool calls have to be JSON as text. Most templates want objects."""
+        """Return whether the arguments of earlier tool calls have to be JSON as text. Most templates want objects."""
         as_object = self._render_call({"wolf": "ran"})
         if as_object is not None:
             return "{'wolf': 'ran'}" in as_object  # printed as Python prints it
@@ -185,10 +194,10 @@ def read_sources(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, s
     if isinstance(configured, dict):
         sources.update({str(name): text for name, text in configured.items() if isinstance(text, str)})
     single = path / "chat_template.jinja"
-    if single.is_file():
-        sources[DEFAULT] = single.read_text(encoding="utf-8")
+    if single.exists():
+        sources[DEFAULT] = content_of(single, MOST_JSON_BYTES, TokenizerError).decode()
     for extra in sorted((path / "additional_chat_templates").glob("*.jinja")):
-        sources[extra.stem] = extra.read_text(encoding="utf-8")
+        sources[extra.stem] = content_of(extra, MOST_JSON_BYTES, TokenizerError).decode()
     return sources
 
 
@@ -204,7 +213,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Leaves these to the rendering: jinja2 computes constant expressions when it reads a template, 9**9**9 too."""
+    """Jinja computes constant expressions, such as 9**9**9, when it reads a template; here rendering computes them."""
 
     intercepted_binops = frozenset({"**", "*", "%"})
 
@@ -232,3 +241,63 @@ def _tojson(
 ) -> str:
     # Jinja's own filter escapes HTML characters, which would be wrong in a prompt.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+# -- the process that renders ------------------------------------------------------------------------------------------
+
+_MEMORY = 1024**3
+"""Bytes that rendering may take."""
+
+LENGTH_BYTES = 4
+RENDERED = b"+"
+REFUSED = b"-"
+
+
+def framed(message: bytes) -> bytes:
+    """A message with its length before it."""
+    return len(message).to_bytes(LENGTH_BYTES, "big") + message
+
+
+def answer(template: ChatTemplate, message: bytes) -> bytes:
+    """The response to a conversation."""
+    messages, keywords = pickle.loads(message)  # noqa: S301  from the server
+    try:
+        return RENDERED + template.render(messages, **keywords).encode("utf-8", "surrogatepass")
+    except InvalidRequestError as error:
+        return REFUSED + str(error).encode("utf-8", "surrogatepass")
+    except (TypeError, MemoryError) as error:
+        return REFUSED + f"the model's chat template failed: {type(error).__name__}: {error}".encode()
+
+
+def _read(connection: socket.socket) -> bytes:
+    """The next message. Raises EOFError at the end."""
+    return _read_bytes(connection, int.from_bytes(_read_bytes(connection, LENGTH_BYTES), "big"))
+
+
+def _read_bytes(connection: socket.socket, count: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < count:
+        part = connection.recv(count - len(parts))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)
+
+
+def main(argv: list[str]) -> None:
+    """Render until the server is gone."""
+    leave_end_to_parent()
+    write_no_core_file()
+    allow_more_memory(_MEMORY)
+    connection = socket.socket(fileno=int(argv[1]))
+    try:
+        sources, special_tokens, origin = pickle.loads(_read(connection))  # noqa: S301
+        try:
+            template = ChatTemplate(sources, special_tokens, origin)
+        except TokenizerError:
+            return  # the server has told it when it read the model
+        connection.sendall(framed(RENDERED))
+        while True:
+            connection.sendall(framed(answer(template, _read(connection))))
+    except (EOFError, OSError):
+        return

@@ -1,35 +1,100 @@
-"""Identify the kind of model in a directory by its content."""
+"""Identify the kind of model in a directory by its content, and install its requirements.txt where that is allowed."""
 
 from __future__ import annotations
 
 import enum
+import importlib.util
 import itertools
+import logging
 import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from djl_trtllm.errors import LayoutError
-from djl_trtllm.folders import TRUSS_REPOSITORY
-from djl_trtllm.model import tokenizer_conversion, weights
-from djl_trtllm.model.json_file import read_object
-from djl_trtllm.model.old_engine import OldEngine
-from djl_trtllm.model.quantization import stored_quantization
-from djl_trtllm.model.remote.selection import nested_engines
-from djl_trtllm.model.shape import ModelShape
-from djl_trtllm.model.tensor_names import check_tensors
+from djl_trtllm.config.compat.truss import TRUSS_REPOSITORY
+from djl_trtllm.errors import LayoutError, ModelError
+from djl_trtllm.model import checkpoint, tokenizer_formats
+from djl_trtllm.model.checkpoint import ModelShape, check_tensors, read_object, stored_quantization
+from djl_trtllm.model.remote.hub import nested_engines
+
+# -- engines of TensorRT-LLM before 0.8 --------------------------------------------------------------------------------
+
+_OLD_FILE = re.compile(r".+_rank\d+\.engine")
+_IN_NAME = {"precision": r"_(b?float\d+)_", "tensor_parallel": r"_tp(\d+)_", "pipeline_parallel": r"_pp(\d+)_"}
+_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+_DEGREES = {
+    "tensor_parallel": "OPTION_TENSOR_PARALLEL_DEGREE",
+    "pipeline_parallel": "OPTION_PIPELINE_PARALLEL_DEGREE",
+}
+_LIMITS = {
+    "max_batch_size": "OPTION_MAX_ROLLING_BATCH_SIZE",
+    "max_input_len": "OPTION_MAX_INPUT_LEN",
+    "max_output_len": "OPTION_MAX_OUTPUT_LEN",
+    "max_beam_width": "OPTION_MAX_BEAM_WIDTH",
+}
+
+
+@dataclass(frozen=True)
+class OldEngine:
+    """`trt_llm_model_float16_tp2_rank0.engine`, and a config.json with `builder_config` and `plugin_config`.
+
+    Early LMI repositories hold such files (LMI document, Model Artifacts Structure). `settings` are the variables with
+    which `djl-trtllm compile` builds an equivalent engine.
+    """
+
+    directory: Path
+    file: str
+    settings: Mapping[str, str]
+
+    @classmethod
+    def find(cls, directory: Path) -> OldEngine | None:
+        """The old engine in a directory, or None. Raises LayoutError for a damaged config.json."""
+        files = sorted(path.name for path in directory.glob("*.engine"))
+        config = read_object(directory / "config.json", LayoutError) or {}
+        builder = config.get("builder_config")
+        named = [name for name in files if _OLD_FILE.fullmatch(name)]
+        if not named and not (files and isinstance(builder, dict)):
+            return None
+        file = named[0] if named else files[0]
+        in_name = {key: found[1] for key, pattern in _IN_NAME.items() if (found := re.search(pattern, file))}
+        builder = {**in_name, **(builder if isinstance(builder, dict) else {})}
+        settings = {
+            variable: str(builder[key]) for key, variable in _DEGREES.items() if str(builder.get(key, 1)) != "1"
+        }
+        if (dtype := _DTYPES.get(str(builder.get("precision")))) is not None:
+            settings["OPTION_DTYPE"] = dtype
+        for limit, variable in _LIMITS.items():
+            value = builder.get(limit)
+            if isinstance(value, int) and (limit, value) != ("max_beam_width", 1):
+                settings[variable] = str(value)
+        return cls(directory, file, settings)
+
+    @property
+    def refusal(self) -> str:
+        """The message that says which TensorRT-LLM reads it and how to compile it again."""
+        variables = "".join(f"{name}={value} " for name, value in self.settings.items())
+        return (
+            f"{self.directory} holds an engine of TensorRT-LLM before 0.8 ({self.file}; LMI containers 0.25 and 0.26 "
+            "write such files), and no later one reads it: serve it with the container that compiled it, or compile "
+            f"the Hugging Face checkpoint again with `{variables}djl-trtllm compile CHECKPOINT OUT`"
+        )
+
 
 ENGINE_FOLDER = "engine"
 """A folder of this name beside a checkpoint may hold its compiled engine."""
 
-_TOKENIZER_FILES = ("tokenizer.json", *tokenizer_conversion.SOURCES)
+_TOKENIZER_FILES = ("tokenizer.json", *tokenizer_formats.SOURCES)
 _OTHER_TOKENIZER_FILES = ("tokenizer_config.json",)  # a tokenizer written in Python has file names of its own
-_RANK_ENGINE = re.compile(r"rank\d+\.engine")
-_RANK_WEIGHTS = re.compile(r"rank\d+\.safetensors")
+_RANK_ENGINE = re.compile(r"rank\d{1,5}\.engine")
+_RANK_WEIGHTS = re.compile(r"rank\d{1,5}\.safetensors")
 _OPENVINO_MODEL = "openvino_model.xml"
 _REPOSITORY_MODEL = "tensorrt_llm"
 _MOST_FILES = 10_000
-"""That are looked at for what may be meant."""
+"""Files that are searched for an engine that the user may have meant."""
 
 
 class ModelKind(enum.Enum):
@@ -43,7 +108,7 @@ class ModelKind(enum.Enum):
 
     @property
     def is_engine(self) -> bool:
-        """Whether it can be loaded without compiling."""
+        """Return whether it can be loaded without compiling."""
         return self not in (ModelKind.HF_CHECKPOINT, ModelKind.TENSORRT_CHECKPOINT)
 
 
@@ -73,7 +138,7 @@ class Layout:
     @property
     def shape(self) -> ModelShape:
         """Sizes of the model. Reads the headers of a checkpoint's weight files."""
-        size = None if self.kind.is_engine else weights.parameter_bytes(self.weight_files)
+        size = None if self.kind.is_engine else checkpoint.parameter_bytes(self.weight_files)
         shape = ModelShape.from_config(self.config or {}, parameter_bytes=size)
         if (built := self._built_length) is not None:
             # A rotary factor makes the context longer than the number in the checkpoint.
@@ -146,7 +211,7 @@ def inspect(path: Path) -> Layout:
 
 
 def inspect_config(path: Path) -> Layout | None:
-    """What the config.json of a Hugging Face checkpoint says of it, without its weights; None for other models.
+    """Return the layout of a Hugging Face checkpoint by its config.json, without its weights; None for other models.
 
     Raises `LayoutError` for a damaged config.json.
     """
@@ -164,7 +229,7 @@ def _openvino_engine(
     model, data = path / _OPENVINO_MODEL, path / "openvino_model.bin"
     if not data.is_file():
         raise LayoutError(f"{path} has {_OPENVINO_MODEL} without openvino_model.bin; copy both files of the engine")
-    weights.check_whole((model, data))
+    checkpoint.check_whole((model, data))
     above = above or tuple(_model_above(path))
     return Layout(ModelKind.OPENVINO_ENGINE, path, config, (model, data), _tokenizer_dir(path, *above))
 
@@ -176,7 +241,7 @@ def _tensorrt_engine(path: Path, names: list[str], config: dict[str, Any] | None
     if not engines:
         raise LayoutError(
             f"{path}: config.json is that of a compiled TensorRT-LLM engine, but there is no rank0.engine; "
-            f"found {weights.bounded(names)}; copy the whole engine directory"
+            f"found {checkpoint.bounded(names)}; copy the whole engine directory"
         )
     _check_ranks(path, engines, config)
     above = _model_above(path)
@@ -201,9 +266,9 @@ def _lmi_repository(path: Path, names: list[str], config: dict[str, Any] | None)
     if not engines or not _is_built(engine_config):
         _refuse_old_engine(engine)
         raise LayoutError(
-            f"{model} is laid out as a Triton or LMI model repository, but there is no compiled engine in {engine}:"
-            f" found {weights.bounded(found) or 'nothing'}; expected config.json with `build_config`, and rank0.engine"
-            ", or openvino_model.xml"
+            f"{model} is laid out as a Triton or LMI model repository, but there is no compiled engine in {engine}: "
+            f"found {checkpoint.bounded(found) or 'nothing'}; expected config.json with `build_config`, and "
+            "rank0.engine, or openvino_model.xml"
         )
     _check_ranks(engine, engines, engine_config)
     return Layout(
@@ -234,7 +299,7 @@ def _tensorrt_checkpoint(path: Path, names: list[str], config: dict[str, Any] | 
 def _hf_checkpoint(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
     if config is None or not _is_hf(config):
         return None
-    files = weights.find_weights(path)
+    files = checkpoint.find_weights(path)
     engine = _bundled_engine(path)
     check_tensors(path, files, ModelShape.from_config(config).num_layers, _extra_layers(config))
     if not files:
@@ -271,7 +336,7 @@ def _rank(name: str) -> int:
 
 def _check_ranks(path: Path, files: tuple[Path, ...], config: dict[str, Any] | None) -> None:
     """Check that the files are whole, and that there is one for each rank."""
-    weights.check_whole(files)
+    checkpoint.check_whole(files)
     world = _mapping(config).get("world_size")
     present = [_rank(file.name) for file in files]
     wanted = world if isinstance(world, int) and world > 0 else max(present) + 1
@@ -279,8 +344,8 @@ def _check_ranks(path: Path, files: tuple[Path, ...], config: dict[str, Any] | N
     if missing:
         raise LayoutError(
             f"{path}: files of {len(missing)} of {wanted} ranks are missing: "
-            f"{weights.bounded([f'rank {rank}' for rank in missing])}; "
-            f"found {weights.bounded([file.name for file in files])}; copy the files of all ranks"
+            f"{checkpoint.bounded([f'rank {rank}' for rank in missing])}; "
+            f"found {checkpoint.bounded([file.name for file in files])}; copy the files of all ranks"
         )
 
 
@@ -330,19 +395,83 @@ def _files_below(path: Path) -> list[str]:
 
 
 def _unknown(path: Path, names: list[str], config: dict[str, Any] | None) -> str:
+    if not names:
+        return f"{path} is empty: copy a checkpoint or a compiled engine there, or name another directory"
     shown = [name + "/" if (path / name).is_dir() else name for name in names]
-    lines = [f"{path} is not a model that can be served: found {weights.bounded(shown) or 'nothing, it is empty'};"]
+    lines = [f"{path} is not a model that can be served: found {checkpoint.bounded(shown)};"]
     if config is None and any(name.endswith((".safetensors", ".bin", ".engine")) for name in names):
         lines[0] += " there are weights or engines without a config.json;"
     elif config is not None and not ({"architectures", "model_type", "architecture", "build_config"} & config.keys()):
-        lines[0] += f" config.json has neither (its keys: {weights.bounded(sorted(config))});"
+        lines[0] += f" config.json has neither (its keys: {checkpoint.bounded(sorted(config))});"
     elif config is not None:
         lines[0] += " there is a config.json without weights beside it;"
     elif "serving.properties" in names:
         lines[0] += " with serving.properties alone, option.model_id must name the model;"
     below = [name for name in names if any((path / name / mark).is_file() for mark in ("config.json", _OPENVINO_MODEL))]
     if below:
-        lines[0] += f" there may be a model in {weights.bounded([name + '/' for name in below])}: name that directory;"
+        lines[0] += (
+            f" there may be a model in {checkpoint.bounded([name + '/' for name in below])}: name that directory;"
+        )
     elif nested := nested_engines(_files_below(path)):
-        lines[0] += f" a compiled engine is further down ({weights.bounded(nested)}): name its directory;"
+        lines[0] += f" a compiled engine is further down ({checkpoint.bounded(nested)}): name its directory;"
     return "\n".join([*lines, _EXPECTED])
+
+
+# -- requirements.txt --------------------------------------------------------------------------------------------------
+
+logger = logging.getLogger(__name__)
+
+SWITCH = "SERVING_INSTALL_REQUIREMENTS"
+TIMEOUT = 1800.0
+"""Time limit of an installation, in seconds."""
+
+
+def handle_requirements(model_dir: Path, allowed: bool) -> None:
+    """Install the `requirements.txt` of a model directory into this Python, if it exists and is `allowed`.
+
+    If it is not allowed, log that once. Raises `ModelError` with the installer's last lines if it fails.
+    """
+    file = model_dir / "requirements.txt"
+    if not file.is_file():
+        return
+    if not allowed:
+        logger.warning(
+            "%s is not installed: packages run code on installation and import. Set %s=true to install them",
+            file, SWITCH,
+        )  # fmt: skip
+        return
+    command = _installer(file)
+    logger.info("installing %s", file)
+    try:
+        done = subprocess.run(
+            command,
+            cwd=model_dir,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ModelError(
+            f"installing {file} took longer than {TIMEOUT:.0f} s; install the packages beforehand"
+        ) from error
+    if done.returncode != 0:
+        tail = "\n".join(f"  | {line}" for line in done.stdout.splitlines()[-15:])
+        raise ModelError(
+            f"installing {file} failed (exit status {done.returncode}); correct it, or unset {SWITCH}. "
+            f"Last lines of the installer:\n{tail}"
+        )
+    importlib.invalidate_caches()
+
+
+def _installer(file: Path) -> list[str]:
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "-r", str(file)]
+    if uv := shutil.which("uv"):
+        return [uv, "pip", "install", "--python", sys.executable, "-r", str(file)]
+    raise ModelError(
+        f"{file} cannot be installed: this Python ({sys.executable}) has no pip, and there is no uv on PATH"
+    )

@@ -1,8 +1,6 @@
 """A model's tokenizer: text to ids and back, chat messages to ids, and the ids that end a text.
 
-The `tokenizers` library reads `tokenizer.json`; a SentencePiece model is converted here. Only older formats need
-transformers (see `tokenizer_conversion`), in a subprocess: importing it takes seconds and imports torch if torch is
-installed.
+The `tokenizers` library reads `tokenizer.json`; `tokenizer_formats` converts the others.
 """
 
 from __future__ import annotations
@@ -20,10 +18,129 @@ import tokenizers.pre_tokenizers
 import tokenizers.processors
 
 from djl_trtllm.errors import InvalidRequestError, PromptTooLongError, RequestError, TokenizerError
-from djl_trtllm.model import chat_template, sentencepiece_model, tokenizer_conversion
-from djl_trtllm.model.json_file import is_lfs_pointer, read_object
-from djl_trtllm.model.token_texts import TokenTexts
+from djl_trtllm.files import MOST_TOKENIZER_BYTES
+from djl_trtllm.model import chat_template, tokenizer_formats
+from djl_trtllm.model.checkpoint import ModelShape, bounded, check_values, content_of, is_lfs_pointer, read_object
+from djl_trtllm.model.layout import Layout
 from djl_trtllm.model.work_directory import temporary_directory
+
+# -- checks before a compilation ---------------------------------------------------------------------------------------
+
+
+def require_tokenizer(layout: Layout) -> None:
+    """Raise TokenizerError if neither the model nor the engine inside it has tokenizer files."""
+    if layout.tokenizer_dir is None and layout.bundled_engine is None:
+        shown = bounded(sorted(entry.name for entry in layout.path.iterdir()))
+        raise TokenizerError(
+            f"{layout.path} has no tokenizer: found {shown}; expected tokenizer.json, or tokenizer.model "
+            "(SentencePiece), or vocab.json with merges.txt. They are part of the Hugging Face model: copy them beside "
+            "config.json, or name a directory or a model that has them with option.tokenizer"
+        )
+
+
+def load_fitting_tokenizer(layout: Layout, *, trust_remote_code: bool) -> Tokenizer | None:
+    """The tokenizer beside the model, if it fits; None if it is known only with the engine.
+
+    Raises TokenizerError: there is none, it cannot be loaded, or it is that of another model.
+    """
+    require_tokenizer(layout)
+    if layout.tokenizer_dir is None:
+        return None
+    tokenizer = load_tokenizer(layout.tokenizer_dir, trust_remote_code=trust_remote_code)
+    check_vocabulary(tokenizer, layout)
+    return tokenizer
+
+
+def check_vocabulary(tokenizer: Tokenizer, layout: Layout) -> None:
+    """Raise TokenizerError if texts have ids that the model has no embedding for.
+
+    Tokens that were added to the vocabulary may be beyond the model's, if no ordinary text has them: Gemma 3 of 1B has
+    the token of images, and fine-tuned models have a token for padding.
+    """
+    size = _model_ids(layout)
+    if size is None or tokenizer.vocab_size <= size:
+        return
+    highest = max(tokenizer.raw.get_vocab(with_added_tokens=False).values(), default=-1)
+    affixes = [id_ for id_ in tokenizer.encode("") if id_ >= size]
+    if highest < size and not affixes:
+        return
+    found = f"ids up to {highest}" if highest >= size else f"the id {affixes[0]} in every prompt"
+    raise TokenizerError(
+        f"the tokenizer in {layout.tokenizer_dir} has {found}, and the model in {layout.path} knows ids up to "
+        f"{size - 1} (vocab_size {size} in config.json): it is the tokenizer of another model; copy the one that "
+        "belongs to the model, or name it with option.tokenizer"
+    )
+
+
+def outside(tokenizer: Tokenizer, layout: Layout) -> int | None:
+    """The number of ids that the model knows, if the tokenizer has some beyond them."""
+    size = _model_ids(layout)
+    return size if size is not None and tokenizer.vocab_size > size else None
+
+
+def _model_ids(layout: Layout) -> int | None:
+    # Not `layout.shape`, which reads the headers of all weight files.
+    return ModelShape.from_config(layout.config or {}).vocab_size
+
+
+# -- texts of tokens ---------------------------------------------------------------------------------------------------
+
+_BYTE = "<0x"
+_UNFINISHED = "\ufffd"
+
+
+class TokenTexts(dict[int, str | None]):
+    """The text that a token adds to a text, by id; None if that depends on the tokens around it.
+
+    It is the same everywhere for whole characters, if the decoder joins the texts of its tokens (`_joins`) and the
+    token is not the first one: decoders of SentencePiece's kind take the first space away. Texts are computed when they
+    are looked up.
+    """
+
+    def __init__(self, raw: tokenizers.Tokenizer) -> None:
+        super().__init__()
+        self.raw = raw
+        anchor = raw.token_to_id("a")
+        self._anchor: int | None = anchor if _joins(raw.decoder) else None
+
+    def __missing__(self, token_id: int) -> str | None:
+        text = self[token_id] = self._text(token_id)
+        return text
+
+    def _text(self, token_id: int) -> str | None:
+        if self._anchor is None:
+            return None
+        token: str | None = self.raw.id_to_token(token_id)
+        if token is None or token.startswith(_BYTE):
+            return None
+        before: str = self.raw.decode([self._anchor])
+        text: str = self.raw.decode([self._anchor, token_id])
+        if not text.startswith(before) or _UNFINISHED in text:
+            return None
+        return text[len(before) :] or None
+
+
+def _joins(decoder: Any) -> bool:
+    """Return whether the decoder joins the text or bytes of each token, and at most strips the start."""
+    if decoder is None:
+        return False
+    try:
+        state = json.loads(decoder.__getstate__())
+    except Exception:  # a decoder written in Python
+        return False
+    kinds = [_kind(step) for step in (state["decoders"] if state["type"] == "Sequence" else [state])]
+    if "Fuse" not in kinds:
+        return kinds in (["ByteLevel"], ["Metaspace"])
+    fuse = kinds.index("Fuse")
+    return set(kinds[:fuse]) <= {"Replace", "ByteFallback"} and set(kinds[fuse + 1 :]) <= {"Strip"}
+
+
+def _kind(step: dict[str, Any]) -> str:
+    kind: str = step["type"]
+    # A regular expression may look at more than a token, and the end of a text is not known yet.
+    beyond = (kind == "Replace" and "String" not in step["pattern"]) or (kind == "Strip" and step["stop"])
+    return "" if beyond else kind
+
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +185,7 @@ class Tokenizer:
     longest_token: int | None
     """The largest number of characters that one token can encode; None if there is no limit."""
     chat_templates: tuple[dict[str, str], dict[str, Any], Path]
-    """What `ChatTemplate` is made of: another process renders the conversations of requests."""
+    """The arguments of `ChatTemplate`: another process renders the conversations of requests."""
 
     def __init__(
         self,
@@ -151,8 +268,10 @@ class Tokenizer:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether a library in Rust has panicked: its exception is no `Exception`. tokenizers does where the regular
-    expression of a tokenizer takes too many steps."""
+    """Return whether a library in Rust has panicked: its exception is no `Exception`.
+
+    tokenizers panics where the regular expression of a tokenizer takes too many steps.
+    """
     return type(error).__name__ == "PanicException"
 
 
@@ -166,9 +285,9 @@ def _require_few(tokens: int, most: int | None, about: str = "") -> None:
 def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
     """Load the tokenizer of the model directory `path`.
 
-    Reads `tokenizer.json`, or else `tokenizer.model` (SentencePiece). transformers first converts vocabulary and
-    tiktoken files, which takes some seconds; with `trust_remote_code` that conversion may run the model's own Python
-    code. Raises `TokenizerError`.
+    Reads `tokenizer.json`, or else `tokenizer.model` (SentencePiece) or Qwen 1's `qwen.tiktoken`. transformers first
+    converts vocabulary and other tiktoken files, which takes some seconds; with `trust_remote_code` that conversion
+    may run the model's own Python code. Raises `TokenizerError`.
     """
     if not path.is_dir():
         raise TokenizerError(f"no tokenizer at {path}: not a directory")
@@ -203,13 +322,15 @@ def _open(
     path: Path, config: dict[str, Any], trust_remote_code: bool
 ) -> tuple[tokenizers.Tokenizer, Mapping[str, Any]]:
     """The tokenizer and the special tokens that its own files name."""
-    if (path / "tokenizer.json").is_file():
+    if (path / "tokenizer.json").exists():
         return _read_tokenizer(path / "tokenizer.json"), {}
-    models = [path / name for name in sentencepiece_model.FILES if (path / name).is_file()]
+    if (path / tokenizer_formats.QWEN_FILE).is_file():
+        return tokenizer_formats.read_qwen(path / tokenizer_formats.QWEN_FILE)
+    models = [path / name for name in tokenizer_formats.FILES if (path / name).is_file()]
     if models and "auto_map" not in config:
-        return sentencepiece_model.read(models[0], config)
+        return tokenizer_formats.read(models[0], config)
     with temporary_directory() as directory:
-        converted = tokenizer_conversion.convert(path, Path(directory), trust_remote_code=trust_remote_code)
+        converted = tokenizer_formats.convert(path, Path(directory), trust_remote_code=trust_remote_code)
         config.update(converted.affixes)
         if converted.file is not None:
             return _read_tokenizer(converted.file), converted.special_tokens
@@ -218,21 +339,27 @@ def _open(
             f"the tokenizer of {path} exists only as Python code, which cannot stream text; add a tokenizer.json"
         )
     # The code of InternLM and Baichuan, for example, wraps the SentencePiece model beside it.
-    raw, tokens = sentencepiece_model.read(models[0], config)
-    sentencepiece_model.check(raw, converted.probes, models[0])
+    raw, tokens = tokenizer_formats.read(models[0], config)
+    tokenizer_formats.check(raw, converted.probes, models[0])
     return raw, {**tokens, **converted.special_tokens}
 
 
+_MOST_VALUES = 4_000_000
+"""Reading holds the GIL, about a second for two million. The largest known ones have that many, most of them merges."""
+
+
 def _read_tokenizer(file: Path) -> tokenizers.Tokenizer:
+    content = content_of(file, MOST_TOKENIZER_BYTES, TokenizerError)
     try:
-        return tokenizers.Tokenizer.from_file(str(file))
+        check_values(content, _MOST_VALUES)
+        return tokenizers.Tokenizer.from_buffer(content)
     except BaseException as error:  # the Rust library raises bare Exception, or panics
         if not is_panic(error) and not isinstance(error, Exception):
             raise
         if is_lfs_pointer(file):
             raise TokenizerError(f"{file} is a Git LFS pointer, not the file; fetch it with `git lfs pull`") from error
         raise TokenizerError(
-            f"{file} cannot be read ({file.stat().st_size} bytes): {error}; expected a file written by the Hugging "
+            f"{file} cannot be read ({len(content)} bytes): {error}; expected a file written by the Hugging "
             f"Face tokenizers library, version {tokenizers.__version__} or older"
         ) from error
 
@@ -316,7 +443,7 @@ def _set_affixes(raw: tokenizers.Tokenizer, config: Mapping[str, Any], tokens: M
     want_eos = wants_eos if isinstance(wants_eos, bool) and raw.token_to_id(eos or "") is not None else has_eos
     if (want_bos, want_eos) == (has_bos, has_eos):
         return
-    sentencepiece_model.add_affixes(raw, [bos] if bos and want_bos else [], [eos] if eos and want_eos else [])
+    tokenizer_formats.add_affixes(raw, [bos] if bos and want_bos else [], [eos] if eos and want_eos else [])
 
 
 def _ids(configs: Iterable[Mapping[str, Any]], key: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import logging
 import os
 import re
@@ -18,8 +19,9 @@ logger = logging.getLogger(__name__)
 
 TEMPORARY_PREFIX = "djl-trtllm-work-"
 ENGINE_PREFIX = "djl-trtllm-"
-"""Of the folders of engine processes, after which there are twelve hexadecimal digits."""
+"""The names of the folders of engine processes begin so; twelve hexadecimal digits follow."""
 _FOLDER = re.compile(rf"{TEMPORARY_PREFIX}.+|{ENGINE_PREFIX}[0-9a-f]{{12}}")
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where Linux has it
 _SETTLED_SECONDS = 60.0
 """A folder that was just made may not be locked yet."""
 
@@ -46,9 +48,15 @@ def marked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def folder_in_memory(folder: Path) -> Path:
+    """Return the place of shared memory that belongs to the temporary folder of an engine process."""
+    return _SHARED_MEMORY / folder.name
+
+
 def abandoned_temporary_directories() -> Iterator[Path]:
-    """What processes that were killed have left in the system's folder for temporary files."""
-    for path in Path(tempfile.gettempdir()).glob(f"{ENGINE_PREFIX}*"):
+    """Yield the temporary directories that processes left when they were killed."""
+    folders = (Path(tempfile.gettempdir()), _SHARED_MEMORY)
+    for path in itertools.chain.from_iterable(folder.glob(f"{ENGINE_PREFIX}*") for folder in folders):
         with suppress(OSError):
             status = path.lstat()
             ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
@@ -58,17 +66,17 @@ def abandoned_temporary_directories() -> Iterator[Path]:
 
 
 def sweep_temporary_directories() -> int:
-    """Remove them; how many there were."""
+    """Remove the temporary directories of killed processes, and return their number."""
     found = list(abandoned_temporary_directories())
     for path in found:
         shutil.rmtree(path, ignore_errors=True)
     if found:
-        logger.info("removed %d temporary folders of processes that were killed: %s, ...", len(found), found[0])
+        logger.debug("removed %d temporary folders of processes that were killed: %s, ...", len(found), found[0])
     return len(found)
 
 
 def is_abandoned(path: Path) -> bool:
-    """Whether no process has `marked` the directory or file; False if that is unknown."""
+    """Return whether no process has `marked` the directory or file; False if that is unknown."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

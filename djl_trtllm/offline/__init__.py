@@ -29,8 +29,7 @@ from djl_trtllm.offline.configurations import (
     SchedulerConfig,
     TorchCompileConfig,
 )
-from djl_trtllm.offline.llm import LLM
-from djl_trtllm.offline.outputs import CompletionOutput, Logprob, RequestOutput
+from djl_trtllm.offline.llm import LLM, CompletionOutput, Logprob, RequestOutput
 from djl_trtllm.offline.sampling import GuidedDecodingParams, SamplingParams
 
 __all__ = [

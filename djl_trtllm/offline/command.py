@@ -7,16 +7,149 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
+import msgspec
+import orjson
 from rich.console import Console
 
-from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.offline.options import open_offline_model
-from djl_trtllm.offline.progress import batch_progress
-from djl_trtllm.offline.prompt_file import JSON_SUFFIXES, read_entries
-from djl_trtllm.offline.result_line import format_line
-from djl_trtllm.offline.runner import Runner
+from djl_trtllm.api.base import CollectedSequence, dump_line
+from djl_trtllm.api.dialects.lmi import dialect as lmi
+from djl_trtllm.api.dialects.lmi.dialect import CHAT_FIELDS, INPUTS_PARAMETERS
+from djl_trtllm.api.parameters import Table, show
+from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError
+from djl_trtllm.offline.llm import OfflineResult, Runner, open_offline_model
+from djl_trtllm.progress import batch_progress
+from djl_trtllm.request import FINISH_WORDS, FinishReason, GenerationRequest
+
+# -- files of prompts --------------------------------------------------------------------------------------------------
+
+JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+"""Files with these names are JSON lines."""
+
+_SHAPES_ANSWERS = (
+    "stream",
+    "stream_options",
+    "output_formatter",
+    "details",
+    "return_full_text",
+    "decoder_input_details",
+)
+_MOST_PROBLEMS = 10
+
+
+class Entry(NamedTuple):
+    """A prompt of a file. `id` is the line's own, or the number of the line (from 1)."""
+
+    id: str | int | float
+    request: GenerationRequest
+
+
+def read_entries(data: bytes, name: str, parameters: Mapping[str, Any], *, json_lines: bool) -> list[Entry]:
+    """The prompts of a file; empty lines are left out.
+
+    `name` is the file's in messages. `parameters` are parameters of the LMI schema for every line; a line's own win.
+    Raises InvalidRequestError for parameters that are wrong, and for lines that are, with their numbers.
+    """
+    template = _parse({"inputs": "-", "parameters": parameters})
+    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    entries: list[Entry] = []
+    problems: list[str] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            if json_lines:
+                entries.append(_read_object(_decode(line), number, parameters))
+            else:
+                entries.append(Entry(number, msgspec.structs.replace(template, prompt=line.rstrip(b"\r").decode())))
+        except UnicodeDecodeError as error:
+            problems.append(f"{name}:{number}: the line is not UTF-8: {error}")
+        except InvalidRequestError as error:
+            problems.append(f"{name}:{number}: {error}")
+    if problems:
+        shown = problems[:_MOST_PROBLEMS]
+        if len(problems) > len(shown):
+            shown.append(f"and {len(problems) - len(shown)} lines more")
+        raise InvalidRequestError("\n".join(shown))
+    return entries
+
+
+def _decode(line: bytes) -> dict[str, Any]:
+    try:
+        payload = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(f"the line is not JSON: {error.msg} at column {error.colno}") from None
+    if type(payload) is not dict:
+        raise InvalidRequestError(f"the line is {show(payload)}: expected a JSON object")
+    return payload
+
+
+def _read_object(line: dict[str, Any], number: int, defaults: Mapping[str, Any]) -> Entry:
+    payload = dict(line)
+    id_ = payload.pop("id", None)
+    if id_ is not None and type(id_) not in (str, int, float):
+        raise InvalidRequestError(f"'id' is {show(id_)}: expected a string or a number")
+    own = payload.pop("parameters", None) or {}
+    if type(own) is not dict:
+        raise InvalidRequestError(f"'parameters' is {show(own)}: expected an object")
+    if sum(name in payload for name in ("prompt", "inputs", "messages")) != 1:
+        raise InvalidRequestError("expected exactly one of 'prompt', 'inputs' and 'messages'")
+    if "prompt" in payload:
+        payload["inputs"] = payload.pop("prompt")
+    for name in _SHAPES_ANSWERS:
+        if payload.get(name) or own.get(name):
+            raise InvalidRequestError(f"'{name}' shapes answers over HTTP, and the lines written here have one shape")
+    if "messages" in payload:
+        if twice := sorted(own.keys() & payload.keys()):
+            raise InvalidRequestError(f"'{twice[0]}' stands in 'parameters' and beside 'messages': give one")
+        payload = _fill(payload | own, defaults, CHAT_FIELDS)
+    else:
+        payload["parameters"] = _fill(own, defaults, INPUTS_PARAMETERS)
+    return Entry(number if id_ is None else id_, _parse(payload))
+
+
+def _fill(given: dict[str, Any], defaults: Mapping[str, Any], table: Table) -> dict[str, Any]:
+    """`given`, with the defaults of the parameters that it has under none of their names."""
+    given = {name: value for name, value in given.items() if value is not None}
+    taken = {alias for name in given if name in table.rows for alias in table.rows[name].names}
+    return {name: value for name, value in defaults.items() if name not in taken} | given
+
+
+def _parse(payload: dict[str, Any]) -> GenerationRequest:
+    try:
+        (request,) = lmi.parse_payload(payload).requests
+    except InvalidRequestError as error:
+        raise type(error)(str(error).removeprefix(lmi.PREFIX)) from None
+    return request
+
+
+# -- lines of results --------------------------------------------------------------------------------------------------
+
+
+def format_line(entry: Entry, result: OfflineResult) -> bytes:
+    """`{"id", "prompt", "generated_text", "finish_reason", "tokens", "error"}` and a line end.
+
+    `tokens` is the number of generated tokens. With `n` above 1 the best sequence comes first, and
+    `best_of_sequences` holds the others. `error` is null, or why the prompt failed; the text is then what there is.
+    """
+    best, *others = result.sequences
+    prompt = entry.request.prompt if result.prompt is None else result.prompt.text
+    line: dict[str, Any] = {"id": entry.id, "prompt": prompt, **_shown(best)}
+    if others:
+        line["best_of_sequences"] = [_shown(other) for other in others]
+    line["error"] = None if result.failure is None else str(result.failure)
+    return dump_line(line) + b"\n"
+
+
+def _shown(sequence: CollectedSequence) -> dict[str, Any]:
+    finished = sequence.finished
+    return {
+        "generated_text": sequence.text,
+        "finish_reason": FINISH_WORDS[FinishReason.ERROR if finished is None else finished.reason],
+        "tokens": 0 if finished is None else finished.generated_tokens,
+    }
+
 
 _STANDARD = Path("-")
 

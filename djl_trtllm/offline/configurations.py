@@ -11,17 +11,18 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from djl_trtllm.backends.base import effects_on
 from djl_trtllm.backends.effects import Derived, Passed
-from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
-from djl_trtllm.config.options.registry import OPTIONS, find
+from djl_trtllm.config import Backend
+from djl_trtllm.config.options import OPTIONS, find
 from djl_trtllm.errors import ConfigError
 
 
 def _options_of(owner: str) -> dict[str, str]:
-    """The fields of a class with their options. Of several options the one that is passed as it is comes first."""
+    """The fields of a class with their options. Where several options set a field, the one passed unchanged wins."""
     found: dict[str, str] = {}
     for kind in (Passed, Derived):
-        for effects in (ENGINE, PYTORCH):
+        for effects in (effects_on(Backend.TENSORRT), effects_on(Backend.PYTORCH)):
             for option, effect in effects.items():
                 for target in effect.targets if isinstance(effect, kind) else ():
                     if target.owner == owner:
@@ -66,7 +67,7 @@ class Configuration:
         if option is not None:
             return OPTIONS[option].key.removeprefix("option.")
         declared = find(f"option.{field}")
-        # TensorRT-LLM has it, and it does nothing in either place.
+        # TensorRT-LLM has this field, and it has no effect there or here.
         return None if declared is None or not declared.option.legacy else field
 
     @classmethod
@@ -97,7 +98,7 @@ class LoraConfig(Configuration):
 
 
 class BuildConfig(Configuration):
-    """What an engine is compiled for."""
+    """The limits and features that an engine is compiled for."""
 
 
 class PluginConfig(Configuration):

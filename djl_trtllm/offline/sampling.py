@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from djl_trtllm.api.lmi.parameters import CHAT_FIELDS
+from djl_trtllm.api.dialects.lmi.dialect import CHAT_FIELDS
 from djl_trtllm.api.parameters import Problems, Table
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.request import GenerationRequest, Sampling
@@ -117,7 +117,7 @@ class SamplingParams:
         )
 
     def _given(self) -> dict[str, Any]:
-        """What is set, in the types of JSON."""
+        """Return the parameters that are set, in the types of JSON."""
         given = {name: getattr(self, name) for name in _ROWS if getattr(self, name) is not None}
         for name in ("stop", "stop_token_ids", "bad"):
             if isinstance(given.get(name), Sequence) and not isinstance(given[name], str):

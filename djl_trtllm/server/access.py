@@ -1,4 +1,4 @@
-"""Who may do what: API keys with roles, and the port of the management API.
+"""Who may do what: API keys with roles, the port of the management API, and the web pages that may use the server.
 
 Keys are kept and compared as SHA-256 digests, all of them for each request, so that the time says nothing about them.
 """
@@ -8,26 +8,35 @@ from __future__ import annotations
 import enum
 import hashlib
 import hmac
+import ipaddress
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import yaml
 
+from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.config import Options
 from djl_trtllm.errors import AuthenticationError, ConfigError, ForbiddenError
+
+Address: TypeAlias = tuple[str, int | None]
+"""The address and the port that a request came to, as ASGI has them."""
 
 _LARGEST_FILE = 1 << 20
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _MEMBERS = ("name", "key", "sha256", "roles")
 _BEARER = "bearer "
+_ORIGIN = re.compile(r"https?://[^/\s,*]+")
 _SENDABLE = "expected printable ASCII without blanks at the ends: clients send nothing else in a header"
 
 
 class WrongPort(Exception):
-    """Another port takes such requests."""
+    """The request came to a port that does not take requests of its kind."""
 
 
 class Role(enum.Enum):
@@ -53,34 +62,61 @@ class ApiKey:
 
 @dataclass(frozen=True)
 class Access:
-    """The keys of a server; without any, everybody may do everything. `management_port` 0: there is none."""
+    """The keys of a server; without keys everybody may do everything. A `management_port` of 0 is no port.
+
+    `origins` are those of web pages that may use the server, `*` for all.
+    """
 
     keys: tuple[ApiKey, ...] = ()
     management_port: int = 0
+    origins: tuple[str, ...] = ()
 
-    def check(self, role: Role | None, headers: Mapping[str, str], port: int | None = None) -> ApiKey | None:
-        """The key of a request with these headers (lower case) for what needs `role`; None: it needs no key.
+    def check(self, role: Role | None, headers: Mapping[str, str], server: Address | None = None) -> ApiKey | None:
+        """Return the key in a request's headers (lower case), which must have `role`; None where no key is needed.
 
-        `port` is the one that the request came to, None for gRPC's. Raises AuthenticationError, ForbiddenError and
-        WrongPort.
+        `server` is the address that the request came to, None for gRPC, which browsers cannot speak. Raises
+        AuthenticationError, ForbiddenError and WrongPort.
         """
+        port = None if server is None else server[1]
         if port is not None and self.management_port and (role is Role.MANAGE) != (port == self.management_port):
             if role is Role.MANAGE:
                 raise WrongPort("the management API is not on this port (management_port)")
             if role is Role.INFER:
                 raise WrongPort("this port is for the management API only (management_port)")
-        if role is None or not self.keys:
+        if role is None:
+            return None
+        if not self.keys:
+            if server is not None and _is_loopback(server[0]):
+                self._check_page(headers)
             return None
         key = self._find(headers)
         if role not in key.roles:
             raise ForbiddenError(f"the API key {key.name!r} has no role {role.value!r}")
         return key
 
+    def _check_page(self, headers: Mapping[str, str]) -> None:
+        """Raise ForbiddenError if a web page from elsewhere may have sent a request to this machine's own address.
+
+        Its browser names it in `Origin`, unless it only reads and its own name leads to 127.0.0.1 (DNS rebinding): then
+        `Host` is that name. Neither can be forged by the page.
+        """
+        host, origin = headers.get("host", "").lower(), headers.get("origin", "")
+        if "*" in self.origins:
+            return
+        if host and not _names_this_machine(host) and host not in map(_host_of, self.origins):
+            raise ForbiddenError(
+                f"the header Host is {host[:80]!r}: without API keys, requests to a loopback address have to name "
+                "localhost or 127.0.0.1; SERVING_CORS_ALLOWED_ORIGIN=http://NAME allows another name, or set "
+                "SERVING_API_KEY"
+            )
+        if origin and _host_of(origin.lower()) != host and origin.lower() not in self.origins:
+            raise ForbiddenError(
+                f"web pages of {origin[:80]!r} may not use this server; SERVING_CORS_ALLOWED_ORIGIN={origin[:80]} "
+                "allows them"
+            )
+
     def _find(self, headers: Mapping[str, str]) -> ApiKey:
-        authorization = headers.get("authorization", "")
-        given = headers.get("x-api-key", "")
-        if authorization[: len(_BEARER)].lower() == _BEARER:
-            given = authorization[len(_BEARER) :].strip()
+        given = given_key(headers)
         if not given:
             raise AuthenticationError("this server needs an API key: send `Authorization: Bearer KEY`")
         digest, found = _digest(given), None
@@ -90,6 +126,14 @@ class Access:
         if found is None:
             raise AuthenticationError("the API key is not one of this server's")
         return found
+
+
+def given_key(headers: Mapping[str, str]) -> str:
+    """The key that a request brings; empty if it brings none."""
+    authorization = headers.get("authorization", "")
+    if authorization[: len(_BEARER)].lower() == _BEARER:
+        return authorization[len(_BEARER) :].strip()
+    return headers.get("x-api-key", "")
 
 
 EVERYBODY = Access()
@@ -103,12 +147,7 @@ def read_access(options: Options) -> Access:
     keys = [] if options.api_key is None else [ApiKey.of("SERVING_API_KEY", options.api_key)]
     if options.api_keys_file is not None:
         keys += _read_file(options.api_keys_file)
-    others = {
-        "inference_port": options.port,
-        "triton_http_port": options.triton_http_port,
-        "triton_grpc_port": options.triton_grpc_port,
-        "triton_metrics_port": options.triton_metrics_port,
-    }
+    others = {"inference_port": options.port, **_dialect_ports(options)}
     for name, port in others.items():
         if options.management_port and options.management_port == port:
             raise ConfigError(
@@ -117,7 +156,54 @@ def read_access(options: Options) -> Access:
                     "of the requests"
                 ]
             )
-    return Access(tuple(keys), options.management_port)
+    return Access(tuple(keys), options.management_port, _read_origins(options.cors_allowed_origin or ()))
+
+
+def _read_origins(given: tuple[str, ...]) -> tuple[str, ...]:
+    origins = tuple(origin.lower() for origin in given)
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                [
+                    f"cors_allowed_origin={origin}: expected the scheme and the host of a page, without a path, such "
+                    "as https://chat.example.com or http://localhost:3000, or * for all pages"
+                ]
+            )
+    return origins
+
+
+def _host_of(origin: str) -> str:
+    return origin.partition("://")[2]
+
+
+@lru_cache(maxsize=64)
+def _names_this_machine(host: str) -> bool:
+    """Whether a `Host` (lower case) is a loopback address, 0.0.0.0, or this machine's own name."""
+    try:
+        named = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    if named == "localhost" or named.endswith(".localhost") or named == socket.gethostname().lower():
+        return True
+    try:
+        return _is_loopback(named) or ipaddress.ip_address(named).is_unspecified
+    except ValueError:
+        return False
+
+
+@lru_cache(maxsize=64)
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def _dialect_ports(options: Options) -> dict[str, int]:
+    names = (name for dialect in DIALECTS for name in (*dialect.ports, dialect.rpc_port) if name)
+    return {name: getattr(options, name) for name in names}
 
 
 def _can_be_sent(key: str) -> bool:

@@ -1,39 +1,134 @@
-"""The server process: uvicorn with the application, from start to SIGTERM."""
+"""The server process: uvicorn with the application, its ports, and its banner, from start to SIGTERM."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
+import os
+import shlex
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from math import ceil
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import uvicorn
 
+from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.config import Options
-from djl_trtllm.config.options.choices import LogFormat
+from djl_trtllm.config.options.choices import LogFormat, LogLevel
 from djl_trtllm.errors import ConfigError
-from djl_trtllm.server.application import Application
-from djl_trtllm.server.banner import address, banner
+from djl_trtllm.logs import printable
+from djl_trtllm.server.application import Application, Startup
 from djl_trtllm.server.connections import Connections
-from djl_trtllm.server.handshake import Handshake
+from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.http_protocol import HttpProtocol
-from djl_trtllm.server.listeners import further_listeners, listen
-from djl_trtllm.server.monitor.routes import PAGE as MONITOR
-from djl_trtllm.server.startup import Startup
-from djl_trtllm.server.tls import tls_arguments
-from djl_trtllm.server.triton_ports import listen_grpc
-from djl_trtllm.server.websocket_protocol import WebSocketProtocol
+from djl_trtllm.server.monitor import PAGE as MONITOR
+from djl_trtllm.server.tls import Handshake, tls_arguments
+from djl_trtllm.version import __version__
 
 if TYPE_CHECKING:
-    from djl_trtllm.server.triton_grpc import TritonGrpcServer
+    from djl_trtllm.server.grpc_front_end import GrpcServer
+
+
+class Listener(NamedTuple):
+    """A port to listen on. `option` has set it; `otherwise` ends an error's advice to set its variable."""
+
+    host: str
+    port: int
+    option: str
+    otherwise: str = " to another one or to 0 for none"
+
+
+def further_listeners(options: Options) -> list[Listener]:
+    """Return a listener for each port beside the server's own."""
+    # Where options name the same port, the management API has it.
+    names = [*(name for dialect in DIALECTS for name in reversed(dialect.ports)), "management_port"]
+    ports = {getattr(options, name): name for name in names}
+    return [
+        Listener(options.management_host if name == "management_port" else options.host, port, name)
+        for port, name in sorted(ports.items())
+        if port not in (0, options.port)
+    ]
+
+
+async def listen(
+    options: Options, protocol: Callable[[], asyncio.Protocol], backlog: int
+) -> list[asyncio.base_events.Server]:
+    """Listen on all ports. Raises ConfigError if one is in use; then none is open."""
+    servers: list[asyncio.base_events.Server] = []
+    loop = asyncio.get_running_loop()
+    own = Listener(options.host, options.port, "inference_port", " or --port to another one")
+    for host, port, name, otherwise in (own, *further_listeners(options)):
+        try:
+            server = await loop.create_server(protocol, host, port, backlog=backlog)
+        except OSError as error:
+            for opened in servers:
+                opened.close()
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise ConfigError(
+                [
+                    f"{name}={port}: cannot listen on {host}:{port}: {reason}; end the program that uses the port, or "
+                    f"set SERVING_{name.upper()}{otherwise}"
+                ]
+            ) from None
+        servers.append(server)
+    return servers
+
+
+async def listen_grpc(context: ServerContext) -> list[GrpcServer]:
+    """Listen on the ports of the dialects' gRPC services, if grpcio is there. Raises ConfigError if one is in use."""
+    servers: list[GrpcServer] = []
+    for dialect in DIALECTS:
+        option = dialect.rpc_port
+        port: int = getattr(context.options, option) if option else 0
+        if not port:
+            continue
+        if importlib.util.find_spec("grpc") is None:
+            logger.warning(
+                "%s=%d is not served: grpcio is not installed, so there is HTTP only; pip install 'djl-trtllm[grpc]', "
+                "or set SERVING_%s=0",
+                option,
+                port,
+                option.upper(),
+            )
+            continue
+        # gRPC's library writes to standard error itself, beside the log; every program that is started makes it say so.
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        from djl_trtllm.server.grpc_front_end import GrpcServer
+
+        server = GrpcServer(context, dialect, port)
+        await server.start()
+        logger.info("listening on %s:%d for gRPC (%s)", context.options.host, server.bound_port, option)
+        servers.append(server)
+    return servers
+
+
+_EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104
+_BODY = '{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 64}, "stream": true}'
+
+
+def banner(url: str, models: Sequence[str], pages: Sequence[tuple[str, str]], *, key: bool) -> str:
+    """Return the banner's lines. `pages` are names and paths; with `key`, requests need an API key."""
+    path = "/invocations" if len(models) == 1 else f"/predictions/{models[0]}"
+    headers = ["-H 'Content-Type: application/json'", *(['-H "Authorization: Bearer $KEY"'] if key else [])]
+    curl = " ".join(["curl -N", shlex.quote(url + path), *headers, "-d", shlex.quote(_BODY)])
+    rows = [("address", url), *((name, url + place) for name, place in pages), ("try", curl)]
+    lines = [f"djl-trtllm {__version__} serves {', '.join(models)}", *(f"  {name:<8} {text}" for name, text in rows)]
+    return printable("\n".join(lines))
+
+
+def address(scheme: str, host: str, port: int) -> str:
+    """The server's address for a client on the same machine."""
+    if host in _EVERYWHERE:
+        host = "localhost"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +149,7 @@ class Server(uvicorn.Server):
             options, startup, store, on_failed=partial(self._exit, 1), on_ready=self._show_banner
         )
         self._options = options
-        self._grpc: TritonGrpcServer | None = None
+        self._grpc: list[GrpcServer] = []
         self._interrupted = False
         self._deadlines: asyncio.Task[None] | None = None
         self._drained: asyncio.Task[None] | None = None
@@ -64,16 +159,15 @@ class Server(uvicorn.Server):
                 self.application,
                 host=options.host,
                 port=options.port,
-                http=cast(type[asyncio.Protocol], partial(HttpProtocol, self._connections)),
-                ws=cast(type[asyncio.Protocol], partial(WebSocketProtocol, self._connections)),
                 ws_max_size=options.max_request_size,
                 # A small compressed message may be a large one.
                 ws_per_message_deflate=False,
                 log_config=None,
+                # Its lines about its start and end would stand behind the reason of a failed start.
+                log_level=None if options.log_level is LogLevel.DEBUG else logging.WARNING,
                 access_log=False,
                 lifespan="on",
                 timeout_graceful_shutdown=_FLUSH_SECONDS,
-                timeout_keep_alive=ceil(options.keep_alive_timeout),
                 server_header=False,
                 forwarded_allow_ips=self.application.context.clients.proxies,
                 **tls_arguments(options),
@@ -88,9 +182,7 @@ class Server(uvicorn.Server):
         config = self.config
 
         def http() -> asyncio.Protocol:
-            return HttpProtocol(
-                self._connections, config=config, server_state=self.server_state, app_state=self.lifespan.state
-            )
+            return HttpProtocol(self._connections, config, self.server_state)
 
         def https() -> asyncio.Protocol:
             assert config.ssl is not None
@@ -103,19 +195,22 @@ class Server(uvicorn.Server):
             logger.error("%s", error)
             self._exit(1)
             return
+        if self.should_exit:  # a model has failed already
+            return
         scheme = "http" if config.ssl is None else "https"
         logger.info("listening on %s://%s:%d", scheme, self._options.host, self._options.port)
         for further in further_listeners(self._options):
             logger.info("listening on %s://%s:%d as well (%s)", scheme, *further[:3])
 
     def _show_banner(self) -> None:
-        """Where the server is, for the person who started it on a terminal."""
+        """Show the server's address to the person who started it on a terminal."""
         if not sys.stderr.isatty() or self._options.log_format is LogFormat.JSON:
             return
         scheme = "http" if self._options.certificate_file is None else "https"
         pages = [("docs", "/docs")]
-        if self._options.monitor is not False:  # by default it is there for clients of this machine
-            pages.insert(0, ("page", MONITOR))
+        monitor = self.application.monitor
+        if monitor.shown:
+            pages.insert(0, ("page", f"{MONITOR}#{monitor.key}" if monitor.key else MONITOR))
         where = address(scheme, self._options.host, self._options.port)
         context = self.application.context
         text = banner(where, list(context.registry.models), pages, key=bool(context.access.keys))
@@ -156,8 +251,8 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def _close_grpc(self) -> None:
-        if self._grpc is not None:
-            await self._grpc.close()
+        for server in self._grpc:
+            await server.close()
 
     def _exit(self, status: int) -> None:
         self.exit_status = status

@@ -8,14 +8,15 @@ import logging
 import socket
 import struct
 from collections.abc import Iterable
+from functools import cache
+from http import HTTPStatus
 from math import inf
 from typing import Protocol
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.protocols.utils import get_remote_addr
 
 from djl_trtllm.api.front_end import front_end_error
-from djl_trtllm.descriptors import raise_limit
+from djl_trtllm.processes import raise_limit
 from djl_trtllm.server.context import ServerContext
 
 logger = logging.getLogger(__name__)
@@ -32,7 +33,19 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 _HEALTH = (b"/ping", b"/health", b"/v2/health/live", b"/v2/health/ready")
 
 
-class Refusal(Exception):
+@cache
+def status_line(status: int) -> bytes:
+    phrase = HTTPStatus(status).phrase if status in set(HTTPStatus) else ""
+    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
+
+
+def whole_response(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bytes:
+    """A response that no application writes, and after which the connection is closed."""
+    fields = (*headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close"))
+    return b"".join([status_line(status), *(b"%b: %b\r\n" % field for field in fields), b"\r\n", body])
+
+
+class HttpRefusal(Exception):
     """A request that is not read to its end."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -40,52 +53,47 @@ class Refusal(Exception):
         self.status = status
 
     @classmethod
-    def of(cls, error: Exception) -> Refusal:
-        """What a parser's error is about, without the stack that it was raised in."""
+    def of(cls, error: Exception) -> HttpRefusal:
+        """The refusal that a parser's error stands for, without the stack that it was raised in."""
         cause = error.__context__ or error
-        if isinstance(cause, Refusal):
+        if isinstance(cause, HttpRefusal):
             return cls(cause.status, str(cause))
         return cls(400, f"this is not HTTP: {cause}")
 
     def reply(self, default_headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         """The response, after which the connection is closed."""
         reply = front_end_error(self.status, str(self))
-        headers = [
-            *default_headers,
-            (b"content-type", reply.content_type.encode()),
-            (b"content-length", b"%d" % len(reply.body)),
-            (b"connection", b"close"),
-        ]
-        if self.status == 503:
-            headers.append((b"retry-after", b"1"))
-        lines = [b"%s: %s\r\n" % header for header in headers]
-        return b"".join([STATUS_LINE[self.status], *lines, b"\r\n", reply.body])
+        retry = [(b"retry-after", b"1")] if self.status == 503 else []
+        headers = [*default_headers, (b"content-type", reply.content_type.encode()), *retry]
+        return whole_response(self.status, headers, reply.body)
 
 
 class Connection(Protocol):
-    """What has a deadline, and can be closed."""
+    """A connection as the bounds see it: it has a deadline and can be closed."""
 
     @property
     def deadline(self) -> float:
-        """The end of its state, in the event loop's time."""
+        """The time, on the event loop's clock, at which the connection's present state must have ended."""
 
     def expire(self) -> None:
-        """The deadline is over."""
+        """End the state whose deadline has passed."""
 
     def drop(self) -> None:
-        """Close it, to make room."""
+        """Close the connection to make room."""
 
 
 def has_left(transport: asyncio.Transport) -> bool:
-    """Whether the client of a new connection has left already. Its requests would be those of a client without address,
-    for which a place would be kept free."""
+    """Whether the client of a new connection has left already.
+
+    Its requests would be those of a client without address, which would get a place of its own in the batch.
+    """
     connection = transport.get_extra_info("socket")
     is_tcp = connection is not None and connection.family != socket.AF_UNIX
     return is_tcp and get_remote_addr(transport) is None
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """Drop a connection, and what its client has not read: the kernel would keep that, megabytes, for minutes."""
+    """Drop a connection and its unread bytes, megabytes that the kernel would otherwise keep for minutes."""
     connection = transport.get_extra_info("socket")
     if connection is not None:
         with contextlib.suppress(OSError):  # closed meanwhile
@@ -102,7 +110,7 @@ class Connections:
         self.most = self.options.max_connections
         self.busy: set[Connection] = set()
         self.idle: dict[Connection, None] = {}
-        """Without a request; the one that is so longest comes first, and its deadline too."""
+        """Idle connections, oldest first; their deadlines are in the same order."""
         self._spare: dict[Connection, None] = {}
         self._logged: dict[int, float] = {}
 
@@ -153,13 +161,13 @@ class Connections:
         self._spare.pop(connection, None)
 
     def admit(self, connection: Connection, path: bytes) -> None:
-        """Raises Refusal if the connection is one too many and the path is no health check."""
+        """Raises HttpRefusal if the connection is one too many and the path is no health check."""
         if connection in self._spare and path not in _HEALTH:
             if self._regular() >= self.most:
-                raise Refusal(503, f"max_connections={self.most} connections are open, and none of them is idle")
+                raise HttpRefusal(503, f"max_connections={self.most} connections are open, and none of them is idle")
             del self._spare[connection]
 
-    def note(self, refusal: Refusal) -> None:
+    def note(self, refusal: HttpRefusal) -> None:
         """Count a refusal, and log one of each kind in a while."""
         self.context.counts.response(refusal.status)
         now = asyncio.get_running_loop().time()
@@ -174,7 +182,7 @@ class Connections:
                 await asyncio.sleep(_CHECK_SECONDS)
                 self._expire(asyncio.get_running_loop().time())
             except MemoryError:
-                # Those past their deadline are still there. Without a watch they would be for ever.
+                # Expired connections are still in the sets. Without this loop they would stay there for ever.
                 await asyncio.sleep(0)
 
     def _expire(self, now: float) -> None:

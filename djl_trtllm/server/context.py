@@ -1,16 +1,84 @@
-"""What all ways into a server share."""
+"""What all ways into a server share: its models, access, clients, counts, reports, and the memory of bodies."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from djl_trtllm.api import Dialect, ModelStatus
 from djl_trtllm.config import Options
+from djl_trtllm.errors import OverloadedError, UnknownModelError
 from djl_trtllm.server.access import EVERYBODY, Access, read_access
-from djl_trtllm.server.body_memory import BodyMemory
 from djl_trtllm.server.metrics import ServerCounts
-from djl_trtllm.service import Registry
+from djl_trtllm.service import Registry, ServedModel, State
 from djl_trtllm.service.clients import Clients
 from djl_trtllm.telemetry import Telemetry
+
+
+class BodyMemory:
+    """Counts the bytes of request bodies that are in memory.
+
+    A body may have as much as is still free after it (dynamic thresholds, as switches share buffers: Choudhury and
+    Hahne, 1998). Large bodies leave room for small ones, however many they are, and nothing is reserved for bodies that
+    do not come.
+    """
+
+    def __init__(self, limit: int = sys.maxsize) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def take(self, held: int, more: int) -> bool:
+        """Take `more` bytes for a body that holds `held` of them; False if it would have too many."""
+        if held + more > self.limit - self.used - more:
+            return False
+        self.used += more
+        return True
+
+    def release(self, size: int) -> None:
+        self.used -= size
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """A body of `size` bytes is in memory during the block. Raises OverloadedError."""
+        if not self.take(0, size):
+            raise self.refusal()
+        try:
+            yield
+        finally:
+            self.release(size)
+
+    def refusal(self) -> OverloadedError:
+        """Return the error for a body that gets no memory."""
+        return OverloadedError(
+            f"the bodies of all requests that are being read have {self.used} of max_body_memory={self.limit} "
+            "bytes, which leaves too little for this one",
+            queue_depth=self.used,
+            capacity=self.limit,
+            retry_after=1,
+        )
+
+
+def find_model(registry: Registry, dialect: Dialect, name: str | None, endpoint: str | None = None) -> ServedModel:
+    """The model of that name; without a name, or by an alias, the only one. Raises UnknownModelError."""
+    model = registry.find(name)
+    if model is None and (name is None or name in dialect.aliases):
+        # SageMaker's client names the endpoint, which may also be the name of a model.
+        model = registry.find(endpoint) or registry.find(None)
+    if model is not None:
+        return model
+    known = ", ".join(sorted(registry.models)) or "none"
+    name = name or endpoint
+    if name is None:
+        raise UnknownModelError(f"Parameter model_name is required; loaded: {known}", name=None)
+    raise UnknownModelError(f"there is no model named {name!r} here; loaded: {known}", name=name)
+
+
+def status_of(model: ServedModel) -> ModelStatus:
+    """Return the model's status as dialects' pages show it."""
+    ready = model.state is State.READY
+    return ModelStatus(model.name, ready, model.model if ready else None, model.statistics)
 
 
 @dataclass
@@ -32,5 +100,5 @@ class ServerContext:
 
     @classmethod
     def open(cls, options: Options) -> ServerContext:
-        """That of a server with these options, without models. Raises ConfigError, also for access and traces."""
+        """Return the context of a server with these options and no models. Raises ConfigError."""
         return cls(options, access=read_access(options), telemetry=Telemetry.open(options))

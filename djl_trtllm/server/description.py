@@ -12,12 +12,10 @@ from typing import Any
 import orjson
 
 from djl_trtllm.api import Dialect, Operation, Reply
-from djl_trtllm.api.openapi import OwnPath, document, resolved
+from djl_trtllm.api.openapi import SERVER, OwnPath, document, list_of, members, resolved
 from djl_trtllm.api.registry import DEFAULT
-from djl_trtllm.api.schemas import INTEGER, STRING, list_of, members
 from djl_trtllm.config import Options
-from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
-from djl_trtllm.server.model_routes import MODELS
+from djl_trtllm.config.tables import read_table
 
 _TEMPLATE = Path(__file__).with_name("docs.html")
 _SECURITY = (("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),)
@@ -27,113 +25,58 @@ _KEYS = {
 }
 OPEN = ("/version", "/openapi.json", "/docs", "/ping", "/monitor", "/monitor/{file}")
 """The server's own paths that need no API key."""
-_OBJECT = {"type": "object"}
-_STATUS = {"application/json": members({"status": STRING})}
-_REFUSED = {400: "The request is wrong, or the server does not do this", 404: "No model of that name"}
-_NO_PAGE: dict[int, str] = {404: "The page is not shown to this client (option monitor)"}
-_ADAPTER = members({"name": STRING, "src": STRING})
-_MODEL = members({"modelName": STRING, "modelUrl": STRING, "status": STRING})
-_MODELS = members({"models": list_of(_MODEL)}, optional={"nextPageToken": STRING})
 
 
-def _json(summary: str, schema: Mapping[str, Any], **more: Any) -> Operation:
-    return Operation(summary, responses={"application/json": schema}, **more)
+def _schema(short: Any) -> Mapping[str, Any]:
+    """The JSON schema of a value in operations.toml."""
+    if isinstance(short, str):
+        return {"type": short}
+    if isinstance(short, list):
+        return list_of(_schema(short[0]))
+    schemas = {name: _schema(value) for name, value in short.items()}
+    optional = {name.removesuffix("?"): schema for name, schema in schemas.items() if name.endswith("?")}
+    return members({name: schema for name, schema in schemas.items() if not name.endswith("?")}, optional=optional)
 
 
-def _adapter_operations(path: str) -> dict[tuple[str, str], Operation]:
-    named = {"name": STRING, "src": STRING}
-    refused: dict[str, Any] = {"errors": _REFUSED | {503: "The model is not ready"}}
-    return {
-        ("get", path): _json("The LoRA adapters", members({"adapters": list_of(_ADAPTER)}), **refused),
-        ("post", path): Operation(
-            "Register a LoRA adapter", bodies={"*/*": {}}, responses=_STATUS, query=named, **refused
-        ),
-        ("get", path + "/{adapter}"): _json("One LoRA adapter", _ADAPTER, **refused),
-        ("delete", path + "/{adapter}"): Operation("Unregister a LoRA adapter", responses=_STATUS, **refused),
-    }
+def _operation(row: Mapping[str, Any]) -> Operation:
+    responses = row.get("responses", {"application/json": row["json"]} if "json" in row else {})
+    return Operation(
+        row["summary"],
+        bodies={"*/*": {}} if row.get("any_body") else {},
+        responses={media_type: _schema(short) for media_type, short in responses.items()} or {"*/*": {}},
+        query={name: _schema(short) for name, short in row.get("query", {}).items()},
+        errors={int(status): text for status, text in row.get("errors", {}).items()},
+    )
 
-
-_METRICS = Operation("Prometheus", responses={"text/plain": STRING, "application/openmetrics-text": STRING})
 
 OPERATIONS: dict[tuple[str, str], Operation] = {
-    ("get", "/"): _json(
-        "What this server is",
-        members({"name": STRING, "version": STRING, "models": list_of(_OBJECT), "links": _OBJECT, "apis": _OBJECT}),
-    ),
-    ("get", "/version"): _json("The version of the server", members({"version": STRING})),
-    ("get", "/openapi.json"): _json("This description", _OBJECT),
-    ("get", "/docs"): Operation("This description as a page", responses={"text/html": STRING}),
-    ("get", "/ping"): _json(
-        "Whether every model of the start is ready",
-        _OBJECT,
-        errors={500: "A model has failed", 503: "A model is loading, recovering, shutting down or unregistered"},
-    ),
-    ("post", "/ping"): _json(
-        "Whether every model of the start is ready",
-        _OBJECT,
-        errors={500: "A model has failed", 503: "A model is loading, recovering, shutting down or unregistered"},
-    ),
-    ("get", "/metrics"): _METRICS,
-    ("get", "/prometheus/metrics"): _METRICS,
-    ("get", "/monitor"): Operation(
-        "The live page of requests, batch and latencies", responses={"text/html": STRING}, errors=_NO_PAGE
-    ),
-    ("get", "/monitor/{file}"): Operation("A file of that page", responses={"*/*": {}}, errors=_NO_PAGE),
-    ("get", "/monitor/events"): Operation(
-        "Snapshots for that page, as Server-Sent Events",
-        responses={"text/event-stream": STRING},
-        query={"model": STRING},
-        errors=_NO_PAGE | {503: "Four pages watch already"},
-    ),
-    ("get", MODELS): _json(
-        "The models",
-        _MODELS,
-        query={"limit": INTEGER, "next_page_token": STRING},
-        errors={400: "The page is no number"},
-    ),
-    ("post", MODELS): Operation(
-        "Register a model of the model store",
-        bodies={"*/*": {}},
-        responses=_STATUS,
-        query={"url": STRING, "model_name": STRING, "min_worker": INTEGER, "synchronous": STRING},
-        errors=_REFUSED
-        | {202: "The model loads", 409: "A model has this name", 500: "It did not load", 507: "Out of memory"},
-    ),
-    ("get", MODELS + "/{model}"): _json(
-        "One model and its workers", list_of(_OBJECT), errors={404: "No model of that name"}
-    ),
-    ("put", MODELS + "/{model}"): Operation(
-        "Scale a model",
-        responses=_STATUS,
-        query={"min_worker": INTEGER, "max_worker": INTEGER},
-        errors=_REFUSED | {409: "The model is not ready", 500: "A worker did not start"},
-    ),
-    ("delete", MODELS + "/{model}"): Operation(
-        "Unregister a model", responses=_STATUS, errors=_REFUSED | {405: "The server has no model store"}
-    ),
-    **{key: operation for path in ADAPTER_PATHS for key, operation in _adapter_operations(path).items()},
+    (method, path): _operation(row)
+    for key, row in read_table("operations.toml", "djl_trtllm.server").items()
+    for methods, paths in [key.split()]
+    for path in paths.split(",")
+    for method in methods.split(",")
 }
-"""By method and path."""
+"""The operations by method and path."""
 
 
 class Description:
     """The description of a server, made once when it is first asked for."""
 
     def __init__(self, dialects: Sequence[Dialect], options: Options, *, keys: bool = False) -> None:
-        """`keys`: requests need an API key."""
+        """With `keys`, requests need an API key."""
         self._dialects = dialects
         self._keys = keys
         self._options = options
         self._replies: dict[str, Reply] = {}
 
     def document(self) -> Reply:
-        """`/openapi.json`."""
+        """Return the body of `/openapi.json`."""
         if "document" not in self._replies:
             self._replies["document"] = Reply.json(self._described())
         return self._replies["document"]
 
     def page(self) -> Reply:
-        """`/docs`."""
+        """Return the page `/docs`."""
         if "page" not in self._replies:
             html = _render(self._described())
             self._replies["page"] = Reply(200, "text/html; charset=utf-8", html.encode(), _SECURITY)
@@ -164,13 +107,15 @@ def _render(described: dict[str, Any]) -> str:
 
 
 def _sections(described: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], list[dict[str, Any]]]]:
-    """Each tag with its operations."""
+    """Return each tag with its operations: those that generate first, the server's own at the end."""
     operations = [
         {"path": path, "method": method.upper(), **operation}
         for path, methods in described["paths"].items()
         for method, operation in methods.items()
     ]
-    return [(tag, [each for each in operations if tag["name"] in each["tags"]]) for tag in described["tags"]]
+    operations.sort(key=lambda each: (each["method"] != "POST", "{" in each["path"]))
+    tags = sorted(described["tags"], key=lambda tag: tag["name"] == SERVER)
+    return [(tag, [each for each in operations if tag["name"] in each["tags"]]) for tag in tags]
 
 
 def type_of(schema: Mapping[str, Any]) -> str:

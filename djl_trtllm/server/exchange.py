@@ -1,33 +1,41 @@
-"""One HTTP request and its response: the layer between ASGI and the routes."""
+"""One HTTP request and its response: the layer between ASGI and the routes.
+
+A task per stream that wakes up for every token would be the largest cost of a streaming server. Instead the rolling
+batch calls `ResponseWriter.deliver`, which gives the bytes to the transport at once, in the same turn of the event
+loop for all streams. Nothing of the request is on a stack meanwhile, if the server calls when the client is gone.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from asyncio import Future
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
-from typing import Protocol, TypeAlias
+from types import coroutine
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers as RequestHeaders
 from starlette.types import Receive, Scope, Send
 
-from djl_trtllm.api import Dialect, Reply
-from djl_trtllm.api.endpoint_errors import endpoint_error
-from djl_trtllm.api.headers import TARGET_MODEL, properties, request_id
-from djl_trtllm.api.json_body import SMALL
+from djl_trtllm.api import Call, Dialect, Reply
+from djl_trtllm.api.base import SMALL
+from djl_trtllm.api.front_end import TARGET_MODEL, by_name, endpoint_error, front_end_error, request_id, with_attributes
 from djl_trtllm.api.registry import DEFAULT
-from djl_trtllm.config import Options
-from djl_trtllm.errors import AuthenticationError, RequestTooLargeError
+from djl_trtllm.errors import AuthenticationError, RequestError, RequestTooLargeError
+from djl_trtllm.logs import of_request
+from djl_trtllm.request import OutputChunk
 from djl_trtllm.server.access import ApiKey
-from djl_trtllm.server.body_memory import BodyMemory
-from djl_trtllm.server.metrics import ServerCounts
+from djl_trtllm.server.context import ServerContext
 from djl_trtllm.service import ModelService
-from djl_trtllm.service.clients import Caller
-from djl_trtllm.telemetry import Telemetry
-from djl_trtllm.telemetry.served_request import CLIENT_LEFT, ServedRequest
+from djl_trtllm.service.clients import Caller, label
+from djl_trtllm.telemetry.request_log import CLIENT_LEFT, ServedRequest
 
 Headers: TypeAlias = Iterable[tuple[str, str]]
+T = TypeVar("T")
 
 # What the scope of a request has in our server, beside what ASGI knows. Keys of their own: dicts of extensions, as ASGI
 # has them, would be hundreds of bytes for each request.
@@ -40,14 +48,14 @@ REST = "djl_trtllm.rest"
 stack, a coroutine in each layer, is not there while the response goes on."""
 
 REFUSED = "djl_trtllm.refused"
-"""The status with which the server has refused a request whose body it does not read on."""
+"""The status with which the server has refused a request before it had read the whole body."""
 
 _MOST_DIGITS = 20
 _ALWAYS = ((b"cache-control", b"no-cache"), (b"x-content-type-options", b"nosniff"))
 
 
 class ServerConnection(Protocol):
-    """What the connection of a request can do in our server."""
+    """The connection of a request, with what our server can do beyond ASGI."""
 
     def reset(self) -> None:
         """Drop the connection. A normal close would wait for the client to read."""
@@ -62,24 +70,34 @@ class ServerConnection(Protocol):
         """Call this if the client leaves before the response has ended; at once, if it has left."""
 
 
+class Refused(Exception):
+    """The reply to a request of the management API that is refused."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__()
+        self.reply = reply
+
+
+def refused(status: int, message: str, djl_type: str | None = None, *, allow: str | None = None) -> Refused:
+    """The refusal in the format of DJL's front end; `allow` lists the methods that the path takes."""
+    headers = () if allow is None else (("Allow", allow),)
+    return Refused(front_end_error(status, message, djl_type, headers=headers))
+
+
 class ClientGone(Exception):
     """The client disconnected while its request was read."""
 
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One HTTP request and its response. `dialect` is the format of errors, `options` are the server's."""
+    """One HTTP request and its response. `dialect` is the format of errors."""
 
     scope: Scope
     receive: Receive
     send: Send
     """The ASGI server's `send`, for bodies; `begin` sends status and headers."""
-    options: Options
-    counts: ServerCounts
+    context: ServerContext
     dialect: Dialect = DEFAULT
-    bodies: BodyMemory = field(default_factory=BodyMemory)
-    """The memory of all requests' bodies."""
-    telemetry: Telemetry = field(default_factory=Telemetry)
     route: str = ""
     """The path of the route, with its placeholders; empty if none matches."""
     model: str = ""
@@ -94,17 +112,20 @@ class Exchange:
     rest: Future[None] | None = None
     """Done when the response has ended, where it goes on after its handler."""
     _held: int = 0
-    properties: dict[str, str] = field(init=False)
-    """Headers by lower-case name, and custom attributes."""
+    headers: Mapping[str, str] = field(init=False)
+    """As they were sent, by lower-case name: those that a gateway removes are not here."""
+    properties: Mapping[str, str] = field(init=False)
+    """Headers, and custom attributes."""
     request_id: str = field(init=False)
     served: ServedRequest = field(init=False)
 
     def __post_init__(self) -> None:
-        self.properties = properties(RequestHeaders(scope=self.scope).items())
-        self.request_id = request_id(self.properties, self.options.request_id_header_key)
+        self.headers = by_name(RequestHeaders(scope=self.scope).items())
+        self.properties = with_attributes(self.headers)
+        self.request_id = request_id(self.properties, self.context.options.request_id_header_key)
         method = self.scope["method"]
         self.served = ServedRequest(
-            self.request_id, method, self.scope["path"], self.properties, reads=method in ("GET", "HEAD")
+            self.request_id, method, self.scope["path"], self.headers, reads=method in ("GET", "HEAD")
         )
 
     @property
@@ -143,7 +164,7 @@ class Exchange:
 
     async def body(self) -> bytes:
         """The request body; it counts until `release`. Raises ClientGone, RequestTooLargeError and OverloadedError."""
-        limit = self.options.max_request_size
+        limit = self.context.options.max_request_size
         too_large = f"the request body is larger than max_request_size={limit} bytes"
         declared = self.content_length
         if declared is not None and declared > limit:
@@ -157,8 +178,8 @@ class Exchange:
             part = message.get("body", b"")
             if self._held + len(part) > limit:
                 raise RequestTooLargeError(too_large)
-            if not self.bodies.take(self._held, len(part)):
-                raise self.bodies.refusal()
+            if not self.context.bodies.take(self._held, len(part)):
+                raise self.context.bodies.refusal()
             self._held += len(part)
             whole = not message.get("more_body", False)
             if whole and len(part) == self._held:
@@ -175,36 +196,39 @@ class Exchange:
         return body
 
     def go_on(self, rest: Future[None]) -> None:
-        """The response goes on after its handler, until `rest` is done. What only the handler needs is not kept."""
+        """Let the response go on after its handler, until `rest` is done, and drop what only the handler needs."""
         self.rest = rest
-        self.properties = {}
-        if not self.telemetry.reads_headers:
-            self.served.headers = self.properties
+        self.headers = self.properties = {}
+        if not self.context.telemetry.exports:
+            self.served.headers = self.headers
 
     def end(self) -> None:
-        """Nothing more is sent: end what is done for it, and report it."""
+        """End the request's generation and report it; nothing more is sent."""
         if self.service is not None:
             # The client may be gone, or its response have ended before its tokens did.
             self.service.cancel(self.served.generations)
         if self.caller is not None:
             self.caller.leave()
+        elif not self.served.quiet and not self.served.client:
+            key = None if self.key is None else self.key.name
+            self.served.client = label(self.context.clients.client(key, self.headers, self.address))
         self.release()
-        self.telemetry.ended(self.served)
+        self.context.telemetry.ended(self.served)
 
     def release(self) -> None:
-        """The body is not kept any more."""
-        self.bodies.release(self._held)
+        """Give back the memory of the body."""
+        self.context.bodies.release(self._held)
         self._held = 0
 
     async def begin(self, status: int, content_type: str, length: int | None, more: Headers = ()) -> None:
         """Send status and headers; without `length` the body is chunked."""
-        headers = [("content-type", content_type), (self.options.request_id_header_key, self.request_id), *more]
+        headers = [("content-type", content_type), (self.context.options.request_id_header_key, self.request_id), *more]
         if length is not None:
             headers.append(("content-length", str(length)))
         fields = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         self.sent_head = True
         self.served.status = status
-        self.counts.response(status, self.route, self.model)
+        self.context.counts.response(status, self.route, self.model)
         await self.send({"type": "http.response.start", "status": status, "headers": [*fields, *_ALWAYS]})
 
     async def reply(self, reply: Reply) -> None:
@@ -214,7 +238,7 @@ class Exchange:
     async def fail(self, error: Exception, more: tuple[tuple[str, str], ...] = ()) -> None:
         """Send an error with additional headers; nothing may have been sent yet."""
         self.served.error = type(error).__name__
-        reply = self.dialect.encode_error(error, self.options)
+        reply = self.dialect.encode_error(error, self.context.options)
         if self.endpoint is not None and self.dialect.sagemaker:
             reply = endpoint_error(error, reply)
         if isinstance(error, AuthenticationError):
@@ -223,7 +247,7 @@ class Exchange:
 
     @property
     def connection(self) -> ServerConnection | None:
-        """None in another server than ours."""
+        """The connection; None if the ASGI server is not ours."""
         connection: ServerConnection | None = self.scope.get(CONNECTION)
         return connection
 
@@ -231,3 +255,200 @@ class Exchange:
         """Drop the connection and what its client has not read yet, where the server can do so."""
         if self.connection is not None:
             self.connection.reset()
+
+
+logger = logging.getLogger(__name__)
+
+
+@coroutine
+def _rest(step: Coroutine[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T]:
+    """Continue a coroutine that already ran up to where it awaits `waits_for`."""
+    while True:
+        try:
+            value = yield waits_for
+        except BaseException as error:
+            proceed = partial(step.throw, error)
+        else:
+            proceed = partial(step.send, value)
+        try:
+            waits_for = proceed()
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+async def _continued(step: Coroutine[Any, Any, T], waits_for: Any) -> T:
+    return await _rest(step, waits_for)
+
+
+def start_now(step: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T] | None:
+    """Run a coroutine up to its first real wait. Returns None if it ended, otherwise the rest of it, to be awaited.
+
+    `asyncio.eager_task_factory` does this from Python 3.12 on; this needs no task for coroutines that never wait.
+    """
+    try:
+        waits_for = step.send(None)
+    except StopIteration:
+        return None
+    return _continued(step, waits_for)
+
+
+_RESEEDED = "the engine was replaced meanwhile: another run with this seed gives other tokens"
+
+
+class ResponseWriter:
+    """Encodes the output chunks of one call into ASGI messages.
+
+    While the client does not read, chunks are kept and sent together when it reads again; after
+    `stream_write_timeout` seconds the client is dropped.
+    """
+
+    def __init__(self, call: Call, exchange: Exchange) -> None:
+        self._encoder = call.encoder
+        self._headers = call.headers
+        self._late_headers = call.late_headers
+        self._exchange = exchange
+        self._unfinished = call.sequences
+        self._connection = exchange.connection
+        self._write_timeout = exchange.context.options.stream_write_timeout
+        self._blocked: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._kept: list[OutputChunk] = []
+        self._complete = False
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    # -- for the rolling batch -------------------------------------------------------------------------------------
+
+    def deliver(self, chunk: OutputChunk) -> None:
+        """Send a chunk, or keep it while the client does not read."""
+        if self._blocked is not None:
+            self._kept.append(chunk)
+        elif not self._closed.done():
+            self._send_encoded([chunk])
+
+    # -- for the request's handler ---------------------------------------------------------------------------------
+
+    def until_closed(self) -> asyncio.Future[None]:
+        """Return a future that is done when the response is sent, or its client has left or does not read."""
+        self._closed.add_done_callback(self._end)
+        if self._connection is None:
+            self._listening = asyncio.ensure_future(self._disconnected())
+        elif not self._closed.done():  # else the connection would keep it until its next response
+            self._connection.when_lost(self._close)
+        return self._closed
+
+    def _end(self, _: asyncio.Future[None]) -> None:
+        for task in (self._listening, self._blocked):
+            if task is not None:
+                task.cancel()
+        self._exchange.end()
+
+    async def _disconnected(self) -> None:
+        try:
+            while (await self._exchange.receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            self._close()
+
+    def _send_encoded(self, chunks: list[OutputChunk]) -> None:
+        try:
+            data = self._encode(chunks[0]) if len(chunks) == 1 else b"".join([self._encode(chunk) for chunk in chunks])
+        except Exception as error:
+            self._break_off(error)
+            return
+        if not self._complete:
+            connection = self._connection
+            if not data or (connection is not None and self._exchange.sent_head and connection.write_part(data)):
+                return
+        self._run(self._body(data))
+
+    def _encode(self, chunk: OutputChunk) -> bytes:
+        finished = chunk.finished
+        if finished is not None:
+            self._unfinished -= 1
+            self._complete = not self._unfinished
+            if finished.error is not None and not self._exchange.sent_head:
+                raise finished.error
+            if finished.reseeded:
+                return self._say_reseeded() + self._encoder.encode(chunk)
+        return self._encoder.encode(chunk)
+
+    def _say_reseeded(self) -> bytes:
+        """Say it in a header; in a stream of events that has begun, in a comment, which clients skip."""
+        if not self._exchange.sent_head:
+            self._headers = (*self._headers, ("Warning", f'299 djl-trtllm "{_RESEEDED}"'))
+        elif self._encoder.content_type.startswith("text/event-stream"):
+            return f": {_RESEEDED}\n\n".encode()
+        return b""
+
+    def _break_off(self, error: Exception) -> None:
+        """End a response that cannot continue. What the engine still generates for it is discarded."""
+        if not isinstance(error, RequestError):
+            logger.error("encoding the response failed", exc_info=error, extra=self._belonging)
+        self._complete = True
+        self._exchange.served.error = type(error).__name__
+        if not self._exchange.sent_head:
+            self._run(self._exchange.fail(error))
+        elif isinstance(error, RequestError) and (last := self._encoder.error(error)):
+            self._run(self._body(last))
+        else:
+            # The format cannot express it: a body without an end shows the client that the response is incomplete.
+            self._close()
+
+    def _body(self, data: bytes) -> Coroutine[Any, Any, None]:
+        exchange = self._exchange
+        message = {"type": "http.response.body", "body": data, "more_body": not self._complete}
+        if exchange.sent_head:
+            return cast(Coroutine[Any, Any, None], exchange.send(message))
+        return self._first(message, len(data) if self._complete else None)
+
+    async def _first(self, message: dict[str, Any], length: int | None) -> None:
+        await self._exchange.begin(200, self._encoder.content_type, length, (*self._headers, *self._late_headers()))
+        await self._exchange.send(message)
+
+    def _run(self, messages: Coroutine[Any, Any, None]) -> None:
+        try:
+            rest = start_now(messages)
+        except OSError as error:
+            self._lose(error)
+            return
+        if rest is not None:
+            self._blocked = asyncio.ensure_future(self._wait_for_reader(rest))
+        elif self._complete:
+            self._close()
+
+    async def _wait_for_reader(self, rest: Coroutine[Any, Any, None]) -> None:
+        """Wait for a client that does not read, then send at once what was generated meanwhile."""
+        try:
+            await asyncio.wait_for(rest, self._write_timeout)
+        except asyncio.TimeoutError:
+            logger.warning(
+                "the client did not read for %g seconds (option.stream_write_timeout) and is dropped",
+                self._write_timeout,
+                extra=self._belonging,
+            )
+            self._exchange.abort()
+            self._close()
+            return
+        except OSError as error:
+            self._lose(error)
+            return
+        self._blocked = None
+        kept, self._kept = self._kept, []
+        if self._complete:
+            self._close()
+        elif kept:
+            self._send_encoded(kept)
+
+    def _lose(self, error: OSError) -> None:
+        logger.info("the client is gone: %s", error, extra=self._belonging)
+        self._close()
+
+    @property
+    def _belonging(self) -> dict[str, str]:
+        """The `extra` of a log line of this request: the rolling batch calls for many requests."""
+        return of_request(self._exchange.request_id)
+
+    def _close(self) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)

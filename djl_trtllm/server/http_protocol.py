@@ -1,78 +1,104 @@
-"""HTTP on one connection: uvicorn's protocol, with limits.
+"""HTTP/1.1 on one connection: httptools parses requests, which are answered through ASGI, and bounded.
 
-uvicorn parses requests and answers them; it does not bound them. Here the parser gets a piece at a time, what is not
-body is counted, one request is read after the other, and every state has a deadline. docs/design.md says why it is
-this and not another server.
+The parser gets a piece at a time, bytes beside the body are counted, one request is read after the other, and every
+state has a deadline. docs/design.md says why this is not another server.
+
+What ASGI needs (scope, request-response cycle, upgrades) is from uvicorn 0.54, protocols/http/httptools_impl.py.
+Copyright © 2017-present, Encode OSS Ltd. BSD 3-Clause: uvicorn-LICENSE.txt beside this file.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+import logging
+import re
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import inf
 from typing import Any, cast
+from urllib.parse import unquote
 
 import httptools
-from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from starlette.types import Message, Scope
+from uvicorn import Config
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+from uvicorn.server import ServerState
 
-from djl_trtllm.server.connections import SLOWEST_BODY, Connections, Refusal, has_left, reset
+from djl_trtllm.api.front_end import request_id
+from djl_trtllm.server.connections import (
+    SLOWEST_BODY,
+    Connections,
+    HttpRefusal,
+    has_left,
+    reset,
+    status_line,
+    whole_response,
+)
 from djl_trtllm.server.exchange import CONNECTION, REFUSED, REST
-from djl_trtllm.server.light_event import LightEvent
-from djl_trtllm.server.request_head import announces_body, refused, without_offer
-from djl_trtllm.server.websocket_protocol import WebSocketProtocol
+from djl_trtllm.server.websocket import WebSocketProtocol
+from djl_trtllm.telemetry import ServedRequest
+
+logger = logging.getLogger(__name__)
 
 _PIECE = 1024
-"""Bytes that the parser gets at once, so that little is parsed beyond a limit or beyond the end of a request."""
+"""Bytes that the parser gets at once, so that it parses little beyond a limit or beyond the end of a request."""
 _SHORTEST_REQUEST = 16
-_MOST_AHEAD = 65536
-"""Bytes of requests that wait for the response to the one before, from which on no more are read."""
+_MOST_WAITING = 65536
+"""Bytes that may wait before reading stops: of a body that the application has not taken, or of the next requests."""
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 1 << 20
 """A refused client gets time to read why, but its request is not read to the end."""
+_NOT_IN_NAMES = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
+_NOT_IN_VALUES = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
-class HttpProtocol(HttpToolsProtocol):
-    """One connection: the `ServerConnection` of its requests."""
+class HttpProtocol(asyncio.Protocol):
+    """One connection: the `ServerConnection` of its requests.
 
-    # With these in its dictionary, that would be too large to share its keys with those of other connections.
-    __slots__ = (
-        "_ahead",
-        "_beside",
-        "_body",
-        "_connections",
-        "_fields",
-        "_head_read",
-        "_last",
-        "_left",
-        "_limits",
-        "_lingered",
-        "_lost",
-        "_paused",
-        "_piece_size",
-        "_read",
-        "_refused",
-        "deadline",
-    )
+    Most connections are idle, and most responses go on without a task. So there is a parser, which takes a kilobyte,
+    while a request is read only, and an event while something waits for it only. Python keeps the names of up to 30
+    attributes once for all objects of a class.
+    """
 
-    def __init__(self, connections: Connections, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, connections: Connections, config: Config, server_state: ServerState) -> None:
         self.deadline = inf
+        self.loop = asyncio.get_running_loop()
+        self.transport: asyncio.Transport
+        self.unwritable: asyncio.Event | None = None
+        """An event while the client does not read, set when it reads again; otherwise None."""
         self._connections = connections
         self._limits = connections.options
+        self._config = config
+        self._server_state = server_state
+        self._addresses: dict[str, Any] = {}
+        self._parser: Any = None
+        self._cycles: tuple[RequestResponseCycle, ...] = ()
+        """The requests without a complete response. There is one, or none; more if the parser found the next one behind
+        the end of a chunked body. The first is being answered, and the last may still be read."""
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
         self._head_read = self._read = True
-        self._beside = self._piece_size = self._body = self._left = self._fields = self._lingered = 0
+        self._beside = self._piece_size = self._body = self._left = self._fields = 0
         self._last, self._ahead = b"", bytearray()
-        self._paused = self._refused = False
+        self._reading_paused = False
+        self._linger: int | None = None
+        """Bytes that are still read and forgotten after a refusal; None before a refusal."""
         self._lost: Callable[[], None] | None = None
-        self.parser = None  # type: ignore[assignment]  # it takes a kilobyte: there is one while a request is read
-        self.pipeline = ()  # type: ignore[assignment]  # an empty deque has 760 bytes
+        self._last_reply = b""
+        """The refusal of a request that is not read further, while those before it are answered."""
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]:
+        return self._server_state.default_headers
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)  # type: ignore[arg-type]
-        self.flow._is_writable_event = LightEvent(is_set=True)  # type: ignore[assignment]
+        self.transport = cast(asyncio.Transport, transport)
+        self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn only calls `shutdown`
+        self._addresses = {
+            "server": get_local_addr(self.transport),
+            "client": get_remote_addr(self.transport),
+            "scheme": "https" if is_ssl(self.transport) else "http",
+        }
         self._connections.enter(self)
         self._idle_until(self._limits.keep_alive_timeout)
         if has_left(self.transport):
@@ -80,32 +106,45 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.leave(self)
+        self._server_state.connections.discard(self)
         self._forget(len(self._ahead))
-        super().connection_lost(exc)
+        for cycle in self._cycles:
+            cycle.disconnect()
+        self.resume_writing()
         self._call_lost()
-        self._unset_keepalive_if_required()
         # They refer to this connection: the garbage collector, which stops the event loop, would have to free them.
-        self.scope = self.cycle = None  # type: ignore[assignment]
+        self._parser, self._cycles = None, ()
 
-    def handle_websocket_upgrade(self) -> None:
+    def shutdown(self) -> None:
+        """End the connection after its response: uvicorn ends."""
+        if self._cycles:
+            self._cycles[-1].keep_alive = False
+        else:
+            self.transport.close()
+
+    def _open_websocket(self) -> None:
         self._connections.leave(self)
-        super().handle_websocket_upgrade()
-        protocol = self.transport.get_protocol()
-        if isinstance(protocol, WebSocketProtocol) and protocol.refusal is not None:
+        self._server_state.connections.discard(self)
+        protocol = WebSocketProtocol(
+            self._connections, config=self._config, server_state=self._server_state, app_state={}
+        )
+        protocol.connection_made(self.transport)
+        protocol.data_received(_head(self._parser, self._url, self._headers))
+        self.transport.set_protocol(protocol)
+        if protocol.refusal is not None:
             self._connections.note(protocol.refusal)
             self._report(protocol.refusal)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
-            self._lingered += len(data)
-            if self._lingered > _LINGER_BYTES:
+        if self._linger is not None:
+            self._linger -= len(data)
+            if self._linger < 0:
                 self.transport.abort()
             return
-        self._unset_keepalive_if_required()
         read = 0 if self._ahead else self._parse(data)
-        if read < len(data) and not self._refused:
+        if read < len(data) and self._linger is None:
             self._keep(data[read:])
 
     def _parse(self, data: bytes | bytearray) -> int:
@@ -116,19 +155,19 @@ class HttpProtocol(HttpToolsProtocol):
             try:
                 self._feed(bytes(data[start:end]))
             except httptools.HttpParserUpgrade:
-                self.handle_websocket_upgrade()
+                self._open_websocket()
                 return len(data)
-            except (httptools.HttpParserError, Refusal) as error:
-                self._refuse(Refusal.of(error))
+            except (httptools.HttpParserError, HttpRefusal) as error:
+                self._refuse(HttpRefusal.of(error))
                 return len(data)
             start = end
         if self._read:
-            self.parser = None  # type: ignore[assignment]
+            self._parser = None
         return min(start, len(data))
 
     def _answering(self) -> bool:
         """Whether a request has been read and not been answered."""
-        return self._read and self.cycle is not None and not self.cycle.response_complete
+        return self._read and bool(self._cycles)
 
     def _piece(self, data: bytes | bytearray, start: int) -> int:
         """How many bytes the parser gets: up to the end of a body of known length or of a head, else a few."""
@@ -146,37 +185,39 @@ class HttpProtocol(HttpToolsProtocol):
         self._last = (self._last + piece[-3:])[-3:]
         self._beside += len(piece)
         while piece:
-            piece = self._fed(piece)
+            if self._parser is None:
+                self._parser = httptools.HttpRequestParser(self)
+                self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            try:
+                self._parser.feed_data(piece)
+                break
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._opens_websocket():
+                    raise
+                # The parser reads no body behind an offer of another protocol: it gets the head again, without it.
+                self._piece_size = self._beside
+                headers = [field for field in self._headers if field[0] != b"upgrade"]
+                piece = _head(self._parser, self._url, headers) + piece[upgrade.args[0] :]
         self._check_size()
 
-    def _fed(self, piece: bytes) -> bytes:
-        """Feed the parser. Returns what to feed it next: the head again, if it offers what is not taken."""
-        if cast(Any, self.parser) is None:  # it takes a kilobyte: there is one while a request is read
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        try:
-            self.parser.feed_data(piece)
-        except httptools.HttpParserUpgrade as upgrade:
-            if self._should_upgrade():
-                raise
-            self._piece_size = self._beside
-            return without_offer(self.parser, self.url, self.headers) + piece[upgrade.args[0] :]
-        return b""
-
-    def _should_upgrade(self) -> bool:
+    def _opens_websocket(self) -> bool:
         """Whether the request opens a WebSocket. Other offers are ignored, such as that of HTTP/2 by Java's client."""
+        given = dict(self._headers)
+        options = given.get(b"connection", b"").lower().split(b",")
         return (
-            self.parser.get_method() == b"GET"
-            and not announces_body(self.headers)
-            and (self.cycle is None or self.cycle.response_complete)
-            and super()._should_upgrade()
+            self._parser.get_method() == b"GET"
+            and not self._cycles
+            and given.get(b"upgrade", b"").lower() == b"websocket"
+            and b"upgrade" in [option.strip() for option in options]
+            and b"transfer-encoding" not in given
+            and all(value == b"0" for name, value in self._headers if name == b"content-length")
         )
 
     def _check_size(self) -> None:
         # What a chunked body has besides its content may be as large as that.
         if self._beside > self._limits.max_header_size + self._body:
             what = "trailers and chunk headers are" if self._head_read else "the head of the request is"
-            raise Refusal(431, f"{what} larger than max_header_size={self._limits.max_header_size} bytes")
+            raise HttpRefusal(431, f"{what} larger than max_header_size={self._limits.max_header_size} bytes")
 
     def _keep(self, data: bytes) -> None:
         """Keep what came of the next request, which is read when this one is answered."""
@@ -184,62 +225,85 @@ class HttpProtocol(HttpToolsProtocol):
             self.reset()
             return
         self._ahead += data
-        if len(self._ahead) > _MOST_AHEAD and not self._paused:
-            self._paused = True
-            self.transport.pause_reading()
+        self.control_reading()
 
     def _go_on(self) -> None:
         if not self._answering() and not self.transport.is_closing():
-            self._unset_keepalive_if_required()
             self._forget(self._parse(self._ahead))
-            if self._paused and len(self._ahead) <= _MOST_AHEAD and not self.transport.is_closing():
-                self._paused = False
-                self.transport.resume_reading()
+            self.control_reading()
 
     def _forget(self, size: int) -> None:
         del self._ahead[:size]
         self._connections.context.bodies.release(size)
 
+    def control_reading(self) -> None:
+        """Stop reading while many bytes wait, and go on afterwards."""
+        cycles = self._cycles
+        waits = max(len(self._ahead), len(cycles[-1].body) if cycles else 0) > _MOST_WAITING or len(cycles) > 1
+        if waits != self._reading_paused and not self.transport.is_closing():
+            self._reading_paused = waits
+            (self.transport.pause_reading if waits else self.transport.resume_reading)()
+
     # -- called by the parser ------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        cast(Scope, self.scope).update({CONNECTION: self, REST: None})
         self._connections.start(self)
         self.deadline = self.loop.time() + self._limits.header_read_timeout
         self._head_read = self._read = False
         self._beside = self._piece_size
         self._body = self._left = self._fields = 0
+        self._url, self._headers = b"", []
 
     def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        if len(self.url) > self._limits.max_url_size:
-            raise Refusal(414, f"the address is longer than max_url_size={self._limits.max_url_size} bytes")
+        self._url += url
+        if len(self._url) > self._limits.max_url_size:
+            raise HttpRefusal(414, f"the address is longer than max_url_size={self._limits.max_url_size} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._fields += 1
         if self._fields > self._limits.max_header_count:
-            raise Refusal(431, f"there are more than max_header_count={self._limits.max_header_count} headers")
+            raise HttpRefusal(431, f"there are more than max_header_count={self._limits.max_header_count} headers")
         if not self._head_read:  # nothing uses trailers
-            super().on_header(name, value)
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._check_size()
-        if self.parser.get_method() == b"CONNECT":
-            raise Refusal(501, "this server is no proxy")
-        if self.parser.should_upgrade() and not self._should_upgrade():
+        if self._parser.get_method() == b"CONNECT":
+            raise HttpRefusal(501, "this server is no proxy")
+        hosts = sum(name == b"host" for name, _ in self._headers)
+        if hosts > 1 or (not hosts and self._parser.get_http_version() != "1.0"):
+            raise HttpRefusal(400, f"expected one header Host, which names this server, and not {hosts}")
+        if self._parser.should_upgrade() and not self._opens_websocket():
             return  # it is read again
-        self._connections.admit(self, self.url.partition(b"?")[0])
-        before = self.cycle
-        if before is not None and not before.response_complete:
-            # What follows the end of a chunked body may have been parsed with it.
-            self.pipeline = deque(self.pipeline)
-        super().on_headers_complete()
+        self._connections.admit(self, self._url.partition(b"?")[0])
+        if self._parser.should_upgrade():
+            return
+        cycle = RequestResponseCycle(self, self._scope(), keep_alive=self._parser.should_keep_alive())
         self._head_read = True
-        self._left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        self._left = next((int(value) for name, value in self._headers if name == b"content-length"), 0)
         self.deadline = self.loop.time() + self._limits.body_read_timeout
-        if self.cycle is not before:
-            self.cycle.message_event = LightEvent()  # type: ignore[assignment]
+        self._cycles += (cycle,)
+        if len(self._cycles) == 1:
+            self._start(cycle)
+        else:
+            self.control_reading()
+
+    def _scope(self) -> Scope:
+        address = httptools.parse_url(self._url)
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self._parser.get_http_version(),
+            "method": self._parser.get_method().decode("ascii"),
+            "root_path": "",
+            "path": unquote(address.path.decode("ascii")),
+            "raw_path": address.path,
+            "query_string": address.query or b"",
+            "headers": self._headers,
+            **self._addresses,
+            CONNECTION: self,
+            REST: None,
+        }
 
     def on_body(self, body: bytes) -> None:
         size = len(body)
@@ -247,61 +311,76 @@ class HttpProtocol(HttpToolsProtocol):
         self._body += size
         self._left = max(0, self._left - size)
         self.deadline += size / SLOWEST_BODY
-        # The refusal said that the connection goes on, so some more is read: the client may use it again.
-        most = self._limits.max_request_size + _LINGER_BYTES
-        if self._body > most and self.cycle is not None and self.cycle.response_complete:
-            raise Refusal(413, f"the body is larger than max_request_size={self._limits.max_request_size} bytes")
-        super().on_body(body)
+        if self._cycles:
+            self._cycles[-1].body += body
+            self._cycles[-1].notify()
+            self.control_reading()
+        elif self._body > self._limits.max_request_size + _LINGER_BYTES:
+            # The refusal said that the connection goes on, so some more is read: the client may use it again.
+            raise HttpRefusal(413, f"the body is larger than max_request_size={self._limits.max_request_size} bytes")
 
     def on_message_complete(self) -> None:
-        if self.parser.should_upgrade():
+        if self._parser.should_upgrade():
             return
         self._read = True
         self._left = self._beside = 0
         self._wait_for_answer()
-        super().on_message_complete()
-        if self.cycle is not None and self.cycle.response_complete:
+        if self._cycles:
+            self._cycles[-1].more_body = False
+            self._cycles[-1].notify()
+        else:
             self._idle_until(self._limits.keep_alive_timeout)
 
-    def on_response_complete(self) -> None:
+    # -- answering -----------------------------------------------------------------------------------------------------
+
+    def _start(self, cycle: RequestResponseCycle) -> None:
+        task = self.loop.create_task(self._run(cycle))
+        self._server_state.tasks.add(task)
+        task.add_done_callback(self._server_state.tasks.discard)
+
+    async def _run(self, cycle: RequestResponseCycle) -> None:
+        """Run the application. A response that goes on without it has no task."""
+        try:
+            await self._config.loaded_app(cycle.scope, cycle.receive, cycle.send)
+        except BaseException as error:
+            logger.error("the application failed", exc_info=error)
+            cycle.break_off()
+            return
+        if (rest := cycle.scope[REST]) is None:
+            self._end(cycle)
+        else:
+            cycle.scope["headers"].clear()
+            rest.add_done_callback(partial(self._end, cycle))
+
+    def _end(self, cycle: RequestResponseCycle, _: object = None) -> None:
+        if not (cycle.response_complete or cycle.disconnected or self.transport.is_closing()):
+            logger.error("the application returned before its response was complete")
+            cycle.break_off()
+
+    def response_ended(self) -> None:
+        """Go on after the response that is complete now."""
+        ended, self._cycles = self._cycles[0], self._cycles[1:]
         self._lost = None
-        super().on_response_complete()
-        if self.expect_100_continue and not self._read and not self._body:
+        self._server_state.total_requests += 1
+        if ended.announced and not (self._cycles or self._read or self._body):
             # The body may come or not, so it is not known where the next request begins.
             self.transport.close()
         if self.transport.is_closing():
             self.deadline = self.loop.time() + self._limits.stream_write_timeout
+            return
+        self.control_reading()
+        if self._cycles:
+            self._start(self._cycles[0])
+        elif self._last_reply:
+            self._forget(len(self._ahead))
+            self._say_last(self._last_reply)
         elif self._ahead:
             self.loop.call_soon(self._go_on)
-        elif self._read and self.cycle.response_complete:
+        elif self._read:
             self._idle_until(self._limits.keep_alive_timeout)
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        task = self.loop.create_task(self._run(cycle, app))
-        task.add_done_callback(self.tasks.discard)
-        self.tasks.add(task)
-
-    async def _run(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Run the application. A response that goes on without it has no task: uvicorn looks at it at its end."""
-        scope = cast(Scope, cycle.scope)
-        try:
-            await app(scope, cycle.receive, cycle.send)
-        except BaseException as error:
-            await cycle.run_asgi(partial(_outcome, error))
-            return
-        if (rest := scope[REST]) is None:
-            await cycle.run_asgi(partial(_outcome, None))
-        else:
-            scope["headers"].clear()
-            rest.add_done_callback(partial(self._finish, cycle))
-
-    def _finish(self, cycle: RequestResponseCycle, _: object) -> None:
-        # Of several that were parsed together, uvicorn marks only the last one when the client leaves.
-        cycle.disconnected |= self.transport.is_closing()
-        super()._start_asgi_task(cycle, partial(_outcome, None))
-
     def when_lost(self, call: Callable[[], None]) -> None:
-        if self.cycle is None or self.cycle.disconnected:
+        if not self._cycles or self._cycles[0].disconnected:
             call()
         else:
             self._lost = call
@@ -312,24 +391,27 @@ class HttpProtocol(HttpToolsProtocol):
             call()
 
     def write_part(self, part: bytes) -> bool:
-        cycle = self.cycle
-        if cycle is None or cycle.disconnected or self.flow.write_paused or not cycle.chunked_encoding:
+        if self.unwritable is not None or not self._cycles or not self._cycles[0].takes_parts():
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
         return True
 
     def pause_writing(self) -> None:
-        super().pause_writing()
+        if self.unwritable is None:
+            self.unwritable = asyncio.Event()
         self._wait_for_answer()
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        if self.unwritable is not None:
+            self.unwritable.set()
+            self.unwritable = None
         self._wait_for_answer()
 
     def _wait_for_answer(self) -> None:
-        """The application has as long as it needs, but the client has to read."""
+        """Set the deadline while a request is answered: the client has to read, the application may take its time."""
         if self._answering():
-            self.deadline = self.loop.time() + self._limits.stream_write_timeout if self.flow.write_paused else inf
+            unread = self.unwritable is not None
+            self.deadline = self.loop.time() + self._limits.stream_write_timeout if unread else inf
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -338,20 +420,22 @@ class HttpProtocol(HttpToolsProtocol):
         self.deadline = self.loop.time() + seconds
 
     def expire(self) -> None:
-        """The deadline of its state is over."""
-        if self._refused or self._read or self.transport.is_closing():  # idle, or its client does not read
+        """Refuse a request that came too slowly, or drop the connection."""
+        if self._linger is not None or self._read or self.transport.is_closing():  # idle, or its client does not read
             self.drop()
         elif self._head_read:
             seconds = self._limits.body_read_timeout
-            self._refuse(Refusal(408, f"the request body did not come within body_read_timeout={seconds:g} seconds"))
+            self._refuse(
+                HttpRefusal(408, f"the request body did not come within body_read_timeout={seconds:g} seconds")
+            )
         else:
             seconds = self._limits.header_read_timeout
-            self._refuse(Refusal(408, f"the headers did not come within header_read_timeout={seconds:g} seconds"))
+            self._refuse(HttpRefusal(408, f"the headers did not come within header_read_timeout={seconds:g} seconds"))
 
     def drop(self) -> None:
-        """Close it, and do not wait for a client that does not read."""
+        """Close the connection without waiting for a client that does not read."""
         self._connections.leave(self)
-        if self._refused or self.transport.get_write_buffer_size() or self.transport.is_closing():
+        if self._linger is not None or self.transport.get_write_buffer_size() or self.transport.is_closing():
             self.reset()
         else:
             self.transport.close()
@@ -359,40 +443,187 @@ class HttpProtocol(HttpToolsProtocol):
     def reset(self) -> None:
         reset(self.transport)
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: HttpRefusal) -> None:
         """Answer a request that is not read further, if it can still be answered, and close the connection."""
-        self._refused = True
-        self.deadline = self.loop.time() + _LINGER_SECONDS
         self._connections.note(refusal)
         of_this = self._head_read and not self._read
-        if not self._head_read:
+        before = self._cycles[:-1] if of_this else self._cycles
+        if before or not self._head_read:
             self._report(refusal)
-        if self.cycle is not None and not self.cycle.response_complete:
-            cast(Scope, self.cycle.scope)[REFUSED] = refusal.status
-            self.cycle.disconnected = True
-            self.cycle.waiting_for_100_continue = False
-            self.cycle.message_event.set()
+        reply = refusal.reply(self.default_headers)
+        if before:
+            # They came whole, in one piece with this one, and their responses are first.
+            self._cycles, self._last_reply, self._read = before, reply, True
+            self._wait_for_answer()
+            self.control_reading()
+            return
+        if of_this and self._cycles:
+            (cycle,) = self._cycles
+            cycle.scope[REFUSED] = refusal.status
+            cycle.disconnect()
             self._call_lost()
-            if self.cycle.response_started or not of_this or self.pipeline:  # or another one is being answered
+            if cycle.response_started:
                 self.reset()
                 return
-            of_this = False
-        if not of_this or self.cycle is None:
-            self.transport.write(refusal.reply(self.server_state.default_headers))
+        elif of_this:  # it has a response already
+            reply = b""
+        self._say_last(reply)
+
+    def _say_last(self, reply: bytes) -> None:
+        """Send the last bytes of a connection, and give the client time to read them."""
+        self._linger = _LINGER_BYTES
+        self.deadline = self.loop.time() + _LINGER_SECONDS
+        if reply:
+            self.transport.write(reply)
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:
             self.transport.close()
 
-    def _report(self, refusal: Refusal) -> None:
-        """Report a request that no application gets to see; of its head there may be a part."""
-        method = self.parser.get_method() if self.url else b""
-        served = refused(method, self.url, self.headers, self._limits.request_id_header_key)
-        served.status, served.error = refusal.status, Refusal.__name__
+    def _report(self, refusal: HttpRefusal) -> None:
+        """Report a request that no application gets to see. A part of its head may be missing: it is "-"."""
+        given = {name.decode("latin-1"): value.decode("latin-1") for name, value in self._headers}
+        path = self._url.partition(b"?")[0].decode("latin-1")
+        method = self._parser.get_method().decode("latin-1") if path else "-"
+        served = ServedRequest(request_id(given, self._limits.request_id_header_key), method, path or "-")
+        served.status, served.error = refusal.status, type(refusal).__name__
         self._connections.context.telemetry.ended(served)
 
 
-async def _outcome(error: BaseException | None, *_: object) -> None:
-    """An application that has run before."""
-    if error is not None:
-        raise error
+def _head(parser: Any, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """The head of a request with these headers."""
+    lines = [b"%b: %b\r\n" % field for field in headers]
+    version = parser.get_http_version().encode()
+    return b"".join([parser.get_method(), b" ", url, b" HTTP/", version, b"\r\n", *lines, b"\r\n"])
+
+
+class RequestResponseCycle:
+    """One request of a connection and its response, as ASGI's `receive` and `send` have them."""
+
+    __slots__ = (
+        "_asked",
+        "_chunked",
+        "_event",
+        "_news",
+        "_protocol",
+        "_to_come",
+        "announced",
+        "body",
+        "disconnected",
+        "keep_alive",
+        "more_body",
+        "response_complete",
+        "response_started",
+        "scope",
+    )
+
+    def __init__(self, protocol: HttpProtocol, scope: Scope, *, keep_alive: bool) -> None:
+        self.scope = scope
+        self.keep_alive = keep_alive and scope["http_version"] != "1.0"
+        self.announced = any(name == b"expect" and value.lower() == b"100-continue" for name, value in scope["headers"])
+        """The client sends the body if it is asked to."""
+        self.body = bytearray()
+        self.more_body = True
+        self.disconnected = self.response_started = self.response_complete = False
+        self._protocol = protocol
+        self._event: asyncio.Event | None = None
+        self._news = self._asked = self._chunked = False
+        self._to_come = 0
+        """Bytes of the response's body, where its length is known."""
+
+    def takes_parts(self) -> bool:
+        """Whether parts of the body may be written at once: its length is not known, and the client is there."""
+        return self._chunked and not self.disconnected
+
+    def notify(self) -> None:
+        """Wake the application: there is more of the body, or there is nothing to wait for."""
+        self._news = True
+        if self._event is not None:
+            self._event.set()
+
+    def disconnect(self) -> None:
+        """Report to the application that its client has left; what it still sends is dropped."""
+        self.disconnected = True
+        self.notify()
+
+    async def receive(self) -> Message:
+        transport = self._protocol.transport
+        answered = self.response_started or self.disconnected or transport.is_closing()
+        if self.announced and not self._asked and not answered:
+            self._asked = True
+            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not (self._news or self.disconnected or self.response_complete):
+            self._event = self._event or asyncio.Event()
+            self._event.clear()
+            await self._event.wait()
+        self._news = False
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        body, self.body = bytes(self.body), bytearray()
+        self._protocol.control_reading()
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    async def send(self, message: Message) -> None:
+        while (unwritable := self._protocol.unwritable) is not None and not self.disconnected:
+            await unwritable.wait()
+        if self.disconnected:
+            return
+        if message["type"] == "http.response.start":
+            self._begin(message["status"], message.get("headers", ()))
+        elif self.response_complete:
+            raise RuntimeError(f"{message['type']} after the end of the response")
+        else:
+            self._write_body(message.get("body", b""), more=message.get("more_body", False))
+
+    def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.response_started = True
+        lines = [status_line(status)]
+        length: int | None = None
+        for name, value in (*self._protocol.default_headers, *headers):
+            if _NOT_IN_NAMES.search(name) or _NOT_IN_VALUES.search(value):
+                raise RuntimeError(f"the header {name!r} of the response cannot be sent")
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"connection" and value.lower() == b"close":
+                self.keep_alive = False
+                continue
+            lines += (name, b": ", value, b"\r\n")
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        if self.scope["method"] != "HEAD":
+            self._to_come = length or 0
+            self._chunked = length is None
+            if self._chunked:
+                lines.append(b"transfer-encoding: chunked\r\n")
+        lines.append(b"\r\n")
+        self._protocol.transport.write(b"".join(lines))
+
+    def _write_body(self, body: bytes, *, more: bool) -> None:
+        write = self._protocol.transport.write
+        if self._chunked:
+            part = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            write(part if more else part + b"0\r\n\r\n")
+        elif self.scope["method"] != "HEAD":
+            self._to_come -= len(body)
+            if self._to_come < 0 or (self._to_come and not more):
+                raise RuntimeError("the body of the response has not the length that its head says")
+            write(body)
+        if not more:
+            self._complete()
+
+    def break_off(self) -> None:
+        """End a response that the application does not complete, so that the client sees that it is not complete."""
+        if self.disconnected or self.response_complete:
+            return
+        if not self.response_started:
+            headers = [*self._protocol.default_headers, (b"content-type", b"text/plain; charset=utf-8")]
+            self._protocol.transport.write(whole_response(500, headers, b"Internal Server Error"))
+        self.keep_alive = False
+        self._complete()
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        self.notify()
+        if not self.keep_alive:
+            self._protocol.transport.close()
+        self._protocol.response_ended()

@@ -1,39 +1,169 @@
 """`GET /metrics`: the statistics of the server and of every model for Prometheus.
 
-Two sets of names have the figures of models: our own (`model_metrics`), and those of TensorRT-LLM's server
-(`trtllm_metrics`), which dashboards and gateways know. docs/metrics.md lists all of them.
+Models have two sets of names: our own (`_OWN`), and those of TensorRT-LLM's server (`_TRTLLM`), which dashboards,
+gateways and load generators know. docs/metrics.md lists all of them.
 """
 
 from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from djl_trtllm.api import Reply
-from djl_trtllm.batching.statistics import Histogram
-from djl_trtllm.server.metric_families import PREFIX, Family, histogram
-from djl_trtllm.server.metric_text import MetricText
-from djl_trtllm.server.model_figures import ModelFigures
-from djl_trtllm.server.model_metrics import model_metrics
-from djl_trtllm.server.trtllm_metrics import trtllm_metrics
-from djl_trtllm.service import Registry
+from djl_trtllm.batching.rolling_batch import RollingBatch
+from djl_trtllm.batching.statistics import (
+    FIRST_TOKEN_SECONDS,
+    PER_TOKEN_SECONDS,
+    PREFILL_SECONDS,
+    REQUEST_SECONDS,
+    Histogram,
+    Statistics,
+)
+from djl_trtllm.config.tables import read_table
+from djl_trtllm.executor.protocol import Stats
+from djl_trtllm.request import FINISH_WORDS, FinishReason
+from djl_trtllm.service import Registry, ServedModel, State
 from djl_trtllm.version import __version__
 
+_PREFIX = "djl_trtllm_"
+_as_text: Callable[[float], str] = floatToGoString
 _UNKNOWN_ROUTE = "unknown"
-"""The route of all requests that match none, or are refused before one is known: a client may send any path."""
-_FORMATS = 4
-"""Formats whose texts are kept: versions and escapings of OpenMetrics are the client's choice."""
+"""The route of requests that match none, or are refused before it is known: a client may send any path."""
+_SUCCESS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+"""TensorRT-LLM's finish reasons."""
+
+
+_BUCKETS = {
+    "first_token": FIRST_TOKEN_SECONDS,
+    "per_token": PER_TOKEN_SECONDS,
+    "prefill": PREFILL_SECONDS,
+    "request": REQUEST_SECONDS,
+}
+
+
+class _Names(NamedTuple):
+    """A set of names for the figures of models: a table of metrics.toml."""
+
+    prefix: str
+    labels: list[str]
+    """The label of the model's name, and perhaps that of its engine."""
+    gauges: list[list[str]]
+    counters: list[list[str]]
+    histograms: list[list[str]]
+
+
+_OWN, _TRTLLM = (_Names(**names) for names in read_table("metrics.toml", "djl_trtllm.server").values())
+_BY_REASON = (
+    ("finished", "finished", "Sequences that ended, by finish reason."),
+    ("ended_requests", "ended_requests", "Requests that ended, by the finish reason of the sequence that ended worst."),
+)
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """The figures of a model; None where a figure is unknown: no engine process runs, or it does not report it.
+
+    Numbers of sequences, requests and blocks are sums over the workers, ratios and times the largest of the workers.
+    """
+
+    name: str
+    engine: str | None
+    """The backend that runs it."""
+    statistics: Statistics
+    ready: bool
+    workers: int
+    restarts: int
+    waiting: int
+    running: int
+    max_running: int | None
+    max_waiting: int | None
+    memory: int | None
+    """Bytes of host memory of the engine processes."""
+    kv_usage: float | None
+    kv_blocks: int | None
+    kv_blocks_used: int | None
+    kv_block_tokens: int | None
+    kv_hit_rate: float | None
+    queued: int | None
+    paused: int | None
+    iterations: float | None
+    iteration_seconds: float | None
+    guides_waiting: int | None
+    guide_trials: int | None
+    guide_seconds: float | None
+
+    @property
+    def kv_blocks_free(self) -> int | None:
+        return None if self.kv_blocks is None or self.kv_blocks_used is None else self.kv_blocks - self.kv_blocks_used
+
+    @property
+    def completed(self) -> int:
+        """Requests that ended, for whatever reason."""
+        return self.statistics.ended_requests.total()
+
+    @classmethod
+    def of(cls, model: ServedModel) -> ModelFigures:
+        batches = [worker.batch for worker in model.workers if worker.batch is not None]
+        stats = [batch.engine_stats for batch in batches]
+        blocks = _sum(stats, "kv_blocks")
+        return cls(
+            name=model.name,
+            engine=model.engine,
+            statistics=model.statistics,
+            ready=model.state is State.READY,
+            workers=len(model.workers),
+            restarts=model.restarts,
+            waiting=sum(batch.waiting for batch in batches),
+            running=sum(batch.running for batch in batches),
+            max_running=_limit(batches, "max_batch_size"),
+            max_waiting=_limit(batches, "max_queue_size"),
+            memory=sum(worker.memory for worker in model.workers) or None,
+            kv_usage=_most(stats, "kv_usage"),
+            kv_blocks=blocks,
+            kv_blocks_used=_sum(stats, "kv_blocks_used"),
+            kv_block_tokens=max(batch.block_size for batch in batches) if blocks else None,
+            kv_hit_rate=_most(stats, "kv_hit_rate"),
+            queued=_sum(stats, "queued"),
+            paused=_sum(stats, "paused"),
+            iterations=_most(stats, "iterations"),
+            iteration_seconds=_most(stats, "iteration_seconds"),
+            guides_waiting=_sum(stats, "guides_waiting"),
+            guide_trials=_sum(stats, "guide_trials"),
+            guide_seconds=sum(_reported(stats, "guide_seconds")) or None,
+        )
+
+
+def _reported(stats: list[Stats], name: str) -> list[float]:
+    return [value for value in map(attrgetter(name), stats) if value is not None]
+
+
+def _sum(stats: list[Stats], name: str) -> int | None:
+    known = _reported(stats, name)
+    return int(sum(known)) if known else None
+
+
+def _most(stats: list[Stats], name: str) -> float | None:
+    return max(_reported(stats, name), default=None)
+
+
+def _limit(batches: list[RollingBatch], name: str) -> int | None:
+    return sum(getattr(batch.limits, name) for batch in batches) if batches else None
 
 
 class ServerCounts:
     def __init__(self) -> None:
         self.responses: Counter[tuple[int, str, str]] = Counter()
-        """By status, route and model."""
+        """Responses by status, route and model."""
         self.grpc_calls: Counter[str] = Counter()
 
     def response(self, status: int, route: str = "", model: str = "") -> None:
@@ -50,49 +180,125 @@ class ServerCounts:
             del self.responses[key]
 
 
-class MetricsPage:
+class MetricsPage(Collector):
     """Reads the models' statistics on each scrape, so that counting a token needs no lock."""
 
     def __init__(self, registry: Registry, counts: ServerCounts, stall: Histogram) -> None:
-        self._registry = registry
+        self._models = registry
         self._counts = counts
         self._stall = stall
-        self._process = CollectorRegistry()
-        ProcessCollector(registry=self._process)
-        self._texts: dict[str, MetricText] = {}
+        self._collectors = CollectorRegistry()
+        self._collectors.register(self)
+        ProcessCollector(registry=self._collectors)
 
     def reply(self, accept: str = "") -> Reply:
         """The page in Prometheus' text format, or as OpenMetrics if the header `Accept` asks for it."""
         encode, content_type = choose_encoder(accept)
-        text = self._texts.pop(content_type, None) or MetricText(encode)
-        if len(self._texts) == _FORMATS:
-            del self._texts[next(iter(self._texts))]
-        self._texts[content_type] = text
-        return Reply(200, content_type, text.write(self._families(), self._process))
+        return Reply(200, content_type, encode(self._collectors))
 
-    def _families(self) -> Iterator[Family]:
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: otherwise registering the collector would collect."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
         yield from self._server()
-        figures = [ModelFigures.of(model) for model in self._registry.models.values()]
-        yield from model_metrics(figures)
-        yield from trtllm_metrics(figures, self._counts.responses)
-
-    def _server(self) -> Iterator[Family]:
-        versions = (__version__, platform.python_version())
-        about = "1, with the versions."
-        yield Family(GaugeMetricFamily, PREFIX + "build_info", about, ("version", "python"), [(versions, (1,))])
-        self._counts.keep(self._registry.models)
-        yield Family(
-            CounterMetricFamily,
-            PREFIX + "http_responses",
-            "HTTP responses by status, path and model.",
-            ("status", "route", "model"),
-            [
-                ((str(status), route, model), (count,))
-                for (status, route, model), count in sorted(self._counts.responses.items())
-            ],
+        models = [ModelFigures.of(model) for model in self._models.models.values()]
+        engines = [([model.name, model.engine], 1) for model in models if model.engine is not None]
+        yield from _known(
+            GaugeMetricFamily(_PREFIX + "model_info", "1, with the engine.", labels=["model", "engine"]), engines
         )
-        calls = [((status,), (count,)) for status, count in sorted(self._counts.grpc_calls.items())]
-        about = "Calls of Triton's gRPC API by status."
-        yield Family(CounterMetricFamily, PREFIX + "grpc_calls", about, ("status",), calls)
-        late = "How late the event loop ran a timer."
-        yield histogram(PREFIX + "event_loop_stall_seconds", late, (), [((), self._stall)])
+        yield from _figures(_OWN, models, self._reasons(models))
+        yield from _figures(_TRTLLM, models, self._outcomes(models))
+
+    def _server(self) -> Iterator[Metric]:
+        about = GaugeMetricFamily(_PREFIX + "build_info", "1, with the versions.", labels=["version", "python"])
+        about.add_metric([__version__, platform.python_version()], 1)
+        yield about
+        self._counts.keep(self._models.models)
+        responses = CounterMetricFamily(
+            _PREFIX + "http_responses",
+            "HTTP responses by status, path and model.",
+            labels=["status", "route", "model"],
+        )
+        for (status, route, model), count in sorted(self._counts.responses.items()):
+            responses.add_metric([str(status), route, model], count)
+        yield responses
+        calls = CounterMetricFamily(_PREFIX + "grpc_calls", "Calls of Triton's gRPC API by status.", labels=["status"])
+        for name, count in sorted(self._counts.grpc_calls.items()):
+            calls.add_metric([name], count)
+        yield calls
+        stall = HistogramMetricFamily(_PREFIX + "event_loop_stall_seconds", "How late the event loop ran a timer.")
+        _observe(stall, [], self._stall)
+        yield stall
+
+    def _reasons(self, models: Sequence[ModelFigures]) -> Iterator[Metric]:
+        """Counters by finish reason, under our own names."""
+        for name, field, text in _BY_REASON:
+            counts = [
+                ([model.name, FINISH_WORDS[reason]], count)
+                for model in models
+                for reason, count in sorted(getattr(model.statistics, field).items())
+            ]
+            yield from _known(CounterMetricFamily(_PREFIX + name, text, labels=["model", "reason"]), counts)
+
+    def _outcomes(self, models: Sequence[ModelFigures]) -> Iterator[Metric]:
+        """Counters of successes and of errors, under TensorRT-LLM's names."""
+        prefix, labels = _TRTLLM.prefix, _TRTLLM.labels
+        given = {model.name: _labels(_TRTLLM, model) for model in models}
+        successes: Counter[tuple[str, str]] = Counter()
+        for model in models:
+            for reason, count in model.statistics.ended_requests.items():
+                if reason in _SUCCESS:
+                    successes[model.name, _SUCCESS[reason]] += count
+        yield from _known(
+            CounterMetricFamily(prefix + "request_success", "Successful requests", labels=[*labels, "finished_reason"]),
+            [([*given[name], reason], count) for (name, reason), count in successes.items()],
+        )
+        errors: Counter[tuple[str, int]] = Counter()
+        for (status, _, name), count in self._counts.responses.items():
+            if status >= 400 and name in given:
+                errors[name, status] += count
+        yield from _known(
+            CounterMetricFamily(
+                prefix + "request_error", "Request errors by HTTP status", labels=[*labels, "http_code"]
+            ),
+            [([*given[name], str(status)], count) for (name, status), count in errors.items()],
+        )
+
+
+def _figures(names: _Names, models: Sequence[ModelFigures], counted: Iterable[Metric]) -> Iterator[Metric]:
+    """Return the metrics of models under a set of names; `counted` are metrics with labels of their own."""
+    for kind, rows in ((GaugeMetricFamily, names.gauges), (CounterMetricFamily, names.counters)):
+        for name, field, text in rows:
+            value = attrgetter(field)
+            values = [(_labels(names, model), value(model)) for model in models]
+            yield from _known(kind(names.prefix + name, text, labels=names.labels), values)
+    yield from counted
+    for name, field, text, *buckets in names.histograms:
+        family = HistogramMetricFamily(names.prefix + name, text, labels=names.labels)
+        for model in models:
+            if model.statistics.requests:  # histograms are most of the page: only those of models that were used
+                _observe(family, _labels(names, model), attrgetter(field)(model), *map(_BUCKETS.get, buckets))
+        yield family
+
+
+def _labels(names: _Names, model: ModelFigures) -> list[str]:
+    return [model.name, model.engine or "unknown"][: len(names.labels)]
+
+
+def _known(
+    family: GaugeMetricFamily | CounterMetricFamily, values: Iterable[tuple[Sequence[str], float | None]]
+) -> Iterator[Metric]:
+    """Yield the family with its known values, if there are any."""
+    for labels, value in values:
+        if value is not None:
+            family.add_metric(labels, value)
+    if family.samples:
+        yield family
+
+
+def _observe(
+    family: HistogramMetricFamily, labels: Sequence[str], seen: Histogram, bounds: Sequence[float] | None = None
+) -> None:
+    buckets = [(_as_text(bound), count) for bound, count in seen.cumulative(bounds)]
+    family.add_metric(labels, buckets, seen.sum)

@@ -7,44 +7,72 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from starlette.routing import Router
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from djl_trtllm.api import Dialect, ModelStatus, RawRequest, Reply
-from djl_trtllm.api.front_end import front_end_error
-from djl_trtllm.api.headers import returned_attributes
+from djl_trtllm.api.base import SMALL
+from djl_trtllm.api.front_end import front_end_error, returned_attributes
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
 from djl_trtllm.errors import (
+    InvalidRequestError,
     MethodNotAllowedError,
-    NotReadyError,
     OverloadedError,
     RequestError,
+    SessionError,
+    clipped,
 )
 from djl_trtllm.logs import RequestContext
-from djl_trtllm.request import Origin
 from djl_trtllm.server.access import Role, WrongPort
-from djl_trtllm.server.adapter_routes import PATHS as ADAPTER_PATHS
-from djl_trtllm.server.adapter_routes import AdapterRoutes
-from djl_trtllm.server.context import ServerContext
+from djl_trtllm.server.context import ServerContext, find_model, status_of
 from djl_trtllm.server.description import Description
-from djl_trtllm.server.exchange import REST, ClientGone, Exchange
-from djl_trtllm.server.find_model import find_model, status_of
+from djl_trtllm.server.exchange import REST, ClientGone, Exchange, Refused, ResponseWriter
+from djl_trtllm.server.management import MODELS, AdapterRoutes, ModelRoutes
+from djl_trtllm.server.management import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.metrics import MetricsPage
-from djl_trtllm.server.model_routes import MODELS, ModelRoutes
-from djl_trtllm.server.monitor.routes import PAGE, Monitor
-from djl_trtllm.server.path_router import PathRouter
-from djl_trtllm.server.response_writer import ResponseWriter
-from djl_trtllm.server.session_requests import SessionRequests, SessionUse
-from djl_trtllm.service import State
-from djl_trtllm.service.clients import Caller
-from djl_trtllm.service.worker_threads import WorkerThreads, parse_call, run_by_size
-from djl_trtllm.telemetry.served_request import Asked
+from djl_trtllm.server.monitor import PAGE, Monitor
+from djl_trtllm.service import ServedModel, State
+from djl_trtllm.service.clients import Caller, Session, Sessions
+from djl_trtllm.service.lifecycle import parse_call, shutting_down
+from djl_trtllm.service.threads import WorkerThreads, run_by_size
+from djl_trtllm.telemetry.request_log import Asked
 from djl_trtllm.version import __version__
+
+
+class PathRouter(Router):
+    """Finds a path without placeholders by one look-up; Starlette's router compares a request with every route.
+
+    Of two paths with placeholders that match, the one with more fixed characters is meant: `{model}:predict` before
+    `{model}`. `endpoints` are applications by path, `default` is the one for other paths.
+    """
+
+    def __init__(self, endpoints: Mapping[str, ASGIApp], default: ASGIApp, lifespan: Lifespan[Router]) -> None:
+        in_order = sorted(endpoints.items(), key=lambda item: -_fixed_characters(item[0]))
+        routes = [Route(path, endpoint) for path, endpoint in in_order]
+        super().__init__(routes, default=default, lifespan=lifespan, redirect_slashes=False)
+        self._without_placeholders = {path: endpoint for path, endpoint in endpoints.items() if "{" not in path}
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Below another application's path, only Starlette knows which part of the path is ours.
+        endpoint = None
+        if scope["type"] == "http" and not scope.get("root_path"):
+            endpoint = self._without_placeholders.get(scope["path"])
+        if endpoint is None:
+            await super().app(scope, receive, send)
+            return
+        scope.update(router=self, endpoint=endpoint, path_params=dict(scope.get("path_params", {})))
+        await endpoint(scope, receive, send)
+
+
+def _fixed_characters(path: str) -> int:
+    return len(re.sub(r"\{.*?\}", "", path))
+
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +86,17 @@ _HEALTH = {
 }
 """Status of /ping and DJL's name of the state."""
 
+
+def _health(model: ServedModel) -> tuple[int, dict[str, str]]:
+    code, status = _HEALTH[model.state]
+    if model.retry_in is None:
+        return code, {"status": status}
+    text = f"the engine failed too often; it is started again in {model.retry_in} seconds"
+    return 503, {"status": "Unhealthy", "message": text}
+
+
 _ACTIONS = WorkerThreads(2)
-"""They tokenise, and wait for chat templates."""
+"""The threads of actions, which tokenise and wait for chat templates."""
 _MOST_ACTIONS_WAITING = 64
 
 
@@ -85,17 +122,7 @@ class Endpoint:
     path: str = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        context = self.routes.context
-        exchange = Exchange(
-            scope,
-            receive,
-            send,
-            context.options,
-            context.counts,
-            self.dialect,
-            context.bodies,
-            context.telemetry,
-        )
+        exchange = Exchange(scope, receive, send, self.routes.context, self.dialect)
         exchange.route = self.path
         exchange.served.quiet = self.health
         try:
@@ -114,15 +141,15 @@ class Endpoint:
     async def _answer(self, exchange: Exchange) -> None:
         context, scope = self.routes.context, exchange.scope
         try:
-            server = scope.get("server")
-            port = None if server is None else server[1]
-            exchange.key = context.access.check(self.role, exchange.properties, port)
+            exchange.key = context.access.check(self.role, exchange.headers, scope.get("server"))
             if self.method is not None and not self.takes(scope["method"]):
                 allow = self.allow or self.method
                 raise MethodNotAllowedError(f"{scope['path']} takes {allow}, not {scope['method']}", allow=allow)
             await self.handler(exchange)
         except ClientGone:
             pass
+        except Refused as refused:
+            await exchange.reply(refused.reply)
         except WrongPort as error:
             await exchange.reply(front_end_error(404, f"there is nothing at {scope['path']}: {error}"))
         except RequestError as error:
@@ -155,7 +182,7 @@ class SharedPath:
 
 @dataclass
 class Routes:
-    """The handlers, over the models of the context's registry."""
+    """The handlers of the server's own paths and of the dialects' paths."""
 
     context: ServerContext
     models: ModelRoutes
@@ -165,7 +192,7 @@ class Routes:
     def __post_init__(self) -> None:
         context = self.context
         self._registry = context.registry
-        self.monitor = Monitor(self._registry, context.options)
+        self.monitor = Monitor(self._registry, context.options, api_keys=bool(context.access.keys))
         self._description = Description(DIALECTS, context.options, keys=bool(context.access.keys))
 
     def router(self, lifespan: Lifespan[Router]) -> Router:
@@ -189,7 +216,7 @@ class Routes:
             ("/ping", "POST", self.ping, None),
             ("/metrics", "GET", self.metrics, Role.METRICS),
             ("/prometheus/metrics", "GET", self.metrics, Role.METRICS),
-            # The page asks for a key when its numbers need one.
+            # The page itself asks for a key where its numbers need one.
             (PAGE, "GET", self.monitor.page, None),
             (PAGE + "/{file}", "GET", self.monitor.file, None),
             (PAGE + "/events", "GET", self.monitor.events, Role.METRICS),
@@ -214,20 +241,20 @@ class Routes:
                     yield path, Endpoint(bound, method, self, None if health else Role.INFER, dialect, health=health)
 
     async def ping(self, exchange: Exchange) -> None:
-        """200 only if every model that the server was started with is ready.
+        """Answer 200 only if every model that the server was started with is ready.
 
         Reads the states only, so load does not slow it down.
         """
         models = self._registry.models.values()
         lost = self._registry.lost
-        codes = [_HEALTH[model.state][0] for model in models if model.at_startup] + [503] * bool(lost)
+        codes = [_health(model)[0] for model in models if model.at_startup] + [503] * bool(lost)
         status = max(codes, key=lambda code: (code == 500, code), default=200)
-        body = {model.name: {"status": _HEALTH[model.state][1]} for model in models}
+        body = {model.name: _health(model)[1] for model in models}
         body |= {name: {"status": "Unregistered"} for name in lost}
         await exchange.reply(Reply.json(body, status))
 
     async def root(self, exchange: Exchange) -> None:
-        """What this is: for people who open the address in a browser."""
+        """Say what this server is, for people who open its address in a browser."""
         models = [{"name": model.name, "state": model.state.value} for model in self._registry.models.values()]
         apis = {type(dialect).__name__: [*dialect.paths, *dialect.pages, *dialect.actions] for dialect in DIALECTS}
         links = {
@@ -237,7 +264,7 @@ class Routes:
             "metrics": "/metrics",
             "models": MODELS,
         }
-        if self.monitor.shows(exchange):
+        if self.monitor.shown:
             links["monitor"] = PAGE
         about = {"name": "djl-trtllm", "version": __version__, "models": models, "links": links, "apis": apis}
         await exchange.reply(Reply.json(about))
@@ -257,7 +284,8 @@ class Routes:
     async def generate(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
         exchange.served.dialect = dialect.name
         key = None if exchange.key is None else exchange.key.name
-        caller = self.context.clients.caller(key, exchange.properties, exchange.address)
+        caller = self.context.clients.caller(key, exchange.headers, exchange.address)
+        exchange.served.client = caller.label
         caller.enter()
         exchange.caller = caller
         await self._generate(dialect, path, exchange, caller)
@@ -269,18 +297,17 @@ class Routes:
         if name is None and dialect.names_model:
             request = await _read(exchange, path)
             name = await _name_in(dialect, request)
-        served.model = name or ""
+        served.model = clipped(name or "")
         model = find_model(self._registry, dialect, name, exchange.endpoint)
         served.model = exchange.model = model.name
         if model.state is State.DRAINING:
             # Keep-alive clients have to open a connection to another server.
-            error = NotReadyError(f"model {model.name} is shutting down")
-            await exchange.fail(error, (("Connection", "close"),))
+            await exchange.fail(shutting_down(model.name), (("Connection", "close"),))
             return
         request = request or await _read(exchange, path)
         use = SessionUse(request)
         if dialect.sagemaker:
-            use = await self.sessions.use(request, custom=model.model.custom is not None)
+            use = await self.sessions.use(request, caller.client, custom=model.model.custom is not None)
             if use.reply is not None:
                 await exchange.reply(use.reply)
                 return
@@ -293,24 +320,25 @@ class Routes:
         if use.session is not None:
             use.session.worker = service
         headers = (*use.headers, *returned_attributes(exchange.properties)) if dialect.sagemaker else ()
-        origin = Origin(exchange.request_id, dialect.name, caller.share, caller.priority)
+        origin = caller.origin(exchange.request_id, dialect.name)
         call = service.with_warnings(call._replace(headers=(*call.headers, *headers), origin=origin))
-        # What was parsed is kept, not what it was parsed from.
+        # The parsed request is kept, not its bytes.
         del request, use
         exchange.release()
         writer = ResponseWriter(call, exchange)
-        served.asked = Asked.of(call.requests[0])
+        if self.context.telemetry.exports:
+            served.asked = Asked.of(call.requests[0])
         served.generations = await service.generate(call, writer.deliver)
         exchange.service = service
         exchange.go_on(writer.until_closed())
 
     async def page(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
-        """A dialect's page, of all models or of the one that the path names."""
+        """Answer with a dialect's page, about all models or the one that the path names."""
         models = self._named(dialect, exchange.scope["path_params"].get("model"))
         await exchange.reply(dialect.page(_request(exchange, path), models))
 
     async def act(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
-        """A dialect's action, on all models or on the one that the request names."""
+        """Run a dialect's action, on all models or on the one that the request names."""
         exchange.served.dialect = dialect.name
         request = await _read(exchange, path)
         name = request.parameters.get("model") or exchange.model_name
@@ -344,7 +372,7 @@ class Routes:
 
 
 async def _name_in(dialect: Dialect, request: RawRequest) -> str | None:
-    """The model that a request names in its body."""
+    """Return the model that a request names in its body."""
     return await run_by_size(len(request.body), lambda: dialect.model_name(request))
 
 
@@ -354,3 +382,90 @@ async def _read(exchange: Exchange, path: str) -> RawRequest:
 
 def _request(exchange: Exchange, path: str, body: bytes = b"") -> RawRequest:
     return RawRequest(body, exchange.properties, path, exchange.scope["path_params"], exchange.query)
+
+
+# -- stateful sessions, of SageMaker -----------------------------------------------------------------------------------
+
+_SESSION = "x-amzn-sagemaker-session-id"
+_NEW_SESSION = "X-Amzn-SageMaker-New-Session-Id"
+_CLOSED_SESSION = "X-Amzn-SageMaker-Closed-Session-Id"
+_NEW, _CLOSE = "NEW_SESSION", "CLOSE"
+_TYPE = "requestType"
+_PATH = "session_path"
+"""Property with the folder of the session, for the model's own formatters."""
+
+
+class SessionUse(NamedTuple):
+    """A request in its session. `headers` are for the response. `reply` is the response, if nothing is generated."""
+
+    request: RawRequest
+    session: Session | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    reply: Reply | None = None
+
+
+class SessionRequests:
+    """The sessions of requests; with `sessions` None, requests that name a session are refused."""
+
+    def __init__(self, sessions: Sessions | None) -> None:
+        self._sessions = sessions
+
+    async def use(self, request: RawRequest, client: str = "", *, custom: bool = False) -> SessionUse:
+        """Find, open or close the session of a client's request. `custom`: the model's own formatters read the body.
+
+        Raises SessionError and OverloadedError.
+        """
+        identifier = request.properties.get(_SESSION, "").strip()
+        kind = None if custom and self._sessions is None else _kind(request)
+        if not identifier and kind is None:
+            return SessionUse(request)
+        if self._sessions is None:
+            raise SessionError(
+                f"Invalid payload. stateful sessions not enabled, {_TYPE} and {_SESSION} are not supported: set "
+                "option.enable_stateful_sessions=true (SAGEMAKER_ENABLE_STATEFUL_SESSIONS)"
+            )
+        if kind is None and identifier == _NEW and not request.body.strip():
+            kind = _NEW
+        if kind is not None and request.path.endswith("-response-stream"):
+            raise SessionError("a session is opened and closed by InvokeEndpoint, not by a response stream")
+        if kind == _CLOSE:
+            await asyncio.to_thread(self._sessions.close, identifier)
+            return _replied(request, "closed", identifier, (_CLOSED_SESSION, identifier))
+        if kind is None and identifier != _NEW:
+            session = self._sessions.find(identifier)
+            return SessionUse(_with_path(request, session), session)
+        session = await asyncio.to_thread(self._sessions.create, client)
+        header = (_NEW_SESSION, session.header)
+        if kind == _NEW:
+            return _replied(request, "created", session.id, header)
+        return SessionUse(_with_path(request, session), session, (header,))
+
+    async def undo(self, use: SessionUse) -> None:
+        """Close the session that was opened for a request that is refused."""
+        if use.headers and use.session is not None and self._sessions is not None:
+            await asyncio.to_thread(self._sessions.close, use.session.id)
+
+
+def _kind(request: RawRequest) -> str | None:
+    """Return what the body asks about sessions; None if it does not. Such bodies are small. Raises SessionError."""
+    if len(request.body) > SMALL or _TYPE.encode() not in request.body:
+        return None
+    try:
+        payload = request.json
+    except InvalidRequestError:
+        return None
+    if type(payload) is not dict or _TYPE not in payload:
+        return None
+    kind = payload[_TYPE]
+    if kind not in (_NEW, _CLOSE) or len(payload) > 1:
+        raise SessionError(f'a request with {_TYPE} is {{"{_TYPE}": "{_NEW}"}} or {{"{_TYPE}": "{_CLOSE}"}}')
+    return str(kind)
+
+
+def _replied(request: RawRequest, what: str, identifier: str, header: tuple[str, str]) -> SessionUse:
+    reply = Reply.json({"result": f"Session {identifier} {what}"})._replace(headers=(header,))
+    return SessionUse(request, reply=reply)
+
+
+def _with_path(request: RawRequest, session: Session) -> RawRequest:
+    return replace(request, properties={**request.properties, _PATH: str(session.path)})

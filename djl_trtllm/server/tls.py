@@ -1,17 +1,24 @@
-"""TLS, with the operator's certificate."""
+"""TLS: the operator's certificate, and connections during their handshake.
+
+A connection counts as idle during its handshake. asyncio itself reports a connection when its handshake is complete, so
+that one which never completes it would be outside of all limits.
+"""
 
 from __future__ import annotations
 
 import _ssl
+import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError
+from djl_trtllm.server.connections import Connections
+from djl_trtllm.server.exchange import start_now
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +52,7 @@ def tls_arguments(options: Options) -> dict[str, Any]:
                 "in PEM and without a password"
             ]
         ) from None
-    # It has no public name, nor stubs; what has shows the certificates of authorities only.
+    # A private function without stubs: the public ones show certificates of authorities only.
     _warn_of_dates("certificate_file", certificate, _ssl._test_decode_cert(str(certificate)))  # type: ignore[attr-defined]
     arguments: dict[str, Any] = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
     if authorities is None:
@@ -60,7 +67,7 @@ def tls_arguments(options: Options) -> dict[str, Any]:
 
 
 def _warn_of_dates(name: str, path: Path, certificate: Mapping[str, Any]) -> None:
-    """Say when a certificate is not valid now or ends soon. There are clients that do not check it."""
+    """Warn of a certificate that is not valid now or ends soon: some clients do not check it."""
     begin, end, now = certificate["notBefore"], certificate["notAfter"], time.time()
     days = (ssl.cert_time_to_seconds(end) - now) / _DAY_SECONDS
     if days <= 0:
@@ -81,3 +88,55 @@ def _require_readable(name: str, path: Path | None) -> None:
             path.open("rb").close()
     except OSError as error:
         raise ConfigError([f"{name}={path}: cannot be read: {error.strerror}"]) from None
+
+
+class Handshake(asyncio.Protocol):
+    """A connection during its handshake; then the protocol that `make` returns takes its place."""
+
+    def __init__(self, connections: Connections, context: ssl.SSLContext, make: Callable[[], asyncio.Protocol]) -> None:
+        self.deadline = 0.0
+        self._connections = connections
+        self._context = context
+        self._make = make
+        self._early = b""
+        self._transport: asyncio.Transport
+        self._task: asyncio.Task[None]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        loop = asyncio.get_running_loop()
+        # Of idle connections the one that is so longest has the earliest deadline. `start_tls` enforces that of the
+        # handshake.
+        self.deadline = loop.time() + self._connections.options.keep_alive_timeout
+        self._connections.enter(self)
+        seconds = self._connections.options.header_read_timeout
+        starting = loop.start_tls(self._transport, self, self._context, server_side=True, ssl_handshake_timeout=seconds)
+        # Run up to where it waits: a task would let the loop read before TLS begins.
+        self._task = loop.create_task(self._shake(start_now(starting)))
+
+    async def _shake(self, begun: Coroutine[Any, Any, asyncio.Transport | None] | None) -> None:
+        assert begun is not None  # a handshake waits for its client
+        secured: asyncio.Transport | None = None
+        try:
+            secured = await begun
+        except OSError:
+            self._transport.abort()  # the errors of TLS are among these
+        finally:
+            self._connections.leave(self)
+        if secured is not None:  # its client is still there
+            protocol = self._make()
+            secured.set_protocol(protocol)
+            protocol.connection_made(secured)
+            if self._early:
+                protocol.data_received(self._early)
+
+    def data_received(self, data: bytes) -> None:
+        """Keep bytes that come together with the end of the handshake."""
+        self._early += data
+
+    def expire(self) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        self._connections.leave(self)
+        self._transport.abort()

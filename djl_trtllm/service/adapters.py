@@ -12,14 +12,35 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError, ModelError, UnknownAdapterError
 from djl_trtllm.model.adapter import CONFIG_FILE, AdapterLimits, check_adapter
 from djl_trtllm.request import Adapter
-from djl_trtllm.service.names import problem_of_name, problem_of_text
+
+_LONGEST = 4096
+_SHOWN_CHARACTERS = 80
+
+
+def problem_of_name(name: str, what: str) -> str | None:
+    """Why a client cannot give this name to `what`; None if it can."""
+    if not name:
+        return f"{what} needs a name"
+    if "/" in name or name in (".", ".."):
+        return f"the name of {what} is {name[:_SHOWN_CHARACTERS]!r}: expected one without '/'"
+    return problem_of_text(name, f"the name of {what}")
+
+
+def problem_of_text(text: str, what: str) -> str | None:
+    """Why this text cannot be a name or a path; None if it can."""
+    if len(text) > _LONGEST:
+        return f"{what} has {len(text)} characters: expected at most {_LONGEST}"
+    if not text.isprintable():
+        return f"{what} is {text[:_SHOWN_CHARACTERS]!r}: expected one without line ends and control characters"
+    return None
+
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "adapters"
 _SHOWN = 10
 _SAGEMAKER = Path("/opt/ml")
-"""Where SageMaker mounts what it fetches, the adapters of inference components too."""
+"""The folder in which SageMaker mounts what it fetches, the adapters of inference components too."""
 
 
 class Adapters:

@@ -3,31 +3,110 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from djl_trtllm.batching.rolling_batch import RollingBatch
+from djl_trtllm.batching.blame import LOSSES
+from djl_trtllm.batching.rolling_batch import Loss, RollingBatch
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.engines.hardware import available_memory
 from djl_trtllm.errors import ExecutorDiedError, ExecutorError, GenerationError
 from djl_trtllm.executor.client import ExecutorClient
 from djl_trtllm.executor.protocol import Limits, Start, Step
-from djl_trtllm.service.background import in_background
-from djl_trtllm.service.memory_watch import MemoryWatch
 from djl_trtllm.service.model import Model
+from djl_trtllm.service.threads import LONG_WORK
 
 logger = logging.getLogger(__name__)
+
+_UNIT = 10**9
+_GROWN = 1.25
+_LEAST_GROWTH = 250 * 10**6
+"""Growth is logged when it is a quarter of what was logged last, and at least this number of bytes."""
+
+_PAUSE_SECONDS = 60.0
+"""Seconds between two recyclings: a limit just above what a loaded engine takes must not become a loop of loading."""
+
+
+class MemoryWatch:
+    """Says when an engine process grows, and when its resident memory has reached the limit.
+
+    `limit` is in GB, None without one. `resident` is what was measured last, in bytes.
+    """
+
+    def __init__(self, name: str, limit: float | None) -> None:
+        self.resident = 0
+        self._name = name
+        self._limit = limit
+        self._pid = 0
+        self._at_start = 0
+        self._told = 0
+        self._recycled_at: float | None = None
+
+    def begin(self, pid: int, resident: int) -> None:
+        """Watch another engine process, which has `resident` bytes once it is loaded."""
+        self._pid = pid
+        self.resident = self._at_start = self._told = resident
+        if self._reached(resident):
+            logger.warning(
+                "model %s: option.executor_memory_limit=%g has no effect: the engine process takes %s as soon as it is "
+                "loaded; set a limit above that",
+                self._name,
+                self._limit,
+                _shown(resident),
+            )
+
+    def look(self, resident: int) -> str | None:
+        """Take a measurement; return the reason to recycle the process, None if there is none."""
+        if not resident:
+            return None  # it has just ended
+        hopeless = self._reached(self._at_start)
+        self.resident = resident
+        if resident >= self._told * _GROWN and resident - self._told >= _LEAST_GROWTH:
+            logger.warning(
+                "model %s: the engine process (pid %d) has grown to %s, from %s after loading; a KV cache grows until "
+                "it was full once, and option.executor_memory_limit recycles a process that grows on",
+                self._name,
+                self._pid,
+                _shown(resident),
+                _shown(self._at_start),
+            )
+            self._told = resident
+        if hopeless or not self._reached(resident):
+            return None
+        return f"it takes {_shown(resident)} (option.executor_memory_limit={self._limit:g})"
+
+    def _reached(self, resident: int) -> bool:
+        return self._limit is not None and resident >= self._limit * _UNIT
+
+    def may_recycle(self) -> bool:
+        """Return whether the last recycling is long enough ago; if it is, the next one begins now."""
+        now = asyncio.get_running_loop().time()
+        if self._recycled_at is not None and now - self._recycled_at < _PAUSE_SECONDS:
+            return False
+        self._recycled_at = now
+        return True
+
+
+def _shown(size: int) -> str:
+    return f"{size / _UNIT:.2f} GB"
+
 
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 10.0
 _FORGIVEN_AFTER_SECONDS = 600.0
 """After this time the death of an engine process no longer counts against `retry_threshold`."""
+_IDLE_SECONDS = 10.0
+"""An engine process that was ready for this time, and had nothing to do at its end, did not fail at its start."""
+_FIRST_PAUSE_SECONDS = 30.0
+_LONGEST_PAUSE_SECONDS = 600.0
+"""A failed model is started again after a pause, which doubles until an engine process has proved itself."""
 
 _CHECK_SECONDS = 5.0
-"""Between two looks at the memory and the requests of the engine process."""
+"""Seconds between two looks at the memory and the requests of the engine process."""
 
 _EMPTY_CHECK_SECONDS = 0.05
 _SPARE_MEMORY = 1.25
@@ -38,7 +117,8 @@ class Engine:
     """Keeps an engine process running, below a rolling batch that outlives it.
 
     `on_lost`: there is none now, and another one is started if this returns True. `on_ready`: there is one again.
-    `on_failed`: there will be none, the lost ones were too many.
+    `on_failed`: too many were lost. Another one is started after that number of seconds if this returns True, none if
+    it is None.
     """
 
     def __init__(
@@ -50,7 +130,7 @@ class Engine:
         *,
         on_lost: Callable[[], bool],
         on_ready: Callable[[], None],
-        on_failed: Callable[[ExecutorError], None],
+        on_failed: Callable[[ExecutorError, float | None], bool],
     ) -> None:
         self.batch: RollingBatch | None = None
         """None until the first engine process is ready."""
@@ -66,8 +146,11 @@ class Engine:
         self._on_failed = on_failed
         self._newest: ExecutorClient | None = None
         self._clients: set[ExecutorClient] = set()
-        """All that are not closed: the present one, and those that end their last requests."""
+        """Engine processes that are not closed: the present one, and those that end their last requests."""
+        self._ready_at = 0.0
         self._deaths: list[float] = []
+        """Failed starts, and losses of engine processes that had not proved themselves."""
+        self._pause = _FIRST_PAUSE_SECONDS
         self._replacing: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
         self._checking: asyncio.Task[None] | None = None
@@ -96,7 +179,7 @@ class Engine:
         await asyncio.gather(*(client.close() for client in self._clients))
         self._clients.clear()
 
-    # -- what it can do: that of the newest one, while there is none -----------------------------------------------
+    # -- what the newest engine process can do, also after it has ended ----------------------------------------------
 
     @property
     def limits(self) -> Limits:
@@ -120,7 +203,7 @@ class Engine:
         started = time.monotonic()
         # Both take their time, and each a core of its own.
         await client.start(
-            self._start, options.model_loading_timeout, meanwhile=partial(in_background, self._model.texts)
+            self._start, options.model_loading_timeout, meanwhile=partial(LONG_WORK.run, self._model.texts)
         )
         logger.info(
             "model %s is ready: %s in process %d, loaded in %.1f s (%s)",
@@ -135,6 +218,7 @@ class Engine:
     def _attach(self, client: ExecutorClient) -> None:
         """Requests start in this engine process from now on."""
         self.client = self._newest = client
+        self._ready_at = asyncio.get_running_loop().time()
         self._clients.add(client)
         self.memory.begin(client.pid, client.resident_bytes())
         if self.batch is None:
@@ -166,31 +250,54 @@ class Engine:
                 loss.resumed,
                 loss.ended,
             )
+        if loss.guilty is not None:
+            logger.error(
+                "model %s: the request %s has ended %d engine processes in a row; it is refused from now on",
+                self._name,
+                loss.guilty.key,
+                LOSSES,
+            )
         if client is not self.client:
             return  # another one has its place already, or is about to
         self.client = None
         if self._on_lost() and (self._replacing is None or self._replacing.done()):
-            self._replacing = asyncio.get_running_loop().create_task(self._recover(error, counted=not loss.blamed))
+            self._replacing = asyncio.get_running_loop().create_task(self._recover(error, counted=self._counts(loss)))
+
+    def _counts(self, loss: Loss) -> bool:
+        """Whether a loss counts against `retry_threshold`: its engine process had done nothing yet.
+
+        It does not if a guilty request explains it, nor do those before it then. With a threshold of 0 each does.
+        """
+        idle = not loss.resumed and not loss.ended
+        ready_for = asyncio.get_running_loop().time() - self._ready_at
+        proved = loss.proved or (idle and ready_for >= _IDLE_SECONDS)
+        if proved:
+            self._pause = _FIRST_PAUSE_SECONDS
+        explained = loss.guilty is not None and loss.guilty.explains
+        if explained:
+            self._deaths.clear()
+        return not (proved or explained) or not self._model.options.retry_threshold
 
     async def _recover(self, error: ExecutorError, *, counted: bool = True) -> None:
-        """Start another engine process, or give up if too many were lost.
-
-        A loss is not counted if requests have ended with it that had been through `retry_threshold` others: one request
-        that kills engines must not fail the model.
-        """
-        threshold = self._model.options.retry_threshold
+        """Start another engine process: soon, after a pause if too many were lost, never if one is too many."""
+        threshold, failed = self._model.options.retry_threshold, False
         while True:
             now = asyncio.get_running_loop().time()
             self._deaths = [death for death in self._deaths if now - death < _FORGIVEN_AFTER_SECONDS]
             if counted:
                 self._deaths.append(now)
-            if len(self._deaths) > threshold:
-                self._on_failed(error)
-                return
             tries = len(self._deaths)
-            await asyncio.sleep(min(_FIRST_BACKOFF_SECONDS * 2 ** (max(tries, 1) - 1), _LONGEST_BACKOFF_SECONDS))
+            pause = min(_FIRST_BACKOFF_SECONDS * 2 ** (max(tries, 1) - 1), _LONGEST_BACKOFF_SECONDS)
+            if failed := failed or (counted and tries > threshold):
+                pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+                if not self._on_failed(error, pause if threshold else None):
+                    return
+            await asyncio.sleep(pause)
             logger.warning(
-                "model %s: starting a new engine process (%d of retry_threshold=%d)", self._name, tries, threshold
+                "model %s: starting a new engine process (%d failed, retry_threshold=%d)",
+                self._name,
+                tries,
+                threshold,
             )
             try:
                 client = await self._spawn()
@@ -255,3 +362,14 @@ class Engine:
         if old in self._clients:
             await old.close()
             self._clients.discard(old)
+
+
+def settle_garbage_collector() -> None:
+    """Freeze what is loaded, and collect little at once: reference counting frees what a token allocates.
+
+    What collecting takes follows from the garbage, and nothing else runs meanwhile: a microsecond for an object. All
+    that is alive is looked at after millions of new objects only.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(2_000, 500, 50)

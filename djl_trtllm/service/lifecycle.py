@@ -1,12 +1,23 @@
-"""The lifecycle of a loaded model, and how a request reaches its rolling batch.
+"""The lifecycle of a loaded model, and the way of a request to its engine.
 
-LOADING ──► READY ◄──► RECOVERING        a dead engine process is replaced, `retry_threshold` times
-   │          │            │
-   ▼          ▼            ▼
-FAILED     DRAINING     FAILED
-              │
+LOADING ──► READY ◄──► RECOVERING        a dead engine process is replaced
+   │          │  ▲         │
+   ▼          │  │         ▼
+FAILED        │  └────── FAILED          it is started again after a pause, unless `retry_threshold` is 0
               ▼
-           STOPPED
+           DRAINING ──► STOPPED
+
+The way of a request, from the body to the engine process:
+
+    Dialect.parse                  the body becomes a `Call` of one or more `GenerationRequest`s
+    Clients.caller                 whose request it is: its share and its priority
+    ModelService.generate          all requests of a call, or none:
+        _supported                     what the engine does not honour is refused by name
+        Adapters.find                  the LoRA adapter
+        RollingBatch.admit             its place in the queue, else 503 before any other work
+        PromptReader.read              the ids of the prompt, rendered and tokenised beside the event loop
+        RollingBatch.fit               its length, and that of the output
+        RollingBatch.submit            it waits, and starts in the engine process when it is its turn
 """
 
 from __future__ import annotations
@@ -14,16 +25,14 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from msgspec.structs import replace
-
-from djl_trtllm.api import Call, Prompt, ResponseEncoder
-from djl_trtllm.batching.beams import with_beams_of
-from djl_trtllm.batching.features import gives_logprobs, require
-from djl_trtllm.batching.request_state import RequestState
+from djl_trtllm.api import Call, Dialect, ModelContext, Prompt, RawRequest, ResponseEncoder
+from djl_trtllm.batching.admission import supported
 from djl_trtllm.batching.rolling_batch import RollingBatch
+from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.errors import (
     DjlTrtllmError,
@@ -33,17 +42,29 @@ from djl_trtllm.errors import (
     RequestError,
 )
 from djl_trtllm.executor.protocol import Feature, Start
-from djl_trtllm.request import Consumer, GenerationRequest, OutputChunk
+from djl_trtllm.request import Adapter, Consumer, GenerationRequest, OutputChunk
 from djl_trtllm.service.adapters import FOLDER as ADAPTERS_FOLDER
 from djl_trtllm.service.adapters import Adapters, adapter_roots
 from djl_trtllm.service.engine import Engine
 from djl_trtllm.service.model import Model
 from djl_trtllm.service.prompts import PromptReader
+from djl_trtllm.service.threads import run_by_size
 
 logger = logging.getLogger(__name__)
 
 _EXPIRY_SECONDS = 0.25
 _SEED_IGNORED = ("Warning", '299 djl-trtllm "the engine ignores the seed of this request (option.ignored_seed=warn)"')
+
+
+def shutting_down(name: str) -> NotReadyError:
+    """The error of a request to a model that drains: another server may take it."""
+    return NotReadyError(f"model {name} is shutting down", retry_after=1)
+
+
+async def parse_call(dialect: Dialect, request: RawRequest, model: ModelContext) -> Call:
+    """`dialect.parse`, of a large request in a worker thread. A model's own code may want the thread that loaded it."""
+    size = 0 if model.custom is not None else len(request.body)
+    return await run_by_size(size, lambda: dialect.parse(request, model))
 
 
 class State(enum.Enum):
@@ -58,7 +79,7 @@ class State(enum.Enum):
 class ModelService:
     """A model that is being served.
 
-    All methods run on the event loop. `on_failed` is called when the model is FAILED for good.
+    All methods run on the event loop. `on_failed` is called when the model is FAILED, for good or not (`retry_in`).
     """
 
     def __init__(
@@ -73,6 +94,7 @@ class ModelService:
         self.name = name
         self.state = State.LOADING
         self.failure: DjlTrtllmError | None = None
+        self._retry_at: float | None = None
         self.statistics = statistics or Statistics(name)
         self.restarts = 0
         self._model: Model | None = None
@@ -117,10 +139,18 @@ class ModelService:
         if self.on_failed is not None:
             self.on_failed(error)
 
+    @property
+    def retry_in(self) -> int | None:
+        """Seconds until a FAILED model tries again to start an engine process, at least 1; None if it does not."""
+        if self._retry_at is None:
+            return None
+        return max(1, math.ceil(self._retry_at - asyncio.get_running_loop().time()))
+
     def refuse_new(self) -> None:
         """Refuse new requests from now on; current ones continue, in a new engine process if theirs is lost."""
         if self.state not in (State.FAILED, State.STOPPED):
             self.state = State.DRAINING
+        self._retry_at = None
         if self._engine is not None:
             self._engine.stop_replacing()
 
@@ -139,7 +169,9 @@ class ModelService:
             self._expiry.cancel()
         if self._engine is not None:
             if self._engine.batch is not None:
-                self._engine.batch.fail(NotReadyError(f"model {self.name} was shut down while it was answering"))
+                self._engine.batch.fail(
+                    NotReadyError(f"model {self.name} was shut down while it was answering", retry_after=1)
+                )
             await self._engine.close()
             self._engine = None
         if self._prompts is not None:
@@ -207,14 +239,26 @@ class ModelService:
         except BaseException:
             batch.withdraw(sequences, call.origin.client)
             raise
+        return self._submit(batch, call, requests, prompts, adapters, consumer)
+
+    def _submit(
+        self,
+        batch: RollingBatch,
+        call: Call,
+        requests: Sequence[GenerationRequest],
+        prompts: Sequence[list[int]],
+        adapters: Sequence[Adapter | None],
+        consumer: Consumer,
+    ) -> list[RequestState]:
+        """Queue the requests, which have been admitted; where one is refused, none of them runs."""
         states: list[RequestState] = []
         for number, (request, ids, adapter) in enumerate(zip(requests, prompts, adapters, strict=True)):
             try:
                 states.append(batch.submit(request, ids, _numbered(consumer, number), adapter, call.origin))
             except RequestError:
                 # `submit` has given back the room of this one.
-                left = sum(later.sampling.sequences for later in requests[number + 1 :])
-                batch.withdraw(left, call.origin.client)
+                if left := sum(later.sampling.sequences for later in requests[number + 1 :]):
+                    batch.withdraw(left, call.origin.client)
                 for state in states:
                     state.abandon()
                 self.cancel(states)
@@ -241,15 +285,11 @@ class ModelService:
         """The request as the engine can run it. Raises UnsupportedParameterError."""
         engine = self._engine
         assert engine is not None  # there is a batch
-        request = with_beams_of(request, engine.limits.beams, engine.limits.most_beams)
-        require(request, engine.features)
-        if request.logprobs and not gives_logprobs(request, engine.features):
-            return replace(request, logprobs=False)
-        return request
+        return supported(request, engine.limits, engine.features)
 
     @property
     def prompts(self) -> PromptReader:
-        """What reads the prompts of this worker's requests."""
+        """The reader of this worker's prompts, made at the first request."""
         if self._prompts is None:
             self._prompts = PromptReader(self.model)
         return self._prompts
@@ -257,11 +297,16 @@ class ModelService:
     async def _read_prompts(
         self, requests: list[GenerationRequest], batch: RollingBatch, encoder: ResponseEncoder
     ) -> list[list[int]]:
-        """The ids of the prompts, each of which fits; then the encoder gets them."""
+        """Return the ids of the prompts, each of which fits; then the encoder gets the prompts."""
         reader = self.prompts
         found: list[tuple[str | None, list[int]]] = []
         for request in requests:
-            text, ids = await reader.read(request)
+            text, ids = request.prompt, request.prompt_ids
+            if ids is None:
+                if request.messages is not None:
+                    text = await reader.in_time(reader.render(request.messages, request.template or {}))
+                assert text is not None
+                text, ids = await reader.read(text, request.truncate, special=request.messages is None)
             found.append((text, batch.fit(request, ids)))
             await reader.work_of(sum(map(len, request.stop)), partial(batch.learn_stops, request))
         for text, ids in found:
@@ -276,9 +321,11 @@ class ModelService:
             case State.LOADING:
                 return NotReadyError(f"model {self.name} is still loading", retry_after=10)
             case State.DRAINING | State.STOPPED:
-                return NotReadyError(f"model {self.name} is shutting down")
+                return shutting_down(self.name)
             case _:
-                return NotReadyError(f"model {self.name} has failed; the server's log says why")
+                again = "" if self.retry_in is None else f"; it is started again in {self.retry_in} seconds"
+                text = f"model {self.name} has failed; the server's log says why{again}"
+                return NotReadyError(text, retry_after=self.retry_in)
 
     def _engine_lost(self) -> bool:
         """There is no engine process now; whether another one is to be started."""
@@ -288,20 +335,25 @@ class ModelService:
         return self.state is State.RECOVERING or (self.batch is not None and not self.batch.idle)
 
     def _engine_ready(self) -> None:
-        if self.state is State.RECOVERING:
+        if self.state in (State.RECOVERING, State.FAILED):
             self.restarts += 1
-        if self.state in (State.LOADING, State.RECOVERING):
+        if self.state in (State.LOADING, State.RECOVERING, State.FAILED):
             self.state = State.READY
+            self.failure = self._retry_at = None
 
-    def _engine_failed(self, error: ExecutorError) -> None:
-        """There will be no engine process any more: everything that waits for one gets its end."""
+    def _engine_failed(self, error: ExecutorError, retry_in: float | None) -> bool:
+        """There will be no engine process for long: all that waits for one gets its end. Whether to try again."""
         if self.batch is not None:
             cause = str(error).partition("\n")[0]
             failure = GenerationError(f"the engine failed and could not be replaced ({cause})")
             failure.__cause__ = error  # with all lines of the message
             self.batch.fail(failure)
-        if self.state is not State.DRAINING:
-            self.fail(error)
+        if self.state is State.DRAINING:
+            return False
+        if retry_in is not None:
+            self._retry_at = asyncio.get_running_loop().time() + retry_in
+        self.fail(error)
+        return retry_in is not None
 
     def _expire(self) -> None:
         self._expiry = asyncio.get_running_loop().call_later(_EXPIRY_SECONDS, self._expire)

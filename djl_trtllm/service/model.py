@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
+import os
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from djl_trtllm.api.custom.formatters import FILE_NAME as CUSTOM_FILE
-from djl_trtllm.api.custom.formatters import CustomFormatters, load_custom
-from djl_trtllm.backends.as_built import describe_limits
-from djl_trtllm.backends.options import with_effects
-from djl_trtllm.backends.planning import plan_fitted, served_as_built
-from djl_trtllm.backends.tensorrt_llm.quantization import method_of
-from djl_trtllm.batching.limits import BatchLimits
+from djl_trtllm.api.base import RequestParser
+from djl_trtllm.api.registry import DEFAULT
+from djl_trtllm.backends.base import this_machine
+from djl_trtllm.backends.compilation import compile_checkpoint
+from djl_trtllm.backends.planning import (
+    compiled_quantization,
+    describe_limits,
+    plan_fitted,
+    served_as_built,
+    suppose_machine,
+    with_effects,
+)
+from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.config import Backend, Config, Options, load, names_configuration
 from djl_trtllm.config.masking import masked
-from djl_trtllm.config.rules.table import check_model
+from djl_trtllm.config.options.option import MOST_GPUS
+from djl_trtllm.config.rules import check_model
+from djl_trtllm.engines.build import prepare_engine
+from djl_trtllm.engines.cache import MANIFEST_FILE
 from djl_trtllm.engines.config_overlay import with_rotary_options
-from djl_trtllm.engines.hardware import Hardware
-from djl_trtllm.engines.manifest import Manifest
+from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.engines.plan import EnginePlan
-from djl_trtllm.engines.preparation import prepare_engine
-from djl_trtllm.errors import ModelError, NotDescribedError
+from djl_trtllm.errors import DjlTrtllmError, DownloadError, ModelError, NotDescribedError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, handle_requirements, inspect, inspect_config, load_tokenizer, open_model
 from djl_trtllm.model.adapter import AdapterLimits
-from djl_trtllm.model.remote.fetch import fetch, is_remote
-from djl_trtllm.model.remote.s3 import is_s3
-from djl_trtllm.model.vocabulary import check_vocabulary, load_fitting_tokenizer, outside, require_tokenizer
+from djl_trtllm.model.archive import ARCHIVE_SUFFIXES
+from djl_trtllm.model.remote.fetch import fetch, is_remote, is_remote_destination, upload
+from djl_trtllm.model.remote.s3 import S3Address, is_s3
+from djl_trtllm.model.tokenizer import check_vocabulary, load_fitting_tokenizer, outside, require_tokenizer
+from djl_trtllm.model.work_directory import marked
 
 logger = logging.getLogger(__name__)
 
@@ -52,15 +65,17 @@ class ModelSource:
     """Whether the directory comes from the hub or S3."""
     config_only: bool = False
     """Whether only the files that describe a model are fetched: it can be planned, not served."""
+    offline: bool = False
+    """Whether nothing is fetched: what is on the hub or in S3 is not described."""
 
 
 class Texts(NamedTuple):
-    """What reads the prompts of a model and writes its answers."""
+    """A model's tokenizer and its own formatters: they read prompts and write responses."""
 
     tokenizer: Tokenizer
     vocab_size: int | None = None
     """The number of ids that the model knows, if the tokenizer has some beyond them."""
-    custom: CustomFormatters | None = None
+    custom: RequestParser | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +109,7 @@ class Model:
         return self.texts().vocab_size
 
     @property
-    def custom(self) -> CustomFormatters | None:
+    def custom(self) -> RequestParser | None:
         return self.texts().custom
 
     @property
@@ -114,7 +129,8 @@ def open_source(
     Raises ModelError and ConfigError.
     """
     if names_configuration(path):
-        directory, config = path.parent, load(path, environ, arguments=arguments, fetched=fetched)
+        path, config = path.parent, load(path, environ, arguments=arguments, fetched=fetched)
+        directory = path
     else:
         # Options decide where archives are extracted, so resolve them first, without the archive's own file. A
         # directory's own file is read now, so that its problems and those of the environment are reported together.
@@ -122,8 +138,14 @@ def open_source(
         directory = open_model(path, config.engine_cache_dir / "models")
         if directory != path:
             config = load(directory, environ, arguments=arguments, fetched=fetched)
-    name = config.options.model_name or re.sub(r"\W+", "-", directory.name).strip("-") or "model"
+    # An archive is extracted to a folder that is named after its content.
+    own = directory.name if directory.is_relative_to(path) else _without_suffix(path.name)
+    name = config.options.model_name or re.sub(r"\W+", "-", own).strip("-") or "model"
     return ModelSource(name, directory, config)
+
+
+def _without_suffix(archive: str) -> str:
+    return next((archive.removesuffix(suffix) for suffix in ARCHIVE_SUFFIXES if archive.endswith(suffix)), archive)
 
 
 def open_remote(
@@ -173,7 +195,7 @@ def plan(
         replace(source.config, warnings=(*source.config.warnings, *told)),
         layout.shape.model_type,
         layout.kind.is_engine,
-        compiled_as=_compiled_as(layout),
+        compiled_as=compiled_quantization(layout),
     )
     config = served_as_built(config, layout)
     # The description of a remote model does not say whether it has one.
@@ -225,6 +247,8 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
         engine_plan.executor_options(),
         engine_plan.stream_interval,
         engine_plan.send_interval,
+        kernels=str((config.engine_cache_dir / "kernels").absolute()) if engine_plan.gpus else "",
+        reasons=engine_plan.reasons,
     )
     limits = BatchLimits(
         max_batch_size=engine_plan.max_sequences,
@@ -232,9 +256,9 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
         max_input_len=engine_plan.max_input_len,
         max_output_len=options.max_output_len,
         max_seq_len=engine_plan.max_seq_len,
-        max_resumes=options.retry_threshold if options.resume_after_restart else 0,
+        resume=options.resume_after_restart,
     )
-    if not source.trusted and (code := source.directory / CUSTOM_FILE).is_file():
+    if not source.trusted and (code := source.directory / DEFAULT.formatters_file).is_file():
         logger.warning(
             "%s is not run: it came with a fetched model; if you have read it, set OPTION_TRUST_REMOTE_CODE=true in "
             "the environment, or serve a copy of the directory",
@@ -249,7 +273,7 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
             check_vocabulary(tokenizer, layout)
         custom = None
         if source.trusted:
-            custom = load_custom(source.directory, {"tokenizer": tokenizer, "configs": options})
+            custom = DEFAULT.formatters(source.directory, {"tokenizer": tokenizer, "configs": options})
         return Texts(tokenizer, outside(tokenizer, layout), custom)
 
     return Model(
@@ -302,6 +326,8 @@ def _found(source: ModelSource, option: str, text: str, revision: str | None, *,
             f"option.{option}={masked(f'option.{option}', text)} ({config.origin(option)}) is not a directory on this "
             "machine, nor the name of a model on the Hugging Face hub (owner/name), nor an s3:// address"
         )
+    if source.offline:
+        raise NotDescribedError(_OFFLINE.format(text))
     return fetch_model(text, config, revision, tokenizer_only=tokenizer_only, config_only=source.config_only)
 
 
@@ -333,13 +359,203 @@ def fetch_model(
     return open_model(found, config.engine_cache_dir / "models") if found.is_file() else found
 
 
-def _compiled_as(layout: Layout) -> str | None:
-    """The quantisation an engine was compiled with, from its manifest or else its own config.json."""
-    engine_dir = layout.engine_dir if layout.kind.is_engine else None
-    if engine_dir is None:
-        return None
-    manifest = Manifest.read(engine_dir)
-    if manifest is not None:
-        return str(manifest.options.get("quantize"))
-    method = method_of(layout.quantization)
-    return None if method is None else method.value
+# -- compiling ahead of time -------------------------------------------------------------------------------------------
+
+_NEO_INPUT = "/opt/ml/model/input"
+_NEO_OUTPUT = "/opt/ml/model/compiled"
+_NEO_ERRORS = "/opt/ml/compilation/errors/errors.json"
+
+
+def compile_model(
+    model: str,
+    out: str,
+    environ: Mapping[str, str],
+    progress: Callable[[str], None],
+    arguments: Sequence[str] = (),
+) -> str:
+    """Compile a checkpoint (a directory, a hub id or an S3 address) into a directory, S3 or the hub.
+
+    Uses a serving.properties beside a local checkpoint, and what its `option.model_id` names. `arguments` are KEY=VALUE
+    pairs that override all other sources. Returns the engine's location. Raises DjlTrtllmError.
+    """
+    # Before minutes are spent on what has no place to go.
+    remote = is_remote_destination(out)
+    if is_remote(model):
+        config, tokenizer = load(None, environ, arguments=arguments), None
+        checkpoint = fetch_model(model, config, config.options.revision)
+    else:
+        source = open_source(Path(model), environ, arguments)
+        config, checkpoint, tokenizer = source.config, model_files(source), tokenizer_files(source)
+    if not remote:
+        return str(compile_checkpoint(config, checkpoint, Path(out), progress, tokenizer_dir=tokenizer).path)
+    # Kept if the upload fails, so that the next run uploads it without compiling.
+    local = config.engine_cache_dir / "outgoing" / remote_name(out)
+    compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer)
+    with marked(local):
+        upload(local, out, progress, last=MANIFEST_FILE, hub_token=config.options.hf_access_token)
+    shutil.rmtree(local, ignore_errors=True)
+    return out
+
+
+def compile_with_neo(environ: Mapping[str, str], progress: Callable[[str], None]) -> None:
+    """Compile as SageMaker Neo's optimisation jobs expect: directories from variables, errors into a file.
+
+    Raises DjlTrtllmError after writing it to the file.
+    """
+    model = environ.get("SM_NEO_INPUT_MODEL_DIR", _NEO_INPUT)
+    out = Path(environ.get("SM_NEO_COMPILED_MODEL_DIR", _NEO_OUTPUT))
+    errors = Path(environ.get("SM_NEO_COMPILATION_ERROR_FILE", _NEO_ERRORS))
+    variables = dict(environ)
+    if cache := environ.get("SM_NEO_CACHE_DIR"):
+        variables.setdefault("DJL_CACHE_DIR", cache)
+    try:
+        compile_model(model, str(out), variables, progress)
+    except DjlTrtllmError as error:
+        errors.parent.mkdir(parents=True, exist_ok=True)
+        errors.write_text(json.dumps({"error": str(error)}))
+        raise
+
+
+# -- previews ----------------------------------------------------------------------------------------------------------
+
+_HANDLERS = ("djl_trtllm.handler", "djl_trtllm.async_handler")
+_OFFLINE = "{} is looked at when it is served (--offline)"
+_WITHOUT_GPU = ("auto", "openvino", "scripted")
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The configuration, and its plan or the reason why it cannot be served.
+
+    Neither of the two: there is nothing to plan yet, and the configuration is in order as far as it is known.
+    `remarks` say what was supposed or not looked at.
+    """
+
+    config: Config
+    hardware: Hardware
+    plan: EnginePlan | None = None
+    refusal: str | None = None
+    remarks: tuple[str, ...] = ()
+    offline: bool = False
+    """Whether the model is on the hub or in S3, and nothing of it was fetched."""
+
+    @property
+    def under_djl(self) -> bool:
+        """Whether the model is meant for DJL Serving: in its container, or by the handler that its options name."""
+        return _under_djl(self.config)
+
+
+@dataclass(frozen=True)
+class _Machine:
+    """The machine that a plan is for. `asked`: the user names the backend, which is there then."""
+
+    asked: bool = False
+    gpus: tuple[Gpu, ...] = ()
+    here: Hardware = field(default_factory=lambda: this_machine())
+
+    @property
+    def hardware(self) -> Hardware:
+        if self.gpus or self.asked:
+            return suppose_machine(self.here, self.gpus or self.here.gpus)
+        return self.here
+
+    def remarks(self, engine_plan: EnginePlan | None = None) -> tuple[str, ...]:
+        """Say which machine the plan supposes, where that is another one than this."""
+        if engine_plan is not None and not engine_plan.gpus:
+            return (f"no GPU is used: the backend is {engine_plan.backend}",) if self.gpus else ()
+        there, here = self.hardware, self.here
+        if there.gpus == here.gpus and (there.tensorrt_llm == here.tensorrt_llm or not there.gpus):
+            return ()
+        names = sorted({gpu.name or "any NVIDIA GPU" for gpu in there.gpus})
+        return (
+            f"planned for {len(there.gpus)} x {' and '.join(names)} with TensorRT-LLM {there.tensorrt_llm}, not for "
+            "this machine",
+        )
+
+
+def preview(
+    model: str | None,
+    environ: Mapping[str, str],
+    backend: str | None = None,
+    gpus: tuple[Gpu, ...] = (),
+    *,
+    offline: bool = False,
+) -> Preview:
+    """Plan the model as `serve` would; without one, what the environment alone says.
+
+    `backend` overrides `option.backend`. With it or with `gpus` the plan may be for another machine: one with these
+    GPUs, or with those that the backend needs, and with TensorRT-LLM. Of remote models only the files that describe
+    them are fetched, and with `offline` none. Raises ModelError if there is no such model here, and ConfigError.
+    """
+    arguments = [] if backend is None else [f"option.backend={backend}"]
+    machine = _Machine(asked=backend is not None, gpus=gpus)
+    if model is not None and not is_remote(model):
+        return _planned(open_source(Path(model), environ, arguments), machine, offline=offline)
+    alone = load(None, environ, arguments=arguments)
+    model = model or alone.options.model_id
+    if model is None:
+        return Preview(alone, machine.hardware, remarks=("no model is named: this is what the environment says",))
+    try:
+        if offline and is_remote(model):
+            raise NotDescribedError(_OFFLINE.format(model))
+        if _is_archive(model):
+            return _unopened(model, alone, machine)
+        if is_remote(model):
+            return _planned(open_remote(model, environ, arguments, config_only=True), machine)
+        return _planned(open_source(Path(model), environ, arguments), machine, offline=offline)
+    except NotDescribedError as error:
+        return Preview(alone, machine.hardware, remarks=(f"not planned: {error}",), offline=offline)
+    except DownloadError as error:
+        return Preview(alone, machine.hardware, refusal=str(error))
+
+
+def _planned(source: ModelSource, machine: _Machine, *, offline: bool = False) -> Preview:
+    source = replace(source, config_only=True, offline=offline)
+    config = source.config
+    try:
+        model_id = config.options.model_id
+        if model_id is not None and _is_archive(model_id) and not offline:
+            return _unopened(model_id, config, machine)
+        # The user asks for a backend that needs GPUs, and none are here or named.
+        if machine.asked and not machine.hardware.gpus and config.options.backend.value not in _WITHOUT_GPU:
+            machine = replace(machine, gpus=(Gpu(),) * _ranks(config, layout_of(source)))
+        config, layout, engine_plan = plan(source, machine.hardware, under_djl=_under_djl(config))
+        # Where it is read in a moment and without code of the model, a tokenizer is refused as `serve` does it.
+        if layout.tokenizer_dir is not None and (layout.tokenizer_dir / "tokenizer.json").exists():
+            load_fitting_tokenizer(layout, trust_remote_code=False)
+    except NotDescribedError as error:
+        return Preview(config, machine.hardware, remarks=(f"not planned: {error}",), offline=offline)
+    except DjlTrtllmError as error:
+        return Preview(config, machine.hardware, refusal=str(error), remarks=machine.remarks())
+    remarks = machine.remarks(engine_plan)
+    if not layout.weight_files:
+        remarks += ("the weights are fetched and checked when the model is served",)
+    return Preview(config, machine.hardware, plan=engine_plan, remarks=remarks)
+
+
+def _under_djl(config: Config) -> bool:
+    return "DJL_SERVING_HOME" in os.environ or config.options.entry_point in _HANDLERS
+
+
+def _ranks(config: Config, layout: Layout) -> int:
+    """How many GPUs the model is spread over; `max` is one where there are none."""
+    options = config.options
+    degrees = (
+        layout.tensor_parallel or options.tensor_parallel_degree,
+        layout.pipeline_parallel or options.pipeline_parallel_degree,
+        options.context_parallel_size,
+    )
+    return min(MOST_GPUS, math.prod(degree for degree in degrees if isinstance(degree, int)))
+
+
+def _is_archive(model: str) -> bool:
+    return is_s3(model) and model.endswith(".tar.gz")
+
+
+def _unopened(model: str, config: Config, machine: _Machine) -> Preview:
+    """An archive in S3 is fetched whole or not at all: only whether it is there is looked up. Raises DownloadError."""
+    from djl_trtllm.model.remote.s3_download import list_objects
+
+    list_objects(S3Address.parse(model))
+    remark = f"not planned: {model} is opened when it is served, with the serving.properties in it"
+    return Preview(config, machine.hardware, remarks=(remark,))

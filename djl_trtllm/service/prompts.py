@@ -9,31 +9,40 @@ counts as waiting in its queue.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from djl_trtllm.errors import PromptTooLongError, RequestTimeoutError
+from djl_trtllm.errors import InvalidRequestError, NotReadyError, PromptTooLongError, RequestTimeoutError
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import GenerationRequest, Token
-from djl_trtllm.service.chat_renderer import ChatRenderer
+from djl_trtllm.model.chat_template import LENGTH_BYTES, RENDERED, framed
+from djl_trtllm.request import Token
 from djl_trtllm.service.model import Model
-from djl_trtllm.service.worker_threads import WORKERS
+from djl_trtllm.service.threads import WORKERS
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 _INLINE_CHARACTERS = 2048
 """Texts up to this length are tokenised on the event loop: it takes under a millisecond, less than using a thread."""
 _INLINE_TOKENS = 256
-"""The same of tokens whose texts are wanted."""
+"""Up to this number of ids is decoded on the event loop."""
 _ANY_LENGTH = 1024
-"""Stands for the longest token of a vocabulary that has none."""
+"""The length that is assumed for the tokens of a vocabulary without a longest token."""
 _MARGIN = 65_536
 """Characters before a truncated prompt, which have an influence on where its first token begins."""
 
 
 class PromptReader:
-    """Of one model. All methods run on the event loop."""
+    """Reads the prompts of one model's requests. All methods run on the event loop."""
 
     def __init__(self, model: Model) -> None:
         self._tokenizer: Tokenizer = model.tokenizer
@@ -42,31 +51,24 @@ class PromptReader:
         self._template_timeout = model.options.chat_template_timeout
         self._renderer: ChatRenderer | None = None
 
-    async def read(self, request: GenerationRequest) -> tuple[str | None, list[int]]:
-        """The prompt's text and ids; no text for a prompt of ids.
+    async def read(self, text: str, truncate: int | None, *, special: bool) -> tuple[str, list[int]]:
+        """The prompt and its ids, of which the last `truncate` are used; `special` adds the model's special tokens.
 
         Raises InvalidRequestError and RequestTimeoutError.
         """
-        if request.prompt_ids is not None:
-            return None, request.prompt_ids
-        if request.messages is not None:
-            text, special = await self._in_time(self.render(request.messages, request.template or {})), False
-        else:
-            assert request.prompt is not None
-            text, special = request.prompt, True
         longest = self._tokenizer.longest_token
         most: int | None = self._max_input_len
-        if request.truncate is None:
+        if truncate is None:
             require_short_enough(len(text), longest, self._max_input_len)
         else:
             most = None
-            kept = (longest or _ANY_LENGTH) * request.truncate + _MARGIN
+            kept = (longest or _ANY_LENGTH) * truncate + _MARGIN
             if len(text) > 2 * kept:
                 text = text[-kept:]
         if len(text) <= _INLINE_CHARACTERS:
             return text, self._tokenizer.encode(text, special)
         encode = partial(self._tokenizer.encode, text, special, most)
-        return text, await self._in_time(WORKERS.run(encode))
+        return text, await self.in_time(WORKERS.run(encode))
 
     async def render(self, messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any]) -> str:
         """The prompt of a conversation. Raises InvalidRequestError."""
@@ -87,8 +89,8 @@ class PromptReader:
         return [Token(id_, tokenizer.decode([id_], False), None, id_ in tokenizer.special_ids) for id_ in ids]
 
     async def work_of(self, characters: int, work: Callable[[], T]) -> T:
-        """Do what takes as long as tokenising this number of characters."""
-        return work() if characters <= _INLINE_CHARACTERS else await self._in_time(WORKERS.run(work))
+        """Do work that takes as long as tokenising this number of characters: here, or in a worker thread."""
+        return work() if characters <= _INLINE_CHARACTERS else await self.in_time(WORKERS.run(work))
 
     async def close(self) -> None:
         if self._renderer is not None:
@@ -96,9 +98,10 @@ class PromptReader:
             self._renderer = None
 
     async def _work(self, tokens: int, work: Callable[[], T]) -> T:
-        return work() if tokens <= _INLINE_TOKENS else await self._in_time(WORKERS.run(work))
+        return work() if tokens <= _INLINE_TOKENS else await self.in_time(WORKERS.run(work))
 
-    async def _in_time(self, work: Awaitable[T]) -> T:
+    async def in_time(self, work: Awaitable[T]) -> T:
+        """The result of `work`. Raises RequestTimeoutError where it takes longer than a request may."""
         try:
             return await asyncio.wait_for(work, self._timeout)
         except asyncio.TimeoutError:
@@ -114,3 +117,136 @@ def require_short_enough(characters: int, longest_token: int | None, max_input_l
             f"the prompt has {characters} characters, which are at least {-(-characters // longest_token)} tokens, and "
             f"max_input_len is {max_input_len}: shorten it, or raise option.max_input_len"
         )
+
+
+# The package imports the module before `-m` would run it a second time.
+_PROGRAM = "import sys; from djl_trtllm.model.chat_template import main; main(sys.argv)"
+_START_SECONDS = 60.0
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "HOME", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""The variables that the rendering process gets: a template has no use for secrets."""
+
+
+class ChatRenderer:
+    """Renders one conversation after the other, in a process that the first one starts.
+
+    All methods run on the event loop. `timeout` is the time of one conversation, without its waiting.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, timeout: float) -> None:
+        self._templates = framed(pickle.dumps(tokenizer.chat_templates))
+        self._timeout = timeout
+        self._turn = asyncio.Lock()
+        self._process: _RenderingProcess | None = None
+        self._prompts: dict[asyncio.Task[None], asyncio.Future[str]] = {}
+
+    async def render(self, messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any]) -> str:
+        """Return the prompt of a conversation. Raises InvalidRequestError."""
+        try:
+            message = framed(pickle.dumps((list(messages), dict(keywords))))
+        except Exception as error:  # made by a model directory's own formatter, or nested too deep
+            raise InvalidRequestError(f"the messages are no JSON: {type(error).__name__}: {error}") from error
+        loop = asyncio.get_running_loop()
+        prompt: asyncio.Future[str] = loop.create_future()
+        # A task of its own: the process answers also where the client leaves meanwhile.
+        task = loop.create_task(self._settle(prompt, message))
+        self._prompts[task] = prompt
+        task.add_done_callback(self._prompts.pop)
+        return await prompt
+
+    async def close(self) -> None:
+        """End the process; conversations that still wait get an error."""
+        waiting = dict(self._prompts)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        for prompt in waiting.values():
+            if not prompt.done():
+                prompt.set_exception(NotReadyError("the model was shut down", retry_after=1))
+        await self._end_process()
+
+    async def _settle(self, prompt: asyncio.Future[str], message: bytes) -> None:
+        async with self._turn:
+            if prompt.done():
+                return  # its client has left
+            try:
+                text = await self._rendered(message)
+            except InvalidRequestError as error:
+                if not prompt.done():
+                    prompt.set_exception(error)
+            else:
+                if not prompt.done():
+                    prompt.set_result(text)
+
+    async def _rendered(self, message: bytes) -> str:
+        """Have a conversation rendered. Where that fails, the next one gets a new process."""
+        try:
+            if self._process is None:
+                self._process = _RenderingProcess.start()
+                await self._process.connect(self._templates)
+            response = await asyncio.wait_for(self._process.exchange(message), self._timeout)
+        except asyncio.TimeoutError:
+            problem = f"it takes longer than chat_template_timeout={self._timeout:g} seconds"
+        except (EOFError, ConnectionError):
+            problem = "its process has ended, as one does that takes too much memory"
+        except OSError as error:
+            problem = f"its process cannot be started ({error})"
+        else:
+            text = response[1:].decode("utf-8", "surrogatepass")
+            if response[:1] == RENDERED:
+                return text
+            raise InvalidRequestError(text)
+        await self._end_process()
+        logger.warning("a chat template was given up: %s", problem)
+        raise InvalidRequestError(f"the model's chat template failed on these messages: {problem}")
+
+    async def _end_process(self) -> None:
+        if self._process is not None:
+            await self._process.end()
+            self._process = None
+
+
+@dataclass
+class _RenderingProcess:
+    """A process of `model.chat_template`, and this end of its socket."""
+
+    popen: subprocess.Popen[bytes]
+    socket: socket.socket
+    reader: asyncio.StreamReader | None = None
+    writer: asyncio.StreamWriter | None = None
+
+    @classmethod
+    def start(cls) -> _RenderingProcess:
+        """Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                popen = subprocess.Popen(
+                    [sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    env={name: os.environ[name] for name in _KEPT if name in os.environ},
+                )
+            except OSError:
+                ours.close()
+                raise
+        return cls(popen, ours)
+
+    async def connect(self, templates: bytes) -> None:
+        """Send the templates; the response says that the process is ready."""
+        self.reader, self.writer = await asyncio.open_connection(sock=self.socket)
+        await asyncio.wait_for(self.exchange(templates), _START_SECONDS)
+
+    async def exchange(self, message: bytes) -> bytes:
+        """Send a message; its response. Raises EOFError and ConnectionError where the process has ended."""
+        assert self.reader is not None and self.writer is not None
+        self.writer.write(message)
+        length = int.from_bytes(await self.reader.readexactly(LENGTH_BYTES), "big")
+        return await self.reader.readexactly(length)
+
+    async def end(self) -> None:
+        self.popen.kill()
+        if self.writer is None:
+            self.socket.close()
+        else:
+            self.writer.transport.abort()
+        await asyncio.to_thread(self.popen.wait)

@@ -10,24 +10,31 @@ from typing import Any
 
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model.archive import ARCHIVE_SUFFIXES, is_archive
-from djl_trtllm.model.json_file import read_object
-from djl_trtllm.model.quantization import stored_kv_quantization, stored_quantization
-from djl_trtllm.model.remote.fetch import fetch, is_remote
-from djl_trtllm.model.remote.headers import remote_headers
-from djl_trtllm.model.shape import ModelShape, text_part
-from djl_trtllm.model.weights import find_weights, read_header
-from djl_trtllm.sizing.layer_caches import LayerCache, layer_caches
-from djl_trtllm.sizing.parameters import expected_tensors, experts_per_token, is_tied, num_experts
-from djl_trtllm.sizing.sharding import Part, parts_of
-from djl_trtllm.sizing.tensors import Tensor, tensors_of
-
-_MOST_LAYERS = 10_000
-"""Of a config.json that anybody may have written, each layer is counted; the deepest models have a few hundred."""
+from djl_trtllm.model.checkpoint import (
+    ModelShape,
+    check_counts,
+    find_weights,
+    read_header,
+    read_object,
+    stored_kv_quantization,
+    stored_quantization,
+    text_part,
+)
+from djl_trtllm.model.remote.fetch import fetch, is_remote, remote_headers
+from djl_trtllm.sizing.architecture import (
+    LayerCache,
+    expected_tensors,
+    experts_per_token,
+    is_tied,
+    layer_caches,
+    num_experts,
+)
+from djl_trtllm.sizing.tensors import Part, WeightTensor, parts_of, tensors_of
 
 
 @dataclass(frozen=True)
 class CheckpointSizes:
-    """What the estimate needs to know of a model.
+    """A model's tensors and caches, as the estimate needs them.
 
     `exact`: whether the tensors were read from the headers of weight files, not counted from config.json.
     """
@@ -40,13 +47,11 @@ class CheckpointSizes:
     quantization: str | None = None
     """As stored, by TensorRT-LLM's name; None if the weights are not quantised."""
     kv_quantization: str | None = None
-    """Of the KV cache, if the checkpoint asks for one."""
+    """Quantisation of the KV cache, if the checkpoint asks for one."""
     tied: bool = False
     experts: int = 0
     experts_per_token: int = 0
     exact: bool = False
-    stored_parameters: int = 0
-    """Elements of all tensors, those of layers that predict further tokens among them."""
 
     @property
     def bytes(self) -> int:
@@ -112,12 +117,10 @@ class CheckpointSizes:
 
     @classmethod
     def _of(
-        cls, config: Mapping[str, Any], source: str, tensors: tuple[Tensor, ...], directory: Path | None
+        cls, config: Mapping[str, Any], source: str, tensors: tuple[WeightTensor, ...], directory: Path | None
     ) -> CheckpointSizes:
         text = text_part(config)
-        layers = ModelShape.from_config(config).num_layers or 0
-        if layers > _MOST_LAYERS:
-            raise LayoutError(f"{source}: config.json gives {layers} layers, expected at most {_MOST_LAYERS}")
+        check_counts(config, source, LayoutError)
         found = tensors or expected_tensors(config)
         shape = ModelShape.from_config(config, parameter_bytes=sum(tensor.bytes for tensor in found))
         return cls(
@@ -131,5 +134,4 @@ class CheckpointSizes:
             experts=num_experts(text),
             experts_per_token=experts_per_token(text),
             exact=bool(tensors),
-            stored_parameters=sum(tensor.elements for tensor in found),
         )

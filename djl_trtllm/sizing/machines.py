@@ -1,13 +1,136 @@
-"""The machines that a model is sized for, as a command line names them."""
+"""GPUs and AWS instance types as data (`gpus.toml`, `instances.toml`), and machines as a command line names them."""
 
 from __future__ import annotations
 
+import datetime
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import SizingError
-from djl_trtllm.sizing.gpus import GPUS, INSTANCES, GpuModel, Instance, gpu_named, instance_named
+
+_MIB = 1024 * 1024
+_NEAR = 0.08
+"""How far the memory that NVML reports may lie from the table's: drivers and ECC change it by a few percent."""
+_PREFIXES = re.compile(r"^(NVIDIA|TESLA|GEFORCE)\b[\s-]*", re.IGNORECASE)
+_INSTANCE = re.compile(r"(?:ml\.)?(?P<family>[a-z][\w-]*)\.(?P<size>[\w-]+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """A kind of GPU. `memory` is the total in bytes that NVML reports, `nvml` what NVML's name begins with."""
+
+    name: str
+    memory: int
+    compute_capability: tuple[int, int]
+    nvml: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Instance:
+    """An AWS instance type. `hourly_price` is in USD (see `PRICES`); None where there is no on-demand price.
+
+    `host_memory` is in bytes.
+    """
+
+    name: str
+    gpu: GpuModel
+    gpus: int
+    host_memory: int
+    hourly_price: float | None = None
+
+
+class Prices(NamedTuple):
+    """The kind, region and date of the instances' prices."""
+
+    kind: str
+    region: str
+    date: datetime.date
+
+    def __str__(self) -> str:
+        return f"{self.kind}, {self.region}, {self.date.isoformat()}"
+
+
+def _gpu(name: str, row: Mapping[str, Any]) -> GpuModel:
+    major, minor = row["compute_capability"]
+    return GpuModel(name, row["memory_mib"] * _MIB, (major, minor), row["nvml"], tuple(row.get("aliases", ())))
+
+
+def _instance(name: str, row: Mapping[str, Any]) -> Instance:
+    return Instance(name, GPUS[row["gpu"]], row["gpus"], row["host_memory_mib"] * _MIB, row.get("price"))
+
+
+_table = read_table("instances.toml", __package__)
+
+GPUS: Mapping[str, GpuModel] = MappingProxyType(
+    {name: _gpu(name, row) for name, row in read_table("gpus.toml", __package__).items()}
+)
+"""GPUs by name, oldest architecture first."""
+
+INSTANCES: Mapping[str, Instance] = MappingProxyType(
+    {name: _instance(name, row) for name, row in _table["instances"].items()}
+)
+"""AWS instance types by name (`g5.12xlarge`)."""
+
+PRICES = Prices(_table["prices"]["kind"], _table["prices"]["region"], _table["prices"]["date"])
+
+
+def gpu_named(text: str) -> GpuModel:
+    """The GPU of a name as people write it: `h200`, `NVIDIA-A100-40GB`. Raises SizingError with the nearest names."""
+    wanted = _plain(text)
+    for gpu in GPUS.values():
+        if wanted in map(_plain, (gpu.name, *gpu.aliases)):
+            return gpu
+    raise SizingError(f"{text or 'no GPU'}: expected a GPU: {_advice(wanted, GPUS)}")
+
+
+def gpu_found(nvml_name: str | None, memory: int | None) -> GpuModel | None:
+    """The GPU that NVML reports under this name with this memory in bytes; None if it is not in the table.
+
+    A100 with 40 GB and with 80 GB, and similar pairs, differ by their memory, or without it by their name.
+    """
+    if nvml_name is None:
+        return None
+    name = f"{_PREFIXES.sub('', nvml_name.strip())} "
+    while _PREFIXES.match(name):
+        name = _PREFIXES.sub("", name)
+    known = [gpu for gpu in GPUS.values() if re.match(rf"{re.escape(gpu.nvml)}(?!\w)", name, re.IGNORECASE)]
+    longest = max((len(gpu.nvml) for gpu in known), default=0)
+    known = [gpu for gpu in known if len(gpu.nvml) == longest]
+    if memory is not None:
+        near = [gpu for gpu in known if abs(gpu.memory - memory) <= _NEAR * gpu.memory]
+        return near[0] if near else None
+    if len(known) > 1:
+        known = [gpu for gpu in known if gpu.name.rpartition("-")[2].upper() in _plain(name)]
+    return known[0] if len(known) == 1 else None
+
+
+def instance_named(text: str) -> Instance:
+    """The AWS instance type of a name: `g5.12xlarge`, `ml.g5.12xlarge` and `g5.12xl` are one. Raises SizingError."""
+    match = _INSTANCE.fullmatch(text.strip())
+    if match is not None:
+        size = re.sub(r"xl$", "xlarge", match["size"].lower())
+        found = INSTANCES.get(f"{match['family'].lower()}.{size}")
+        if found is not None:
+            return found
+    wanted = text.strip().lower().removeprefix("ml.")
+    raise SizingError(f"{text or 'no instance'}: expected an AWS instance type with GPUs: {_advice(wanted, INSTANCES)}")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[-_\s]|^nvidia", "", text.strip().lower().removeprefix("nvidia")).upper()
+
+
+def _advice(wanted: str, known: Iterable[str]) -> str:
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(wanted.lower(), names, n=3, cutoff=0.7)
+    return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(names)}"
+
 
 _GIB = 1 << 30
 _UNITS = {
@@ -38,7 +161,7 @@ class Machine:
     compute_capability: tuple[int, int] | None = None
     known: Instance | GpuModel | None = None
     remarks: tuple[str, ...] = ()
-    """What was seen there that an estimate does not know."""
+    """Warnings about the machine that an estimate does not know, such as memory in use."""
 
     @property
     def hourly_price(self) -> float | None:
@@ -62,9 +185,7 @@ def of_gpu(text: str) -> Machine:
     counts = [count.strip() for count in match.group("before", "after") if count is not None]
     count = " and ".join(counts)
     if counts and (re.fullmatch(r"[0-9]{1,6}", count) is None or not 0 < int(count) <= _MOST_GPUS):
-        raise SizingError(
-            f"{text}: {count or 'nothing'} is no number of GPUs, expected 1 to {_MOST_GPUS}, as {gpu.name}:8"
-        )
+        raise SizingError(f"{text}: expected 1 to {_MOST_GPUS} GPUs, as {gpu.name}:8, and not {count or 'nothing'}")
     gpus = int(count) if counts else None
     return Machine(gpu.name, gpu.name, gpu.memory, gpus, gpu.compute_capability, gpu)
 
@@ -84,7 +205,7 @@ def of_memory(text: str) -> Machine:
             f"{text or 'no memory'}: expected the memory of a GPU in bytes, or with a unit, as 80GB or 22.5GiB"
         )
     if memory < _LEAST:
-        raise SizingError(f"{text}: {memory} bytes are no memory of a GPU; write a unit, as {text.strip()}GB")
+        raise SizingError(f"{text}: {memory} bytes are too few for a GPU; write a unit, as {text.strip()}GB")
     name = f"a GPU of {memory / _GIB:.1f} GiB"
     return Machine(name, name, memory)
 
@@ -100,10 +221,6 @@ def aws_machines() -> list[Machine]:
     """The AWS instance types with a price, cheapest first, then those without."""
     machines = [of_instance(name) for name in INSTANCES]
     return sorted(machines, key=lambda machine: (machine.hourly_price is None, machine.hourly_price or 0))
-
-
-def known_gpus() -> list[Machine]:
-    return [of_gpu(name) for name in GPUS]
 
 
 def split(texts: Sequence[str]) -> list[str]:

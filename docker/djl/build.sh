@@ -29,6 +29,10 @@ javac -nowarn --release 17 -encoding UTF-8 -classpath "$out/lib/*" -d "$classes"
 cp "$source/engines/python/setup/djl_python_engine.py" "$classes/"
 cp -R "$source/engines/python/setup/djl_python" "$classes/"
 rm -rf "$classes/djl_python/tests"
+# Models name the handlers of the old container, whose code needs its toolkit.
+for name in tensorrt_llm tensorrt_llm_python lmi_trtllm/trtllm_async_service; do
+    cp "$here/old_handler.py" "$classes/djl_python/$name.py"
+done
 find "$classes/djl_python" -name __pycache__ -prune -exec rm -rf {} +
 printf "\n__version__ = '%s'\n" "$version" >>"$classes/djl_python/__init__.py"
 mkdir -p "$classes/native/lib"

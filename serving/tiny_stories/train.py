@@ -56,11 +56,14 @@ ARCHITECTURE: dict[str, Any] = {
 }
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
+    # It was trained without tools: a guide makes it write calls (tool_choice).
+    "{% if tools %}{{ '<|system|>You can call' }}"
+    "{% for tool in tools %}{{ ' ' + tool['function']['name'] }}{% endfor %}{% endif %}"
     "{% for message in messages %}"
-    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('the roles are system, user and assistant') }}"
+    "{% if message['role'] not in ['system', 'user', 'assistant', 'tool'] %}"
+    "{{ raise_exception('the roles are system, user, assistant and tool') }}"
     "{% endif %}"
-    "{{ '<|' + message['role'] + '|>' }}"
+    "{{ '<|user|>' if message['role'] == 'tool' else '<|' + message['role'] + '|>' }}"
     "{% if message['content'] is string %}{{ message['content'] | trim }}"
     "{% else %}{% for part in message['content'] %}{{ part['text'] }}{% endfor %}{% endif %}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from djl_trtllm.api import Call, RawRequest
-from djl_trtllm.api.custom.formatters import CustomFormatters, load_custom
+from djl_trtllm.api.base import RequestParser
+from djl_trtllm.api.dialects.lmi.custom import CustomFormatters, load_custom
 from djl_trtllm.config import Options
 
 
@@ -47,3 +49,26 @@ HEAD = """
     @input_formatter
 """
 """The beginning of a `model.py` with an input formatter."""
+
+
+@dataclass
+class PlayedTokenizer:
+    """As much of a tokenizer as dialects read. `template` is the source of its chat template."""
+
+    template: str = ""
+    end_ids = frozenset({2, 7})
+    vocab_size = 100
+
+    def chat_source(self, tools: bool) -> str:
+        return self.template
+
+
+@dataclass
+class PlayedModel:
+    """A `ModelContext`."""
+
+    options: Options = field(default_factory=Options)
+    name: str = "story"
+    tokenizer: Any = field(default_factory=PlayedTokenizer)
+    custom: RequestParser | None = None
+    max_seq_len: int = 64

@@ -10,8 +10,8 @@ from typing import Any
 import huggingface_hub
 
 from djl_trtllm.api import Prompt, ResponseEncoder
-from djl_trtllm.api.lmi.parse import FORMATTERS
-from djl_trtllm.api.lmi.presentation import Presentation
+from djl_trtllm.api.dialects.lmi.dialect import FORMATTERS
+from djl_trtllm.api.dialects.lmi.responses import Presentation
 from djl_trtllm.errors import GenerationError
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 
@@ -54,14 +54,18 @@ FAILED = [
 ]
 
 
-def several(n: int) -> list[OutputChunk]:
+def several(n: int, generation: int = 0) -> list[OutputChunk]:
     """`n` sequences, interleaved; sequence i says "i0 i1" and ends by length."""
-    updates = [OutputChunk(index, [Token(index, f"{index}0", -0.1 * (index + 1), False)], None) for index in range(n)]
+    updates = [
+        OutputChunk(index, [Token(index, f"{index}0", -0.1 * (index + 1), False)], None, generation)
+        for index in range(n)
+    ]
     updates += [
         OutputChunk(
             index,
             [Token(index + 10, f" {index}1", -0.1, False)],
             SequenceResult(FinishReason.LENGTH, 2, -0.1 * (index + 2), index),
+            generation,
         )
         for index in range(n)
     ]

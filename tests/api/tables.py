@@ -42,7 +42,7 @@ def check_rows(name: str, rows: Iterable[Parameter]) -> None:
 
 
 def check_tables(name: str, **tables: Table) -> None:
-    """Compare tables with `golden/parameters-NAME.txt`. Of rows that all dialects share only the names are there."""
+    """Compare tables with `golden/parameters-NAME.txt`, which has only the names of rows that all dialects share."""
     lines: list[str] = []
     for title, table in tables.items():
         problems = Problems()

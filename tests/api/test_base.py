@@ -1,11 +1,35 @@
 from __future__ import annotations
 
-from djl_trtllm.api.base import Call, Prompt, RawRequest, Reply, error_headers, nearest_row, status_from
+import json
+
+import pytest
+
+from djl_trtllm.api.base import (
+    Call,
+    CollectedSequence,
+    Dialect,
+    RawRequest,
+    SequenceCollector,
+    WholeEncoder,
+    dump_line,
+)
+from djl_trtllm.api.dialects.lmi.dialect import LMI
+from djl_trtllm.api.dialects.openai.dialect import OPENAI
+from djl_trtllm.api.dialects.tgi import TGI
 from djl_trtllm.config import Options
-from djl_trtllm.errors import GenerationError, InvalidRequestError, NotReadyError, PromptTooLongError, RequestError
-from djl_trtllm.request import GenerationRequest, Sampling
-from tests.api.error_rows import ERRORS, headers_of
-from tests.support.word_encoder import WordEncoder
+from djl_trtllm.errors import (
+    AuthenticationError,
+    GenerationError,
+    InvalidRequestError,
+    NotReadyError,
+    OverloadedError,
+    RequestError,
+    RequestTimeoutError,
+)
+from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, Sampling, SequenceResult, Token
+from tests.api.scripts import FAILED, FAILURE, answer, several
+from tests.support.models import WordEncoder
+from tests.support.plugin import TRIAL
 
 
 def test_a_request_has_the_content_type_of_its_headers() -> None:
@@ -18,29 +42,90 @@ def test_a_call_counts_the_sequences_of_all_its_requests() -> None:
     assert Call(requests, WordEncoder()).sequences == 4
 
 
-def test_a_reply_may_be_json() -> None:
-    assert Reply.json({"a": [1]}) == Reply(200, "application/json", b'{"a":[1]}')
-    assert Reply.json([], 202).status == 202
+@pytest.mark.parametrize(
+    ("dialect", "statuses"),
+    [
+        # Invalid, no key, overloaded, not ready, too late, one that no table names, a defect.
+        (TRIAL, (400, 401, 511, 512, 504, 500, 514)),
+        (OPENAI, (400, 401, 511, 512, 504, 500, 514)),
+        (LMI, (424, 401, 511, 512, 513, 424, 514)),
+        (TGI, (422, 401, 429, 503, 500, 424, 514)),
+    ],
+)
+def test_the_servers_options_change_the_statuses_of_its_state(dialect: Dialect, statuses: tuple[int, ...]) -> None:
+    options = Options(
+        throttle_error_http_code=511, wlm_error_http_code=512, timeout_http_code=513, server_error_http_code=514
+    )
+    errors = (
+        InvalidRequestError(""),
+        AuthenticationError(""),
+        OverloadedError("", queue_depth=0, capacity=0, retry_after=1),
+        NotReadyError(""),
+        RequestTimeoutError(""),
+        RequestError(""),
+        ValueError(""),
+    )
+    assert tuple(dialect.encode_error(error, options).status for error in errors) == statuses
 
 
-def test_a_prompt_may_come_without_its_tokens() -> None:
-    assert Prompt("a", 1).tokens == ()
+@pytest.mark.parametrize(
+    ("message", "parameter"),
+    [
+        ("'temperature' is 3: expected a number from 0 to 2", b'"temperature"'),
+        ("'messages[0].role' is 1: expected a string", b'"messages[0].role"'),
+        ("'n' is 0: no; 'seed' is -1: no", b"null"),
+        ("the prompt has 9 tokens", b"null"),
+    ],
+)
+def test_openais_errors_name_the_parameter_if_there_is_one(message: str, parameter: bytes) -> None:
+    assert b'"param":' + parameter in OPENAI.encode_error(InvalidRequestError(message), Options()).body
+    assert b'"param":null' in OPENAI.encode_error(GenerationError(message), Options()).body
 
 
-def test_an_error_has_the_row_of_its_nearest_base() -> None:
-    table = {RequestError: "any", InvalidRequestError: "invalid", GenerationError: "engine"}
-    assert nearest_row(table, PromptTooLongError(""), GenerationError) == "invalid"
-    assert nearest_row(table, RequestError(""), GenerationError) == "any"
-    del table[RequestError]
-    assert nearest_row(table, RequestError(""), GenerationError) == "engine"
+def test_sequences_grow_and_end_one_by_one() -> None:
+    collector = SequenceCollector(2)
+    updates = several(2)
+    assert [collector.add(update) for update in updates] == [False, False, False, True]
+    assert [sequence.text for sequence in collector.sequences] == ["00 01", "10 11"]
+    assert [sequence.finished for sequence in collector.sequences] == [updates[2].finished, updates[3].finished]
+    assert CollectedSequence().text == ""
 
 
-def test_errors_say_in_headers_when_to_come_back_and_what_to_use() -> None:
-    for error in ERRORS.values():
-        assert dict(error_headers(error)) == headers_of(error)
-    assert error_headers(NotReadyError("no")) == error_headers(ValueError("no")) == ()
+def test_a_line_has_no_character_that_ends_a_line() -> None:
+    text = "".join(map(chr, (*range(0x20), 0x7F, 0x85, 0x2028, 0x2029, 0xFEFF, 0xE9)))
+    line = dump_line({"text": text})
+    assert json.loads(line) == {"text": text}
+    assert len(line.decode().splitlines()) == 1
+    assert dump_line("a\x85é\u2028🦊\u2029") == '"a\\u0085é\\u2028🦊\\u2029"'.encode()
+    assert dump_line({"a": [1, None]}) == b'{"a":[1,null]}'
 
 
-def test_a_status_may_be_that_of_an_option() -> None:
-    options = Options(throttle_error_http_code=429)
-    assert (status_from(404, options), status_from("throttle_error_http_code", options)) == (404, 429)
+def test_each_generation_has_its_own_sequences() -> None:
+    collector = SequenceCollector(2, 2)
+    for generation, first in ((1, "c"), (0, "a")):
+        for index in (0, 1):
+            finished = SequenceResult(FinishReason.LENGTH, 1, None, None)
+            token = Token(1, chr(ord(first) + index), None, False)
+            done = collector.add(OutputChunk(index, [token], finished, generation))
+    assert done
+    assert [each.text for each in collector.sequences] == ["a", "b", "c", "d"]
+
+
+class Texts(WholeEncoder):
+    """The texts of all sequences."""
+
+    def _body(self) -> bytes:
+        return " ".join(sequence.text for sequence in self._output.sequences).encode()
+
+
+def test_a_whole_answer_comes_when_every_sequence_has_ended() -> None:
+    encoder = Texts(2)
+    assert (encoder.stream, encoder.content_type, encoder.wants_prompt_tokens) == (False, "application/json", False)
+    assert [encoder.encode(chunk) for chunk in several(2)] == [b"", b"", b"", b"00 01 10 11"]
+    batch = [chunk for generation in range(3) for chunk in several(2, generation)]
+    encoder = Texts(2, 3)
+    assert [encoder.encode(chunk) for chunk in batch] == [b""] * 11 + [b" ".join([b"00 01 10 11"] * 3)]
+
+
+def test_a_whole_answer_never_comes_with_an_error() -> None:
+    assert answer(Texts(1), FAILED) == Texts(1).error(FAILURE) == b""

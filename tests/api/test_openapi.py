@@ -10,13 +10,72 @@ import pytest
 
 from djl_trtllm import errors
 from djl_trtllm.api import Dialect, Operation
-from djl_trtllm.api.openapi import OwnPath, document, request_errors, resolved
+from djl_trtllm.api.openapi import (
+    BOOLEAN,
+    INTEGER,
+    NULL,
+    NUMBER,
+    STRING,
+    OwnPath,
+    any_of,
+    describe,
+    document,
+    joined,
+    list_of,
+    members,
+    request_errors,
+    resolved,
+    schema_of,
+)
 from djl_trtllm.api.parameters import NOT_GIVEN, TEXT, Parameter, Table, integer
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
-from djl_trtllm.api.schemas import STRING, members
 from djl_trtllm.config import Options
 from djl_trtllm.errors import RequestError
-from tests.support.trial_dialect import TRIAL, Trial
+from tests.support.plugin import TRIAL, Trial
+
+
+@pytest.mark.parametrize(
+    ("value", "schema"),
+    [
+        ("a", STRING),
+        (1, INTEGER),
+        (1.5, NUMBER),
+        (True, BOOLEAN),
+        (None, NULL),
+        ([], list_of({})),
+        ([1, 2], list_of(INTEGER)),
+        ([1, "a", 2], list_of(any_of(INTEGER, STRING))),
+        ({"a": {"b": 1}}, members({"a": members({"b": INTEGER})})),
+    ],
+)
+def test_the_schema_of_a_value(value: object, schema: object) -> None:
+    assert schema_of(value) == schema
+
+
+def test_an_object_is_closed() -> None:
+    assert members({"a": STRING}, optional={"b": INTEGER}) == {
+        "type": "object",
+        "properties": {"a": STRING, "b": INTEGER},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+
+
+def test_joined_objects_have_the_members_of_both_and_require_those_that_both_have() -> None:
+    one, other = schema_of({"a": 1, "b": None}), schema_of({"b": "x", "c": 1})
+    assert joined(one, other) == {
+        "type": "object",
+        "properties": {"a": INTEGER, "b": any_of(NULL, STRING), "c": INTEGER},
+        "required": ["b"],
+        "additionalProperties": False,
+    }
+    assert joined(one, one) == one
+
+
+def test_other_schemas_become_alternatives() -> None:
+    assert joined(STRING, NULL) == {"anyOf": [STRING, NULL]}
+    assert joined(any_of(STRING, NULL), any_of(NULL, INTEGER)) == {"anyOf": [STRING, NULL, INTEGER]}
+    assert joined(members({}), STRING) == {"anyOf": [members({}), STRING]}
 
 
 class Described(Trial):
@@ -73,13 +132,13 @@ def test_operations_have_names_of_their_own_and_references_lead_somewhere() -> N
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: type(dialect).__name__)
 def test_every_body_of_a_dialect_is_closed_and_its_paths_have_summaries(dialect: Dialect) -> None:
     for path in (*dialect.paths, *dialect.actions):
-        operation = dialect.describe(path)
+        operation = describe(dialect, path)
         assert operation.summary
         for kind, schema in operation.bodies.items():
             for each in schema.get("anyOf", [schema]) if kind == "application/json" else ():
                 assert each["additionalProperties"] in (False, NOT_GIVEN), path
     for path in dialect.pages:
-        assert dialect.describe(path, page=True).summary
+        assert describe(dialect, path, page=True).summary
     assert dialect.descriptions.keys() <= {*dialect.paths, *dialect.actions, *(f"GET {page}" for page in dialect.pages)}
     assert dialect.tables.keys() <= {*dialect.paths, *dialect.actions}
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from djl_trtllm.api import RawRequest, parameters
 from djl_trtllm.api.parameters import (
     BOOLEAN,
     IGNORED,
@@ -20,11 +25,16 @@ from djl_trtllm.api.parameters import (
     Parameter,
     Problems,
     Table,
+    check_text,
     integer,
     number,
+    read_object,
     show,
 )
+from djl_trtllm.config import Options
+from djl_trtllm.config.options.choices import UnknownParameters
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
+from tests.api.models import load
 
 TABLE = Table(
     (
@@ -170,19 +180,44 @@ def test_a_value_of_another_json_type_gets_a_hint(kind: Kind, given: object, hin
     assert str(caught.value) == hint
 
 
-def test_a_kind_says_what_it_expects() -> None:
-    assert integer(1).expected == "an integer of at least 1"
-    assert integer(1, 3).expected == "an integer from 1 to 3"
-    assert number(0.5).expected == "a number of at least 0.5"
-    assert number(0, above=True).expected == "a number greater than 0"
-    assert number(-2, 2).expected == "a number from -2 to 2"
-    assert number(0, 1, above=True).expected == "a number greater than 0 and at most 1"
-    assert BOOLEAN.expected == "true or false"
-    assert TEXT.expected == "a string"
-    assert STRINGS.expected == "a string or a list of up to 64 strings, none of them empty"
-    assert STRINGS_OR_NONE.expected == "a string or a list of up to 64 strings"
-    assert TOKEN_IDS.expected == "a list of up to 1024 token ids"
-    assert OBJECT.expected == "an object"
+WORD = {"type": "string", "minLength": 1, "maxLength": LONGEST_STRING}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "schema"),
+    [
+        (integer(1), "an integer of at least 1", {"type": "integer", "minimum": 1}),
+        (integer(1, 3), "an integer from 1 to 3", {"type": "integer", "minimum": 1, "maximum": 3}),
+        (number(0.5), "a number of at least 0.5", {"type": "number", "minimum": 0.5}),
+        (number(0, above=True), "a number greater than 0", {"type": "number", "exclusiveMinimum": 0}),
+        (number(-2, 2), "a number from -2 to 2", {"type": "number", "minimum": -2, "maximum": 2}),
+        (
+            number(0, 1, above=True),
+            "a number greater than 0 and at most 1",
+            {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        ),
+        (BOOLEAN, "true or false", {"type": "boolean"}),
+        (OBJECT, "an object", {"type": "object"}),
+        (TEXT, "a string", {"type": "string"}),
+        (
+            TOKEN_IDS,
+            "a list of up to 1024 token ids",
+            {"type": "array", "items": integer(0, 2**31 - 1).schema, "maxItems": 1024},
+        ),
+        (
+            STRINGS,
+            "a string or a list of up to 64 strings, none of them empty",
+            {"anyOf": [WORD, {"type": "array", "items": WORD, "maxItems": 64}]},
+        ),
+        (
+            STRINGS_OR_NONE,
+            "a string or a list of up to 64 strings",
+            {"anyOf": [TEXT.schema, {"type": "array", "items": WORD, "maxItems": 64}]},
+        ),
+    ],
+)
+def test_a_kind_says_what_it_expects(kind: Kind, expected: str, schema: object) -> None:
+    assert (kind.expected, kind.schema) == (expected, schema)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -332,9 +367,6 @@ def test_what_is_refused_may_have_the_values_that_change_nothing() -> None:
     assert both["properties"]["both"]["enum"] == [0, False, True, 1, None]
 
 
-WORD = {"type": "string", "minLength": 1, "maxLength": LONGEST_STRING}
-
-
 def test_a_required_value_is_not_null() -> None:
     table = Table((Parameter(("prompt",), PROMPT, "prompt"), Parameter(("any",), Kind("any", str), "any")))
     assert table.schema()["properties"]["any"] == {}
@@ -345,19 +377,130 @@ def test_a_required_value_is_not_null() -> None:
     assert table.kind.read({}) == {}
 
 
-@pytest.mark.parametrize(
-    ("kind", "schema"),
-    [
-        (integer(1, 5), {"type": "integer", "minimum": 1, "maximum": 5}),
-        (number(0, 2), {"type": "number", "minimum": 0, "maximum": 2}),
-        (number(0, above=True), {"type": "number", "exclusiveMinimum": 0}),
-        (BOOLEAN, {"type": "boolean"}),
-        (OBJECT, {"type": "object"}),
-        (TEXT, {"type": "string"}),
-        (TOKEN_IDS, {"type": "array", "items": integer(0, 2**31 - 1).schema, "maxItems": 1024}),
-        (STRINGS, {"anyOf": [WORD, {"type": "array", "items": WORD, "maxItems": 64}]}),
-        (STRINGS_OR_NONE, {"anyOf": [TEXT.schema, {"type": "array", "items": WORD, "maxItems": 64}]}),
-    ],
-)
-def test_a_kind_describes_its_values(kind: Kind, schema: object) -> None:
-    assert kind.schema == schema
+def test_a_body_is_an_object() -> None:
+    assert read_object(RawRequest(b'{"a": 1}', {})) == {"a": 1}
+    with pytest.raises(InvalidRequestError, match=r"^the body is 3: expected a JSON object$"):
+        read_object(RawRequest(b"3", {}))
+    with pytest.raises(InvalidRequestError, match=r"expected a JSON object with 'prompt'$"):
+        read_object(RawRequest(b"[]", {}), "prompt")
+
+
+@pytest.mark.parametrize(("payload", "shown"), [({}, "null"), ({"prompt": ""}, '""'), ({"prompt": "a"}, None)])
+def test_a_text_is_there_and_not_empty(payload: dict[str, Any], shown: str | None) -> None:
+    problems = Problems()
+    check_text(payload, "prompt", problems)
+    expected = [] if shown is None else [f"'prompt' is {shown}: expected a text that is not empty"]
+    assert problems.invalid == expected
+
+
+def test_a_text_that_is_wrong_otherwise_is_refused_once() -> None:
+    problems = Problems()
+    problems.invalid.append("'prompt' is 3: expected a text")
+    check_text({}, "prompt", problems)
+    assert len(problems.invalid) == 1
+
+
+BOUNDS_TABLE = Table((Parameter(("top_k", "top_p"), STRINGS, "top"),))
+
+
+@pytest.mark.parametrize("kind", [STRINGS, STRINGS_OR_NONE])
+def test_a_word_has_a_bounded_length(kind: Kind) -> None:
+    assert kind.read(["a" * LONGEST_STRING]) == ("a" * LONGEST_STRING,)
+    with pytest.raises(ValueError, match=f"one has {LONGEST_STRING + 1} characters, at most {LONGEST_STRING}"):
+        kind.read(["b", "a" * (LONGEST_STRING + 1)])
+
+
+def test_of_many_unknown_names_only_those_that_are_shown_get_a_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    def look(name: str, names: Mapping[str, Parameter], n: int) -> list[str]:
+        looked.append(name)
+        return []
+
+    monkeypatch.setattr(difflib, "get_close_matches", look)
+    problems = Problems()
+    BOUNDS_TABLE.read({f"top{number}": 1 for number in range(1000)}, problems, "field")
+    assert (len(problems.invalid), len(looked)) == (1000, 10)
+    problems = Problems()
+    BOUNDS_TABLE.read({f"top{number}": 1 for number in range(20_000)}, problems, "field")
+    assert problems.invalid == ["there are 20000 names of the kind field: expected at most 1024"]
+    assert len(looked) == 10
+
+
+def test_of_a_large_value_only_what_is_shown_is_written() -> None:
+    class Counted(list[int]):
+        seen = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for item in super().__iter__():
+                self.seen += 1
+                yield item
+
+    large = Counted(range(100_000))
+    assert show({"a": large}) == f'{{"a":{[*range(40)]}'.replace(" ", "")[:80] + "…"
+    assert large.seen < 80
+    assert show([[[]] * 3, {"a": None}, "é", 1.5]) == '[[[],[],[]],{"a":null},"é",1.5]'
+
+
+WARN = Options(unknown_parameters=UnknownParameters.WARN)
+UNKNOWN_TABLE = Table((Parameter(("model",), target=IGNORED),), elsewhere={"stream": "beside 'parameters'"})
+
+
+@pytest.fixture(autouse=True)
+def nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameters, "_logged", set())
+
+
+def warning(*names: str) -> str:
+    problems = Problems.of(WARN)
+    assert UNKNOWN_TABLE.read(dict.fromkeys(names, 1), problems, "field") == {}
+    problems.raise_any()
+    ((header, value),) = problems.headers
+    assert header == "Warning"
+    value.encode("ascii")
+    start, end = '299 djl-trtllm "unknown and ignored: ', ' (option.unknown_parameters=warn)"'
+    assert value.startswith(start) and value.endswith(end)
+    return value.removeprefix(start).removesuffix(end)
+
+
+@pytest.mark.usefixtures("clean_imports")
+@pytest.mark.parametrize("annotation", ["RequestOutput", "dict"])
+def test_a_models_own_formatters_keep_the_header(annotation: str, tmp_path: Path) -> None:
+    source = f"""
+        from djl_python.output_formatter import output_formatter
+
+        @output_formatter
+        def write(output: "{annotation}"):
+            return "x"
+    """
+    request = RawRequest(b'{"inputs": "a wolf", "tempratur": 1}', {})
+    assert "tempratur" in load(tmp_path, source).parse(request, WARN).headers[0][1]
+
+
+def test_names_are_written_so_that_a_header_can_have_them() -> None:
+    assert warning("a", "b") == "a, b"
+    assert warning('é"\r\n\\') == r"\xe9\"\r\n\\"
+    assert warning("x" * 1000) == "x" * 80
+    assert warning(*map(str, range(12))) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more"
+
+
+def test_the_log_has_each_name_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        warning("a", "b")
+        warning("b")
+    assert [record.getMessage() for record in caplog.records] == [
+        'unknown field "a" in requests: ignored (option.unknown_parameters=warn)',
+        'unknown field "b" in requests: ignored (option.unknown_parameters=warn)',
+    ]
+
+
+def test_the_log_has_not_very_many_names(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        warning(*map(str, range(1010)))
+    assert len(caplog.records) == 1000
+
+
+def test_a_field_in_the_wrong_place_is_refused_either_way() -> None:
+    problems = Problems.of(WARN)
+    UNKNOWN_TABLE.read({"stream": True}, problems, "parameter")
+    assert problems.invalid == ["'stream' belongs beside 'parameters'"] and problems.headers == ()

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +31,7 @@ from djl_trtllm.request import FinishReason
 from djl_trtllm.service import ServedModel
 from tests.server.application import application, body
 from tests.support.in_process import Hosts
-from tests.support.trial_dialect import TRIAL
+from tests.support.plugin import TRIAL, installed
 from tests.support.virtual_time import in_virtual_time, until
 
 ARGUMENTS: dict[type[RequestError], dict[str, Any]] = {
@@ -65,6 +70,22 @@ async def test_a_client_that_leaves_cancels(hosts: Hosts, tokenizer: Tokenizer, 
         stream.leave()
         await stream.end()
         assert hosts.last.cancelled == [hosts.last.submitted[0].request_id]
+
+
+@pytest.mark.parametrize(
+    ("point", "said"),
+    [
+        ("tests.support.plugin:TRIAL", r"TRIAL\n"),
+        ("tests.support.plugin:NONE", "mine = tests.support.plugin:NONE .* cannot be loaded"),
+        ("nowhere:TRIAL", "cannot be loaded: ModuleNotFoundError.* uninstall"),
+        ("tests.support.plugin:Trial", "expected an object"),
+    ],
+)
+def test_an_installed_package_adds_its_dialect_or_is_named(tmp_path: Path, point: str, said: str) -> None:
+    program = "from djl_trtllm.api.registry import DIALECTS; print(DIALECTS[-1].name.upper())"
+    environment = os.environ | installed(tmp_path, "djl_trtllm.dialects", f"mine = {point}")
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert re.search(said, ended.stdout + ended.stderr, re.DOTALL)
 
 
 def test_every_path_belongs_to_one_dialect() -> None:
@@ -144,12 +165,12 @@ async def test_errors_are_in_the_format_of_their_dialect(hosts: Hosts, tokenizer
         waiting = served.client.begin("POST", "/trial", b"the wolf")
         await until(lambda: bool(hosts.last.submitted))
         answer = await served.client.post("/trial", PROMPTS)
-        assert (answer.status, answer.body[:2], len(hosts.last.submitted)) == (429, b"! ", 1)
+        assert (answer.status, answer.body[:2], len(hosts.last.submitted)) == (503, b"! ", 1)
         hosts.last.send(Delta(0, [], None, FinishReason.ERROR, error="broken"))
         await waiting.end()
         assert (waiting.status, waiting.body) == (500, b"! broken\n")
         served.registry.models["story"].refuse_new()
-        assert (await served.client.post("/trial", PROMPTS)).status == 503
+        assert (await served.client.post("/trial", PROMPTS)).status == 529  # wlm_error_http_code
 
 
 @pytest.mark.usefixtures("registered")

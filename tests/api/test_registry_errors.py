@@ -14,8 +14,8 @@ import orjson
 import pytest
 
 from djl_trtllm.api import Call, Dialect, ModelContext, Prompt, RawRequest
-from djl_trtllm.api.endpoint_errors import endpoint_error
-from djl_trtllm.api.openapi import request_errors
+from djl_trtllm.api.front_end import endpoint_error
+from djl_trtllm.api.openapi import describe, request_errors
 from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
@@ -38,7 +38,7 @@ STREAMS = [
     pytest.param(dialect, path, id=f"{type(dialect).__name__}-{path}")
     for dialect in DIALECTS
     for path in dialect.paths
-    if dialect.describe(path).example is not None
+    if describe(dialect, path).example is not None
 ]
 # A response has these ids and times, which are other ones every time.
 CHANGING = re.compile(rb'[0-9a-f]{32}|(?<="created":)\d+')
@@ -59,7 +59,7 @@ def errors() -> Iterator[tuple[str, BaseException]]:
 
 def body(dialect: Dialect, path: str) -> bytes:
     """The example of a path, as a stream where the body says so."""
-    example = dict(dialect.describe(path).example)
+    example = dict(describe(dialect, path).example)
     if any("stream" in table.schema()["properties"] for table in dialect.tables.get(path, ())):
         example["stream"] = True
     return orjson.dumps(example)
@@ -104,7 +104,7 @@ def test_every_error_of_the_tree_in_every_dialect(dialect: Dialect, tokenizer: T
         lines += ["", "Replies on SageMaker's paths", *replies(dialect, endpoint=True)]
     ends: dict[str, list[str]] = {}
     for path in dialect.paths:
-        if dialect.describe(path).example is None or streamed(dialect, path, tokenizer) is None:
+        if describe(dialect, path).example is None or streamed(dialect, path, tokenizer) is None:
             continue
         table: dict[str, list[str]] = {}
         for name, error in errors():

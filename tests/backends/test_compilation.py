@@ -11,8 +11,8 @@ import pytest
 
 from djl_trtllm.backends.compilation import compile_checkpoint
 from djl_trtllm.config import load
+from djl_trtllm.engines.cache import EngineDir, Manifest
 from djl_trtllm.engines.hardware import Hardware
-from djl_trtllm.engines.manifest import EngineDir, Manifest
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import BuildError, EngineError
 from tests.engines.helpers import CONTEXT, CPU_ONLY, built, configured, write_engine_files
@@ -46,28 +46,12 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("compiler")
-def test_the_output_has_a_serving_properties_that_serves_it(model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    config = configured(quantize="int8", max_rolling_batch_size=8, enable_kv_cache_reuse="true")
-    engine = compile_checkpoint(config, model, out)
-    assert engine.path == out
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(("out", ".out"))] == ["out"]
-    served = load(out, {})
-    assert served.options.backend == "openvino"
-    assert served.options.quantize == "int8"
-    assert served.options.dtype == "fp16"
-    assert served.options.max_rolling_batch_size == 8
-    assert served.options.enable_kv_cache_reuse is True
-    assert not served.is_set("max_num_tokens")
-    assert not served.warnings
-
-
-@pytest.mark.usefixtures("compiler")
 def test_what_serves_the_engine_is_carried_over_and_nothing_else(model: Path, tmp_path: Path) -> None:
     carried = {
         "max_seq_len": "200", "max_rolling_batch_size": "8", "enable_kv_cache_reuse": "true",
         "batch_scheduler_policy": "guaranteed_no_evict", "pipeline_parallel_degree": "1", "max_beam_width": "2",
         "max_lora_rank": "16", "trust_remote_code": "true", "model_name": "größe", "executor_hang_timeout": "70",
+        "guided_decoding_backend": "none",
     }  # fmt: skip
     left_out = {"engine_cache_max_gb": "3", "calib_size": "64"}
     compile_checkpoint(configured(**carried, **left_out), model, tmp_path / "out")
@@ -82,13 +66,6 @@ def test_what_serves_the_engine_is_carried_over_and_nothing_else(model: Path, tm
 
 
 @pytest.mark.usefixtures("compiler")
-def test_an_option_that_was_set_to_nothing_is_carried_as_none(model: Path, tmp_path: Path) -> None:
-    compile_checkpoint(configured(guided_decoding_backend="none"), model, tmp_path / "out")
-    text = (tmp_path / "out" / "serving.properties").read_text()
-    assert javaproperties.loads(text)["option.guided_decoding_backend"] == "none"
-
-
-@pytest.mark.usefixtures("compiler")
 def test_an_engine_is_reported_and_leaves_no_log_and_nothing_of_earlier_attempts(model: Path, tmp_path: Path) -> None:
     (tmp_path / ".out.1.abc.partial").mkdir()
     told: list[str] = []
@@ -96,20 +73,6 @@ def test_an_engine_is_reported_and_leaves_no_log_and_nothing_of_earlier_attempts
     assert engine == EngineDir(tmp_path / "out", "openvino", Manifest.read(tmp_path / "out"), tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
     assert len(told) == 1
-
-
-def test_a_compiler_without_a_log_is_no_matter(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("djl_trtllm.backends.compilation.build_engine", lambda plan, out, progress: built(plan, out))
-    for quantize in ("none", "int8"):
-        compile_checkpoint(configured(quantize=quantize), model, tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
-
-
-def test_the_log_of_a_failure_stays(model: Path, tmp_path: Path, compiler: list[str]) -> None:
-    compiler[0] = "fail"
-    with pytest.raises(BuildError):
-        compile_checkpoint(configured(), model, tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out.log"]
 
 
 def test_an_empty_directory_is_taken_also_where_a_link_leads_to_it(
@@ -122,47 +85,38 @@ def test_an_empty_directory_is_taken_also_where_a_link_leads_to_it(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.usefixtures("compiler")
-def test_a_file_in_the_way_is_refused(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("dear")
-    with pytest.raises(EngineError, match="is not empty and is not an engine"):
-        compile_checkpoint(configured(), model, tmp_path / "out")
-
-
-@pytest.mark.usefixtures("compiler")
-def test_an_engine_with_a_broken_manifest_is_not_taken_for_ours(model: Path, tmp_path: Path) -> None:
-    compile_checkpoint(configured(), model, tmp_path / "out")
-    (tmp_path / "out" / "manifest.json").write_text("{")
-    with pytest.raises(EngineError, match="is not an engine this program compiled"):
-        compile_checkpoint(configured(), model, tmp_path / "out")
-
-
-@pytest.mark.usefixtures("compiler")
-def test_an_engine_of_another_backend_is_refused(model: Path, tmp_path: Path) -> None:
-    compile_checkpoint(configured(), model, tmp_path / "out")
-    manifest = Manifest.read(tmp_path / "out")
+def with_backend(out: Path) -> None:
+    manifest = Manifest.read(out)
     assert manifest is not None
-    msgspec.structs.replace(manifest, backend="tensorrt").write(tmp_path / "out")
-    with pytest.raises(EngineError, match=r"holds another engine \(option\.backend: engine has tensorrt"):
-        compile_checkpoint(configured(), model, tmp_path / "out")
+    msgspec.structs.replace(manifest, backend="tensorrt").write(out)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda model, out: out.write_text("dear"), "is not empty and is not an engine"),
+        (lambda model, out: shutil.copytree(model, out), "is not empty and is not an engine"),
+        (lambda model, out: (out / "manifest.json").write_text("{"), "is not an engine this program compiled"),
+        (lambda model, out: with_backend(out), r"holds another engine \(option\.backend: engine has tensorrt"),
+        (
+            lambda model, out: (model / "generation_config.json").write_text("{}"),
+            r"holds another engine \(checkpoint: engine was made from",
+        ),
+    ],
+    ids=["file", "directory", "manifest", "backend", "checkpoint"],
+)
 @pytest.mark.usefixtures("compiler")
-def test_a_directory_with_something_else_is_refused(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "letters.txt").write_text("dear")
-    with pytest.raises(EngineError, match="is not empty and is not an engine"):
-        compile_checkpoint(configured(), model, tmp_path / "out")
-    with pytest.raises(EngineError, match="is not empty and is not an engine"):
-        compile_checkpoint(configured(), model, model)
-
-
-@pytest.mark.usefixtures("compiler")
-def test_an_engine_of_another_checkpoint_is_refused(model: Path, tmp_path: Path) -> None:
-    compile_checkpoint(configured(), model, tmp_path / "out")
-    (model / "generation_config.json").write_text("{}")
-    with pytest.raises(EngineError, match=r"holds another engine \(checkpoint: engine was made from"):
-        compile_checkpoint(configured(), model, tmp_path / "out")
+def test_what_is_not_an_engine_of_this_checkpoint_is_not_replaced(
+    model: Path, tmp_path: Path, request: pytest.FixtureRequest, change: Callable[[Path, Path], object], reason: str
+) -> None:
+    out = tmp_path / "out"
+    if request.node.callspec.id not in ("file", "directory"):
+        compile_checkpoint(configured(), model, out)
+    change(model, out)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(EngineError, match=reason):
+        compile_checkpoint(configured(quantize="int8"), model, out)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_the_same_engine_is_kept(model: Path, tmp_path: Path, compiler: list[str]) -> None:
@@ -198,20 +152,6 @@ def test_other_limits_need_no_compiling_where_the_engine_has_none_itself(
     assert load(out, {}).options.max_rolling_batch_size == 4
 
 
-def test_an_engine_of_an_earlier_version_gets_limits_and_keeps_what_the_user_wrote(
-    model: Path, tmp_path: Path, compiler: list[str]
-) -> None:
-    out = tmp_path / "out"
-    engine = compile_checkpoint(configured(max_num_tokens=64), model, out)
-    assert engine.manifest is not None and engine.manifest.limits["max_num_tokens"] == 64
-    msgspec.structs.replace(engine.manifest, limits={}).write(out)
-    (out / "serving.properties").write_text("option.max_rolling_batch_size=4")
-    compiler[0] = "fail"
-    engine = compile_checkpoint(configured(), model, out)
-    assert engine.manifest is not None and engine.manifest.limits["max_rolling_batch_size"] == 32
-    assert (out / "serving.properties").read_text() == "option.max_rolling_batch_size=4"
-
-
 def test_other_options_or_damage_replace_the_engine_and_a_failure_leaves_it(
     model: Path, tmp_path: Path, compiler: list[str]
 ) -> None:
@@ -235,52 +175,6 @@ def test_other_options_or_damage_replace_the_engine_and_a_failure_leaves_it(
         assert manifest.verify(out) == []
 
 
-def test_what_was_compiled_by_other_versions_is_compiled_again(
-    model: Path, tmp_path: Path, compiler: list[str]
-) -> None:
-    compile_checkpoint(configured(), model, tmp_path / "out")
-    manifest = Manifest.read(tmp_path / "out")
-    assert manifest is not None
-    msgspec.structs.replace(manifest, versions={"openvino": "1.0"}).write(tmp_path / "out")
-    compile_checkpoint(configured(), model, tmp_path / "out")
-    again = Manifest.read(tmp_path / "out")
-    assert again is not None
-    assert msgspec.structs.replace(again, created=manifest.created) == manifest
-
-
-def test_what_its_own_files_contradict_is_compiled_again(model: Path, tmp_path: Path, compiler: list[str]) -> None:
-    out = tmp_path / "out"
-    compile_checkpoint(configured(), model, out)
-    (out / "openvino_model.xml").write_text("<net>half")
-    manifest = Manifest.read(out)
-    assert manifest is not None
-    # As whole as the manifest says, and no model.
-    Manifest.of(
-        out,
-        backend=manifest.backend,
-        checkpoint=manifest.checkpoint,
-        options=manifest.options,
-        versions=manifest.versions,
-        platform=manifest.platform,
-    ).write(out)
-    compile_checkpoint(configured(), model, out)
-    assert (out / "openvino_model.xml").read_text().endswith("</net>\n")
-
-
 def test_an_engine_is_not_compiled_again(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="is a compiled OpenVINO engine: there is nothing to compile"):
         compile_checkpoint(configured(), write_engine_files(tmp_path / "engine"), tmp_path / "out")
-
-
-@pytest.mark.usefixtures("compiler")
-def test_rotary_options_are_compiled_in_or_reported(model: Path, tmp_path: Path) -> None:
-    lines: list[str] = []
-    cache = str(tmp_path / "cache")
-    config = configured(rotary_base="20000", rotary_dim="8", engine_cache_dir=cache)
-    engine = compile_checkpoint(config, model, tmp_path / "out", lines.append)
-    plain = compile_checkpoint(configured(engine_cache_dir=cache), model, tmp_path / "plain", lines.append)
-    assert engine.manifest is not None and plain.manifest is not None
-    assert engine.manifest.checkpoint != plain.manifest.checkpoint
-    assert any("rotary_dim=8" in line and "has no effect: llama has no rotary_dim" in line for line in lines)
-    assert not any("rotary_base" in line for line in lines)
-    assert "rotary" not in (tmp_path / "out" / "serving.properties").read_text()

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from djl_trtllm.batching.limits import BatchLimits
-from djl_trtllm.batching.request_state import RequestState
+from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.batching.rolling_batch import RollingBatch
+from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.batching.statistics import Statistics
-from djl_trtllm.executor.protocol import Delta, Limits, Stats, Step, Submit
+from djl_trtllm.executor.protocol import Delta, Limits, Stats, Step, Submit, Try
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import (
     Adapter,
     GenerationRequest,
-    Guide,
-    Origin,
     OutputChunk,
+    RequestOrigin,
     Sampling,
     SequenceResult,
 )
 
-_UNKNOWN = Origin()
+_UNKNOWN = RequestOrigin()
 
 
 class FakeExecutor:
@@ -29,10 +29,14 @@ class FakeExecutor:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.submitted: list[Submit] = []
+        self.trials: list[Try] = []
         self.cancelled: list[int] = []
 
     def submit(self, request: Submit) -> None:
         self.submitted.append(request)
+
+    def try_guide(self, trial: Try) -> None:
+        self.trials.append(trial)
 
     def cancel(self, request_id: int) -> None:
         self.cancelled.append(request_id)
@@ -73,58 +77,41 @@ class Bench:
         self,
         tokenizer: Tokenizer,
         *,
-        max_batch_size: int = 4,
-        max_queue_size: int = 4,
-        max_input_len: int = 50,
-        max_output_len: int = 40,
-        max_seq_len: int = 60,
         kv_blocks: int = 0,
         block_size: int = 10,
         lookahead: int = 0,
         stops: bool = True,
-        max_resumes: int = 0,
+        **limits: Any,
     ) -> None:
+        """`limits` are those of the batch."""
+        lengths = {"max_input_len": 50, "max_output_len": 40, "max_seq_len": 60}
+        batch = BatchLimits(**{"max_batch_size": 4, "max_queue_size": 4, **lengths, **limits})
         self.now = 100.0
         self.tokenizer = tokenizer
-        self.executor = FakeExecutor(Limits(max_batch_size, kv_blocks, block_size, max_seq_len, lookahead, stops))
-        self.statistics = Statistics("story")
-        limits = BatchLimits(
-            max_batch_size, max_queue_size, max_input_len, max_output_len, max_seq_len, max_resumes=max_resumes
+        self.executor = FakeExecutor(
+            Limits(batch.max_batch_size, kv_blocks, block_size, batch.max_seq_len, lookahead, stops)
         )
-        self.batch = RollingBatch(self.executor, tokenizer, limits, self.statistics, clock=lambda: self.now)
+        self.statistics = Statistics("story")
+        self.batch = RollingBatch(self.executor, tokenizer, batch, self.statistics, clock=lambda: self.now)
 
     def submit(
         self,
         prompt: Sequence[int] = (5, 6, 7),
         *,
         consumer: Recorder | None = None,
-        origin: Origin = _UNKNOWN,
-        stop: tuple[str, ...] = (),
-        logprobs: bool = False,
-        stop_token_ids: tuple[int, ...] = (),
-        truncate: int | None = None,
-        bad: tuple[str, ...] = (),
-        guide: Guide | None = None,
+        origin: RequestOrigin = _UNKNOWN,
         adapter: Adapter | None = None,
         client: str = "",
         priority: int = 0,
-        **sampling: object,
+        **fields: Any,
     ) -> tuple[RequestState, Recorder]:
-        """Admit and submit."""
+        """Admit and submit; `fields` are those of the request and of its sampling."""
         consumer = consumer or Recorder()
-        parameters = Sampling(**{"max_new_tokens": 30, **sampling})  # type: ignore[arg-type]
-        request = GenerationRequest(
-            prompt_ids=list(prompt),
-            sampling=parameters,
-            stop=stop,
-            stop_token_ids=stop_token_ids,
-            logprobs=logprobs,
-            truncate=truncate,
-            bad=bad,
-            guide=guide,
-            adapter=None if adapter is None else adapter.name,
-        )
-        self.batch.admit(parameters.sequences, client)
+        given = {name: fields.pop(name) for name in Sampling.__struct_fields__ if name in fields}
+        sampling = Sampling(**{"max_new_tokens": 30, **given})
+        name = None if adapter is None else adapter.name
+        request = GenerationRequest(prompt_ids=list(prompt), sampling=sampling, adapter=name, **fields)
+        self.batch.admit(sampling.sequences, client)
         origin = origin._replace(client=client, priority=priority)
         return self.batch.submit(request, list(prompt), consumer, adapter, origin), consumer
 

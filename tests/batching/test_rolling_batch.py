@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
+import msgspec
+import psutil
 import pytest
 
+from djl_trtllm.backends.scripted.executor import ScriptedExecutor
+from djl_trtllm.batching.admission import BatchLimits
+from djl_trtllm.batching.rolling_batch import RollingBatch
+from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
     OverloadedError,
     PromptTooLongError,
 )
-from djl_trtllm.executor.protocol import Delta, Refusal, Stats, Step
+from djl_trtllm.executor.protocol import Delta, FullQueue, Refusal, Stats, Step, Submit, Try
+from djl_trtllm.logs import request_id_of
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import Adapter, FinishReason, Origin
-from tests.batching.helpers import Bench
+from djl_trtllm.request import Adapter, FinishReason, GenerationRequest, OutputChunk, RequestOrigin, Sampling
+from tests.batching.helpers import Bench, Recorder
 
 LENGTH, END, CANCELLED, ERROR = FinishReason.LENGTH, FinishReason.STOP, FinishReason.CANCELLED, FinishReason.ERROR
 
@@ -49,19 +57,6 @@ def test_the_batch_counts_sequences_and_not_requests(tokenizer: Tokenizer) -> No
     # 20, 20, 20, and 4 of the last five.
     assert len(bench.executor.submitted) == 20 + 20 + 1 + 4
     assert (bench.batch.running, bench.batch.waiting) == (64, 1)
-
-
-def test_the_executor_knows_the_request_of_each_sequence(bench: Bench) -> None:
-    bench.submit(n=2, do_sample=True, origin=Origin("story-1"))
-    bench.submit(origin=Origin("story-2"))
-    assert [message.origin for message in bench.executor.submitted] == ["story-1", "story-1", "story-2"]
-
-
-def test_what_runs_is_no_queue(bench: Bench) -> None:
-    bench.submit(n=3, do_sample=True)
-    bench.batch.admit(5)
-    with pytest.raises(OverloadedError, match="5 waiting"):
-        bench.batch.admit(1)
 
 
 @pytest.mark.parametrize(
@@ -108,74 +103,14 @@ def test_a_request_that_can_never_run_is_refused_and_its_room_given_back(
     assert (bench.executor.submitted, bench.statistics.requests) == ([], 0)
 
 
-def test_what_was_cut_off_the_prompt_counts_nowhere(bench: Bench) -> None:
-    generation, _ = bench.submit(range(10, 80), truncate=3)
-    assert bench.executor.submitted[0].prompt_ids == [77, 78, 79]
-    assert (generation.record.prompt_tokens, bench.statistics.prompt_tokens) == (3, 3)
-
-
 def test_a_request_reaches_the_executor_with_its_adapter_and_the_length_that_fits(bench: Bench) -> None:
     adapter = Adapter("french", 3, "adapters/french")
-    bench.submit([5] * 45, max_new_tokens=0, adapter=adapter)
-    (message,) = bench.executor.submitted
+    bench.submit([5] * 45, max_new_tokens=0, adapter=adapter, origin=RequestOrigin("story-1"))
+    generation, _ = bench.submit(range(10, 80), truncate=3)
+    message, truncated = bench.executor.submitted
     assert (message.sampling.max_new_tokens, message.adapter, message.stop_token_ids) == (15, adapter, [2])
-
-
-# -- who runs ----------------------------------------------------------------------------------------------------------
-
-
-def test_places_are_filled_in_order_and_freed_by_the_terminal_delta_only(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer, max_batch_size=2)
-    generations = [bench.submit()[0] for _ in range(4)]
-    assert bench.executor.ids == [0, 1]
-    assert (bench.batch.running, bench.batch.waiting) == (2, 2)
-    bench.batch.cancel(generations[0])
-    assert (bench.executor.cancelled, bench.executor.ids) == ([0], [0, 1])
-    bench.step(Delta(0, [5]))
-    assert bench.executor.ids == [0, 1]
-    bench.step(Delta(0, [], finish=CANCELLED))
-    assert bench.executor.ids == [0, 1, 2]
-    bench.step(Delta(1, [5], finish=LENGTH), Delta(2, [5], finish=END))
-    assert bench.executor.ids == [0, 1, 2, 3]
-
-
-def test_kv_blocks_are_counted_to_the_end_of_each_sequence_in_order(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer, kv_blocks=10)
-    bench.submit([5] * 30, max_new_tokens=10)  # 5 blocks
-    bench.submit([5] * 40, max_new_tokens=10)  # 6 blocks: waits
-    bench.submit([5], max_new_tokens=1)  # 2 blocks: would fit, and does not overtake
-    assert bench.executor.ids == [0]
-    bench.step(Delta(0, [5], finish=LENGTH))
-    assert bench.executor.ids == [0, 1, 2]
-
-
-def test_the_last_block_may_be_used_and_no_more(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer, kv_blocks=10)
-    for _ in range(3):
-        bench.submit([5] * 30, max_new_tokens=10)  # 5 blocks each
-    assert bench.executor.ids == [0, 1]
-
-
-def test_blocks_come_back_with_the_terminal_delta_and_with_the_end_of_the_executor(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer, kv_blocks=5)
-    for number in range(3):
-        generation, _ = bench.submit([5] * 30, max_new_tokens=10)
-        assert bench.executor.ids == list(range(number + 1))
-        bench.batch.cancel(generation)
-        bench.step(Delta(number, [], finish=CANCELLED))
-    bench.submit([5] * 30, max_new_tokens=10)
-    bench.batch.lose(bench.executor, GenerationError("gone"))
-    bench.batch.attach(bench.executor)
-    bench.submit([5] * 30, max_new_tokens=10)
-    assert bench.executor.ids == [0, 1, 2, 3, 4]
-
-
-def test_an_executor_may_look_ahead_and_what_it_has_ahead_of_time_waits(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer, max_batch_size=2, lookahead=1)
-    for _ in range(4):
-        bench.submit()
-    assert bench.executor.ids == [0, 1, 2]
-    assert (bench.batch.running, bench.batch.waiting) == (2, 2)
+    assert (message.origin, truncated.origin, truncated.prompt_ids) == ("story-1", "", [77, 78, 79])
+    assert (generation.record.prompt_tokens, bench.statistics.prompt_tokens) == (3, 48)
 
 
 # -- what comes of it --------------------------------------------------------------------------------------------------
@@ -202,6 +137,8 @@ def test_merged_iterations_are_one_update_per_sequence(bench: Bench) -> None:
         (Delta(0, [5], finish=LENGTH), FinishReason.LENGTH),
         (Delta(0, [], finish=CANCELLED), FinishReason.CANCELLED),
         (Delta(0, [], finish=ERROR, error="bad"), FinishReason.ERROR),
+        (Delta(0, [], finish=ERROR, error=Refusal("the guide is bad")), FinishReason.ERROR),
+        (Delta(0, [], finish=ERROR, error=Refusal("many guides wait", FullQueue(70, 64, 10))), FinishReason.ERROR),
     ],
 )
 def test_each_end_has_its_reason(bench: Bench, delta: Delta, reason: FinishReason) -> None:
@@ -211,18 +148,16 @@ def test_each_end_has_its_reason(bench: Bench, delta: Delta, reason: FinishReaso
     assert finished.reason is reason
     assert bench.batch.idle
     assert bench.statistics.finished == {reason.value: 1}
-    if reason is FinishReason.ERROR:
+    if isinstance(finished.error, OverloadedError):
+        assert (finished.error.queue_depth, finished.error.capacity, finished.error.retry_after) == (70, 64, 10)
+    elif isinstance(delta.error, Refusal):  # it is not the engine's failure
+        assert isinstance(finished.error, InvalidRequestError)
+        assert str(finished.error) == "the guide is bad"
+    elif reason is FinishReason.ERROR:
         assert isinstance(finished.error, GenerationError)
         assert str(finished.error) == "bad"
     else:
         assert finished.error is None
-
-
-def test_what_the_engine_says_is_wrong_with_a_request_is_not_the_engines_failure(bench: Bench) -> None:
-    _, consumer = bench.submit()
-    bench.step(Delta(0, [], finish=ERROR, error=Refusal("the guide is bad")))
-    assert isinstance(consumer.finished().error, InvalidRequestError)
-    assert str(consumer.finished().error) == "the guide is bad"
 
 
 def test_a_stop_string_ends_the_sequence_and_what_comes_after_is_thrown_away(bench: Bench) -> None:
@@ -239,20 +174,9 @@ def test_a_stop_string_ends_the_sequence_and_what_comes_after_is_thrown_away(ben
     assert bench.statistics.finished == {FinishReason.STOP: 1}
 
 
-def test_a_stop_string_in_the_last_iteration_needs_no_cancel(bench: Bench) -> None:
-    _, consumer = bench.submit(stop=("wolf",))
-    bench.step(Delta(0, bench.encode("the wolf ran"), finish=LENGTH))
-    assert consumer.finished().reason is FinishReason.STOP
-    assert (consumer.text(), bench.executor.cancelled, bench.batch.idle) == ("the ", [], True)
-
-
-def test_deltas_of_unknown_requests_are_ignored(bench: Bench) -> None:
-    bench.step(Delta(99, [5], finish=LENGTH))
-    assert bench.batch.idle
-
-
 def test_the_engines_state_is_that_of_its_last_iteration(bench: Bench) -> None:
     assert bench.batch.engine_stats == Stats()
+    assert Bench(bench.tokenizer, kv_blocks=5).batch.engine_stats == Stats(kv_usage=0, kv_blocks=5, kv_blocks_used=0)
     bench.batch.process([Step([], Stats(running=number)) for number in (1, 2, 3)])
     assert bench.batch.engine_stats == Stats(running=3)
     bench.batch.process([])
@@ -261,41 +185,123 @@ def test_the_engines_state_is_that_of_its_last_iteration(bench: Bench) -> None:
     assert bench.batch.engine_stats == Stats()
 
 
-# -- several sequences -------------------------------------------------------------------------------------------------
+# -- Stops that the engine is not given: the server finds them and cancels.
 
 
-def test_n_sequences_have_their_own_indices_and_ends(bench: Bench) -> None:
-    generation, consumer = bench.submit(n=3, do_sample=True)
-    assert len(generation.ids) == 3
-    bench.step(Delta(2, [7], finish=LENGTH), Delta(0, [5], finish=END))
-    done = [generation.done]
-    bench.step(Delta(1, [6], finish=LENGTH))
-    done.append(generation.done)
-    assert done == [False, True]
-    assert [consumer.ids(index) for index in range(3)] == [[5], [6], [7]]
-    assert consumer.finished(0).reason is FinishReason.STOP
+REQUESTS = 100_000
+FLAT = 8 << 20
+"""Bytes; a leak of 100 bytes for each request is more."""
 
 
-def test_best_of_delivers_the_best_in_order_at_the_end(bench: Bench) -> None:
-    _, consumer = bench.submit(n=2, best_of=3, do_sample=True, seed=10)
-    bench.step(Delta(0, [5], [-3.0], LENGTH), Delta(1, [6], [-1.0], LENGTH), Delta(2, [7], [-1.0]))
-    assert consumer.updates == []
-    bench.step(Delta(2, [8], [-1.0], LENGTH))
-    assert [consumer.ids(0), consumer.ids(1)] == [[6], [7, 8]]
-    assert [consumer.finished(index).seed for index in range(2)] == [11, 12]
-    assert len(consumer.updates) == 2
-    assert bench.statistics.generated_tokens == 4
+def test_a_stop_id_ends_the_request_at_once_and_its_slot_is_free_when_the_engine_says_so(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, max_batch_size=1, stops=False)
+    _, first = bench.submit(stop_token_ids=(40,))
+    _, second = bench.submit()
+    assert bench.executor.submitted[0].stop_token_ids == []
+    bench.step(Delta(0, [5, 40, 6]))
+    assert (first.ids(), first.finished().reason) == ([5, 40], FinishReason.STOP)
+    assert (bench.executor.cancelled, bench.executor.ids) == ([0], [0])
+    bench.step(Delta(0, [], finish=FinishReason.CANCELLED))
+    assert bench.executor.ids == [0, 1]
+    bench.step(Delta(1, [5, min(tokenizer.end_ids)]))
+    assert second.finished().reason is FinishReason.END_TOKEN
 
 
-def test_best_of_prefers_whole_sequences_to_failed_ones(bench: Bench) -> None:
-    _, consumer = bench.submit(n=1, best_of=2, do_sample=True)
-    bench.step(Delta(0, [], finish=ERROR, error="bad"), Delta(1, [6], [-5.0], LENGTH))
-    assert consumer.finished().reason is FinishReason.LENGTH
+class UnstoppedExecutor(ScriptedExecutor):
+    """The scripted executor in this process, which is never given a stop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits = msgspec.structs.replace(self.limits, stops=False)
+
+    def try_guide(self, trial: Try) -> None:
+        raise NotImplementedError
+
+    def submit(self, request: Submit) -> None:
+        assert not request.stop
+        assert not request.stop_token_ids
+        super().submit(request)
 
 
-def test_a_cancelled_best_of_still_ends_each_answer_once(bench: Bench) -> None:
-    generation, consumer = bench.submit(n=2, best_of=3, do_sample=True)
-    bench.step(Delta(0, [5], [-1.0], LENGTH))
-    bench.batch.cancel(generation)
-    assert consumer.finished(0).reason is FinishReason.LENGTH
-    assert consumer.finished(1).reason is FinishReason.CANCELLED
+@pytest.mark.slow
+def test_100_000_requests_with_stops_take_no_memory(tokenizer: Tokenizer) -> None:
+    """What TensorRT-LLM #5509 was measured with: host memory while requests with stops come and go."""
+    executor = UnstoppedExecutor()
+    batch = RollingBatch(executor, tokenizer, BatchLimits(64, 64, 50, 40, 60), Statistics())
+    prompt = tokenizer.encode("the wolf ran", False)
+    ended: collections.Counter[str] = collections.Counter()
+
+    def count(chunk: OutputChunk) -> None:
+        if chunk.finished is not None:
+            ended[chunk.finished.stop_sequence or "id"] += 1
+
+    warm = 0
+    for number in range(REQUESTS):
+        stops = {"stop": ("ran", f"cat {number}")} if number % 2 else {"stop_token_ids": (prompt[-1],)}
+        batch.admit(1)
+        batch.submit(GenerationRequest(prompt_ids=prompt, sampling=Sampling(30), **stops), prompt, count, None)
+        while batch.waiting or (number == REQUESTS - 1 and executor.busy):
+            batch.process([Step(executor.step(), executor.stats())])
+        if number == REQUESTS // 5:
+            warm = psutil.Process().memory_info().rss
+    assert ended == {"ran": REQUESTS // 2, "id": REQUESTS // 2}
+    assert psutil.Process().memory_info().rss - warm < FLAT
+
+
+# -- Requests that end before their time: cancelled, late, with their executor, or for their consumer.
+
+
+def test_a_request_expires_when_it_is_older_than_the_timeout_and_not_before(bench: Bench) -> None:
+    generation, consumer = bench.submit()
+    bench.now += 10
+    bench.batch.expire(10)
+    assert not generation.done
+    bench.now += 0.5
+    bench.batch.expire(10)
+    assert str(consumer.finished().error) == "the request did not finish within predict_timeout=10 seconds"
+
+
+def test_a_failed_executor_ends_every_request_once(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, max_batch_size=3)
+    consumers = [bench.submit(n=2, do_sample=True)[1] for _ in range(3)]
+    gone, cancelled = bench.submit()
+    bench.batch.cancel(gone)
+    bench.step(Delta(0, [5]), Delta(1, [5], finish=LENGTH))
+    error = GenerationError("gone")
+    bench.batch.fail(error)
+    assert bench.batch.idle
+    ends = [consumer.finished(index) for consumer in consumers for index in range(2)]
+    assert [end.reason for end in ends] == [FinishReason.ERROR, FinishReason.LENGTH, *[FinishReason.ERROR] * 4]
+    assert all(end.error is error for end in ends if end.reason is FinishReason.ERROR)
+    assert cancelled.finished().reason is FinishReason.CANCELLED
+    bench.batch.fail(error)
+    bench.step(Delta(0, [5], finish=LENGTH))
+    assert sum(bench.statistics.finished.values()) == 7
+
+
+# -- a consumer that raises --------------------------------------------------------------------------------------------
+
+
+class Broken(Recorder):
+    def __call__(self, update: OutputChunk) -> None:
+        super().__call__(update)
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("finish", [None, LENGTH])
+def test_a_consumer_that_raises_is_cancelled_and_disturbs_nobody(
+    bench: Bench, finish: FinishReason | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    generation, broken = bench.submit(n=2, do_sample=True, consumer=Broken(), origin=RequestOrigin("asked-7"))
+    _, other = bench.submit()
+    bench.step(Delta(0, [5], finish=finish), Delta(1, [6]), Delta(2, [7]))
+    assert [request_id_of(line) for line in caplog.records] == ["asked-7"]
+    assert len(broken.updates) == 1
+    assert generation.done
+    assert other.ids() == [7]
+    assert bench.executor.cancelled == ([1] if finish else [0, 1])
+    bench.step(Delta(1, [], finish=CANCELLED), Delta(2, [8], finish=LENGTH))
+    if not finish:
+        bench.step(Delta(0, [], finish=CANCELLED))
+    assert other.finished().reason is FinishReason.LENGTH
+    assert bench.batch.idle

@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from djl_trtllm.batching.request_state import RequestState
+from djl_trtllm.batching.blame import LOSSES
+from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
 from djl_trtllm.executor.protocol import Delta, Stats, Step, Submit
 from djl_trtllm.model import load_tokenizer
@@ -21,7 +22,6 @@ TOKENIZER = load_tokenizer(Path(__file__).parents[2] / "serving" / "models" / "t
 WORDS = [TOKENIZER.encode(text, False)[-1] for text in (" wolf", " the", "!", " wood", "a", "b")] + [2]
 BLOCK_SIZE = 10
 TIMEOUT = 10
-MAX_RESUMES = 2
 MOST_OVERTAKING = 8 + 16
 
 
@@ -37,6 +37,8 @@ class Case(NamedTuple):
     arrived: float
     client: str
     priority: int
+    asked: tuple[object, ...]
+    """What it asks the engine for."""
 
 
 class RollingBatchMachine(RuleBasedStateMachine):
@@ -57,7 +59,6 @@ class RollingBatchMachine(RuleBasedStateMachine):
             kv_blocks=blocks,
             block_size=BLOCK_SIZE,
             lookahead=lookahead,
-            max_resumes=MAX_RESUMES,
         )
         self.blocks = blocks
         self.places = batch + lookahead
@@ -69,6 +70,9 @@ class RollingBatchMachine(RuleBasedStateMachine):
         """Those that it got twice."""
         self.emitted: dict[int, int] = {}
         self.all: list[Case] = []
+        self.lost: set[tuple[object, ...]] = set()
+        """What the requests asked for that ran in lost executors: the order of such ones is another."""
+        self.losses = 0
         self.several = several
         self.oldest: int | None = None
         self.overtaken = 0
@@ -98,6 +102,8 @@ class RollingBatchMachine(RuleBasedStateMachine):
         if oldest is None or oldest == started:
             return
         (case,) = self.cases([oldest])
+        if case.asked in self.lost:
+            return
         if all(other.client != case.client for other in self.cases(self.live)):
             self.overtaken += 1
 
@@ -161,7 +167,8 @@ class RollingBatchMachine(RuleBasedStateMachine):
             assert never
             return
         assert not never
-        self.all.append(Case(generation, consumer, n, beams, blocks, self.bench.now, client, priority))
+        asked = (prompt, tokens, n, kind, stop)
+        self.all.append(Case(generation, consumer, n, beams, blocks, self.bench.now, client, priority, asked))
 
     @rule(data=st.data(), iterations=st.integers(1, 3))
     def step(self, data: st.DataObject, iterations: int) -> None:
@@ -196,7 +203,18 @@ class RollingBatchMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         if self.all:
-            self.bench.batch.cancel(data.draw(st.sampled_from(self.all), label="cancelled").generation)
+            self.sync()
+            case = data.draw(st.sampled_from(self.all), label="cancelled")
+            before = list(self.bench.executor.cancelled)
+            unfinished = [
+                sequence_id
+                for sequence_id, sequence in zip(case.generation.ids, case.generation.sequences, strict=True)
+                if sequence.finished is None and sequence_id in self.live
+            ]
+            self.bench.batch.cancel(case.generation)
+            assert case.generation.done
+            assert self.bench.executor.cancelled[: len(before)] == before
+            assert set(unfinished) <= set(self.bench.executor.cancelled)
 
     @rule(seconds=st.integers(0, 6))
     def expire(self, seconds: int) -> None:
@@ -218,15 +236,17 @@ class RollingBatchMachine(RuleBasedStateMachine):
     def lose(self) -> None:
         """The executor is gone: what can go on does, before all that waited, and the rest ends."""
         self.sync()
+        self.losses += 1
+        self.lost |= {case.asked for case in self.cases(self.live)}
         lost = {id(case.generation): case for case in self.cases(self.live) if not case.generation.done}
         others = [(case, case.generation.done) for case in self.all if id(case.generation) not in lost]
         self.bench.batch.lose(self.bench.executor, GenerationError("gone"))
         for case in lost.values():
             begun = any(self.emitted.get(sequence_id) for sequence_id in case.generation.ids)
-            worn_out = case.generation.record.resumes == MAX_RESUMES
+            guilty = self.losses >= LOSSES
             complete = all(sequence.token_ids for sequence in case.generation.sequences)
-            assert not case.generation.done or (case.beams > 1 and begun) or worn_out or complete
-        assert all(case.generation.done == done for case, done in others)
+            assert not case.generation.done or (case.beams > 1 and begun) or guilty or complete
+        assert all(case.generation.done == done or case.asked in self.lost for case, done in others)
         for sequence_id in self.live:
             self.emitted[sequence_id] = 0
         self.replace_executor()
@@ -262,6 +282,9 @@ class RollingBatchMachine(RuleBasedStateMachine):
         self.sync()
         if not self.waiting:
             return
+        if self.bench.batch.searching:
+            assert self.live, "something is tried"
+            return
         if self.several:
             assert self.live
             return
@@ -277,6 +300,8 @@ class RollingBatchMachine(RuleBasedStateMachine):
         lanes: dict[tuple[str, int], list[int]] = {}
         started = [each for each in getattr(self, "started", []) if each not in self.moved]
         for sequence_id, case in zip(started, self.cases(started), strict=True):
+            if case.asked in self.lost:
+                continue
             lanes.setdefault((case.client, case.priority), []).append(sequence_id)
         assert all(lane == sorted(set(lane)) for lane in lanes.values())
 

@@ -2,21 +2,104 @@
 
 from __future__ import annotations
 
-import pytest
+from array import array
+from typing import Any
 
-from djl_trtllm.batching.rolling_batch import Loss
-from djl_trtllm.errors import GenerationError
-from djl_trtllm.executor.protocol import Delta, Limits
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from djl_trtllm.batching.rolling_batch import Loss, can_resume, resumed
+from djl_trtllm.errors import GenerationError, HarmfulRequestError
+from djl_trtllm.executor.protocol import Delta, Limits, Submit
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import FinishReason
+from djl_trtllm.request import FIELDS, Adapter, FinishReason, Guide, GuideKind, Resume, Sampling
 from tests.batching.helpers import Bench, FakeExecutor
+
+# -- Which sequences can go on in another engine process, and with what message.
+
+
+LIMITS = Limits(max_sequences=4, kv_blocks=0, block_size=32, max_seq_len=100)
+
+
+def message(sampling: dict[str, Any] | None = None, **fields: Any) -> Submit:
+    return Submit(7, [1, 2, 3], Sampling(**{"max_new_tokens": 20, **(sampling or {})}), **fields)
+
+
+STATEFUL = [
+    message({"repetition_penalty": 1.1}),
+    message({"presence_penalty": 0.5}),
+    message({"frequency_penalty": -0.5}),
+    message({"no_repeat_ngram_size": 2}),
+    message({"min_new_tokens": 6}),
+    message({"beam_width": 2}),
+    message(guide=Guide(GuideKind.JSON_OBJECT)),
+    message(bad=("wolf",)),
+]
+
+
+@pytest.mark.parametrize("one", STATEFUL, ids=str)
+def test_what_an_engine_remembers_beside_the_tokens_would_be_lost(one: Submit) -> None:
+    assert can_resume(one, 0, LIMITS)
+    assert not can_resume(one, 5, LIMITS)
+
+
+def test_a_minimum_length_is_no_matter_once_it_is_reached() -> None:
+    one = message({"min_new_tokens": 6})
+    assert can_resume(one, 6, LIMITS)
+    assert resumed(one, [9] * 6).sampling.min_new_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        message(),
+        message({"do_sample": True, "temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": 3}),
+        message({"ignore_eos": True}),
+        message(stop=["wolf"], stop_token_ids=[2], logprobs=True, top_logprobs=3),
+        message(adapter=Adapter("tales", 1, "/tales")),
+    ],
+    ids=str,
+)
+def test_everything_else_goes_on(one: Submit) -> None:
+    assert can_resume(one, 5, LIMITS)
+
+
+@pytest.mark.parametrize(("longest", "possible"), [(0, True), (8, True), (7, False)])
+def test_the_new_prompt_has_to_be_short_enough_for_the_engine(longest: int, possible: bool) -> None:
+    assert can_resume(message(), 5, replace(LIMITS, max_prompt_len=longest)) is possible
+
+
+def test_it_goes_on_after_the_tokens_that_it_has() -> None:
+    one = message({"ignore_eos": True}, stop=["wolf"], logprobs=True)
+    assert resumed(one, []) == one
+    assert resumed(replace(one, prompt_ids=array("i", [1, 2, 3])), []) == one  # as a list
+    new = resumed(one, [4, 5])
+    assert new.prompt_ids == [1, 2, 3, 4, 5]
+    assert new.sampling == replace(one.sampling, max_new_tokens=18)
+    assert replace(new, prompt_ids=one.prompt_ids, sampling=one.sampling) == one
+
+
+def test_exactly_the_fields_that_say_so_are_adjusted() -> None:
+    one = message({"min_new_tokens": 1, "do_sample": True, "seed": 3})
+    before, after = (msgspec.structs.asdict(each.sampling) for each in (one, resumed(one, [4])))
+    adjusted = {name for name, field in FIELDS.items() if field.trait.resume is Resume.ADJUSTED}
+    assert {name for name in before if before[name] != after[name]} == adjusted
+
+
+def test_a_seeded_one_does_not_draw_the_numbers_of_its_beginning_again() -> None:
+    one = message({"do_sample": True, "seed": 3})
+    seeds = [resumed(one, [9] * generated).sampling.seed for generated in range(5)]
+    assert seeds[0] == 3
+    assert len(set(seeds)) == 5
+    assert all(seed is not None and 0 <= seed < 2**64 for seed in seeds)
+    assert resumed(one, [9, 9]) == resumed(one, [9, 9])
+    neighbour = message({"do_sample": True, "seed": 4})
+    assert resumed(neighbour, [9]).sampling.seed not in seeds
+
 
 LENGTH, CANCELLED, ERROR = FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.ERROR
 GONE = GenerationError("gone")
-
-
-def bench_of(tokenizer: Tokenizer, **options: int) -> Bench:
-    return Bench(tokenizer, **{"max_resumes": 2, **options})  # type: ignore[arg-type]
 
 
 def replaced(bench: Bench) -> Loss:
@@ -34,10 +117,10 @@ def attach(bench: Bench) -> FakeExecutor:
 
 
 def test_prompt_and_tokens_are_the_new_prompt(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer)
+    bench = Bench(tokenizer)
     generation, consumer = bench.submit(max_new_tokens=4)
     bench.step(Delta(0, [8, 9]))
-    assert replaced(bench) == Loss(resumed=1, ended=0, blamed=False)
+    assert replaced(bench) == Loss(resumed=1, ended=0)
     (message,) = bench.executor.submitted
     assert (message.prompt_ids, message.sampling.max_new_tokens) == ([5, 6, 7, 8, 9], 2)
     bench.step(Delta(0, [10]), Delta(0, [11], finish=LENGTH))
@@ -46,47 +129,11 @@ def test_prompt_and_tokens_are_the_new_prompt(tokenizer: Tokenizer) -> None:
     assert (generation.record.resumes, bench.statistics.resumed, bench.batch.idle) == (1, 1, True)
 
 
-def test_text_and_stop_strings_go_on_across_the_loss(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("the big bad wolf went on and on", False)
-    bench = bench_of(tokenizer)
-    _, consumer = bench.submit(stop=("wolf went",))
-    at = next(at for at in range(len(ids)) if tokenizer.decode(ids[:at]).endswith("wolf"))
-    bench.step(Delta(0, ids[:at]))
-    assert "wolf" not in consumer.text()
-    replaced(bench)
-    bench.step(Delta(0, ids[at:]))
-    assert consumer.text().rstrip() == "the big bad"
-    assert (consumer.finished().reason, consumer.finished().stop_sequence) == (FinishReason.STOP, "wolf went")
-    assert bench.executor.cancelled == [0]
-
-
-def test_a_character_may_be_half_finished(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("é", False)
-    bench = bench_of(tokenizer)
-    _, consumer = bench.submit()
-    for id_ in ids:
-        bench.step(Delta(0, [id_]))
-        if id_ != ids[-1]:
-            assert replaced(bench).ended == 0
-    bench.step(Delta(0, [], finish=LENGTH))
-    assert consumer.text() == tokenizer.decode(ids)
-
-
-def test_log_probabilities_add_up_across_the_loss(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer)
-    _, consumer = bench.submit(logprobs=True)
-    bench.step(Delta(0, [8], [-0.5]))
-    replaced(bench)
-    assert bench.executor.submitted[0].logprobs
-    bench.step(Delta(0, [9], [-0.25], LENGTH))
-    assert consumer.finished().cumulative_logprob == -0.75
-
-
 def test_the_lost_come_before_those_that_wait_and_in_their_order(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer, max_batch_size=2)
+    bench = Bench(tokenizer, max_batch_size=2)
     for _ in range(4):
         bench.submit()
-    bench.step(Delta(0, [8]), Delta(1, [8]))
+    bench.step(Delta(0, [8] * 4), Delta(1, [8] * 4))
     bench.batch.lose(bench.executor, GONE)
     assert (bench.batch.running, bench.batch.waiting) == (0, 4)
     attach(bench)
@@ -96,7 +143,7 @@ def test_the_lost_come_before_those_that_wait_and_in_their_order(tokenizer: Toke
 
 
 def test_nothing_starts_while_there_is_no_executor_and_requests_may_come(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer)
+    bench = Bench(tokenizer)
     bench.batch.lose(bench.executor, GONE)
     generation, consumer = bench.submit()
     assert (bench.executor.ids, bench.batch.waiting) == ([], 1)
@@ -107,111 +154,47 @@ def test_nothing_starts_while_there_is_no_executor_and_requests_may_come(tokeniz
     assert bench.executor.ids == [1]
 
 
-def test_one_that_was_lost_is_cancelled_at_once(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer)
-    generation, consumer = bench.submit()
-    bench.step(Delta(0, [8]))
-    bench.batch.lose(bench.executor, GONE)
-    bench.batch.cancel(generation)
-    assert (consumer.finished().reason, consumer.ids(), bench.batch.idle) == (CANCELLED, [8], True)
-    attach(bench)
-    assert bench.executor.ids == []
-
-
-def test_the_deadline_counts_from_the_arrival(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer)
-    _, consumer = bench.submit()
-    bench.step(Delta(0, [8]))
-    bench.now += 8
-    bench.batch.lose(bench.executor, GONE)
-    bench.now += 3
-    bench.batch.expire(10)
-    assert "predict_timeout" in str(consumer.finished().error)
-
-
 def test_what_cannot_go_on_ends_with_the_error_and_all_its_sequences(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer, max_batch_size=2)
+    bench = Bench(tokenizer, max_batch_size=2)
     _, penalised = bench.submit(n=3, do_sample=True, presence_penalty=0.5)
     bench.step(Delta(0, [8]))
-    assert replaced(bench) == Loss(resumed=0, ended=1, blamed=False)
+    assert replaced(bench) == Loss(resumed=0, ended=1)
     assert [penalised.finished(index).error for index in range(3)] == [GONE] * 3
     assert (bench.executor.ids, bench.batch.idle) == ([], True)
 
 
-def test_a_penalised_one_without_tokens_begins_again(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer)
-    bench.submit(presence_penalty=0.5)
-    assert replaced(bench).resumed == 1
-    assert bench.executor.ids == [0]
-
-
-def test_beams_without_tokens_begin_again(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer)
-    _, consumer = bench.submit(beam_width=2, n=2, max_new_tokens=1)
-    assert replaced(bench).resumed == 1
-    assert [message.sampling.beam_width for message in bench.executor.submitted] == [2]
-    bench.step(Delta(0, [8], finish=LENGTH), Delta(1, [9], finish=LENGTH))
-    assert [consumer.ids(index) for index in range(2)] == [[8], [9]]
-
-
-def test_ranked_sequences_keep_what_they_have(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer)
-    _, consumer = bench.submit(best_of=2, do_sample=True, max_new_tokens=2)
-    bench.step(Delta(0, [8, 8], [-0.5, -0.5], LENGTH), Delta(1, [9], [-0.1]))
-    replaced(bench)
-    assert bench.executor.ids == [1]
-    bench.step(Delta(1, [9], [-0.1], LENGTH))
-    assert consumer.ids() == [9, 9]
-    assert consumer.finished().cumulative_logprob == pytest.approx(-0.2)
-
-
-def test_a_cancelled_one_that_the_engine_had_not_ended_is_over(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer)
-    generation, consumer = bench.submit()
-    bench.batch.cancel(generation)
-    assert replaced(bench) == Loss(0, 0, False)
-    assert (consumer.finished().reason, bench.batch.idle, bench.executor.ids) == (CANCELLED, True, [])
-
-
-def test_one_that_has_all_its_tokens_is_over(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer)
-    _, consumer = bench.submit(max_new_tokens=2)
-    bench.step(Delta(0, [8, 9]))
-    assert replaced(bench) == Loss(0, 0, False)
-    assert (consumer.finished().reason, bench.batch.idle, bench.executor.ids) == (LENGTH, True, [])
-
-
-def test_a_request_goes_on_so_many_times_and_is_then_blamed(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer, max_resumes=2)
-    _, old = bench.submit()
-    assert [replaced(bench) for _ in range(2)] == [Loss(1, 0, False)] * 2
-    _, young = bench.submit()
-    assert replaced(bench) == Loss(resumed=1, ended=1, blamed=True)
-    assert (old.finished().error, young.updates) == (GONE, [])
-
-
 def test_without_resuming_what_runs_ends_and_what_waits_stays(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer, max_batch_size=1, max_resumes=0)
+    bench = Bench(tokenizer, max_batch_size=1, resume=False)
     _, running = bench.submit()
     bench.submit()
-    assert replaced(bench) == Loss(resumed=0, ended=1, blamed=False)
+    assert replaced(bench) == Loss(resumed=0, ended=1)
     assert running.finished().error is GONE
     assert bench.executor.ids == [1]
 
 
-def test_blocks_are_those_of_the_executor(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer, kv_blocks=5)
-    bench.submit([5] * 30, max_new_tokens=10)
-    bench.step(Delta(0, [8]))
+@pytest.mark.parametrize(
+    ("sampling", "tokens", "reseeded"),
+    [
+        ({"do_sample": True, "seed": 3}, 1, True),
+        ({"do_sample": True, "seed": 3}, 0, False),
+        ({"do_sample": True}, 1, False),
+        ({"seed": 3}, 1, False),
+    ],
+)
+def test_a_seeded_request_that_went_on_says_so(
+    tokenizer: Tokenizer, sampling: dict[str, Any], tokens: int, reseeded: bool
+) -> None:
+    bench = Bench(tokenizer)
+    generation, consumer = bench.submit(**sampling)
+    bench.step(Delta(0, [8] * tokens))
+    assert not generation.record.reseeded
     replaced(bench)
-    bench.submit([5] * 30, max_new_tokens=10)
-    assert bench.executor.ids == [0]
-    bench.step(Delta(0, [], finish=LENGTH))
-    assert bench.executor.ids == [0, 1]
+    bench.step(Delta(0, [9], finish=LENGTH))
+    assert (generation.record.reseeded, consumer.finished().reseeded) == (reseeded, reseeded)
 
 
 def test_reused_prompt_tokens_are_counted_once(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer)
+    bench = Bench(tokenizer)
     bench.submit()
     bench.step(Delta(0, [8], cached_tokens=2))
     replaced(bench)
@@ -219,11 +202,106 @@ def test_reused_prompt_tokens_are_counted_once(tokenizer: Tokenizer) -> None:
     assert bench.statistics.reused_prompt_tokens == 2
 
 
+# -- a request that ends each executor it runs in ----------------------------------------------------------------------
+
+
+LONG: dict[str, Any] = {"max_output_len": 200, "max_seq_len": 300}
+
+
+def passing(bench: Bench, times: int = 4, but: tuple[int, ...] = ()) -> None:
+    """Tokens for all that runs, except some."""
+    for _ in range(times):
+        bench.step(*(Delta(each, [8]) for each in bench.executor.ids if each not in but))
+
+
+def test_it_alone_ends_and_the_same_request_is_refused(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, **LONG)
+    streams = [bench.submit([5, number], max_new_tokens=200)[1] for number in range(3)]
+    passing(bench)
+    _, poison = bench.submit([9, 9])
+    assert replaced(bench) == Loss(resumed=4, ended=0, proved=True)
+    for steps in (16, 64):
+        passing(bench, steps - 1)
+        assert bench.executor.ids == [0, 1, 2], "the poison waits"
+        passing(bench, 1)
+        assert bench.executor.ids == [0, 1, 2, 3]
+        last = replaced(bench)
+    assert last.guilty is not None and last.guilty.explains
+    assert (last.resumed, last.ended, last.proved) == (3, 1, True)
+    assert isinstance(poison.finished().error, GenerationError)
+    assert bench.executor.ids == [0, 1, 2]
+    with pytest.raises(HarmfulRequestError, match=last.guilty.key):
+        bench.submit([9, 9])
+    bench.now += 600
+    bench.step(*(Delta(each, [8], finish=LENGTH) for each in bench.executor.ids))
+    assert [stream.finished().reason for stream in streams] == [LENGTH] * 3
+    assert bench.batch.idle
+    bench.submit([9, 9])
+
+
+def test_its_copies_end_with_it(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, max_batch_size=2)
+    consumers = [bench.submit([9, 9], seed=number, do_sample=True, n=2)[1] for number in range(3)]
+    for _ in range(3):
+        replaced(bench)
+    for consumer in consumers:
+        assert [consumer.finished(index).reason for index in range(2)] == [ERROR, ERROR]
+    assert bench.batch.idle
+
+
+def test_it_is_found_although_its_clients_give_up(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, **LONG)
+    bench.submit([5, 6], max_new_tokens=200)
+    passing(bench)
+    for loss, steps in enumerate((1, 16, 64)):
+        poison, _ = bench.submit([9, 9])
+        passing(bench, steps, but=(loss + 1,))
+        assert bench.executor.ids[-1] == loss + 1
+        found = replaced(bench).guilty
+        assert (found is None) == (loss < 2)
+        bench.batch.cancel(poison)
+    assert bench.executor.ids == [0]
+
+
+def test_a_suspect_that_ends_as_it_should_is_none_any_more(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer)
+    for _ in range(2):
+        bench.submit([9, 9], max_new_tokens=1)
+        for _ in range(2):
+            assert replaced(bench).guilty is None
+        bench.step(Delta(bench.executor.ids[-1], [8], finish=LENGTH))
+    assert (bench.batch.idle, bench.batch.searching) == (True, False)
+
+
+def test_a_suspect_that_leaves_holds_nothing_back(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer)
+    suspect, _ = bench.submit([9, 9])
+    replaced(bench)
+    bench.submit([5, 6])
+    assert bench.executor.ids == [0]
+    bench.batch.cancel(suspect)
+    assert bench.executor.ids == [0, 1]
+
+
+def test_what_is_new_starts_before_a_suspect_is_tried(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer)
+    bench.submit([9, 9])
+    bench.batch.lose(bench.executor, GONE)
+    bench.submit([5, 6])
+    attach(bench)
+    assert bench.executor.ids == [1]
+    passing(bench, 16)
+    bench.submit([5, 7])
+    assert bench.executor.ids == [1, 0]
+    passing(bench)
+    assert bench.executor.ids == [1, 0, 2]
+
+
 # -- two executors at a time -------------------------------------------------------------------------------------------
 
 
 def test_sequences_end_where_they_run_and_new_ones_start_in_the_newest(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer, max_batch_size=1)
+    bench = Bench(tokenizer, max_batch_size=1)
     old_generation, consumer = bench.submit()
     bench.submit()
     old = attach(bench)
@@ -238,7 +316,7 @@ def test_sequences_end_where_they_run_and_new_ones_start_in_the_newest(tokenizer
 
 
 def test_what_an_old_executor_loses_goes_on_in_the_newest(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer)
+    bench = Bench(tokenizer)
     bench.submit()
     old = attach(bench)
     bench.submit()
@@ -246,20 +324,8 @@ def test_what_an_old_executor_loses_goes_on_in_the_newest(tokenizer: Tokenizer) 
     assert bench.executor.ids == [1, 0]
 
 
-def test_while_it_is_held_nothing_starts(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer)
-    _, running = bench.submit(max_new_tokens=1)
-    bench.batch.hold()
-    bench.submit()
-    assert bench.executor.ids == [0]
-    bench.step(Delta(0, [8], finish=LENGTH))
-    assert running.finished().reason is LENGTH
-    old = attach(bench)
-    assert (old.ids, bench.executor.ids) == ([0], [1])
-
-
 def test_the_newest_executors_limits_count(tokenizer: Tokenizer) -> None:
-    bench = bench_of(tokenizer, kv_blocks=5)
+    bench = Bench(tokenizer, kv_blocks=5)
     bench.batch.attach(FakeExecutor(Limits(4, 50, 10, 60)))
     for _ in range(2):
         bench.submit([5] * 30, max_new_tokens=10)

@@ -2,44 +2,71 @@
 
 from __future__ import annotations
 
+import time
 from math import inf
 
 import pytest
 
-from djl_trtllm.batching.request_record import RequestRecord
 from djl_trtllm.batching.statistics import (
     FIRST_TOKEN_SECONDS,
     PER_TOKEN_SECONDS,
     PREFILL_SECONDS,
     REQUEST_SECONDS,
     Histogram,
+    RequestRecord,
     Statistics,
 )
-from djl_trtllm.request import FinishReason, Origin, SequenceResult
+from djl_trtllm.executor.protocol import Delta
+from djl_trtllm.logs import request_id_of
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import Adapter, FinishReason, OutputChunk, RequestOrigin, SequenceResult
+from tests.batching.helpers import Bench, Recorder
+
+# -- The record of a request.
+
+
+TIMES = {
+    "queue_time": ("arrived", "started", 2),
+    "time_to_first_token": ("arrived", "first_token_at", 6),
+    "prefill_time": ("started", "first_token_at", 4),
+    "decode_time": ("first_token_at", "last_token_at", 8),
+    "inference_time": ("started", "last_token_at", 12),
+    "total_time": ("arrived", "ended", 30),
+}
+
+
+@pytest.mark.parametrize(("sequences", "tokens", "seconds"), [(1, 5, 2.0), (2, 10, 2.0), (1, 2, 8.0), (1, 1, None)])
+def test_the_first_token_of_a_sequence_has_no_time_before_it(
+    sequences: int, tokens: int, seconds: float | None
+) -> None:
+    record = RequestRecord(
+        RequestOrigin(), 100, 3, sequences, first_token_at=106, last_token_at=114, generated_tokens=tokens
+    )
+    assert record.time_per_output_token == seconds
+    record.first_token_at = None
+    assert record.time_per_output_token is None
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_a_duration_is_known_when_both_of_its_ends_are(name: str) -> None:
+    record = RequestRecord(RequestOrigin(), 100, 3, 1, started=102, first_token_at=106, last_token_at=114, ended=130)
+    begin, end, seconds = TIMES[name]
+    assert getattr(record, name) == seconds
+    for missing in {begin, end} - {"arrived"}:
+        was = getattr(record, missing)
+        setattr(record, missing, None)
+        assert getattr(record, name) is None
+        setattr(record, missing, was)
 
 
 def test_a_value_counts_in_the_first_bucket_whose_bound_it_does_not_exceed() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 9.0, 7.0, 8.0):
         histogram.observe(value)
+    histogram.observe(0.25, 4)
     assert histogram.bounds == (1.0, 2.0)
-    assert histogram.counts == [2, 2, 3]
-    assert histogram.sum == 29.0
-
-
-def test_a_value_may_count_several_times() -> None:
-    histogram = Histogram((1.0,))
-    histogram.observe(0.5, 4)
-    histogram.observe(0.25)
-    assert (histogram.counts, histogram.sum) == ([5, 0], 2.25)
-
-
-def test_durations_have_buckets_from_a_millisecond_to_two_minutes() -> None:
-    bounds = Histogram().bounds
-    assert bounds == (
-        0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
-    )  # fmt: skip
-    assert len(Histogram().counts) == len(bounds) + 1
+    assert histogram.counts == [6, 2, 3]
+    assert histogram.sum == 30.0
 
 
 def test_counts_add_up_over_all_bounds_or_over_some() -> None:
@@ -55,25 +82,28 @@ def test_counts_add_up_over_all_bounds_or_over_some() -> None:
 
 def test_buckets_fit_their_quantity() -> None:
     statistics = Statistics()
-    assert statistics.time_to_first_token.bounds == FIRST_TOKEN_SECONDS
-    for histogram, bounds, finest in (
-        (statistics.inter_token_latency, PER_TOKEN_SECONDS, 0.0005),
-        (statistics.time_per_output_token, PER_TOKEN_SECONDS, 0.0005),
-        (statistics.queue_time, REQUEST_SECONDS, 0.001),
-        (statistics.decode_time, REQUEST_SECONDS, 0.001),
-        (statistics.inference_time, REQUEST_SECONDS, 0.001),
-        (statistics.request_time, REQUEST_SECONDS, 0.001),
-        (statistics.prefill_time, PREFILL_SECONDS, 0.001),
-        (statistics.prompt_length, (1, 1_000_000), 1),
-        (statistics.output_length, (1, 1_000_000), 1),
+    # As a sum of all bounds, so that a changed one is noticed: users have dashboards of these buckets.
+    for histogram, bounds, finest, total in (
+        (statistics.time_to_first_token, FIRST_TOKEN_SECONDS, 0.001, 3527.816),
+        (statistics.inter_token_latency, PER_TOKEN_SECONDS, 0.0005, 168.579),
+        (statistics.time_per_output_token, PER_TOKEN_SECONDS, 0.0005, 168.579),
+        (statistics.queue_time, REQUEST_SECONDS, 0.001, 11638.991),
+        (statistics.decode_time, REQUEST_SECONDS, 0.001, 11638.991),
+        (statistics.inference_time, REQUEST_SECONDS, 0.001, 11638.991),
+        (statistics.request_time, REQUEST_SECONDS, 0.001, 11638.991),
+        (statistics.prefill_time, PREFILL_SECONDS, 0.001, 3519.441),
+        (statistics.prompt_length, (1, 1_000_000), 1, 1_888_888),
+        (statistics.output_length, (1, 1_000_000), 1, 1_888_888),
+        (Histogram(), (), 0.001, 229.4435),
     ):
         assert set(bounds) <= set(histogram.bounds)
         assert (histogram.bounds[0], list(histogram.bounds)) == (finest, sorted(set(histogram.bounds)))
+        assert sum(histogram.bounds) == pytest.approx(total)
 
 
 def test_a_request_that_ends_is_in_every_histogram_of_requests() -> None:
     statistics = Statistics()
-    record = RequestRecord(Origin(), 100, 40, 1)
+    record = RequestRecord(RequestOrigin(), 100, 40, 1)
     statistics.request_queued(record)
     statistics.request_started(record, 101)
     record.first_token_at, record.last_token_at, record.generated_tokens = 103, 107, 11
@@ -87,7 +117,7 @@ def test_a_request_that_ends_is_in_every_histogram_of_requests() -> None:
 
 def test_a_request_that_never_ran_has_only_the_times_that_it_has() -> None:
     statistics = Statistics()
-    record = RequestRecord(Origin(), 100, 40, 1)
+    record = RequestRecord(RequestOrigin(), 100, 40, 1)
     statistics.request_queued(record)
     statistics.request_ended(record, SequenceResult(FinishReason.CANCELLED, 0, None, None), 108)
     assert (statistics.request_time.sum, statistics.output_length.count) == (8, 1)
@@ -95,9 +125,127 @@ def test_a_request_that_never_ran_has_only_the_times_that_it_has() -> None:
         assert getattr(statistics, name).count == 0
 
 
-def test_totals_begin_at_0() -> None:
-    statistics = Statistics()
-    assert (statistics.requests, statistics.prompt_tokens, statistics.reused_prompt_tokens) == (0, 0, 0)
-    assert (statistics.generated_tokens, statistics.finished.total()) == (0, 0)
-    assert sum(statistics.queue_time.counts) == statistics.queue_time.sum == 0
-    assert statistics.queue_time is not Statistics().queue_time
+# -- What the rolling batch counts.
+
+
+LENGTH = FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("iterations", "gaps"),
+    [
+        # Every token but the first has a gap, and together they are the time from the first to the last.
+        ([(6, 2, 0), (6, 1, 0), (6, 3, 0)], {0.0005: 1, 2.5: 3, 7.5: 1}),
+        ([(1, 1, 1), (2, 1, 0), (3, 0, 1)], {2.5: 1, 5.0: 1}),
+        ([(0, 3, 2), (2, 1, 1)], {0.0005: 3, 2.5: 2}),
+        ([(1, 0, 0), (2, 1, 0)], {}),
+    ],
+)
+def test_tokens_that_arrive_together_share_the_time_since_those_before_them(
+    tokenizer: Tokenizer, iterations: list[tuple[int, int, int]], gaps: dict[float, int]
+) -> None:
+    """An iteration: seconds before it, and the new tokens of two sequences."""
+    bench = Bench(tokenizer)
+    bench.submit(n=2, do_sample=True)
+    record, last, total, began = bench.statistics.live[1], [0.0, 0.0], 0.0, 0.0
+    for seconds, *tokens in iterations:
+        bench.now += seconds
+        bench.step(*(Delta(number, [5] * count) for number, count in enumerate(tokens)))
+        for number, count in enumerate(tokens):
+            if count:
+                began = began or bench.now
+                total += bench.now - (last[number] or bench.now)
+                last[number] = bench.now
+    seen = bench.statistics.inter_token_latency
+    assert {bound: count for bound, count in zip(seen.bounds, seen.counts, strict=False) if count} == gaps
+    assert (bench.statistics.queue_time.count, bench.statistics.time_to_first_token.count) == (1, 1)
+    assert (seen.sum, bench.statistics.time_to_first_token.sum) == (total, began - 100)
+    assert (record.first_token_at, record.last_token_at) == (began, max(last))
+    assert record.generated_tokens == bench.statistics.generated_tokens == sum(sum(each[1:]) for each in iterations)
+
+
+def test_what_a_stop_string_cut_off_does_not_count(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer)
+    bench.submit(stop=("wolf",))
+    bench.step(Delta(0, bench.encode("the wolf went away")))
+    (record,) = bench.statistics.ended
+    assert record.generated_tokens == bench.statistics.generated_tokens < len(bench.encode("the wolf went away"))
+
+
+def test_a_request_is_recorded_from_the_queue_to_its_end(tokenizer: Tokenizer) -> None:
+    bench, begun = Bench(tokenizer, max_batch_size=1), time.time()
+    assert bench.statistics.last_request_at == 0
+    bench.submit()
+    assert begun <= bench.statistics.last_request_at <= time.time()
+    bench.now += 1
+    bench.submit(origin=RequestOrigin("asked-7", "lmi"), adapter=Adapter("french", 1, "/french"))
+    record = bench.statistics.live[2]
+    assert (record.arrived, record.started) == (101, None)
+    assert (record.number, record.model, record.adapter) == (2, "story", "french")
+    assert record.origin[:2] == ("asked-7", "lmi")
+    bench.now += 1
+    bench.step(Delta(0, [5], finish=LENGTH))
+    assert (record.started, record.first_token_at) == (102, None)
+    bench.now += 1
+    bench.step(Delta(1, [5], cached_tokens=2))
+    bench.now += 1
+    bench.step(Delta(1, [6]))
+    assert bench.statistics.live == {2: record}
+    assert (record.ended, record.reason) == (None, None)
+    bench.now += 1
+    bench.step(Delta(1, [], finish=LENGTH))
+    assert (record.first_token_at, record.last_token_at, record.ended) == (103, 104, 105)
+    assert (record.prompt_tokens, record.reused_tokens, record.generated_tokens, record.sequences) == (3, 2, 2, 1)
+    assert (record.reason, record.error, record.resumes) == (LENGTH, None, 0)
+    assert ([each.number for each in bench.statistics.ended], bench.statistics.live) == ([1, 2], {})
+
+
+def test_the_worst_end_of_its_sequences_is_that_of_the_request(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer)
+    bench.submit(n=3, do_sample=True)
+    bench.step(Delta(0, [5], finish=LENGTH))
+    bench.step(Delta(1, [], finish=FinishReason.ERROR, error="broken"))
+    assert not bench.statistics.ended
+    bench.step(Delta(2, [5], finish=LENGTH))
+    (record,) = bench.statistics.ended
+    assert (record.reason, record.error) == (FinishReason.ERROR, "GenerationError")
+
+
+@pytest.mark.parametrize("sequences", [1, 2])
+def test_a_request_whose_consumer_fails_at_its_end_ends_once(tokenizer: Tokenizer, sequences: int) -> None:
+    class Failing(Recorder):
+        def __call__(self, update: OutputChunk) -> None:
+            raise RuntimeError("broken")
+
+    bench = Bench(tokenizer)
+    bench.submit(consumer=Failing(), n=sequences, do_sample=True)
+    bench.step(Delta(0, [5], finish=LENGTH))
+    (record,) = bench.statistics.ended
+    assert (bench.statistics.live, sum(bench.statistics.request_time.counts)) == ({}, 1)
+    assert bench.statistics.finished.total() == sequences
+    assert record.reason is (LENGTH if sequences == 1 else FinishReason.CANCELLED)
+
+
+def test_the_last_512_requests_are_remembered(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer)
+    for number in range(514):
+        bench.submit()
+        bench.step(Delta(number, [5], finish=LENGTH))
+    assert [record.number for record in bench.statistics.ended] == list(range(3, 515))
+
+
+def test_observers_get_the_record_of_each_request_that_ends(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tokenizer)
+    seen: list[RequestRecord] = []
+
+    def fail(record: RequestRecord) -> None:
+        raise RuntimeError("broken")
+
+    bench.statistics.observers += [fail, seen.append]
+    bench.submit(origin=RequestOrigin("asked-7", "lmi"))
+    bench.step(Delta(0, [5], finish=LENGTH))
+    assert seen == list(bench.statistics.ended)
+    assert seen[0].ended is not None
+    assert [request_id_of(line) for line in caplog.records] == ["asked-7"]

@@ -2,120 +2,116 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from djl_trtllm.bench.apis import APIS, Requests, tokens_per_word
-from djl_trtllm.bench.client import Client, Target
-from djl_trtllm.bench.prompts import Prompt, synthetic
-from djl_trtllm.bench.streams import EventReader, Reader, TokenReader
+from djl_trtllm.bench.apis import (
+    APIS,
+    SHAREGPT_MEANS,
+    Prompt,
+    Requests,
+    like_sharegpt,
+    of_file,
+    sample_text,
+    synthetic,
+    tokens_per_word,
+)
+from djl_trtllm.bench.client import Client, EventReader, Reader, Target, TokenReader
 from djl_trtllm.errors import BenchmarkError
 from tests.support.stub_http import Asked, streamed, stub_server, usage_events, whole
 
-TARGET = Target("localhost", 8080)
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
-def made(
-    api: str, prompt: Prompt, parameters: dict[str, Any] | None = None, ignore_end: bool = True
-) -> tuple[str, dict[str, Any]]:
+HELLO = Prompt(5, "hello")
+
+
+def requests_of(
+    api: str, parameters: dict[str, Any] | None = None, *, ignore_end: bool = True, model: str | None = "m"
+) -> Requests:
+    return Requests(Client(Target("localhost", 8080), 1.0), api, model, parameters or {}, ignore_end=ignore_end)
+
+
+def made(requests: Requests, prompt: Prompt) -> tuple[str, dict[str, Any]]:
     """Path and body of a request."""
-    requests = Requests(Client(TARGET, 1.0), api, "m", parameters or {}, ignore_end=ignore_end)
     head, _, body = requests.make(prompt).partition(b"\r\n\r\n")
     return head.split(b" ")[1].decode(), orjson.loads(body)
 
 
-USAGE = {"include_usage": True, "continuous_usage_stats": True}
+USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+OPENAI = {"model": "m", "max_tokens": 5, "stream": True, "ignore_eos": True, "top_k": 3, **USAGE}
+CHAT = Prompt(5, messages=MESSAGES)
 
 
 @pytest.mark.parametrize(
-    ("api", "path", "body"),
+    ("api", "prompt", "path", "body", "reader"),
     [
-        (
-            "chat",
-            "/v1/chat/completions",
-            {
-                "model": "m",
-                "messages": MESSAGES,
-                "max_tokens": 5,
-                "stream": True,
-                "ignore_eos": True,
-                "stream_options": USAGE,
-                "top_k": 3,
-            },
-        ),
-        (
-            "completions",
-            "/v1/completions",
-            {
-                "model": "m",
-                "prompt": "hello",
-                "max_tokens": 5,
-                "stream": True,
-                "ignore_eos": True,
-                "stream_options": USAGE,
-                "top_k": 3,
-            },
-        ),
+        ("chat", HELLO, "/v1/chat/completions", {**OPENAI, "messages": MESSAGES}, EventReader),
+        ("chat", CHAT, "/v1/chat/completions", {**OPENAI, "messages": MESSAGES}, EventReader),
+        ("completions", HELLO, "/v1/completions", {**OPENAI, "prompt": "hello"}, EventReader),
+        ("completions", CHAT, "/v1/completions", {**OPENAI, "prompt": "hello"}, EventReader),
         (
             "lmi",
+            HELLO,
             "/invocations",
             {
                 "inputs": "hello",
                 "parameters": {"max_new_tokens": 5, "ignore_eos_token": True, "top_k": 3},
                 "stream": True,
             },
+            TokenReader,
+        ),
+        (
+            "lmi",
+            CHAT,
+            "/invocations",
+            {"messages": MESSAGES, "max_tokens": 5, "stream": True, "ignore_eos_token": True, "top_k": 3},
+            EventReader,
         ),
         (
             "tgi",
+            CHAT,
             "/generate_stream",
             {"inputs": "hello", "parameters": {"max_new_tokens": 5, "ignore_eos": True, "top_k": 3}},
+            TokenReader,
         ),
         (
             "triton",
+            HELLO,
             "/v2/models/m/generate_stream",
             {"text_input": "hello", "max_tokens": 5, "stream": True, "end_id": -1, "top_k": 3},
+            EventReader,
         ),
     ],
 )
-def test_a_request_of_each_api(api: str, path: str, body: dict[str, Any]) -> None:
-    assert made(api, Prompt(5, "hello"), {"top_k": 3}) == (path, body)
-
-
-def test_the_name_of_a_model_is_quoted_in_a_path() -> None:
-    requests = Requests(Client(TARGET, 1.0), "triton", "acme/a b", {}, ignore_end=True)
-    assert requests.make(Prompt(5, "hello")).startswith(b"POST /v2/models/acme%2Fa%20b/generate_stream HTTP/1.1\r\n")
+def test_a_request_of_each_api(api: str, prompt: Prompt, path: str, body: dict[str, Any], reader: type[Reader]) -> None:
+    requests = requests_of(api, {"top_k": 3})
+    assert made(requests, prompt) == (path, body)
+    assert type(requests.reader(prompt, 1.0)) is reader
 
 
 @pytest.mark.parametrize("api", APIS)
 def test_outputs_may_end_by_themselves(api: str) -> None:
-    _, body = made(api, Prompt(5, "hello"), ignore_end=False)
+    _, body = made(requests_of(api, ignore_end=False), HELLO)
     assert not {"ignore_eos", "ignore_eos_token", "end_id"} & (body.keys() | body.get("parameters", {}).keys())
 
 
-def test_parameters_of_the_command_override() -> None:
-    assert made("chat", Prompt(5, "a"), {"ignore_eos": False, "max_tokens": 9})[1]["ignore_eos"] is False
-    assert made("chat", Prompt(5, "a"), {"max_tokens": 9})[1]["max_tokens"] == 9
+def test_parameters_of_the_command_override_and_a_model_is_quoted_in_a_path() -> None:
+    body = made(requests_of("chat", {"ignore_eos": False, "max_tokens": 9}), HELLO)[1]
+    assert (body["ignore_eos"], body["max_tokens"]) == (False, 9)
+    assert made(requests_of("triton", model="acme/a b"), HELLO)[0] == "/v2/models/acme%2Fa%20b/generate_stream"
 
 
-def test_messages_go_to_chat_as_they_are() -> None:
-    prompt = Prompt(5, messages=MESSAGES)
-    assert made("chat", prompt)[1]["messages"] == MESSAGES
-    lmi = made("lmi", prompt, {"top_k": 3})[1]
-    assert lmi == {"messages": MESSAGES, "max_tokens": 5, "stream": True, "ignore_eos_token": True, "top_k": 3}
-    assert made("completions", prompt)[1]["prompt"] == "hello"
-
-
-@pytest.mark.parametrize(
-    ("api", "text", "chat"),
-    [("chat", EventReader, EventReader), ("lmi", TokenReader, EventReader), ("tgi", TokenReader, TokenReader)],
-)
-def test_the_reader_follows_what_is_asked(api: str, text: type[Reader], chat: type[Reader]) -> None:
-    requests = Requests(Client(TARGET, 1.0), api, "m", {}, ignore_end=True)
-    assert type(requests.reader(Prompt(5, "hello"), 1.0)) is text
-    assert type(requests.reader(Prompt(5, messages=MESSAGES), 1.0)) is chat
+@pytest.mark.parametrize(("ignore_end", "expected"), [(True, 5), (False, 0)])
+def test_only_a_known_length_is_the_count_of_a_server_that_reports_none(ignore_end: bool, expected: int) -> None:
+    requests = requests_of("triton", ignore_end=ignore_end, model=None)
+    stream = requests.reader(HELLO, 1.5).stream
+    assert (stream.requested, stream.intended, requests.model) == (expected, 1.5, "ensemble")
 
 
 def prepared(refuses: set[str], **options: Any) -> tuple[Requests, list[Asked]]:
@@ -143,15 +139,10 @@ def prepared(refuses: set[str], **options: Any) -> tuple[Requests, list[Asked]]:
     return asyncio.run(main()), seen
 
 
-def test_the_model_is_the_first_of_the_server() -> None:
+def test_the_model_is_the_first_of_the_server_unless_one_is_given() -> None:
     requests, seen = prepared(set())
-    assert requests.model == "first"
-    assert seen[-1].body["model"] == "first"
+    assert (requests.model, seen[-1].body["model"], requests.notes) == ("first", "first", [])
     assert seen[-1].body["max_tokens"] < 10, "a first request is small"
-    assert requests.notes == []
-
-
-def test_a_given_model_is_not_looked_up() -> None:
     requests, seen = prepared(set(), model="mine")
     assert (requests.model, len(seen)) == ("mine", 1)
 
@@ -167,15 +158,16 @@ def test_what_a_server_refuses_is_left_out_and_noted() -> None:
     ]
 
 
-def test_a_server_that_refuses_everything_is_an_error_with_its_message() -> None:
-    with pytest.raises(BenchmarkError, match=r"chat/completions does not answer a first request: HTTP 400: unknown m"):
-        prepared({"messages"}, model="m")
-
-
 @pytest.mark.parametrize(
-    ("status", "advice"), [(404, "--api is one of chat"), (401, "--api-key"), (403, "--api-key"), (503, "busy")]
+    ("status", "advice"),
+    [
+        (400, r"/invocations does not answer a first request: HTTP 400: busy"),
+        (404, "--api is one of chat"),
+        (401, "--api-key"),
+        (403, "--api-key"),
+    ],
 )
-def test_a_refusal_says_what_to_do(status: int, advice: str) -> None:
+def test_a_server_that_refuses_everything_is_an_error_that_says_what_to_do(status: int, advice: str) -> None:
     async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(whole(status, b"busy"))
 
@@ -186,13 +178,6 @@ def test_a_refusal_says_what_to_do(status: int, advice: str) -> None:
                 await requests.prepare(synthetic(random.Random(1), 10, 50, 1.3))
 
     asyncio.run(main())
-
-
-def test_only_a_known_length_is_the_count_of_a_server_that_reports_none() -> None:
-    for ignore, expected in ((True, 5), (False, 0)):
-        requests = Requests(Client(TARGET, 1.0), "triton", None, {}, ignore_end=ignore)
-        assert requests.reader(Prompt(5, "a"), 1.5).stream.requested == expected
-        assert requests.model == "ensemble"
 
 
 def test_the_servers_tokenizer_counts_the_tokens_of_a_word() -> None:
@@ -207,3 +192,65 @@ def test_the_servers_tokenizer_counts_the_tokens_of_a_word() -> None:
     assert asyncio.run(main(whole(200, b'{"count":6}'))) == 1.5
     for answer in (whole(404, b"{}"), whole(200, b"{}"), whole(200, b"nonsense"), whole(200, b"[]")):
         assert asyncio.run(main(answer)) is None
+
+
+def test_a_synthetic_prompt_has_the_words_of_its_tokens_and_follows_from_the_seed() -> None:
+    first, second = islice(synthetic(random.Random(1), 130, 7, 1.3), 2)
+    assert (len(first.text.split()), first.output_tokens, first.messages) == (100, 7, None)
+    assert first.text.split()[:5] != second.text.split()[:5], "a common beginning would be reused from the KV cache"
+    assert [first, second] == list(islice(synthetic(random.Random(1), 130, 7, 1.3), 2))
+    assert next(synthetic(random.Random(1), 1, 1, 4.0)).text, "even the shortest has a word"
+
+
+def test_conversations_have_sharegpts_mean_lengths_and_are_of_many_lengths() -> None:
+    prompts = list(islice(like_sharegpt(random.Random(1), 1.0), 20_000))
+    lengths = [[len(prompt.text.split()) for prompt in prompts], [prompt.output_tokens for prompt in prompts]]
+    for values, mean in zip(lengths, SHAREGPT_MEANS, strict=True):
+        assert statistics.mean(values) == pytest.approx(mean, rel=0.03)
+        assert min(values) >= 4 and max(values) == 1024
+        assert statistics.median(values) < 0.7 * mean
+
+
+def test_messages_are_one_text_for_apis_without_chat() -> None:
+    assert Prompt(1, messages=[{"content": "a"}, {"content": "b"}]).plain() == "a\nb"
+
+
+def test_a_file_has_texts_and_messages_and_is_read_again_and_again(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(
+        '{"prompt": "one", "max_tokens": 3}\n\n{"inputs": "two"}\n'
+        '{"messages": [{"role": "user", "content": "three"}]}\n'
+    )
+    prompts = list(islice(of_file(file, 9, random.Random(1)), 6))
+    expected = {("one", 3), ("two", 9), ("three", 9)}
+    assert {(prompt.plain(), prompt.output_tokens) for prompt in prompts[:3]} == expected
+    assert {(prompt.plain(), prompt.output_tokens) for prompt in prompts[3:]} == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("", "no prompts"),
+        ("{nonsense\n", ":1: not JSON"),
+        ('{"prompt": "a"}\n[1]\n', ":2: expected an object with 'prompt'"),
+        ('{"prompt": ""}\n', ":1: expected an object"),
+        ('{"messages": []}\n', ":1: expected an object"),
+        ('{"prompt": "a", "max_tokens": 0}\n', ":1: max_tokens is 0; expected"),
+        ('{"prompt": "a", "max_tokens": true}\n', "max_tokens is True; expected"),
+    ],
+)
+def test_a_wrong_file_is_an_error_with_its_line(content: str, error: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(content)
+    with pytest.raises(BenchmarkError, match=error):
+        next(of_file(file, 1, random.Random(1)))
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BenchmarkError, match=r"--dataset .*nowhere: cannot read it"):
+        next(of_file(tmp_path / "nowhere", 1, random.Random(1)))
+
+
+def test_the_sample_has_every_word() -> None:
+    assert len(set(sample_text().split())) > 90
+    assert len(sample_text(10).split()) == 10

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from djl_trtllm.bench.client import Counted, Stream
 from djl_trtllm.bench.figures import Distribution, Figures, Objectives, Timeline
-from djl_trtllm.bench.streams import Counted, Stream
 
 
 def stream(
@@ -27,6 +27,10 @@ def test_percentiles_are_within_a_percent() -> None:
         assert distribution.percentile(share) == pytest.approx(values[int(share * 1000)], rel=0.01)
     assert distribution.mean == pytest.approx(values.mean())
     assert (distribution.least, distribution.most, distribution.count) == (0.001, 1.0, 1000)
+    distribution.add(np.array([0.0, 1e9]))
+    assert distribution.percentile(0.0) < 2e-6 and distribution.count == 1002, "the first and the last bin"
+    assert math.isnan(Distribution().percentile(0.5)) and math.isnan(Distribution().mean)
+    assert Distribution().as_json() == {"count": 0}
 
 
 def test_a_weight_is_that_number_of_values() -> None:
@@ -34,19 +38,6 @@ def test_a_weight_is_that_number_of_values() -> None:
     distribution.add(np.array([1.0, 4.0]), np.array([3, 1]))
     assert (distribution.count, distribution.mean) == (4, 1.75)
     assert distribution.percentile(0.5) == pytest.approx(1.0, rel=0.01)
-
-
-def test_nothing_has_no_percentile() -> None:
-    assert math.isnan(Distribution().percentile(0.5)) and math.isnan(Distribution().mean)
-    assert Distribution().as_json() == {"count": 0}
-
-
-def test_values_outside_the_bins_are_in_the_first_and_last() -> None:
-    distribution = Distribution()
-    distribution.add(np.array([0.0, 1e9]))
-    assert distribution.percentile(0.0) < 2e-6
-    assert distribution.count == 2
-    assert distribution.most == 1e9
 
 
 def test_the_share_of_values_up_to_a_bound_grows_to_one() -> None:
@@ -91,9 +82,12 @@ def test_requests_outside_the_window_have_no_latency() -> None:
     figures.add(stream(4.9, (5.0, 1), ended=6.0), 10.0)
     figures.add(stream(10.0, (11.0, 1), ended=12.0), 10.0)
     assert (figures.ttft.count, figures.sent, figures.ended_in_window) == (0, 0, 1)
+    figures.add(stream(4.5, (4.7, 1), ended=5.0), 10.0)
+    figures.add(stream(4.5, (4.7, 1), ended=10.0), 10.0)
+    assert figures.ended_in_window == 2, "the beginning belongs to the window, and the end does not"
 
 
-def test_errors_are_counted_by_kind_with_one_example() -> None:
+def test_errors_are_counted_by_kind_with_one_example_and_kinds_are_bounded() -> None:
     figures = Figures("", begin=0.0)
     for number in range(3):
         failed = stream(1.0, ended=2.0, error="HTTP 429")
@@ -101,14 +95,9 @@ def test_errors_are_counted_by_kind_with_one_example() -> None:
         figures.add(failed, 10.0)
     assert (figures.errors, figures.details) == ({"HTTP 429": 3}, {"HTTP 429": "number 0"})
     assert (figures.failed, figures.succeeded, figures.sent, figures.ended_in_window) == (3, 0, 3, 0)
-
-
-def test_kinds_of_errors_are_bounded() -> None:
-    figures = Figures("", begin=0.0)
-    for number in range(100):
+    for number in range(99):
         figures.add(stream(1.0, ended=2.0, error=f"error {number}"), 10.0)
-    assert len(figures.errors) == 21
-    assert figures.errors["other errors"] == 80
+    assert (len(figures.errors), figures.errors["other errors"]) == (21, 80)
 
 
 def test_a_request_without_an_end_is_unfinished_and_its_tokens_count() -> None:
@@ -161,33 +150,12 @@ def test_the_json_has_rates_over_the_window_and_means_over_requests() -> None:
     assert data["requests"] == {"sent": 1, "succeeded": 1, "failed": 0, "unfinished": 0}
     assert "rate" not in data
     assert data["timeline"]["ttft_mean_seconds"][0] == 1.0
-    assert set(data) == {
-        "concurrency",
-        "seconds",
-        "complete",
-        "requests",
-        "errors",
-        "requests_per_second",
-        "output_tokens_per_second",
-        "output_tokens_mean",
-        "prompt_tokens_mean",
-        "tokens_per_event",
-        "tokens_counted_by",
-        "ttft_seconds",
-        "itl_seconds",
-        "e2e_seconds",
-        "objectives_seconds",
-        "goodput_share",
-        "goodput_requests_per_second",
-        "client",
-        "timeline",
-    }
+    assert data["timeline"]["tokens_per_second"] == [0.0, 3.0, 3.0]
+    assert (data["timeline"]["ended"], data["timeline"]["failed"]) == ([0, 0, 1], [0, 0, 0])
+    means = {"output_tokens_mean", "prompt_tokens_mean", "tokens_per_event", "tokens_counted_by"}
+    rates = {"requests_per_second", "output_tokens_per_second", "goodput_share", "goodput_requests_per_second"}
+    times = {"ttft_seconds", "itl_seconds", "e2e_seconds", "objectives_seconds"}
+    rest = {"concurrency", "seconds", "complete", "requests", "errors", "client", "timeline"}
+    assert set(data) == means | rates | times | rest
     assert set(data["ttft_seconds"]) == {"count", "mean", "min", "p50", "p90", "p95", "p99", "max"}
     assert set(data["client"]) == {"cpu_share", "send_lag_seconds"}
-
-
-def test_a_request_that_ends_as_the_window_begins_belongs_to_it() -> None:
-    figures = Figures("", begin=1.0, end=2.0)
-    figures.add(stream(0.5, (0.7, 1), ended=1.0), 2.0)
-    figures.add(stream(0.5, (0.7, 1), ended=2.0), 2.0)
-    assert figures.ended_in_window == 1

@@ -3,15 +3,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from djl_trtllm.bench import load as module
-from djl_trtllm.bench.apis import Requests
+from djl_trtllm.bench.apis import Requests, synthetic
 from djl_trtllm.bench.client import Client, Target, clock
 from djl_trtllm.bench.figures import Figures
 from djl_trtllm.bench.load import Load, Progress, Run
-from djl_trtllm.bench.prompts import synthetic
 from tests.support.stub_http import Answer, Asked, streamed, stub_server, usage_events, whole
 
 
@@ -55,15 +55,15 @@ def test_a_closed_loop_has_as_many_requests_open_as_clients() -> None:
     assert max(most) == 4
     assert (figures.sent, figures.succeeded, figures.tokens, figures.complete) == (20, 20, 60, True)
     assert figures.concurrency == 4 and figures.label == "4 clients"
+    assert Load(concurrency=1).label == "1 client"
+    assert figures.begin + figures.e2e.most <= figures.end <= clock(), "measured up to the last token"
 
 
-def test_one_client_is_no_plural() -> None:
-    assert [Load(concurrency=count).label for count in (1, 2)] == ["1 client", "2 clients"]
-
-
-def test_a_number_of_requests_is_measured_up_to_the_last_token() -> None:
-    figures = measured(quick, Load(concurrency=2, duration=None, requests=6, warmup=0.0))
-    assert figures.begin + figures.e2e.most <= figures.end <= clock()
+def test_requests_of_the_warm_up_are_not_measured_and_none_is_sent_before_it_is_due() -> None:
+    for load in (Load(concurrency=2), Load(rate=50.0)):
+        figures = measured(quick, replace(load, duration=None, requests=5, warmup=0.3))
+        assert figures.sent == figures.succeeded == 5
+        assert figures.lag.least >= 0.0
 
 
 def test_an_open_loop_sends_although_nothing_is_answered() -> None:
@@ -87,11 +87,6 @@ def test_latencies_of_an_open_loop_include_what_waits_in_the_client(monkeypatch:
     # The last of ten was due after some ten milliseconds, and could be sent after nine others of 50 ms.
     assert figures.e2e.most > 0.25
     assert figures.lag.most > 0.2
-
-
-def test_requests_of_the_warm_up_are_not_measured() -> None:
-    figures = measured(quick, Load(concurrency=2, duration=None, requests=5, warmup=0.3))
-    assert figures.sent == figures.succeeded == 5
 
 
 def test_a_duration_ends_the_load_and_the_last_responses_are_awaited() -> None:
@@ -133,11 +128,6 @@ def test_requests_that_were_due_and_never_sent_are_unfinished(monkeypatch: pytes
     assert figures.lag.most > 0.4
 
 
-def test_nothing_is_sent_before_it_is_due() -> None:
-    figures = measured(quick, Load(rate=50.0, duration=None, requests=10, warmup=0.0))
-    assert figures.lag.least >= 0.0
-
-
 def test_a_stop_ends_the_load_with_what_there_is() -> None:
     stop = asyncio.Event()
     seen: list[int] = []
@@ -175,17 +165,7 @@ def test_refusals_beside_successes_do_not_end_it() -> None:
     figures = measured(answer, Load(concurrency=40, duration=None, requests=100, warmup=0.0))
     assert figures.complete
     assert (figures.succeeded, figures.errors["HTTP 429"]) == (1, 99)
-
-
-def test_nothing_is_sent_again() -> None:
-    seen: list[int] = []
-
-    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
-        seen.append(1)
-        writer.close()
-
-    figures = measured(answer, Load(concurrency=1, duration=None, requests=5, warmup=0.0))
-    assert len(seen) == figures.failed == 5
+    assert len(seen) == 100, "nothing is sent again"
 
 
 def test_progress_has_what_runs_now(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,17 +179,12 @@ def test_progress_has_what_runs_now(monkeypatch: pytest.MonkeyPatch) -> None:
         in_flight.append(progress.in_flight)
         speeds.append(progress.tokens_per_second)
 
-    measured(counting([], 0.35), Load(concurrency=2, duration=0.3, warmup=0.2), show=show)
+    figures = measured(counting([], 0.35), Load(concurrency=2, duration=0.3, warmup=0.2), show=show)
+    assert 0 < figures.cpu_share < 2
     assert phases == {"warm-up", "measuring", "last responses"}
     assert max(in_flight) == 2
     # Three tokens come within a tick of at least 20 ms, and at most all six of both clients.
     assert 0 < max(speeds) <= 6 / 0.02
-
-
-def test_the_clients_own_share_of_a_core_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_TICK", 0.02)
-    figures = measured(counting([], 0.05), Load(concurrency=1, duration=0.5, warmup=0.0))
-    assert 0 < figures.cpu_share < 2
 
 
 def test_an_error_of_the_client_itself_is_not_lost() -> None:

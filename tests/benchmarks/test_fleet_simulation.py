@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import itertools
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import orjson
 import pytest
 
 from benchmarks.fleet.arrivals import Lengths, Request, arrivals, burst, diurnal, read_trace, steady
+from benchmarks.fleet.check import PLACES, STEPS_PER_SECOND, compare
 from benchmarks.fleet.replica import Gpu, Replica, Scripted
 from benchmarks.fleet.rules import Figures, Fixed, Keda, Ray, Rule, queries
 from benchmarks.fleet.simulation import ColdStart, Fleet, Simulation
+from djl_trtllm.api import RawRequest
+from djl_trtllm.api.registry import DEFAULT
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import OutputChunk
+from djl_trtllm.service import ModelService
 from tests.serving.test_kubernetes import ask_queries, container, needs_promtool, pod, series_of
+from tests.support import virtual_time
+from tests.support.in_process import PROMPT, Hosts, loaded
 
 QUICK = ColdStart(20, 10, 0, 0)
 SLOW = ColdStart(20, 10, 600, 0)
@@ -228,3 +239,43 @@ def test_another_file_is_no_trace(tmp_path: Path) -> None:
     file.write_text("TIMESTAMP,Tokens\n2023-11-16 18:15:46.6805900,374\n")
     with pytest.raises(OSError, match=r"trace\.csv has no column ContextTokens, GeneratedTokens"):
         next(read_trace(file))
+
+
+# -- A simulated replica is a server's queue and batch: the same requests take as long in both -------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+def test_a_simulated_replica_has_the_figures_of_a_server(hosts: Hosts, tokenizer: Tokenizer, seed: int) -> None:
+    def measure(planned: Sequence[Request]) -> list[Request]:
+        return virtual_time.run(_send(hosts, tokenizer, planned))
+
+    rows = compare(60, seed, measure)
+    assert len(rows) == 6
+    assert {row.name: row.off for row in rows if row.off > 0.02} == {}
+
+
+async def _send(hosts: Hosts, tokenizer: Tokenizer, planned: Sequence[Request]) -> list[Request]:
+    """What `benchmarks.fleet.check` does with a real server, in virtual time."""
+    hosts.alone, hosts.step_seconds = True, 1 / STEPS_PER_SECOND
+    service = await loaded(tokenizer, max_rolling_batch_size=PLACES, job_queue_size=len(planned))
+    done = list(await asyncio.gather(*(_one(service, request) for request in planned)))
+    await service.close()
+    return done
+
+
+async def _one(service: ModelService, request: Request) -> Request:
+    clock = asyncio.get_running_loop().time
+    times: list[float] = []
+    ended = asyncio.Event()
+
+    def took(update: OutputChunk) -> None:
+        times.append(clock())
+        if update.finished is not None:
+            ended.set()
+
+    await asyncio.sleep(request.arrived - clock())
+    payload = {"inputs": PROMPT, "parameters": {"max_new_tokens": request.output_tokens}}
+    arrived = clock()
+    await service.generate(DEFAULT.parse(RawRequest(orjson.dumps(payload), {}), service.model), took)
+    await ended.wait()
+    return dataclasses.replace(request, arrived=arrived, first_token=times[0], ended=times[-1], outcome="complete")

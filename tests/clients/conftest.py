@@ -21,7 +21,7 @@ MODEL = "tiny-stories"
 
 @pytest.fixture(scope="session")
 def grpc_address() -> str:
-    """Of Triton's gRPC port."""
+    """The address of Triton's gRPC port."""
     return f"127.0.0.1:{free_port()}"
 
 
@@ -58,7 +58,7 @@ def story(server: Server) -> str:
 
 @pytest.fixture(scope="session")
 def reply(server: Server) -> str:
-    """The same of a chat."""
+    """How the model answers to `MESSAGES`, the likeliest tokens."""
     answered = server.http.post("/invocations", json={"messages": MESSAGES, "max_tokens": TOKENS, "temperature": 0})
     text: str = answered.json()["choices"][0]["message"]["content"]
     return text

@@ -72,10 +72,36 @@ def test_models(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == [MODEL]
 
 
-def test_tools_are_refused_where_the_models_template_has_no_place_for_them(client: openai.OpenAI) -> None:
-    tool: openai.types.chat.ChatCompletionToolParam = {"type": "function", "function": {"name": "weather"}}
-    with pytest.raises(openai.BadRequestError, match="chat template has no place for tools"):
+def test_a_model_that_was_trained_without_tools_calls_one_if_it_has_to(client: openai.OpenAI) -> None:
+    parameters: dict[str, object] = {"type": "object", "properties": {"animal": {"enum": ["fox", "bear"]}}}
+    parameters["required"] = ["animal"]
+    tool: openai.types.chat.ChatCompletionToolParam = {
+        "type": "function",
+        "function": {"name": "find", "parameters": parameters, "strict": True},
+    }
+    with pytest.raises(openai.BadRequestError, match="tool_call_parser"):
         client.chat.completions.create(model=MODEL, messages=MESSAGES, tools=[tool])
+    asked = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, tools=[tool], tool_choice="required", parallel_tool_calls=False
+    ).choices[0]
+    (call,) = asked.message.tool_calls or []
+    assert isinstance(call, openai.types.chat.ChatCompletionMessageFunctionToolCall)
+    assert json.loads(call.function.arguments)["animal"] in ("fox", "bear")
+    assert asked.finish_reason == "tool_calls"
+    called: openai.types.chat.ChatCompletionMessageFunctionToolCallParam = {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": call.function.arguments},
+    }
+    result: openai.types.chat.ChatCompletionToolMessageParam = {
+        "role": "tool",
+        "tool_call_id": call.id,
+        "content": "a bear",
+    }
+    asking: openai.types.chat.ChatCompletionAssistantMessageParam = {"role": "assistant", "tool_calls": [called]}
+    messages = [*MESSAGES, asking, result]
+    answered = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=8)
+    assert answered.choices[0].message.content
 
 
 def test_an_answer_of_a_json_schema(client: openai.OpenAI) -> None:

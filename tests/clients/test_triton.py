@@ -10,8 +10,8 @@ import pytest
 import tritonclient.http as triton
 
 from tests.clients.conftest import MODEL, PROMPT, TOKENS
+from tests.support.dialects import prompt_tensors
 from tests.support.server import Server
-from tests.support.triton_tensors import prompt_tensors
 
 
 @pytest.fixture

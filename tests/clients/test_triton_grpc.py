@@ -12,8 +12,8 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 
 from tests.clients.conftest import MODEL, PROMPT, TOKENS
+from tests.support.dialects import prompt_tensors
 from tests.support.server import Server
-from tests.support.triton_tensors import prompt_tensors
 
 
 @pytest.fixture

@@ -2,23 +2,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from djl_trtllm.cluster.arguments import ModelArguments
-from djl_trtllm.cluster.ingress import DIRECT
-from djl_trtllm.cluster.replica import AutoscaledReplica, Replica, ReplicaApplication, open_application, require_direct
+from djl_trtllm.cluster.replica import (
+    DIRECT,
+    NODES,
+    AutoscaledReplica,
+    Replica,
+    ReplicaApplication,
+    open_application,
+    require_direct,
+)
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, InvalidRequestError, ModelError
-from djl_trtllm.server.model_figures import ModelFigures
+from djl_trtllm.server.metrics import ModelFigures
 from djl_trtllm.service import State
 from djl_trtllm.service.adapters import Adapters
 from tests.support.asgi import Connection
+
+ROOT = Path(__file__).parents[2]
 
 
 def of_models(*models: Any) -> Replica:
@@ -31,7 +41,7 @@ def a_model(state: State, *, at_startup: bool = True) -> Any:
     return SimpleNamespace(name="m", at_startup=at_startup, state=state, failure=ModelError("no memory"))
 
 
-def test_a_replica_is_unhealthy_only_when_a_model_of_its_start_has_failed_for_good() -> None:
+def test_a_replica_is_unhealthy_only_when_a_model_of_its_start_has_failed() -> None:
     for state in set(State) - {State.FAILED}:
         of_models(a_model(state)).check_health()
     of_models(a_model(State.FAILED, at_startup=False)).check_health()
@@ -44,7 +54,6 @@ def test_figures_are_those_of_all_models_and_the_fullest_cache(monkeypatch: pyte
     one = SimpleNamespace(name="one", waiting=1, running=2, kv_usage=0.5)
     two = SimpleNamespace(name="two", waiting=10, running=20, kv_usage=None)
     expected = {"waiting": 11, "running": 22, "kv_usage": 0.5}
-    assert of_models(one, two).record_routing_stats() == expected
     autoscaled = AutoscaledReplica()
     autoscaled.app = of_models(one, two).app
     assert asyncio.run(autoscaled.record_autoscaling_stats()) == expected
@@ -109,10 +118,6 @@ def test_a_response_has_one_request_id() -> None:
     assert asyncio.run(asked()).headers.get_list("x-request-id") == ["ray"]
 
 
-def test_ray_may_add_handlers_of_its_errors() -> None:
-    ReplicaApplication(Options(), []).add_exception_handler(RuntimeError, print)
-
-
 @pytest.mark.parametrize("asked", [False, True])
 def test_what_stands_behind_rays_proxy_warns_or_is_refused(
     asked: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -133,44 +138,44 @@ def test_what_stands_behind_rays_proxy_warns_or_is_refused(
 
 
 def test_the_application_of_a_replica_has_its_model_and_knows_whether_there_are_others(tiny_stories: Path) -> None:
-    alone = open_application(ModelArguments(model=str(tiny_stories)))
+    alone = open_application(str(tiny_stories), {}, shared=False)
     assert alone.registry.models.keys() == {"tiny-stories"}
     assert not alone.shared
-    assert open_application(ModelArguments(model=str(tiny_stories), autoscale="1:2")).shared
+    assert open_application(str(tiny_stories), {"model_name": "other"}, shared=True).shared
 
 
 @pytest.mark.parametrize(
-    ("method", "path"),
+    ("requests", "refused"),
     [
-        ("POST", "/models"),
-        ("PUT", "/models/m"),
-        ("DELETE", "/models/m"),
-        ("POST", "/models/m/adapters"),
-        ("DELETE", "/models/m/adapters/a"),
-        ("POST", "/adapters"),
-        ("DELETE", "/adapters/a"),
+        ("POST /models, PUT /models/m, DELETE /models/m, POST /models/m/adapters, DELETE /models/m/adapters/a", True),
+        ("POST /adapters, DELETE /adapters/a", True),
+        ("GET /models, GET /adapters, POST /models/m/invoke", False),
     ],
 )
-def test_what_would_change_one_of_several_replicas_is_refused(method: str, path: str) -> None:
-    async def asked(*, shared: bool, root: str = "") -> Connection:
+def test_what_would_change_one_of_several_replicas_is_refused(requests: str, refused: bool) -> None:
+    async def told(method: str, path: str, *, shared: bool = True, root: str = "") -> bool:
         app = ReplicaApplication(Options(), [])
         app.shared = shared
         made = Connection(method, root + path)
         made.scope["root_path"] = root
-        return await made.begin(app).end()
+        ended = await made.begin(app).end()
+        if b"one of several replicas" not in ended.body:
+            return False
+        return ended.status == 400 and "user_config of the deployment" in ended.json["message"]
 
-    for root in ("", "/route"):
-        refused = asyncio.run(asked(shared=True, root=root))
-        assert refused.status == 400
-        assert "user_config of the deployment" in refused.json["message"]
-    assert b"one of several replicas" not in asyncio.run(asked(shared=False)).body
+    for method, path in (request.split() for request in requests.split(", ")):
+        assert [asyncio.run(told(method, path, root=root)) for root in ("", "/route")] == [refused] * 2
+        assert not asyncio.run(told(method, path, shared=False))
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", "/models"), ("GET", "/adapters"), ("POST", "/models/m/invoke")])
-def test_what_changes_nothing_is_answered_by_one_of_several_replicas(method: str, path: str) -> None:
-    async def asked() -> Connection:
-        app = ReplicaApplication(Options(), [])
-        app.shared = True
-        return await Connection(method, path).begin(app).end()
+def test_the_document_has_the_environment_of_the_nodes() -> None:
+    exports = re.findall(r'^export (\w+)="?(.*?)"? *(?:#.*)?$', (ROOT / "docs" / "ray.md").read_text(), re.MULTILINE)
+    assert dict(exports) == NODES
 
-    assert b"one of several replicas" not in asyncio.run(asked()).body
+
+def test_the_rayservice_has_the_environment_of_the_nodes() -> None:
+    cluster = yaml.safe_load((ROOT / "serving/kubernetes/ray/ray-service.yaml").read_text())["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        given = {variable["name"]: variable["value"] for variable in container["env"]}
+        assert given.items() >= NODES.items()

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from djl_trtllm.commands.size_report import Report
-from djl_trtllm.commands.size_request import SizeRequest, read_request
+from djl_trtllm.commands.size_report import SizeReport, SizeRequest, read_request
 from djl_trtllm.sizing.machines import Machine
 from tests.sizing.configs import llama
 
@@ -24,6 +23,6 @@ def request(path: Path, **settings: object) -> SizeRequest:
     return read_request(str(path), {name: str(value) for name, value in settings.items()}, "0.28")
 
 
-def report(path: Path, machine: Machine, degree: int = 1, **settings: object) -> Report:
+def report(path: Path, machine: Machine, degree: int = 1, **settings: object) -> SizeReport:
     asked = request(path, **settings)
-    return Report(asked, machine, asked.on(machine, degree))
+    return SizeReport(asked, machine, asked.on(machine, degree))

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
 from djl_trtllm import cli
-from tests.support.openai_stub import OpenAiStub
+from djl_trtllm.bench import session
+from tests.support.stub_http import OpenAiStub
 
 SMALL = ("--requests", "6", "--warmup", "0", "--prompt-tokens", "10", "--output-tokens", "4")
 
@@ -24,8 +26,8 @@ def test_the_table_has_a_row_for_each_number_of_clients() -> None:
         result = bench(url, "--concurrency", "1,2", *SMALL)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].split()[:3] == ["load", "tok/s", "req/s"]
-    assert [line.split("  ")[0].strip() for line in lines[1:3]] == ["1 client", "2 clients"]
+    assert lines[0].split()[:3] == ["clients", "tok/s", "req/s"]
+    assert [line.split()[0] for line in lines[1:3]] == ["1", "2"]
     assert lines[-1] == "How tokens are counted: usage in each event."
 
 
@@ -39,10 +41,22 @@ def test_json_is_all_of_standard_output() -> None:
 
 
 def test_the_report_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     file = tmp_path / "report.html"
     with OpenAiStub().serving() as url:
         assert bench(url, "--concurrency", "1", "--html", str(file), *SMALL).exit_code == 0
+        refused = bench(url, "--concurrency", "1", "--html", str(tmp_path), *SMALL)
     assert file.read_text().startswith("<!doctype html>")
+    assert (refused.exit_code, f"--html {tmp_path}: cannot write it" in refused.stderr) == (1, True)
+
+
+def test_an_interrupt_is_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def interrupted(plan: object, show: object, say: object, result: Any) -> None:
+        result.interrupted = True
+
+    monkeypatch.setattr(session, "run", interrupted)
+    result = bench("http://127.0.0.1:1")
+    assert (result.exit_code, result.stdout) == (130, "")
 
 
 def test_key_headers_model_and_parameters_are_sent() -> None:
@@ -56,11 +70,12 @@ def test_key_headers_model_and_parameters_are_sent() -> None:
     assert "ignore_eos" not in stub.bodies[-1]
 
 
-def test_failed_requests_are_status_3_and_listed() -> None:
-    with OpenAiStub(fails_after=3).serving() as url:
+@pytest.mark.parametrize(("fails_after", "status", "failed"), [(3, 3, 4), (1, 1, 6)])
+def test_failed_requests_are_listed_and_decide_the_status(fails_after: int, status: int, failed: int) -> None:
+    with OpenAiStub(fails_after=fails_after).serving() as url:
         result = bench(url, "--concurrency", "1", *SMALL)
-    assert result.exit_code == 3
-    assert "1 client: 4 failed: HTTP 429: the queue is full" in result.stdout
+    assert result.exit_code == status
+    assert f"1 client: {failed} failed: HTTP 429: the queue is full" in result.stdout
 
 
 def test_requests_without_an_end_are_status_3_and_counted() -> None:
@@ -71,17 +86,6 @@ def test_requests_without_an_end_are_status_3_and_counted() -> None:
     (load,) = json.loads(result.stdout)["loads"]
     assert load["requests"] == {"sent": 2, "succeeded": 1, "failed": 0, "unfinished": 1}
     assert result.exit_code == 3
-
-
-def test_no_success_is_status_1() -> None:
-    with OpenAiStub(fails_after=1).serving() as url:
-        assert bench(url, "--concurrency", "1", *SMALL).exit_code == 1
-
-
-def test_a_server_that_is_not_there_is_status_1() -> None:
-    result = bench("http://127.0.0.1:1", "--model", "m")
-    assert result.exit_code == 1
-    assert "connection refused" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -103,6 +107,7 @@ def test_a_server_that_is_not_there_is_status_1() -> None:
         (("--header", "nonsense"), "--header nonsense: expected NAME:VALUE"),
         (("--html", "/nowhere/report.html"), "--html /nowhere/report.html: there is no folder /nowhere"),
         (("--dataset", "/nowhere.jsonl"), "--dataset /nowhere.jsonl: cannot read it"),
+        ((), "does not answer a first request: connection refused"),
     ],
 )
 def test_a_wrong_flag_is_an_error_that_names_it(arguments: tuple[str, ...], error: str) -> None:

@@ -21,23 +21,10 @@ def test_up_passes_what_is_given_and_leaves_the_rest_to_the_arguments_defaults(m
     monkeypatch.setattr(machine, "serve_here", lambda *given: called.append(given[:-1]))
     assert run("up", "DIR").exit_code == 0
     assert called.pop() == ({"model": "DIR", "options": {}}, Place("default", "/"), "0.0.0.0", 8000)
-    given = [
-        "--autoscale",
-        "1:4",
-        "--gpus",
-        "2",
-        "--cpus",
-        "0.5",
-        "-o",
-        "dtype=fp16",
-        "-o",
-        "load_format=a=b",
-        "--routing",
-        "prefix",
-    ]
+    given = ["--autoscale", "1:4", "--gpus", "2", "--cpus", "0.5", "-o", "dtype=fp16", "-o", "load_format=a=b"]
     assert run("up", "DIR", *given, "--app", "m", "--route", "/m", "--host", "::1", "--port", "9").exit_code == 0
     options = {"dtype": "fp16", "load_format": "a=b"}
-    arguments = {"model": "DIR", "autoscale": "1:4", "gpus": 2, "cpus": 0.5, "options": options, "routing": "prefix"}
+    arguments = {"model": "DIR", "autoscale": "1:4", "gpus": 2, "cpus": 0.5, "options": options}
     assert called.pop() == (arguments, Place("m", "/m"), "::1", 9)
 
 
@@ -49,11 +36,21 @@ def test_a_directory_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pyt
     run("up", "DIR")
     run("up", "owner/name")
     assert called == [str(tmp_path / "DIR"), "owner/name"]
-
-
-def test_up_says_where_the_model_is_when_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "serve_here", lambda *given: given[-1]())
     assert "default runs at http://127.0.0.1:8000/" in run("up", "DIR").stderr
+
+
+def test_wrong_options_and_errors_of_the_cluster_are_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(address: str) -> None:
+        raise DjlTrtllmError("no Ray cluster")
+
+    monkeypatch.setattr(control, "status", failing)
+    for words, text in (
+        (("up", "DIR", "-o", "dtype"), "--option dtype: expected NAME=VALUE"),
+        (("status",), "error: no Ray cluster"),
+    ):
+        done = run(*words)
+        assert (done.exit_code, text in done.stderr) == (1, True)
 
 
 def test_up_with_an_address_deploys_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,12 +59,6 @@ def test_up_with_an_address_deploys_there(monkeypatch: pytest.MonkeyPatch) -> No
     done = run("up", "DIR", "--replicas", "3", "--address", "head:6379")
     assert called == [({"model": "DIR", "replicas": 3, "options": {}}, Place(), "head:6379")]
     assert "default runs on the cluster at head:6379" in done.stderr
-
-
-def test_an_option_without_a_value_is_an_error() -> None:
-    done = run("up", "DIR", "-o", "dtype")
-    assert done.exit_code == 1
-    assert "--option dtype: expected NAME=VALUE" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -91,12 +82,3 @@ def test_down_removes_the_application_that_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(control, "delete", lambda *given: called.append(given))
     assert "m is being removed" in run("down", "--app", "m", "--address", "head:6379").stderr
     assert called == [("m", "head:6379")]
-
-
-def test_an_error_of_the_cluster_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(address: str) -> None:
-        raise DjlTrtllmError("no Ray cluster")
-
-    monkeypatch.setattr(control, "status", failing)
-    done = run("status")
-    assert (done.exit_code, "error: no Ray cluster" in done.stderr) == (1, True)

@@ -6,42 +6,125 @@ import fcntl
 import json
 import os
 import pty
+import shutil
 import struct
 import subprocess
 import sys
+import tarfile
 import termios
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
+from djl_trtllm.commands import arguments
 from tests.engines.helpers import write_checkpoint
 
 runner = CliRunner()
+OLD = Path(__file__).parents[1] / "config" / "old"
+TRITON = OLD / "triton_llama_workflow" / "model"
+TRUSS = OLD / "truss_trt_llm_build" / "model"
 DJL = Path(__file__).parents[2] / "serving" / "djl" / "async" / "serving.properties"
 
 
+def model(path: Path, text: str) -> Path:
+    path.mkdir()
+    (path / "serving.properties").write_text(text)
+    return path
+
+
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(arguments, "SAGEMAKER_MODEL_DIR", tmp_path / "opt-ml-model")
     for name in ("DJL_SERVING_HOME", "HF_MODEL_ID", "OPTION_MODEL_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--json"]])
-def test_the_status_says_whether_the_model_can_be_served(
-    tmp_path: Path, tiny_stories: Path, arguments: list[str]
-) -> None:
-    assert runner.invoke(app, ["config", str(tiny_stories), *arguments]).exit_code == 0
-    assert runner.invoke(app, ["config", *arguments]).exit_code == 0
-    (tmp_path / "serving.properties").write_text("option.max_input_len=77\n")
-    result = runner.invoke(app, ["config", str(tmp_path), *arguments])
+def options_of(*words: str, **environ: str) -> Any:
+    result = runner.invoke(app, ["config", "--json", *words], env=environ)
+    assert not result.stderr, result.output
+    return json.loads(result.stdout)["options"]
+
+
+def test_without_a_model_the_environment_is_shown() -> None:
+    options = options_of(OPTION_MAX_NUM_TOKENS="4096")
+    names = ("max_num_tokens", "max_input_len", "max_output_len", "max_rolling_batch_size")
+    assert [options[name]["value"] for name in names] == [4096, 4096, 4096, 256]
+    assert all("OPTION_MAX_NUM_TOKENS" in options[name]["origin"]["text"] for name in names)
+
+
+def test_a_model_is_a_directory_an_archive_or_named_by_a_variable_alone(tmp_path: Path, tiny_stories: Path) -> None:
+    directory = model(tmp_path / "model", "option.max_input_len=77\n")
+    shutil.copy(tiny_stories / "tokenizer.json", directory)
+    with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as archive:
+        archive.add(directory, "model")
+    packed = options_of(str(tmp_path / "model.tar.gz"), OPTION_ENGINE_CACHE_DIR=str(tmp_path / "cache"))
+    named = options_of(HF_MODEL_ID=str(directory))
+    assert packed["max_input_len"]["value"] == named["max_input_len"]["value"] == 77
+    for variable in ("HF_MODEL_ID", "OPTION_MODEL_ID"):
+        result = runner.invoke(app, ["config", "--json"], env={variable: str(tiny_stories)})
+        assert "backend openvino" in "".join(json.loads(result.stdout)["summary"])
+
+
+def test_what_is_set_is_shown_and_on_request_all(tmp_path: Path) -> None:
+    path = str(model(tmp_path / "model", "option.max_input_len=77\n"))
+    few, every = (runner.invoke(app, ["config", path, *more]).stdout for more in ([], ["--all"]))
+    assert "option.max_input_len" in few and "option.max_output_len" not in few
+    assert "option.max_output_len" in every
+
+
+@pytest.mark.parametrize("source", [TRITON, TRITON / "tensorrt_llm" / "config.pbtxt", TRUSS, TRUSS / "config.yaml"])
+def test_configurations_of_triton_and_truss_are_shown(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DJL_CACHE_DIR", "/nonexistent")
+    result = runner.invoke(app, ["config", str(source), "--json"])
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["served"]) == (1, False)  # the models that they name are not here
+    assert told["options"]["max_rolling_batch_size"]["value"] == 256
+
+
+def test_differences_are_a_list_or_json(tmp_path: Path) -> None:
+    one = str(model(tmp_path / "a", "option.max_input_len=8\n"))
+    other = str(model(tmp_path / "b", "option.max_input_len=9\n"))
+    shown = runner.invoke(app, ["config", "--diff", one, other])
+    assert shown.exit_code == 0, shown.output
+    assert all(text in shown.output for text in ("option.max_input_len", "8 tokens", "9 tokens"))
+    data = json.loads(runner.invoke(app, ["config", "--json", "--diff", one, other]).output)
+    assert data["sources"] == [one, other]
+    assert [side["value"] for side in data["differences"]["max_input_len"]["sides"]] == [8, 9]
+    broken = str(model(tmp_path / "c", "option.max_input_len=x\n"))
+    refused = runner.invoke(app, ["config", "--diff", one, broken])
+    assert (refused.exit_code, "Traceback" in refused.output) == (1, False)
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_the_status_says_whether_the_model_can_be_served(tmp_path: Path, tiny_stories: Path, words: list[str]) -> None:
+    assert runner.invoke(app, ["config", str(tiny_stories), *words]).exit_code == 0
+    assert runner.invoke(app, ["config", *words]).exit_code == 0
+    result = runner.invoke(app, ["config", str(model(tmp_path / "none", "option.max_input_len=77\n")), *words])
     assert result.exit_code == 1
-    assert "option.max_input_len" in result.stdout and "cannot be served: " in result.stdout
-    assert runner.invoke(app, ["config", str(tmp_path / "nowhere"), *arguments]).exit_code == 1
-    assert runner.invoke(app, ["config", "acme/nowhere", *arguments]).exit_code == 1
+    for text in ("option.max_input_len", "cannot be served: ", "expected one of"):
+        assert text in result.stdout
+    assert runner.invoke(app, ["config", str(tmp_path / "nowhere"), *words]).exit_code == 1
+    assert runner.invoke(app, ["config", "acme/nowhere", *words]).exit_code == 1
+
+
+@pytest.mark.parametrize("name", ["acme/nowhere", "s3://nowhere/model/", "s3://nowhere/model.tar.gz"])
+def test_offline_a_configuration_is_in_order_whose_model_is_elsewhere(
+    tmp_path: Path, tiny_stories: Path, name: str
+) -> None:
+    local = str(model(tmp_path / "named", f"option.model_id={name}\noption.max_input_len=77\n"))
+    for words in ([name], [local]):
+        result = runner.invoke(app, ["config", "--offline", *words])
+        assert result.exit_code == 3 and name in result.stdout and "is in order" in result.stdout
+        assert json.loads(runner.invoke(app, ["config", "--offline", "--json", *words]).stdout)["served"] is None
+    (tmp_path / "named" / "serving.properties").write_text(f"option.model_id={name}\noption.max_input_len=x\n")
+    assert runner.invoke(app, ["config", "--offline", local]).exit_code == 1
+    assert runner.invoke(app, ["config", "--offline", str(tiny_stories)]).exit_code == 0
+    assert runner.invoke(app, ["config", "--offline"]).exit_code == 0
 
 
 def test_another_machine_can_be_planned_for(tiny_stories: Path) -> None:

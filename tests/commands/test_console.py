@@ -16,7 +16,7 @@ from rich.text import Text
 
 from djl_trtllm.commands.console import errors_for_the_reader, errors_of_stdout, progress_printer, say, show, width_of
 from djl_trtllm.errors import ModelError
-from djl_trtllm.model.remote import progress
+from djl_trtllm.progress import display_on
 
 LONG = "option.max_input_len=[bold]7[/bold] " * 9
 
@@ -62,8 +62,9 @@ def test_a_pipe_gets_text_as_it_is() -> None:
 def test_only_a_terminal_has_bars(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1" if terminal else "")
     with errors_for_the_reader():
-        assert len(progress._displays) == terminal
-    assert progress._displays == []
+        shared = display_on(Console(stderr=True))
+        assert (display_on(Console(stderr=True)) is shared) == terminal
+    assert display_on(Console(stderr=True)) is not shared
 
 
 PROGRAM = "from djl_trtllm.commands.console import errors_of_stdout\nwith errors_of_stdout():\n    "

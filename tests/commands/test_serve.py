@@ -1,73 +1,119 @@
+"""`djl-trtllm serve` and `generate`: what their arguments mean, and which are refused."""
+
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
-from djl_trtllm.commands import find_model
+from djl_trtllm.commands import arguments, serve
+from djl_trtllm.commands.arguments import find_model, json_object
+from djl_trtllm.commands.serve import demo_model
+from djl_trtllm.errors import DjlTrtllmError, ModelError
 
 runner = CliRunner()
 
 
 @pytest.fixture(autouse=True)
 def no_sagemaker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(find_model, "SAGEMAKER_MODEL_DIR", tmp_path / "opt-ml-model")
-
-
-def test_wrong_configuration_is_a_message_and_not_a_traceback(tmp_path: Path) -> None:
-    (tmp_path / "serving.properties").write_text("option.max_input_len=many\noption.max_output_len=0\n")
-    result = runner.invoke(app, ["serve", str(tmp_path)])
-    assert result.exit_code == 1
-    assert "2 configuration problems" in result.stderr
-    assert "serving.properties:1" in result.stderr
-    assert "Traceback" not in result.output
-
-
-def test_serve_without_a_model_says_what_to_name() -> None:
-    result = runner.invoke(app, ["serve"])
-    assert result.exit_code == 1
-    assert "name a model directory" in result.stderr
-
-
-@pytest.mark.parametrize(("option", "names"), [("--log-level", "'debug', 'info',"), ("--log-format", "'text', 'json'")])
-def test_an_unknown_level_or_format_of_the_log_is_an_error_that_names_them(option: str, names: str) -> None:
-    result = runner.invoke(app, ["serve", option, "loud"], env={"COLUMNS": "200"})
-    assert result.exit_code == 2
-    assert names in result.stderr
-
-
-def test_a_level_in_the_environment_is_checked_too() -> None:
-    result = runner.invoke(app, ["serve", str(Path.cwd())], env={"SERVING_LOG_LEVEL": "loud"})
-    assert result.exit_code == 1
-    assert "expected one of debug, info, warning, error, critical" in result.stderr
-
-
-def test_a_level_is_one_in_capitals_too(tmp_path: Path) -> None:
-    result = runner.invoke(app, ["serve", str(tmp_path / "nowhere"), "--log-level", "DEBUG"])
-    assert "no model at" in result.stderr
-
-
-def test_demo_and_a_model_are_a_contradiction() -> None:
-    refused = runner.invoke(app, ["serve", "--demo", "some/model"])
-    assert refused.exit_code != 0
-    assert "--demo serves a model of its own: leave out some/model" in refused.stderr
+    for name in ("HF_MODEL_ID", "OPTION_MODEL_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(arguments, "SAGEMAKER_MODEL_DIR", tmp_path / "opt-ml-model")
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "problem"),
+    ("words", "environ", "status", "texts"),
     [
-        ("--port", "70000", "0<=x<=65535"),
-        ("--port", "-1", "0<=x<=65535"),
-        ("--model-store", "/no/such/folder", "does not exist"),
-        ("--model-store", __file__, "is a file"),
+        ("FOLDER", {}, 1, ("2 configuration problems", "serving.properties:1")),
+        ("", {}, 1, ("name a model directory",)),
+        ("", {"HF_MODEL_ID": "/nowhere"}, 1, ("no model at /nowhere",)),
+        ("FOLDER", {"SERVING_LOG_LEVEL": "loud"}, 1, ("expected one of debug, info, warning, error, critical",)),
+        ("/nowhere --log-level DEBUG", {}, 1, ("no model at",)),
+        ("--demo some/model", {}, 1, ("--demo serves a model of its own: leave out some/model",)),
+        ("--log-level loud", {}, 2, ("'debug', 'info',",)),
+        ("--log-format loud", {}, 2, ("'text', 'json'",)),
+        ("--port 70000", {}, 2, ("'--port'", "0<=x<=65535")),
+        ("--port -1", {}, 2, ("'--port'", "0<=x<=65535")),
+        ("--model-store /no/such/folder", {}, 2, ("'--model-store'", "does not exist")),
+        (f"--model-store {__file__}", {}, 2, ("'--model-store'", "is a file")),
     ],
 )
-def test_a_wrong_value_of_an_option_is_reported_by_the_name_of_the_option(
-    option: str, value: str, problem: str
+def test_what_is_wrong_is_a_message_that_names_it(
+    tmp_path: Path, words: str, environ: dict[str, str], status: int, texts: tuple[str, ...]
 ) -> None:
-    refused = runner.invoke(app, ["serve", option, value], env={"COLUMNS": "400"})
-    assert refused.exit_code == 2
-    assert f"'{option}'" in refused.stderr
-    assert problem in refused.stderr
+    (tmp_path / "serving.properties").write_text("option.max_input_len=many\noption.max_output_len=0\n")
+    given = [word.replace("FOLDER", str(tmp_path)) for word in words.split()]
+    result = runner.invoke(app, ["serve", *given], env={"COLUMNS": "400", **environ})
+    assert result.exit_code == status
+    assert "Traceback" not in result.output
+    for text in texts:
+        assert text in result.stderr
+
+
+def test_flags_are_options_and_the_key_is_no_variable_of_other_programs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    served: list[Any] = []
+    logged: list[tuple[str, bool]] = []
+    monkeypatch.setattr(serve, "configure", lambda level, *, json: logged.append((level, json)))
+
+    def run(*given: Any) -> int:
+        served.append(given)
+        return 7
+
+    monkeypatch.setattr("djl_trtllm.server.app.run", run)
+    monkeypatch.setenv("SERVING_API_KEY", "secret")
+    flags = ["--port", "81", "--host", "::1", "--strict-memory", "--log-level", "error", "--log-format", "json"]
+    result = runner.invoke(app, ["serve", "--demo", "--model-store", str(tmp_path), *flags])
+    assert (result.exit_code, "SERVING_API_KEY" in os.environ) == (7, False), result.stderr
+    options = served[0][0]
+    assert (options.port, options.host, options.model_store) == (81, "::1", str(tmp_path))
+    assert (options.log_level, options.log_format, options.strict_memory) == ("error", "json", True)
+    assert options.api_key is not None
+    assert logged == [("error", True)] * 2, "before and after the model's files are read"
+
+
+def test_the_model_of_demo_is_that_of_a_clone_or_of_the_installed_package(tmp_path: Path, tiny_stories: Path) -> None:
+    assert demo_model() == tiny_stories
+    package = tmp_path / "site-packages" / "djl_trtllm"
+    (package / "demo" / "tiny-stories").mkdir(parents=True)
+    assert demo_model(package) == package / "demo" / "tiny-stories"
+    with pytest.raises(ModelError, match=r"no demonstration model.*djl-trtllm\[cpu\]"):
+        demo_model(tmp_path / "djl_trtllm")
+
+
+def test_generate_without_a_model_says_what_to_name(tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("tell me a story\n")
+    words = ["generate", "--prompts", str(tmp_path / "prompts.txt")]
+    for more, text in (([], "no model given"), (["--parameters", "[]"], "--parameters []: expected a JSON object")):
+        refused = runner.invoke(app, [*words, *more])
+        assert (refused.exit_code, text in refused.stderr) == (1, True)
+
+
+# -- arguments of all commands -----------------------------------------------------------------------------------------
+
+
+def test_a_model_is_found_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "opt-ml-model"
+    assert find_model(None) is None
+    monkeypatch.setenv("OPTION_MODEL_ID", "owner/b")
+    assert find_model(None) == "owner/b"
+    monkeypatch.setenv("HF_MODEL_ID", "owner/a")
+    assert find_model(None) == "owner/a"
+    folder.mkdir()
+    assert find_model(None) == "owner/a"
+    (folder / "config.json").write_text("{}")
+    assert find_model(None) == str(folder)
+    assert find_model("named") == "named"
+
+
+@pytest.mark.parametrize(("text", "reason"), [("[1]", "not an object"), ("{", "Expecting property name")])
+def test_json_that_is_no_object_is_refused_with_the_option_and_the_reason(text: str, reason: str) -> None:
+    assert json_object("--parameters", '{"top_k": 3}') == {"top_k": 3}
+    with pytest.raises(DjlTrtllmError) as refused:
+        json_object("--parameters", text)
+    assert str(refused.value).startswith(f"--parameters {text}: expected a JSON object: {reason}")

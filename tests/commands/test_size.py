@@ -1,25 +1,28 @@
-"""`djl-trtllm size`: flags, status and output."""
+"""`djl-trtllm size`: flags, status and output; `size_report` has what is printed, `size_plot` what is drawn."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
-from djl_trtllm.engines import gpu
+from djl_trtllm.engines import hardware
+from djl_trtllm.finder.trial import TrialLoad
+from tests import sizing
 from tests.commands.sized import BIG, described
-
-runner = CliRunner()
+from tests.finder.helpers import Played, model_with
+from tests.sizing.configs import llama, qwen3_32b_fp8
 
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_MODEL_ID", "OPTION_MODEL_ID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(gpu, "visible_gpus", lambda environ: ((), None))
+    monkeypatch.setattr(hardware, "visible_gpus", lambda environ: ((), None))
 
 
 @pytest.fixture
@@ -27,13 +30,16 @@ def model(tmp_path: Path) -> str:
     return str(described(tmp_path))
 
 
-@pytest.fixture
-def big(tmp_path: Path) -> str:
-    return str(described(tmp_path / "big", **BIG))
+def size(*words: str) -> Any:
+    return CliRunner().invoke(app, ["size", *words])
+
+
+def told(*words: str) -> Any:
+    return json.loads(size(*words, "--json").stdout)
 
 
 def test_the_report_ends_with_the_lines_to_paste(model: str) -> None:
-    result = runner.invoke(app, ["size", model, "--instance", "g5.12xlarge"])
+    result = size(model, "--instance", "g5.12xlarge")
     assert result.exit_code == 0
     assert result.stdout.rstrip().splitlines()[-5:] == [
         "option.tensor_parallel_degree=1",
@@ -46,136 +52,246 @@ def test_the_report_ends_with_the_lines_to_paste(model: str) -> None:
 
 
 def test_flags_are_options(model: str) -> None:
-    flags = ["--gpu", "h200", "--tp", "4", "--pp", "2", "--quantize", "fp8", "--isl", "2048", "--osl", "1000"]
-    result = runner.invoke(app, ["size", model, *flags, "--kv-cache-dtype", "fp8", "--json"])
-    told = json.loads(result.stdout)
-    assert (told["tensor_parallel"], told["pipeline_parallel"]) == (4, 2)
-    assert told["sequences"]["input"] == 2048 and told["sequences"]["output"] == 1000
-    options = told["options"]
-    assert options["option.quantize"] == "fp8" and options["option.kv_cache_dtype"] == "fp8"
-    assert options["option.tensor_parallel_degree"] == "4" and options["option.pipeline_parallel_degree"] == "2"
-    pytorch = json.loads(runner.invoke(app, ["size", model, "--gpu", "h200", "--backend", "pytorch", "--json"]).stdout)
-    assert pytorch["options"]["option.backend"] == "pytorch"
+    flags = ["--tp", "4", "--pp", "2", "--quantize", "fp8", "--isl", "2048", "--osl", "1000", "--kv-cache-dtype", "fp8"]
+    found = told(model, "--gpu", "h200", *flags)
+    assert (found["tensor_parallel"], found["pipeline_parallel"]) == (4, 2)
+    assert (found["sequences"]["input"], found["sequences"]["output"]) == (2048, 1000)
+    assert {
+        "option.quantize": "fp8",
+        "option.kv_cache_dtype": "fp8",
+        "option.tensor_parallel_degree": "4",
+        "option.pipeline_parallel_degree": "2",
+    }.items() <= found["options"].items()
+    assert told(model, "--gpu", "h200", "--backend", "pytorch")["options"]["option.backend"] == "pytorch"
+
+
+@pytest.mark.parametrize("place", ["flag", "file", "environment"])
+def test_a_number_that_is_set_is_sized_and_flags_win_over_what_it_widens(
+    model: str, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    flags = ["--gpu", "h200", "--isl", "2048", "--osl", "1000"]
+    unset = told(model, *flags)
+    if place == "file":
+        (Path(model) / "serving.properties").write_text("option.max_num_tokens=50000\n")
+    elif place == "environment":
+        monkeypatch.setenv("OPTION_MAX_NUM_TOKENS", "50000")
+    found = told(model, *flags, *(["--max-num-tokens", "50000"] if place == "flag" else []))
+    assert (found["max_num_tokens"], found["options"]["option.max_num_tokens"]) == (50_000, "50000")
+    assert found["sequences"]["count"] < unset["sequences"]["count"]
+    assert (found["sequences"]["input"], found["sequences"]["output"]) == (2048, 1000)
+
+
+def test_a_number_above_the_largest_does_not_fit(model: str) -> None:
+    largest = told(model, "--gpu", "h100")["largest_max_num_tokens"]
+    for number, status in ((largest // 2, 0), (4 * largest, 1)):
+        assert size(model, "--gpu", "h100", "--max-num-tokens", str(number), "--strict").exit_code == status
+    assert "above the largest that fits on H100, tp 1, " in " ".join(
+        size(model, "--gpu", "h100", "--max-num-tokens", str(4 * largest)).stderr.split()
+    )
+
+
+def test_max_seq_len_bounds_the_sequences_that_are_counted(model: str) -> None:
+    found = told(model, "--gpu", "h200", "--max-seq-len", "1000", "--isl", "800", "--osl", "800")
+    assert (found["sequences"]["input"], found["sequences"]["output"]) == (800, 200)
+    assert "option.max_seq_len of 1000" in " ".join(found["warnings"])
+
+
+CAPACITIES = json.loads((Path(sizing.__file__).parent / "kv_capacity.json").read_text())["rows"]
+CHECKPOINTS = {"Llama-3.1-8B": llama(max_position_embeddings=131_072), "Qwen3-32B-FP8": qwen3_32b_fp8()}
+
+
+def test_the_command_reproduces_the_published_capacities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measurements reserved 1,000 tokens more per sequence, here of output, and had 2 x input in a step."""
+    errors = []
+    for gpu, name, ranks, inputs, outputs, fraction, sequences in CAPACITIES:
+        (tmp_path / "config.json").write_text(json.dumps(CHECKPOINTS[name]))
+        monkeypatch.setenv("OPTION_KV_CACHE_FREE_GPU_MEM_FRACTION", str(fraction))
+        lengths = ["--isl", str(inputs), "--osl", str(outputs + 1000), "--max-num-tokens", str(2 * inputs)]
+        found = told(str(tmp_path), "--gpu", gpu, "--tp", str(ranks), "--backend", "pytorch", *lengths)
+        errors.append(abs(found["sequences"]["count"] / sequences - 1))
+    assert len(errors) == 72 and sum(error <= 0.05 for error in errors) >= 71
+    assert max(errors) <= 0.08
 
 
 def test_the_other_table_may_be_used(model: str) -> None:
-    result = runner.invoke(app, ["size", model, "--instance", "g5.12xl", "--lmi", "0.27", "--json"])
-    assert json.loads(result.stdout)["measured"] is None
-    result = runner.invoke(app, ["size", model, "--instance", "g5.12xl", "--lmi", "0.26"])
-    assert result.exit_code == 1 and "LMI 0.26: expected a version with a table" in result.stderr
+    assert told(model, "--instance", "g5.12xl", "--lmi", "0.27")["measured"] is None
 
 
 @pytest.mark.parametrize(
-    ("flags", "status"), [([], 0), (["--strict"], 1), (["--strict", "--json"], 1), (["--tp", "4", "--gpu", "h100"], 0)]
+    ("flags", "status"),
+    [
+        (["--instance", "g5.48xlarge", "--tp", "8"], 0),
+        (["--instance", "g5.48xlarge", "--tp", "8", "--strict"], 1),
+        (["--instance", "g5.48xlarge", "--tp", "8", "--strict", "--json"], 1),
+        (["--gpu", "h100", "--tp", "4", "--strict"], 0),
+        (["--gpu", "h100", "--tp", "4", "--sequences", "1", "--strict"], 0),
+        (["--gpu", "h100", "--tp", "4", "--sequences", "100000", "--strict"], 1),
+        (["--compare", "--sequences", "10000000", "--strict"], 1),
+    ],
 )
-def test_strict_decides_the_status_of_what_does_not_fit(big: str, flags: list[str], status: int) -> None:
-    machine = [] if "--gpu" in flags else ["--instance", "g5.48xlarge", "--tp", "8"]
-    result = runner.invoke(app, ["size", big, *machine, *flags])
-    assert result.exit_code == status
+def test_strict_decides_the_status_of_what_does_not_fit(tmp_path: Path, flags: list[str], status: int) -> None:
+    assert size(str(described(tmp_path, **BIG)), *flags).exit_code == status
 
 
-def test_sequences_that_do_not_fit_are_a_warning_or_with_strict_a_failure(model: str) -> None:
-    flags = ["size", model, "--gpu", "h100", "--sequences", "100000"]
-    result = runner.invoke(app, flags)
+def test_sequences_that_do_not_fit_are_a_warning(model: str) -> None:
+    result = size(model, "--gpu", "h100", "--sequences", "100000")
     assert result.exit_code == 0
     assert "warning: 100000 sequences of 1536 tokens do not fit, " in result.stderr
-    assert runner.invoke(app, [*flags, "--strict"]).exit_code == 1
-    assert runner.invoke(app, ["size", model, "--gpu", "h100", "--sequences", "1", "--strict"]).exit_code == 0
 
 
 def test_compare_names_the_cheapest(model: str) -> None:
-    flags = ["size", model, "--compare", "--sequences", "64", "--isl", "2048", "--osl", "2048"]
-    result = runner.invoke(app, flags)
+    flags = [model, "--compare", "--sequences", "64", "--isl", "2048", "--osl", "2048"]
+    result = size(*flags)
     assert result.exit_code == 0
     assert "cheapest for 64 sequences of 4096 tokens: " in result.stdout
-    told = json.loads(runner.invoke(app, [*flags, "--json"]).stdout)
-    assert told["cheapest"]["sequences"] >= 64
-    assert runner.invoke(app, [*flags[:3], "--sequences", "10000000", "--strict"]).exit_code == 1
+    assert told(*flags)["cheapest"]["sequences"] >= 64
 
 
 @pytest.mark.parametrize(
     "flags", [["--gpu", "h100,h200"], ["--gpu", "h100", "--instance", "g5.xlarge"], ["--gpu", "h100", "--tp", "1,2"]]
 )
 def test_several_machines_or_degrees_are_compared(model: str, flags: list[str]) -> None:
-    told = json.loads(runner.invoke(app, ["size", model, *flags, "--json"]).stdout)
-    assert len(told["candidates"]) >= 2
+    assert len(told(model, *flags)["candidates"]) >= 2
 
 
 def test_formula_needs_no_model() -> None:
-    flags = ["size", "--formula", "--max-batch", "128", "--max-input", "3700"]
-    result = runner.invoke(app, flags)
+    flags = ["--formula", "--max-batch", "128", "--max-input", "3700"]
+    result = size(*flags)
     assert result.exit_code == 0
     assert "max_num_tokens = 128 * 3700 * 0.2 = 94720" in result.stdout
     assert "reduce by half until it does: 47360, 23680, 11840" in result.stdout
     assert result.stdout.rstrip().endswith("option.max_num_tokens=94720")
-    told = json.loads(runner.invoke(app, [*flags, "--alpha", "0.1", "--json"]).stdout)
-    assert (told["max_num_tokens"], told["halvings"][1]) == (47360, 23680)
+    found = told(*flags, "--alpha", "0.1")
+    assert (found["max_num_tokens"], found["halvings"][1]) == (47360, 23680)
+    small = size("--formula", "--max-batch", "1", "--max-input", "64")
+    assert "If the model does not load, a smaller number hardly helps" in small.stdout
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--formula"], "--formula needs --max-batch N and --max-input N"),
-        (["--formula", "--max-batch", "1", "--max-input", "1", "--alpha", "0"], "alpha 0: expected more than 0"),
-        (
-            ["--formula", "--max-batch", "1", "--max-input", "1", "--alpha", "1.5"],
-            "alpha 1.5: expected more than 0",
-        ),
-        ([], "no model given"),
-        (["MODEL"], "this machine has no NVIDIA GPU: name one with --gpu"),
-        (["MODEL", "--gpu", "h201"], "--gpu h201: expected a GPU: did you mean h20 or h200"),
-        (["MODEL", "--instance", "m5.large"], "--instance m5.large: expected an AWS instance type"),
-        (["MODEL", "--gpu-memory", "80"], "--gpu-memory 80: 80 bytes are no memory of a GPU; write a unit"),
-        (["MODEL", "--gpu", "h100", "--like", "vllm"], "--like vllm: expected trtllm-bench"),
-        (["MODEL", "--gpu", "h100,h200", "--like", "trtllm-bench"], "--like prints one heuristic for one machine"),
-        (["MODEL", "--gpu", "h100", "--like", "trtllm-bench", "--strict"], "leave out --compare, --plot, --sequences"),
-        (["MODEL", "--gpu", "h100", "--alpha", "0.1"], "--alpha: a flag of --formula"),
-        (["MODEL", "--gpu", "h100", "--formula"], "--formula does not use MODEL, --gpu: leave out"),
-        (["--check-tables", "--lmi", "0.27"], "--check-tables does not use --lmi"),
-        (["MODEL", "--gpu", "h100", "--tp", "many"], "option.tensor_parallel_degree=many"),
-        (["MODEL", "--gpu", "h100", "--tp", "1,many"], "--tp 1,many: expected numbers"),
-        (["MODEL", "--gpu", "h100", "--quantize", "fp3"], "option.quantize=fp3"),
-        (["MODEL", "--compare", "--plot", "x.png"], "--plot draws one model on one machine"),
-        (["/nowhere", "--gpu", "h100"], "/nowhere"),
+        ("--formula", "--formula needs --max-batch N and --max-input N"),
+        ("--formula --max-batch 1 --max-input 1 --alpha 0", "alpha 0: expected more than 0"),
+        ("", "no model given"),
+        ("MODEL", "this machine has no NVIDIA GPU: name one with --gpu"),
+        ("MODEL --gpu h201", "--gpu h201: expected a GPU: did you mean h20 or h200"),
+        ("MODEL --instance m5.large", "--instance m5.large: expected an AWS instance type"),
+        ("MODEL --gpu-memory 80", "--gpu-memory 80: 80 bytes are too few for a GPU; write a unit"),
+        ("MODEL --gpu h100 --alpha 0.1", "--alpha: only with --formula; add that"),
+        ("MODEL --gpu h100 --formula", "--formula does not use MODEL, --gpu: leave out"),
+        ("MODEL --gpu h100 --tp many", "option.tensor_parallel_degree=many"),
+        ("MODEL --gpu h100 --tp 1,many", "--tp 1,many: expected numbers"),
+        ("MODEL --gpu h100 --tp 1,0", "--tp 1,0: expected numbers"),
+        ("MODEL --gpu h100 --quantize fp3", "option.quantize=fp3"),
+        ("MODEL --gpu h100 --lmi 0.26", "LMI 0.26: expected a version with a table"),
+        ("MODEL --compare --plot x.png", "--plot draws one model on one machine"),
+        ("/nowhere --gpu h100", "/nowhere"),
+        ("MODEL --fresh", "--fresh: only with --measure; add that"),
+        ("MODEL --memory 8GB", "--memory: only with --measure; add that"),
+        ("MODEL --precision 0", "--precision: only with --measure; add that"),
+        ("MODEL --requests 1 --request-tokens 1", "--requests, --request-tokens: only with --measure; add that"),
     ],
 )
-def test_errors_say_what_to_write(model: str, flags: list[str], message: str) -> None:
-    result = runner.invoke(app, ["size", *(model if flag == "MODEL" else flag for flag in flags)])
+def test_errors_say_what_to_write(model: str, flags: str, message: str) -> None:
+    result = size(*(model if flag == "MODEL" else flag for flag in flags.split()))
     assert result.exit_code == 1
-    assert message in result.stderr.replace("\n  ", " ").replace("\n", " ")
-
-
-def test_a_small_guess_is_not_halved() -> None:
-    result = runner.invoke(app, ["size", "--formula", "--max-batch", "1", "--max-input", "64"])
-    assert "If the model does not load, a smaller number hardly helps" in result.stdout
+    assert message in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize("changes", [{"num_hidden_layers": "32"}, {"num_attention_heads": 0}, {"hidden_size": [4096]}])
 def test_a_config_without_sizes_has_no_estimate(tmp_path: Path, changes: dict[str, object]) -> None:
-    result = runner.invoke(app, ["size", str(described(tmp_path, **changes)), "--gpu", "h100"])
+    result = size(str(described(tmp_path, **changes)), "--gpu", "h100")
     assert result.exit_code == 1 and result.stdout == ""
     assert "config.json does not give the layers, the heads and the hidden size" in " ".join(result.stderr.split())
 
 
-def test_the_heuristic_of_trtllm_bench(model: str) -> None:
-    flags = ["size", model, "--gpu", "h100", "--isl", "128", "--osl", "128", "--like", "trtllm-bench"]
-    result = runner.invoke(app, flags)
-    assert result.exit_code == 0
-    assert "trtllm-bench's heuristic for" in result.stdout and "option.max_rolling_batch_size=" in result.stdout
-    told = json.loads(runner.invoke(app, [*flags, "--json"]).stdout)
-    assert f"option.max_num_tokens={told['max_num_tokens']}" in result.stdout
-    assert told["max_batch_size"] >= 64
-    small = runner.invoke(app, ["size", model, "--gpu-memory", "20GB", "--isl", "128", "--like", "trtllm-bench"])
-    assert "warning:" in small.stderr
-
-
-def test_the_tables_are_checked() -> None:
-    result = runner.invoke(app, ["size", "--check-tables"])
-    assert result.exit_code == 0 and "LLaMA 3 70B" in result.stdout
-
-
 def test_a_picture_is_drawn_on_request(model: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    result = runner.invoke(app, ["size", model, "--gpu", "h100", "--plot", str(tmp_path / "a.svg")])
+    result = size(model, "--gpu", "h100", "--plot", str(tmp_path / "a.svg"))
     assert result.exit_code == 0 and "wrote" in result.stderr
     assert (tmp_path / "a.svg").stat().st_size > 1000
+
+
+# -- `djl-trtllm size --measure` --
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> str:
+    return str(model_with(tmp_path / "model"))
+
+
+def test_the_result_ends_with_the_option_to_paste(measured: str, trials: Played) -> None:
+    result = size(measured, "--measure")
+    assert result.exit_code == 0
+    first, *_, last = result.stdout.splitlines()
+    assert first.startswith(f"Maximum: max_num_tokens=24,000 ({len(trials.tried)} trials, ")
+    assert last == "option.max_num_tokens=12000"
+    assert "trial 1 of at most 20" in result.stderr
+
+
+def test_json_is_all_of_standard_output(measured: str, trials: Played) -> None:
+    found = told(measured, "--measure", "--precision", "0.5")
+    assert found["recommended"] == found["max_num_tokens"] // 2
+    assert len(found["trials"]) == len(trials.tried)
+
+
+def test_flags_are_options_the_load_and_the_bound(measured: str, trials: Played) -> None:
+    flags = ["--requests", "7", "--request-tokens", "300", "--memory", "5GB", "--kv-cache-dtype", "fp8", "--isl", "500"]
+    assert size(measured, "--measure", *flags).exit_code == 0
+    spec = trials.specs[0]
+    assert (spec.load, spec.memory) == (TrialLoad(7, 300), 5 * 10**9)
+    assert {"kv_cache_dtype": "fp8", "max_input_len": "500"}.items() <= spec.options.items()
+
+
+@pytest.mark.parametrize(
+    ("bound", "status", "text"),
+    [
+        (1 << 30, 0, "max_num_tokens=1,048,576, the largest that makes a difference ("),
+        (1, 1, "Out of memory with every max_num_tokens down to 64, while answering requests: std"),
+    ],
+)
+def test_a_bound_that_the_search_does_not_reach_is_said(
+    measured: str, trials: Played, bound: int, status: int, text: str
+) -> None:
+    trials.bound = bound
+    result = size(measured, "--measure")
+    assert (result.exit_code, text in result.stdout) == (status, True)
+
+
+def test_another_failure_ends_with_status_1_and_its_reason(measured: str, trials: Played) -> None:
+    trials.failing = lambda tokens, spec: True
+    result = size(measured, "--measure")
+    assert result.exit_code == 1
+    assert "error:" in result.stderr and "it is broken" in result.stderr
+
+
+def test_an_interrupt_says_how_to_go_on(measured: str, trials: Played) -> None:
+    trials.interrupted = 3
+    result = size(measured, "--measure")
+    assert result.exit_code == 130
+    assert result.stderr.rstrip().endswith("run the same command again to go on; finished trials are kept")
+    trials.interrupted = None
+    again = size(measured, "--measure")
+    assert "known: 3, going on; --fresh forgets them" in again.stderr
+    assert again.stdout.endswith("option.max_num_tokens=12000\n")
+    before = len(trials.tried)
+    assert size(measured, "--measure", "--fresh").exit_code == 0
+    assert len(trials.tried) > before + 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--gpu h200", "--measure measures this machine, with one degree: leave out --gpu"),
+        ("--compare", "leave out --compare"),
+        ("--tp 1,2", "leave out --tp"),
+        ("--max-num-tokens 5", "max_num_tokens is what is measured"),
+        ("--strict", "leave out --strict"),
+        *((f"--memory {text}", f"--memory {text}: expected the memory of an") for text in ("much", "0", "GB")),
+    ],
+)
+def test_what_a_measurement_cannot_follow_is_refused(measured: str, trials: Played, flags: str, message: str) -> None:
+    result = size(measured, "--measure", *flags.split())
+    assert result.exit_code == 1
+    assert message in " ".join(result.stderr.split())
+    assert trials.tried == []

@@ -13,9 +13,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from djl_trtllm.config import Config, Source, parse_properties, read_arguments, read_environment, resolve
-from djl_trtllm.config.options.registry import OPTIONS
-from djl_trtllm.config.rules.table import check_model
-from djl_trtllm.config.sources.environment import IGNORED_VARIABLES, variables_of
+from djl_trtllm.config.options import OPTIONS
+from djl_trtllm.config.rules import check_model
+from djl_trtllm.config.sources import IGNORED_VARIABLES, variables_of
 from djl_trtllm.errors import ConfigError
 
 KEYS = tuple(spelling for declared in OPTIONS.values() for spelling in declared.spellings)
@@ -25,40 +25,9 @@ VARIABLES = (
 )
 NAMES = tuple(OPTIONS)
 MODEL_TYPES = (None, "llama", "mistral", "qwen2", "gptj", "chatglm", "baichuan", "", "\0", "falcon")
-WORDS = (
-    *(
-        "true",
-        "false",
-        "none",
-        "max",
-        "auto",
-        "0",
-        "1",
-        "-1",
-        "0.5",
-        "1.0",
-        "1e5",
-        "nan",
-        "inf",
-        "8 # comment",
-        "",
-        " ",
-    ),
-    *("4096", "99999999999999999999", "1,2,3", "[1, 2]", "[", '["a"]', "[[1]]", "[true]", "a,,b", ",", '"4"', "\0"),
-    *(
-        "K=V,K2=V2",
-        "http://[::1",
-        "https://u:p@h/x",
-        "s3://b/k",
-        "~nobody",
-        "é",
-        "\ud800",
-        "\u2028",
-        "{}",
-        "%s",
-        "[red]",
-    ),
-)
+_WORDS = """true false none max auto 0 1 -1 0.5 1.0 1e5 nan inf 4096 99999999999999999999 1,2,3 [ ["a"] [[1]] [true]
+a,,b , "4" K=V,K2=V2 http://[::1 https://u:p@h/x s3://b/k ~nobody é {} %s [red]"""
+WORDS = (*_WORDS.split(), "8 # comment", "[1, 2]", "", " ", "\0", "\ud800", "\u2028")
 
 
 class Broken(AssertionError):

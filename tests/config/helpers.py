@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import io
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 
-from djl_trtllm.config import Config, Layer, parse_properties, read_environment, resolve
+from djl_trtllm.config import Config, Layer, OriginKind, Source, parse_properties, read_environment, resolve
+from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.errors import ConfigError
+
+_CASES: dict[str, list[Any]] = json.loads((Path(__file__).parent / "cases.json").read_text(encoding="utf-8"))
+
+
+def rows(name: str) -> list[Any]:
+    """A table of `cases.json`, whose columns are the parameters of the test that reads it."""
+    return _CASES[name]
 
 
 def from_text(text: str, environ: Mapping[str, str] | None = None, **others: str) -> Config:
@@ -26,6 +37,22 @@ def problems_of(text: str, environ: Mapping[str, str] | None = None) -> tuple[st
     with pytest.raises(ConfigError) as caught:
         from_text(text, environ)
     return caught.value.problems
+
+
+def values(source: Source) -> list[tuple[str, str]]:
+    """The keys and values of a source."""
+    return [(setting.key, setting.value) for setting in source.settings]
+
+
+def resolves_or_is_refused(sources: Iterable[Source]) -> None:
+    """Foreign files of any content become a configuration with origins, or a ConfigError with problems."""
+    try:
+        config = resolve(sources)
+    except ConfigError as error:
+        assert error.problems
+        return
+    assert set(config.origins) == set(OPTIONS)
+    assert all(config.origin(name).line for name in config.user_set if config.origin(name).kind is OriginKind.FILE)
 
 
 def printed(text: Text, *, styles: bool = False) -> str:

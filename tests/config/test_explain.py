@@ -6,10 +6,15 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.config import Backend, Config, load
-from djl_trtllm.config.diff import diff_as_json, render_diff
-from djl_trtllm.config.explain import as_json, plain_value, render, shown_origin, shown_value
-from djl_trtllm.config.masking import MASK
-from djl_trtllm.config.options.registry import OPTIONS, DeclaredOption
+from djl_trtllm.config.explain import (
+    as_json,
+    diff_as_json,
+    plain_value,
+    render,
+    render_diff,
+    shown_value,
+)
+from djl_trtllm.config.options import OPTIONS, DeclaredOption
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text, items, printed
 
@@ -23,28 +28,17 @@ def effect_of(declared: DeclaredOption, backend: Backend) -> str:
     return declared.option.effect_everywhere or f"effect of {declared.name} on {backend}"
 
 
-# -- the list ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_list_shows_value_origin_and_effect() -> None:
-    text = shown(from_text("option.max_num_tokens=4096\noption.backend=openvino"))
-    assert text.splitlines()[0] == "Configuration (backend: openvino)"
-    found = items(text)
-    assert found["option.max_num_tokens = 4096 tokens"] == {
-        "from": "serving.properties:1",
-        "effect": "effect of max_num_tokens on openvino",
-    }
-    assert found["option.strict = false"] == {"from": "default", "effect": OPTIONS["strict"].option.effect}
-
-
-def test_the_backend_that_was_chosen_counts_before_the_option() -> None:
-    for backend, effect in (
-        (Backend.OPENVINO, "effect of max_num_tokens on openvino"),
-        (None, "effect of max_num_tokens on auto"),
-    ):
-        text = shown(from_text("option.max_num_tokens=4096"), backend)
-        assert f"(backend: {backend or 'auto'})" in text
-        assert items(text)["option.max_num_tokens = 4096 tokens"]["effect"] == effect
+def test_the_list_shows_value_origin_and_effect_on_the_backend_that_was_chosen() -> None:
+    config = from_text("option.max_num_tokens=4096\noption.model_id=[red]m[/red]")
+    for chosen, backend in ((Backend.OPENVINO, "openvino"), (None, "auto")):
+        text = shown(config, chosen)
+        assert text.splitlines()[0] == f"Configuration (backend: {backend})" and "[red]m[/red]" in text
+        found = items(text)
+        assert found["option.max_num_tokens = 4096 tokens"] == {
+            "from": "serving.properties:1",
+            "effect": f"effect of max_num_tokens on {backend}",
+        }
+        assert found["option.strict = false"] == {"from": "default", "effect": OPTIONS["strict"].option.effect}
 
 
 def test_the_list_has_every_option_or_only_those_set() -> None:
@@ -88,10 +82,6 @@ def test_no_line_is_wider_than_the_terminal_and_no_word_is_broken(width: int) ->
     assert " ".join(lines).split() == words
 
 
-def test_brackets_are_printed_as_they_are() -> None:
-    assert "[red]m[/red]" in shown(load(None, {"OPTION_MODEL_ID": "[red]m[/red]"}))
-
-
 def test_what_was_beaten_is_shown() -> None:
     config = load(None, {"TENSOR_PARALLEL_DEGREE": "2", "SM_NUM_GPUS": "4"})
     assert as_json(config)["options"]["tensor_parallel_degree"]["overridden"] == [
@@ -99,9 +89,6 @@ def test_what_was_beaten_is_shown() -> None:
     ]
     (item,) = items(shown(config, only_set=True)).values()
     assert item["from"] == "environment variable TENSOR_PARALLEL_DEGREE, overrides SM_NUM_GPUS=4 (environment)"
-
-
-# -- JSON --------------------------------------------------------------------------------------------------------------
 
 
 def test_json_is_plain_and_complete(tmp_path: Path) -> None:
@@ -137,69 +124,29 @@ def test_json_is_plain_and_complete(tmp_path: Path) -> None:
     assert data["notes"] == list(config.notes) != []
 
 
-def test_json_of_no_directory_and_of_a_chosen_backend() -> None:
-    data = as_json(from_text("option.max_num_tokens=8"), Backend.OPENVINO, describe=effect_of)
-    assert (data["backend"], data["model_dir"]) == ("openvino", None)
-    assert data["options"]["max_num_tokens"]["effect"] == "effect of max_num_tokens on openvino"
-
-
-def test_without_backends_an_effect_is_that_which_every_backend_has() -> None:
-    options = as_json(from_text(""))["options"]
-    assert options["strict"]["effect"] == OPTIONS["strict"].option.effect != ""
-    assert options["dtype"]["effect"] == ""
-
-
-# -- values ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_value_is_shown_with_its_unit_and_shortened() -> None:
-    length, model = OPTIONS["max_input_len"], OPTIONS["model_id"]
-    assert shown_value(length, 8) == "8 tokens"
-    assert shown_value(OPTIONS["tensor_parallel_degree"], "max") == "max"
-    assert shown_value(model, "x" * 60) == "x" * 60
-    assert shown_value(model, "x" * 61) == "x" * 57 + "..."
-    assert shown_value(model, "a\tb") == r"a\tb"
-    assert shown_value(OPTIONS["trust_remote_code"], True) == "true"
-    assert shown_value(OPTIONS["max_attention_window"], (8, 16)) == "8,16"
-
-
-def test_a_value_that_is_not_set_says_what_counts_instead() -> None:
-    noted = OPTIONS["max_num_tokens"]
-    assert shown_value(noted, None) == f"not set: {noted.option.default_note}"
-    plain = next(
-        declared for declared in OPTIONS.values() if declared.default is None and not declared.option.default_note
-    )
-    assert shown_value(plain, None) == "not set"
-
-
-def test_a_plain_value_is_one_that_json_has() -> None:
-    window = OPTIONS["max_attention_window"]
-    assert plain_value(OPTIONS["backend"], Backend.OPENVINO) == "openvino"
-    assert type(plain_value(OPTIONS["backend"], Backend.OPENVINO)) is str
-    assert plain_value(OPTIONS["cache_dir"], Path("/c")) == "/c"
-    assert plain_value(window, (8, 16)) == [8, 16]
-    assert [plain_value(window, value) for value in (None, 3, 0.5, True)] == [None, 3, 0.5, True]
-
-
-# -- secrets -----------------------------------------------------------------------------------------------------------
-
-
-def test_secrets_are_never_shown() -> None:
-    environ = {
-        "HF_TOKEN": "hf_abcdefghijklmnop",
-        "OPTION_HF_TOKEN": "hf_abcdefghijklmnop",
-        "OPTION_MODEL_ID": "https://user:hunter2@host/model",
-        "HF_MODEL_ID": "https://user:hunter2@host/other",
-        "SERVING_DOWNLOAD_DIR": "/d/hf_abcdefghijklmnop",
-    }
-    config = load(None, environ)
-    told = shown(config) + json.dumps(as_json(config)) + "\n".join(config.warnings)
-    assert "hunter2" not in told
-    assert "hf_abc" not in told
-    assert MASK in told
-    assert shown_origin(config, OPTIONS["engine_cache_dir"]) == (
-        f"derived from SERVING_DOWNLOAD_DIR=/d/{MASK} (environment)"
-    )
+@pytest.mark.parametrize(
+    ("name", "value", "shown", "plain"),
+    [
+        ("max_input_len", 8, "8 tokens", 8),
+        ("tensor_parallel_degree", "max", "max", "max"),
+        ("model_id", "x" * 60, "x" * 60, "x" * 60),
+        ("model_id", "x" * 61, "x" * 57 + "...", "x" * 61),
+        ("model_id", "a\tb", r"a\tb", "a\tb"),
+        ("trust_remote_code", True, "true", True),
+        ("max_attention_window", (8, 16), "8,16", [8, 16]),
+        ("backend", Backend.OPENVINO, "openvino", "openvino"),
+        ("cache_dir", Path("/c"), "/c", "/c"),
+        ("predict_timeout", 0.5, "0.5 seconds", 0.5),
+        ("max_attention_window", None, "not set: the longest sequence", None),
+        ("lora_dir", None, "not set", None),
+    ],
+)
+def test_a_value_is_shown_with_its_unit_and_shortened_and_is_plain_in_json(
+    name: str, value: object, shown: str, plain: object
+) -> None:
+    assert shown_value(OPTIONS[name], value) == shown
+    found = plain_value(OPTIONS[name], value)
+    assert found == plain and type(found) is type(plain)
 
 
 def test_no_secret_of_a_hostile_configuration_is_shown(tmp_path: Path) -> None:
@@ -225,3 +172,25 @@ def test_no_secret_of_a_hostile_configuration_is_shown(tmp_path: Path) -> None:
     told.append(printed(render_diff(one, other, ("a", "b"))))
     assert "hunter2" not in "\n".join(told)
     assert config.options.env == "HF_TOKEN=hunter2,PLAIN=hunter2"
+
+
+def test_both_sides_have_value_and_origin() -> None:
+    one, other = from_text("option.max_attention_window=8,16"), from_text("option.max_input_len=4")
+    assert diff_as_json(one, other)["max_attention_window"] == {
+        "key": "option.max_attention_window",
+        "sides": [
+            {"value": [8, 16], "origin": "serving.properties:1"},
+            {"value": None, "origin": "default"},
+        ],
+    }
+    text = printed(render_diff(one, other, ("a", "b")))
+    assert text.splitlines()[0] == "a and b: 2 options differ"
+    assert printed(render_diff(one, from_text(""), ("a", "b"))).splitlines()[0] == "a and b: 1 option differs"
+    assert items(text) == {
+        "option.max_input_len": {"first": "1024 tokens (default)", "second": "4 tokens (serving.properties:1)"},
+        "option.max_attention_window": {
+            "first": "8,16 (serving.properties:1)",
+            "second": "not set: the longest sequence (default)",
+        },
+    }
+    assert printed(render_diff(one, one, ("a", "b"))).strip() == "a and b: the same"

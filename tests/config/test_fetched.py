@@ -9,8 +9,8 @@ import pytest
 
 from djl_trtllm.config import load
 from djl_trtllm.config.fetched import MAY_SET, WITHIN, listed
+from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import Scope
-from djl_trtllm.config.options.registry import OPTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "fetched-models.md"
 
@@ -19,6 +19,7 @@ OF_THE_OPERATOR = {
     "input_timing_cache", "output_timing_cache", "visualize_network", "calib_dataset", "lora_dir", "sessions_path",
     "enable_stateful_sessions", "sessions_expiration", "max_sessions", "executor_memory_limit",
     "executor_max_requests", "chat_template_timeout", "workspace",
+    "extra_llm_api_options",
 }  # fmt: skip
 """Options of a model that are no business of its repository: files, addresses, secrets and limits of this machine."""
 
@@ -77,3 +78,18 @@ def test_the_operator_may_set_everything(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.engine_cache_dir=/etc\n")
     config = load(tmp_path, {"OPTION_ENGINE_CACHE_DIR": str(tmp_path)}, fetched="acme/story")
     assert config.options.engine_cache_dir == tmp_path
+
+
+def test_the_configuration_of_a_model_that_a_fetched_one_names_is_bounded_too(tmp_path: Path) -> None:
+    """`load` reads a second source, the repository that `option.model_id` names; it is no more trusted."""
+    engine = tmp_path / "engine" / "tensorrt_llm"
+    engine.mkdir(parents=True)
+    (tmp_path / "serving.properties").write_text("option.model_id=engine\n")
+    lora = 'parameters { key: "lora_prefetch_dir" value: { string_value: "/etc" } }'
+    stolen = 'parameters { key: "tokenizer_dir" value: { string_value: "/etc/secrets" } }'
+    (engine / "config.pbtxt").write_text(f"max_batch_size: 7\n{stolen}\n{lora}\n")
+    config = load(tmp_path, {}, fetched="acme/story")
+    assert (config.options.max_rolling_batch_size, config.options.tokenizer) == (7, None)
+    (warning,) = [warning for warning in config.warnings if "was fetched" in warning]
+    assert warning.startswith("tokenizer_dir=/etc/secrets (") and "acme/story was fetched" in warning
+    assert load(tmp_path, {}).options.tokenizer == "/etc/secrets"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import pydantic
+import json
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from djl_trtllm.config import Options
-from djl_trtllm.config.options import GROUPS
-from djl_trtllm.config.options.option import Scope
-from djl_trtllm.config.options.registry import OPTIONS
-from djl_trtllm.config.options.values import NotAValueError, as_text
-from tests.config.helpers import from_text
+from djl_trtllm.config.options import GROUPS, OPTIONS, ROWS, find, suggest, with_legacy
+from djl_trtllm.config.options.choices import Backend, Choice
+from djl_trtllm.config.options.option import NotAValueError, Option, OptionGroup, Scope, as_text, declaration, option
+from djl_trtllm.errors import ConfigError
+from tests.config.helpers import from_text, rows
 
 
 def test_every_field_is_declared_once() -> None:
@@ -75,42 +79,135 @@ def test_every_word_of_a_closed_set_is_taken_in_either_case() -> None:
     assert wrong == []
 
 
-def test_options_are_frozen_and_refuse_unknown_names() -> None:
-    options = Options()
-    with pytest.raises(pydantic.ValidationError):
-        options.port = 1
-    with pytest.raises(pydantic.ValidationError):
-        Options(no_such_option=1)
-
-
 def test_only_the_operator_decides_about_foreign_code_adapters_keys_certificates_and_where_traces_go() -> None:
-    assert [name for name, declared in OPTIONS.items() if declared.option.scope is Scope.OPERATOR] == [
-        "install_requirements",
-        "adapter_roots",
-        "api_key",
-        "api_keys_file",
-        "certificate_file",
-        "private_key_file",
-        "client_ca_file",
-        "otlp_traces_endpoint",
+    operators = "install_requirements adapter_roots api_key api_keys_file cors_allowed_origin certificate_file "
+    operators += "private_key_file client_ca_file otlp_traces_endpoint"
+    of_scope = {scope: [each for each in OPTIONS.values() if each.option.scope is scope] for scope in Scope}
+    assert [declared.name for declared in of_scope[Scope.OPERATOR]] == operators.split()
+    servers = [spelling for declared in of_scope[Scope.SERVER] for spelling in declared.spellings]
+    assert len(servers) > 20 and not any(spelling.startswith("option.") for spelling in servers)
+
+
+def test_bounds_include_or_exclude_their_number() -> None:
+    closed = Option("k", "d", at_least=1, at_most=3)
+    assert [number for number in (0.9, 1, 2, 3, 3.1) if closed.allows(number)] == [1, 2, 3]
+    open_ = Option("k", "d", above=1, below=3)
+    assert [number for number in (1, 1.1, 2.9, 3) if open_.allows(number)] == [1.1, 2.9]
+    assert Option("k", "d").allows(-1e9)
+    powers = Option("k", "d", power_of_two=True)
+    assert [number for number in (1, 2, 3, 48, 64, 65) if powers.allows(number)] == [1, 2, 64]
+    assert [number for number in (-1, 0, 5) if Option("k", "d", at_least=0).allows(number)] == [0, 5]
+    assert [number for number in (-1, 0, 5) if Option("k", "d", at_most=0).allows(number)] == [-1, 0]
+
+
+def test_an_option_says_its_range_and_its_effect_and_without_one_what_happens_instead() -> None:
+    bounds: list[tuple[dict[str, Any], str]] = [
+        ({"at_least": 1, "at_most": 65535}, "at least 1 and at most 65535"),
+        ({"above": 0, "below": 1}, "greater than 0 and less than 1"),
+        ({"at_least": 1, "power_of_two": True}, "a power of two and at least 1"),
+        ({}, ""),
     ]
+    assert [Option("k", "d", **bound).range_text for bound, _ in bounds] == [text for _, text in bounds]
+    assert Option("k", "d", effect="E").effect_everywhere == "E"
+    assert Option("k", "d").effect_everywhere == "" and Option("k", "d").scope is Scope.MODEL
+    assert Option("k", "d", legacy="use another").effect_everywhere == "no effect: use another"
+    assert Option("k", "d", legacy="use another", warn=True).effect_everywhere == "no effect any more: use another"
 
 
-def test_only_option_keys_belong_to_option_variables() -> None:
-    servers = [declared for declared in OPTIONS.values() if declared.option.scope is Scope.SERVER]
-    assert len(servers) > 20
-    assert [spelling for declared in servers for spelling in declared.spellings if spelling.startswith("option.")] == []
+class Fields(OptionGroup):
+    tokens: int = option(7, "Tokens.", unit="tokens", aliases=("option.length",))
+    port: int | None = option(None, "A port.", key="port", scope=Scope.SERVER)
 
 
-def test_what_early_engines_had_and_todays_have_not_is_retired() -> None:
-    assert {name for name, declared in OPTIONS.items() if declared.option.legacy} >= {
-        "use_custom_all_reduce",
-        "enable_trt_overlap",
-        "baichuan_model_version",
-        "multi_query_mode",
-        "trtllm_checkpoint_path",
-        "num_checkpoint_workers",
-        "num_engine_workers",
-        "load_by_shard",
-        "auto_parallel",
+def test_a_field_has_its_default_and_all_that_is_declared() -> None:
+    assert Fields().model_dump() == {"tokens": 7, "port": None}
+    assert declaration("tokens", Fields.model_fields["tokens"], Fields) == Option(
+        "option.tokens", "Tokens.", unit="tokens", aliases=("option.length",)
+    )
+    assert declaration("port", Fields.model_fields["port"], Fields) == Option("port", "A port.", scope=Scope.SERVER)
+
+
+def test_a_choice_is_its_word() -> None:
+    assert str(Backend.OPENVINO) == Backend.OPENVINO.value == "openvino"
+    words = {kind: [member.value.lower() for member in kind] for kind in Choice.__subclasses__()}
+    assert len(words) > 20
+    assert {kind: all_ for kind, all_ in words.items() if len(set(all_)) < len(all_)} == {}
+
+
+def test_every_spelling_finds_its_option_only() -> None:
+    assert sum(len(declared.option.aliases) for declared in OPTIONS.values()) > 50
+    assert [
+        spelling for declared in OPTIONS.values() for spelling in declared.spellings if find(spelling) is not declared
+    ] == []
+
+
+def test_an_option_has_a_key_its_spellings_an_example_and_an_expectation() -> None:
+    declared = OPTIONS["max_rolling_batch_size"]
+    assert declared.spellings == (declared.key,) == ("option.max_rolling_batch_size",)
+    assert (declared.default, declared.example) == (32, "32")
+    assert declared.expectation == "a whole number (sequences), at least 1"
+    unset, reuse = OPTIONS["max_num_tokens"], OPTIONS["enable_kv_cache_reuse"]
+    assert unset.default is None and unset.example == unset.option.example != ""
+    assert reuse.spellings[0] == reuse.key
+    assert find("option.nonsense") is None and find("enable_kv_cache_reuse") is None
+
+
+@pytest.mark.parametrize(
+    ("key", "suggestion"),
+    rows("suggestions"),
+)
+def test_suggestions(key: str, suggestion: str | None) -> None:
+    assert suggest(key) == suggestion
+
+
+# -- Options without effect: the rows of `config/compat/legacy.toml` become declarations as all others are --
+
+
+LEGACY = [declared for declared in OPTIONS.values() if declared.option.legacy]
+
+
+def test_every_row_is_an_option_of_its_group() -> None:
+    assert set(ROWS) <= {group.name for group in GROUPS}
+    rows = {(group, name) for group, rows in ROWS.items() for name in rows}
+    assert {(declared.group.name, declared.name) for declared in LEGACY} == rows
+    assert len(rows) > 120
+
+
+def test_a_value_is_held_against_the_type_and_range_of_its_row() -> None:
+    assert from_text("minWorkers=2").options.min_workers == 2
+    with pytest.raises(ConfigError, match="a whole number \\(processes\\), at least 0"):
+        from_text("minWorkers=-1")
+    assert from_text("option.auto_parallel_world_size=none").options.auto_parallel_world_size is None
+    assert from_text("option.tokenizer_mode=SLOW").options.tokenizer_mode == "slow"
+    with pytest.raises(ConfigError, match="one of auto, slow"):
+        from_text("option.tokenizer_mode=quick")
+
+
+def test_rows_stand_behind_the_field_that_they_name_and_else_behind_each_other() -> None:
+    rows = {"a": {}, "b": {"after": "two"}, "c": {}}
+    ROWS["g"] = {name: dict(row) for name, row in rows.items()}
+    try:
+        assert with_legacy("g", ["one", "two", "three"]) == ["a", "one", "two", "b", "c", "three"]
+    finally:
+        del ROWS["g"]
+    assert with_legacy("no such group", ["one"]) == ["one"]
+
+
+def test_what_to_use_instead_exists() -> None:
+    named = {key for declared in LEGACY for key in re.findall(r"option\.\w+", declared.option.legacy)}
+    assert named and {key for key in named if find(key) is None or find(key) in LEGACY} == set()
+
+
+# -- Every name that the documents of LMI, TensorRT-LLM, Triton and Truss have is an option here --
+
+
+DOCUMENTED: dict[str, str] = json.loads((Path(__file__).parent / "documented.json").read_text(encoding="utf-8"))
+"""The names of options in each document, with blanks between them; those of the server have no prefix."""
+
+
+def test_every_documented_name_is_an_option() -> None:
+    names = {
+        (key if name == "server_keys" else f"option.{key}") for name in DOCUMENTED for key in DOCUMENTED[name].split()
     }
+    assert len(names) > 290
+    assert [name for name in sorted(names) if find(name) is None] == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
@@ -9,59 +10,41 @@ from hypothesis import strategies as st
 
 from djl_trtllm.config import (
     Layer,
+    Origin,
     OriginKind,
     Setting,
     Source,
     load,
+    parse_properties,
+    read_arguments,
     resolve,
 )
+from djl_trtllm.config.masking import MASK
+from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import Scope
-from djl_trtllm.config.options.registry import OPTIONS
 from djl_trtllm.config.resolve import precedence
-from djl_trtllm.config.sources.origin import Origin
 from djl_trtllm.errors import ConfigError
-from tests.config.helpers import from_text, problems_of
+from tests.config.fuzz import KEYS, MODEL_TYPES, VARIABLES, WORDS, generated, resolved
+from tests.config.helpers import from_text, problems_of, rows
 
 
-def test_file_beats_environment() -> None:
-    config = from_text("option.max_input_len=256", {"OPTION_MAX_INPUT_LEN": "512"})
-    assert config.options.max_input_len == 256
-    assert config.origin("max_input_len") == Origin.file("serving.properties", 1)
-    assert [setting.shown for setting in config.overridden["max_input_len"]] == ["OPTION_MAX_INPUT_LEN=512"]
-
-
-def test_sagemaker_variables_beat_the_file() -> None:
-    config = from_text("option.predict_timeout=10", {"SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "50"})
-    assert config.options.predict_timeout == 50
-    assert config.origin("predict_timeout") == Origin.environment("SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS")
-
-
-def test_a_models_file_beats_the_server_level_for_the_models_own_keys() -> None:
-    assert from_text("job_queue_size=7", {"SERVING_JOB_QUEUE_SIZE": "8"}).options.job_queue_size == 7
-    assert from_text("", {"SERVING_JOB_QUEUE_SIZE": "8"}, server="job_queue_size=9").options.job_queue_size == 8
-
-
-def test_the_operator_beats_a_models_file_for_the_servers_keys() -> None:
-    config = from_text("inference_port=1", {"SERVING_INFERENCE_PORT": "2"}, server="inference_port=3")
-    assert config.options.port == 2
-    assert from_text("inference_port=1", server="inference_port=3").options.port == 3
-    assert from_text("inference_port=1").options.port == 1
-
-
-def test_a_variable_of_another_server_counts_only_where_its_target_is_not_set() -> None:
-    assert from_text("", {"SM_NUM_GPUS": "4"}).options.tensor_parallel_degree == 4
-    environ = {"SM_NUM_GPUS": "4", "TENSOR_PARALLEL_DEGREE": "2"}
-    assert from_text("", environ).options.tensor_parallel_degree == 2
-    assert from_text("option.tensor_parallel_degree=max", environ).options.tensor_parallel_degree == "max"
-    assert from_text("", {"MAX_CONCURRENT_REQUESTS": "5"}).options.job_queue_size == 5
-
-
-def test_the_command_line_beats_everything(tmp_path: Path) -> None:
-    (tmp_path / "serving.properties").write_text("option.predict_timeout=1\n")
-    environ = {"SAGEMAKER_MODEL_SERVER_TIMEOUT_SECONDS": "2"}
-    config = load(tmp_path, environ, arguments=["predict_timeout=3", "job_queue_size=4"])
-    assert (config.options.predict_timeout, config.options.job_queue_size) == (3, 4)
-    assert str(config.origin("predict_timeout")) == "command line"
+@pytest.mark.parametrize(
+    ("scope", "key", "field"),
+    [(Scope.MODEL, "option.max_input_len", "max_input_len"), (Scope.SERVER, "inference_port", "port")],
+)
+def test_each_layer_overrides_those_after_it(scope: Scope, key: str, field: str) -> None:
+    """Take away the highest layer again and again: the next one counts, and cites those below it."""
+    order = precedence(scope)
+    origin = Origin.file("f", 1)
+    sources = [Source(layer, (Setting(key, str(100 + rank), origin, key),)) for rank, layer in enumerate(order)]
+    for rank in range(len(order)):
+        config = resolve(reversed(sources[rank:]))
+        assert getattr(config.options, field) == 100 + rank
+        assert [each.value for each in config.overridden.get(field, ())] == [
+            str(100 + lower) for lower in range(rank + 1, len(order))
+        ]
+        assert len(config.warnings) == len(order) - rank - 1
+    assert resolve([]).overridden == {} and resolve([]).user_set == frozenset()
 
 
 def test_the_precedence_table_in_the_docstring_is_the_function() -> None:
@@ -115,13 +98,6 @@ def test_the_environment_a_command_line_a_directory_and_the_servers_file_are_rea
     assert config.model_dir == model
 
 
-def test_nothing_at_all_is_the_defaults() -> None:
-    config = load(None, {})
-    assert config == resolve([])
-    assert config.model_dir is None and config.user_set == frozenset()
-    assert {origin.kind for origin in config.origins.values()} == {OriginKind.DEFAULT}
-
-
 def test_a_configuration_file_stands_for_its_directory(tmp_path: Path) -> None:
     (tmp_path / "serving.properties").write_text("option.max_input_len=1\n")
     assert load(tmp_path / "serving.properties", {}) == load(tmp_path, {})
@@ -144,16 +120,14 @@ def test_the_repository_that_model_id_names_counts_last_of_its_layer(tmp_path: P
 
 
 @pytest.mark.parametrize("key", ["install_requirements", "option.install_requirements"])
-@pytest.mark.parametrize("value", ["true", "false"])
-def test_a_model_cannot_install_its_requirements_by_itself(key: str, value: str) -> None:
-    (problem,) = problems_of(f"{key}={value}")
-    assert "SERVING_INSTALL_REQUIREMENTS" in problem
-
-
-def test_the_operator_can_install_requirements_by_one_variable_only() -> None:
-    assert from_text("", {"SERVING_INSTALL_REQUIREMENTS": "true"}).options.install_requirements is True
+def test_only_the_operators_variable_can_install_requirements(key: str) -> None:
+    for value in ("true", "false"):
+        assert "SERVING_INSTALL_REQUIREMENTS" in problems_of(f"{key}={value}")[0]
     assert "SERVING_INSTALL_REQUIREMENTS" in problems_of("", {"OPTION_INSTALL_REQUIREMENTS": "true"})[0]
-    assert not OPTIONS["install_requirements"].default
+    assert from_text("", {"SERVING_INSTALL_REQUIREMENTS": "true"}).options.install_requirements is True
+
+
+PLACE = "(serving.properties:1)"
 
 
 _keys = st.sampled_from([spelling for declared in OPTIONS.values() for spelling in declared.spellings])
@@ -189,9 +163,289 @@ def test_resolve_raises_config_error_or_gives_every_value_an_origin(
     assert resolve(sources) == config
 
 
-@given(st.dictionaries(st.text(min_size=1, max_size=12).map(lambda rest: f"OPTION_{rest}"), _values, max_size=5))
-def test_any_environment_resolves_or_is_refused(environ: dict[str, str]) -> None:
-    try:
-        load(None, environ)
-    except ConfigError as error:
-        assert error.problems
+# -- What a resolution reports: values without effect, comments, quotes, retired and unknown names --
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "warnings"),
+    rows("without_effect"),
+)
+def test_a_value_without_effect_is_reported_once(text: str, environ: dict[str, str], warnings: list[str]) -> None:
+    found = from_text(f"option.{text}", environ).warnings
+    assert len(found) == len(warnings)
+    for line, pattern in zip(found, warnings, strict=True):
+        assert re.fullmatch(pattern.replace(" P", " " + re.escape(PLACE)), line)
+
+
+def test_a_value_is_used_as_the_warning_says() -> None:
+    for text, name, value in (
+        ("max_input_len=8 # short", "max_input_len", 8),
+        ("model_id=a/b # the model", "model_id", "a/b # the model"),
+        ('model_id="a/b"', "model_id", '"a/b"'),
+        ("max_input_len=", "max_input_len", 1024),
+    ):
+        assert getattr(from_text(f"option.{text}").options, name) == value
+    assert not from_text("option.max_input_len=").is_set("max_input_len")
+    same = from_text("option.model_id=a\noption.revision=v1", {"HF_MODEL_ID": "a ", "OPTION_MODEL_ID": "a"})
+    assert same.options.revision == "v1"
+    equal = from_text("option.max_input_len=256", {"OPTION_MAX_INPUT_LEN": " 256 "})
+    assert [setting.assignment for setting in equal.overridden["max_input_len"]] == ["OPTION_MAX_INPUT_LEN= 256 "]
+
+
+def test_a_preset_is_nobodys_and_is_neither_reported_nor_kept_when_it_is_overridden() -> None:
+    preset = Setting("option.max_input_len", "9", Origin.preset("Truss"), "option.max_input_len")
+    alone = resolve([Source(Layer.PRESET, (preset,))])
+    assert alone.options.max_input_len == 9 and not alone.is_set("max_input_len")
+    config = resolve([Source(Layer.PRESET, (preset,)), parse_properties("option.max_input_len=8", "f")])
+    assert config.options.max_input_len == 8
+    assert config.warnings == () and config.overridden == {}
+
+
+def test_two_names_of_one_option_contradict_each_other_in_one_place() -> None:
+    text = "option.enable_kv_cache_reuse=true\noption.enable_prefix_caching=false\n"
+    assert problems_of(text) == (
+        f"option.enable_kv_cache_reuse=true {PLACE} and option.enable_prefix_caching=false (serving.properties:2) "
+        "are two names of one option with different values; keep one",
+    )
+    config = from_text(text.replace("false", "true "))
+    assert config.options.enable_kv_cache_reuse is True and config.warnings == ()
+
+
+def test_names_of_different_places_or_of_ordered_variables_do_not_contradict() -> None:
+    config = from_text("option.enable_kv_cache_reuse=true", {"OPTION_ENABLE_PREFIX_CACHING": "false"})
+    assert config.options.enable_kv_cache_reuse is True
+    plain = Source(
+        Layer.PLAIN,
+        (
+            Setting("option.enable_kv_cache_reuse", "true", Origin.environment("A"), "A"),
+            Setting("option.enable_prefix_caching", "false", Origin.environment("B"), "B"),
+        ),
+    )
+    assert resolve([plain]).options.enable_kv_cache_reuse is True
+
+
+def test_the_revision_of_another_model_does_not_become_that_of_hf_model_id() -> None:
+    config = from_text("option.model_id=a\noption.revision=v1", {"HF_MODEL_ID": "b"})
+    assert config.options.revision is None and not config.is_set("revision")
+    assert "revision" not in config.overridden
+    assert config.origin("revision").kind is OriginKind.DEFAULT
+    assert config.warnings[1:] == (
+        "option.revision=v1 (serving.properties:2) is ignored: it is a revision of option.model_id=a; "
+        "set HF_REVISION for HF_MODEL_ID=b",
+    )
+
+
+@pytest.mark.parametrize(
+    ("revision", "environ", "arguments"),
+    [
+        ("v2", {"HF_MODEL_ID": "b", "HF_REVISION": "v2"}, ()),
+        ("v3", {"HF_MODEL_ID": "b"}, ("revision=v3",)),
+        ("v1", {"HF_REVISION": "v2"}, ()),
+        ("v1", {}, ("model_id=b",)),
+        ("v1", {"OPTION_MODEL_ID": "b"}, ()),
+    ],
+)
+def test_a_revision_that_is_of_the_model_counts(
+    tmp_path: Path, revision: str, environ: dict[str, str], arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "serving.properties").write_text("option.model_id=a\noption.revision=v1")
+    config = load(tmp_path, environ, arguments=arguments)
+    assert config.options.revision == revision
+    assert not any("it is a revision of" in warning for warning in config.warnings)
+    assert from_text("option.revision=v1", {"HF_MODEL_ID": "b"}).options.revision == "v1"
+
+
+@pytest.mark.parametrize("name", ["API_KEY", "api_keys_file", "CERTIFICATE_FILE", "PRIVATE_KEY_FILE", "CLIENT_CA_FILE"])
+def test_a_protection_that_is_empty_is_an_error(name: str) -> None:
+    (problem,) = problems_of("", {f"SERVING_{name}": " "})
+    assert problem.startswith(f"SERVING_{name} is empty, and the server would be open without it")
+
+
+def test_a_wrong_value_is_reported_with_an_example_written_as_there(tmp_path: Path) -> None:
+    (problem,) = problems_of("", {"SM_NUM_GPUS": "many"})
+    assert problem.startswith("SM_NUM_GPUS=many (environment): expected a whole number")
+    assert problem.endswith("; for example SM_NUM_GPUS=1")
+    foreign = Setting("option.max_beam_width", "many", Origin.file("config.pbtxt", 3), "max_beam_width", alone=True)
+    with pytest.raises(ConfigError) as caught:
+        resolve([Source(Layer.FOREIGN, (foreign,))])
+    assert caught.value.problems[0].endswith("; for example 1")
+
+
+def test_all_problems_are_reported_at_once_with_the_warnings() -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_text("option.max_input_len=x\noption.dtype=y\noption.nonsense=1", {"OPTION_BACKEND": "z"})
+    assert len(caught.value.problems) == 3
+    assert len(caught.value.warnings) == 1 and "option.nonsense" in caught.value.warnings[0]
+
+
+def test_what_reading_reported_is_reported_again() -> None:
+    source = Source(Layer.FILE, warnings=("a warning",), notes=("a note",), unknown=("an unknown",))
+    config = resolve([source])
+    assert (config.warnings, config.notes) == (("a warning", "an unknown"), ("a note",))
+    with pytest.raises(ConfigError) as caught:
+        resolve([Source(Layer.FILE, problems=("a problem",)), source])
+    assert caught.value.problems == ("a problem",)
+
+
+def test_an_old_name_is_accepted_and_answered_with_what_it_did_and_what_replaces_it() -> None:
+    retired = [declared for declared in OPTIONS.values() if declared.option.warn]
+    assert len(retired) > 20
+    config = from_text("\n".join(f"{declared.key}={declared.example}" for declared in retired))
+    assert config.user_set == {declared.name for declared in retired}
+    told = [warning for warning in config.warnings if "has no effect any more" in warning]
+    for line, (declared, warning) in enumerate(zip(retired, told, strict=True), 1):
+        assert warning.startswith(f"{declared.key}={declared.example} (serving.properties:{line})")
+        assert declared.option.description[1:-1] in warning and warning.endswith(f": {declared.option.legacy}")
+
+
+def test_an_unknown_key_is_reported_without_its_value_with_the_name_that_was_meant_as_it_is_written_there() -> None:
+    environ = {"OPTION_MAX_IMPUT_LEN": "hunter2", "OPTION_FROBNICATE": "1"}
+    warnings = from_text("option.max_rolling_batchsize=8\nmax_num_tokens=8", environ).warnings
+    assert [(line.split()[0], line.rpartition("; ")[2]) for line in warnings] == [
+        ("OPTION_FROBNICATE", "docs/options.md lists the options"),
+        ("OPTION_MAX_IMPUT_LEN", "did you mean OPTION_MAX_INPUT_LEN?"),
+        ("option.max_rolling_batchsize", "did you mean option.max_rolling_batch_size?"),
+        ("max_num_tokens", "did you mean option.max_num_tokens?"),
+    ]
+    assert PLACE in warnings[2] and "hunter2" not in warnings[1]
+    (warning,) = resolve([read_arguments(["max_imput_len=8"])]).warnings
+    assert warning.endswith("did you mean option.max_input_len?")
+
+
+def test_strict_makes_unknown_names_errors() -> None:
+    source = Source(Layer.FOREIGN, unknown=("config.pbtxt has a name that is unknown",))
+    with pytest.raises(ConfigError) as caught:
+        resolve([source, parse_properties("option.strict=true\noption.nonsense=1", "f")])
+    assert caught.value.problems[0] == "config.pbtxt has a name that is unknown"
+    assert caught.value.problems[1].startswith("option.nonsense (f:2) is not an option")
+    assert caught.value.warnings == ()
+
+
+@given(
+    tokens=st.integers(1, 10**6),
+    own_input=st.none() | st.integers(1, 10**5),
+    own_output=st.none() | st.integers(1, 10**5),
+    own_batch=st.none() | st.integers(1, 2000),
+)
+def test_widening_is_the_documents_formula(
+    tokens: int, own_input: int | None, own_output: int | None, own_batch: int | None
+) -> None:
+    lines = [f"option.max_num_tokens={tokens}"]
+    lines += [f"option.max_input_len={own_input}"] * (own_input is not None)
+    lines += [f"option.max_output_len={own_output}"] * (own_output is not None)
+    lines += [f"option.max_rolling_batch_size={own_batch}"] * (own_batch is not None)
+    options = from_text("\n".join(lines)).options
+    assert options.max_input_len == max(min(4096, tokens), own_input or 0)
+    assert options.max_output_len == max(min(4096, tokens), own_output or 0)
+    assert options.max_rolling_batch_size == max(256, own_batch or 0)
+
+
+@pytest.mark.parametrize("tokens", ["", "option.max_num_tokens=5000\n"])
+def test_max_batch_size_is_the_batch_in_engine_and_server(tokens: str) -> None:
+    config = from_text(f"{tokens}option.max_batch_size=64")
+    assert (config.options.max_num_sequences, config.options.max_rolling_batch_size) == (64, 64)
+    cause = f"option.max_batch_size=64 (serving.properties:{2 if tokens else 1})"
+    assert str(config.origin("max_rolling_batch_size")) == f"derived from {cause}"
+    assert from_text("", {"OPTION_MAX_BATCH_SIZE": "64"}).options.max_rolling_batch_size == 64
+    assert from_text("option.max_batch_size=64\noption.max_rolling_batch_size=16").options.max_rolling_batch_size == 16
+    assert from_text("option.max_num_sequences=64").options.max_rolling_batch_size == 32
+
+
+def test_a_value_at_the_limit_is_left_alone_and_one_that_is_raised_is_reported_with_both() -> None:
+    config = from_text("option.max_num_tokens=5000\noption.max_input_len=4096\noption.max_rolling_batch_size=256")
+    assert config.warnings == ()
+    assert str(config.origin("max_input_len")) == "serving.properties:2"
+    assert str(config.origin("max_output_len")) == "derived from option.max_num_tokens=5000 (serving.properties:1)"
+    config = from_text("option.max_num_tokens=5000\noption.max_rolling_batch_size=8")
+    (warning,) = config.warnings
+    assert warning.startswith("option.max_rolling_batch_size=8 (serving.properties:2) is raised to 256, because ")
+    assert "option.max_num_tokens=5000 (serving.properties:1)" in warning
+    assert warning.endswith("leave option.max_num_tokens out")
+    assert str(config.origin("max_rolling_batch_size")) == (
+        "derived from option.max_num_tokens=5000 (serving.properties:1), which raises 8 (serving.properties:2)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "host", "port"),
+    [
+        ("inference_address=http://127.0.0.1:9000", {}, "127.0.0.1", 9000),
+        ("inference_address=http://0.0.0.0:9000/", {}, "0.0.0.0", 9000),
+        ("inference_address=http://example", {}, "example", 80),
+        ("inference_address=http://[::1]:9000", {}, "::1", 9000),
+        ("inference_address=https://host", {"SERVING_CERTIFICATE_FILE": "/c.pem"}, "host", 443),
+    ],
+)
+def test_an_address_is_split_into_host_and_port(text: str, environ: dict[str, str], host: str, port: int) -> None:
+    config = from_text(text, environ)
+    assert (config.options.host, config.options.port) == (host, port)
+    assert str(config.origin("host")) == str(config.origin("port")) == f"derived from {text} (serving.properties:1)"
+    managed = from_text(text.replace("inference", "management"), environ).options
+    assert (managed.management_host, managed.management_port, managed.port) == (host, port, 8080)
+
+
+def test_host_and_port_of_their_own_count_before_the_address() -> None:
+    config = from_text("inference_address=http://127.0.0.1:9000\ninference_host=localhost\ninference_port=7")
+    assert (config.options.host, config.options.port) == ("localhost", 7)
+    assert str(config.origin("host")) == "serving.properties:2"
+
+
+def test_an_address_of_another_form_is_refused() -> None:
+    wrong = (
+        "0.0.0.0:8080",
+        "ftp://host:1",
+        "http://:8080",
+        "http://user@host:1",
+        "http://host:1/path",
+        "http://host:1?a=b",
+        "http://host:99999",
+        "http://[::1",
+    )
+    for address in wrong:
+        told = f"inference_address={address.replace('user', MASK)} (serving.properties:1): expected http://HOST:PORT"
+        assert problems_of(f"inference_address={address}") == (told,)
+    (problem,) = problems_of("inference_address=https://host:1")
+    assert problem.endswith("http://HOST:PORT; for TLS set certificate_file and private_key_file")
+
+
+def test_with_a_certificate_an_address_is_one_of_https() -> None:
+    (problem,) = problems_of("inference_address=http://host:1", {"SERVING_CERTIFICATE_FILE": "/c.pem"})
+    assert problem.endswith("expected https://HOST:PORT, because certificate_file and private_key_file are set")
+
+
+def test_a_management_address_that_is_that_of_the_requests_is_no_port_of_its_own() -> None:
+    both = "inference_address=http://127.0.0.1:8080\nmanagement_address=http://127.0.0.1:8080"
+    assert from_text(both).options.management_port == 0
+    assert from_text("management_address=http://0.0.0.0:8080").options.management_port == 0
+    assert from_text("management_address=http://127.0.0.1:8080").options.management_port == 8080
+    assert from_text(both, {"SERVING_MANAGEMENT_PORT": "8080"}).options.management_port == 8080
+
+
+def test_the_engine_cache_follows_djls_folders() -> None:
+    folders = {"DJL_CACHE_DIR": "/c", "SERVING_DOWNLOAD_DIR": "/d"}
+    for variable, folder in folders.copy().items():
+        config = from_text("", folders)
+        assert config.options.engine_cache_dir == Path(folder) / "djl-trtllm"
+        assert str(config.origin("engine_cache_dir")) == f"derived from {variable}={folder} (environment)"
+        del folders[variable]
+    config = from_text("option.engine_cache_dir=/e", {"DJL_CACHE_DIR": "/c"})
+    assert config.options.engine_cache_dir == Path("/e") and config.is_set("engine_cache_dir")
+    assert from_text("").options.engine_cache_dir is None
+
+
+_nasty = st.sampled_from(WORDS) | st.text(max_size=12) | st.integers(-10, 10**9).map(str) | st.floats().map(str)
+_lines = st.lists(st.tuples(st.sampled_from(KEYS) | st.text(max_size=12), _nasty).map("=".join), max_size=6)
+_variables = st.dictionaries(st.sampled_from(VARIABLES) | st.text(min_size=1, max_size=12), _nasty, max_size=6)
+
+
+@given(_lines, _variables, st.lists(st.text(max_size=20), max_size=2), st.sampled_from(MODEL_TYPES))
+def test_any_file_and_environment_resolve_or_are_refused(
+    lines: list[str], environ: dict[str, str], arguments: list[str], model_type: str | None
+) -> None:
+    resolved("\n".join(lines), environ, arguments, model_type)
+
+
+def test_the_generator_of_the_fuzzer_makes_cases_of_both_kinds() -> None:
+    choose = random.Random(1)
+    outcomes = {resolved(*generated(choose), "llama") is None for _ in range(300)}
+    assert outcomes == {True, False}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from djl_trtllm.djl import rolling
-from djl_trtllm.djl.item import Item
+from djl_trtllm.djl.items import Item
 from djl_trtllm.djl.rolling import RollingWorker
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.model import Tokenizer
@@ -18,7 +18,7 @@ from djl_trtllm.service import State
 from tests.server.application import body
 from tests.support.djl import Input
 from tests.support.in_process import PROMPT, Hosts, played_model
-from tests.support.waiting import wait_until
+from tests.support.processes import wait_until
 
 JSON = {"Content-Type": "application/json"}
 Make = Callable[..., "Djl"]
@@ -109,10 +109,10 @@ def make(hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) ->
 
     yield make_one
     for worker in made:
-        asyncio.run_coroutine_threadsafe(worker._service.close(), worker._loop).result(60)
-        worker._loop.call_soon_threadsafe(worker._loop.stop)
-        wait_until(lambda worker=worker: not worker._loop.is_running(), what="the end of the loop")  # type: ignore[misc]
-        worker._loop.close()
+        asyncio.run_coroutine_threadsafe(worker.service.close(), worker.loop).result(60)
+        worker.loop.call_soon_threadsafe(worker.loop.stop)
+        wait_until(lambda worker=worker: not worker.loop.is_running(), what="the end of the loop")  # type: ignore[misc]
+        worker.loop.close()
 
 
 def text(tokenizer: Tokenizer, first: int, last: int) -> str:
@@ -156,33 +156,6 @@ def test_requests_come_and_go_and_keep_their_places(make: Make, tokenizer: Token
     assert [short.text, long.text, new.text] == [text(tokenizer, 0, tokens) for tokens in (1, 3, 2)]
 
 
-def test_a_call_waits_a_moment_for_the_first_news(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rolling, "_WAIT_SECONDS", 60)
-    djl = make()
-    djl.hosts.alone = True
-    (request,) = djl.call(plain(4))
-    assert request.items != []
-
-
-def test_news_that_do_not_travel_together_come_with_the_next_call_at_once(make: Make) -> None:
-    djl = make()
-    (request,) = djl.begin(plain(3))
-    answer = djl.worker._list[0].writer
-
-    def break_off() -> None:
-        djl.hosts.last.step(2)
-        answer.fail(KeyError("secret"))
-
-    djl.begin(plain(3))
-    djl.on_loop(break_off)
-    djl.call()
-    assert (len(request.items), request.last) == (1, False)
-    assert djl.worker._arrived.is_set()
-    djl.call()
-    assert (request.items[1].code, request.last) == (500, True)
-    assert not djl.worker._arrived.is_set()
-
-
 def test_a_call_keeps_djl_neither_spinning_nor_waiting(make: Make) -> None:
     class Patience(threading.Event):
         waits: ClassVar[list[float | None]] = []
@@ -192,16 +165,9 @@ def test_a_call_keeps_djl_neither_spinning_nor_waiting(make: Make) -> None:
             return super().wait(timeout)
 
     djl = make()
-    djl.worker._arrived = patience = Patience()
+    djl.worker.arrived = patience = Patience()
     djl.call()
     assert patience.waits == [0.008]
-
-
-def test_a_request_that_cannot_be_read_is_refused(make: Make) -> None:
-    djl = make()
-    (request,) = djl.begin(b"{")
-    djl.until(lambda: request.last)
-    assert request.refusal[0] == 424
 
 
 def test_headers_are_the_requests_own(make: Make) -> None:
@@ -210,24 +176,6 @@ def test_headers_are_the_requests_own(make: Make) -> None:
     djl.until(lambda: refused.last)
     assert refused.refusal[0] == 424
     assert (fine.items, len(djl.hosts.last.submitted)) == ([], 1)
-
-
-def test_a_body_may_be_missing(make: Make) -> None:
-    djl = make()
-    inputs = Input.batch(1, {0: (b"", JSON)})
-    del inputs.contents["batch_000.data"]
-    items = djl.worker.step(inputs)
-    while items == [None]:
-        items = djl.worker.step(Input.batch(1, {}))
-    assert items[0] is not None
-    assert "body is empty" in items[0].error
-
-
-def test_statuses_are_those_of_the_options(make: Make) -> None:
-    djl = make(max_rolling_batch_size=1, job_queue_size=1, throttle_error_http_code=529)
-    *_, refused = djl.begin(plain(9), plain(9), plain(9))
-    djl.until(lambda: refused.last)
-    assert refused.refusal[0] == 529
 
 
 # -- lists that differ -------------------------------------------------------------------------------------------------
@@ -315,7 +263,7 @@ def test_a_model_that_has_failed_is_started_anew(
     monkeypatch.setattr(rolling, "_RESTART_SECONDS", 0.01)
     djl = make(retry_threshold=0)
     (lost,) = djl.begin(plain(9))
-    failed = djl.worker._service
+    failed = djl.worker.service
     hosts.failures = [ExecutorStartError("no room yet")]
     djl.on_loop(hosts.last.die)
     djl.call()
@@ -326,24 +274,21 @@ def test_a_model_that_has_failed_is_started_anew(
     (request,) = djl.begin(plain(1))
     djl.generate()
     assert request.last
-    assert djl.worker._metrics.lines() != []
-    assert failed._expiry is not None and failed._expiry.cancelled()
+    assert djl.worker.metrics.lines() != []
+    assert failed.batch is None, "it is closed"
 
 
-def test_a_model_that_has_failed_has_five_seconds_of_rest(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    djl = make(retry_threshold=0)
-    djl.on_loop(djl.hosts.last.die)
-    djl.settle()
-    assert "restarting model story in 5 seconds" in caplog.text
-    assert len(djl.hosts.made) == 1
-
-
-def test_the_model_lives_in_one_thread_that_the_end_of_the_process_does_not_wait_for(make: Make) -> None:
-    djl = make()
-    threads = {djl.worker.call(lambda _: threading.current_thread()) for _ in range(2)}
-    (thread,) = threads
-    assert (thread.name, thread.daemon) == ("model", True)
-    assert thread is not threading.current_thread()
+def test_a_model_that_is_to_start_again_by_itself_is_not_started_anew(
+    make: Make, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rolling, "_RESTART_SECONDS", 0.0)
+    monkeypatch.setattr("djl_trtllm.service.engine._FIRST_PAUSE_SECONDS", 0.1)
+    djl = make(retry_threshold=1)
+    service = djl.worker.service
+    hosts.failures = [ExecutorStartError("no room yet")]
+    djl.on_loop(hosts.last.die)
+    wait_until(lambda: len(hosts.made) == 3 and djl.worker.call(lambda service: service.state) is State.READY)
+    assert djl.worker.service is service
 
 
 def test_metrics_are_printed_now_and_then(
@@ -359,21 +304,3 @@ def test_metrics_are_printed_now_and_then(
         return "".join(printed).count("[METRICS]Running.Count:1|#Model:story") >= 2
 
     wait_until(again, what="metrics, twice")
-
-
-def test_the_garbage_collector_is_settled_once_a_model_is_loaded(
-    hosts: Hosts, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    states: list[int] = []
-    monkeypatch.setattr(rolling, "settle_garbage_collector", lambda: states.append(len(hosts.made)))
-    make()
-    assert states == [1]
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_uvloop_is_used_where_it_is(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
-    if not there:
-        monkeypatch.setitem(__import__("sys").modules, "uvloop", None)
-    loop = rolling._new_event_loop()
-    assert type(loop).__module__.startswith("uvloop") is there
-    loop.close()

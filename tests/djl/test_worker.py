@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import socket
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from djl_trtllm.djl import worker
-from djl_trtllm.djl.worker import Metrics, is_passive, load_status, open_worker_model, require_mode
-from djl_trtllm.errors import ConfigError, DjlTrtllmError, ExecutorStartError, ModelError
+from djl_trtllm.djl.items import Item
+from djl_trtllm.djl.worker import Metrics, Stream, Streams, is_passive, load_status, open_worker_model, require_mode
+from djl_trtllm.errors import DjlTrtllmError, ExecutorStartError, ModelError
+from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.service import Model, ModelService
 from djl_trtllm.service.model import ModelSource
+from tests.support.djl import Input, Socket
 from tests.support.in_process import Hosts, ask, played_model
 from tests.support.models import scripted_model
 from tests.support.virtual_time import in_virtual_time
@@ -61,23 +66,9 @@ def test_where_djl_has_put_a_model_that_it_fetched_counts(tmp_path: Path, monkey
     assert [source.config.options.model_id for source in sources] == [str(fetched), "acme/story", "acme/story"]
     assert [(source.name, source.directory) for source in sources] == [("scripted", path)] * 3
     assert [source.config.options.max_input_len for source in sources] == [77] * 3
-
-
-def test_a_place_that_the_directory_names_itself_keeps_its_origin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fetched = scripted_model(tmp_path / "fetched")
-    sources: list[ModelSource] = []
-    monkeypatch.setattr(worker, "prepare", lambda source, under_djl: sources.append(source))
-    path = scripted_model(tmp_path / "model", None, **{"option.model_id": str(fetched)})
-    open_worker_model({"model_dir": str(path), "model_id": str(fetched)})
-    assert "serving.properties" in str(sources[0].config.origin("model_id"))
-
-
-def test_what_is_wrong_is_reported_with_its_origin(tmp_path: Path) -> None:
-    path = scripted_model(tmp_path / "model", None, **{"option.max_input_len": "many"})
-    with pytest.raises(ConfigError, match=r"option\.max_input_len=many"):
-        open_worker_model({"model_dir": str(path)})
+    own = scripted_model(tmp_path / "own", None, **{"option.model_id": str(fetched)})
+    open_worker_model({"model_dir": str(own), "model_id": str(fetched)})
+    assert "serving.properties" in str(sources[-1].config.origin("model_id")), "it keeps its origin"
 
 
 # -- modes -------------------------------------------------------------------------------------------------------------
@@ -88,13 +79,6 @@ def test_each_handler_is_for_its_mode(properties: dict[str, str]) -> None:
     require_mode(properties, rolling=True)
     with pytest.raises(ModelError, match=r"djl_trtllm\.async_handler is for DJL's async mode: set option\.async_mode"):
         require_mode(properties, rolling=False)
-
-
-@pytest.mark.parametrize("properties", [{"rolling_batch": "disable"}, {"rolling_batch": ""}, {}])
-def test_without_a_rolling_batch_it_is_async_mode(properties: dict[str, str]) -> None:
-    require_mode(properties, rolling=False)
-    with pytest.raises(ModelError, match=r"djl_trtllm\.handler is for DJL's rolling batch: set option\.rolling_batch="):
-        require_mode(properties, rolling=True)
 
 
 @pytest.mark.parametrize(("message", "status"), [("CUDA error: Out Of Memory", 507), ("no such engine", 500)])
@@ -165,3 +149,137 @@ def test_the_log_does_not_say_that_what_djl_serving_reads_has_no_effect(
         open_worker_model({"model_dir": str(path)})
     assert "option.task = text-generation" in caplog.text
     assert "option.async_mode" not in caplog.text and "minWorkers" not in caplog.text
+
+
+# -- LoRA adapters -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    for name in ("dutch", "more/greek"):
+        (tmp_path / "adapters" / name).mkdir(parents=True)
+        (tmp_path / "adapters" / name / "adapter_config.json").write_text("{}")
+    return tmp_path
+
+
+@in_virtual_time
+async def test_adapters_are_registered_and_unregistered_or_it_is_said_why_not(
+    hosts: Hosts, tokenizer: Tokenizer, directory: Path
+) -> None:
+    hosts.features |= {Feature.ADAPTERS}
+    service = ModelService("story")
+    await service.load(played_model(tokenizer, directory))
+    for change, properties, told in (
+        (worker.register, {"name": "greek", "src": str(directory / "adapters" / "more" / "greek")}, "greek registered"),
+        (worker.register, {}, "needs a name"),
+        (worker.register, {"name": "dutch"}, "'dutch' already"),
+        (worker.unregister, {"name": "german"}, "'german': registered are dutch"),
+        (worker.unregister, {}, "no adapter ''"),
+        (worker.unregister, {"name": "dutch"}, "dutch unregistered"),
+        (worker.register, {"name": "dutch"}, "dutch registered"),  # from the folder of its name
+    ):
+        item = change(service, Input(b"", **properties))
+        if told.endswith("registered"):
+            assert item == Item(f"Adapter {told}".encode(), True)
+        else:
+            assert (item.data, item.last, item.code) == (b"", True, 424) and told in item.error
+    assert service.adapters.find("greek").path.endswith("more/greek")
+    assert [adapter.name for adapter in service.adapters] == ["greek", "dutch"]
+    await service.close()
+
+
+# -- async mode --------------------------------------------------------------------------------------------------------
+
+NUMBER = "request_tracking_id"
+
+
+class Carried:
+    """A stream, and what it has brought into djl_python's queue."""
+
+    def __init__(self, streams: Streams, number: str, queue: asyncio.Queue[Streams] | None = None) -> None:
+        self.number = number
+        self.stream = Stream(streams, number)
+        self.brought: list[Streams] = []
+        self._queue = queue
+        self.task = asyncio.ensure_future(self._carry())
+
+    async def _carry(self) -> None:
+        async for streams in self.stream.carry():
+            self.brought.append(streams)
+            if self._queue is not None:
+                await self._queue.put(streams)
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def sent(streams: Streams) -> Socket:
+    """What one turn of djl_python's sender writes."""
+    connection = Socket()
+    streams.send(cast(Any, connection))
+    return connection
+
+
+@in_virtual_time
+async def test_an_item_is_framed_with_its_requests_number() -> None:
+    streams = Streams()
+    carried = Carried(streams, "r1")
+    carried.stream.put(Item(b"a", properties=(("Content-Type", "text/plain"),)))
+    (frame,) = sent(streams).frames
+    assert (frame.code, frame.message) == (200, "OK")
+    assert frame.properties == {NUMBER: "r1", "Content-Type": "text/plain"}
+    assert frame.contents == [{"data": "a", "last": "false"}]
+    carried.stream.put(Item(b"b", True))
+    (frame,) = sent(streams).frames
+    assert frame.properties == {NUMBER: "r1"}
+    assert frame.contents == [{"data": "b", "last": "true"}]
+    await carried.task
+
+
+@in_virtual_time
+async def test_a_request_ends_when_it_has_brought_its_last_item() -> None:
+    streams = Streams()
+    one, other = Carried(streams, "r1"), Carried(streams, "r2")
+    one.stream.put(Item(b"a"))
+    await settle()
+    assert not one.task.done()
+    other.stream.put(Item(b"b", True))
+    await settle()
+    # `one` has brought the queue's reference, in which the last item of `other` travels.
+    assert (other.brought, other.task.done()) == ([], True)
+    one.stream.put(Item(b"c", True))
+    await settle()
+    assert one.task.done()
+    assert [frame.contents[0]["data"] for frame in sent(streams).frames] == ["a", "c", "b"]
+
+
+@pytest.mark.parametrize("backlog", [1, 3, 1000])
+@in_virtual_time
+async def test_every_token_arrives_once_and_in_order_however_long_the_backlog(backlog: int) -> None:
+    """djl_python's sender takes all that is in its queue every `backlog` steps."""
+    steps = 50
+    streams, queue, connection = Streams(), asyncio.Queue[Streams](), Socket()
+    carried = [Carried(streams, f"r{number}", queue) for number in range(5)]
+
+    def take_all() -> None:
+        while not queue.empty():
+            queue.get_nowait().send(cast(Any, connection))
+
+    longest = 0
+    for step in range(steps):
+        for each in carried:
+            each.stream.put(Item(f"{step};".encode(), step == steps - 1))
+        await settle()
+        longest = max(longest, queue.qsize())
+        if step % backlog == 0:
+            take_all()
+    await asyncio.gather(*(each.task for each in carried))
+    take_all()
+    assert longest == 1
+    assert len(connection.writes) <= steps // backlog + 2
+    for each in carried:
+        own = [frame.contents[0] for frame in connection.frames if frame.properties == {NUMBER: each.number}]
+        assert "".join(content["data"] for content in own) == "".join(f"{step};" for step in range(steps))
+        assert [content["last"] for content in own] == ["false"] * (len(own) - 1) + ["true"]

@@ -21,7 +21,7 @@ from tests.support.uv import uv
 ROOT = Path(__file__).parent.parent.parent
 DOCKERFILES = sorted(ROOT.glob("docker/*.Dockerfile"))
 SCRIPTS = sorted([*ROOT.glob("docker/*.sh"), *ROOT.glob("docker/djl/*.sh")])
-LOCKED = {image: ROOT / "docker" / f"requirements-{image}.txt" for image in ("core", "cpu")}
+LOCKED = {image: ROOT / "docker" / f"requirements-{image}.txt" for image in ("core", "cpu", "compile")}
 TOOLS = Path(sys.executable).parent
 
 
@@ -122,12 +122,14 @@ def project() -> dict[str, object]:
 every_dockerfile = pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
 
 
-def test_there_are_images() -> None:
-    assert [path.name for path in DOCKERFILES] == ["cpu.Dockerfile", "djl.Dockerfile", "trtllm.Dockerfile"]
+def test_the_builder_gets_neither_tests_nor_documents_nor_what_was_made_here() -> None:
+    others = [".git/config", ".venv-test/bin/python", "tests/conftest.py", "docs/design.md", "docker/trtllm.Dockerfile"]
+    made = ["serving/models/tiny-stories/config.json", "djl_trtllm/__pycache__/cli.cpython-312.pyc"]
+    assert [path for path in (*others, *made) if is_sent(path)] == []
 
 
 @every_dockerfile
-def test_lint(dockerfile: Path) -> None:
+def test_hadolint_has_nothing_to_say(dockerfile: Path) -> None:
     done = subprocess.run([TOOLS / "hadolint", dockerfile], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -148,7 +150,8 @@ def test_base_images_are_pinned(dockerfile: Path) -> None:
             continue
         image, *rest = instruction.words
         if image not in stages:
-            assert re.search(r":v?\d+\.\d+\.\d+\S*$", image), f"{image} has no whole version"
+            pinned = re.search(r":v?\d+\.\d+\.\d+\S*@sha256:[0-9a-f]{64}$", image)
+            assert pinned, f"{image} has no whole version, or no digest"
         if rest:
             assert rest[0].upper() == "AS"
             stages.add(rest[1])
@@ -171,22 +174,6 @@ def test_what_is_copied_is_there_and_sent_to_the_builder(dockerfile: Path) -> No
             )
             copied += 1
     assert copied
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        ".git/config",
-        ".venv-test/bin/python",
-        "tests/conftest.py",
-        "docs/design.md",
-        "docker/trtllm.Dockerfile",
-        "serving/models/tiny-stories/config.json",
-        "djl_trtllm/__pycache__/cli.cpython-312.pyc",
-    ],
-)
-def test_the_builder_does_not_get(path: str) -> None:
-    assert not is_sent(path)
 
 
 @every_dockerfile
@@ -213,23 +200,23 @@ def test_the_sources_are_the_last_layer(dockerfile: Path) -> None:
     assert (copy.name, copy.flag("from"), copy.words) == ("COPY", "package", ["/installed", "/"])
     assert check.name == "RUN" and "djl-trtllm" in check.text
     assert not [i for i in stage if i.name == "COPY" and "djl_trtllm" in i.words], "sources stay in their stage"
+    assert [i for i in stage if i.name == "COPY" and "scripts/launch_triton_server.py" in i.words]
+    (install,) = (i.text for i in stage if i.name == "RUN" and "install.sh /" in i.text)
+    assert install.partition("&&")[0].split()[-1] == "grpc", "Triton's launcher needs it"
     assert not [i for i in parse(dockerfile) if i.flag("mount")], "Buildah 1.28 caches a mount whatever is in it"
 
 
-@every_dockerfile
-def test_where_tritons_launcher_is_there_is_grpc(dockerfile: Path) -> None:
-    stage = final_stage(dockerfile)
-    assert [i for i in stage if i.name == "COPY" and "scripts/launch_triton_server.py" in i.words]
-    (install,) = (i.text for i in stage if i.name == "RUN" and "install.sh /" in i.text)
-    assert install.partition("&&")[0].split()[-1] == "grpc"
-
-
-@pytest.mark.parametrize(("image", "extras"), [("core", ["grpc", "otel"]), ("cpu", ["grpc", "otel", "cpu"])])
+@pytest.mark.parametrize(
+    ("image", "extras"),
+    [("core", ["grpc", "otel"]), ("cpu", ["grpc", "otel", "cpu"]), ("compile", ["grpc", "otel", "cpu", "compile"])],
+)
 def test_an_image_gets_what_the_project_asks_for(image: str, extras: list[str]) -> None:
     locked, optional, dependencies = read_locked(image), project()["optional-dependencies"], project()["dependencies"]
     assert isinstance(optional, dict) and isinstance(dependencies, list)
     for line in [*dependencies, *(line for extra in extras for line in optional[extra])]:
         requirement = Requirement(line)
+        if requirement.name == "djl-trtllm":
+            continue  # an extra of its own
         if requirement.marker is not None and not requirement.marker.evaluate({"python_version": "3.12"}):
             continue
         version = locked.get(canonicalize_name(requirement.name))
@@ -261,15 +248,23 @@ def test_the_hashes_are_those_of_the_index(tmp_path: Path) -> None:
     uv(*install, "--requirement", LOCKED["cpu"], cwd=ROOT)
 
 
-def test_no_package_of_the_image_moves(tmp_path: Path) -> None:
-    """install.sh where an image has some of the packages, one of them from a file and one under its other spelling."""
+@pytest.mark.parametrize("broken", [False, True])
+def test_no_package_of_the_image_moves_that_is_new_enough(broken: bool, tmp_path: Path) -> None:
+    """install.sh where an image has some packages, one from a file, one under its other spelling, one too old."""
     project()
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python3"
+    there = (
+        "transformers==4.57.1\\nPyYAML==6.0\\ntorch==2.9.1+cu130\\nhf_xet==1.0.0\\nuvicorn==0.40.0\\nFastAPI==0.121\\n"
+    )
     python.write_text(
         f"""#!/bin/sh
 case "$*" in
-"-m pip list --format=freeze") printf 'transformers==4.57.1\\nPyYAML==6.0\\ntorch==2.9.1+cu130\\nhf_xet==1.0.0\\n' ;;
+"-m pip list --format=freeze") printf '{there}' ;;
+"-m pip check")
+    echo "fastapi lacks another, as before"
+    if [ -f "{tmp_path}/commands" ]; then echo "boto3 is new here and has requirement x"; fi
+    if [ -f "{tmp_path}/commands" ] && {str(broken).lower()}; then echo "fastapi has requirement uvicorn<0.50"; fi ;;
 "-m pip install"*)
     shift 3
     for argument; do if [ -f "$argument" ]; then cat "$argument" >>"{tmp_path}/$(basename "$argument")"; fi; done
@@ -279,21 +274,96 @@ esac
 """
     )
     python.chmod(0o755)
-    subprocess.run(
+    done = subprocess.run(
         [ROOT / "docker" / "install.sh", ROOT / "pyproject.toml", LOCKED["cpu"], "compile"],
-        check=True,
         env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
     )
+    assert done.returncode == (1 if broken else 0), done.stderr
+    assert ("fastapi has requirement" in done.stdout) == broken
+    assert "as before" not in done.stdout and "new here" not in done.stdout
+    assert "replacing uvicorn 0.40.0" in done.stdout and done.stdout.count("replacing") == 1
     first, second = (tmp_path / "commands").read_text().splitlines()
-    assert "--require-hashes" in first and "--constraint" in second
-    assert "torch==2.9.1+cu130" in (tmp_path / "installed").read_text()
-    there = ("transformers==", "pyyaml==", "hf-xet==")
+    assert "--require-hashes" in first and "--constraint" in second and "--no-index" in second
+    kept = (tmp_path / "kept").read_text()
+    assert "torch==2.9.1+cu130" in kept and "uvicorn" not in kept
     packages = re.split(r"^(?=\w)", LOCKED["cpu"].read_text(), flags=re.MULTILINE)
     assert len(packages) > 50
-    expected = [package for package in packages if not package.startswith(there)]
+    expected = [each for each in packages if not each.startswith(("transformers==", "pyyaml==", "hf-xet=="))]
     assert (tmp_path / "new").read_text() == "".join(expected), "the others, each with its hashes"
     requirements = (tmp_path / "requirements").read_text().splitlines()
     assert any(line.startswith("starlette") for line in requirements)
     assert any(line.startswith("openvino-genai") for line in requirements), "the extra that `compile` is made of"
     assert any(line.startswith("nncf") for line in requirements)
     assert not any(line.startswith("djl-trtllm") for line in requirements)
+
+
+@every_dockerfile
+def test_what_builds_the_package_has_locked_versions_and_hashes(dockerfile: Path) -> None:
+    installs = [i.text for i in parse(dockerfile) if i.name == "RUN" and "pip install" in i.text]
+    backend, package = installs
+    assert "--require-hashes" in backend and "requirements-build.txt" in backend
+    assert "--no-build-isolation" in package and "--no-deps" in package
+
+
+def test_the_source_of_djl_serving_is_that_of_the_commit(tmp_path: Path) -> None:
+    for part in ("wlm/src/main", "prometheus/src/main", "serving/src/main", "engines/python/src/main"):
+        (tmp_path / part).mkdir(parents=True)
+    (tmp_path / "engines" / "python" / "setup").mkdir()
+    (tmp_path / "LICENSE").write_text("one")
+    (tmp_path / "NOTICE").write_text("two")
+    check: list[str | Path] = ["sh", ROOT / "docker" / "djl" / "check.sh", tmp_path]
+
+    def run(digest: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*check, digest], capture_output=True, text=True)
+
+    refused = run("0" * 64)
+    assert refused.returncode == 1 and "0" * 64 in refused.stderr
+    found = refused.stderr.split()[-1]
+    assert run(found).returncode == 0
+    (tmp_path / "wlm" / "src" / "main" / "Added.java").write_text("")
+    assert run(found).returncode == 1
+
+
+# -- docker/cut.py on a package that was made for it -------------------------------------------------------------------
+
+CUT = Path(__file__).parents[2] / "docker" / "cut.py"
+KEPT = ("transformers/__init__.py", "transformers/models/llama/__pycache__/configuration_llama.cpython-312.pyc")
+CUT_AWAY = (
+    "transformers/tests/test_all.py",
+    "transformers/include/any.h",
+    "transformers/models/llama/__pycache__/modeling_llama.cpython-312.pyc",
+)
+
+
+def install(site: Path, name: str, files: tuple[str, ...]) -> None:
+    """A package with these files, as pip leaves it."""
+    for file in files:
+        (site / file).parent.mkdir(parents=True, exist_ok=True)
+        (site / file).write_text("some text")
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+
+
+def test_what_no_image_runs_is_removed_from_the_packages_that_the_file_names(tmp_path: Path) -> None:
+    install(tmp_path, "transformers", KEPT + CUT_AWAY)
+    install(tmp_path, "other", ("other/tests/test_it.py",))
+    locked = tmp_path / "locked.txt"
+    # A package may have a line for each Python, and be missing on this one.
+    locked.write_text(
+        "transformers==1.0 ; python_version < '3.11' \\\n    --hash=sha256:00\ntransformers==1.0\nno-such==1\n"
+    )
+    # Without site-packages: those of the tests stay whole.
+    done = subprocess.run(
+        [sys.executable, "-S", CUT, locked],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [file for file in KEPT + CUT_AWAY if (tmp_path / file).exists()] == list(KEPT)
+    assert (tmp_path / "other" / "tests" / "test_it.py").exists()
+    assert done.stdout == "cut 0.0 MB of transformers\n"

@@ -21,8 +21,8 @@ import pytest
 from tests.support.certificates import Certificates
 from tests.support.client import JSON, body
 from tests.support.models import scripted_model, without_sagemakers_model
+from tests.support.processes import wait_until
 from tests.support.server import START_SECONDS, free_port
-from tests.support.waiting import wait_until
 
 ENTRYPOINT = Path(__file__).parent.parent.parent / "docker" / "entrypoint.sh"
 PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
@@ -55,16 +55,24 @@ def variables(image: Path, **more: str) -> dict[str, str]:
     }
 
 
-def run(image: Path, *command: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [image / "entrypoint", *command], env=environ, cwd=image, capture_output=True, text=True, timeout=300
-    )
+def run(
+    image: Path, *command: str, environ: Mapping[str, str], before: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    words = [*before, str(image / "entrypoint"), *command]
+    return subprocess.run(words, env=environ, cwd=image, capture_output=True, text=True, timeout=300)
+
+
+def as_user(image: Path, *command: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    if os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("root needs setpriv to run it as another user")
+    other = ("setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups")
+    return run(image, *command, environ=environ, before=other if os.geteuid() == 0 else ())
 
 
 def echoing(image: Path, name: str) -> str:
     """A PATH on which the command `name` prints its arguments and its environment."""
     script = image / "bin" / name
-    script.parent.mkdir()
+    script.parent.mkdir(exist_ok=True)
     script.write_text('#!/bin/sh\nprintf "<%s>" "$@"\necho\nenv\n')
     script.chmod(0o755)
     return f"{script.parent}:{PATH}"
@@ -145,48 +153,30 @@ def test_the_model_that_sagemaker_mounts(image: Path) -> None:
         check_served(process, port, log)
 
 
-def test_healthcheck_without_a_server() -> None:
-    done = subprocess.run(
-        [ENTRYPOINT, "healthcheck"],
-        env={"PATH": PATH, "SAGEMAKER_BIND_TO_PORT": str(free_port())},
-        capture_output=True,
-        timeout=300,
-    )
-    assert done.returncode != 0
-
-
-@pytest.mark.parametrize("clients", [False, True])
-def test_healthcheck_of_a_server_with_tls(clients: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("answers", ["no server", "with tls", "with tls for known clients"])
+def test_the_healthcheck_fails_without_a_server_and_follows_its_tls(answers: str, tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.certificate, certificates.key)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Pinged)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    environ = {
-        "PATH": PATH,
-        "SERVING_INFERENCE_PORT": str(server.server_port),
-        "SERVING_CERTIFICATE_FILE": str(certificates.certificate),
-        **({"SERVING_CLIENT_CA_FILE": str(certificates.authority)} if clients else {}),
-    }
-    try:
+    environ = {"PATH": PATH, "SERVING_CERTIFICATE_FILE": str(certificates.certificate)}
+    if answers.endswith("clients"):
+        environ["SERVING_CLIENT_CA_FILE"] = str(certificates.authority)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pinged) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = free_port() if answers == "no server" else server.server_port
+        environ["SERVING_INFERENCE_PORT"] = str(port)
         done = subprocess.run([ENTRYPOINT, "healthcheck"], env=environ, capture_output=True, timeout=300, text=True)
-    finally:
         server.shutdown()
-        server.server_close()
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode == 0) == (answers != "no server"), done.stderr
 
 
 # -- other commands ----------------------------------------------------------------------------------------------------
 
 
-def test_a_command_is_run_as_given(image: Path) -> None:
-    done = run(image, "/bin/sh", "-c", 'echo "$0 $1"', "two words", "*", environ=variables(image))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "two words *\n", "")
-
-
-def test_the_status_of_a_command_is_kept(image: Path) -> None:
-    assert run(image, "/bin/sh", "-c", "exit 7", environ=variables(image)).returncode == 7
+def test_a_command_is_run_as_given_and_its_status_kept(image: Path) -> None:
+    done = run(image, "/bin/sh", "-c", 'echo "$0 $1"; exit 7', "two words", "*", environ=variables(image))
+    assert (done.returncode, done.stdout, done.stderr) == (7, "two words *\n", "")
 
 
 def test_neo_compiles_whatever_the_command_is(image: Path) -> None:
@@ -217,21 +207,15 @@ def test_neo_in_the_whole(image: Path) -> None:
     assert '"error"' in errors.read_text()
 
 
-def test_partition_with_the_old_arguments(image: Path) -> None:
-    out = str(image / "out")
-    arguments = ["--model-id", "org/model", "--skip-copy", "--save-mp-checkpoint-path", out, "--quantization", "awq"]
+def test_partition_takes_the_old_arguments_and_is_that_of_a_training_job_without_a_model(image: Path) -> None:
     environ = variables(image, PATH=echoing(image, "djl-trtllm"))
-    done = run(image, "partition", *arguments, "--tensor-parallel-degree", "4", environ=environ)
-    assert done.stdout.startswith(f"<compile><org/model><{out}>\n"), done
-    assert exported(done.stdout)["TENSOR_PARALLEL_DEGREE"] == "4"
-    assert exported(done.stdout)["OPTION_QUANTIZE"] == "awq"
-
-
-@pytest.mark.parametrize("verb", ["partition", "train"])
-def test_partition_of_a_training_job(image: Path, verb: str) -> None:
-    environ = variables(image, PATH=echoing(image, "djl-trtllm"))
-    done = run(image, verb, "--save-mp-checkpoint-path", "s3://bucket/engine", environ=environ)
-    assert done.stdout.startswith("<compile></opt/ml/input/data/training><s3://bucket/engine>\n"), done
+    flags = ["--model-id", "org/model", "--skip-copy", "--quantization", "awq", "--tensor-parallel-degree", "4"]
+    done = run(image, "partition", *flags, "--save-mp-checkpoint-path", "/out", environ=environ)
+    assert done.stdout.startswith("<compile><org/model></out>\n"), done
+    assert {"TENSOR_PARALLEL_DEGREE": "4", "OPTION_QUANTIZE": "awq"}.items() <= exported(done.stdout).items()
+    for verb in ("partition", "train"):
+        done = run(image, verb, "--save-mp-checkpoint-path", "s3://bucket/engine", environ=environ)
+        assert done.stdout.startswith("<compile></opt/ml/input/data/training><s3://bucket/engine>\n"), done
 
 
 @pytest.mark.parametrize(
@@ -250,22 +234,6 @@ def test_partition_that_cannot_be(image: Path, arguments: list[str], message: st
 # -- other users -------------------------------------------------------------------------------------------------------
 
 
-def as_user(image: Path, *command: str, environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    user = []
-    if os.geteuid() == 0:
-        if shutil.which("setpriv") is None:
-            pytest.skip("root needs setpriv to run it as another user")
-        user = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
-    return subprocess.run(
-        [*user, str(image / "entrypoint"), *command],
-        env=environ,
-        cwd=image,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 @pytest.mark.parametrize("name", ["DJL_CACHE_DIR", "HF_HOME"])
 def test_a_mount_that_cannot_be_written(image: Path, name: str) -> None:
     writable = image / "writable"
@@ -279,6 +247,27 @@ def test_a_mount_that_cannot_be_written(image: Path, name: str) -> None:
         assert word in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("environ", "mode", "message"),
+    [
+        ({"SERVING_MODEL_STORE": "PLACE"}, 0o000, f"(model) cannot be read by uid {USER}"),
+        (
+            {"SM_NEO_EXECUTION_CONTEXT": "true", "SM_NEO_COMPILED_MODEL_DIR": "PLACE"},
+            0o555,
+            "(Neo's output) cannot be written",
+        ),
+    ],
+)
+def test_a_folder_that_a_user_may_not_use_is_named(
+    image: Path, environ: dict[str, str], mode: int, message: str
+) -> None:
+    place = image / "place"
+    place.mkdir(mode=mode)
+    given = {name: value.replace("PLACE", str(place)) for name, value in environ.items()}
+    done = as_user(image, "serve", environ=variables(image, **given))
+    assert done.returncode == 1 and f"{place} {message}" in done.stderr
+
+
 def test_a_hub_cache_that_is_only_read(image: Path) -> None:
     path = echoing(image, "djl-trtllm")
     (image / "huggingface").mkdir(mode=0o555)
@@ -286,13 +275,6 @@ def test_a_hub_cache_that_is_only_read(image: Path) -> None:
     (image / "cache").chmod(0o777)
     done = as_user(image, "serve", "--port", "1", environ=variables(image, PATH=path, HF_HUB_OFFLINE="1"))
     assert done.stdout.startswith("<serve><--port><1>\n"), done
-
-
-def test_an_output_of_neo_that_cannot_be_written(image: Path) -> None:
-    (image / "compiled").mkdir(mode=0o555)
-    environ = variables(image, SM_NEO_EXECUTION_CONTEXT="true", SM_NEO_COMPILED_MODEL_DIR=str(image / "compiled"))
-    done = as_user(image, environ=environ)
-    assert done.returncode == 1 and f"{image / 'compiled'} (Neo's output) cannot be written" in done.stderr
 
 
 @pytest.mark.parametrize("file", ["memory.max", "memory/memory.limit_in_bytes"])
@@ -309,12 +291,6 @@ def test_a_container_with_less_memory_than_the_server_needs(image: Path, file: s
         assert "needs 128 MiB" in done.stderr and "--memory" in done.stderr
     else:
         assert (done.returncode, done.stdout[:7]) == (0, "<serve>"), done.stderr
-
-
-def test_a_model_that_cannot_be_read(image: Path) -> None:
-    (image / "model").mkdir(mode=0o000)
-    done = as_user(image, "serve", environ=variables(image, SERVING_MODEL_STORE=str(image / "model")))
-    assert done.returncode == 1 and f"{image / 'model'} (model) cannot be read by uid {USER}" in done.stderr
 
 
 # -- under DJL Serving -------------------------------------------------------------------------------------------------
@@ -343,19 +319,15 @@ def test_djl_starts_the_front_end(image: Path) -> None:
     assert [environ[name] for name in names] == ["1", "1", "10"]
 
 
-def test_djl_leaves_what_is_set(image: Path) -> None:
+def test_djl_leaves_what_is_set_or_asked_for_in_a_file(image: Path) -> None:
     _, environ = djl(image, OPTION_ENTRYPOINT="model.py", SERVING_RETRY_THRESHOLD="2", SERVING_MAX_WORKERS="")
     assert environ["OPTION_ENTRYPOINT"] == "model.py"
     assert environ["SERVING_RETRY_THRESHOLD"] == "2"
     assert environ["SERVING_MAX_WORKERS"] == "1"
     assert "OPTION_ASYNC_MODE" not in environ and "SERVING_INFERENCE_ADDRESS" not in environ
-
-
-@pytest.mark.parametrize("value", ["trtllm", "enable"])
-def test_djl_and_a_file_that_asks_for_rolling_batch(image: Path, value: str) -> None:
-    _, environ = djl(image, f"engine=MPI\noption.rolling_batch = {value}\n")
-    assert environ["OPTION_ENTRYPOINT"] == "djl_trtllm.handler"
-    assert "OPTION_ASYNC_MODE" not in environ
+    for value in ("trtllm", "enable"):
+        _, environ = djl(image, f"engine=MPI\noption.rolling_batch = {value}\n")
+        assert environ["OPTION_ENTRYPOINT"] == "djl_trtllm.handler" and "OPTION_ASYNC_MODE" not in environ
 
 
 def test_djl_and_a_model_named_by_option_model_id_alone(image: Path) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.backends.planning import plan_engine
-from djl_trtllm.engines.manifest import EngineDir
-from djl_trtllm.engines.preparation import prepare_engine
+from djl_trtllm.engines.build import prepare_engine
+from djl_trtllm.engines.cache import EngineDir
 from djl_trtllm.model import inspect
 from tests.engines.helpers import configured, write_checkpoint
-from tests.support.s3_fixtures import s3, store
+from tests.support.s3 import s3, store
 
 __all__ = ["s3", "store"]
 
@@ -58,5 +58,5 @@ def engine(checkpoint: Path, engine_cache: Path, build_progress: list[str]) -> E
 @pytest.fixture
 def fake_compiler() -> Callable[..., list[str]]:
     """Commands of compilers that do one thing: `fake_compiler("fail")`."""
-    script = Path(__file__).with_name("fake_compiler.py")
-    return lambda *behaviour: [sys.executable, str(script), *behaviour]
+    script = Path(__file__).with_name("other_process.py")
+    return lambda *behaviour: [sys.executable, str(script), "compile", *behaviour]

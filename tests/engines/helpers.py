@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from djl_trtllm.config import Config, load
-from djl_trtllm.engines.gpu import Gpu
-from djl_trtllm.engines.hardware import Hardware
-from djl_trtllm.engines.manifest import EngineDir, Manifest
+from djl_trtllm.engines.cache import EngineDir, Manifest, staged
+from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.engines.plan import EnginePlan
-from djl_trtllm.engines.staging import staged
 
+
+def table(name: str) -> Any:
+    """A table, or a model's configuration, in tables.json."""
+    return json.loads(Path(__file__).with_name("tables.json").read_text())[name]
+
+
+# As in the tiny checkpoint's config.json.
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCABULARY, CONTEXT = 2, 4, 2, 16, 128, 512, 256
 HIDDEN = HEADS * HEAD_DIM
 CPU_ONLY = Hardware(gpus=(), tensorrt_llm=None, available_memory=8 * 10**9)
@@ -39,24 +49,7 @@ def write_checkpoint(path: Path, *, seed: int = 0) -> Path:
     from safetensors.numpy import save_file
 
     path.mkdir(parents=True)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "float16",
-        "vocab_size": VOCABULARY,
-        "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "max_position_embeddings": CONTEXT,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    (path / "config.json").write_text(json.dumps(config))
+    (path / "config.json").write_text(json.dumps(table("config.json")))
     (path / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))
     save_file(_weights(seed), path / "model.safetensors", metadata={"format": "pt"})
     write_tokenizer(path)
@@ -106,16 +99,7 @@ def write_tokenizer(path: Path) -> None:
     )
     tokenizer.train_from_iterator(["the little red riding hood went into the wood"] * 8, trainer)
     tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(
-        json.dumps(
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "bos_token": "<s>",
-                "eos_token": "</s>",
-                "unk_token": "<unk>",
-            }
-        )
-    )
+    (path / "tokenizer_config.json").write_text(json.dumps(table("tokenizer_config.json")))
 
 
 def write_engine_files(path: Path, *, weights: bytes = bytes(1000)) -> Path:
@@ -146,26 +130,11 @@ def built(plan: EnginePlan, out: Path) -> EngineDir:
 def write_tensorrt_engine(path: Path, *, ranks: int = 1, version: str = "1.2.1", **build: object) -> Path:
     """An engine directory as TensorRT-LLM lays it out, of the tiny checkpoint; nothing can load it."""
     path.mkdir(parents=True, exist_ok=True)
+    mapping = {"world_size": ranks, "tp_size": ranks, "pp_size": 1}
     config = {
         "version": version,
-        "pretrained_config": {
-            "architecture": "LlamaForCausalLM",
-            "dtype": "float16",
-            "vocab_size": VOCABULARY,
-            "max_position_embeddings": CONTEXT,
-            "mapping": {"world_size": ranks, "tp_size": ranks, "pp_size": 1},
-            "quantization": {"quant_algo": None, "kv_cache_quant_algo": None},
-        },
-        "build_config": {
-            "max_batch_size": 16,
-            "max_input_len": 128,
-            "max_seq_len": 192,
-            "max_num_tokens": 160,
-            "max_beam_width": 2,
-            "kv_cache_type": "PAGED",
-            "plugin_config": {"tokens_per_block": 32, "use_paged_context_fmha": True, "remove_input_padding": True},
-            **build,
-        },
+        "pretrained_config": {**table("pretrained_config of an engine"), "mapping": mapping},
+        "build_config": {**table("build_config of an engine"), **build},
     }
     (path / "config.json").write_text(json.dumps(config))
     for rank in range(ranks):
@@ -176,3 +145,79 @@ def write_tensorrt_engine(path: Path, *, ranks: int = 1, version: str = "1.2.1",
 def configured(environ: Mapping[str, str] | None = None, /, **options: object) -> Config:
     """A configuration from `OPTION_*` variables: `configured(quantize="int8")`."""
     return load(None, {**(environ or {}), **{f"OPTION_{name.upper()}": str(value) for name, value in options.items()}})
+
+
+# -- entries of an engine cache, and marks as other processes hold them ------------------------------------------------
+
+
+KEY = "openvino-0123456789abcdef"
+
+
+def seal(directory: Path) -> None:
+    """Write the manifest of what is in a directory."""
+    Manifest.of(directory, backend="openvino", checkpoint="x", options={}, versions={}, platform="x86_64").write(
+        directory
+    )
+
+
+def build(out: Path, *, size: int = 10_000) -> None:
+    """Write a whole engine of one file."""
+    with staged(out) as partial:
+        (partial / "model.bin").write_bytes(bytes(size))
+        seal(partial)
+
+
+class Builder:
+    """Builds at once and counts."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, out: Path) -> None:
+        self.calls += 1
+        build(out)
+
+
+@contextmanager
+def locked(path: Path, kind: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Hold a lock on a file as another process would."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, kind)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_free(path: Path) -> bool:
+    """Whether another process could lock a file."""
+    with path.open("rb+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+@contextmanager
+def started(what: str, root: Path, *names: str, lease: float | None = None) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes on one cache, see other_process.py; they are killed after the block."""
+    script = Path(__file__).with_name("other_process.py")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    further = [] if lease is None else [str(lease)]
+    commands = [[sys.executable, str(script), "cache", what, str(root), name, *further] for name in names]
+    processes = [subprocess.Popen(command, env=environment) for command in commands]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

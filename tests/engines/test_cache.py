@@ -1,6 +1,10 @@
+"""Engine directories: checksums of files, manifests, marks, and the local cache."""
+
 from __future__ import annotations
 
+import fcntl
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,12 +13,15 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.engines import manifest as manifest_module
-from djl_trtllm.engines.cache import EngineCache, cache_key
-from djl_trtllm.engines.manifest import Manifest
+from djl_trtllm import progress as progress_module
+from djl_trtllm.engines import cache as cache_module
+from djl_trtllm.engines.cache import (
+    CacheEntry,
+    EngineCache,
+    cache_key,
+)
 from djl_trtllm.errors import EngineError
-from djl_trtllm.model.remote import progress as progress_module
-from tests.engines.cache_entries import KEY, Builder, build, is_free, locked, seal
+from tests.engines.helpers import KEY, Builder, build, is_free, locked, started, wait_until
 
 
 @pytest.fixture
@@ -57,95 +64,69 @@ def test_a_damaged_entry_is_reported_and_built_again(tmp_path: Path, damage: str
     assert builder.calls == 2
     assert cache.lookup(KEY) == entry
     assert [line.split(" (")[0] for line in told] == [f"the cached engine {entry} is incomplete"]
+    with pytest.raises(EngineError, match=r"cannot be written: .*option\.engine_cache_dir"):
+        EngineCache(entry / "model.bin" / "cache").get_or_build(KEY, Builder(), print)
 
 
-def test_a_builder_that_fails_frees_the_cache_for_the_next(tmp_path: Path) -> None:
-    def fail(out: Path) -> None:
-        raise RuntimeError("no")
-
-    with pytest.raises(RuntimeError, match="no") as caught:
-        EngineCache(tmp_path).get_or_build(KEY, fail, print)
-    assert is_free(tmp_path / f"{KEY}.lock")
-    assert caught.tb is not None  # the failed call's own variables are still there
-
-
-def test_only_the_builder_keeps_others_out_and_only_while_it_builds(tmp_path: Path) -> None:
+def test_only_the_builder_keeps_others_out_and_what_was_built_or_looked_up_is_in_use(tmp_path: Path) -> None:
     def check(out: Path) -> None:
         assert not is_free(tmp_path / f"{KEY}.lock")
         build(out)
 
-    EngineCache(tmp_path).get_or_build(KEY, check, print)
+    def fail(out: Path) -> None:
+        raise RuntimeError("no")
+
+    cache = EngineCache(tmp_path)
+    with pytest.raises(RuntimeError, match="no"):
+        cache.get_or_build(KEY, fail, print)
+    with pytest.raises(EngineError, match=f"the builder of {tmp_path / KEY} left no complete engine: no manifest$"):
+        cache.get_or_build(KEY, lambda out: None, print)
+    cache.get_or_build(KEY, check, print)
     assert is_free(tmp_path / f"{KEY}.lock")
-
-
-def test_what_was_built_or_looked_up_is_in_use_from_then_on(tmp_path: Path) -> None:
-    EngineCache(tmp_path).get_or_build(KEY, build, print)
     build(tmp_path / "openvino-other")
-    EngineCache(tmp_path).lookup("openvino-other")
+    cache.lookup("openvino-other")
     for key in (KEY, "openvino-other"):
         assert not is_free(tmp_path / f"{key}.use"), key
-
-
-def test_a_builder_that_leaves_no_whole_engine_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match=f"the builder of {tmp_path / KEY} left no complete engine: no manifest$"):
-        EngineCache(tmp_path).get_or_build(KEY, lambda out: None, print)
-
-
-def test_a_cache_that_cannot_be_written_names_the_option(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(EngineError, match=r"cannot be written: .*option\.engine_cache_dir"):
-        EngineCache(tmp_path / "file" / "cache").get_or_build(KEY, Builder(), print)
 
 
 # -- what counts as whole ------------------------------------------------------------------------------------------
 
 
-def test_a_file_written_after_the_manifest_is_read_again(tmp_path: Path) -> None:
-    cache = EngineCache(tmp_path)
-    build(tmp_path / KEY)
-    (tmp_path / KEY / "model.bin").write_bytes(b"\1" * 10_000)
-    assert cache.lookup(KEY) is None
-    (tmp_path / KEY / "model.bin").write_bytes(bytes(10_000))
-    assert cache.lookup(KEY) == tmp_path / KEY
-
-
-def test_files_that_nobody_touched_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build(tmp_path / KEY)
-    (tmp_path / KEY / "folder").mkdir()
-    os.utime(tmp_path / KEY / "folder", (2**33, 2**33))  # a folder's time is not that of its content
-    monkeypatch.setattr(manifest_module, "file_sha256", lambda path: pytest.fail(f"read {path}"))
-    assert EngineCache(tmp_path).lookup(KEY) == tmp_path / KEY
-
-
-def test_an_entry_that_is_removed_while_it_is_looked_at_is_none(
+def test_files_are_read_only_if_they_were_written_after_the_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = Manifest.read
-
-    def removed_after(directory: Path) -> Manifest | None:
-        manifest = read(directory)
-        (directory / "manifest.json").unlink()
-        return manifest
-
+    cache, model = EngineCache(tmp_path), tmp_path / KEY / "model.bin"
     build(tmp_path / KEY)
-    monkeypatch.setattr(Manifest, "read", removed_after)
-    assert EngineCache(tmp_path).lookup(KEY) is None
+    model.write_bytes(b"\1" * 10_000)
+    assert cache.lookup(KEY) is None
+    model.write_bytes(bytes(10_000))
+    assert cache.lookup(KEY) == tmp_path / KEY
+    build(tmp_path / "other")
+    (tmp_path / "other" / "folder").mkdir()
+    os.utime(tmp_path / "other" / "folder", (2**33, 2**33))  # a folder's time is not that of its content
+    monkeypatch.setattr(cache_module, "file_sha256", lambda path: pytest.fail(f"read {path}"))
+    assert cache.lookup("other") == tmp_path / "other"
 
 
 # -- waiting for another process -----------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("clock")
-def test_what_another_process_builds_meanwhile_is_taken(tmp_path: Path, building: ExitStack) -> None:
+def test_what_another_process_builds_meanwhile_is_taken_and_waiting_is_reported(
+    tmp_path: Path, building: ExitStack
+) -> None:
     builder, told = Builder(), list[str]()
 
     def progress(line: str) -> None:
         told.append(line)
-        build(tmp_path / KEY)
-        building.close()
+        if len(told) == 3:
+            build(tmp_path / KEY)
+            building.close()
 
     assert EngineCache(tmp_path).get_or_build(KEY, builder, progress) == tmp_path / KEY
-    assert told == ["another process is compiling this engine, waiting for it (5 s)"]
+    assert told == [
+        f"another process is compiling this engine, waiting for it ({seconds} s)" for seconds in (5, 10, 15)
+    ]
     assert builder.calls == 0
 
 
@@ -174,56 +155,170 @@ def test_what_a_killed_builder_left_is_never_taken_for_whole(
     ]
 
 
-@pytest.mark.usefixtures("clock")
-def test_waiting_is_reported(tmp_path: Path, building: ExitStack) -> None:
-    builder, told = Builder(), list[str]()
-
-    def progress(line: str) -> None:
-        told.append(line)
-        if len(told) == 3:
-            building.close()
-
-    EngineCache(tmp_path).get_or_build(KEY, builder, progress)
-    assert told == [
-        f"another process is compiling this engine, waiting for it ({seconds} s)" for seconds in (5, 10, 15)
-    ]
-    assert builder.calls == 1
-
-
 # -- keys ----------------------------------------------------------------------------------------------------------
 
 
-def key_of(**changes: Any) -> str:
+def test_a_key_is_the_same_in_every_version_of_this_program_and_differs_with_the_engine() -> None:
     engine: dict[str, Any] = {
-        "backend": "openvino",
-        "checkpoint": "sha256:abc",
-        "options": {"dtype": "fp16", "quantize": "none"},
-        "versions": {"openvino": "2026.4.1"},
-        "platform": "x86_64",
-    }
-    return cache_key(**(engine | changes))
-
-
-def test_everything_that_changes_the_engine_changes_the_key() -> None:
-    keys = {
-        key_of(),
-        key_of(backend="tensorrt"),
-        key_of(checkpoint="sha256:def"),
-        key_of(options={"dtype": "fp16", "quantize": "int8"}),
-        key_of(versions={"openvino": "2026.4.2"}),
-        key_of(platform="aarch64"),
-    }
-    assert len(keys) == 6
-
-
-def test_a_key_is_the_same_in_every_version_of_this_program() -> None:
+        "backend": "openvino", "checkpoint": "sha256:abc", "options": {"dtype": "fp16", "quantize": "none"},
+        "versions": {"openvino": "2026.4.1"}, "platform": "x86_64",
+    }  # fmt: skip
+    others: dict[str, Any] = {
+        "backend": "tensorrt", "checkpoint": "sha256:def", "options": {"dtype": "fp16", "quantize": "int8"},
+        "versions": {"openvino": "2026.4.2"}, "platform": "aarch64",
+    }  # fmt: skip
     # Another key is another engine: a release that changes it compiles everything again.
-    assert key_of() == "openvino-b1e3c6b88773165fef391bdfa3bd6044"
-    assert key_of(options={"quantize": "none", "dtype": "fp16"}) == key_of()
+    assert cache_key(**engine) == "openvino-b1e3c6b88773165fef391bdfa3bd6044"
+    assert cache_key(**engine | {"options": {"quantize": "none", "dtype": "fp16"}}) == cache_key(**engine)
+    assert len({cache_key(**engine), *(cache_key(**engine | {name: other}) for name, other in others.items())}) == 6
 
 
-def test_entries_lie_in_directories_of_their_keys(tmp_path: Path) -> None:
-    for key in ("openvino-1", "tensorrt-2"):
-        assert EngineCache(tmp_path).get_or_build(key, build, print) == tmp_path / key
-    seal(tmp_path / "openvino-1")
-    assert EngineCache(tmp_path).lookup("openvino-1") == tmp_path / "openvino-1"
+# -- The local engine cache between processes, of which some are killed.
+
+
+@pytest.mark.slow
+def test_several_processes_on_an_empty_cache_compile_once(tmp_path: Path) -> None:
+    with started("race", tmp_path, *"abcd") as processes:
+        wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 4)
+        (tmp_path / "go").touch()
+        assert [process.wait(300) for process in processes] == [0] * 4
+    assert len(list(tmp_path.glob("built-by-*"))) == 1
+    assert len(list(tmp_path.glob("served-by-*"))) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["half", "half-in-place"])
+def test_a_builder_killed_half_way_leaves_nothing_that_is_taken_for_whole(tmp_path: Path, what: str) -> None:
+    cache, builder, told = EngineCache(tmp_path / "cache"), Builder(), list[str]()
+    with started(what, tmp_path, "killed") as (process,):
+        (tmp_path / "go").touch()
+        wait_until((tmp_path / "built-by-killed").exists)
+        waiter = threading.Thread(target=cache.get_or_build, args=(KEY, builder, told.append), daemon=True)
+        waiter.start()
+        wait_until(lambda: told)
+        assert cache.lookup(KEY) is None
+        process.kill()
+        waiter.join(300)
+    assert builder.calls == 1
+    assert cache.lookup(KEY) == cache.root / KEY
+    assert [path.name for path in cache.root.iterdir() if path.is_dir()] == [KEY]
+
+
+@pytest.mark.slow
+def test_an_entry_that_another_process_uses_stays_until_that_is_killed(tmp_path: Path) -> None:
+    cache = EngineCache(tmp_path / "cache")
+    build(cache.root / KEY)
+    with started("use", tmp_path, "user"):
+        wait_until((tmp_path / "using").exists)
+        assert cache.prune() == []
+    assert [entry.key for entry in cache.prune()] == [KEY]
+
+
+# -- The bound of the local engine cache, and what `djl-trtllm cache` shows and removes.
+
+
+KEYS = [f"openvino-{number}" for number in range(4)]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> EngineCache:
+    """A cache of four entries of one size that no process uses, the first used longest ago."""
+    for number, key in enumerate(KEYS):
+        build(tmp_path / key)
+        (tmp_path / f"{key}.use").touch()
+        os.utime(tmp_path / f"{key}.use", (1000 + number, 1000 + number))
+    (tmp_path / f"{KEYS[1]}.log").touch()
+    return EngineCache(tmp_path)
+
+
+def size_of(cache: EngineCache) -> int:
+    """Bytes of one entry."""
+    return cache.entries()[0].size
+
+
+def keys(entries: list[CacheEntry]) -> list[str]:
+    return [entry.key for entry in entries]
+
+
+def test_entries_are_listed_the_most_recently_used_first(cache: EngineCache) -> None:
+    assert EngineCache(cache.root / "nowhere").entries() == []
+    (cache.root / "hashes").mkdir()  # which holds no engine
+    entries = cache.entries()
+    assert keys(entries) == KEYS[::-1]
+    assert [entry.last_used for entry in entries] == [1003, 1002, 1001, 1000]
+    assert all(entry.verify() == [] for entry in entries)
+    entry = cache.root / KEYS[0]
+    (entry / "folder").mkdir()
+    (entry / "folder" / "more.bin").write_bytes(bytes(77))
+    assert CacheEntry.of(entry).size == 10_000 + 77 + (entry / "manifest.json").stat().st_size
+    (cache.root / f"{KEYS[0]}.use").unlink()
+    os.utime(entry, (5, 5))
+    assert CacheEntry.of(entry).last_used == 5  # it was used when it was made
+
+
+def test_verifying_reads_every_byte_and_tells_what_is_wrong(cache: EngineCache) -> None:
+    model = cache.root / KEYS[0] / "model.bin"
+    model.write_bytes(b"\1" * 10_000)
+    os.utime(model, (1, 1))
+    entry = CacheEntry.of(model.parent)
+    assert entry.verify() == ["model.bin: changed, same size and a different SHA-256"]
+    (model.parent / "manifest.json").write_text("{")
+    (problem,) = entry.verify()
+    assert "manifest.json is broken" in problem
+    (model.parent / "manifest.json").unlink()
+    assert entry.verify() == ["no manifest"]
+
+
+# -- what is removed -----------------------------------------------------------------------------------------------
+
+
+def test_those_used_longest_ago_go_first_until_the_rest_fits(cache: EngineCache) -> None:
+    size = size_of(cache)
+    assert keys(cache.prune(4 * size)) == []
+    assert keys(cache.prune(4 * size - 1)) == KEYS[:1]
+    assert keys(cache.prune(size)) == KEYS[1:3]
+    assert keys(cache.entries()) == KEYS[3:]
+
+
+def test_without_a_bound_everything_goes_with_its_log_and_nothing_else(cache: EngineCache) -> None:
+    (cache.root / "hashes").mkdir()
+    (cache.root / "manifest.json").touch()
+    cache.get_or_build("openvino-new", build, print)  # removes nothing
+    assert keys(cache.prune()) == KEYS
+    left = {path.name for path in cache.root.iterdir() if path.suffix not in (".use", ".lock")}
+    assert left == {"hashes", "manifest.json", "openvino-new"}
+
+
+def test_what_is_used_or_built_stays_and_makes_no_room(cache: EngineCache) -> None:
+    assert cache.lookup(KEYS[0]) is not None and cache.entries()[0].key == KEYS[0]
+    with locked(cache.root / f"{KEYS[1]}.use", fcntl.LOCK_SH), locked(cache.root / f"{KEYS[2]}.lock"):
+        assert keys(cache.prune(3 * size_of(cache))) == [KEYS[3]]
+        assert keys(cache.prune()) == []
+    assert keys(cache.prune()) == KEYS[1:3]
+    assert cache.lookup(KEYS[0]) is not None
+
+
+# -- a new engine --------------------------------------------------------------------------------------------------
+
+
+def test_a_new_engine_makes_room_but_not_by_itself(cache: EngineCache) -> None:
+    lines: list[str] = []
+    bounded = EngineCache(cache.root, max_bytes=3 * size_of(cache))
+    assert bounded.get_or_build("openvino-new", build, lines.append).is_dir()
+    assert keys(cache.entries()) == ["openvino-new", KEYS[3], KEYS[2]]
+    assert [line.split(" to stay")[0] for line in lines] == [f"removed {key} from the engine cache" for key in KEYS[:2]]
+    EngineCache(cache.root, max_bytes=0).get_or_build("openvino-large", build, lines.append)
+    assert sorted(keys(cache.entries())) == ["openvino-large", "openvino-new"]
+
+
+def test_one_entry_is_removed_by_its_key_unless_a_process_uses_it(cache: EngineCache) -> None:
+    (cache.root / KEYS[0]).rename(cache.root / f".{KEYS[0]}.removed")  # what a killed removal left is no entry
+    assert cache.remove(KEYS[0]) is False
+    build(cache.root / KEYS[0])
+    for key in KEYS[:2]:
+        assert cache.remove(key) is True
+        assert cache.remove(key) is False
+    assert not [path for path in cache.root.iterdir() if path.is_dir() and path.name not in KEYS[2:]]
+    with locked(cache.root / f"{KEYS[2]}.use"):
+        assert cache.remove(KEYS[2]) is False
+    assert sorted(entry.key for entry in cache.entries()) == KEYS[2:]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +12,154 @@ import msgspec
 import pytest
 
 from djl_trtllm.engines import fleet_cache
-from djl_trtllm.engines.cache import EngineCache
-from djl_trtllm.engines.fleet_cache import FleetCache
-from djl_trtllm.engines.lease import Lease
-from djl_trtllm.engines.manifest import Manifest
-from djl_trtllm.errors import EngineError
+from djl_trtllm.engines.cache import EngineCache, Manifest
+from djl_trtllm.engines.fleet_cache import FleetCache, Lease
+from djl_trtllm.errors import DownloadError, EngineError
 from djl_trtllm.model.remote.s3 import S3Address
-from tests.engines.cache_entries import KEY, Builder
-from tests.support.s3_server import BUCKET, Fault, Request, Store
+from tests.engines.helpers import KEY, Builder, started, wait_until
+from tests.support.s3 import BUCKET, Fault, Request, Store, keys, moto_server, variables
+
+QUICK = 0.04
+"""Seconds of a lease that is renewed at once; by the store's clock, which stands still, it does not expire."""
+
+
+def lease(seconds: float = 60.0) -> Lease:
+    return Lease(S3Address(BUCKET, "lease"), seconds)
+
+
+def failing(methods: str, part: str = "", status: int = 403, code: str = "AccessDenied") -> Callable[[Request], None]:
+    """A store that answers requests for keys with this part by an error."""
+
+    def fault(request: Request) -> None:
+        if request.method in methods.split() and part in request.key:
+            raise Fault(status, code)
+
+    return fault
+
+
+ALL = "GET HEAD PUT DELETE"
+
+
+def test_of_all_machines_one_has_it_until_it_expires_by_the_stores_clock(store: Store) -> None:
+    first, second = lease(), lease()
+    assert first.acquire()
+    content = store.objects["lease"].path.read_bytes()
+    assert not second.acquire() and not first.acquire()
+    store.seconds += 60
+    assert not second.acquire()
+    store.seconds += 1
+    assert second.acquire()
+    assert not first.acquire()
+    assert store.objects["lease"].path.read_bytes() != content  # it says whose it is
+    with pytest.raises(DownloadError, match="no such bucket"):
+        Lease(S3Address("no-such-bucket", "lease"), 60.0).acquire()
+
+
+def overtaking(store: Store, method: str, count: int) -> Callable[[Request], None]:
+    """Another machine takes the lease before the request of this number."""
+
+    def fault(request: Request) -> None:
+        if (request.method, request.count) == (method, count):
+            store.put("lease", b"another's")
+
+    return fault
+
+
+def test_of_two_that_find_it_expired_or_given_back_one_gets_it(store: Store) -> None:
+    assert lease().acquire()
+    store.seconds += 61
+    store.fault = overtaking(store, "PUT", 2)
+    assert not lease().acquire()
+    store.fault = failing("HEAD", status=404, code="NoSuchKey")  # given back, and taken by another
+    assert not lease().acquire()
+
+    def given_back(request: Request) -> None:
+        if request.method == "HEAD":
+            store.objects.clear()
+            raise Fault(404, "NoSuchKey")
+
+    store.fault = given_back
+    assert lease().acquire()
+
+
+@pytest.mark.parametrize("methods", [ALL, "HEAD"])
+def test_a_store_that_cannot_be_used_is_reported(store: Store, methods: str) -> None:
+    assert lease().acquire()
+    store.fault = failing(methods)
+    with pytest.raises(DownloadError, match="s3://models/lease: access is denied"):
+        lease().acquire()
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_one_that_another_machine_is_just_taking_is_not_had(store: Store, status: int) -> None:
+    store.fault = failing("PUT", status=status, code="ConditionalRequestConflict")
+    store.put("lease", b"another's")
+    assert not lease().acquire()
+
+
+def test_renewing_has_ended_before_it_is_given_back_whatever_happens(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    class Watched(threading.Thread):
+        def join(self, timeout: float | None = None) -> None:
+            order.append(f"{self.name} joined")
+            super().join(timeout)
+
+    class Waited(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            order.append(f"waits {timeout} s")
+            return super().wait(timeout)
+
+    first = lease(60.0)
+    assert first.acquire()
+    store.fault = lambda request: order.append(request.method)
+    monkeypatch.setattr(threading, "Thread", Watched)
+    monkeypatch.setattr(threading, "Event", Waited)
+    with pytest.raises(RuntimeError), first.held():
+        (thread,) = (thread for thread in threading.enumerate() if thread.name == "lease")
+        assert thread.daemon  # the end of the process does not wait for it
+        raise RuntimeError
+    assert [what for what in order if "None" not in what] == ["waits 15.0 s", "lease joined", "DELETE"]
+    assert store.objects == {}
+
+
+def test_it_is_renewed_while_it_is_held_and_given_back(store: Store) -> None:
+    first = lease(QUICK)
+    assert first.acquire()
+    with first.held():
+        for _ in range(2):
+            store.seconds += 100
+            wait_until(lambda: store.objects["lease"].modified == store.seconds)
+            assert not lease(QUICK).acquire()
+    assert store.objects == {}
+
+
+def test_one_that_was_taken_over_is_neither_renewed_nor_given_back(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = lease(QUICK)
+    assert first.acquire()
+    with first.held():
+        store.put("lease", b"another's")
+        wait_until(lambda: "another machine took over the lease s3://models/lease" in caplog.text)
+    assert store.objects["lease"].path.read_bytes() == b"another's"
+
+
+def test_a_store_that_fails_for_a_while_does_not_end_it(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    first = lease(QUICK)
+    assert first.acquire()
+    with first.held():
+        store.fault = failing(ALL)
+        wait_until(lambda: "cannot renew the lease: s3://models/lease: access is denied" in caplog.text)
+        store.fault = None
+        store.seconds += 100
+        wait_until(lambda: store.objects["lease"].modified == store.seconds)
+        store.fault = failing("DELETE")
+    assert "the lease was not released: s3://models/lease: access is denied" in caplog.text
+
 
 ADDRESS = S3Address.parse("s3://models/engines")
 ENTRY, LEASE = f"engines/{KEY}.json", f"engines/{KEY}.lease"
@@ -66,42 +207,34 @@ def build_elsewhere(store: Store, machine: Path) -> None:
         store.objects[LEASE] = lease
 
 
-def test_the_first_machine_compiles_and_uploads(store: Store, tmp_path: Path) -> None:
+def test_the_second_machine_fetches_what_the_first_compiled(store: Store, tmp_path: Path) -> None:
     build = Builder()
     lines = provide(tmp_path / "a", build)
     assert whole(tmp_path / "a") and build.calls == 1
     assert not [line for line in lines if not line.startswith("uploading to s3://models/engines/")]
     (folder,) = {key.split("/")[2] for key in store.objects if key.startswith(f"engines/{KEY}/")}
-    assert sorted(store.objects) == sorted(
-        [ENTRY, f"engines/{KEY}/{folder}/manifest.json", f"engines/{KEY}/{folder}/model.bin"]
-    )
+    files = [f"engines/{KEY}/{folder}/manifest.json", f"engines/{KEY}/{folder}/model.bin"]
+    assert sorted(store.objects) == sorted([ENTRY, *files])
     entry = msgspec.json.decode(store.objects[ENTRY].path.read_bytes())
     assert entry == {"folder": folder, "manifest": msgspec.to_builtins(Manifest.read(tmp_path / "a" / KEY))}
-
-
-def test_the_second_machine_fetches_what_the_first_compiled(store: Store, tmp_path: Path) -> None:
-    build = Builder()
-    provide(tmp_path / "a", build)
     lines = provide(tmp_path / "b", build)
     assert whole(tmp_path / "b") and build.calls == 1
-    assert lines[-1].startswith(f"downloaded the engine from s3://models/engines/{KEY}/")
+    assert lines[-1] == f"downloaded the engine from s3://models/engines/{KEY}/{folder}"
     assert [path.name for path in (tmp_path / "b").iterdir()] == [KEY]
-    assert sorted(path.name for path in (tmp_path / "b" / KEY).iterdir()) == ["manifest.json", "model.bin"]
+    # The manifest is written last, as where it was compiled.
+    first, last = sorted((tmp_path / "b" / KEY).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert (first.name, last.name) == ("model.bin", "manifest.json")
     assert EngineCache(tmp_path / "b").lookup(KEY) is not None
-
-
-def test_the_manifest_is_written_last_as_where_it_was_compiled(store: Store, tmp_path: Path) -> None:
-    for machine in ("a", "b"):
-        provide(tmp_path / machine, Builder())
-    times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "b" / KEY).iterdir()}
-    assert max(times, key=lambda name: times[name]) == "manifest.json"
+    del store.objects[ENTRY]  # files without their entry do not count
+    provide(tmp_path / "c", build)
+    assert whole(tmp_path / "c") and build.calls == 2
 
 
 # -- waiting for another machine -----------------------------------------------------------------------------------
 
 
 def test_what_another_machine_compiles_meanwhile_is_fetched(store: Store, tmp_path: Path, clock: Clock) -> None:
-    assert Lease(BUCKET, LEASE, 60.0).acquire()
+    assert Lease(S3Address(BUCKET, LEASE), 60.0).acquire()
     clock.meanwhile = lambda now: build_elsewhere(store, tmp_path / "other") if now == 1033 else None
     build = Builder()
     lines = provide(tmp_path / "a", build)
@@ -114,29 +247,22 @@ def test_what_another_machine_compiles_meanwhile_is_fetched(store: Store, tmp_pa
     assert clock.slept == [3.0] * 11
 
 
-def test_a_machine_that_died_is_succeeded(store: Store, tmp_path: Path, clock: Clock) -> None:
-    assert Lease(BUCKET, LEASE, 8.0).acquire()
-
-    def pass_time(now: float) -> None:
-        store.seconds += clock.slept[-1]
-
-    clock.meanwhile = pass_time
+@pytest.mark.parametrize(
+    ("seconds", "settings", "slept"), [(8.0, {"lease_seconds": 8.0}, [2.0] * 5), (60.0, {}, [3.0] * 21)]
+)
+def test_a_machine_that_died_is_succeeded(
+    store: Store, tmp_path: Path, clock: Clock, seconds: float, settings: dict[str, float], slept: list[float]
+) -> None:
+    assert Lease(S3Address(BUCKET, LEASE), seconds).acquire()
+    clock.meanwhile = lambda now: setattr(store, "seconds", store.seconds + clock.slept[-1])
     build = Builder()
-    provide(tmp_path / "a", build, lease_seconds=8.0)
+    provide(tmp_path / "a", build, **settings)
     assert whole(tmp_path / "a") and build.calls == 1
-    assert clock.slept == [2.0] * 5
-
-
-def test_a_lease_lasts_a_minute_where_nothing_else_is_asked(store: Store, tmp_path: Path, clock: Clock) -> None:
-    assert Lease(BUCKET, LEASE, 60.0).acquire()
-    store.seconds += 60
-    clock.meanwhile = lambda now: setattr(store, "seconds", store.seconds + 1)
-    provide(tmp_path / "a", Builder())
-    assert clock.slept == [3.0]
+    assert clock.slept == slept
 
 
 def test_a_wait_that_is_too_long_ends_in_compiling_here(store: Store, tmp_path: Path, clock: Clock) -> None:
-    assert Lease(BUCKET, LEASE, 60.0).acquire()
+    assert Lease(S3Address(BUCKET, LEASE), 60.0).acquire()
     build = Builder()
     lines = provide(tmp_path / "a", build, wait_seconds=9.0)
     assert whole(tmp_path / "a") and build.calls == 1
@@ -163,59 +289,30 @@ def test_an_engine_completed_between_the_look_and_the_lease_is_fetched(store: St
 # -- what is in the store is not what it should be -----------------------------------------------------------------
 
 
-def damaged(store: Store, tmp_path: Path, name: str, content: bytes) -> list[str]:
-    """Compile on one machine, change an object, and provide on two others; the lines of the first of these."""
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("model.bin", b"\1" * 10_000, "model.bin: changed, same size and a different SHA-256"),
+        ("manifest.json", b"{", "manifest.json is broken"),
+        ("manifest.json", b"{}", "manifest.json is broken"),
+        (f"{KEY}.json", b'{"folder": "x", "manifest": {}}', "its manifest is missing or a different one"),
+        (f"{KEY}.json", b"{", ""),
+    ],
+)
+def test_a_damaged_engine_is_removed_and_compiled_again(
+    store: Store, tmp_path: Path, name: str, content: bytes, says: str
+) -> None:
     build = Builder()
     provide(tmp_path / "a", build)
-    (key,) = (key for key in store.objects if key.endswith(name))
+    store.put(f"engines/{KEY}/x/model.bin", b"")
+    (key,) = (key for key in store.objects if key.endswith(name) and "/x/" not in key)
     store.put(key, content)
     lines = provide(tmp_path / "b", build)
     assert whole(tmp_path / "b") and build.calls == 2
+    said = [line for line in lines if "is damaged (" in line]
+    assert len(said) == bool(says) and all(says in line and f"s3://models/engines/{KEY}/" in line for line in said)
     provide(tmp_path / "c", build)
     assert whole(tmp_path / "c") and build.calls == 2
-    return lines
-
-
-def test_a_damaged_engine_is_removed_and_compiled_again(store: Store, tmp_path: Path) -> None:
-    lines = damaged(store, tmp_path, "model.bin", b"\1" * 10_000)
-    (line,) = (line for line in lines if "is damaged" in line)
-    assert line.startswith(f"the engine s3://models/engines/{KEY}/")
-    assert line.endswith(
-        "is damaged (model.bin: changed, same size and a different SHA-256); it is removed and compiled again"
-    )
-
-
-@pytest.mark.parametrize("content", [b"{", b"{}"])
-def test_a_damaged_manifest_is_reported(store: Store, tmp_path: Path, content: bytes) -> None:
-    lines = damaged(store, tmp_path, "manifest.json", content)
-    assert any("is damaged (" in line and "manifest.json is broken" in line for line in lines)
-
-
-def test_a_manifest_that_is_not_the_entrys_is_reported(store: Store, tmp_path: Path) -> None:
-    entry = {"folder": "x", "manifest": {}}
-    store.put(ENTRY, msgspec.json.encode(entry))
-    store.put(f"engines/{KEY}/x/model.bin", b"")
-    build = Builder()
-    lines = provide(tmp_path / "a", build)
-    assert any("is damaged (its manifest is missing or a different one)" in line for line in lines)
-    assert whole(tmp_path / "a") and build.calls == 1
-
-
-def test_an_entry_that_cannot_be_read_is_replaced(store: Store, tmp_path: Path) -> None:
-    store.put(ENTRY, b"{")
-    build = Builder()
-    for machine in ("a", "b"):
-        provide(tmp_path / machine, build)
-        assert whole(tmp_path / machine)
-    assert build.calls == 1
-
-
-def test_files_without_their_entry_do_not_count(store: Store, tmp_path: Path) -> None:
-    build = Builder()
-    provide(tmp_path / "a", build)
-    del store.objects[ENTRY]
-    provide(tmp_path / "b", build)
-    assert whole(tmp_path / "b") and build.calls == 2
 
 
 def test_an_entry_that_another_machine_replaced_meanwhile_stays(store: Store, tmp_path: Path) -> None:
@@ -237,55 +334,36 @@ def test_an_entry_that_another_machine_replaced_meanwhile_stays(store: Store, tm
 # -- a store that fails --------------------------------------------------------------------------------------------
 
 
-def refusing(method: str, part: str) -> Callable[[Request], int | None]:
-    def fault(request: Request) -> int | None:
-        if request.method == method and part in request.key:
-            raise Fault(403, "AccessDenied")
-        return None
-
-    return fault
-
-
-@pytest.mark.parametrize(("method", "part"), [("GET", ".json"), ("PUT", ".lease"), ("DELETE", ".json")])
+@pytest.mark.parametrize(("method", "part"), [("GET", ".json"), ("PUT", ".lease"), ("DELETE", ".json"), ("", "")])
 def test_a_store_that_cannot_be_used_is_reported_and_does_not_stop_serving(
     store: Store, tmp_path: Path, method: str, part: str
 ) -> None:
     store.put(ENTRY, b"{")  # which wants removing
-    store.fault = refusing(method, part)
+    store.fault = failing(method, part) if method else failing(ALL, status=404, code="NoSuchBucket")
     build = Builder()
     (line,) = provide(tmp_path / "a", build)
     assert line.startswith(f"the engine cache {ADDRESS} cannot be used: s3://models/engines/{KEY}.")
-    assert line.endswith("; compiling here") and "access is denied" in line
+    assert line.endswith("; compiling here") and ("access is denied" if method else "no such bucket") in line
     assert whole(tmp_path / "a") and build.calls == 1
-
-
-def test_a_bucket_that_is_missing_is_reported(store: Store, tmp_path: Path) -> None:
-    lines: list[str] = []
-    FleetCache(S3Address.parse("s3://no-such-bucket/x")).provide(KEY, tmp_path / KEY, Builder(), lines.append)
-    assert whole(tmp_path)
-    assert "no such bucket" in lines[0]
 
 
 @pytest.mark.parametrize("part", ["/model.bin", f"{KEY}.json"])
-def test_an_engine_that_cannot_be_uploaded_serves_all_the_same(store: Store, tmp_path: Path, part: str) -> None:
-    store.fault = refusing("PUT", part)
-    build = Builder()
-    lines = provide(tmp_path / "a", build)
-    assert whole(tmp_path / "a") and build.calls == 1
-    assert lines[-1].startswith("the engine was not uploaded: ") and "access is denied" in lines[-1]
-    assert lines[-1].endswith("; other machines compile it themselves")
-    assert LEASE not in store.objects
-
-
-def test_the_engine_of_a_machine_that_was_first_is_as_good(store: Store, tmp_path: Path) -> None:
-    def overtaken(request: Request) -> None:
+@pytest.mark.parametrize("overtaken", [False, True])
+def test_an_engine_that_cannot_be_uploaded_serves_all_the_same(
+    store: Store, tmp_path: Path, part: str, overtaken: bool
+) -> None:
+    def another(request: Request) -> None:
         if (request.method, request.key) == ("PUT", ENTRY):
             store.put(ENTRY, b"another's")
 
-    store.fault = overtaken
-    lines = provide(tmp_path / "a", Builder())
-    assert not any("not uploaded" in line for line in lines)
-    assert store.objects[ENTRY].path.read_bytes() == b"another's"
+    store.fault = another if overtaken else failing("PUT", part)
+    build = Builder()
+    lines = provide(tmp_path / "a", build)
+    assert whole(tmp_path / "a") and build.calls == 1 and LEASE not in store.objects
+    if overtaken:  # the engine of a machine that was first is as good
+        assert store.objects[ENTRY].path.read_bytes() == b"another's" and "not uploaded" not in lines[-1]
+    else:
+        assert lines[-1].startswith("the engine was not uploaded: ") and "access is denied" in lines[-1]
 
 
 def test_a_failed_compile_gives_the_lease_back(store: Store, tmp_path: Path) -> None:
@@ -296,3 +374,36 @@ def test_a_failed_compile_gives_the_lease_back(store: Store, tmp_path: Path) -> 
     with pytest.raises(EngineError, match="no"):
         provide(tmp_path, fail)
     assert store.objects == {}
+
+
+# -- Machines that share an engine cache in S3, each a process, of which one is killed.
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with moto_server() as url:
+        for name, value in variables(url).items():
+            monkeypatch.setenv(name, value)
+        yield url
+
+
+@pytest.mark.slow
+def test_several_machines_compile_once(aws: str, tmp_path: Path) -> None:
+    # The lease is so long that no machine's pause makes it lose the lease.
+    with started("race", tmp_path, *"abc", lease=600.0) as processes:
+        wait_until(lambda: len(list(tmp_path.glob("ready-*"))) == 3)
+        (tmp_path / "go").touch()
+        assert [process.wait(300) for process in processes] == [0] * 3
+    assert len(list(tmp_path.glob("built-by-*"))) == 1
+    assert len(list(tmp_path.glob("served-by-*"))) == 3
+
+
+@pytest.mark.slow
+def test_a_killed_builder_is_succeeded_and_leaves_no_entry(aws: str, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    with started("half", tmp_path, "killed", lease=3.0):
+        wait_until((tmp_path / "built-by-killed").exists)
+    assert f"engines/{KEY}.json" not in keys(aws)
+    with started("race", tmp_path, "next", lease=3.0) as (following,):
+        assert following.wait(300) == 0
+    assert (tmp_path / "built-by-next").exists() and (tmp_path / "served-by-next").exists()

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.engines.leftovers import Leftover, find_leftovers, noted_output
+from djl_trtllm.model import work_directory
 from djl_trtllm.model.work_directory import TEMPORARY_PREFIX, marked
-from tests.engines.cache_entries import KEY, build, locked
-from tests.engines.helpers import wait_until
+from tests.engines.helpers import KEY, build, locked, wait_until
 
 DEAD = 2**22 + 1
 """More than any process id."""
@@ -22,10 +22,12 @@ DEAD = 2**22 + 1
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for temporary files, of this test alone."""
+    """The folder for temporary files, of this test alone; those just made count too."""
     path = tmp_path / "tmp"
     path.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(path))
+    monkeypatch.setattr(work_directory, "_SHARED_MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(work_directory, "_SETTLED_SECONDS", -1.0)
     return path
 
 
@@ -76,15 +78,24 @@ def test_what_a_killed_builder_left_in_the_cache(root: Path, temporary: Path) ->
     assert names(root) == []
 
 
-def test_what_a_builder_works_on_stays(root: Path, temporary: Path) -> None:
+def test_what_a_builder_works_on_or_another_user_owns_stays(
+    root: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     partial = file(root / f".{KEY}.1.abcd.partial" / "model.bin").parent
     work = file(temporary / f"{TEMPORARY_PREFIX}x" / "torch").parent
+    outgoing = file(root / "outgoing" / "bucket" / "model.bin").parent  # an engine that was not uploaded
     file(root / f"{KEY}.log")
     file(root / f".{KEY}.removed" / "model.bin")
     file(root / KEY / "model.bin")
-    with locked(root / f"{KEY}.lock"), marked(partial), marked(work):
+    with locked(root / f"{KEY}.lock"), marked(partial), marked(work), marked(outgoing):
         assert names(root) == []
-    assert len(names(root)) == 5
+    assert len(names(root)) == 6
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: work.stat().st_uid + 1)
+        assert work.name not in names(root) and len(names(root)) == 5
+    for item in (*find_leftovers(root), Leftover(root / "gone", 0)):
+        item.remove()
+    assert names(root) == []
 
 
 @pytest.mark.parametrize("place", ["models/.abc.partial-xyz", "downloads/s3/model-1/.v1.partial"])
@@ -98,49 +109,25 @@ def test_interrupted_downloads_are_leftovers_unless_they_go_on(root: Path, place
     assert names(root) == [partial.name]
 
 
-def test_an_engine_that_was_not_uploaded_is_a_leftover(root: Path) -> None:
-    engine = file(root / "outgoing" / "bucket" / "model.bin").parent
-    with marked(engine):
-        assert names(root) == []
-    assert names(root) == ["bucket"]
-
-
 def test_outputs_beside_the_cache_are_found_by_their_notes(root: Path, tmp_path: Path) -> None:
     out = tmp_path / "engines" / "out"
     with pytest.raises(ZeroDivisionError), noted_output(root, out):
         assert [note.read_text() for note in (root / "outputs").iterdir()] == [str(out)]
         _ = 1 / 0
     assert not (root / "outputs").exists()
-
+    (tmp_path / "file").touch()
+    with noted_output(tmp_path / "file", out):  # a cache that cannot be written does not keep one from compiling
+        pass
     (root / "outputs").mkdir()
     file(root / "outputs" / "note").write_text(str(out))
-    file(out.parent / f".out.{DEAD}.abcd.partial" / "model.bin")
-    file(out.parent / f".out.{DEAD}.new" / "model.bin")
-    file(out.parent / f"..out.{DEAD}.new.{DEAD}.abcd.partial" / "model.bin")
-    file(out.parent / "out.log")
-    file(out.parent / ".out-of-interest")
-    file(out.parent / ".outer.5.abcd.partial" / "another")
+    left = [f".out.{DEAD}.abcd.partial", f".out.{DEAD}.new", f"..out.{DEAD}.new.{DEAD}.abcd.partial"]
+    for name in left:
+        file(out.parent / name / "model.bin")
+    for name in ("out.log", ".out-of-interest", ".outer.5.abcd.partial/another"):
+        file(out.parent / name)
     with marked(root / "outputs" / "note"):
         assert names(root) == []
-    assert sorted(names(root)) == sorted(
-        [
-            f".out.{DEAD}.abcd.partial",
-            f".out.{DEAD}.new",
-            f"..out.{DEAD}.new.{DEAD}.abcd.partial",
-            "out.log",
-            "note",
-        ]
-    )
-
-
-def test_a_cache_that_cannot_be_written_does_not_keep_one_from_compiling(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with noted_output(tmp_path / "file", tmp_path / "out"):
-        pass
-
-
-def test_what_is_gone_already_is_no_error(tmp_path: Path) -> None:
-    Leftover(tmp_path / "gone", 0).remove()
+    assert sorted(names(root)) == sorted([*left, "out.log", "note"])
 
 
 _COMPILE = """
@@ -148,7 +135,7 @@ import sys
 from pathlib import Path
 from djl_trtllm.config import load
 from djl_trtllm.backends.planning import plan_engine
-from djl_trtllm.engines import build, leftovers, preparation
+from djl_trtllm.engines import build
 from djl_trtllm.engines.leftovers import noted_output
 from djl_trtllm.model import inspect
 checkpoint, root, out, *command = sys.argv[1:]
@@ -157,10 +144,10 @@ plan = plan_engine(config, layout)
 original = build.build_engine
 def quick(*arguments, **options):
     return original(*arguments, command=command, **options)
-preparation.build_engine = quick
+build.build_engine = quick
 print("started", flush=True)
 if out == "-":
-    preparation.prepare_engine(config, layout, print, plan=plan)
+    build.prepare_engine(config, layout, print, plan=plan)
 else:
     with noted_output(Path(root), Path(out)):
         quick(plan, Path(out), print)

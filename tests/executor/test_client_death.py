@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 
 import pytest
 
-from djl_trtllm.executor.protocol import Delta, Failed, Stats, Step
-from tests.executor.conftest import Play
-from tests.executor.played_host import PID, PlayedHost, settled
+from djl_trtllm.executor.protocol import Delta, Failed, Ping, Pong, Stats, Step
+from tests.executor.kit import PID, PlayedHost, played, settled, started, started_8_seconds
 
 GONE = f"the engine process (pid {PID}) is gone: "
 HINT = " (the kernel does that when memory runs out)"
@@ -27,184 +25,150 @@ HINT = " (the kernel does that when memory runs out)"
         (-9, "it was killed by SIGKILL" + HINT),
     ],
 )
-def test_a_death_is_reported_once_with_the_status(play: Play, status: int, cause: str) -> None:
-    async def body(host: PlayedHost) -> None:
-        await host.start()
-        host.process.end(status)
-        assert await host.probe.death() == GONE + cause
-        await host.client.close()
-        assert len(host.probe.deaths) == 1
-
-    play(body)
+@started
+async def test_a_death_is_reported_once_with_the_status(host: PlayedHost, status: int, cause: str) -> None:
+    host.process.end(status)
+    assert await host.probe.death() == GONE + cause
+    await host.client.close()
+    assert len(host.probe.deaths) == 1
 
 
-def test_what_the_engine_process_said_of_its_end_counts_more_than_its_status(play: Play) -> None:
-    async def body(host: PlayedHost) -> None:
-        await host.start()
-        host.process.print("Traceback\n")
-        host.process.say(Failed("RuntimeError: no engine"))
-        host.process.end(1)
-        assert await host.probe.death() == GONE + "RuntimeError: no engine"  # the traceback is in the log
-        await host.client.kill()
-
-    play(body)
+@pytest.mark.parametrize("said", ["RuntimeError: no engine", "CUDA out of memory"])
+@started
+async def test_what_the_engine_process_said_of_its_end_counts_more_than_its_status(host: PlayedHost, said: str) -> None:
+    """Advice on memory is for loading, and the traceback is in the log."""
+    host.process.print("Traceback\n")
+    host.process.say(Failed(said))
+    host.process.end(1)
+    assert await host.probe.death() == GONE + said
 
 
-def test_memory_that_runs_out_after_loading_is_reported_without_advice(play: Play) -> None:
-    async def body(host: PlayedHost) -> None:
-        await host.start()
-        host.process.say(Failed("CUDA out of memory"))
-        host.process.end(1)
-        assert await host.probe.death() == GONE + "CUDA out of memory"
-        await host.client.kill()
-
-    play(body)
-
-
-def test_the_last_lines_of_an_engine_process_that_said_nothing_are_reported(play: Play) -> None:
-    async def body(host: PlayedHost) -> None:
-        await host.start()
-        host.process.print("".join(f"line {number}  \n" for number in range(25)))
-        await settled()
-        host.process.end(3)
-        lines = (await host.probe.death()).splitlines()
-        assert lines == [
-            GONE + "it exited with status 3",
-            "its last output:",
-            *(f"  | line {number}" for number in range(5, 25)),
-        ]
-        await host.client.kill()
-
-    play(body)
-
-
-def test_all_that_was_printed_before_the_end_is_in_the_log(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "djl_trtllm.executor.process")
-
-    async def body(host: PlayedHost) -> None:
-        await host.start()
-        host.process.print(b"first\n caf\xe9 \r\nhalf")
-        host.process.end(3)
-        assert "  | half" in await host.probe.death()
-        await host.client.kill()
-
-    play(body)
-    assert caplog.record_tuples == [
-        ("djl_trtllm.executor.process", logging.INFO, text) for text in ("first", " caf�", "half")
+@started
+async def test_the_last_lines_of_an_engine_process_that_said_nothing_are_reported(host: PlayedHost) -> None:
+    host.process.print("".join(f"line {number}  \n" for number in range(25)))
+    await settled()
+    host.process.end(3)
+    lines = (await host.probe.death()).splitlines()
+    assert lines == [
+        GONE + "it exited with status 3",
+        "its last output:",
+        *(f"  | line {number}" for number in range(5, 25)),
     ]
 
 
-def test_a_line_of_a_request_has_its_id_in_the_log(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+@played
+async def test_what_was_printed_before_the_end_is_in_the_log_with_the_id_of_its_request(
+    host: PlayedHost, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "djl_trtllm.executor.process")
+    await host.start()
+    host.process.print(b'first\n caf\xe9 \r\n\x1e"story-1"\x1ethe sampler is odd\nhalf')
+    host.process.end(3)
+    assert "  | the sampler is odd\n  | half" in await host.probe.death()
+    await host.client.kill()
+    assert [(getattr(record, "request_id", None), record.message) for record in caplog.records] == [
+        (None, "first"),
+        (None, " caf\ufffd"),
+        ("story-1", "the sampler is odd"),
+        (None, "half"),
+    ]
 
-    async def body(host: PlayedHost) -> None:
-        await host.start()
-        host.process.print('\x1e"story-1"\x1ethe sampler is odd\nall is well\n')
-        host.process.end(3)
-        assert "  | the sampler is odd\n  | all is well" in await host.probe.death()
-        await host.client.kill()
 
-    play(body)
-    found = [(getattr(record, "request_id", None), record.message) for record in caplog.records]
-    assert found == [("story-1", "the sampler is odd"), (None, "all is well")]
-
-
-def test_logging_goes_on_after_a_line_that_is_too_long(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+@played
+async def test_logging_goes_on_after_a_line_that_is_too_long(
+    host: PlayedHost, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "djl_trtllm.executor.process")
-
-    async def body(host: PlayedHost) -> None:
-        await host.start()
-        for text in ("before\n", "x" * (1 << 18), "\n", "after\n"):
-            host.process.print(text)
-            await settled()
-        await host.client.kill()
-
-    play(body)
+    await host.start()
+    for text in ("before\n", "x" * (1 << 18), "\n", "after\n"):
+        host.process.print(text)
+        await settled()
+    await host.client.kill()
     assert caplog.messages[0] == "before"
     assert caplog.messages[-1] == "after"
     assert caplog.messages.count("before") == 1
     assert all(len(message) < 1 << 17 for message in caplog.messages)
 
 
-def test_a_child_of_the_engine_process_that_holds_on_to_its_output_is_waited_for_a_second(play: Play) -> None:
-    async def body(host: PlayedHost) -> None:
-        await host.start()
-        host.process.holds_on = True
-        began = host.loop.now
-        await host.client.kill()
-        assert host.loop.now - began == pytest.approx(1)
-
-    play(body)
-
-
-def test_an_engine_process_that_only_closes_its_socket_is_killed_after_a_second(play: Play) -> None:
-    async def body(host: PlayedHost) -> None:
-        await host.start()
-        began = host.loop.now
-        host.process.connection.close()
-        await host.probe.until(lambda: bool(host.process.kills))
-        assert host.loop.now - began == pytest.approx(1)
-        assert host.environment.cleared == 1
-        await host.probe.death()
-        host.client.cancel(1)  # nobody hears it
-        await host.client.kill()
-        assert len(host.probe.deaths) == 1
-
-    play(body)
-
-
-def test_an_engine_process_that_takes_a_moment_to_end_is_not_killed(play: Play) -> None:
-    async def body(host: PlayedHost) -> None:
-        await host.start()
-        host.process.connection.shutdown(socket.SHUT_RDWR)
-        await asyncio.sleep(0.9)
-        host.process.end(3)
-        assert await host.probe.death() == GONE + "it exited with status 3"
-        assert host.process.kills == 0
-        await host.client.kill()
-
-    play(body)
-
-
-def test_a_connection_that_is_reset_says_nothing_about_the_cause(play: Play) -> None:
-    async def body(host: PlayedHost) -> None:
-        await host.start()
-        host.client.cancel(1)  # unread data in a socket that closes resets it
-        host.process.end(3)
-        assert await host.probe.death() == GONE + "it exited with status 3"
-        await host.client.kill()
-
-    play(body)
+@started
+async def test_an_engine_process_that_only_closes_its_socket_is_killed_after_a_second(host: PlayedHost) -> None:
+    began = host.loop.now
+    host.process.connection.close()
+    await host.probe.until(lambda: bool(host.process.kills))
+    assert host.loop.now - began == pytest.approx(1)
+    assert host.environment.cleared == 1
+    await host.probe.death()
+    host.client.cancel(1)  # nobody hears it
+    await host.client.kill()
+    assert len(host.probe.deaths) == 1
 
 
 @pytest.mark.parametrize("said", [False, True])
-def test_a_failure_while_steps_are_handled_is_a_death_that_names_it(play: Play, said: bool) -> None:
-    def fail(steps: list[Step]) -> None:
-        raise ZeroDivisionError("in the rolling batch")
-
-    async def body(host: PlayedHost) -> None:
-        host.loop.set_exception_handler(lambda *_: None)
-        host.client._on_steps = fail
-        await host.start()
-        messages = [Failed("first")] if said else []
-        host.process.say(*messages, Step([Delta(1, [5])], Stats()))
-        cause = "first" if said else "its messages could not be handled: ZeroDivisionError: in the rolling batch"
-        assert await host.probe.death() == GONE + cause
-        assert host.process.kills == 1
-        await host.client.kill()
-
-    play(body)
+@played
+async def test_a_failure_while_steps_are_handled_is_a_death_that_names_it(host: PlayedHost, said: bool) -> None:
+    host.loop.set_exception_handler(lambda *_: None)
+    await host.start()
+    host.probe.error = ZeroDivisionError("in the rolling batch")
+    messages = [Failed("first")] if said else []
+    host.process.say(*messages, Step([Delta(1, [5])], Stats()))
+    cause = "first" if said else "its messages could not be handled: ZeroDivisionError: in the rolling batch"
+    assert await host.probe.death() == GONE + cause
+    assert host.process.kills == 1
 
 
-def test_an_engine_process_that_is_ready_and_gone_at_once_was_started_and_died(play: Play) -> None:
-    async def body(host: PlayedHost) -> None:
-        host.probe.busy = True
-        await host.start_and_end(3)
-        assert await host.probe.death() == GONE + "it exited with status 3"
-        await host.client.kill()
-        looked = host.probe.looked
-        await asyncio.sleep(600)
-        # Python 3.13 lets the start be seen before the death: then the watch has looked once (3.10 and 3.11: never).
-        assert host.probe.looked == looked <= 1
+# -- silence -----------------------------------------------------------------------------------------------------------
 
-    play(body)
+SILENT = "silent for {} seconds (option.executor_hang_timeout)"
+
+
+@pytest.mark.parametrize(("hang_timeout", "tick"), [(60.0, 1.0), (8.0, 1.0), (4.0, 0.5), (1.0, 0.125)])
+@started
+async def test_a_busy_engine_process_is_killed_when_it_was_silent_for_the_timeout(
+    host: PlayedHost, hang_timeout: float, tick: float
+) -> None:
+    """It is looked at every second, or eight times per timeout where that is more often."""
+    await asyncio.sleep(1.75 * tick)
+    host.probe.busy, began = True, host.loop.now
+    assert SILENT.format(f"{hang_timeout:g}") in await host.probe.death(timeout=1000)
+    assert host.process.kills == 1
+    assert host.process.killed_at - began == pytest.approx(hang_timeout + tick / 4)
+
+
+@started_8_seconds
+async def test_a_busy_engine_process_that_sends_is_never_taken_for_hung(host: PlayedHost) -> None:
+    host.probe.busy = True
+    for _ in range(20):
+        await asyncio.sleep(7.5)
+        host.process.say(Step([], Stats()))
+    await settled()
+    assert (host.process.kills, host.probe.deaths) == (0, [])
+
+
+@started_8_seconds
+async def test_a_pause_of_the_server_is_not_held_against_the_engine_process(host: PlayedHost) -> None:
+    host.probe.busy = True
+    await asyncio.sleep(4)
+    host.loop.now += 1000
+    await asyncio.sleep(3)
+    assert host.process.kills == 0
+
+
+@started
+async def test_an_idle_engine_process_is_asked_for_a_sign_of_life_every_few_seconds(host: PlayedHost) -> None:
+    asked = []
+    for second in range(1, 22):
+        await asyncio.sleep(1)
+        await settled()
+        for message in host.process.heard():
+            assert message == Ping()
+            asked.append(second)
+            host.process.say(Pong())
+            await settled()
+    assert asked == [5, 11, 17]
+
+
+@started
+async def test_an_idle_engine_process_that_does_not_answer_is_killed(host: PlayedHost) -> None:
+    ready = host.loop.now
+    assert SILENT.format("60") in await host.probe.death(timeout=1000)
+    assert host.process.killed_at - ready == pytest.approx(5 + 61)

@@ -6,5 +6,5 @@ places that a server meets, and as unkind: see the tests beside this file, each 
 What a response costs the caller is not a sleep but the same steps in the same order: unpickling of the batch and its
 signature, a queue per request and one wake-up per batch, a task switch per consumer, then `_handle_response` with the
 wrappers and attribute reads of executor/result.py (the PyTorch backend's results read through `__getattr__`). Slots,
-and properties that hand out copies, stand for C++ objects. `programs/cost.py` measures it.
+and properties that hand out copies, stand for C++ objects. The scenario `cost` measures it.
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .observing import Observer, call
+from tests.fakes.installation import Observer, call
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,8 @@ import collections
 import contextlib
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +20,18 @@ _HERE = Path(__file__).parent
 
 _OBJECTS = {
     "LLM": ("LLM", "llm", "LLM"),
-    "BaseLlmArgs": ("BaseLlmArgs", "arguments", "BaseLlmArgs"),
-    "LLM.tensorrt": ("LLM", "engine_llm", "_TrtLLM"),
+    "BaseLlmArgs": ("BaseLlmArgs", "configs", "BaseLlmArgs"),
+    "LLM.tensorrt": ("LLM", "llm", "_TrtLLM"),
     "LLM.pytorch": ("LLM", "llm", "LLM"),
     "LLM.autodeploy": ("LLM", "llm", "AutoDeployLLM"),
     "SamplingParams": ("SamplingParams", "sampling", "SamplingParams"),
     "GuidedDecodingParams": ("GuidedDecodingParams", "sampling", "GuidedDecodingParams"),
-    "LoRARequest": ("LoRARequest", "requests", "LoRARequest"),
+    "LoRARequest": ("LoRARequest", "sampling", "LoRARequest"),
     "RequestOutput": ("RequestOutput", "results", "RequestOutput"),
     "CompletionOutput": ("CompletionOutput", "results", "CompletionOutput"),
     "Logprob": ("Logprob", "results", "Logprob"),
-    "RequestError": ("RequestError", "errors", "RequestError"),
-    "CppExecutorError": ("CppExecutorError", "errors", "CppExecutorError"),
+    "RequestError": ("RequestError", "settings", "RequestError"),
+    "CppExecutorError": ("CppExecutorError", "settings", "CppExecutorError"),
 }
 """Owner in the table -> public name, module inside the fake, name there; the others are configuration classes."""
 
@@ -48,7 +50,7 @@ def __getattr__(name):
     module, attribute = _NAMES[name]
     return getattr(import_module(f"tensorrt_llm._fake.{{module}}"), attribute)
 '''
-"""As in the later versions, names are loaded when they are used: a rank needs few of them."""
+"""A module's text. As in the later versions, names are loaded when they are used: a rank needs few of them."""
 
 
 def fake_tensorrt_llm(
@@ -95,6 +97,9 @@ def worker_processes(pid: int) -> list[psutil.Process]:
             command = process.cmdline()
             if "tensorrt_llm._fake.mpi" in command:
                 ranks[int(command[command.index("--rank") + 1])] = process
+            elif "mpi4py.futures.server" in command:
+                environment = process.environ()
+                ranks[int(environment.get("OMPI_COMM_WORLD_RANK", environment["PMIX_RANK"]))] = process
     return [ranks[rank] for rank in sorted(ranks)]
 
 
@@ -114,7 +119,7 @@ def _install(site: Path, version: str) -> None:
             exports[description["module"]][public] = (module, attribute)
         if (declared := owners()[owner].declared) is not None:
             module, _, public = declared.partition(":")
-            exports[module][public] = ("arguments", _ARGUMENTS[owner])
+            exports[module][public] = ("configs", _ARGUMENTS[owner])
     for module, names in sorted(exports.items()):
         _write_module(site, module, names)
     if Version(version) >= Version("1.4.0rc0"):
@@ -132,7 +137,7 @@ def _install(site: Path, version: str) -> None:
 
 
 def _write_module(site: Path, module: str, names: dict[str, tuple[str, str]]) -> None:
-    """As a package, and so are those above it."""
+    """Write a module as a package, and so the modules above it."""
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         directory = site.joinpath(*parts[:depth])
@@ -151,7 +156,7 @@ def _write_distribution(site: Path, name: str, version: str) -> None:
 
 
 def _table(version: str) -> dict[str, Any]:
-    """Of this version, as JSON: owner -> module, and its members."""
+    """The names of this version, as JSON: owner -> module, and its members."""
     described = {}
     for name in owners():
         try:
@@ -171,3 +176,51 @@ def _table(version: str) -> dict[str, Any]:
             },
         }
     return {"version": version, "owners": described}
+
+
+# -- scenarios in a process with a fake TensorRT-LLM -------------------------------------------------------------------
+
+
+_ROOT = Path(__file__).parents[2]
+PROMPT = [5, 6, 7, 8, 9]
+"""What scenarios ask for by default."""
+
+Call = tuple[str, dict[str, Any]]
+
+
+def call(scenario: str, **arguments: Any) -> Call:
+    """A scenario of `scenarios.py` and what it is asked."""
+    return scenario, arguments
+
+
+def start(directory: Path, *calls: Call, **installation: Any) -> subprocess.Popen[str]:
+    """A process that goes through `calls`, with a fake TensorRT-LLM."""
+    environ = fake_tensorrt_llm(directory, **installation)
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.fakes.scenarios", json.dumps(calls, default=str)],
+        cwd=_ROOT,
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+class Observer:
+    """Runs scenarios. Keyword arguments are those of `fake_tensorrt_llm`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.printed = ""
+
+    def __call__(self, *calls: Call, **installation: Any) -> Any:
+        """What the scenario saw; a list where there are several. `printed` is what the process printed."""
+        process = start(self._directory, *calls, **installation)
+        try:
+            output, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
+        self.printed = output + errors
+        assert process.returncode == 0, self.printed
+        seen = json.loads(output.rstrip().rsplit("\n", 1)[-1])
+        return seen if len(calls) > 1 else seen[0]

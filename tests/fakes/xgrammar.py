@@ -6,26 +6,8 @@ import json
 import re
 from typing import Any
 
-_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
-
 
 class Grammar:
-    @staticmethod
-    def builtin_json_grammar() -> Grammar:
-        return Grammar()
-
-    @staticmethod
-    def from_json_schema(schema: str) -> Grammar:
-        try:
-            parsed = json.loads(schema)
-        except ValueError as error:
-            raise _failed("json_schema_converter.cc:3460: Check failed: (err.empty())", str(error)) from error
-        if not isinstance(parsed, (dict, bool)):
-            raise _failed("json_schema_converter.cc:854: Check failed", f"Schema should be an object, but got {schema}")
-        if isinstance(parsed, dict) and (kind := parsed.get("type", "object")) not in _TYPES:
-            raise RuntimeError(f'[00:00:00] /project/cpp/json_schema_converter.cc:902: Unsupported type "{kind}"\n')
-        return Grammar()
-
     @staticmethod
     def from_regex(regex: str) -> Grammar:
         try:
@@ -60,7 +42,3 @@ class GrammarCompiler:
     def compile_grammar(self, grammar: Grammar) -> object:
         assert isinstance(grammar, Grammar)
         return object()
-
-
-def _failed(place: str, text: str) -> RuntimeError:
-    return RuntimeError(f"[00:00:00] /project/cpp/{place} is false: {text}\n")

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import pkgutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.faults import kinds
-from tests.faults.kind import Case, Kind, Row
+from tests.faults.kinds import KINDS
+from tests.faults.load import Case, Kind, Row
 
 _WIDTHS = (36, 13, -12, -8, -12, -15, -12)
-"""Of the columns; negative ones are to the right."""
+"""The widths of the columns; those that are negative are aligned to the right."""
 ENGINES = ("scripted", "openvino", "tensorrt_llm")
 HEADER = ("fault", "engine", "failed", "refused", "recovered s", "worst /ping ms", "peak RSS MB")
-
-
-def all_kinds() -> dict[str, Kind]:
-    """Every kind by its name: the modules of `kinds/`."""
-    modules = (
-        importlib.import_module(f"{kinds.__name__}.{found.name}") for found in pkgutil.iter_modules(kinds.__path__)
-    )
-    return {module.KIND.name: module.KIND for module in modules}
 
 
 def rows_of(kind: Kind, engine: str, streams: int, times: int, *, short: bool = False) -> Iterator[Row]:
@@ -50,21 +40,20 @@ def shown(row: Row) -> str:
 
 def main() -> int:
     """Print the table; 1 if more requests failed than may, or memory grew too much."""
-    found = all_kinds()
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description="What faults cost.")
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(found)}; all if none is named")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(KINDS)}; all if none is named")
     parser.add_argument("--engine", action="append", choices=ENGINES)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--times", type=int, default=10, help="faults in a row, where the kind repeats them")
     arguments = parser.parse_args()
-    if unknown := set(arguments.kinds) - set(found):
-        parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(found)}")
+    if unknown := set(arguments.kinds) - set(KINDS):
+        parser.error(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
     print(line(HEADER))
     worst = 0
-    for name in arguments.kinds or found:
+    for name in arguments.kinds or KINDS:
         for engine in arguments.engine or ENGINES:
-            if engine in found[name].engines:
-                for row in rows_of(found[name], engine, arguments.streams, arguments.times):
+            if engine in KINDS[name].engines:
+                for row in rows_of(KINDS[name], engine, arguments.streams, arguments.times):
                     print(shown(row), flush=True)
                     worst |= not row.passed
     return int(worst)

@@ -1,24 +1,106 @@
-"""Greedy streams against a server, and what its clients, /ping and memory go through meanwhile."""
+"""What a kind of fault is, greedy streams under it, and what their clients, /ping and memory go through."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 
-from tests.faults.kind import Row
-from tests.support.background import InBackground
 from tests.support.client import Answer, exchange, lmi
-from tests.support.models import PROMPT
-from tests.support.prompts import SHORT, story
-from tests.support.reachable import Reachable
-from tests.support.server import Server
-from tests.support.waiting import wait_until
+from tests.support.models import PROMPT, TINY_STORIES, scripted_model, tensorrt_llm_model
+from tests.support.processes import InBackground, wait_until
+from tests.support.reference import SHORT, story
+from tests.support.server import Reachable, Server
+
+SCRIPT: dict[str, object] = {"steps_per_second": 100}
+
+
+@dataclass
+class Row:
+    """One line of the table. `failed` of `requests` got no complete and right answer; at most `allowed` may.
+
+    `refused` were answered with 503 and Retry-After, and sent again.
+    `recovered`: seconds, by default the longest time in which no client got anything. `ping`: seconds of the slowest
+    answer, and `lost_pings` got none, or 500. `memory`: peak of the server and all below it, in bytes, and before the
+    fault; `memory_allowed` is a bound. `skipped`: this machine cannot run it, the note says why.
+    """
+
+    fault: str
+    engine: str
+    requests: int = 0
+    failed: int = 0
+    recovered: float = 0.0
+    ping: float = 0.0
+    memory: int = 0
+    allowed: int = 0
+    refused: int = 0
+    note: str = ""
+    memory_before: int = 0
+    memory_allowed: int | None = None
+    lost_pings: int = 0
+    skipped: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Whether no more requests failed than may, /ping was answered, and memory stayed in its bounds."""
+        in_bounds = self.memory_allowed is None or self.memory <= self.memory_allowed
+        return self.failed <= self.allowed and not self.lost_pings and in_bounds
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a kind is run with: an engine (openvino, scripted, tensorrt_llm), streams at a time, faults in a row.
+
+    The `short` form of a kind may do less.
+    """
+
+    engine: str
+    streams: int
+    times: int
+    folder: Path
+    short: bool = False
+
+    def model(self, script: dict[str, object] | None = None) -> tuple[Path, dict[str, str]]:
+        """A model directory, and the environment that it needs. OpenVINO runs the bundled model, and no script."""
+        where = Path(tempfile.mkdtemp(dir=self.folder)) / "model"
+        if self.engine == "openvino":
+            return TINY_STORIES, {}
+        if self.engine == "scripted":
+            return scripted_model(where, SCRIPT | (script or {})), {}
+        return tensorrt_llm_model(where, SCRIPT | (script or {}))
+
+    @contextlib.contextmanager
+    def server(self, script: dict[str, object] | None = None, /, **environ: str) -> Iterator[Server]:
+        """A server on this engine that is ready. It may have ended when the block does."""
+        model, needed = self.model(script)
+        with Server(model, self.environ(**needed, **environ), self.folder) as server:
+            server.wait_for_ping()
+            yield server
+
+    def environ(self, **environ: str) -> dict[str, str]:
+        """A batch for all streams; otherwise the defaults."""
+        return {"OPTION_MAX_ROLLING_BATCH_SIZE": str(self.streams), **environ}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`run` yields the rows of a case. Its `engines` are those that the fault can be played on, `short` has some."""
+
+    name: str
+    run: Callable[[Case], Iterator[Row]]
+    engines: tuple[str, ...]
+    short: tuple[str, ...] = ("scripted",)
+
+
+# -- Greedy streams against a server, and what its clients, /ping and memory go through meanwhile ----------------------
 
 TOKENS = 100
 _REFUSED_SECONDS = 0.1
@@ -41,7 +123,7 @@ class Load:
         self.refused = 0
         self.failed: list[str] = []
         self.unanswered = 0
-        """Those of the failed that got no byte of an answer: the kernel took the connection while the server died."""
+        """Failed requests that got no byte of an answer: the kernel took the connection while the server died."""
         self.parts = 0
         """Pieces of answers that have come."""
         self._once = once
@@ -122,7 +204,8 @@ def _output(answer: Answer) -> Any:
 class Watch(InBackground):
     """Asks for /ping, and looks at the memory of the server and all below it, during the block.
 
-    Each /ping has a connection of its own, as those of load balancers do. `lost` are those without a response.
+    Each /ping has a connection of its own, as those of load balancers do. `lost` are those without a response, or with
+    500, which says that the model has failed.
     """
 
     def __init__(self, load: Load) -> None:
@@ -139,7 +222,7 @@ class Watch(InBackground):
             while not self._end.is_set():
                 began = time.monotonic()
                 try:
-                    client.get("/ping")
+                    self.lost += client.get("/ping").status_code == 500
                     self.slowest = max(self.slowest, time.monotonic() - began)
                 except httpx.TransportError:
                     self.lost += 1
@@ -207,3 +290,14 @@ def repeated(times: int, strike: Callable[[], None]) -> Callable[[Load], None]:
             load.wait_for_parts(4 * load.streams)
 
     return cause
+
+
+# -- what several kinds do to a server ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def engine_replaced(server: Server) -> Iterator[None]:
+    """The block ends the engine process; afterwards there is another one."""
+    restarts = server.metric("executor_restarts_total")
+    yield
+    wait_until(lambda: server.metric("executor_restarts_total") > restarts, what="a new engine process")

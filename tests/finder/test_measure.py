@@ -1,22 +1,103 @@
-"""The measurement, with trials that are played."""
+"""The measurement: its state between runs, its trials (played, and at the end real ones), and what it shows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import io
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
+from rich.console import Console
 
+from djl_trtllm.engines.cache import EngineCache
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.finder.load import Load
-from djl_trtllm.finder.measure import Finder, Measured, RunTrial, Settings
-from djl_trtllm.finder.outcome import Outcome
+from djl_trtllm.finder.measure import (
+    Attempt,
+    Finder,
+    Measured,
+    MeasurementState,
+    Settings,
+    ShownMeasurement,
+    StateFile,
+    TrialStep,
+)
+from djl_trtllm.finder.search import candidates, most_trials
 from djl_trtllm.finder.subject import LOWEST, open_subject
-from djl_trtllm.finder.trial import Report, TrialSpec
-from djl_trtllm.finder.trials import TrialResult
-from djl_trtllm.sizing.search import most_trials
-from tests.finder.helpers import Played, model_with
+from djl_trtllm.finder.trial import Phase, TrialLoad, TrialReport, TrialSpec
+from djl_trtllm.finder.trials import run_trial
+from djl_trtllm.progress import display_on
+from tests.fakes.installation import fake_tensorrt_llm
+from tests.finder.helpers import Played, model_with, one_gpu
+
+CONDITIONS = {"model": "m", "options": {"dtype": "float16"}}
+ATTEMPTS = [Attempt(100, True, "requests", "", 1.5), Attempt(200, False, "load", "no room", 2.5)]
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "sizes"
+    file = StateFile(folder, CONDITIONS)
+    assert file.log_path.parent == folder and file.log_path.suffix == ".log"
+    with file.held():
+        assert file.read() == MeasurementState(conditions=CONDITIONS)
+        file.write(MeasurementState(CONDITIONS, 5, ATTEMPTS))
+        assert StateFile(folder, CONDITIONS).read() == MeasurementState(CONDITIONS, 5, ATTEMPTS)
+        for _ in range(2):
+            file.forget()
+            assert file.read().attempts == []
+
+
+@pytest.mark.parametrize("other", [{"model": "n"}, {"model": "m", "options": {"dtype": "bfloat16"}}, {}])
+def test_other_conditions_have_another_file(tmp_path: Path, other: dict[str, object]) -> None:
+    assert StateFile(tmp_path, other).path != StateFile(tmp_path, CONDITIONS).path
+    assert StateFile(tmp_path, dict(reversed(CONDITIONS.items()))).path == StateFile(tmp_path, CONDITIONS).path
+
+
+@pytest.mark.parametrize("content", [b"", b'{"conditions": {}, "attempts": [1]}', b'{"conditions":{},"format":99}'])
+def test_a_file_that_is_no_state_is_as_none(tmp_path: Path, content: bytes) -> None:
+    file = StateFile(tmp_path, CONDITIONS)
+    file.path.write_bytes(content)
+    assert file.read() == MeasurementState(conditions=CONDITIONS)
+
+
+def test_a_write_that_fails_leaves_the_old_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = StateFile(tmp_path, CONDITIONS)
+    file.write(MeasurementState(CONDITIONS, 5, ATTEMPTS[:1]))
+
+    def fail(descriptor: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(DjlTrtllmError, match=r"disk full; set option\.engine_cache_dir"):
+        file.write(MeasurementState(CONDITIONS, 5, ATTEMPTS))
+    assert file.read().attempts == ATTEMPTS[:1]
+    assert [path.name for path in tmp_path.iterdir()] == [file.path.name]
+
+
+def test_one_process_at_a_time_measures_the_same_in_a_folder_that_can_be_written(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from djl_trtllm.finder.measure import StateFile\n"
+        f"with StateFile(Path({str(tmp_path)!r}), {CONDITIONS!r}).held(): pass"
+    )
+    with StateFile(tmp_path, CONDITIONS).held():
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert "another process measures the same model" in done.stderr
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DjlTrtllmError, match="cannot be written"), StateFile(tmp_path / "file", CONDITIONS).held():
+        pass
+
+
+# -- The search, with trials that are played --
+
 
 HIGHEST = 256 * 4096
 
@@ -26,103 +107,82 @@ def model(tmp_path: Path) -> Path:
     return model_with(tmp_path / "model")
 
 
-def measured(model: Path, trials: Played, load: Load | None = None, **settings: object) -> Measured:
-    subject = open_subject(str(model), {}, load or Load())
-    return Finder(subject, Settings(**settings), run=trials).measure()  # type: ignore[arg-type]
+def measured(model: Path, trials: Played, load: TrialLoad | None = None, **settings: Any) -> Measured:
+    return Finder(open_subject(str(model), {}, load or TrialLoad()), Settings(**settings), run=trials).measure()
 
 
-@pytest.mark.parametrize("bound", [LOWEST, 1190, 12_345, 24_000, 498_000, HIGHEST - 1, HIGHEST])
+@pytest.mark.parametrize("bound", [LOWEST, 24_000, HIGHEST - 1, HIGHEST])
 def test_a_bound_is_found_exactly_in_the_trials_of_a_binary_search(model: Path, bound: int) -> None:
     trials = Played(bound)
     found = measured(model, trials)
-    assert found.max_num_tokens == bound
-    assert found.recommended == bound // 2
+    assert (found.max_num_tokens, found.recommended) == (bound, bound // 2)
     assert found.unbounded == (bound == HIGHEST)
-    most = most_trials(HIGHEST - LOWEST + 1)
-    assert most == 20
-    assert most - 1 <= len(trials.tried) <= most
+    assert most_trials(HIGHEST - LOWEST + 1) == 20 and 19 <= len(trials.tried) <= 20
     assert [attempt.tokens for attempt in found.attempts] == trials.tried
     assert [attempt.fits for attempt in found.attempts] == [tokens <= bound for tokens in trials.tried]
 
 
 def test_a_model_that_does_not_fit_at_all_has_no_maximum(model: Path) -> None:
-    trials = Played(LOWEST - 1)
-    found = measured(model, trials)
+    found = measured(model, Played(LOWEST - 1))
     assert (found.max_num_tokens, found.recommended) == (None, None)
-    assert trials.tried[-1] == LOWEST
-    assert found.attempts[-1].reason == "std::bad_alloc"
+    assert (found.attempts[-1].tokens, found.attempts[-1].reason) == (LOWEST, "std::bad_alloc")
 
 
 def test_a_precision_saves_trials(model: Path) -> None:
-    trials = Played(24_000)
-    found = measured(model, trials, precision=0.05)
-    assert found.max_num_tokens is not None
-    assert 24_000 / 1.05 <= found.max_num_tokens <= 24_000
-    assert len(trials.tried) <= 8
+    found = measured(model, Played(24_000), precision=0.05)
+    assert found.max_num_tokens is not None and 24_000 / 1.05 <= found.max_num_tokens <= 24_000
+    assert len(found.attempts) <= 8
 
 
 def test_a_failure_that_is_no_lack_of_memory_ends_the_search_with_its_reason(model: Path) -> None:
-    trials = Played(24_000, failing=lambda tokens: tokens < 100_000)
+    trials = Played(24_000, failing=lambda tokens, _: tokens < 100_000)
     with pytest.raises(DjlTrtllmError, match=r"(?s)loading the engine: it is broken.*no lack of memory.*Log of the"):
         measured(model, trials)
-    before = list(trials.tried)
     # What was found before is kept, and the trial that failed is repeated.
     repaired = Played(24_000)
     assert measured(model, repaired).max_num_tokens == 24_000
-    assert repaired.tried[0] == before[-1]
+    assert repaired.tried[0] == trials.tried[-1]
 
 
-@pytest.mark.parametrize("after", [0, 1, 7, 19])
+@pytest.mark.parametrize("after", [0, 7, 19])
 def test_an_interrupted_measurement_goes_on(model: Path, after: int) -> None:
-    whole = Played(24_000)
-    reference = measured(model, whole, fresh=True)
-    reference.state.unlink()
-    first = Played(24_000, interrupted=after)
+    whole, first, second = Played(24_000), Played(24_000, interrupted=after), Played(24_000)
+    measured(model, whole).state.unlink()
     with pytest.raises(KeyboardInterrupt):
         measured(model, first)
-    second = Played(24_000)
     found = measured(model, second)
-    assert found.max_num_tokens == 24_000
-    assert first.tried + second.tried == whole.tried
-    assert found.earlier == after
-    assert found.as_json()["trials_of_earlier_runs"] == after
+    assert found.max_num_tokens == 24_000 and first.tried + second.tried == whole.tried
+    assert found.earlier == found.as_json()["trials_of_earlier_runs"] == after
 
 
-def test_a_result_is_not_measured_twice_unless_asked(model: Path) -> None:
-    measured(model, Played(24_000))
-    again = Played(30_000)
-    assert measured(model, again).max_num_tokens == 24_000
-    assert again.tried == []
-    assert measured(model, Played(30_000), fresh=True).max_num_tokens == 30_000
-
-
-def test_other_conditions_are_another_measurement(model: Path) -> None:
-    measured(model, Played(24_000))
+def test_a_result_is_not_measured_twice_unless_asked_or_under_other_conditions(model: Path) -> None:
+    first, again = measured(model, Played(24_000)), Played(30_000)
+    assert measured(model, again).max_num_tokens == 24_000 and again.tried == []
     others = [
-        measured(model, Played(24_001), Load(64)),
+        measured(model, Played(24_001), TrialLoad(64)),
         measured(model, Played(24_001), memory=1 << 30),
         measured(model, Played(24_001), precision=0.001),
     ]
+    assert measured(model, Played(30_000), fresh=True).max_num_tokens == 30_000
     properties = model / "serving.properties"
     properties.write_text(properties.read_text() + "option.max_beam_width=1\n")
     others.append(measured(model, Played(24_001)))
     assert {found.earlier for found in others} == {0}
-    assert len({found.state for found in others}) == len(others)
+    assert len({found.state for found in (first, *others)}) == 5
 
 
 def test_trials_get_the_options_the_load_and_the_bound(model: Path) -> None:
     trials = Played(24_000)
-    subject = open_subject(str(model), {"dtype": "bfloat16", "max_output_len": None}, Load(7, 300))
+    subject = open_subject(str(model), {"dtype": "bfloat16", "max_output_len": None}, TrialLoad(7, 300))
     Finder(subject, Settings(memory=5 << 30), run=trials).measure()
     spec = trials.specs[0]
-    assert spec.model == str(model)
+    assert (spec.model, spec.load, spec.memory) == (str(model), TrialLoad(7, 300), 5 << 30)
     assert spec.options == {
         "dtype": "bfloat16",
         "option.engine_cache": "",
         "option.strict_memory": "false",
         "option.max_num_tokens": str(trials.tried[0]),
     }
-    assert (spec.load, spec.memory) == (Load(7, 300), 5 << 30)
 
 
 def test_the_result_as_json(model: Path) -> None:
@@ -149,26 +209,210 @@ def test_the_result_as_json(model: Path) -> None:
 
 @pytest.mark.parametrize("reason", ["the engine process (pid 7) is gone: it was killed by SIGSEGV", "status -6 while"])
 def test_a_crash_below_a_bound_is_a_lack_of_memory_if_the_bound_is_its_cause(model: Path, reason: str) -> None:
-    played = Played(HIGHEST)
-
-    def crash(spec: TrialSpec, log_path: Path, on_report: Callable[[Report | None], None]) -> TrialResult:
-        result = played(spec, log_path, on_report)
-        fits = spec.memory is None or int(spec.options["option.max_num_tokens"]) <= 5000
-        return result if fits else replace(result, outcome=Outcome("failed", "load", reason))
-
-    subject = open_subject(str(model), {}, Load())
-    found = Finder(subject, Settings(memory=1 << 30, precision=0.5), run=crash).measure()
+    played = Played(HIGHEST, lambda tokens, spec: spec.memory is not None and tokens > 5000, reason)
+    found = measured(model, played, memory=1 << 30, precision=0.5)
     assert found.max_num_tokens is not None and 2500 < found.max_num_tokens <= 5000
     assert f"{reason}, which does not happen without the memory bound" in {attempt.reason for attempt in found.attempts}
     # Without a bound, and where it crashes without one too, it is another failure.
-    with pytest.raises(DjlTrtllmError, match=reason.split()[0]):
-        Finder(subject, Settings(precision=0.5), run=_crashing(played, reason)).measure()
-    with pytest.raises(DjlTrtllmError, match=reason.split()[0]):
-        Finder(subject, Settings(memory=2 << 30, precision=0.5), run=_crashing(played, reason)).measure()
+    for memory in (None, 2 << 30):
+        with pytest.raises(DjlTrtllmError, match=reason.split()[0]):
+            measured(model, Played(HIGHEST, lambda *_: True, reason), memory=memory, precision=0.5)
 
 
-def _crashing(played: Played, reason: str) -> RunTrial:
-    def run(spec: TrialSpec, log_path: Path, on_report: Callable[[Report | None], None]) -> TrialResult:
-        return replace(played(spec, log_path, on_report), outcome=Outcome("failed", "load", reason))
+# -- What it shows while it runs --
 
-    return run
+
+def shown(terminal: bool = False) -> tuple[ShownMeasurement, io.StringIO]:
+    text = io.StringIO()
+    return ShownMeasurement(display_on(Console(file=text, force_terminal=terminal, width=200))), text
+
+
+def test_a_log_has_what_is_done_trial_by_trial_and_whether_the_result_is_known(tmp_path: Path) -> None:
+    model = model_with(tmp_path / "model")
+    subject = open_subject(str(model), {"tensor_parallel_degree": 4}, TrialLoad())
+    settings = Settings(memory=5 * 10**9, precision=0.9)
+    display, text = shown()
+    with display:
+        Finder(subject, settings, display, Played(24_000)).measure()
+    lines = text.getvalue().splitlines()
+    assert lines[0].startswith(f"measuring {model} on scripted: max_num_tokens up to 1,048,576, at most 5 trials")
+    assert lines[0].endswith("128 requests of 3,700 tokens at a time")
+    assert lines[1].startswith("note: option.tensor_parallel_degree=4") and "5.00 GB" in lines[2]
+    assert lines[3].startswith("trial 1 of at most 5, max_num_tokens ")
+    phases = ("starting", "building the engine", "loading the engine", "answering 128 requests of 3,700 tokens")
+    assert all(line.endswith(f": {phase}, 0 s") for line, phase in zip(lines[3:7], phases, strict=True))
+    assert lines[7].startswith("max_num_tokens ") and lines[7].endswith(" (0.2 s)")
+    assert any(" fits, " in line and " does not): " in line for line in lines)
+    assert any(": out of memory while answering requests: std::bad_alloc (" in line for line in lines)
+    display, text = shown()
+    Finder(subject, settings, display, Played(24_000)).measure()
+    assert "earlier run that are known: 4, that is the result; --fresh" in text.getvalue().splitlines()[-1]
+
+
+def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("djl_trtllm.finder.measure.time.monotonic", lambda: now)
+    display, text = shown()
+    display.trial(TrialStep(2, 9, 1000, (500, None)))
+    display.report(TrialReport("load"))
+    for _ in range(25):
+        now += 1
+        display.report(None)
+    head = "trial 2 of at most 9, max_num_tokens 1,000 (500 fits)"
+    doing = ("starting, 0 s", "loading the engine, 0 s", "loading the engine, 10 s", "loading the engine, 20 s")
+    assert text.getvalue().splitlines() == [f"{head}: {each}" for each in doing]
+
+
+def test_a_terminal_has_one_line_that_changes() -> None:
+    display, text = shown(terminal=True)
+    with display:
+        display.trial(TrialStep(1, 9, 1000, (None, 2000)))
+        display.report(TrialReport("load", error="no"))
+        display.ended(Attempt(1000, False, "load", "[CPU] no room", 3.0))
+        assert "trial 1 of at most 9" in text.getvalue()
+    assert "max_num_tokens 1,000: out of memory while loading the engine: [CPU] no room (3.0 s)" in text.getvalue()
+
+
+def test_downloads_are_shown_while_it_is_open() -> None:
+    logger = logging.getLogger("djl_trtllm.service.model")
+    before, logger.level = logger.level, logging.NOTSET
+    try:
+        display, text = shown()
+        with display:
+            logger.info("fetching %s", "acme/model")
+        logger.setLevel(logging.INFO)
+        logger.info("later")
+        logger.setLevel(logging.NOTSET)
+        assert text.getvalue() == "fetching acme/model\n"
+    finally:
+        logger.setLevel(before)
+
+
+@pytest.mark.parametrize(
+    ("bracket", "shown_as"),
+    [((None, None), ""), ((None, 9000), " (9,000 does not)"), ((5000, 9000), " (5,000 fits, 9,000 does not)")],
+)
+def test_a_trial_says_what_is_known_and_its_end_is_no_phase(bracket: tuple[int | None, int], shown_as: str) -> None:
+    display, text = shown()
+    display.trial(TrialStep(2, 9, 7000, bracket))
+    display.report(TrialReport("load", done=True))
+    display.report(TrialReport("load", error="no"))
+    assert text.getvalue() == f"trial 2 of at most 9, max_num_tokens 7,000{shown_as}: starting, 0 s\n"
+
+
+# -- Real trials: engine processes, compilers, a memory bound. The fake TensorRT-LLM has a model of memory. --
+
+
+GIB = 1 << 30
+MEMORY = 24 * GIB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["load", "requests"])
+def test_the_scripted_executors_bound_is_found_exactly(tmp_path: Path, phase: str) -> None:
+    limits = {"option.max_rolling_batch_size": 256, "option.max_input_len": 64, "option.max_seq_len": 128}
+    model = model_with(tmp_path / "model", {"memory_tokens": 1234, "memory_phase": phase}, **limits)
+    subject = open_subject(str(model), {}, TrialLoad(8, 60))
+    found = Finder(subject, Settings()).measure()
+    assert found.max_num_tokens == 1234
+    assert len(found.attempts) <= most_trials(subject.highest - LOWEST + 1) == 15
+    assert {attempt.phase for attempt in found.attempts if not attempt.fits} == {phase}
+
+
+def on_a_gpu(model: Path, home: Path, monkeypatch: pytest.MonkeyPatch, backend: str, **script: Any) -> Measured:
+    """The measurement of a model with the fake TensorRT-LLM on a GPU of `MEMORY`."""
+    copy = Path(shutil.copytree(model, home / "model", ignore=shutil.ignore_patterns("engine")))
+    (copy / "serving.properties").write_text(f"option.backend={backend}\noption.engine_cache_dir={home / 'cache'}\n")
+    for name, value in fake_tensorrt_llm(home / "fake", memory=MEMORY, script=script).items():
+        monkeypatch.setenv(name, value)
+    # The fake's pynvml is for processes that are started: this one has the real one, which finds no GPU.
+    subject = open_subject(str(copy), {}, TrialLoad(8, 1000), one_gpu(MEMORY))
+    return Finder(subject, Settings(precision=0.1)).measure()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "phase", "memory"),
+    [
+        ("tensorrt", "build", {"building": 200_000, "loaded": 1000}),
+        ("tensorrt", "load", {"building": 1000, "loaded": 200_000}),
+        ("pytorch", "load", {"loaded": 200_000}),
+        ("pytorch", "requests", {"loaded": 1000, "running": 1_000_000}),
+        ("tensorrt", "requests", {"loaded": 1000, "running": 1_000_000}),
+    ],
+)
+def test_tensorrt_llm_runs_out_of_memory_in_every_phase(
+    tiny_stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, phase: Phase, memory: Any
+) -> None:
+    needs = {"weights": 16 * GIB, "kv_cache": 131072, **memory}
+    found = on_a_gpu(tiny_stories, tmp_path, monkeypatch, backend, memory=needs)
+    left = MEMORY - 16 * GIB
+    # A twentieth of what is left is not the KV cache's, and iterations have that.
+    true = int(left * 0.05 / 1_000_000) if phase == "requests" else left // 200_000
+    assert found.max_num_tokens is not None
+    assert true / 1.12 - 1 <= found.max_num_tokens <= true
+    assert len(found.attempts) <= most_trials(len(candidates(LOWEST, found.subject.highest, 0.1)))
+    assert phase in {attempt.phase for attempt in found.attempts if not attempt.fits}
+    # Each engine was of use to one trial only.
+    assert EngineCache(tmp_path / "cache").entries() == []
+
+
+@pytest.mark.slow
+def test_another_failure_of_tensorrt_llm_ends_the_search(
+    tiny_stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DjlTrtllmError, match=r"building the engine: .*\n?.*is not supported in TRT-LLM yet"):
+        on_a_gpu(tiny_stories, tmp_path, monkeypatch, "tensorrt", build_error="unsupported")
+
+
+def peak(spec: TrialSpec, log: Path) -> int:
+    """The most data that the engine process of a trial had, in bytes."""
+    most = 0
+    over = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not over.wait(0.002):
+            for child in psutil.Process().children(recursive=True):
+                try:
+                    if "djl_trtllm.executor.process" in child.cmdline():
+                        status = Path(f"/proc/{child.pid}/status").read_text()
+                        most = max(most, int(status.partition("VmData:")[2].split()[0]) * 1024)
+                except (psutil.Error, OSError, IndexError, ValueError):
+                    time.sleep(0.01)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        assert run_trial(spec, log, lambda report: None).outcome.kind == "fits"
+    finally:
+        over.set()
+        thread.join()
+    return most
+
+
+@pytest.mark.slow
+def test_openvinos_bound_is_found_within_a_tenth(tiny_stories: Path, tmp_path: Path) -> None:
+    """The true number is between one that fits and one that does not, in trials of their own.
+
+    The bound is about what an engine process takes that has none. The memory of one number differs by some percent from
+    run to run, with the prompts that are there when a step begins, so the outer trials may have two tries.
+    """
+    load = TrialLoad(16, 1024)
+    options = {"max_tokens_in_paged_kv_cache": "32768", "engine_cache_dir": str(tmp_path / "cache")}
+
+    def spec(tokens: float, memory: int | None = None) -> TrialSpec:
+        return TrialSpec(str(tiny_stories), {**options, "max_num_tokens": str(int(tokens))}, load, memory)
+
+    bound = peak(spec(10_000), tmp_path / "log")
+    subject = open_subject(str(tiny_stories), options, load)
+    found = Finder(subject, Settings(memory=bound, precision=0.02)).measure()
+    assert found.max_num_tokens is not None and LOWEST < found.max_num_tokens < 0.9 * subject.highest
+    assert len(found.attempts) <= most_trials(len(candidates(LOWEST, subject.highest, 0.02)))
+    assert {attempt.phase for attempt in found.attempts if not attempt.fits} == {"requests"}
+
+    def outcomes(tokens: float) -> Iterator[str]:
+        return (run_trial(spec(tokens, bound), tmp_path / "log", lambda report: None).outcome.kind for _ in range(2))
+
+    assert "fits" in outcomes(found.max_num_tokens * 0.9)
+    assert "memory" in outcomes(found.max_num_tokens * 1.1)

@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from djl_trtllm.errors import ConfigError, DjlTrtllmError
+from djl_trtllm.errors import ConfigError, DjlTrtllmError, SizingError
 from djl_trtllm.finder.toolkit import max_token_finder
+from djl_trtllm.finder.trial import TrialLoad
 from tests.finder.helpers import Played, model_with
 from tests.support.hub_server import Hub, hub_server
 
@@ -33,26 +35,39 @@ print(f"Summary:\\nmodel: {model}\\n tp: {tp}\\n max_tokens: {max_tokens}")
 """The program of the finder document, as it is there."""
 
 
-def test_progress_is_no_output_and_the_model_no_option(
+def test_the_maximum_is_not_halved_and_progress_is_no_output(
     tmp_path: Path, trials: Played, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    max_token_finder({"model_id": str(model_with(tmp_path / "model")), "dtype": "float16"})
-    output = capsys.readouterr()
-    assert output.out == "" and "trial 1 of at most" in output.err
-    assert not [name for name in trials.specs[0].options if "model_id" in name]
-
-
-def test_the_maximum_is_not_halved(tmp_path: Path, trials: Played) -> None:
     model = str(model_with(tmp_path / "model"))
     assert max_token_finder({"model_id": model, "tensor_parallel_degree": "1"}) == (model, "1", 24_000)
     assert max_token_finder({"model_id": model, "dtype": "bfloat16"}) == (model, 1, 24_000)
-    assert trials.specs[-1].options["dtype"] == "bfloat16"
-
-
-def test_what_does_not_fit_is_an_error(tmp_path: Path, trials: Played) -> None:
+    options = trials.specs[-1].options
+    assert options["dtype"] == "bfloat16" and not [name for name in options if "model_id" in name]
+    output = capsys.readouterr()
+    assert output.out == "" and "trial 1 of at most" in output.err
     trials.bound = 1
     with pytest.raises(DjlTrtllmError, match="out of memory with every max_num_tokens down to 64: std::bad_alloc"):
-        max_token_finder({"model_id": str(model_with(tmp_path / "model"))})
+        max_token_finder({"model_id": model, "dtype": "float16"})
+
+
+def test_the_commands_bounds_are_keyword_arguments(tmp_path: Path, trials: Played) -> None:
+    model = str(model_with(tmp_path / "model"))
+    assert (
+        max_token_finder({"model_id": model}, requests=7, request_tokens=300, memory="5GB", precision=0.5)[2] <= 24_000
+    )
+    spec, tried = trials.specs[0], len(trials.tried)
+    assert (spec.load, spec.memory) == (TrialLoad(7, 300), 5 * 10**9)
+    max_token_finder({"model_id": model}, requests=7, request_tokens=300, memory=5 * 10**9, precision=0.5)
+    assert len(trials.tried) == tried
+    max_token_finder({"model_id": model}, requests=7, request_tokens=300, memory="5GB", precision=0.5, fresh=True)
+    assert len(trials.tried) == 2 * tried
+
+
+@pytest.mark.parametrize("bound", [{"requests": 0}, {"request_tokens": -1}, {"memory": "much"}])
+def test_an_impossible_bound_is_refused_by_name(tmp_path: Path, trials: Played, bound: dict[str, Any]) -> None:
+    with pytest.raises(SizingError, match=next(iter(bound))):
+        max_token_finder({"model_id": str(model_with(tmp_path / "model"))}, **bound)
+    assert trials.tried == []
 
 
 @pytest.mark.parametrize(
@@ -104,30 +119,37 @@ def test_the_documents_program_runs_as_it_is(tiny_stories: Path, tmp_path: Path)
     assert "trial 1 of at most" in done.stderr
 
 
-def test_what_else_the_real_toolkit_has_is_refused(tmp_path: Path) -> None:
-    done = run_finder(tmp_path, "from tensorrt_llm_toolkit import create_model_repo\n")
-    assert "ImportError: tensorrt_llm_toolkit.create_model_repo is not part of djl-trtllm" in done.stderr
-    done = run_finder(
-        tmp_path, "import tensorrt_llm_toolkit as t; print(hasattr(t, 'other'), t.utils.utils.__name__)\n"
-    )
-    assert done.stdout == "False djl_trtllm.finder.toolkit\n"
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("create_model_repo", "djl-trtllm compile"),
+        ("init_inference", "djl_trtllm.LLM"),
+        ("generate", "djl_trtllm.LLM"),
+        ("fetch", "djl-trtllm serve"),
+        ("tokenizer", "AutoTokenizer"),
+    ],
+)
+def test_each_other_name_of_the_real_toolkit_says_what_to_use_instead(tmp_path: Path, name: str, instead: str) -> None:
+    for program in (f"from tensorrt_llm_toolkit import {name}\n", f"import tensorrt_llm_toolkit as t; t.{name}\n"):
+        done = run_finder(tmp_path, program)
+        last = done.stderr.rstrip().splitlines()[-1]
+        assert last.startswith(f"ImportError: tensorrt_llm_toolkit.{name} ") and instead in last
+    program = "import tensorrt_llm_toolkit as t; print(hasattr(t, 'other'), t.utils.utils.__name__)\n"
+    assert run_finder(tmp_path, program).stdout == "False djl_trtllm.finder.toolkit\n"
 
 
-def test_the_real_toolkit_wins_wherever_it_is(tmp_path: Path) -> None:
-    package = tmp_path / "elsewhere" / "tensorrt_llm_toolkit" / "utils"
-    package.mkdir(parents=True)
-    (package.parent / "__init__.py").write_text("def create_model_repo(): pass\n")
-    (package / "__init__.py").write_text("")
-    (package / "utils.py").write_text('def max_token_finder(properties): return "real", 0, 1\n')
+def test_the_real_toolkit_wins_wherever_it_is_and_what_is_left_of_one_does_not(tmp_path: Path) -> None:
+    package = tmp_path / "elsewhere" / "tensorrt_llm_toolkit"
+    places = f"{package.parent}{os.pathsep}{ROOT}", f"{ROOT}{os.pathsep}{package.parent}"
+    (package / "__pycache__").mkdir(parents=True)
+    program = "from tensorrt_llm_toolkit.utils.utils import max_token_finder; print(max_token_finder.__module__)\n"
+    for path in places:
+        assert run_finder(tmp_path, program, PYTHONPATH=path).stdout == "djl_trtllm.finder.toolkit\n"
+    (package / "utils").mkdir()
+    (package / "__init__.py").write_text("def create_model_repo(): pass\n")
+    (package / "utils" / "__init__.py").write_text("")
+    (package / "utils" / "utils.py").write_text('def max_token_finder(properties): return "real", 0, 1\n')
     program = FINDER + "\nfrom tensorrt_llm_toolkit import create_model_repo\nimport tensorrt_llm_toolkit.utils\n"
-    before, after = f"{package.parents[1]}{os.pathsep}{ROOT}", f"{ROOT}{os.pathsep}{package.parents[1]}"
-    for path in (before, after):
+    for path in places:
         done = run_finder(tmp_path, program, PYTHONPATH=path)
         assert done.stdout == "Summary:\nmodel: real\n tp: 0\n max_tokens: 1\n", done.stderr
-
-
-def test_what_is_left_of_an_uninstalled_toolkit_is_not_the_real_one(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere" / "tensorrt_llm_toolkit" / "__pycache__").mkdir(parents=True)
-    program = "from tensorrt_llm_toolkit.utils.utils import max_token_finder; print(max_token_finder.__module__)\n"
-    for path in (f"{ROOT}{os.pathsep}{tmp_path / 'elsewhere'}", f"{tmp_path / 'elsewhere'}{os.pathsep}{ROOT}"):
-        assert run_finder(tmp_path, program, PYTHONPATH=path).stdout == "djl_trtllm.finder.toolkit\n"

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp
 
 from djl_trtllm.model import Tokenizer
 from tests.server.application import application
-from tests.support import golden
-from tests.support.asgi_server import listening
+from tests.support import reference as golden
+from tests.support.asgi import listening
 from tests.support.in_process import Hosts
 from tests.support.server import Server, check_leaks, serving
 

@@ -89,26 +89,3 @@ def test_every_api_of_the_server_is_measured(tmp_path: Path) -> None:
             (load,) = found["loads"]
             assert (load["tokens_counted_by"], load["output_tokens_mean"]) == ({how: 4}, 9), api
             assert found["notes"] == [], api
-
-
-def test_chat_messages_are_measured_through_every_api_that_has_chat(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('{"messages": [{"role": "user", "content": "the little red riding hood"}], "max_tokens": 7}\n')
-    with serving(scripted_model(tmp_path / "model", {})) as server:
-        for api in ("chat", "lmi"):
-            options = ("--requests", "4", "--warmup", "0", "--concurrency", "2", "--dataset", str(file))
-            (load,) = bench(server, tmp_path, "--api", api, *options)["loads"]
-            assert (load["requests"]["succeeded"], load["output_tokens_mean"]) == (4, 7), api
-
-
-def test_a_queue_that_is_full_is_an_error_by_its_status(tmp_path: Path) -> None:
-    model = scripted_model(
-        tmp_path / "model", {"steps_per_second": 20}, **{"option.max_rolling_batch_size": 1, "job_queue_size": 1}
-    )
-    with serving(model) as server:
-        arguments = ("--concurrency", "6", "--requests", "20", "--warmup", "0", "--output-tokens", "4", "--json")
-        done = run_cli("bench", server.url, *arguments, environ=environment(tmp_path))
-    (load,) = json.loads(done.stdout)["loads"]
-    assert done.returncode == 3
-    assert set(load["errors"]) == {"HTTP 503"} or set(load["errors"]) == {"HTTP 429"}
-    assert load["requests"]["succeeded"] + load["requests"]["failed"] == 20

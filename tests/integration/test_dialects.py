@@ -13,9 +13,8 @@ from websockets.sync.client import connect
 
 from djl_trtllm.model import Tokenizer
 from tests.support.client import lmi
-from tests.support.dialects import Way, triton_inputs, ways, without_row
+from tests.support.dialects import Way, tensor, triton_inputs, ways, without_row
 from tests.support.server import Server, free_port, serving
-from tests.support.triton_tensors import tensor
 
 PROMPT = "Once upon a time there was a little girl"
 TOKENS = 20

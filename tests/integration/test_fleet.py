@@ -13,15 +13,14 @@ import pytest
 
 from djl_trtllm.engines.cache import EngineCache
 from tests.support.models import tensorrt_llm_model
-from tests.support.moto_server import BUCKET, age, keys, moto_server
-from tests.support.s3_server import variables
+from tests.support.processes import wait_until
+from tests.support.s3 import MOTO_BUCKET, age, keys, moto_server, variables
 from tests.support.server import START_SECONDS, Server, environment, run_cli
-from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 SERVERS = 8
-FLEET_CACHE = f"s3://{BUCKET}/engines"
+FLEET_CACHE = f"s3://{MOTO_BUCKET}/engines"
 
 
 class Fleet:
@@ -44,11 +43,11 @@ class Fleet:
         self.servers: list[Server] = []
 
     def environ(self, number: int) -> dict[str, str]:
-        """Of the server of this number, and of commands on its machine."""
+        """The environment of the server of this number, and of commands on its machine."""
         return environment(self._cache_of(number), **self._fake, OPTION_ENGINE_CACHE_DIR=str(self._cache_of(number)))
 
     def start(self, number: int) -> Server:
-        """One more server."""
+        """Start one more server."""
         server = Server(self.model, self.environ(number))
         self.servers.append(server)
         return server
@@ -59,7 +58,7 @@ class Fleet:
         return sum("build_config" in json.loads(line)["arguments"] for line in lines)
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Until `condition` holds, or a server has ended."""
+        """Wait until `condition` holds. AssertionError: a server has ended."""
 
         def held() -> bool:
             for server in self.servers:

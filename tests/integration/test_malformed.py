@@ -5,14 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import socket
-import struct
 from typing import Any
 
 import httpx
 import pytest
 
 from djl_trtllm.api import Dialect
-from djl_trtllm.api.endpoint_errors import endpoint_error
+from djl_trtllm.api.front_end import endpoint_error
 from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
@@ -27,7 +26,6 @@ DEEP = b"[" * 900 + b"]" * 900
 NUMBERS = [b"1e400", b"-1e400", b"9" * 400, b"-" + b"9" * 400, b"1e999999999", b"0." + b"0" * 400 + b"1e-400", b"NaN"]
 """None of them is a number of tokens, a temperature or a seed."""
 INFER = "/v2/models/ensemble/infer"
-LENGTH = "Inference-Header-Content-Length"
 
 
 def shape(value: Any) -> Any:
@@ -114,85 +112,10 @@ def test_bodies_that_are_shorter_than_they_say_and_longer(client: httpx.Client, 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
-TEXT = struct.pack("<I", len(PROMPT)) + PROMPT.encode()
-
-
-def tensor(name: str, datatype: str, shape: Any, size: Any = None, **more: Any) -> dict[str, Any]:
-    parameters = {} if size is None else {"parameters": {"binary_data_size": size}}
-    return {"name": name, "datatype": datatype, "shape": shape, **parameters, **more}
-
-
-MAX_TOKENS = tensor("max_tokens", "INT32", [1, 1], data=[2])
-TEXT_INPUT = tensor("text_input", "BYTES", [1, 1], len(TEXT))
-
-
-def infer(
-    client: httpx.Client, inputs: list[Any], raw: bytes = TEXT, length: Any = None, **headers: str
-) -> httpx.Response:
-    head = json.dumps({"inputs": inputs}).encode()
-    given = {LENGTH: str(len(head) if length is None else length), **headers}
-    content = head + raw
-    return client.post(INFER, content=content, headers=given)
-
 
 def check_refused(answer: httpx.Response) -> None:
     assert answer.status_code == 400, answer.text
     assert [*answer.json()] == ["error"] and "log" not in answer.json()["error"]
-
-
-def test_binary_tensors_that_are_right(client: httpx.Client) -> None:
-    assert infer(client, [TEXT_INPUT, MAX_TOKENS]).status_code == 200
-
-
-@pytest.mark.parametrize("size", [0, 1, 4, len(TEXT) - 1, len(TEXT) + 1, -1, 2**31, 2**63, 2**64, 1.5, "7", None, True])
-def test_sizes_that_are_not_the_tensors(client: httpx.Client, size: Any) -> None:
-    given = {**TEXT_INPUT, "parameters": {"binary_data_size": size}}
-    check_refused(infer(client, [given, MAX_TOKENS]))
-    check_refused(infer(client, [tensor("max_tokens", "INT32", [1, 1], size), TEXT_INPUT], bytes(5) + TEXT))
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [b"", TEXT[:-1], TEXT + b"x", b"\xff" * len(TEXT), b"\xff\xff\xff\x7f" + TEXT[4:], bytes(len(TEXT)), TEXT * 2],
-)
-def test_bytes_that_are_no_string(client: httpx.Client, raw: bytes) -> None:
-    check_refused(infer(client, [TEXT_INPUT, MAX_TOKENS], raw))
-
-
-@pytest.mark.parametrize("length", ["", "-1", "1e3", "99999999", "9" * 5000, "0", "5", "0x10", "12 13"])
-def test_lengths_of_the_json_that_are_none(client: httpx.Client, length: str) -> None:
-    check_refused(infer(client, [TEXT_INPUT, MAX_TOKENS], length=length))
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        *([], [1], [0, 1], [1, 2], [2, 1], [1, 1, 1], [-1, 1], [65, 1], [1, 2**31], [2**31 - 1] * 2, [2**64, 1]),
-        *([1.0, 1], ["1", 1], [True, True], [[1], [1]], None, "11", {}, [1] * 1000, [2**31 - 1] * 1000),
-    ],
-)
-@pytest.mark.parametrize("datatype", ["BYTES", "INT32"])
-def test_shapes_that_are_none(client: httpx.Client, shape: Any, datatype: str) -> None:
-    text, count = dict(TEXT_INPUT), dict(MAX_TOKENS)
-    (text if datatype == "BYTES" else count)["shape"] = shape
-    check_refused(infer(client, [text, count]))
-
-
-@pytest.mark.parametrize("datatype", ["STRING", "int32", "FP8", "", None, 7, ["INT32"], {}, "INT32 " * 1000])
-def test_datatypes_that_are_none(client: httpx.Client, datatype: Any) -> None:
-    check_refused(infer(client, [TEXT_INPUT, {**MAX_TOKENS, "datatype": datatype}]))
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -1.0, 3.4e38])
-@pytest.mark.parametrize("code", ["f", "e", "d"])
-def test_floats_that_are_no_share_of_the_tokens(client: httpx.Client, value: float, code: str) -> None:
-    datatype = {"f": "FP32", "e": "FP16", "d": "FP64"}[code]
-    raw = struct.pack(f"<{code}", float("inf") if code == "e" and value > 65504 else value)
-    share = tensor("min_p" if value < 0 else "top_p", datatype, [1, 1], len(raw))
-    temperature = tensor("temperature", datatype, [1, 1], len(raw))
-    check_refused(infer(client, [TEXT_INPUT, share, MAX_TOKENS], TEXT + raw))
-    if value != 3.4e38:
-        check_refused(infer(client, [TEXT_INPUT, temperature, MAX_TOKENS], TEXT + raw))
 
 
 def test_bodies_that_cannot_be_unpacked(client: httpx.Client) -> None:

@@ -5,113 +5,39 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import psutil
 import pytest
 
-from djl_trtllm.api.lmi import parse as lmi
-from djl_trtllm.backends.openvino.sampling import FEATURES as OPENVINO_FEATURES
-from djl_trtllm.backends.openvino.sampling import GUIDES as OPENVINO_GUIDES
-from djl_trtllm.backends.openvino.sampling import generation_config
+from djl_trtllm.api.dialects.lmi import dialect as lmi
+from djl_trtllm.backends.openvino.executor import FEATURES as OPENVINO_FEATURES
+from djl_trtllm.backends.openvino.executor import GUIDES as OPENVINO_GUIDES
+from djl_trtllm.backends.openvino.executor import generation_config
 from djl_trtllm.backends.scripted.executor import ScriptedExecutor
 from djl_trtllm.backends.tensorrt_llm.names import members
-from djl_trtllm.backends.tensorrt_llm.sampler import find_sampler
-from djl_trtllm.batching.features import gives_logprobs, require
-from djl_trtllm.batching.limits import BatchLimits
+from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler
+from djl_trtllm.batching.admission import BatchLimits, supported
 from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.errors import UnsupportedParameterError
-from djl_trtllm.executor.protocol import Deframer, Feature, Limits, Submit, decode_to_engine, frame
+from djl_trtllm.executor.protocol import Deframer, Feature, Limits, Submit, Try, decode_to_engine, frame
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, GenerationRequest, Sampling
-from tests.backends.tensorrt_llm.played_llm import patched
+from tests.backends.tensorrt_llm.kit import MakeEngine
 
 PROMPT = "the little red riding hood"
 ENGINES = ("openvino", "scripted", "tensorrt", "pytorch")
 VERSION = "1.2.1"
 
 
-class Case(NamedTuple):
-    """A request body's parameters, and the arguments that each engine gets for them; None: it refuses them."""
-
-    parameters: dict[str, Any]
-    openvino: dict[str, Any] | None
-    scripted: dict[str, Any] | None
-    tensorrt: dict[str, Any] | None
-    pytorch: dict[str, Any] | None
-
-
-def same(parameters: dict[str, Any], name: str, value: object) -> Case:
-    """The argument has one name everywhere."""
-    return Case(parameters, *(4 * [{name: value}]))
-
-
-def tensorrt_only(parameters: dict[str, Any], name: str, value: object) -> Case:
-    """An engine backend's, which PyTorch's sampler of this version lacks."""
-    return Case(parameters, None, None, {name: value}, None)
-
-
-def everywhere(parameters: dict[str, Any], ours: str, openvino: str, tensorrt: str, value: object) -> Case:
-    return Case(parameters, {openvino: value}, {ours: value}, {tensorrt: value}, {tensorrt: value})
-
-
-def sampled(name: str, value: object) -> dict[str, Any]:
-    return {"do_sample": True, name: value}
-
-
-def penalty(name: str, value: float) -> Case:
-    return same({name: value}, name, value)._replace(pytorch=None)
-
-
-def beams(name: str, value: object) -> dict[str, Any]:
-    return {"num_beams": 3, name: value}
-
-
-CASES = {
-    "max_new_tokens": everywhere({"max_new_tokens": 7}, "max_new_tokens", "max_new_tokens", "max_tokens", 7),
-    "min_new_tokens": everywhere({"min_new_tokens": 3}, "min_new_tokens", "min_new_tokens", "min_tokens", 3),
-    # TensorRT-LLM samples where it gets a temperature.
-    "do_sample": everywhere({"do_sample": True}, "do_sample", "do_sample", "do_sample", True)._replace(
-        tensorrt={"temperature": 1.0}, pytorch={"temperature": 1.0}
-    ),
-    "temperature": same(sampled("temperature", 0.75), "temperature", 0.75),
-    "top_k": same(sampled("top_k", 9), "top_k", 9),
-    "top_p": same(sampled("top_p", 0.75), "top_p", 0.75),
-    # TorchSampler of this version ignores it.
-    "seed": everywhere(sampled("seed", 11), "seed", "rng_seed", "seed", 11)._replace(pytorch=None),
-    "repetition_penalty": penalty("repetition_penalty", 1.25),
-    "presence_penalty": penalty("presence_penalty", 0.25),
-    "frequency_penalty": penalty("frequency_penalty", 0.5),
-    "ignore_eos": same({"ignore_eos_token": True}, "ignore_eos", True),
-    "min_p": tensorrt_only({"do_sample": True, "min_p": 0.25}, "min_p", 0.25),
-    "no_repeat_ngram_size": tensorrt_only({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size", 3),
-    "beam_width": tensorrt_only({"num_beams": 3}, "n", 3),
-    "length_penalty": tensorrt_only(beams("length_penalty", 0.5), "length_penalty", 0.5),
-    "early_stopping": tensorrt_only(beams("early_stopping", True), "early_stopping", 1),
-    "beam_search_diversity_rate": tensorrt_only(
-        beams("beam_search_diversity_rate", 0.5), "beam_search_diversity_rate", 0.5
-    ),
-    "stop_token_ids": Case(
-        {"stop_token_ids": [7], "ignore_eos_token": True},
-        {"stop_token_ids": {7}},
-        {"stop_token_ids": [7]},
-        {"stop_token_ids": [7]},
-        {"stop_token_ids": [7]},
-    ),
-    "bad": tensorrt_only({"bad_words": ["wolf"]}, "bad", ["wolf"]),
-    "logprobs": everywhere({"details": True}, "logprobs", "logprobs", "logprobs", 1),
-    "top_logprobs": Case({"details": True, "top_logprobs": 4}, None, None, {"logprobs": 4}, {"logprobs": 4}),
-    "guide": Case(
-        {"guided_regex": "a+"},
-        {"structured_output_config": "a+"},
-        None,
-        {"guided_decoding": {"regex": "a+"}},
-        {"guided_decoding": {"regex": "a+"}},
-    ),
-    "adapter": Case({"adapters": "french"}, None, None, {"lora_request": 3}, {"lora_request": 3}),
-}
+# Of each field the request body's parameters, and the arguments that each engine gets for them; null: it refuses them.
+# TensorRT-LLM samples where it gets a temperature. Its TorchSampler of this version ignores seeds and penalties.
+CASES: dict[str, dict[str, dict[str, Any] | None]] = json.loads(
+    Path(__file__).with_name("request_fields.json").read_text()
+)
 DONE_BY_THE_SERVER: dict[str, dict[str, Any]] = {
     "n": {"n": 3, "do_sample": True},
     "best_of": {"best_of": 3, "do_sample": True},
@@ -139,6 +65,8 @@ class Recorder:
         assert isinstance(message, Submit)
         self.submitted.append(message)
 
+    def try_guide(self, trial: Try) -> None: ...
+
     def cancel(self, request_id: int) -> None: ...
 
 
@@ -149,9 +77,7 @@ def submitted(tokenizer: Tokenizer, features: frozenset[str], parameters: dict[s
     body = json.dumps({"inputs": PROMPT, "parameters": parameters}).encode()
     (request,) = lmi.parse(body, "application/json").requests
     request = msgspec.structs.replace(request, top_logprobs=top_logprobs)
-    require(request, features)
-    if not gives_logprobs(request, features):
-        request = msgspec.structs.replace(request, logprobs=False)
+    request = supported(request, Recorder.limits, features)
     recorder = Recorder()
     batch = RollingBatch(recorder, tokenizer, BatchLimits(8, 8, 500, 500, 1000), Statistics())
     batch.admit(request.sampling.sequences)
@@ -169,12 +95,13 @@ class Engine(NamedTuple):
 def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Engine]:
     """Each engine's features, and what it makes of a message."""
     monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])
-    make = patched(monkeypatch)
+    make = MakeEngine(monkeypatch)
 
     def openvino(message: Submit) -> dict[str, Any]:
         config = generation_config(message)
         given = {name: getattr(config, name) for name in dir(config) if not name.startswith("_")}
-        return given | {"structured_output_config": getattr(config.structured_output_config, "regex", None)}
+        more = {"structured_output_config": getattr(config.structured_output_config, "regex", None)}
+        return given | more | {"stop_token_ids": sorted(config.stop_token_ids)}
 
     def scripted(message: Submit) -> dict[str, Any]:
         return msgspec.structs.asdict(message) | msgspec.structs.asdict(message.sampling)
@@ -222,15 +149,16 @@ def test_a_field_arrives_or_is_refused_by_name(
     tokenizer: Tokenizer, engines: dict[str, Engine], field: str, engine: str
 ) -> None:
     case = CASES[field]
-    expected: dict[str, Any] | None = getattr(case, engine)
+    expected, parameters = case[engine], case["parameters"]
+    assert parameters is not None
     if expected is None:
         with pytest.raises(UnsupportedParameterError) as refused:
-            submitted(tokenizer, engines[engine].features, case.parameters)
+            submitted(tokenizer, engines[engine].features, parameters)
         named = {"guide": "a regular expression", "beam_width": "num_beams"}
         shown = str(refused.value)
-        assert any(name in shown for name in (*case.parameters, named.get(field, field))), shown
+        assert any(name in shown for name in (*parameters, named.get(field, field))), shown
         return
-    (message,) = submitted(tokenizer, engines[engine].features, case.parameters)
+    (message,) = submitted(tokenizer, engines[engine].features, parameters)
     arguments = engines[engine].arguments(message)
     assert {name: arguments.get(name) for name in expected} == expected
     # A value that is the engine's own default proves nothing.

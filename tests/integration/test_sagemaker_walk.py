@@ -1,4 +1,4 @@
-"""The old container's document, walked from its first line to its last: by boto3, by SageMaker's SDK, by `deploy`.
+"""The old container's document, walked from its first line to its last: by boto3, by SageMaker's SDK, by our cells.
 
 The control plane is moto's. What is uploaded is fetched again and served by a real server, which answers predictions.
 """
@@ -18,16 +18,17 @@ from typing import Any
 import filelock
 import pytest
 from botocore.exceptions import ClientError
+from botocore.session import Session
 
 from tests.fakes.installation import fake_tensorrt_llm
-from tests.support.moto_server import BUCKET
+from tests.support.s3 import MOTO_BUCKET
 from tests.support.sagemaker_front import Hosted, SageMaker, sagemaker
-from tests.support.server import environment, run_cli
+from tests.support.server import environment
 
 pytestmark = pytest.mark.slow
 
 REQUIREMENT = "sagemaker>=2.240,<3"
-CHECKPOINT = f"s3://{BUCKET}/little-llama"
+CHECKPOINT = f"s3://{MOTO_BUCKET}/little-llama"
 OLD_IMAGE = "763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.26.0-tensorrtllm0.7.1-cu122"
 NEW_IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/djl-trtllm:0.1"
 INSTANCE = "ml.g4dn.2xlarge"
@@ -38,79 +39,15 @@ REQUEST = {
 
 # -- the document's text -----------------------------------------------------------------------------------------------
 
-PROPERTIES = """\
-option.model_id=<your model>
-option.tensor_parallel_degree=1
-option.max_rolling_batch_size=16 # default is 32
-option.max_input_len=256 # default is 1024
-option.max_output_len=256 # default is 512
-"""
+DOCS = Path(__file__).parents[2] / "docs"
+DOCUMENT = Path(__file__).with_name("sagemaker_walk.md")
 
-PACKING = """\
-mkdir model
-mv serving.properties model/
-tar czvf model.tar.gz model/
-rm -rf model
-"""
 
-CELLS = (
-    """\
-import boto3
-import sagemaker
+def blocks(file: Path, language: str) -> list[str]:
+    """The blocks of a language on a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```", file.read_text(), re.DOTALL | re.MULTILINE)
 
-role = sagemaker.get_execution_role()
-sess = sagemaker.session.Session()
-aws_region = sess._region_name
-""",
-    """\
-from sagemaker import Model, image_uris, serializers
 
-# fetch TRT-LLM image uri
-image_uri = image_uris.retrieve(
-                framework="djl-tensorrtllm",
-                region=sess.boto_session.region_name,
-                version="0.26.0"
-                )
-                
-# publish model artifacts to s3
-s3_model_prefix = "your_s3_model_prefix"
-bucket = sess.default_bucket()  # bucket to house artifacts
-model_s3_url = sess.upload_data("mymodel.tar.gz", bucket, s3_model_prefix)
-     
-
-# create sagemaker model
-model = Model(
-    image_uri=image_uri,
-    model_data=model_s3_url,
-    role=role,
-   )
-""",  # noqa: W293
-    """\
-instance_type = "<choose_your_instance_type>"
-endpoint_name = sagemaker.utils.name_from_base("trt-llm-lmi-model")
-model.deploy(initial_instance_count=1,
-    instance_type=instance_type,
-    endpoint_name=endpoint_name,
-    )
-
-# our requests and responses will be in json format so we specify the serializer and the deserializer
-predictor = sagemaker.Predictor(
-        endpoint_name=endpoint_name,
-        sagemaker_session=sess,
-        serializer=serializers.JSONSerializer(),
-        )
-""",
-    """\
-predictor.predict(
-{"inputs": "tell me a story of the little red riding hood", "parameters": {"max_new_tokens":128, "do_sample":True}}
-)
-""",
-    """\
-sess.delete_endpoint(endpoint_name)
-sess.delete_endpoint_config(endpoint_name)
-model.delete_model()
-""",
-)
 TO_FILL_IN = {
     "<your model>": CHECKPOINT,
     "<choose_your_instance_type>": INSTANCE,
@@ -170,7 +107,7 @@ def aws(tmp_path: Path, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch) -> 
     image = fake_tensorrt_llm(tmp_path / "image", log=tmp_path / "calls.jsonl", script={"steps_per_second": 200})
     with sagemaker(tmp_path / "instances", **image) as account:
         for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
-            account.client("s3").upload_file(str(tiny_stories / name), BUCKET, f"little-llama/{name}")
+            account.client("s3").upload_file(str(tiny_stories / name), MOTO_BUCKET, f"little-llama/{name}")
         yield account
 
 
@@ -185,8 +122,8 @@ def archive(tmp_path: Path) -> Path:
     """The document's serving.properties, packed by the document's commands."""
     folder = tmp_path / "notebook"
     folder.mkdir()
-    (folder / "serving.properties").write_text(filled_in(PROPERTIES))
-    subprocess.run(["sh", "-e", "-c", PACKING], cwd=folder, check=True, capture_output=True)
+    (folder / "serving.properties").write_text(filled_in(*blocks(DOCUMENT, "properties")))
+    subprocess.run(["sh", "-e", "-c", *blocks(DOCUMENT, "sh")], cwd=folder, check=True, capture_output=True)
     assert [path.name for path in folder.iterdir()] == ["model.tar.gz"]
     return folder / "model.tar.gz"
 
@@ -264,7 +201,7 @@ def served_as_the_document_says(hosted: Hosted, calls: Path) -> None:
 def test_the_documents_own_python_serves_and_removes_the_model(
     aws: SageMaker, archive: Path, sdk: str, tmp_path: Path
 ) -> None:
-    *before, cleaning = map(filled_in, CELLS)
+    *before, cleaning = map(filled_in, blocks(DOCUMENT, "python"))
     result = run_notebook(sdk, [*before, STREAMING, cleaning, LEFT], archive.parent, aws)
     answer, lines, _, left = result["values"]
     assert list(json.loads(answer)) == ["generated_text"] and json.loads(answer)["generated_text"]
@@ -283,8 +220,7 @@ def test_the_documents_own_python_serves_and_removes_the_model(
 def test_the_code_in_our_documents_serves_and_removes_the_model(
     aws: SageMaker, archive: Path, sdk: str, tmp_path: Path
 ) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "remote-models.md").read_text()
-    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (code,) = blocks(DOCS / "remote-models.md", "python")
     for placeholder, value in {"ACCOUNT.dkr.ecr.REGION.amazonaws.com/djl-trtllm": NEW_IMAGE, **TO_FILL_IN}.items():
         code = code.replace(placeholder, value)
     # moto knows instances of some years ago.
@@ -302,9 +238,9 @@ def test_the_code_in_our_documents_serves_and_removes_the_model(
 
 def test_the_documents_walk_by_boto3(aws: SageMaker, archive: Path, tmp_path: Path) -> None:
     name = "trt-llm-lmi-model"
-    aws.client("s3").upload_file(str(archive), BUCKET, "your_s3_model_prefix/model.tar.gz")
+    aws.client("s3").upload_file(str(archive), MOTO_BUCKET, "your_s3_model_prefix/model.tar.gz")
     control, runtime = aws.client("sagemaker"), aws.client("sagemaker-runtime")
-    container = {"Image": OLD_IMAGE, "ModelDataUrl": f"s3://{BUCKET}/your_s3_model_prefix/model.tar.gz"}
+    container = {"Image": OLD_IMAGE, "ModelDataUrl": f"s3://{MOTO_BUCKET}/your_s3_model_prefix/model.tar.gz"}
     variant = {"VariantName": "AllTraffic", "ModelName": name, "InstanceType": INSTANCE, "InitialInstanceCount": 1}
     control.create_model(ModelName=name, ExecutionRoleArn=aws.role, PrimaryContainer=container)
     control.create_endpoint_config(EndpointConfigName=name, ProductionVariants=[variant])
@@ -346,29 +282,25 @@ def test_the_documents_walk_by_boto3(aws: SageMaker, archive: Path, tmp_path: Pa
         runtime.invoke_endpoint(**arguments())
 
 
-def test_package_and_deploy_walk_the_same_way_with_the_models_files_in_the_archive(
-    tmp_path: Path, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_cells_of_deploying_serve_scale_and_remove_the_model(
+    aws: SageMaker, archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    without_account(monkeypatch)
-    archive = tmp_path / "model.tar.gz"
-    with sagemaker(tmp_path / "instances") as aws:
-        environ = environment(tmp_path, **aws.variables())
-        packed = run_cli("package", str(tiny_stories), "--out", str(archive), environ=environ)
-        assert packed.returncode == 0, packed.stderr
-        options = ("--image", NEW_IMAGE, "--role", aws.role, "--name", "story", "--instance-type", INSTANCE)
-        made = run_cli("deploy", str(archive), *options, "-e", "OPTION_MAX_INPUT_LEN=64", environ=environ)
-        assert made.returncode == 0, made.stderr
-
-        runtime = aws.client("sagemaker-runtime")
-        asked = {"EndpointName": "story", "ContentType": "application/json"}
-        answer = runtime.invoke_endpoint(**asked, Body=json.dumps(REQUEST))
-        assert len(json.loads(answer["Body"].read())["generated_text"].split()) > 20
-        with pytest.raises(ClientError, match="max_input_len is 64"):
-            runtime.invoke_endpoint(**asked, Body=json.dumps({"inputs": "once upon a time " * 50}))
-        assert aws.hosted["story"].image == NEW_IMAGE
-
-        gone = run_cli("deploy", "--delete", "story", environ=environ)
-        assert gone.returncode == 0, gone.stderr
-        assert aws.client("sagemaker").list_models()["Models"] == []
-        with pytest.raises(ClientError, match="not found"):
-            runtime.invoke_endpoint(**asked, Body=json.dumps(REQUEST))
+    for variable, value in aws.variables().items():
+        monkeypatch.setenv(variable, value)
+    aws.client("s3").upload_file(str(archive), MOTO_BUCKET, "djl-trtllm/tiny-llama/model.tar.gz")
+    cells = blocks(DOCS / "deploying.md", "python")
+    names: dict[str, Any] = {}
+    for cell in cells[:-1]:
+        exec(cell.replace("BUCKET", MOTO_BUCKET).replace("ml.g5.2xlarge", INSTANCE), names)
+    assert len(capsys.readouterr().out.split()) > 20, "a response and a stream"
+    assert aws.hosted["tiny-llama"].model.is_dir()
+    scaling = aws.client("application-autoscaling")
+    (policy,) = scaling.describe_scaling_policies(ServiceNamespace="sagemaker")["ScalingPolicies"]
+    tracking = policy["TargetTrackingScalingPolicyConfiguration"]
+    assert tracking["TargetValue"] == round(0.7 * 16), "of the max_rolling_batch_size of the page"
+    model = Session().get_service_model("application-autoscaling")
+    known = model.shape_for("MetricType").metadata["enum"]
+    assert tracking["PredefinedMetricSpecification"]["PredefinedMetricType"] in known
+    exec(cells[-1], names)
+    assert aws.client("sagemaker").list_models()["Models"] == []
+    assert scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"] == []

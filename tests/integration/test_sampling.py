@@ -1,16 +1,22 @@
-"""Every sampling parameter changes the result as it should."""
+"""Every sampling parameter changes the result as it should, and sampled tokens are distributed as transformers' are."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import httpx
+import openai
 import pytest
 
 from djl_trtllm.model import Tokenizer
-from tests.support import golden
-from tests.support.client import Answer, lmi
-from tests.support.prompts import DOCUMENT, SHORT, story
-from tests.support.server import Server
+from tests.support import reference as golden
+from tests.support.client import lmi
+from tests.support.reference import DOCUMENT, SHORT, story
+from tests.support.server import Server, serving
 
 END = 2
 
@@ -35,26 +41,17 @@ def ending(server: Server) -> str:
 # -- one by one --------------------------------------------------------------------------------------------------------
 
 
-def test_do_sample_leaves_the_greedy_path(server: Server) -> None:
-    assert text(server, do_sample=False, seed=5) == text(server)
-    assert sampled(server) != text(server)
+def test_sampling_that_leaves_no_choice_is_greedy(server: Server) -> None:
+    greedy = text(server)
+    assert text(server, do_sample=False, seed=5) == greedy
+    hot = {"temperature": 1.5}
+    for parameters in ({"temperature": 0.001}, {**hot, "top_k": 1}, {**hot, "top_p": 0.001}):
+        assert sampled(server, **parameters) == greedy
+    assert sampled(server) != greedy != sampled(server, **hot)
 
 
 def test_temperature_changes_a_seeded_result(server: Server) -> None:
     assert len({sampled(server, temperature=temperature) for temperature in (0.5, 1.0, 2.0)}) == 3
-
-
-def test_a_temperature_near_zero_is_greedy(server: Server) -> None:
-    assert sampled(server, temperature=0.001) == text(server)
-
-
-def test_top_k_one_is_greedy(server: Server) -> None:
-    assert sampled(server, temperature=1.5, top_k=1) == text(server)
-    assert sampled(server, temperature=1.5) != text(server)
-
-
-def test_a_small_top_p_is_greedy(server: Server) -> None:
-    assert sampled(server, temperature=1.5, top_p=0.001) == text(server)
 
 
 def test_seed_decides_the_result(server: Server) -> None:
@@ -74,10 +71,6 @@ def test_max_new_tokens_is_the_length(server: Server) -> None:
         details = server.answer(DOCUMENT, max_new_tokens=count)["details"]
         assert [token["id"] for token in details["tokens"]] == longer[:count]
         assert (details["finish_reason"], details["generated_tokens"]) == ("length", count)
-
-
-def test_max_new_tokens_is_30_when_not_given(server: Server) -> None:
-    assert server.answer(DOCUMENT)["details"]["generated_tokens"] == 30
 
 
 @pytest.mark.parametrize("name", ["min_length", "min_new_tokens"])
@@ -112,14 +105,6 @@ def test_stop_sequences_end_before_the_stop(server: Server, name: str) -> None:
         assert answer["details"]["finish_reason"] == "stop_sequence"
 
 
-def test_a_stream_never_shows_the_beginning_of_a_stop(server: Server) -> None:
-    whole = text(server)
-    stop = whole[len(whole) // 2 : len(whole) // 2 + 9]
-    answer = server.post(DOCUMENT, stream=True, max_new_tokens=40, stop_sequences=[stop])
-    lines = [line["token"]["text"] for line in Answer(body=answer.content).lines]
-    assert "".join(lines) == whole[: whole.index(stop)]
-
-
 def test_n_answers_with_the_sequences_of_the_following_seeds(server: Server) -> None:
     request = {"do_sample": True, "max_new_tokens": 20, "temperature": 1.3}
     answer = server.answer(DOCUMENT, n=3, seed=7, **request)
@@ -136,14 +121,6 @@ def test_best_of_answers_with_the_likeliest(server: Server) -> None:
     likeliest = max(singles, key=lambda answer: sum(token["log_prob"] for token in answer["details"]["tokens"]))
     assert best["generated_text"] == likeliest["generated_text"]
     assert best["generated_text"] != singles[0]["generated_text"] or likeliest is singles[0]
-
-
-def test_bad_sequences_are_refused_by_name(server: Server) -> None:
-    answer = server.post(DOCUMENT, bad_sequences=["wolf"])
-    assert answer.status_code == 424
-    assert "bad_sequences" in answer.json()["error"]
-    assert "not supported" in answer.json()["error"]
-    assert server.post(DOCUMENT, bad_sequences=[], max_new_tokens=1).status_code == 200
 
 
 # -- penalties ---------------------------------------------------------------------------------------------------------
@@ -179,3 +156,226 @@ def test_a_seeded_request_is_the_same_alone_and_among_32(server: Server) -> None
     among = [answer.token_ids for answer in server.together([request(seed) for seed in range(32)])]
     assert among[:8] == alone
     assert len(set(map(tuple, among))) == 32
+
+
+# -- guided decoding over HTTP with the bundled model: OpenAI's client and LMI's parameters, beside plain requests -----
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "animal": {"enum": ["wolf", "cat"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "name": {"type": "string", "maxLength": 20},
+    },
+    "required": ["animal", "age", "name"],
+    "additionalProperties": False,
+}
+MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story"}]
+
+
+@pytest.fixture(scope="module")
+def server(tiny_stories: Path) -> Iterator[Server]:
+    with serving(tiny_stories) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def generate(server: Server, **parameters: Any) -> httpx.Response:
+    body = {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 100, **parameters}}
+    return httpx.post(f"{server.url}/invocations", json=body, timeout=60)
+
+
+def fits(text: str) -> bool:
+    value = json.loads(text)
+    return (
+        list(value) == ["animal", "age", "name"]
+        and value["animal"] in ("wolf", "cat")
+        and 0 <= value["age"] <= 99
+        and len(value["name"]) <= 20
+    )
+
+
+def test_response_format_gives_json_of_the_schema_whole_and_streamed(client: openai.OpenAI) -> None:
+    for seed in range(4):
+        arguments: dict[str, Any] = {
+            "model": "",
+            "messages": MESSAGES,
+            "max_tokens": 400,
+            "seed": seed,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "animal", "strict": True, "schema": SCHEMA},
+            },
+        }
+        whole = client.chat.completions.create(**arguments).choices[0]
+        assert whole.finish_reason == "stop"
+        assert fits(whole.message.content)
+        chunks = client.chat.completions.create(**arguments, stream=True)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"guided_regex": "(yes|no)"}, ("yes", "no")),
+        ({"guided_choice": ["a wolf", "a cat"]}, ("a wolf", "a cat")),
+        ({"guided_grammar": 'root ::= "x" | "y"'}, ("x", "y")),
+        ({"guided_json": {"enum": [1, 2]}}, ("1", "2")),
+        ({"grammar": {"type": "regex", "value": "[0-3]"}}, ("0", "1", "2", "3")),
+        ({"guided_decoding": {"regex": "[0-3]"}}, ("0", "1", "2", "3")),
+    ],
+)
+def test_the_guides_of_lmi_work(server: Server, parameters: dict[str, Any], expected: tuple[str, ...]) -> None:
+    assert generate(server, **parameters).json()["generated_text"] in expected
+
+
+def test_an_unusable_guide_is_the_error_of_its_request(server: Server, client: openai.OpenAI) -> None:
+    refused = generate(server, guided_regex="(?=a)b")
+    assert refused.status_code == 424
+    assert "the guide cannot be used" in refused.json()["error"]
+    with pytest.raises(openai.BadRequestError, match="the guide cannot be used: #/type is 5"):
+        client.chat.completions.create(
+            model="",
+            messages=MESSAGES,
+            stream=True,
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 5}}},
+        )
+    assert generate(server, guided_regex="(" * 65 + ")" * 65).status_code == 424
+
+
+def test_a_strict_schema_is_followed_in_all_its_keywords_or_refused(server: Server, client: openai.OpenAI) -> None:
+    even = {"type": "integer", "minimum": 0, "maximum": 9, "multipleOf": 2}
+    loose: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": even}}
+    strict: dict[str, Any] = {"type": "json_schema", "json_schema": {**loose["json_schema"], "strict": True}}
+    assert int(generate(server, response_format=loose).json()["generated_text"]) in range(10)
+    named = "'multipleOf' at #"
+    refused = generate(server, response_format=strict)
+    assert (refused.status_code, named in refused.json()["error"]) == (424, True)
+    with pytest.raises(openai.BadRequestError, match=named):
+        client.chat.completions.create(model="", messages=MESSAGES, response_format=strict)  # type: ignore[call-overload]
+    wrong: dict[str, Any] = {"type": "json_schema", "json_schema": {"schema": even, "strict": 1}}
+    assert "strict is true or false" in generate(server, response_format=wrong).json()["error"]
+
+
+def test_plain_requests_beside_guides_are_the_same_and_no_engine_ends(server: Server) -> None:
+    plain = generate(server).json()
+    guides = ["(", "[z-a]", "(a|b){3}", "(?<=a)b", "x{1,400}", "a\0b", "beside (this|that)"]
+    with ThreadPoolExecutor(8) as pool:
+        guided = [pool.submit(generate, server, guided_regex=text) for text in guides * 3]
+        beside = [pool.submit(generate, server) for _ in range(12)]
+        assert all(answer.result().json() == plain for answer in beside)
+        assert {answer.result().status_code for answer in guided} == {200, 424}
+    metrics = httpx.get(f"{server.url}/metrics").text
+    assert 'djl_trtllm_executor_restarts_total{model="tiny-stories"} 0' in metrics
+
+
+# -- Sampled tokens are distributed as transformers' are ---------------------------------------------------------------
+
+if TYPE_CHECKING:
+    import torch
+
+    from tests.support.reference import Reference
+
+DRAWS = 480
+CLASS_DRAWS = 25
+"""Expected draws of a class of unlikely tokens."""
+
+
+@pytest.fixture(scope="module")
+def open_prompt(reference: Reference) -> str:
+    """The prompt that leaves most to chance."""
+    import torch
+
+    def entropy(prompt: str) -> float:
+        return float(torch.distributions.Categorical(logits=reference.logits(reference.ids(prompt))[0]).entropy())
+
+    return max((*SHORT, *(f"{prompt} and the" for prompt in SHORT)), key=entropy)
+
+
+def probabilities(reference: Reference, prompt: str, **parameters: Any) -> torch.Tensor:
+    """Transformers' distribution of the first token; its warpers in its order: temperature, top_k, top_p."""
+    import torch
+    from transformers import (
+        LogitsProcessorList,
+        RepetitionPenaltyLogitsProcessor,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    chain = LogitsProcessorList()
+    if "repetition_penalty" in parameters:
+        chain.append(RepetitionPenaltyLogitsProcessor(parameters["repetition_penalty"]))
+    if "temperature" in parameters:
+        chain.append(TemperatureLogitsWarper(parameters["temperature"]))
+    if "top_k" in parameters:
+        chain.append(TopKLogitsWarper(parameters["top_k"]))
+    if "top_p" in parameters:
+        chain.append(TopPLogitsWarper(parameters["top_p"]))
+    ids = reference.ids(prompt)
+    return torch.softmax(chain(torch.tensor([ids]), reference.logits(ids))[0], -1)
+
+
+def first_tokens(server: Server, prompt: str, **parameters: Any) -> list[int]:
+    """The first token with each of the seeds 0 to DRAWS - 1."""
+    requests = [
+        lmi(prompt, max_new_tokens=1, details=True, do_sample=True, seed=seed, **parameters) for seed in range(DRAWS)
+    ]
+    return [answer.token_ids[0] for answer in server.together(requests)]
+
+
+def p_value(drawn: list[int], expected: torch.Tensor) -> float:
+    """Chi-square of what was drawn, over classes of tokens: likely ones alone, others together with their like."""
+    import torch
+
+    probability, order = expected.sort(descending=True)
+    class_of = (probability.cumsum(0) * len(drawn) / CLASS_DRAWS).floor()
+    counts = torch.bincount(torch.tensor(drawn), minlength=len(expected))[order]
+    means, observed = [], []
+    for number in class_of.unique():
+        means.append(float(probability[class_of == number].sum()) * len(drawn))
+        observed.append(int(counts[class_of == number].sum()))
+    while means[-1] < 5:
+        last_mean, last_observed = means.pop(), observed.pop()
+        means[-1] += last_mean
+        observed[-1] += last_observed
+    assert len(means) >= 3, "the prompt leaves enough to choose from"
+    scale = len(drawn) / sum(means)
+    statistic = sum((seen - mean * scale) ** 2 / (mean * scale) for seen, mean in zip(observed, means, strict=True))
+    half_of = [torch.tensor(value / 2, dtype=torch.float64) for value in (len(means) - 1, statistic)]
+    return float(torch.special.gammaincc(*half_of))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"temperature": 0.6},
+        {"temperature": 1.8},
+        {"top_k": 5},
+        {"top_p": 0.8},
+        {"temperature": 1.5, "top_k": 20, "top_p": 0.9},
+        {"temperature": 1.3, "repetition_penalty": 1.5},
+    ],
+    ids=lambda parameters: "-".join(f"{name}={value}" for name, value in parameters.items()) or "plain",
+)
+def test_the_first_token_is_distributed_as_in_transformers(
+    server: Server, reference: Reference, open_prompt: str, parameters: dict[str, Any]
+) -> None:
+    expected = probabilities(reference, open_prompt, **parameters)
+    drawn = first_tokens(server, open_prompt, **parameters)
+    outside = {token for token in drawn if expected[token] == 0}
+    assert not outside
+    assert p_value(drawn, expected) > 1e-4
+
+
+@pytest.mark.slow
+def test_the_distribution_test_sees_a_wrong_temperature(server: Server, reference: Reference, open_prompt: str) -> None:
+    drawn = first_tokens(server, open_prompt)
+    assert p_value(drawn, probabilities(reference, open_prompt, temperature=0.7)) < 1e-4

@@ -6,17 +6,18 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from djl_trtllm.engines.manifest import Manifest
-from tests.engines.helpers import CONTEXT, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, VOCABULARY, write_checkpoint
-from tests.fakes.installation import fake_tensorrt_llm
-from tests.support.server import serving
+from djl_trtllm.engines.cache import Manifest
+from tests.engines.helpers import CONTEXT, write_checkpoint
+from tests.fakes.installation import fake_tensorrt_llm, worker_processes
+from tests.support.processes import wait_until
+from tests.support.server import run_cli, serving
 
 RUNNING = {
     "guided_decoding_backend": "xgrammar",
@@ -61,14 +62,7 @@ class Machine:
 
     def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run `djl-trtllm` to its end."""
-        return subprocess.run(
-            [sys.executable, "-m", "djl_trtllm.cli", *arguments],
-            env={**os.environ, **self.environ, **variables},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        return run_cli(*arguments, environ={**os.environ, **self.environ, **variables})
 
     def calls(self, *, without: tuple[str, ...] = ("model", "tokenizer", "workspace")) -> list[dict[str, Any]]:
         """The arguments of every LLM that was made, in order; those of directories are left out."""
@@ -152,37 +146,6 @@ def test_an_engine_compiled_ahead_of_time_is_served_without_compiling(checkpoint
 
 
 @pytest.mark.slow
-def test_a_checkpoint_in_tensorrt_llms_own_format_is_compiled(checkpoint: Path, tmp_path: Path) -> None:
-    converted = tmp_path / "converted"
-    converted.mkdir()
-    (checkpoint / "model.safetensors").rename(converted / "rank0.safetensors")
-    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-        shutil.copy(checkpoint / name, converted)
-    (converted / "config.json").write_text(
-        json.dumps(
-            {
-                "architecture": "LlamaForCausalLM",
-                "dtype": "float16",
-                "max_position_embeddings": CONTEXT,
-                "vocab_size": VOCABULARY,
-                "hidden_size": HIDDEN,
-                "num_hidden_layers": LAYERS,
-                "num_attention_heads": HEADS,
-                "num_key_value_heads": KV_HEADS,
-                "head_size": HEAD_DIM,
-                "mapping": {"world_size": 1, "tp_size": 1, "pp_size": 1},
-                "quantization": {"quant_algo": None},
-            }
-        )
-    )
-    machine = Machine(tmp_path / "machine")
-    compiled = machine.run("compile", str(converted), str(tmp_path / "out"))
-    assert compiled.returncode == 0, compiled.stderr
-    assert phases(compiled.stderr.splitlines()) == ["convert", "build", "save"]
-    assert machine.calls() == [BUILDING]
-
-
-@pytest.mark.slow
 def test_without_the_engine_backend_the_checkpoint_is_served_by_pytorch(checkpoint: Path, tmp_path: Path) -> None:
     machine = Machine(tmp_path / "machine", version="1.3.0")
     log: list[str] = []
@@ -195,31 +158,9 @@ def test_without_the_engine_backend_the_checkpoint_is_served_by_pytorch(checkpoi
     assert "as it is: there is nothing to compile, serve it" in compiled.stderr
 
 
-@pytest.mark.slow
-def test_without_the_engine_backend_an_engine_is_refused_with_the_explanation(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert Machine(tmp_path / "old").run("compile", str(checkpoint), str(out)).returncode == 0
-    shown = Machine(tmp_path / "new", version="1.3.0").run("config", str(out), COLUMNS="1000")
-    assert "1.3.0rc21 removed the backend that compiles and runs TensorRT engines" in shown.stdout
-    assert "Serve it with TensorRT-LLM 1.2.1, which compiled it" in shown.stdout
-
-
 FAILURES = [
     ({"build_error": "oom"}, "convert", "out of GPU memory: torch.OutOfMemoryError: CUDA out", "lower option.max_num"),
-    (
-        {"build_error": "build_oom"},
-        "build",
-        "out of GPU memory: [TRT] [E] Error Code: 9",
-        "lower option.max_num_tokens",
-    ),
-    (
-        {"build_error": "unsupported"},
-        "convert",
-        "unsupported architecture: NotImplementedError: The given huggingface model architecture LlamaForCausalLM",
-        "this TensorRT-LLM does not compile the model: option.backend=pytorch may run it",
-    ),
     ({"build_error": "option"}, "build", "bad option: ValueError: max_seq_len (0)", "an option became an argument"),
-    ({"build_error": "RuntimeError: strange"}, "build", "RuntimeError: RuntimeError: strange", ""),
     ({"build_error": "die"}, "convert", "", "give the machine or the container more memory"),
 ]
 
@@ -254,3 +195,20 @@ def test_a_rank_that_is_killed_ends_the_compile(checkpoint: Path, tmp_path: Path
     assert "a rank of TensorRT-LLM ended before its time" in failed.stderr
     assert "where the log has no message of its own it was killed" in failed.stderr
     assert left_behind(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_an_engine_process_that_replaces_another_finds_the_kernels_that_it_compiled(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path / "machine", compiles=4, steps_per_second=50)
+    with serving(checkpoint, **machine.environ, OPTION_BACKEND="pytorch") as server, ThreadPoolExecutor() as pool:
+        answer = pool.submit(server.generate, 150, do_sample=True, temperature=0.8)
+        wait_until(lambda: server.metric("running") == 1, what="a running request")
+        (rank,) = worker_processes(server.process.pid)
+        rank.kill()
+        assert answer.result().status_code == 200
+        told = [line.partition(" took ")[2] for line in server.log if "warming up: a sampled request" in line]
+    first, second = (float(rest.split()[0]) for rest in told if rest)
+    assert second < first - 2
+    assert (tmp_path / "machine" / "cache" / "kernels").is_dir()

@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+import importlib.util
 import json
+import logging
+import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from djl_trtllm.errors import LayoutError
-from djl_trtllm.model import ModelKind, inspect, inspect_config
+from djl_trtllm.errors import LayoutError, ModelError
+from djl_trtllm.model import ModelKind, handle_requirements, inspect, inspect_config, layout
+from djl_trtllm.model.layout import OldEngine
+from tests.model.conftest import table
 
 HF = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 BUILT = {
@@ -16,7 +24,6 @@ BUILT = {
     "pretrained_config": {"mapping": {"world_size": 2}},
     "build_config": {"max_num_tokens": 8192},
 }
-POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 123\n"
 
 
 def safetensors(path: Path, tensors: dict[str, int] | None = None) -> None:
@@ -47,10 +54,10 @@ def test_a_hugging_face_checkpoint(tmp_path: Path) -> None:
     write(tmp_path, **{"config.json": HF, "model.safetensors": None, "tokenizer.json": "{}"})
     layout = inspect(tmp_path)
     assert layout.kind is ModelKind.HF_CHECKPOINT and not layout.kind.is_engine
-    assert layout.config == HF
+    assert (layout.config, layout.tokenizer_dir) == (HF, tmp_path)
     assert layout.weight_files == (tmp_path / "model.safetensors",)
-    assert layout.tokenizer_dir == tmp_path
-    assert layout.bundled_engine is None and layout.engine_dir is None
+    assert layout.bundled_engine is layout.engine_dir is None
+    assert layout.tensor_parallel is layout.pipeline_parallel is None
     assert layout.shape.parameter_bytes == 8
 
 
@@ -69,96 +76,59 @@ def test_the_index_says_which_files_are_the_weights(tmp_path: Path) -> None:
     assert [file.name for file in inspect(tmp_path).weight_files] == ["part-1.safetensors", "part-2.safetensors"]
 
 
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    index = {"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors", "c": "part-3.safetensors"}}
-    write(tmp_path, **{"config.json": HF, "model.safetensors.index.json": index, "part-2.safetensors": None})
-    with pytest.raises(LayoutError, match=r"2 of 3 .* are missing: part-1.safetensors, part-3.safetensors"):
+@pytest.mark.parametrize(("files", "says"), table("directories refused"))
+def test_what_is_not_whole_or_no_model_is_refused_by_its_files(
+    tmp_path: Path, files: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(LayoutError, match=rf"(?s){says}"):
+        inspect(write(tmp_path, **files))
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"num_hidden_layers": 10**12},
+        {"text_config": {"n_layer": 20_000_000}},
+        {"layers_block_type": ["attention"] * 10_001},
+        {"num_attention_heads": 2**31},
+        {"vocab_size": 10**400},
+        {"head_dim": 10**400},
+        {"rope_scaling": {"long_factor": [1, 10**400]}},
+        {"pretrained_config": {"mapping": {"world_size": 10**9}}, "build_config": {}},
+    ],
+    ids=lambda counts: next(iter(counts)),
+)
+def test_no_file_counts_more_than_any_model_has(tmp_path: Path, counts: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **counts}))
+    safetensors(tmp_path / "model.safetensors", {"model.layers.0.mlp.weight": 1})
+    (tmp_path / "rank0.engine").write_bytes(b"e")
+    with pytest.raises(LayoutError, match=r"config\.json: \w+ is \d+, expected at most \d+"):
         inspect(tmp_path)
 
 
-def test_a_missing_shard_is_noticed_without_an_index(tmp_path: Path) -> None:
-    write(tmp_path, **{"config.json": HF, "model-00001-of-00002.safetensors": None})
-    with pytest.raises(LayoutError, match=r"1 of 2 .* are missing: model-00002-of-00002.safetensors"):
-        inspect(tmp_path)
+def test_a_path_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for name, says in (("missing", "there is nothing"), ("file", "it is a file")):
+        with pytest.raises(LayoutError, match=says):
+            inspect(tmp_path / name)
 
 
-def test_the_list_of_missing_files_is_bounded(tmp_path: Path) -> None:
-    index = {"weight_map": {str(number): f"part-{number:03}.safetensors" for number in range(100)}}
-    write(tmp_path, **{"config.json": HF, "model.safetensors.index.json": index})
-    with pytest.raises(LayoutError, match="and 80 more"):
-        inspect(tmp_path)
-
-
-def test_an_index_cannot_name_files_elsewhere(tmp_path: Path) -> None:
-    write(
-        tmp_path, **{"config.json": HF, "model.safetensors.index.json": {"weight_map": {"a": "../other.safetensors"}}}
-    )
-    with pytest.raises(LayoutError, match="outside its own directory"):
-        inspect(tmp_path)
-
-
-@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": []}', "{}"])
-def test_a_damaged_index_is_named(tmp_path: Path, index: str) -> None:
-    write(tmp_path, **{"config.json": HF, "model.safetensors.index.json": index})
-    with pytest.raises(
-        LayoutError, match=r"index\.json (is not valid JSON|holds a JSON list|has no `weight_map` object)"
-    ):
-        inspect(tmp_path)
-
-
-@pytest.mark.parametrize("kept", [0, 4, 8, 20, -1])
-def test_a_cut_off_weight_file_is_named(tmp_path: Path, kept: int) -> None:
-    write(tmp_path, **{"config.json": HF, "model.safetensors": None})
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:kept])
-    with pytest.raises(LayoutError, match=r"model\.safetensors is (truncated|not a safetensors file)"):
-        inspect(tmp_path)
-
-
-def test_git_lfs_pointers_are_recognised(tmp_path: Path) -> None:
-    write(tmp_path, **{"config.json": HF, "model.safetensors": POINTER})
-    with pytest.raises(LayoutError, match=r"these are Git LFS pointers, .*fetch the files"):
-        inspect(tmp_path)
-    write(tmp_path, **{"config.json": POINTER})
-    with pytest.raises(LayoutError, match="Git LFS pointer"):
-        inspect(tmp_path)
-
-
-def test_a_compiled_openvino_engine(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        **{"openvino_model.xml": "<net/>", "openvino_model.bin": b"x", "config.json": HF, "tokenizer.model": b"x"},
-    )
-    layout = inspect(tmp_path)
+def test_a_compiled_openvino_engine_does_not_take_a_strangers_tokenizer(tmp_path: Path) -> None:
+    engine = write(tmp_path / "engine", **{"openvino_model.xml": "<net/>", "openvino_model.bin": b"x"})
+    write(tmp_path, **{"tokenizer.json": "{}"})
+    layout = inspect(engine)
     assert layout.kind is ModelKind.OPENVINO_ENGINE and layout.kind.is_engine
-    assert layout.engine_dir == layout.tokenizer_dir == tmp_path
-    assert layout.config == HF
-    (tmp_path / "openvino_model.bin").unlink()
-    with pytest.raises(LayoutError, match=r"without openvino_model\.bin"):
-        inspect(tmp_path)
+    assert (layout.engine_dir, layout.config, layout.tokenizer_dir) == (engine, None, None)
+    write(engine, **{"config.json": HF, "tokenizer.model": b"x"})
+    assert (inspect(engine).config, inspect(engine).tokenizer_dir) == (HF, engine)
 
 
-def test_a_compiled_tensorrt_engine(tmp_path: Path) -> None:
-    write(tmp_path, **{"config.json": BUILT, "rank1.engine": b"x", "rank0.engine": b"x"})
-    layout = inspect(tmp_path)
-    assert layout.kind is ModelKind.TENSORRT_ENGINE
-    assert [file.name for file in layout.weight_files] == ["rank0.engine", "rank1.engine"]
-    assert layout.tokenizer_dir is None
-
-
-def test_a_missing_rank_is_named(tmp_path: Path) -> None:
-    write(tmp_path, **{"config.json": BUILT, "rank0.engine": b"x"})
-    with pytest.raises(LayoutError, match="1 of 2 ranks are missing: rank 1"):
-        inspect(tmp_path)
-    (tmp_path / "rank0.engine").unlink()
-    with pytest.raises(LayoutError, match=r"there is no rank0\.engine"):
-        inspect(tmp_path)
-
-
-def test_ranks_are_in_order_of_number(tmp_path: Path) -> None:
+def test_a_compiled_tensorrt_engine_has_its_ranks_in_order_of_number(tmp_path: Path) -> None:
     config = {**BUILT, "pretrained_config": {"mapping": {"world_size": 12}}}
     write(tmp_path, **{"config.json": config}, **{f"rank{rank}.engine": b"x" for rank in range(12)})
-    assert [file.name for file in inspect(tmp_path).weight_files] == [f"rank{rank}.engine" for rank in range(12)]
+    layout = inspect(tmp_path)
+    assert (layout.kind, layout.tokenizer_dir) == (ModelKind.TENSORRT_ENGINE, None)
+    assert [file.name for file in layout.weight_files] == [f"rank{rank}.engine" for rank in range(12)]
 
 
 @pytest.mark.parametrize(
@@ -169,30 +139,13 @@ def test_a_tensorrt_checkpoint(
     tmp_path: Path, mapping: dict[str, int] | None, tensor_parallel: int, pipeline_parallel: int
 ) -> None:
     config = {"architecture": "LlamaForCausalLM", "dtype": "float16", "num_hidden_layers": 3}
-    if mapping is not None:
-        config["mapping"] = mapping
+    config |= {} if mapping is None else {"mapping": mapping}
     ranks = {f"rank{rank}.safetensors": None for rank in range(tensor_parallel * pipeline_parallel)}
     layout = inspect(write(tmp_path, **{"config.json": config}, **ranks))
     assert layout.kind is ModelKind.TENSORRT_CHECKPOINT and not layout.kind.is_engine
     assert (layout.tensor_parallel, layout.pipeline_parallel) == (tensor_parallel, pipeline_parallel)
-    assert (layout.shape.architecture, layout.shape.dtype, layout.shape.num_layers) == (
-        "LlamaForCausalLM",
-        "float16",
-        3,
-    )
-
-
-@pytest.mark.parametrize("missing", ["architecture", "dtype"])
-def test_a_tensorrt_checkpoint_is_what_tensorrt_llm_takes_for_one(tmp_path: Path, missing: str) -> None:
-    config = {"architecture": "LlamaForCausalLM", "dtype": "float16", "mapping": {"world_size": 1}}
-    del config[missing]
-    with pytest.raises(LayoutError, match=r"config\.json with `architecture` and `dtype`"):
-        inspect(write(tmp_path, **{"config.json": config, "rank0.safetensors": None}))
-
-
-def test_a_hugging_face_checkpoint_has_no_degrees(tmp_path: Path) -> None:
-    layout = inspect(write(tmp_path, **{"config.json": HF, "model.safetensors": None}))
-    assert layout.tensor_parallel is None and layout.pipeline_parallel is None
+    shape = layout.shape
+    assert (shape.architecture, shape.dtype, shape.num_layers) == ("LlamaForCausalLM", "float16", 3)
 
 
 def lmi_repository(path: Path, name: str = "tensorrt_llm__") -> Path:
@@ -214,19 +167,14 @@ def lmi_repository(path: Path, name: str = "tensorrt_llm__") -> Path:
     )
 
 
-@pytest.mark.parametrize("above", [True, False])
-def test_an_lmi_repository(tmp_path: Path, above: bool) -> None:
-    layout = inspect(lmi_repository(tmp_path) if above else lmi_repository(tmp_path) / "tensorrt_llm")
+@pytest.mark.parametrize(("name", "place"), [("tensorrt_llm__", ""), ("tensorrt_llm__", "tensorrt_llm"), ("", "")])
+def test_an_lmi_repository(tmp_path: Path, name: str, place: str) -> None:
+    layout = inspect(lmi_repository(tmp_path, name) / place)
     assert layout.kind is ModelKind.LMI_REPOSITORY and layout.kind.is_engine
-    assert layout.engine_dir == tmp_path / "tensorrt_llm" / "1"
+    model = tmp_path / name.removesuffix("__")
+    assert (layout.engine_dir, layout.tokenizer_dir) == (model / "1", model)
     assert [file.name for file in layout.weight_files] == ["rank0.engine", "rank1.engine"]
-    assert layout.tokenizer_dir == tmp_path / "tensorrt_llm"
     assert layout.tensor_parallel == 2 and layout.pipeline_parallel == 1
-
-
-def test_an_lmi_repository_may_have_another_name(tmp_path: Path) -> None:
-    layout = inspect(lmi_repository(tmp_path, ""))
-    assert layout.kind is ModelKind.LMI_REPOSITORY and layout.engine_dir == tmp_path / "1"
 
 
 def test_the_sizes_are_the_engines_and_the_type_is_that_of_the_model_one_level_up(tmp_path: Path) -> None:
@@ -266,38 +214,30 @@ def test_the_context_of_an_engine_is_at_least_what_it_was_compiled_for(
     assert layout.shape.max_position_embeddings == context
 
 
-@pytest.mark.parametrize("kept", ["model.cache", "config.json", "rank0.engine"])
-def test_an_lmi_repository_without_its_engine(tmp_path: Path, kept: str) -> None:
-    lmi_repository(tmp_path)
-    for file in (tmp_path / "tensorrt_llm" / "1").iterdir():
-        if file.name != kept:
-            file.unlink()
-    with pytest.raises(
-        LayoutError, match=rf"found {kept}; expected config\.json with `build_config`, and rank0\.engine"
-    ):
-        inspect(tmp_path)
-
-
-@pytest.mark.parametrize("files", [{"config.json": {"builder_config": {}}}, {}])
 @pytest.mark.parametrize("folder", ["", "tensorrt_llm/1/"])
+@pytest.mark.parametrize(
+    ("file", "config", "settings"),
+    table("old engines"),
+)
 def test_engines_of_before_0_8_are_refused_with_what_reads_them_and_the_command(
-    tmp_path: Path, folder: str, files: dict[str, Any]
+    tmp_path: Path, folder: str, file: str, config: dict[str, Any] | None, settings: str
 ) -> None:
-    old = {f"{folder}{name}": content for name, content in files.items()}
-    old[f"{folder}trt_llm_model_float16_tp2_rank0.engine"] = b"x"
-    old[f"{folder}trt_llm_model_float16_tp2_rank1.engine"] = b"x"
+    model = write(tmp_path / folder, **{file: b"x"}, **({} if config is None else {"config.json": config}))
     if folder:
-        old["tensorrt_llm/config.pbtxt"] = "x"
+        write(tmp_path, **{"tensorrt_llm__config.pbtxt": "x"})
     with pytest.raises(LayoutError) as caught:
-        inspect(write(tmp_path, **{name.replace("/", "__"): content for name, content in old.items()}))
-    message = str(caught.value)
-    assert "TensorRT-LLM before 0.8 (trt_llm_model_float16_tp2_rank0.engine; LMI containers 0.25 and 0.26" in message
-    assert "`OPTION_TENSOR_PARALLEL_DEGREE=2 OPTION_DTYPE=fp16 djl-trtllm compile CHECKPOINT OUT`" in message
+        inspect(tmp_path)
+    assert f"{model} holds an engine of TensorRT-LLM before 0.8 ({file}; LMI containers" in str(caught.value)
+    assert f"`{settings}djl-trtllm compile CHECKPOINT OUT`" in str(caught.value)
 
 
-def test_old_engines_beside_a_checkpoint_do_not_keep_it_from_being_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize("files", table("not old engines"))
+def test_what_is_not_old_is_not_taken_for_it(tmp_path: Path, files: dict[str, Any]) -> None:
+    assert OldEngine.find(write(tmp_path, **files)) is None
     write(tmp_path, **{"config.json": HF, "model.safetensors": None, "llama_float16_tp1_rank0.engine": b"x"})
-    assert inspect(tmp_path).kind is ModelKind.HF_CHECKPOINT
+    assert (
+        inspect(tmp_path).kind is ModelKind.HF_CHECKPOINT
+    )  # which old engines beside it do not keep from being served
 
 
 def test_the_quantisation_that_is_stored_is_known(tmp_path: Path) -> None:
@@ -329,52 +269,6 @@ def test_a_checkpoint_may_carry_its_engine_beside_it(tmp_path: Path) -> None:
     assert inspect(tmp_path).path == tmp_path / "engine"
 
 
-def test_an_engine_does_not_take_a_strangers_tokenizer(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        **{"tokenizer.json": "{}", "engine-a__openvino_model.xml": "<net/>", "engine-a__openvino_model.bin": b"x"},
-    )
-    assert inspect(tmp_path / "engine-a").tokenizer_dir is None
-
-
-@pytest.mark.parametrize(
-    ("files", "says"),
-    [
-        ({}, "found nothing, it is empty"),
-        ({"serving.properties": "engine=MPI"}, r"option\.model_id must name"),
-        ({"config.json": {"a": 1}, "x.safetensors": None}, r"config\.json has neither \(its keys: a\)"),
-        ({"model.safetensors": None}, r"without a config\.json"),
-        ({"config.json": HF}, r"config\.json without weights"),
-        ({"a__config.json": HF, "b__readme": "x"}, r"found a/, b/; there may be a model in a/"),
-        (
-            {"a__b__config.json": BUILT, "a__b__rank0.engine": "x"},
-            r"a compiled engine is further down \(a/b/config\.json, a/b/rank0\.engine\): name its directory",
-        ),
-        ({f"f{number}": "x" for number in range(30)}, "and 10 more"),
-    ],
-)
-def test_what_is_no_model_is_listed_with_what_was_expected(tmp_path: Path, files: dict[str, Any], says: str) -> None:
-    with pytest.raises(LayoutError, match=says) as caught:
-        inspect(write(tmp_path, **files))
-    for kind in ("Hugging Face checkpoint", "OpenVINO engine", "TensorRT-LLM engine", "TensorRT-LLM checkpoint", "LMI"):
-        assert kind in str(caught.value)
-
-
-def test_a_path_that_is_no_directory(tmp_path: Path) -> None:
-    with pytest.raises(LayoutError, match="there is nothing"):
-        inspect(tmp_path / "missing")
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(LayoutError, match="it is a file"):
-        inspect(tmp_path / "file")
-
-
-def test_a_damaged_config_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LayoutError, match=r"config\.json is not valid JSON"):
-        inspect(write(tmp_path, **{"config.json": "{", "model.safetensors": None}))
-    with pytest.raises(LayoutError, match="holds a JSON list"):
-        inspect(write(tmp_path, **{"config.json": "[]"}))
-
-
 def test_a_checkpoint_is_known_by_its_config_alone(tmp_path: Path) -> None:
     assert inspect_config(tmp_path) is None
     (tmp_path / "config.json").write_text(json.dumps({**HF, "num_hidden_layers": 3}))
@@ -386,3 +280,54 @@ def test_a_checkpoint_is_known_by_its_config_alone(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(LayoutError):
         inspect_config(tmp_path)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "requirements.txt").write_text("some-package==1.0\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("pip", "uv", "begins"),
+    [
+        (True, None, [sys.executable, "-m", "pip", "install"]),
+        (False, "/bin/uv", ["/bin/uv", "pip", "install", "--python", sys.executable]),
+        (False, None, None),
+    ],
+)
+def test_requirements_are_installed_into_this_python_by_pip_or_uv(
+    model: Path, monkeypatch: pytest.MonkeyPatch, pip: bool, uv: str | None, begins: list[str] | None
+) -> None:
+    run = Mock(return_value=subprocess.CompletedProcess([], 0, stdout=""))
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if pip else None)
+    monkeypatch.setattr(shutil, "which", lambda _: uv)
+    if begins is None:
+        with pytest.raises(ModelError, match="has no pip, and there is no uv"):
+            handle_requirements(model, allowed=True)
+        return
+    handle_requirements(model, allowed=True)
+    (command,) = run.call_args.args
+    assert command[: len(begins)] == begins and command[-2:] == ["-r", str(model / "requirements.txt")]
+
+
+def test_nothing_is_installed_unless_there_is_a_file_and_it_is_allowed(
+    model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("ran a command"))
+    handle_requirements(model / "elsewhere", allowed=False)
+    handle_requirements(model / "elsewhere", allowed=True)
+    assert caplog.text == ""
+    with caplog.at_level(logging.INFO):
+        handle_requirements(model, allowed=False)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "SERVING_INSTALL_REQUIREMENTS=true" in caplog.text and str(model) in caplog.text
+
+
+def test_a_failure_shows_the_installers_last_lines(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import sys; print('\\n'.join(f'line {n}' for n in range(40))); sys.exit(3)"
+    monkeypatch.setattr(layout, "_installer", lambda _: [sys.executable, "-c", program])
+    with pytest.raises(ModelError, match=r"exit status 3") as caught:
+        handle_requirements(model, allowed=True)
+    assert "line 39" in str(caught.value) and "line 10\n" not in str(caught.value)

@@ -1,20 +1,26 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.decoders import DecodeStream
 
-from djl_trtllm.errors import InvalidRequestError, TokenizerError
-from djl_trtllm.model import Tokenizer, load_tokenizer
-from tests.model.conftest import CHATML, MakeModel, byte_level
+from djl_trtllm.errors import InvalidRequestError, PromptTooLongError, TokenizerError
+from djl_trtllm.model import Layout, Tokenizer, TokenTexts, inspect, load_tokenizer
+from djl_trtllm.model.tokenizer import load_fitting_tokenizer, outside, require_tokenizer
+from tests.model.conftest import CHATML, MakeModel, byte_level, table
+from tests.model.test_layout import safetensors
 
 USER = [{"role": "user", "content": "the wolf"}]
 
@@ -26,47 +32,22 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(path)
 
 
-def test_loading_and_using_a_tokenizer_imports_neither_torch_nor_transformers(make_model: MakeModel) -> None:
+def test_using_a_tokenizer_imports_no_large_library_and_leaves_no_threads(make_model: MakeModel) -> None:
     path = make_model(**{"chat_template.jinja": CHATML, "config.json": {"model_type": "llama", "eos_token_id": 1}})
     program = f"""
-import sys
+import os, sys
 from pathlib import Path
 from djl_trtllm.model import load_tokenizer
 tokenizer = load_tokenizer(Path({str(path)!r}))
 assert tokenizer.decode(tokenizer.encode("the wolf")) == "the wolf"
 assert tokenizer.render_chat([{{"role": "user", "content": "hi"}}])
-print([name for name in ("torch", "transformers", "tensorflow") if name in sys.modules])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=_environment()
-    )
-    assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_importing_the_package_imports_no_large_library() -> None:
-    program = "import djl_trtllm.model, sys; print([n for n in ('torch', 'transformers', 'numpy') if n in sys.modules])"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=_environment()
-    )
-    assert done.stdout.strip() == "[]", done.stderr
-
-
-def _environment() -> dict[str, str]:
-    return {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""}
-
-
-def test_a_long_text_takes_no_threads_that_stay(make_model: MakeModel) -> None:
-    program = f"""
-import os
-from pathlib import Path
-from djl_trtllm.model import load_tokenizer
-load_tokenizer(Path({str(make_model())!r})).encode("the wolf " * 1000)
+tokenizer.encode("the wolf " * 1000)
+print([name for name in ("torch", "transformers", "tensorflow", "numpy") if name in sys.modules])
 print(len(os.listdir("/proc/self/task")))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=_environment()
-    )
-    assert done.stdout.strip() == "1", done.stderr
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment)
+    assert done.stdout.split() == ["[]", "1"], done.stderr
 
 
 class Calls:
@@ -91,70 +72,48 @@ def test_a_long_text_is_encoded_by_the_call_that_releases_the_gil(
     for special in (True, False):
         assert tokenizer.encode(text, special) == calls.raw.encode(text, add_special_tokens=special).ids
     assert calls.names == [call, call]
-    with pytest.raises(InvalidRequestError, match="lone surrogate"):
+    with pytest.raises(InvalidRequestError, match=rf"lone surrogate \\ud800 at position {length}"):
         tokenizer.encode(text + "\ud800")
+    with pytest.raises(InvalidRequestError, match="expected text, got int"):
+        tokenizer.encode(3)  # type: ignore[arg-type]
+    monkeypatch.setattr(tokenizer, "raw", Mock(**{f"{call}.side_effect": PanicException("called `unwrap()`")}))
+    with pytest.raises(InvalidRequestError, match="the model's tokenizer fails on this text"):
+        tokenizer.encode(text)
 
 
-def test_the_longest_token_bounds_what_a_token_holds(tokenizer: Tokenizer) -> None:
-    assert tokenizer.longest_token == max(map(len, tokenizer.raw.get_vocab()))
+class PanicException(BaseException):
+    """What a library in Rust raises when it panics has this name and is no `Exception`."""
 
 
-def test_the_vocabulary_is_read_once_when_loading(tmp_path: Path) -> None:
-    """Reading or writing one of 128,000 tokens takes a tenth of a second."""
-    raw = Calls(byte_level())
-    Tokenizer(raw, special_tokens={}, end_ids=(), templates={}, origin=tmp_path)
-    assert raw.names.count("get_vocab") == 1
-    assert not {"to_str", "save"} & {*raw.names}
-
-
-@settings(deadline=None)
-@given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_no_text_has_fewer_tokens_than_the_bound_says(tokenizer: Tokenizer, text: str) -> None:
-    assert tokenizer.longest_token is not None
-    assert len(tokenizer.encode(text, False)) * tokenizer.longest_token >= len(text)
-
-
-def _stripping(raw: tokenizers.Tokenizer) -> None:
-    raw.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True, special=True)])
-
-
-def _normalized(normalizer: Any) -> Callable[[tokenizers.Tokenizer], None]:
-    def change(raw: tokenizers.Tokenizer) -> None:
-        raw.normalizer = normalizer
-
-    return change
-
-
-def _without_bytes(raw: tokenizers.Tokenizer) -> None:
-    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+normalizers = tokenizers.normalizers
 
 
 @pytest.mark.parametrize(
-    ("change", "bounded"),
+    ("normalizer", "pre_tokenizer", "bounded"),
     [
-        (_stripping, False),
-        (_without_bytes, False),
-        (_normalized(tokenizers.normalizers.NFKC()), False),
-        (_normalized(tokenizers.normalizers.Replace("  ", " ")), False),
-        (_normalized(tokenizers.normalizers.Replace(tokenizers.Regex(" +"), " ")), False),
-        (_normalized(tokenizers.normalizers.Replace(" ", "_")), True),
-        (
-            _normalized(
-                tokenizers.normalizers.Sequence(
-                    [tokenizers.normalizers.Prepend("_"), tokenizers.normalizers.Replace(" ", "_")]
-                )
-            ),
-            True,
-        ),
+        (None, pre_tokenizers.Whitespace(), False),
+        (normalizers.NFKC(), None, False),
+        (normalizers.Replace("  ", " "), None, False),
+        (normalizers.Replace(Regex(" +"), " "), None, False),
+        (normalizers.Replace(" ", "_"), None, True),
+        (normalizers.Sequence([normalizers.Prepend("_"), normalizers.Replace(" ", "_")]), None, True),
+        (normalizers.Sequence([normalizers.Prepend("_"), normalizers.NFKC()]), None, False),
     ],
 )
-def test_there_is_no_bound_where_characters_may_vanish(
-    change: Callable[[tokenizers.Tokenizer], None], bounded: bool, tmp_path: Path
+def test_a_token_has_a_bound_unless_characters_may_vanish(
+    make_model: MakeModel, normalizer: Any, pre_tokenizer: Any, bounded: bool
 ) -> None:
-    raw = byte_level()
-    change(raw)
-    raw.save(str(tmp_path / "tokenizer.json"))
-    assert (load_tokenizer(tmp_path).longest_token is not None) is bounded
+    path, raw = make_model(), byte_level()
+    longest = max(map(len, raw.get_vocab()))
+    if normalizer is not None:
+        raw.normalizer = normalizer
+    if pre_tokenizer is not None:
+        raw.pre_tokenizer = pre_tokenizer
+    raw.save(str(path / "tokenizer.json"))
+    assert load_tokenizer(path).longest_token == (longest if bounded else None)
+    raw.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True, special=True)])
+    raw.save(str(path / "tokenizer.json"))
+    assert load_tokenizer(path).longest_token is None
 
 
 @pytest.mark.parametrize("missing", [None, 0, 255])
@@ -168,28 +127,15 @@ def test_bytes_to_fall_back_to_are_a_bound_where_all_are_there(tmp_path: Path, m
 
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_any_text_survives_a_round_trip(tokenizer: Tokenizer, text: str) -> None:
+def test_any_text_survives_a_round_trip_also_streamed(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert all(0 <= id_ < tokenizer.vocab_size for id_ in ids)
     if not set(ids) & tokenizer.special_ids:
         assert tokenizer.decode(ids) == text
     assert tokenizer.encode(text) == [0, *ids]
-
-
-@settings(deadline=None)
-@given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_the_raw_tokenizer_streams_what_decode_gives_whole(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.longest_token is not None and len(ids) * tokenizer.longest_token >= len(text)
     stream = DecodeStream(skip_special_tokens=True)
-    ids = tokenizer.encode(text)
-    streamed = "".join(stream.step(tokenizer.raw, id_) or "" for id_ in ids)
-    assert streamed == tokenizer.decode(ids)
-
-
-def test_a_lone_surrogate_is_the_requests_error(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidRequestError, match=r"lone surrogate \\ud800 at position 4"):
-        tokenizer.encode("wolf\ud800")
-    with pytest.raises(InvalidRequestError, match="expected text, got int"):
-        tokenizer.encode(3)  # type: ignore[arg-type]
+    assert "".join(stream.step(tokenizer.raw, id_) or "" for id_ in ids) == tokenizer.decode(ids)
 
 
 def test_special_tokens_are_left_out_unless_asked_for(tokenizer: Tokenizer) -> None:
@@ -199,52 +145,25 @@ def test_special_tokens_are_left_out_unless_asked_for(tokenizer: Tokenizer) -> N
     assert tokenizer.special_ids == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, set()),
-        ({"tokenizer_config.json": {"eos_token": "</s>"}}, {1}),
-        ({"tokenizer_config.json": {"eos_token": {"content": "</s>", "special": True}}}, {1}),
-        ({"special_tokens_map.json": {"eos_token": "</s>"}}, {1}),
-        ({"config.json": {"eos_token_id": 1}}, {1}),
-        ({"config.json": {"text_config": {"eos_token_id": [1, 3]}}}, {1, 3}),
-        ({"generation_config.json": {"eos_token_id": [3, 399]}, "config.json": {"eos_token_id": 1}}, {1, 3, 399}),
-        ({"generation_config.json": {"eos_token_id": None}, "tokenizer_config.json": {"eos_token": None}}, set()),
-        ({"generation_config.json": {"eos_token_id": [3]}, "tokenizer_config.json": {"eos_token": "</s>"}}, {1, 3}),
-    ],
-)
+@pytest.mark.parametrize(("files", "expected"), table("end tokens"))
 def test_every_file_that_names_an_end_token_counts(
-    make_model: MakeModel, files: dict[str, Any], expected: set[int]
+    make_model: MakeModel, files: dict[str, Any], expected: list[int]
 ) -> None:
-    assert load_tokenizer(make_model(**files)).end_ids == expected
+    assert load_tokenizer(make_model(**files)).end_ids == set(expected)
 
 
-def test_named_ids_come_from_the_tokenizer_or_else_the_models_config(make_model: MakeModel) -> None:
-    named = load_tokenizer(make_model(**{"tokenizer_config.json": {"bos_token": "<s>", "pad_token": "<pad>"}}))
-    assert (named.bos_id, named.pad_id) == (0, 2)
-    by_id = load_tokenizer(
-        make_model(**{"tokenizer_config.json": {}, "config.json": {"bos_token_id": 0, "pad_token_id": 2}})
-    )
-    assert (by_id.bos_id, by_id.pad_id) == (0, 2)
-
-
-def test_a_special_token_the_vocabulary_lacks_gets_no_new_id(make_model: MakeModel) -> None:
-    # The model has no embedding for it.
-    tokenizer = load_tokenizer(make_model(**{"tokenizer_config.json": {"pad_token": "[PAD]"}}))
-    assert tokenizer.pad_id is None
-
-
-def test_a_named_token_that_the_vocabulary_has_as_an_ordinary_one_becomes_special(make_model: MakeModel) -> None:
-    tokenizer = load_tokenizer(make_model(**{"tokenizer_config.json": {"eos_token": "wolf"}}))
-    (id_,) = tokenizer.end_ids
-    assert id_ in tokenizer.special_ids
+@pytest.mark.parametrize(
+    ("files", "bos", "pad", "special"),
+    table("named tokens"),
+)
+def test_named_tokens_come_from_the_tokenizer_or_else_the_models_config(
+    make_model: MakeModel, files: dict[str, Any], bos: int | None, pad: int | None, special: str
+) -> None:
+    tokenizer = load_tokenizer(make_model(**files))
+    assert (tokenizer.bos_id, tokenizer.pad_id) == (bos, pad)
+    named = {tokenizer.raw.token_to_id(special)} if special else set()
+    assert tokenizer.special_ids == {0, 1, 2, 3} | named
     assert tokenizer.vocab_size == byte_level().get_vocab_size()
-
-
-def test_default_ids_of_the_models_config_do_not_make_ordinary_tokens_special(make_model: MakeModel) -> None:
-    tokenizer = load_tokenizer(make_model(**{"config.json": {"pad_token_id": 20, "bos_token_id": 21}}))
-    assert (tokenizer.pad_id, tokenizer.bos_id) == (None, None)
-    assert tokenizer.special_ids == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -269,15 +188,7 @@ def test_listed_added_tokens_are_added_and_marked_special(make_model: MakeModel)
     assert tokenizer.vocab_size == size + 1
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({}, [0, "…"]),
-        ({"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": False}, ["…"]),
-        ({"tokenizer_class": "LlamaTokenizer", "add_eos_token": True}, [0, "…", 1]),
-        ({"tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": False}, [0, "…"]),
-    ],
-)
+@pytest.mark.parametrize(("config", "expected"), table("affixes"))
 def test_bos_and_eos_are_added_as_transformers_adds_them(
     make_model: MakeModel, config: dict[str, Any], expected: list[Any]
 ) -> None:
@@ -288,18 +199,13 @@ def test_bos_and_eos_are_added_as_transformers_adds_them(
     assert tokenizer.encode("the wolf") == wanted
 
 
-def test_a_chat_template_that_emits_bos_does_not_get_a_second(make_model: MakeModel) -> None:
+def test_a_chat_template_that_emits_bos_does_not_get_a_second(tokenizer: Tokenizer, make_model: MakeModel) -> None:
+    with pytest.raises(InvalidRequestError, match=r"has no chat template.*chat_template\.jinja"):
+        tokenizer.render_chat(USER)
     tokenizer = load_tokenizer(make_model(**{"tokenizer_config.json": {"chat_template": CHATML, "bos_token": "<s>"}}))
     ids = tokenizer.encode(tokenizer.render_chat(USER), add_special_tokens=False)
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>user: the wolf<|end|><s>assistant: "
-    without = tokenizer.render_chat(USER, add_generation_prompt=False)
-    without_ids = tokenizer.encode(without, add_special_tokens=False)
-    assert without_ids == ids[: len(ids) - len(tokenizer.encode("assistant: "))]
-
-
-def test_chat_without_a_template_is_the_requests_error(tokenizer: Tokenizer) -> None:
-    with pytest.raises(InvalidRequestError, match=r"has no chat template.*chat_template\.jinja"):
-        tokenizer.render_chat(USER)
+    assert tokenizer.render_chat(USER, add_generation_prompt=False) == "<s>user: the wolf<|end|>"
 
 
 def test_a_directory_without_tokenizer_files_lists_what_it_has(tmp_path: Path) -> None:
@@ -311,30 +217,36 @@ def test_a_directory_without_tokenizer_files_lists_what_it_has(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("name", "content", "says"),
     [
-        ("{", r"tokenizer\.json cannot be read \(1 bytes\)"),
-        ("version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        ("tokenizer.json", "{", r"tokenizer\.json cannot be read \(1 bytes\)"),
+        ("tokenizer.json", "[" * 4_000_001, r"tokenizer\.json cannot be read .* more than 4,000,000 values"),
+        ("tokenizer.json", "version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        ("tokenizer_config.json", "{", r"tokenizer_config\.json is not valid JSON"),
+        ("generation_config.json", "{", r"generation_config\.json is not valid JSON"),
+        ("special_tokens_map.json", "{", r"special_tokens_map\.json is not valid JSON"),
+        ("config.json", f'{{"eos_token_id": {"9" * 5000}}}', "is not valid JSON"),
+        ("config.json", {"eos_token_id": [2, 2**31]}, "eos_token_id .* is 2147483648: expected a token's id"),
+        ("generation_config.json", {"eos_token_id": int("9" * 4000)}, "eos_token_id is 9+, expected at most"),
+        (
+            "tokenizer_config.json",
+            {"added_tokens_decoder": {"4294967296": {"content": "<x>"}}},
+            "has the id 4294967296:",
+        ),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"9" * 5000: {"content": "<x>"}}}, "has the id 9{40}:"),
     ],
 )
-def test_a_damaged_tokenizer_file_is_named(make_model: MakeModel, content: str, says: str) -> None:
+def test_a_damaged_file_is_named(make_model: MakeModel, name: str, content: Any, says: str) -> None:
     with pytest.raises(TokenizerError, match=says):
-        load_tokenizer(make_model(**{"tokenizer.json": content}))
-
-
-@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json", "special_tokens_map.json"])
-def test_a_damaged_configuration_file_is_named(make_model: MakeModel, name: str) -> None:
-    with pytest.raises(TokenizerError, match=f"{name} is not valid JSON"):
-        load_tokenizer(make_model(**{name: "{"}))
+        load_tokenizer(make_model(**{name: content}))
 
 
 def test_truncation_and_padding_saved_with_a_tokenizer_are_off(make_model: MakeModel) -> None:
-    path = make_model()
-    saved = byte_level()
+    path, saved = make_model(), byte_level()
     saved.enable_truncation(4)
     saved.enable_padding(length=16)
     saved.save(str(path / "tokenizer.json"))
-    assert len(load_tokenizer(path).encode("the wolf " * 10)) == len(byte_level().encode("the wolf " * 10).ids)
+    assert load_tokenizer(path).encode("the wolf") == byte_level().encode("the wolf").ids
 
 
 @pytest.mark.slow
@@ -361,3 +273,127 @@ def test_ids_and_chats_equal_those_of_transformers(
     text = theirs.apply_chat_template(USER, add_generation_prompt=True, tokenize=False)
     assert ours.render_chat(USER) == text
     assert text == "<s>user: the wolf<|end|><s>assistant: "
+
+
+@pytest.mark.parametrize("length", [40, 2000])
+def test_a_regular_expression_without_end_ends_the_request(length: int) -> None:
+    raw = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    # This expression takes more steps than there may be on a row of letters.
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"^(a+)+$(?<!b)|(a|aa)+$"), "isolated")
+    catastrophic = Tokenizer(raw, special_tokens={}, end_ids=(), templates={}, origin=Path("here"))
+    with pytest.raises(InvalidRequestError, match="the model's tokenizer fails on this text"):
+        catastrophic.encode("a" * length + "b")
+    assert catastrophic.encode("b") == [1]
+
+
+def test_more_tokens_than_there_may_be_are_counted_and_not_listed(tokenizer: Tokenizer) -> None:
+    text = "the wolf " * 1000
+    count = len(tokenizer.encode(text))
+    assert len(tokenizer.encode(text, most=count)) == count
+    with pytest.raises(PromptTooLongError, match=f"the prompt has {count} tokens, max_input_len is {count - 1}"):
+        tokenizer.encode(text, most=count - 1)
+
+
+def model(path: Path, vocab_size: int | None, tokenizer: tokenizers.Tokenizer | None) -> Layout:
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocab_size}
+    (path / "config.json").write_text(json.dumps(config))
+    safetensors(path / "model.safetensors")
+    if tokenizer is not None:
+        tokenizer.save(str(path / "tokenizer.json"))
+    return inspect(path)
+
+
+def test_a_model_without_a_tokenizer_is_refused_unless_it_may_be_in_the_engine_inside(tmp_path: Path) -> None:
+    layout = model(tmp_path, 400, None)
+    with pytest.raises(TokenizerError, match=r"found config\.json, model\.safetensors; expected .*option\.tokenizer"):
+        load_fitting_tokenizer(layout, trust_remote_code=False)
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "openvino_model.xml").touch()
+    layout = model(tmp_path, 400, None)
+    require_tokenizer(layout)
+    assert load_fitting_tokenizer(layout, trust_remote_code=False) is None
+
+
+@pytest.mark.parametrize("added", [[], ["<image>"]])
+def test_ids_may_be_beyond_the_models_only_where_no_text_has_them(tmp_path: Path, added: list[str]) -> None:
+    tokenizer = byte_level()
+    known = tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens(added)
+    for size in (None, known, known + 100):
+        layout = model(tmp_path, size, tokenizer)
+        loaded = load_fitting_tokenizer(layout, trust_remote_code=False)
+        assert loaded is not None and outside(loaded, layout) == (known if added and size == known else None)
+    with pytest.raises(
+        TokenizerError, match=rf"has ids up to {known - 1}, .* up to {known - 2} \(vocab_size {known - 1}"
+    ):
+        load_fitting_tokenizer(model(tmp_path, known - 1, tokenizer), trust_remote_code=False)
+    tokenizer.add_special_tokens(["<start>"])
+    start = tokenizer.token_to_id("<start>")
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<start> $A", special_tokens=[("<start>", start)]
+    )
+    with pytest.raises(TokenizerError, match=rf"has the id {start} in every prompt"):
+        load_fitting_tokenizer(model(tmp_path, known, tokenizer), trust_remote_code=False)
+
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+PIECES = ["a", "▁", "▁wolf", "wolf", "##s", "\ufffd", "é"]
+REPLACE, STRIP = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+
+
+def raw_tokenizer(decoder: Any, *pieces: str) -> RawTokenizer:
+    """A tokenizer whose ids are bytes and then pieces."""
+    vocabulary = {piece: id_ for id_, piece in enumerate([*BYTES, *pieces])}
+    raw = RawTokenizer(models.WordLevel(vocabulary, unk_token=pieces[0]))
+    if decoder is not None:
+        raw.decoder = decoder
+    return raw
+
+
+def known(decoder: Any, *pieces: str) -> dict[str, str]:
+    """The texts that are known, by piece."""
+    texts = TokenTexts(raw_tokenizer(decoder, *(pieces or PIECES)))
+    assert [texts[id_] for id_ in range(256)] == [None] * 256  # a byte may be a part of a character
+    found = {piece: texts[texts.raw.token_to_id(piece)] for piece in pieces or PIECES}
+    return {piece: text for piece, text in found.items() if text is not None}
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Metaspace(),
+        decoders.Sequence([REPLACE, decoders.ByteFallback(), decoders.Fuse(), STRIP]),
+        decoders.Sequence([REPLACE, decoders.ByteFallback(), decoders.Fuse()]),
+    ],
+)
+def test_pieces_have_their_text_after_the_first_token(decoder: Any) -> None:
+    assert known(decoder) == {"a": "a", "▁": " ", "▁wolf": " wolf", "wolf": "wolf", "##s": "##s", "é": "é"}
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        None,
+        decoders.WordPiece(),
+        decoders.BPEDecoder(),
+        decoders.CTC(),
+        decoders.ByteFallback(),
+        decoders.Sequence([REPLACE, decoders.ByteFallback()]),
+        decoders.Sequence([decoders.Fuse(), REPLACE]),
+        decoders.Sequence([decoders.Replace(Regex("▁"), " "), decoders.Fuse()]),
+        decoders.Sequence([STRIP, decoders.Fuse()]),
+        decoders.Sequence([REPLACE, decoders.Fuse(), decoders.Strip(" ", 0, 1)]),
+        decoders.Sequence([decoders.WordPiece(), decoders.Fuse()]),
+    ],
+)
+def test_nothing_is_known_of_other_decoders(decoder: Any) -> None:
+    assert known(decoder) == {}
+    assert known(decoders.Metaspace(), "b", "▁wolf") == {}  # there is no "a" to begin with
+
+
+def test_of_byte_level_tokens_whole_characters_are_known(tokenizer: Tokenizer) -> None:
+    texts = TokenTexts(tokenizer.raw)
+    (word,) = tokenizer.encode(" the", False)
+    assert word not in texts and texts[word] == texts.get(word) == " the"
+    unknown = [*tokenizer.encode("😀", False), *tokenizer.special_ids, tokenizer.vocab_size + 1]
+    assert [texts[id_] for id_ in unknown] == [None] * len(unknown)

@@ -40,21 +40,10 @@ def test_a_directory_is_marked_inside_the_block_only(tmp_path: Path) -> None:
         assert not is_abandoned(tmp_path)
     assert is_abandoned(tmp_path)
     assert not is_abandoned(tmp_path / "not there")
-
-
-def test_a_temporary_directory_is_marked_and_removed() -> None:
     with temporary_directory() as path:
-        assert Path(path).name.startswith(TEMPORARY_PREFIX)
-        assert not is_abandoned(Path(path))
+        assert Path(path).name.startswith(TEMPORARY_PREFIX) and not is_abandoned(Path(path))
         (Path(path) / "file").touch()
     assert not Path(path).exists()
-
-
-@pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The system's folder for temporary files."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
 
 
 def aged(path: Path) -> Path:
@@ -64,15 +53,24 @@ def aged(path: Path) -> Path:
     return path
 
 
-def test_what_a_killed_server_left_is_swept_and_nothing_else(temporary: Path) -> None:
-    swept = [aged(temporary / name) for name in ("djl-trtllm-0123456789ab", "djl-trtllm-work-x")]
-    held = aged(temporary / "djl-trtllm-ba9876543210")
-    kept = [aged(temporary / name) for name in ("djl-trtllm-cache", "other", "djl-trtllm-0123456789abc")]
-    new = temporary / "djl-trtllm-00000000000a"
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_what_a_killed_server_left_is_swept_and_nothing_else(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
+    places = [tmp_path, tmp_path_factory.mktemp("empty")]
+    disk, memory = reversed(places) if in_memory else places
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    monkeypatch.setattr(work_directory, "_SHARED_MEMORY", memory)
+    swept = [aged(tmp_path / name) for name in ("djl-trtllm-0123456789ab", "djl-trtllm-work-x")]
+    held = aged(tmp_path / "djl-trtllm-ba9876543210")
+    kept = [aged(tmp_path / name) for name in ("djl-trtllm-cache", "other", "djl-trtllm-0123456789abc")]
+    new = tmp_path / "djl-trtllm-00000000000a"
     new.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getuid", lambda: held.stat().st_uid + 1)
+        assert work_directory.sweep_temporary_directories() == 0  # they are another user's
     with marked(held):
         assert work_directory.sweep_temporary_directories() == 2
-    assert set(temporary.iterdir()) == {held, new, *kept}
+    assert set(tmp_path.iterdir()) == {held, new, *kept}
     assert not any(path.exists() for path in swept)
     assert work_directory.sweep_temporary_directories() == 1
-    assert not held.exists()

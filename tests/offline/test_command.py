@@ -17,9 +17,14 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from djl_trtllm import cli
+from djl_trtllm.api import Prompt
+from djl_trtllm.errors import GenerationError, InvalidRequestError
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.offline.command import Entry, format_line, read_entries
+from djl_trtllm.offline.llm import OfflineResult
+from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, Sampling, SequenceResult, Token
 from tests.support.models import scripted_model
-from tests.support.waiting import wait_until
+from tests.support.processes import wait_until
 
 runner = CliRunner()
 
@@ -93,17 +98,8 @@ def test_lines_come_from_stdin_and_go_to_a_file(model: Path, tmp_path: Path) -> 
     result = generate(model, "-", "--out", str(out), stdin='{"prompt": "a wolf"}\n{"prompt": "a fox"}\n')
     assert (result.exit_code, result.stdout) == (0, "")
     assert [line["prompt"] for line in lines_of(out.read_text())] == ["a wolf", "a fox"]
-
-
-def test_text_may_look_like_json(model: Path) -> None:
     result = generate(model, "-", "--text", stdin='{"prompt": "a wolf"}\n')
     assert lines_of(result.stdout)[0]["prompt"] == '{"prompt": "a wolf"}'
-
-
-def test_several_sequences_are_in_one_line(model: Path) -> None:
-    (line,) = lines_of(generate(model, "-", "--n", "3", "--temperature", "0.9", stdin="a wolf").stdout)
-    assert len(line["best_of_sequences"]) == 2
-    assert line["best_of_sequences"][0].keys() == {"generated_text", "finish_reason", "tokens"}
 
 
 def test_a_file_without_prompts_is_no_work(missing: Path, tmp_path: Path) -> None:
@@ -112,27 +108,6 @@ def test_a_file_without_prompts_is_no_work(missing: Path, tmp_path: Path) -> Non
     result = generate(missing, prompts)
     assert (result.exit_code, result.stdout) == (0, "")
     assert "no prompts" in result.stderr
-
-
-def test_the_bundled_model_repeats_by_its_seed(tiny_stories: Path) -> None:
-    line = {
-        "inputs": "Once upon a time,",
-        "parameters": {"do_sample": True, "temperature": 1.3, "seed": 5, "stop": "."},
-    }
-    result = generate(tiny_stories, "-", stdin=f"{json.dumps(line)}\n{json.dumps(line)}")
-    one, two = lines_of(result.stdout)
-    assert one == two | {"id": 1}
-    assert (one["finish_reason"], one["error"]) == ("stop_sequence", None)
-    assert "." not in one["generated_text"]
-
-
-def test_parameters_of_the_command_are_refused_once(missing: Path) -> None:
-    result = generate(missing, "-", "--temperature", "-1", stdin="a\nb")
-    assert result.exit_code == 1
-    assert result.stderr.count("'temperature' is -1.0") == 1
-    for wrong in ("{", "[1]"):
-        assert "expected a JSON object" in generate(missing, "-", "--parameters", wrong, stdin="a").stderr
-    assert "did you mean 'top_p'" in generate(missing, "-", "--parameters", '{"topp": 1}', stdin="a").stderr
 
 
 # -- what is wrong -----------------------------------------------------------------------------------------------------
@@ -145,12 +120,6 @@ def test_a_bad_line_is_named_before_any_work(missing: Path, tmp_path: Path) -> N
     assert result.exit_code == 1
     assert "prompts.jsonl:3: expected exactly one of" in result.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_a_line_of_text_that_is_not_utf_8_is_named(missing: Path) -> None:
-    result = generate(missing, "-", stdin=b"fine\n\xff\xfe\n")
-    assert result.exit_code == 1
-    assert "stdin:2: the line is not UTF-8" in result.stderr
 
 
 def test_files_that_cannot_be_used_are_named(missing: Path, tmp_path: Path) -> None:
@@ -234,12 +203,92 @@ def test_it_ends_when_nobody_reads_its_output(slow: tuple[Path, Path]) -> None:
     assert "Exception ignored" not in errors
 
 
-def test_answers_are_written_as_they_become_known(slow: tuple[Path, Path]) -> None:
-    process = started(*slow, "--max-new-tokens", "10")
-    try:
-        assert process.stdout is not None
-        assert [json.loads(process.stdout.readline())["id"] for _ in range(3)] == [1, 2, 3]
-        assert process.poll() is None
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
+# -- files of prompts --------------------------------------------------------------------------------------------------
+
+
+def sampling_of(line: dict[str, Any], **defaults: Any) -> Any:
+    (entry,) = read_entries(json.dumps(line).encode(), "prompts", defaults, json_lines=True)
+    return entry.request.sampling
+
+
+def test_a_lines_own_parameters_win_under_every_name() -> None:
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    assert sampling_of({"prompt": "a", "parameters": {"temperature": 0.2}}, temperature=0.9).temperature == 0.2
+    assert sampling_of({"prompt": "a", "parameters": {"temperature": None}}, temperature=0.9).temperature == 0.9
+    assert sampling_of({**chat, "max_completion_tokens": 5}, max_new_tokens=9).max_new_tokens == 5
+    assert sampling_of(chat, max_new_tokens=9).max_new_tokens == 9
+    (entry,) = read_entries(
+        b'{"prompt": "a", "parameters": {"stop_sequences": ["b"]}}', "", {"stop": ["c"]}, json_lines=True
+    )
+    assert entry.request.stop == ("b",)
+
+
+def test_many_bad_lines_are_counted() -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        read_entries(b"{}\n" * 25, "prompts.jsonl", {}, json_lines=True)
+    told = str(refused.value).splitlines()
+    assert len(told) == 11
+    assert told[-1] == "and 15 lines more"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{broken", "the line is not JSON"),
+        (b"[1]", r"the line is \[1\]"),
+        (b"{}", "exactly one of"),
+        (b'{"prompt": "a", "inputs": "b"}', "exactly one of"),
+        (b'{"prompt": ""}', "any content"),
+        (b'{"prompt": 5}', "must be a string"),
+        (b'{"prompt": "a", "id": [1]}', "'id' is"),
+        (b'{"prompt": "a", "parameters": 3}', "'parameters' is 3"),
+        (b'{"prompt": "a", "parameters": {"temprature": 1}}', "did you mean 'temperature'"),
+        (b'{"prompt": "a", "source": "x"}', "unknown field"),
+        (b'{"prompt": "a", "stream": true}', "'stream' shapes"),
+        (b'{"prompt": "a", "parameters": {"details": true}}', "'details' shapes"),
+        (b'{"messages": []}', "'messages' is"),
+        (b'{"messages": [{"role": "user", "content": "a"}], "n": 1, "parameters": {"n": 2}}', "'n' stands in"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_number(line: bytes, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"^prompts.jsonl:3: .*{message}"):
+        read_entries(b'{"prompt": "a"}\n\n' + line + b"\n", "prompts.jsonl", {}, json_lines=True)
+
+
+def test_wrong_parameters_of_all_lines_are_refused_without_a_line() -> None:
+    with pytest.raises(InvalidRequestError, match=r"^'top_p' is 2"):
+        read_entries(b"a\nb", "prompts", {"top_p": 2}, json_lines=False)
+
+
+# -- lines of results --------------------------------------------------------------------------------------------------
+
+
+DONE = SequenceResult(FinishReason.END_TOKEN, 2, None, None)
+BROKEN = DONE._replace(reason=FinishReason.ERROR, error=GenerationError("broken"))
+
+
+@pytest.mark.parametrize(
+    ("seen", "ends", "line"),
+    [
+        (Prompt("after the template", 3), [DONE], {"prompt": "after the template", "error": None}),
+        (None, [DONE] * 3, {"prompt": "as given", "error": None}),
+        (None, [BROKEN], {"prompt": "as given", "finish_reason": "error", "error": "broken"}),
+    ],
+)
+def test_a_line_has_the_prompt_as_the_model_saw_it_and_what_came_of_it(
+    seen: Prompt | None, ends: list[SequenceResult], line: dict[str, Any]
+) -> None:
+    request = GenerationRequest(prompt="as given", sampling=Sampling(n=len(ends)))
+    result = OfflineResult(0, request, wants_prompt_tokens=False)
+    if seen is not None:
+        result.begin(seen)
+    for index, end in enumerate(ends):
+        result.encode(OutputChunk(index, [Token(1, f"{index}\n\u2028\x85b", None, False)], end))
+    written = format_line(Entry("x", request), result)
+    assert len(written.decode().splitlines()) == 1 and written.endswith(b"}\n")
+    texts = [
+        {"generated_text": f"{index}\n\u2028\x85b", "finish_reason": "eos_token", "tokens": 2}
+        for index in range(len(ends))
+    ]
+    others = {"best_of_sequences": texts[1:]} if texts[1:] else {}
+    assert json.loads(written) == {"id": "x", **texts[0], **others, **line}

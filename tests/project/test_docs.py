@@ -34,6 +34,33 @@ def test_every_page_has_its_place_in_the_navigation() -> None:
     assert found == sorted(str(page.relative_to(ROOT)) for page in PAGES)
 
 
+def test_paths_that_documents_name_exist() -> None:
+    folders = "benchmarks|djl_trtllm|docker|scripts|serving|tests|tools"
+    named = {
+        (page.name, path)
+        for page in PAGES
+        if page.name not in ("CHANGELOG.md", "models.md")  # that one names TensorRT-LLM's own tests
+        for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text())
+    }
+    assert len(named) > 100
+    assert sorted((page, path) for page, path in named if "/x/" not in path and not (ROOT / path).exists()) == []
+
+
+def test_the_map_names_modules_that_exist() -> None:
+    lost, found = [], 0
+    for package, text in re.findall(
+        r"^\| `(\w+(?:/\w+)?)/`.*?\| (.+) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE
+    ):
+        folder = ROOT / "djl_trtllm" / package
+        if not folder.is_dir():
+            continue  # tools and others beside the package
+        named = " ".join(re.findall(r"\(([^()]+)\)", text))
+        names = re.findall(r"`([a-z_]+)`", named)
+        found += len(names)
+        lost += [f"{package}/{name}" for name in names if not list(folder.glob(f"{name}*"))]
+    assert lost == [] and found > 30
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, by the script; one process at a time makes the environment, and the site in it."""

@@ -15,13 +15,11 @@ from djl_trtllm.config import Options
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.access import EVERYBODY, Access
 from djl_trtllm.server.context import ServerContext
+from djl_trtllm.server.management import ModelRoutes
 from djl_trtllm.server.metrics import MetricsPage
-from djl_trtllm.server.model_routes import ModelRoutes
-from djl_trtllm.server.routes import Routes
-from djl_trtllm.server.session_requests import SessionRequests
+from djl_trtllm.server.routes import Routes, SessionRequests
 from djl_trtllm.service import ServedModel
-from djl_trtllm.service.clients import Clients
-from djl_trtllm.service.sessions import Sessions
+from djl_trtllm.service.clients import Clients, Sessions
 from tests.support.asgi import Client
 from tests.support.in_process import PROMPT, played_model
 

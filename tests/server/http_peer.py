@@ -1,17 +1,20 @@
-"""A client of one connection, on a transport that is no socket."""
+"""A client of one connection, on a transport that notes what is done to it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn import Config
+from uvicorn.server import ServerState
 
 from djl_trtllm.config import Options
-from djl_trtllm.server.app import Server
+from djl_trtllm.server.connections import Connections
+from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.http_protocol import HttpProtocol
-from tests.server.wire import Wire
 
 GET = b"GET /ping HTTP/1.1\r\nHost: test\r\n"
 POST = b"POST /echo HTTP/1.1\r\nHost: test\r\nContent-Length: 6\r\n\r\n"
@@ -19,21 +22,81 @@ CHUNKED = b"POST /echo HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\
 LIMITS = {"max_header_size": 1024, "max_header_count": 10, "max_url_size": 128}
 
 
-class Peer:
-    """A connection to an application that answers with the body of a request, when `hold` is not set."""
+class Wire(asyncio.Transport):
+    """A transport that keeps what is written; `done` are the calls that were made."""
 
-    def __init__(self, **options: Any) -> None:
-        self.server = Server(Options(**{**LIMITS, **options}), [], None)
-        config = self.server.config
-        config.load()
-        config.loaded_app = self._answer
-        self.connections = self.server._connections
-        self.wire = Wire()
+    def __init__(self, connection: socket.socket | None = None) -> None:
+        super().__init__({"socket": connection})
+        self.written = b""
+        self.done: set[str] = set()
+        self.unsent = 0
+
+    def write(self, data: Any) -> None:
+        if "eof" in self.done:
+            raise RuntimeError("Cannot call write() after write_eof()")  # as real ones do
+        self.written += bytes(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.done.add("eof")
+
+    def is_closing(self) -> bool:
+        return bool(self.done & {"close", "abort"})
+
+    def close(self) -> None:
+        self.done.add("close")
+
+    def abort(self) -> None:
+        self.done.add("abort")
+
+    def pause_reading(self) -> None:
+        self.done.add("pause")
+
+    def resume_reading(self) -> None:
+        self.done.discard("pause")
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self.protocol
+
+
+class Peer:
+    """A connection to `application`; without one, every request is answered with "ok" as soon as `hold` is set.
+
+    `beside` is a peer of the same server.
+    """
+
+    def __init__(
+        self,
+        application: ASGIApp | None = None,
+        connection: socket.socket | None = None,
+        beside: Peer | None = None,
+        **options: Any,
+    ) -> None:
+        context = ServerContext.open(Options(**{**LIMITS, **options}))
+        self.connections: Connections = beside.connections if beside else Connections(context)
+        self.state = ServerState()
+        self.wire = Wire(connection)
         self.hold: asyncio.Event | None = None
         self.seen: list[tuple[str, bytes | None]] = []
-        self.protocol = HttpProtocol(self.connections, config, self.server.server_state, {}, asyncio.get_running_loop())
+        config = Config(
+            application or self._answer,
+            interface="asgi3",
+            log_config=None,
+            ws_max_size=context.options.max_request_size,
+            ws_per_message_deflate=False,
+        )
+        config.load()
+        self.protocol = HttpProtocol(self.connections, config, self.state)
         self.protocol.connection_made(self.wire)
-        self._watch = asyncio.ensure_future(self.connections.watch())
+        self.watch = asyncio.ensure_future(self.connections.watch())
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, more = b"", scope["path"] == "/echo"
@@ -64,7 +127,7 @@ class Peer:
 
     async def leave(self) -> None:
         self.protocol.connection_lost(None)
-        self._watch.cancel()
-        await asyncio.gather(self._watch, return_exceptions=True)
+        self.watch.cancel()
+        await asyncio.gather(self.watch, return_exceptions=True)
         assert not self.connections.busy and not self.connections.idle
         assert self.connections.context.bodies.used == 0

@@ -1,7 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
+import re
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -9,9 +17,12 @@ from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.config import Options
 from djl_trtllm.errors import AuthenticationError, ConfigError, ForbiddenError
 from djl_trtllm.server.access import Access, ApiKey, Role, WrongPort, read_access
+from djl_trtllm.server.connections import Connections
+from djl_trtllm.server.context import ServerContext
+from djl_trtllm.server.tls import Handshake, tls_arguments
 from tests.server.application import application
 from tests.support.asgi import JSON, Connection
-from tests.support.virtual_time import in_virtual_time
+from tests.support.certificates import Certificates
 
 INFER = ApiKey.of("app", "generate-please", frozenset({Role.INFER}))
 MANAGE = ApiKey.of("admin", "manage-please", frozenset({Role.MANAGE}))
@@ -91,11 +102,73 @@ def test_every_key_is_compared_with_each_request(monkeypatch: pytest.MonkeyPatch
 )
 def test_the_management_port_has_the_management_api_alone(role: Role | None, port: int | None, refused: bool) -> None:
     access = Access(management_port=8081)
+    server = None if port is None else ("10.0.0.1", port)
     if refused:
         with pytest.raises(WrongPort, match="management_port"):
-            access.check(role, {}, port)
+            access.check(role, {}, server)
     else:
-        access.check(role, {}, port)
+        access.check(role, {}, server)
+
+
+LOOPBACK = ("127.0.0.1", 8080)
+FOREIGN = {"host": "localhost:8080", "origin": "https://evil.example"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"host": ""},
+        {"host": "LOCALHOST:8080"},
+        {"host": "story.localhost"},
+        {"host": "127.0.0.1:8080"},
+        {"host": "[::1]:8080"},
+        {"host": "0.0.0.0:8080"},
+        {"host": socket.gethostname()},
+        {"host": "localhost:8080", "origin": "http://localhost:8080"},
+        {"host": "localhost:8080", "origin": "https://Chat.example.com"},
+        {"host": "chat.example.com", "origin": "https://chat.example.com"},
+    ],
+)
+def test_on_loopback_this_machine_and_the_operators_pages_need_no_key(headers: dict[str, str]) -> None:
+    Access(origins=("https://chat.example.com",)).check(Role.INFER, headers, LOOPBACK)
+
+
+@pytest.mark.parametrize("server", [LOOPBACK, ("::1", 8080), ("::ffff:127.0.0.1", 8080), ("127.8.9.1", 80)])
+@pytest.mark.parametrize(
+    ("headers", "named"),
+    [
+        ({"host": "evil.example:8080"}, "Host is 'evil.example:8080'"),
+        ({"host": "evil.example:8080", "origin": "http://evil.example:8080"}, "Host is 'evil.example:8080'"),
+        ({"host": "localhost.evil.example"}, "Host is"),
+        ({"host": "127.0.0.1.evil.example"}, "Host is"),
+        ({"host": "[::1"}, "Host is"),
+        (FOREIGN, "pages of 'https://evil.example'"),
+        ({"host": "localhost:8080", "origin": "http://localhost:3000"}, "pages of 'http://localhost:3000'"),
+        ({"host": "localhost:8080", "origin": "null"}, "pages of 'null'"),
+        ({"origin": "http://localhost:8080"}, "pages of"),
+    ],
+)
+def test_on_loopback_without_keys_a_web_page_from_elsewhere_is_refused(
+    server: tuple[str, int], headers: dict[str, str], named: str
+) -> None:
+    access = Access(origins=("https://chat.example.com",))
+    with pytest.raises(ForbiddenError, match=re.escape(named)) as caught:
+        access.check(Role.INFER, headers, server)
+    assert "SERVING_CORS_ALLOWED_ORIGIN=" in str(caught.value)
+    access.check(None, headers, server)
+    access.check(Role.INFER, headers, ("10.0.0.1", 8080))
+    access.check(Role.INFER, headers, ("/run/socket", None))
+    Access(origins=("*",)).check(Role.INFER, headers, server)
+    ACCESS.check(Role.INFER, {**headers, **bearer("generate-please")}, server)
+
+
+def test_the_origins_of_pages_are_read_from_the_options() -> None:
+    given = ("https://Chat.example.com", "http://localhost:3000", "*")
+    assert read_access(Options(cors_allowed_origin=given)).origins == tuple(map(str.lower, given))
+    for wrong in ("chat.example.com", "https://chat.example.com/", "https://*.example.com", "null"):
+        with pytest.raises(ConfigError, match=re.escape(f"cors_allowed_origin={wrong}: expected")):
+            read_access(Options(cors_allowed_origin=(wrong,)))
 
 
 def test_a_management_port_that_is_the_servers_own_is_refused() -> None:
@@ -218,11 +291,10 @@ def status_of(answer: Connection) -> int:
     return int(status)
 
 
-@in_virtual_time
 async def test_every_path_needs_its_role() -> None:
     paths = {*OPEN, *ROLES, "/", *(path for dialect in DIALECTS for path in dialect.pages)}
     generating = {path for dialect in DIALECTS for path in (*dialect.paths, *dialect.actions)}
-    async with application(access=ACCESS) as app:
+    async with application(access=ACCESS, monitor=False) as app:
         for method, path in [*(("GET", path) for path in paths), *(("POST", path) for path in generating)]:
             address = path.replace("{", "").replace("}", "")
             statuses = {}
@@ -239,7 +311,6 @@ async def test_every_path_needs_its_role() -> None:
             assert set(statuses.values()) == {403}, path
 
 
-@in_virtual_time
 async def test_a_refusal_names_the_scheme_and_is_in_the_dialects_form() -> None:
     async with application(access=ACCESS) as app:
         answer = await app.client.post("/v1/chat/completions", b"{}")
@@ -250,7 +321,6 @@ async def test_a_refusal_names_the_scheme_and_is_in_the_dialects_form() -> None:
         assert (answer.status, answer.json["type"]) == (403, "ForbiddenException")
 
 
-@in_virtual_time
 async def test_the_description_says_what_needs_a_key() -> None:
     async with application(access=ACCESS) as app:
         described = (await app.client.get("/openapi.json")).json
@@ -268,3 +338,225 @@ async def test_the_description_says_what_needs_a_key() -> None:
 
 def test_roles_have_the_names_of_the_page() -> None:
     assert {role.value for role in Role} == {"infer", "manage", "metrics"}
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def test_without_a_certificate_there_is_no_tls() -> None:
+    assert tls_arguments(Options()) == {}
+
+
+def test_certificate_and_key_are_uvicorns_arguments(certificates: Certificates) -> None:
+    options = Options(certificate_file=certificates.certificate, private_key_file=certificates.key)
+    expected = {"ssl_certfile": str(certificates.certificate), "ssl_keyfile": str(certificates.key)}
+    assert tls_arguments(options) == expected
+    with_clients = options.model_copy(update={"client_ca_file": certificates.authority})
+    of_clients = {"ssl_ca_certs": str(certificates.authority), "ssl_cert_reqs": ssl.CERT_REQUIRED}
+    assert tls_arguments(with_clients) == {**expected, **of_clients}
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"certificate_file": "certificate"}, "certificate_file=.*: TLS needs private_key_file as well"),
+        ({"private_key_file": "key"}, "private_key_file=.*: TLS needs certificate_file as well"),
+        ({"client_ca_file": "authority"}, "client_ca_file=.*: TLS needs certificate_file as well"),
+        ({"certificate_file": "missing", "private_key_file": "key"}, "certificate_file=.*missing: cannot be read: No"),
+        ({"certificate_file": "certificate", "private_key_file": "missing"}, "private_key_file=.*missing: cannot be"),
+        ({"certificate_file": "key", "private_key_file": "key"}, "expected a certificate and its private key, in PEM"),
+        ({"certificate_file": "certificate", "private_key_file": "locked_key"}, "without a password"),
+        ({"certificate_file": "authority", "private_key_file": "key"}, "expected a certificate and its private key"),
+        (
+            {"certificate_file": "certificate", "private_key_file": "key", "client_ca_file": "key"},
+            "client_ca_file=.*: expected certificates in PEM",
+        ),
+        (
+            {"certificate_file": "certificate", "private_key_file": "key", "client_ca_file": "missing"},
+            "client_ca_file=.*missing: cannot be read",
+        ),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused(
+    given: dict[str, str], problem: str, certificates: Certificates, tmp_path: Path
+) -> None:
+    files: dict[str, Any] = {name: getattr(certificates, file, tmp_path / "missing") for name, file in given.items()}
+    with pytest.raises(ConfigError, match=problem):
+        tls_arguments(Options(**files))
+
+
+_DAY = 86400
+
+
+@pytest.mark.parametrize(
+    ("later", "problem"),
+    [
+        (61, r"has expired at \w+ +\d+ .* GMT; clients that check it refuse to connect: renew it"),
+        (-1, r"is not valid before \w+ +\d+ .* GMT; .*: check the clock"),
+        (31, r"expires at \w+ +\d+ .* GMT, in 29 days: renew it"),
+        (29, ""),
+    ],
+)
+def test_a_certificate_that_is_not_valid_or_not_for_long_is_a_warning_with_its_file_and_date(
+    later: int,
+    problem: str,
+    certificates: Certificates,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = time.time() + later * _DAY
+    monkeypatch.setattr("djl_trtllm.server.tls.time.time", lambda: now)
+    options = Options(
+        certificate_file=certificates.certificate,
+        private_key_file=certificates.key,
+        client_ca_file=certificates.authority,
+    )
+    with caplog.at_level(logging.WARNING):
+        assert tls_arguments(options)
+    if not problem:
+        assert not caplog.messages
+        return
+    for told, name, path, owner in zip(
+        caplog.messages,
+        ("certificate_file", "client_ca_file"),
+        (certificates.certificate, certificates.authority),
+        ("server", "authority"),
+        strict=True,
+    ):
+        assert re.fullmatch(rf"{name}={path}: the certificate of commonName={owner} {problem}.*", told)
+
+
+# Connections during their TLS handshake are bounded as all others.
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
+    """uvicorn takes uvloop where it is installed, which reads at another time than asyncio."""
+    made: asyncio.AbstractEventLoop = pytest.importorskip(request.param).new_event_loop()
+    yield made
+    made.run_until_complete(made.shutdown_asyncgens())
+    made.close()
+
+
+class Echo(asyncio.Protocol):
+    """Says what it gets."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(data)
+
+
+class Listening:
+    """Connections of a port with TLS."""
+
+    def __init__(self, certificates: Certificates, **options: Any) -> None:
+        self.connections = Connections(ServerContext(Options(**options)))
+        self.trusting = ssl.create_default_context(cafile=certificates.authority)
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificates.certificate, certificates.key)
+
+    async def run(self, clients: Callable[[Listening], Awaitable[None]]) -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Handshake(self.connections, self._context, Echo), "127.0.0.1", 0)
+        self._port = server.sockets[0].getsockname()[1]
+        try:
+            await asyncio.wait_for(clients(self), 60)
+        finally:
+            server.close()
+
+    async def connect(self, context: ssl.SSLContext | None = None) -> Streams:
+        return await asyncio.open_connection("127.0.0.1", self._port, ssl=context)
+
+    async def until_idle(self, count: int) -> None:
+        while len(self.connections.idle) != count:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def test_handshakes_that_do_not_end_are_idle_connections_and_make_room(
+    certificates: Certificates, loop: asyncio.AbstractEventLoop
+) -> None:
+    async def clients(listening: Listening) -> None:
+        opened = []
+        for number in range(5):
+            opened.append(await listening.connect())
+            await listening.until_idle(min(number + 1, 3))
+        for reader, _ in opened[:2]:
+            assert await reader.read() == b""
+        reader, writer = await listening.connect(listening.trusting)
+        writer.write(b"wolf")
+        assert await reader.readexactly(4) == b"wolf"
+        assert await opened[2][0].read() == b""
+        for _, writer in opened[3:]:
+            writer.close()
+        await listening.until_idle(0)
+
+    loop.run_until_complete(Listening(certificates, max_connections=3).run(clients))
+
+
+def test_a_handshake_has_a_time(certificates: Certificates, loop: asyncio.AbstractEventLoop) -> None:
+    async def clients(listening: Listening) -> None:
+        reader, _ = await listening.connect()
+        assert await reader.read() == b""
+        assert not listening.connections.idle
+
+    loop.run_until_complete(Listening(certificates, header_read_timeout=0.05).run(clients))
+
+
+def test_what_is_no_handshake_ends_the_connection(certificates: Certificates, loop: asyncio.AbstractEventLoop) -> None:
+    async def clients(listening: Listening) -> None:
+        reader, writer = await listening.connect()
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert b"HTTP" not in await reader.read()
+        await listening.until_idle(0)
+
+    loop.run_until_complete(Listening(certificates).run(clients))
+
+
+def test_its_deadline_is_that_of_an_idle_connection(
+    certificates: Certificates, loop: asyncio.AbstractEventLoop
+) -> None:
+    async def clients(listening: Listening) -> None:
+        reader, _ = await listening.connect()
+        await listening.until_idle(1)
+        (handshake,) = listening.connections.idle
+        assert 50 < handshake.deadline - asyncio.get_running_loop().time() <= 75
+        handshake.expire()
+        assert not listening.connections.idle
+        assert await reader.read() == b""
+
+    loop.run_until_complete(Listening(certificates).run(clients))
+
+
+def test_what_comes_together_with_the_end_of_a_handshake_is_not_lost(
+    certificates: Certificates, loop: asyncio.AbstractEventLoop
+) -> None:
+    async def clients(listening: Listening) -> None:
+        reader, writer = await listening.connect()
+        received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = listening.trusting.wrap_bio(received, sent, server_hostname="127.0.0.1")
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                writer.write(sent.read())
+                received.write(await reader.read(65536))
+        client.write(b"wolf")
+        writer.write(sent.read())
+        found = b""
+        while not found:
+            received.write(await reader.read(65536))
+            try:
+                found = client.read()
+            except ssl.SSLWantReadError:
+                continue  # session tickets
+        assert found == b"wolf"
+
+    loop.run_until_complete(Listening(certificates).run(clients))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -12,21 +14,21 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp
 
-from djl_trtllm.api.lmi.dialect import Lmi
+from djl_trtllm.api.dialects.lmi.dialect import Lmi
 from djl_trtllm.config import Options, load
-from djl_trtllm.errors import LayoutError
+from djl_trtllm.errors import ConfigError, LayoutError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server import application
-from djl_trtllm.server.app import Server, run
-from djl_trtllm.server.application import Application
-from djl_trtllm.server.http_protocol import HttpProtocol
-from djl_trtllm.server.startup import Startup
+from djl_trtllm.server.app import Listener, Server, address, banner, further_listeners, listen, run
+from djl_trtllm.server.application import Startup
 from djl_trtllm.service import Model, State
+from djl_trtllm.version import __version__
 from tests.server.application import body
 from tests.support.asgi import Client, lifespan
 from tests.support.in_process import Hosts, played_model
 from tests.support.models import scripted_model
-from tests.support.virtual_time import in_virtual_time, until
+from tests.support.server import free_port
+from tests.support.virtual_time import until
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +69,6 @@ def failing(error: Exception) -> Startup:
 # -- loading -----------------------------------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_models_are_loaded_one_after_the_other(hosts: Hosts, tokenizer: Tokenizer, settled: list[int]) -> None:
     hosts.load_seconds = 10
     running = Running([preparing(tokenizer, "red"), preparing(tokenizer, "blue")])
@@ -86,7 +87,6 @@ async def test_models_are_loaded_one_after_the_other(hosts: Hosts, tokenizer: To
 
 
 @pytest.mark.parametrize("error", [LayoutError("no model"), KeyError("tokenizer")], ids=["told", "a defect"])
-@in_virtual_time
 async def test_a_server_whose_model_does_not_load_ends_with_1(
     hosts: Hosts, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -99,7 +99,6 @@ async def test_a_server_whose_model_does_not_load_ends_with_1(
 
 
 @pytest.mark.parametrize("fail_fast", [True, False])
-@in_virtual_time
 async def test_a_server_whose_model_fails_later_ends_with_1_only_if_it_is_to_fail_fast(
     hosts: Hosts, tokenizer: Tokenizer, fail_fast: bool
 ) -> None:
@@ -113,7 +112,20 @@ async def test_a_server_whose_model_fails_later_ends_with_1_only_if_it_is_to_fai
         assert (running.server.should_exit, running.server.exit_status) == (fail_fast, int(fail_fast))
 
 
-@in_virtual_time
+async def test_a_model_that_fails_for_a_while_says_when_it_is_started_again(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    running = Running([preparing(tokenizer, retry_threshold=1)])
+    async with lifespan(running.app):
+        await until(lambda: bool(hosts.made))
+        for _ in range(2):
+            await asyncio.sleep(1)
+            hosts.last.die()
+        answer = await running.client.get("/ping")
+        assert (answer.status, answer.json["story"]["status"]) == (503, "Unhealthy")
+        assert "in 30 seconds" in answer.json["story"]["message"]
+        await asyncio.sleep(31)
+        assert (await running.client.get("/ping")).json == {"story": {"status": "Healthy"}}
+
+
 async def test_models_may_be_registered_from_the_store(hosts: Hosts, tmp_path: Path) -> None:
     scripted_model(tmp_path / "red")
     running = Running([], tmp_path)
@@ -128,7 +140,6 @@ async def test_models_may_be_registered_from_the_store(hosts: Hosts, tmp_path: P
     assert asyncio.get_running_loop().time() < 30
 
 
-@in_virtual_time
 async def test_the_end_of_a_server_does_not_wait_for_what_loads(hosts: Hosts, tokenizer: Tokenizer) -> None:
     hosts.load_seconds = 60
     running = Running([preparing(tokenizer)])
@@ -142,7 +153,6 @@ async def test_the_end_of_a_server_does_not_wait_for_what_loads(hosts: Hosts, to
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@in_virtual_time
 async def test_a_signal_refuses_new_requests_and_lets_running_ones_end(
     hosts: Hosts, tokenizer: Tokenizer, number: signal.Signals, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,7 +176,6 @@ async def test_a_signal_refuses_new_requests_and_lets_running_ones_end(
     assert f"{number.name}: refusing new requests" in caplog.text
 
 
-@in_virtual_time
 async def test_a_signal_refuses_new_requests_before_anything_else_has_ended(
     hosts: Hosts, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
@@ -184,7 +193,6 @@ async def test_a_signal_refuses_new_requests_before_anything_else_has_ended(
         assert (await running.client.post("/predictions/story", body())).headers["connection"] == "close"
 
 
-@in_virtual_time
 async def test_running_requests_have_shutdown_timeout_seconds(hosts: Hosts, tokenizer: Tokenizer) -> None:
     running = Running([preparing(tokenizer)], shutdown_timeout=7)
     async with lifespan(running.app):
@@ -201,7 +209,6 @@ async def test_running_requests_have_shutdown_timeout_seconds(hosts: Hosts, toke
         assert (await request.end()).status == 503
 
 
-@in_virtual_time
 async def test_a_second_sigterm_changes_nothing_and_a_second_sigint_is_immediate(
     hosts: Hosts, tokenizer: Tokenizer
 ) -> None:
@@ -222,7 +229,6 @@ async def test_a_second_sigterm_changes_nothing_and_a_second_sigint_is_immediate
     await asyncio.sleep(1)
 
 
-@in_virtual_time
 async def test_a_signal_ends_what_still_loads(hosts: Hosts, tokenizer: Tokenizer, tmp_path: Path) -> None:
     scripted_model(tmp_path / "red")
     hosts.load_seconds = 60
@@ -238,7 +244,6 @@ async def test_a_signal_ends_what_still_loads(hosts: Hosts, tokenizer: Tokenizer
         assert len(hosts.made) == 2
 
 
-@in_virtual_time
 async def test_a_signal_before_there_is_a_loop_is_uvicorns() -> None:
     server = Server(Options(), [], None)
     server.handle_exit(signal.SIGTERM, None)
@@ -248,7 +253,6 @@ async def test_a_signal_before_there_is_a_loop_is_uvicorns() -> None:
 # -- what the options say ----------------------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_requests_and_answers_are_as_the_options_say(hosts: Hosts, tokenizer: Tokenizer) -> None:
     running = Running(
         [preparing(tokenizer, max_rolling_batch_size=1, job_queue_size=1, predict_timeout=1e-9)],
@@ -284,7 +288,6 @@ async def test_requests_and_answers_are_as_the_options_say(hosts: Hosts, tokeniz
         await stalled.end()
 
 
-@in_virtual_time
 async def test_a_defect_has_the_status_that_the_options_say(
     hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,8 +307,7 @@ def test_uvicorn_listens_where_the_options_say_and_adds_nothing_of_its_own() -> 
     assert (config.host, config.port, config.lifespan) == ("127.0.0.9", 7, "on")
     assert (config.ws_max_size, config.ws_per_message_deflate) == (Options().max_request_size, False)
     assert (config.log_config, config.access_log, config.server_header) == (None, False, False)
-    assert cast(Any, config.http).func is HttpProtocol
-    assert (config.timeout_graceful_shutdown, config.timeout_keep_alive) == (2, 75)
+    assert config.timeout_graceful_shutdown == 2
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -331,7 +333,6 @@ def test_the_process_ends_with_the_servers_status(monkeypatch: pytest.MonkeyPatc
         (False, {}, None),
     ],
 )
-@in_virtual_time
 async def test_a_person_at_a_terminal_sees_where_the_server_is_when_it_is_ready(
     hosts: Hosts,
     tokenizer: Tokenizer,
@@ -354,17 +355,116 @@ async def test_a_person_at_a_terminal_sees_where_the_server_is_when_it_is_ready(
     assert names is None or names in shown
     assert ("curl -N" in shown) is (names is not None)
     assert (f"localhost:{options.get('inference_port', 8080)}/docs" in shown) is (names is not None)
-    assert ("/monitor" in shown) is (names is not None and "monitor" not in options)
+    link = "" if "api_key" in options else f"#{server.application.monitor.key}"
+    assert (f"/monitor{link}\n" in shown) is (names is not None and "monitor" not in options)
     assert "secret" not in shown
 
 
-@in_virtual_time
-async def test_a_start_with_a_model_that_does_not_load_is_not_ready(tokenizer: Tokenizer, hosts: Hosts) -> None:
-    ready: list[int] = []
-    app = Application(
-        Options(), [preparing(tokenizer), failing(LayoutError("no model"))], on_ready=lambda: ready.append(1)
-    )
-    async with lifespan(app):
-        await until(lambda: any(model.failure for model in app.registry.models.values()))
-        await asyncio.sleep(1)
-    assert ready == []
+@pytest.mark.parametrize(
+    ("options", "ports"),
+    [
+        (Options(), {}),
+        (Options(triton_http_port=8000, triton_metrics_port=8002), {8000: "http", 8002: "metrics"}),
+        (Options(triton_http_port=8000, triton_metrics_port=8002, port=8000), {8002: "metrics"}),
+        (Options(triton_http_port=8000, triton_metrics_port=8000), {8000: "http"}),
+        (Options(triton_metrics_port=8002), {8002: "metrics"}),
+    ],
+)
+def test_a_port_is_listened_on_once(options: Options, ports: dict[int, str]) -> None:
+    expected = [Listener(options.host, port, f"triton_{name}_port") for port, name in ports.items()]
+    assert further_listeners(options) == expected
+
+
+def test_the_management_api_has_its_own_host() -> None:
+    options = Options(management_port=8081, triton_http_port=8000)
+    assert further_listeners(options) == [
+        Listener("0.0.0.0", 8000, "triton_http_port"),
+        Listener("127.0.0.1", 8081, "management_port"),
+    ]
+
+
+def test_both_ports_answer() -> None:
+    asyncio.run(both_ports_answer())
+
+
+async def both_ports_answer() -> None:
+    reached = asyncio.Event()
+
+    class Answering(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            reached.set()
+
+    options = Options(host="127.0.0.1", port=free_port(), triton_http_port=free_port(), triton_metrics_port=free_port())
+    servers = await listen(options, Answering, 10)
+    assert len(servers) == 3
+    for port in (options.port, options.triton_http_port, options.triton_metrics_port):
+        reached.clear()
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.wait_for(reached.wait(), 30)
+        writer.close()
+    for server in servers:
+        server.close()
+
+
+def test_a_port_in_use_is_an_error_that_names_the_option_and_leaves_none_open() -> None:
+    async def refused(options: Options) -> None:
+        opened: list[asyncio.base_events.Server] = []
+        loop = asyncio.get_running_loop()
+        create = loop.create_server
+
+        async def keep(*arguments: Any, **options: Any) -> Any:
+            opened.append(await create(*arguments, **options))
+            return opened[-1]
+
+        loop.create_server = keep  # type: ignore[method-assign]
+        try:
+            await listen(options, asyncio.Protocol, 10)
+        finally:
+            assert not any(server.is_serving() for server in opened)
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port, own = taken.getsockname()[1], free_port()
+        with pytest.raises(ConfigError, match=rf"inference_port={port}: .*_PORT or --port to another one$"):
+            asyncio.run(refused(Options(host="127.0.0.1", port=port)))
+        message = rf"triton_metrics_port={port}: .*SERVING_TRITON_METRICS_PORT to another one or to 0 for none$"
+        for further in (0, free_port()):
+            with pytest.raises(ConfigError, match=message):
+                options = Options(host="127.0.0.1", port=own, triton_http_port=further, triton_metrics_port=port)
+                asyncio.run(refused(options))
+
+
+URL = "http://localhost:8080"
+
+
+def test_it_has_the_address_the_pages_and_a_request_that_a_shell_takes() -> None:
+    lines = banner(URL, ["story"], [("page", "/monitor")], key=False).splitlines()
+    assert lines[0] == f"djl-trtllm {__version__} serves story"
+    assert [line.split() for line in lines[1:3]] == [["address", URL], ["page", f"{URL}/monitor"]]
+    name, *words = shlex.split(lines[3])
+    assert (name, words[:3]) == ("try", ["curl", "-N", f"{URL}/invocations"])
+    assert words[-1].startswith('{"inputs": ')
+
+
+def test_of_several_models_the_request_names_one_and_with_keys_it_has_one() -> None:
+    last = banner(URL, ["a b", "c"], [], key=True).splitlines()[-1]
+    assert f"'{URL}/predictions/a b'" in last
+    assert '-H "Authorization: Bearer $KEY"' in last
+
+
+def test_a_name_cannot_control_the_terminal() -> None:
+    assert "\x1b" not in banner(URL, ["\x1b[2J"], [], key=False)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://localhost:80"),
+        ("::", "http://localhost:80"),
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("::1", "http://[::1]:80"),
+    ],
+)
+def test_the_address_is_one_that_a_client_here_can_use(host: str, url: str) -> None:
+    assert address("http", host, 80) == url

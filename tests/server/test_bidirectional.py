@@ -16,13 +16,12 @@ from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
 from djl_trtllm.server.access import Access, ApiKey, Role
-from djl_trtllm.server.bidirectional import PATH, BidirectionalStreams
-from djl_trtllm.server.body_memory import BodyMemory
-from djl_trtllm.server.context import ServerContext
+from djl_trtllm.server.context import BodyMemory, ServerContext
+from djl_trtllm.server.websocket import PATH, BidirectionalStreams
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 from tests.server.application import Application, application, body
 from tests.support.in_process import Hosts
-from tests.support.virtual_time import in_virtual_time, until
+from tests.support.virtual_time import until
 
 
 class Socket:
@@ -37,6 +36,7 @@ class Socket:
         replies: bool = False,
         headers: Sequence[tuple[bytes, bytes]] = (),
         port: int = 8080,
+        client: str = "127.0.0.1",
     ) -> None:
         """`replies`: the server may refuse the handshake with a response of its own."""
         self.sent: list[Message] = []
@@ -50,6 +50,7 @@ class Socket:
             "query_string": query,
             "headers": [(b"content-length", b"0"), (b"x-team", b"blue"), *headers],
             "server": ("127.0.0.1", port),
+            "client": (client, 5000),
             "extensions": {"websocket.http.response": {}} if replies else {},
         }
         self.task = asyncio.ensure_future(app(scope, self._received.get, self._send))
@@ -78,16 +79,15 @@ class Socket:
 
 @asynccontextmanager
 async def served(
-    tokenizer: Tokenizer, limit: int = 5000, memory: BodyMemory | None = None, **options: Any
+    tokenizer: Tokenizer, limit: int = 5000, memory: BodyMemory | None = None, idle: float = 3600, **options: Any
 ) -> AsyncIterator[tuple[Application, ASGIApp]]:
     async with application(tokenizer, **options) as inner:
-        context = ServerContext(Options(max_request_size=limit))
+        context = ServerContext(Options(max_request_size=limit, websocket_idle_timeout=idle))
         context.bodies = memory or context.bodies
         yield inner, BidirectionalStreams(inner.app, context)
 
 
 @pytest.mark.parametrize("text", [True, False])
-@in_virtual_time
 async def test_a_message_is_a_request_and_its_response_is_of_the_same_kind(
     hosts: Hosts, tokenizer: Tokenizer, text: bool
 ) -> None:
@@ -105,7 +105,6 @@ async def test_a_message_is_a_request_and_its_response_is_of_the_same_kind(
         assert socket.closed == 0
 
 
-@in_virtual_time
 async def test_every_part_of_a_stream_is_a_message(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with served(tokenizer) as (_, app):
         socket = Socket(app)
@@ -119,7 +118,6 @@ async def test_every_part_of_a_stream_is_a_message(hosts: Hosts, tokenizer: Toke
         await socket.task
 
 
-@in_virtual_time
 async def test_messages_are_answered_in_their_order(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with served(tokenizer) as (_, app):
         socket = Socket(app)
@@ -134,7 +132,6 @@ async def test_messages_are_answered_in_their_order(hosts: Hosts, tokenizer: Tok
         await socket.task
 
 
-@in_virtual_time
 async def test_an_error_is_a_message_and_the_socket_stays_open(hosts: Hosts, tokenizer: Tokenizer) -> None:
     hosts.alone = True
     async with served(tokenizer) as (inner, app):
@@ -151,7 +148,6 @@ async def test_an_error_is_a_message_and_the_socket_stays_open(hosts: Hosts, tok
         await socket.task
 
 
-@in_virtual_time
 async def test_the_query_of_the_handshake_names_the_model(hosts: Hosts, tokenizer: Tokenizer) -> None:
     hosts.alone = True
     async with served(tokenizer) as (inner, app):
@@ -166,7 +162,6 @@ async def test_the_query_of_the_handshake_names_the_model(hosts: Hosts, tokenize
         assert b"model_name is required" in bytes(socket.answers[0])  # type: ignore[arg-type]
 
 
-@in_virtual_time
 async def test_a_client_that_leaves_ends_what_it_asked_for(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with served(tokenizer) as (_, app):
         socket = Socket(app)
@@ -177,7 +172,6 @@ async def test_a_client_that_leaves_ends_what_it_asked_for(hosts: Hosts, tokeniz
         assert len(hosts.last.cancelled) == 1
 
 
-@in_virtual_time
 async def test_a_client_that_cannot_be_written_to_is_given_up(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with served(tokenizer) as (_, app):
         socket = Socket(app)
@@ -189,7 +183,6 @@ async def test_a_client_that_cannot_be_written_to_is_given_up(hosts: Hosts, toke
         assert len(hosts.last.cancelled) == 1
 
 
-@in_virtual_time
 async def test_messages_count_as_bodies_while_they_wait(hosts: Hosts, tokenizer: Tokenizer) -> None:
     memory = BodyMemory(3000)
     async with served(tokenizer, memory=memory) as (_, app):
@@ -206,7 +199,6 @@ async def test_messages_count_as_bodies_while_they_wait(hosts: Hosts, tokenizer:
 
 
 @pytest.mark.parametrize("messages", [[b"{}"] * 18, [b"x" * 2001] * 4])
-@in_virtual_time
 async def test_a_client_that_sends_more_than_may_wait_is_closed(
     hosts: Hosts, tokenizer: Tokenizer, messages: list[bytes]
 ) -> None:
@@ -221,7 +213,6 @@ async def test_a_client_that_sends_more_than_may_wait_is_closed(
         assert len(hosts.last.cancelled) == 1
 
 
-@in_virtual_time
 async def test_a_response_that_cannot_be_finished_closes_the_socket(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with served(tokenizer) as (_, app):
         socket = Socket(app)
@@ -235,7 +226,6 @@ async def test_a_response_that_cannot_be_finished_closes_the_socket(hosts: Hosts
         assert socket.closed == 1011
 
 
-@in_virtual_time
 async def test_a_defect_closes_the_socket_and_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def defect(*_: object) -> None:
         raise KeyError("secret")
@@ -248,11 +238,10 @@ async def test_a_defect_closes_the_socket_and_is_in_the_log(caplog: pytest.LogCa
     assert "secret" not in str(socket.sent)
 
 
-@in_virtual_time
 async def test_other_paths_and_too_many_sockets_are_refused(
     hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("djl_trtllm.server.bidirectional._MOST_SOCKETS", 1)
+    monkeypatch.setattr("djl_trtllm.server.websocket._MOST_SOCKETS", 1)
     async with served(tokenizer) as (_, app):
         other = Socket(app, path="/invocations", replies=True)
         await other.task
@@ -275,7 +264,37 @@ async def test_other_paths_and_too_many_sockets_are_refused(
         await third.task
 
 
-@in_virtual_time
+async def test_a_client_leaves_sockets_for_others(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with served(tokenizer) as (_, app):
+        flood = [Socket(app, replies=True) for _ in range(600)]
+        await until(lambda: all(socket.sent for socket in flood))
+        opened = [socket for socket in flood if socket.sent[0]["type"] == "websocket.accept"]
+        assert len(opened) == 256
+        other = Socket(app, client="10.0.0.7")
+        await until(lambda: bool(other.sent))
+        assert other.sent == [{"type": "websocket.accept"}]
+        for socket in (*opened, other):
+            socket.leave()
+            await socket.task
+
+
+async def test_a_socket_that_is_idle_for_too_long_is_closed(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with served(tokenizer, idle=50) as (_, app):
+        busy, idle = Socket(app), Socket(app)
+        busy.message(body(4, stream=True))
+        await asyncio.sleep(49)
+        idle.message(b"{}")
+        await asyncio.sleep(49)
+        assert (busy.closed, idle.closed) == (0, 0)
+        await idle.task
+        assert idle.closed == 1001
+        hosts.last.step(4)
+        await asyncio.sleep(49)
+        assert busy.closed == 0
+        await busy.task
+        assert busy.closed == 1001
+
+
 async def test_http_passes_through(hosts: Hosts, tokenizer: Tokenizer) -> None:
     hosts.alone = True
     async with served(tokenizer) as (inner, app):
@@ -292,7 +311,6 @@ async def test_http_passes_through(hosts: Hosts, tokenizer: Tokenizer) -> None:
         ([(b"x-api-key", b"generate-please")], 8081, 404),
     ],
 )
-@in_virtual_time
 async def test_a_handshake_needs_the_key_and_the_port_of_a_request(
     headers: list[tuple[bytes, bytes]], port: int, status: int
 ) -> None:
@@ -321,7 +339,6 @@ async def test_a_handshake_needs_the_key_and_the_port_of_a_request(
     await accepted.task
 
 
-@in_virtual_time
 async def test_a_refused_handshake_is_told_with_its_id() -> None:
     async def application(*_: object) -> None:
         raise AssertionError("no message is answered")

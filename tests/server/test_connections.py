@@ -10,9 +10,8 @@ import resource
 import pytest
 
 from djl_trtllm.config import Options
-from djl_trtllm.server.connections import Connections, Refusal, reset
+from djl_trtllm.server.connections import Connections, HttpRefusal, reset
 from djl_trtllm.server.context import ServerContext
-from tests.support.virtual_time import in_virtual_time
 
 
 class Played:
@@ -69,7 +68,7 @@ def test_beyond_the_limit_only_health_checks_are_admitted_until_there_is_room() 
     assert third not in shared.idle
     for path in (b"/ping", b"/health", b"/v2/health/live", b"/v2/health/ready"):
         shared.admit(third, path)
-    with pytest.raises(Refusal, match="max_connections=2 connections are open") as caught:
+    with pytest.raises(HttpRefusal, match="max_connections=2 connections are open") as caught:
         shared.admit(third, b"/invocations")
     assert caught.value.status == 503
     shared.leave(first)
@@ -87,7 +86,6 @@ def test_of_the_connections_for_health_checks_the_oldest_makes_room() -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True])
-@in_virtual_time
 async def test_deadlines_are_enforced(asked: bool) -> None:
     shared = connections()
     late, soon, never = Played(shared, 0.1), Played(shared, 1.2), Played(shared, float("inf"))
@@ -103,7 +101,6 @@ async def test_deadlines_are_enforced(asked: bool) -> None:
     await asyncio.gather(watching, return_exceptions=True)
 
 
-@in_virtual_time
 async def test_deadlines_are_enforced_also_after_memory_was_short() -> None:
     shared = connections()
 
@@ -125,7 +122,6 @@ async def test_deadlines_are_enforced_also_after_memory_was_short() -> None:
 
 
 @pytest.mark.parametrize("asked", [False, True])
-@in_virtual_time
 async def test_a_deadline_is_over_when_its_time_comes(asked: bool) -> None:
     shared = connections()
     watching = asyncio.create_task(shared.watch())
@@ -164,16 +160,15 @@ def test_a_reset_sends_nothing_more_and_does_not_wait() -> None:
     assert asyncio.run(run()) == (0, True)
 
 
-@in_virtual_time
 async def test_refusals_are_counted_and_one_of_each_kind_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     shared = connections()
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            shared.note(Refusal(431, "too many headers"))
-        shared.note(Refusal(408, "too slow"))
+            shared.note(HttpRefusal(431, "too many headers"))
+        shared.note(HttpRefusal(408, "too slow"))
         assert len(caplog.messages) == 2
         await asyncio.sleep(61)
-        shared.note(Refusal(431, "too many headers"))
+        shared.note(HttpRefusal(431, "too many headers"))
     assert shared.context.counts.responses == {(431, "unknown", ""): 4, (408, "unknown", ""): 1}
     assert [message[:43] for message in caplog.messages] == [
         "a request is refused with 431: too many hea",
@@ -184,7 +179,7 @@ async def test_refusals_are_counted_and_one_of_each_kind_is_logged(caplog: pytes
 
 @pytest.mark.parametrize("status", [431, 503])
 def test_a_refusal_says_why_and_closes_the_connection(status: int) -> None:
-    head, _, content = Refusal(status, "too much").reply([(b"date", b"today")]).partition(b"\r\n\r\n")
+    head, _, content = HttpRefusal(status, "too much").reply([(b"date", b"today")]).partition(b"\r\n\r\n")
     line, *headers = head.split(b"\r\n")
     assert line.startswith(b"HTTP/1.1 %d " % status)
     assert headers[0] == b"date: today"

@@ -9,6 +9,7 @@ import orjson
 import pytest
 from starlette.routing import Router
 
+from djl_trtllm.api.openapi import describe
 from djl_trtllm.api.parameters import BOOLEAN, STRINGS, TEXT, integer, number
 from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.config import Options
@@ -19,14 +20,13 @@ from tests.api.scripts import check_golden
 from tests.api.tables import dumped
 from tests.server.application import application
 from tests.support.in_process import Hosts
-from tests.support.trial_dialect import TRIAL
-from tests.support.virtual_time import in_virtual_time
+from tests.support.plugin import TRIAL
 
 EXAMPLES = [
     (path, operation.example)
     for dialect in DIALECTS
     for path in (*dialect.paths, *dialect.actions)
-    if (operation := dialect.describe(path)).example is not None
+    if (operation := describe(dialect, path)).example is not None
 ]
 
 
@@ -57,7 +57,6 @@ class Page(HTMLParser):
         self.texts.append(data.strip())
 
 
-@in_virtual_time
 async def test_the_description_has_every_path_of_the_server() -> None:
     async with application() as served:
         answer = await served.client.get("/openapi.json")
@@ -68,7 +67,6 @@ async def test_the_description_has_every_path_of_the_server() -> None:
         assert (await served.client.get("/openapi.json")).body == answer.body
 
 
-@in_virtual_time
 async def test_every_own_operation_is_answered(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer) as served:
         for method, path in sorted(OPERATIONS):
@@ -78,7 +76,6 @@ async def test_every_own_operation_is_answered(hosts: Hosts, tokenizer: Tokenize
 
 
 @pytest.mark.parametrize(("path", "example"), EXAMPLES, ids=[path for path, _ in EXAMPLES])
-@in_virtual_time
 async def test_every_example_is_answered(hosts: Hosts, tokenizer: Tokenizer, path: str, example: Any) -> None:
     hosts.alone = True
     async with application(tokenizer) as served:
@@ -87,7 +84,6 @@ async def test_every_example_is_answered(hosts: Hosts, tokenizer: Tokenizer, pat
         assert answer.status == 200, answer.body
 
 
-@in_virtual_time
 async def test_the_version_and_the_links_of_the_root() -> None:
     async with application() as served:
         assert (await served.client.get("/version")).json == {"version": __version__}
@@ -95,7 +91,6 @@ async def test_the_version_and_the_links_of_the_root() -> None:
             assert (await served.client.get(link)).status == 200
 
 
-@in_virtual_time
 async def test_the_page_shows_every_operation_and_loads_nothing() -> None:
     async with application() as served:
         answer = await served.client.get("/docs")

@@ -7,7 +7,8 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,60 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from djl_trtllm.batching.request_record import RequestRecord
-from djl_trtllm.batching.statistics import Histogram, Statistics
+from djl_trtllm.batching.statistics import Histogram, RequestRecord, Statistics
 from djl_trtllm.executor.protocol import Stats
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import Origin
+from djl_trtllm.request import FinishReason, RequestOrigin, SequenceResult
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
-from djl_trtllm.service import Registry, ServedModel, State
+from djl_trtllm.service import ModelService, Registry, ServedModel, State
 from djl_trtllm.version import __version__
-from tests.server.metric_pages import known_statistics, play_request, samples, set_stats
 from tests.support.in_process import Hosts, ask, played_model
-from tests.support.virtual_time import in_virtual_time
+
+# Models with known figures, and a page of their metrics.
+
+
+def play_request(statistics: Statistics, reason: FinishReason = FinishReason.LENGTH) -> RequestRecord:
+    """A request of 40 prompt and 11 generated tokens, that waits 1 s, has its first token after 3 s and ends at 8 s."""
+    record = RequestRecord(RequestOrigin(), 100.0, 40, 1)
+    statistics.request_queued(record)
+    statistics.request_started(record, 101.0)
+    record.first_token_at, record.last_token_at, record.generated_tokens = 103.0, 107.0, 11
+    statistics.time_to_first_token.observe(3.0)
+    statistics.inter_token_latency.observe(0.4, 10)
+    result = SequenceResult(reason, 11, None, None)
+    statistics.sequence_ended(result)
+    statistics.request_ended(record, result, 108.0)
+    return record
+
+
+def known_statistics() -> Statistics:
+    """A count of its own for each."""
+    statistics = Statistics("story")
+    play_request(statistics)
+    statistics.requests, statistics.resumed = 11, 10
+    statistics.finished = Counter({FinishReason.END_TOKEN: 12, FinishReason.LENGTH: 13})
+    statistics.ended_requests = Counter(
+        {FinishReason.END_TOKEN: 2, FinishReason.STOP: 3, FinishReason.LENGTH: 4, FinishReason.CANCELLED: 5}
+    )
+    statistics.prompt_tokens, statistics.reused_prompt_tokens, statistics.generated_tokens = 14, 15, 16
+    return statistics
+
+
+def set_stats(service: ModelService, stats: Stats) -> None:
+    """What the engine said last."""
+    assert service.batch is not None
+    service.batch.engine_stats = stats
+
+
+def samples(page: MetricsPage) -> Mapping[str, float]:
+    """The samples of a page, with their labels as they are written."""
+    found = {}
+    for family in text_string_to_metric_families(page.reply().body.decode()):
+        for sample in family.samples:
+            labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
 
 GOLDEN = Path(__file__).with_name("metrics.txt")
 PROMTOOL = shutil.which("promtool")
@@ -54,14 +98,13 @@ async def full_page(tokenizer: Tokenizer) -> tuple[MetricsPage, ServedModel]:
     for worker, sequences in zip(story.workers, (3, 4), strict=True):
         for _ in range(sequences):
             await ask(worker)
-    set_stats(story.workers[0], Stats(1, 0.25, 22, 13, 24, 1.5, 60, 15, 0.75))
-    set_stats(story.workers[1], Stats(1, 0.5, 12, 23, 14, 2.5, 40, 20, 0.5))
+    set_stats(story.workers[0], Stats(1, 0.25, 22, 13, 24, 1.5, 60, 15, 0.75, 3, 5, 1.5))
+    set_stats(story.workers[1], Stats(1, 0.5, 12, 23, 14, 2.5, 40, 20, 0.5, 1, 7, 2.25))
     story.statistics = known_statistics()
     story.workers[1].restarts = 5
     return MetricsPage(registry, counts, stall(0.001, 0.6)), story
 
 
-@in_virtual_time
 async def test_the_page_is_what_dashboards_were_made_for(hosts: Hosts, tokenizer: Tokenizer) -> None:
     page, story = await full_page(tokenizer)
     reply = page.reply()
@@ -74,7 +117,6 @@ async def test_the_page_is_what_dashboards_were_made_for(hosts: Hosts, tokenizer
     await story.close()
 
 
-@in_virtual_time
 async def test_the_process_is_on_the_page(hosts: Hosts, tokenizer: Tokenizer) -> None:
     found = samples(MetricsPage(Registry(), ServerCounts(), stall()))
     for name in ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds", "process_max_fds"):
@@ -89,7 +131,6 @@ async def test_the_process_is_on_the_page(hosts: Hosts, tokenizer: Tokenizer) ->
         (OPENMETRICS, "application/openmetrics-text; version=1.0.0; charset=utf-8", parse_openmetrics),
     ],
 )
-@in_virtual_time
 async def test_the_page_has_the_format_that_the_client_accepts(
     hosts: Hosts,
     tokenizer: Tokenizer,
@@ -106,15 +147,6 @@ async def test_the_page_has_the_format_that_the_client_accepts(
     await story.close()
 
 
-def test_any_number_of_formats_leaves_four() -> None:
-    page = MetricsPage(Registry(), ServerCounts(), stall())
-    for number in range(20):
-        page.reply("")
-        page.reply(f"application/openmetrics-text; version=1.0.{number}")
-    assert len(page._texts) == 4
-    assert page.reply().content_type in page._texts
-
-
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian's package prometheus has it)")
 def test_promtool_accepts_the_page() -> None:
     # Its advice on names is not for those of TensorRT-LLM.
@@ -125,7 +157,6 @@ def test_promtool_accepts_the_page() -> None:
     assert (checked.returncode in (0, 3), advice) == (True, []), checked.stderr
 
 
-@in_virtual_time
 async def test_the_page_shows_what_is_now(hosts: Hosts, tokenizer: Tokenizer) -> None:
     registry = Registry()
     page = MetricsPage(registry, ServerCounts(), stall())
@@ -142,7 +173,6 @@ async def test_the_page_shows_what_is_now(hosts: Hosts, tokenizer: Tokenizer) ->
     await story.close()
 
 
-@in_virtual_time
 async def test_what_is_not_known_is_absent(hosts: Hosts, tokenizer: Tokenizer) -> None:
     registry = Registry()
     page = MetricsPage(registry, ServerCounts(), stall())
@@ -172,27 +202,76 @@ def test_any_number_of_unknown_paths_and_gone_models_leave_one_line() -> None:
     assert samples(page)['djl_trtllm_http_responses_total{model="",route="unknown",status="404"}'] == 1000
 
 
-def test_the_page_costs_the_same_whatever_the_load() -> None:
-    class Counted(dict[int, RequestRecord]):
-        read = 0
+# The metrics of models under TensorRT-LLM's names.
 
-        def __iter__(self):  # type: ignore[no-untyped-def]
-            Counted.read += 1
-            return super().__iter__()
 
-        items = values = __iter__
+def test_the_endpoint_picker_of_llm_d_finds_its_gauges() -> None:
+    """What it reads of a pod with the label llm-d.ai/engine-type: trtllm-serve (`defaultEngineConfigs` of the
+    core-metrics-extractor in github.com/llm-d/llm-d-router)."""
+    text = GOLDEN.read_text()
+    for name in (
+        "trtllm_num_requests_waiting",
+        "trtllm_num_requests_running",
+        "trtllm_kv_cache_utilization",
+        "trtllm_kv_cache_tokens_per_block",
+        "trtllm_kv_cache_max_blocks",
+    ):
+        assert f"# TYPE {name} gauge" in text
+        assert f'\n{name}{{engine_type="scripted",model_name="story"}} ' in text
 
-    def lines(statistics: Statistics) -> int:
-        registry = Registry()
-        story = ServedModel("story", "/story")
-        story.statistics = statistics
-        registry.add(story)
-        return MetricsPage(registry, ServerCounts(), stall()).reply().body.count(b"\n")
 
-    one, many = Statistics("story"), Statistics("story", live=Counted())
-    play_request(one)
-    for _ in range(1000):
-        play_request(many)
-        many.request_queued(RequestRecord(Origin(), 100.0, 40, 1))
-    assert lines(many) == lines(one) < 800
-    assert (len(many.live), Counted.read) == (1000, 0)
+def used_page() -> MetricsPage:
+    """A page of a model with known statistics."""
+    registry, counts = Registry(), ServerCounts()
+    story = ServedModel("story", "/story")
+    story.statistics = known_statistics()
+    registry.add(story)
+    for status in (200, 399, 400, 404, 429, 429, 500):
+        counts.response(status, "/invocations", "story")
+    counts.response(429, "/invocations")
+    return MetricsPage(registry, counts, stall())
+
+
+def test_successes_and_errors_are_counted_as_there() -> None:
+    values = samples(used_page())
+
+    def by(name: str, label: str) -> dict[str, float]:
+        found = {key: value for key, value in values.items() if key.startswith(name + "{")}
+        return {key.partition(label + '="')[2].partition('"')[0]: value for key, value in found.items()}
+
+    assert by("trtllm_request_success_total", "finished_reason") == {"stop": 5, "length": 4}
+    assert by("trtllm_request_error_total", "http_code") == {"400": 1, "404": 1, "429": 2, "500": 1}
+    labels = '{engine_type="unknown",model_name="story"}'
+    assert values[f"trtllm_num_requests_completed_total{labels}"] == 14
+    assert values[f"trtllm_generation_tokens_total{labels}"] == 16
+
+
+# docs/metrics.md lists the metrics that the page has.
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+MARK = "UPDATE_GOLDEN=1 -->\n"
+
+
+def table() -> str:
+    """A row for each metric of the page of `test_metrics.py`, which has all."""
+    text = GOLDEN.read_text()
+    rows = ["| metric | kind | labels | what |", "|---|---|---|---|"]
+    for name, help_text in re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE):
+        kind = re.findall(rf"^# TYPE {name} (\w+)$", text, re.MULTILINE)[0]
+        sample = re.findall(rf"^{name}(?:_bucket)?(?:\{{(.*)\}})? ", text, re.MULTILINE)[0]
+        labels = [label for label in re.findall(r'(\w+)="', sample) if label != "le"]
+        rows.append(f"| `{name}` | {kind} | {', '.join(labels)} | {help_text} |")
+    rows.append(
+        "| `process_*` | gauge, counter | | CPU time, memory, file descriptors and start of the server's process |"
+    )
+    return "\n".join(rows) + "\n"
+
+
+def test_the_table_has_what_the_page_has() -> None:
+    before, mark, found = PAGE.read_text().partition(MARK)
+    assert mark
+    if os.environ.get("UPDATE_GOLDEN"):
+        PAGE.write_text(f"{before}{mark}\n{table()}")
+        return
+    assert found.strip() == table().strip()

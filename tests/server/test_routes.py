@@ -3,21 +3,135 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
 
+import httpx
 import orjson
 import pytest
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from djl_trtllm.api.lmi.dialect import Lmi
-from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.executor.protocol import Delta
+from djl_trtllm.api.dialects.lmi.dialect import Lmi
+from djl_trtllm.api.dialects.triton.dialect import TRITON
+from djl_trtllm.config import Options
+from djl_trtllm.errors import DjlTrtllmError, UnknownModelError
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import FinishReason
+from djl_trtllm.server.access import Access, ApiKey
+from djl_trtllm.server.context import find_model
 from djl_trtllm.server.exchange import Exchange
-from djl_trtllm.service import ServedModel, State
+from djl_trtllm.server.routes import PathRouter
+from djl_trtllm.service import Registry, ServedModel, State
+from djl_trtllm.service.clients import Clients
+from djl_trtllm.telemetry import Telemetry
 from tests.server.application import application, body
 from tests.support.asgi import JSON, lifespan
 from tests.support.in_process import PROMPT, Hosts
-from tests.support.virtual_time import in_virtual_time, until
+from tests.support.virtual_time import until
+
+# A path is found by itself before those with placeholders, wherever the application lies.
+
+
+PATHS = ("/v2/{model}", "/v2/{model}:predict", "/v2/models", "/v2/models/ready", "/v2/models/{name}", "/{rest:path}")
+
+
+class Named:
+    """Answers with its name and the parameters of the path."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert self._name == "default" or scope["endpoint"] is self
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        text = f"{self._name} {sorted((scope['path_params'] if self._name != 'default' else {}).items())}"
+        await send({"type": "http.response.body", "body": text.encode()})
+
+
+@contextlib.asynccontextmanager
+async def life(app: Router) -> AsyncIterator[None]:
+    yield
+
+
+def answer(application: ASGIApp, path: str, root_path: str = "") -> str:
+    return asyncio.run(_answer(application, path, root_path))
+
+
+async def _answer(application: ASGIApp, path: str, root_path: str) -> str:
+    transport = httpx.ASGITransport(application, root_path=root_path)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        return (await client.get(path)).text
+
+
+@pytest.mark.parametrize("root_path", ["", "/app"])
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/v2/models", "/v2/models []"),
+        ("/v2/models/ready", "/v2/models/ready []"),
+        ("/v2/models/story", "/v2/models/{name} [('name', 'story')]"),
+        ("/v2/story:predict", "/v2/{model}:predict [('model', 'story')]"),
+        ("/v2/story", "/v2/{model} [('model', 'story')]"),
+        ("/elsewhere", "/{rest:path} [('rest', 'elsewhere')]"),
+        ("/v2/models/", "/{rest:path} [('rest', 'v2/models/')]"),
+    ],
+)
+def test_the_path_with_the_most_fixed_characters_answers(path: str, expected: str, root_path: str) -> None:
+    router = PathRouter({path: Named(path) for path in PATHS}, Named("default"), life)
+    assert answer(router, root_path + path, root_path) == expected
+
+
+def test_parameters_of_an_outer_application_stay() -> None:
+    async def outer(scope: Scope, receive: Receive, send: Send) -> None:
+        await router({**scope, "path_params": {"tenant": "t"}}, receive, send)
+
+    router = PathRouter({"/models": Named("models")}, Named("default"), life)
+    assert answer(outer, "/models") == "models [('tenant', 't')]"
+
+
+def test_a_path_with_a_placeholders_characters_is_not_looked_up() -> None:
+    router = PathRouter({"/v2/{model}": Named("model")}, Named("default"), life)
+    assert answer(router, "/v2/%7Bmodel%7D") == "model [('model', '{model}')]"
+
+
+def test_another_path_is_the_defaults() -> None:
+    router = PathRouter({"/v2/models": Named("models")}, Named("default"), life)
+    assert answer(router, "/v2/model") == "default []"
+    assert answer(router, "/v2/models/") == "default []"
+
+
+def registry(*names: str) -> Registry:
+    made = Registry()
+    for name in names:
+        made.add(ServedModel(name, f"/{name}"))
+    return made
+
+
+@pytest.mark.parametrize("name", ["story", None, "ensemble"])
+def test_the_only_model_has_aliases_and_needs_no_name(name: str | None) -> None:
+    assert find_model(registry("story"), TRITON, name).name == "story"
+
+
+def test_a_model_may_have_the_name_of_an_alias() -> None:
+    assert find_model(registry("story", "ensemble"), TRITON, "ensemble").name == "ensemble"
+
+
+def test_an_endpoint_may_be_the_name_of_a_model() -> None:
+    assert find_model(registry("story", "tale"), TRITON, None, "tale").name == "tale"
+
+
+@pytest.mark.parametrize(
+    ("name", "endpoint", "message"),
+    [
+        ("hen", None, "there is no model named 'hen' here; loaded: story, tale"),
+        (None, None, "Parameter model_name is required; loaded: story, tale"),
+        (None, "hen", "there is no model named 'hen' here; loaded: story, tale"),
+    ],
+)
+def test_a_model_that_is_not_there(name: str | None, endpoint: str | None, message: str) -> None:
+    with pytest.raises(UnknownModelError, match=message):
+        find_model(registry("story", "tale"), TRITON, name, endpoint)
 
 
 def text(tokenizer: Tokenizer, tokens: int) -> str:
@@ -43,7 +157,6 @@ def text(tokenizer: Tokenizer, tokens: int) -> str:
         ("/models/story/invoke", "", {"X-Amzn-SageMaker-Target-Model": "fable"}),
     ],
 )
-@in_virtual_time
 async def test_every_path_of_a_model_generates(
     hosts: Hosts, tokenizer: Tokenizer, path: str, query: str, headers: dict[str, str]
 ) -> None:
@@ -56,7 +169,6 @@ async def test_every_path_of_a_model_generates(
         assert hosts.made[0].submitted != []
 
 
-@in_virtual_time
 async def test_an_endpoints_name_says_nothing_where_there_is_one_model(hosts: Hosts, tokenizer: Tokenizer) -> None:
     hosts.alone = True
     async with application(tokenizer) as served:
@@ -71,7 +183,6 @@ async def test_an_endpoints_name_says_nothing_where_there_is_one_model(hosts: Ho
         assert answer.json["Message"] == "there is no model named 'any-name' here; loaded: fable, story"
 
 
-@in_virtual_time
 async def test_an_endpoints_openai_body_names_the_model_before_the_endpoint(hosts: Hosts, tokenizer: Tokenizer) -> None:
     hosts.alone = True
     async with application(tokenizer) as served:
@@ -86,7 +197,6 @@ async def test_an_endpoints_openai_body_names_the_model_before_the_endpoint(host
         assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
 
 
-@in_virtual_time
 async def test_custom_attributes_come_back(hosts: Hosts, tokenizer: Tokenizer) -> None:
     hosts.alone = True
     header = "x-amzn-sagemaker-custom-attributes"
@@ -103,7 +213,6 @@ async def test_custom_attributes_come_back(hosts: Hosts, tokenizer: Tokenizer) -
         assert header not in (await served.client.post("/invocations", body(0), {header: "trace=1"})).headers
 
 
-@in_virtual_time
 async def test_errors_of_an_endpoint_are_in_sagemakers_shape(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer) as served:
         for content, status in ((b"{", 424), (b" " * 1001, 413)):
@@ -115,7 +224,6 @@ async def test_errors_of_an_endpoint_are_in_sagemakers_shape(hosts: Hosts, token
             assert answer.json["OriginalMessage"] == own.body.decode().strip()
 
 
-@in_virtual_time
 async def test_a_stream_has_a_part_for_every_iteration(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer) as served:
         stream = served.client.begin("POST", "/invocations", body(3, stream=True))
@@ -129,20 +237,6 @@ async def test_a_stream_has_a_part_for_every_iteration(hosts: Hosts, tokenizer: 
         assert stream.lines[-1]["generated_text"] == text(tokenizer, 3)
 
 
-@in_virtual_time
-async def test_an_answer_is_complete_with_all_its_sequences(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
-        answer = served.client.begin("POST", "/invocations", body(2, n=2, do_sample=True, details=True))
-        await until(lambda: len(hosts.last.submitted) == 2)
-        hosts.last.send(Delta(0, [5, 6], None, FinishReason.LENGTH))
-        await asyncio.sleep(0)
-        assert not answer.done()
-        hosts.last.send(Delta(1, [5, 6], None, FinishReason.LENGTH))
-        await answer.end()
-        assert len(answer.json["details"]["best_of_sequences"]) == 1
-
-
-@in_virtual_time
 async def test_a_body_is_read_by_its_content_type(hosts: Hosts, tokenizer: Tokenizer) -> None:
     hosts.alone = True
     async with application(tokenizer) as served:
@@ -152,7 +246,6 @@ async def test_a_body_is_read_by_its_content_type(hosts: Hosts, tokenizer: Token
         assert answer.status == 424
 
 
-@in_virtual_time
 async def test_a_request_goes_to_the_worker_with_the_least_to_do(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer, workers=2) as served:
         streams = [served.client.begin("POST", "/invocations", body(1)) for _ in range(2)]
@@ -163,7 +256,6 @@ async def test_a_request_goes_to_the_worker_with_the_least_to_do(hosts: Hosts, t
             await stream.end()
 
 
-@in_virtual_time
 async def test_a_client_that_leaves_is_cancelled(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer) as served:
         stream = served.client.begin("POST", "/invocations", body(100, stream=True))
@@ -176,7 +268,6 @@ async def test_a_client_that_leaves_is_cancelled(hosts: Hosts, tokenizer: Tokeni
         assert served.registry.models["story"].workers[0].load_now == 0
 
 
-@in_virtual_time
 async def test_a_handler_that_is_cancelled_cancels_its_generation(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer) as served:
         stream = served.client.begin("POST", "/invocations", body(100, stream=True))
@@ -187,22 +278,9 @@ async def test_a_handler_that_is_cancelled_cancels_its_generation(hosts: Hosts, 
         assert len(hosts.last.cancelled) == 1
 
 
-@in_virtual_time
-async def test_a_client_that_leaves_in_the_middle_of_its_body_is_not_answered(
-    hosts: Hosts, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with application(tokenizer) as served:
-        request = served.client.begin("POST", "/invocations", None)
-        request.upload(body()[:9], more=True)
-        request.leave()
-        await request.end()
-        assert (request.sent, caplog.records, hosts.last.submitted) == ([], [], [])
-
-
 # -- refusing ----------------------------------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_a_request_for_no_model_names_those_that_are_there(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application() as served:
         answer = await served.client.post("/invocations", body())
@@ -216,7 +294,6 @@ async def test_a_request_for_no_model_names_those_that_are_there(hosts: Hosts, t
 @pytest.mark.parametrize(
     ("path", "query"), [("/predictions/hen", "model_name=cat"), ("/invocations", "model_name=hen")]
 )
-@in_virtual_time
 async def test_an_unknown_model_is_named(hosts: Hosts, tokenizer: Tokenizer, path: str, query: str) -> None:
     async with application(tokenizer) as served:
         answer = await served.client.post(path, body(), query=query)
@@ -224,7 +301,6 @@ async def test_an_unknown_model_is_named(hosts: Hosts, tokenizer: Tokenizer, pat
 
 
 @pytest.mark.parametrize(("size", "status"), [(1000, 424), (1001, 413)])
-@in_virtual_time
 async def test_a_body_above_the_limit_is_413(hosts: Hosts, tokenizer: Tokenizer, size: int, status: int) -> None:
     async with application(tokenizer) as served:
         answer = await served.client.post("/invocations", b" " * size)
@@ -233,7 +309,6 @@ async def test_a_body_above_the_limit_is_413(hosts: Hosts, tokenizer: Tokenizer,
             assert answer.json["message"] == "the request body is larger than max_request_size=1000 bytes"
 
 
-@in_virtual_time
 async def test_a_model_that_loads_refuses_with_the_time_to_come_again(hosts: Hosts) -> None:
     async with application() as served:
         served.registry.add(ServedModel("story", "/story"))
@@ -242,12 +317,11 @@ async def test_a_model_that_loads_refuses_with_the_time_to_come_again(hosts: Hos
         assert "connection" not in answer.headers
 
 
-@in_virtual_time
 async def test_a_model_that_ends_tells_clients_to_go_elsewhere(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer) as served:
         served.registry.models["story"].refuse_new()
         answer = await served.client.begin("POST", "/invocations", None).end()
-        assert (answer.status, answer.headers["connection"]) == (529, "close")
+        assert (answer.status, answer.headers["connection"], answer.headers["retry-after"]) == (529, "close", "1")
         assert answer.json["message"] == "model story is shutting down"
 
 
@@ -256,7 +330,6 @@ async def test_a_model_that_ends_tells_clients_to_go_elsewhere(hosts: Hosts, tok
 
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 @pytest.mark.parametrize("path", ["/nowhere", "/ping/", "/invocations/", "/predictions/a/b"])
-@in_virtual_time
 async def test_an_unknown_path_is_404_in_djls_shape(method: str, path: str) -> None:
     async with application() as served:
         answer = await served.client.get(path, method=method)
@@ -281,7 +354,6 @@ async def test_an_unknown_path_is_404_in_djls_shape(method: str, path: str) -> N
         ("DELETE", "/metrics", "GET"),
     ],
 )
-@in_virtual_time
 async def test_a_wrong_method_is_405_and_names_the_right_one(method: str, path: str, allow: str) -> None:
     async with application() as served:
         answer = await served.client.get(path, method=method)
@@ -291,29 +363,11 @@ async def test_a_wrong_method_is_405_and_names_the_right_one(method: str, path: 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("path", ["/ping", "/metrics", "/prometheus/metrics", "/models"])
-@in_virtual_time
 async def test_pages_take_get_and_head(method: str, path: str) -> None:
     async with application() as served:
         assert (await served.client.get(path, method=method)).status == 200
 
 
-@in_virtual_time
-async def test_metrics_show_what_was_answered() -> None:
-    async with application() as served:
-        await served.client.get("/nowhere")
-        page = await served.client.get("/metrics")
-        assert b'djl_trtllm_http_responses_total{model="",route="unknown",status="404"} 1.0' in page.body
-
-
-@pytest.mark.parametrize("path", ["/models/story", "/models/story/adapters", "/adapters", "/adapters/dutch"])
-@in_virtual_time
-async def test_management_has_its_handlers(hosts: Hosts, tokenizer: Tokenizer, path: str) -> None:
-    async with application(tokenizer) as served:
-        answer = await served.client.get(path)
-        assert b"there is nothing at" not in answer.body
-
-
-@in_virtual_time
 async def test_the_application_has_a_life() -> None:
     async with application() as served:
         async with lifespan(served.app):
@@ -338,7 +392,6 @@ async def test_the_application_has_a_life() -> None:
         ([State.LOADING, State.FAILED, State.READY], 500, ["PENDING", "FAILED", "Healthy"]),
     ],
 )
-@in_virtual_time
 async def test_ping_is_200_when_every_model_of_the_start_is_ready(
     states: list[State], status: int, words: list[str]
 ) -> None:
@@ -354,7 +407,6 @@ async def test_ping_is_200_when_every_model_of_the_start_is_ready(
         assert (posted.status, posted.json) == (status, answer.json)
 
 
-@in_virtual_time
 async def test_models_that_were_registered_later_do_not_make_a_server_ill() -> None:
     async with application() as served:
         served.registry.add(ServedModel("later", "/", at_startup=False))
@@ -369,7 +421,6 @@ def broken(*_: object) -> None:
     raise KeyError("secret")
 
 
-@in_virtual_time
 async def test_a_defect_before_the_answer_is_500_and_in_the_log(
     hosts: Hosts, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,7 +433,6 @@ async def test_a_defect_before_the_answer_is_500_and_in_the_log(
         assert "the request failed" in caplog.text and "secret" in caplog.text
 
 
-@in_virtual_time
 async def test_a_defect_in_an_answer_is_the_servers_to_end(
     hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,3 +445,114 @@ async def test_a_defect_in_an_answer_is_the_servers_to_end(
             patched.setattr(Exchange, "reply", half)
             with pytest.raises(DjlTrtllmError, match="half of it"):
                 await served.client.get("/ping")
+
+
+# Whose share of the batch a request over HTTP has, and how many requests a client may have.
+
+
+KEYS = Access((ApiKey.of("web-app", "secret"), ApiKey.of("batch", "other")))
+
+
+def clients(**options: Any) -> Clients:
+    return Clients(Options(**options))
+
+
+async def test_a_request_over_its_clients_limit_is_answered_with_429_until_one_ends(
+    hosts: Hosts, tokenizer: Tokenizer
+) -> None:
+    limited = clients(max_requests_per_client=1, client_header="x-user-id")
+    async with application(tokenizer, clients=limited) as served:
+        ann, bob = ({**JSON, "x-user-id": name} for name in ("ann", "bob"))
+        first = served.client.begin("POST", "/invocations", body(4), ann)
+        await until(lambda: bool(hosts.last.submitted))
+        for path, kind in (("/invocations", "TooManyRequestsException"), ("/predictions/story", None)):
+            refused = await served.client.post(path, body(4), ann)
+            assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+            assert kind is None or refused.json["type"] == kind
+        other = served.client.begin("POST", "/invocations", body(4), bob)
+        await until(lambda: len(hosts.last.submitted) == 2)
+        hosts.last.step(4)
+        assert [(await each.end()).status for each in (first, other)] == [200, 200]
+        again = served.client.begin("POST", "/invocations", body(4), ann)
+        await until(lambda: len(hosts.last.submitted) == 3)
+        again.leave()
+        await again.end()
+        assert not limited._requests
+
+
+async def test_a_request_that_is_refused_or_invalid_does_not_count_any_more(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    limited = clients(max_requests_per_client=1)
+    async with application(tokenizer, clients=limited) as served:
+        for _ in range(2):
+            assert (await served.client.post("/invocations", b"{}", JSON)).status == 424
+        assert not limited._requests
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"Authorization": "Bearer secret"}, ("key web-app", 0)),
+        ({"x-api-key": "other", "x-user-id": "ann", "x-priority": "high"}, ("key batch", 1)),
+    ],
+)
+async def test_a_key_has_its_share_and_its_priority(
+    hosts: Hosts, tokenizer: Tokenizer, headers: dict[str, str], expected: tuple[str, int]
+) -> None:
+    some = clients(client_header="x-user-id", priority_header="x-priority")
+    async with application(tokenizer, clients=some, access=KEYS) as served:
+        request = served.client.begin("POST", "/invocations", body(4), {**JSON, **headers})
+        await until(lambda: bool(hosts.last.submitted))
+        batch = served.registry.models["story"].workers[0].batch
+        assert batch is not None
+        (slot,) = batch._running.values()
+        assert (slot.client.key, slot.priority) == expected
+        hosts.last.step(4)
+        assert (await request.end()).status == 200
+
+
+@pytest.mark.parametrize("counts", [False, True])
+async def test_custom_attributes_name_a_client_only_where_the_operator_says_so(
+    hosts: Hosts, tokenizer: Tokenizer, counts: bool
+) -> None:
+    header = "X-Amzn-SageMaker-Custom-Attributes"
+    names = {"client_header": "x-user-id", "priority_header": "x-priority"}
+    some = clients(**names, max_requests_per_client=1, client_from_custom_attributes=counts)
+    async with application(tokenizer, clients=some) as served:
+        ann, bob = ({**JSON, header: f"x-user-id={name};x-priority=low"} for name in ("ann", "bob"))
+        first = served.client.begin("POST", "/invocations", body(4), ann)
+        await until(lambda: bool(hosts.last.submitted))
+        second = served.client.begin("POST", "/invocations", body(4), bob)
+        await until(lambda: second.status == 429 or len(hosts.last.submitted) == 2)
+        urgent = await served.client.post("/invocations", body(4), {**JSON, header: "x-user-id=c;x-priority=urgent"})
+        assert urgent.status == (424 if counts else 429)
+        hosts.last.step(4)
+        assert ((await first.end()).status, (await second.end()).status) == (200, 200 if counts else 429)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+async def test_an_api_key_counts_only_as_a_header(hosts: Hosts, tokenizer: Tokenizer, counts: bool) -> None:
+    hosts.alone = True
+    header = "x-amzn-sagemaker-custom-attributes"
+    some = clients(client_from_custom_attributes=counts)
+    async with application(tokenizer, access=KEYS, clients=some) as served:
+        for attributes in ("x-api-key=secret", "authorization=Bearer secret"):
+            answer = await served.client.post("/invocations", body(), {**JSON, header: attributes})
+            assert answer.status == 401
+        given = {**JSON, "x-api-key": "secret", header: "a=b;x-api-key=secret"}
+        answer = await served.client.post("/invocations", body(), given)
+        assert (answer.status, answer.headers[header]) == (200, "a=b")
+
+
+async def test_what_is_reported_of_a_request_has_its_client(
+    hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts.alone = True
+    reported: list[str] = []
+    monkeypatch.setattr(Telemetry, "ended", lambda _, request: reported.append(request.client))
+    async with application(tokenizer, access=KEYS, clients=clients(client_header="x-user-id")) as served:
+        for headers in ({"x-api-key": "secret"}, {"x-user-id": "ann@example.com"}):
+            await served.client.post("/invocations", body(), {**JSON, **headers})
+        await served.client.begin("GET", "/v1/models", headers={"x-api-key": "other"}).end()
+        (record,) = served.registry.models["story"].statistics.ended
+    assert reported == ["web-app", "header:71d4f55f72fa", "batch"]
+    assert record.origin.client_label == "web-app"

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from starlette.types import Message
 
+from djl_trtllm import create_app
+from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, LayoutError
-from djl_trtllm.server import startup
-from djl_trtllm.server.startup import plan_startup
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.server import application
+from djl_trtllm.server.application import Application, Startup, plan_startup
 from djl_trtllm.service import Model, open_source
+from tests.server.application import body
+from tests.support.asgi import Client, lifespan
+from tests.support.in_process import Hosts, played_model
 from tests.support.models import scripted_model
+from tests.support.virtual_time import until
 
 
 @pytest.fixture
@@ -30,15 +40,109 @@ def store(tmp_path: Path) -> Path:
     return path
 
 
-# -- one model ---------------------------------------------------------------------------------------------------------
+STORE = {"SERVING_MODEL_STORE": "{store}"}
+MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"
+RED, ALL = {"red": "{store}/red"}, {"blue": "{store}/blue", "packed": "{store}/packed.tar.gz", "red": "{store}/red"}
+LOADED = {"NONE": {}, "none": {}, "red": RED, "ALL": ALL, "all": ALL, "red,": RED, "packed.tar.gz, red, blue": ALL}
 
 
-def test_a_directory_is_the_one_model_and_configures_the_server(model: Path) -> None:
-    options, [startup], store = plan_startup(str(model), {})
-    assert (options.predict_timeout, store) == (77, None)
-    assert (startup.name, startup.source) == ("scripted", str(model))
-    prepared = startup.prepare()
-    assert (prepared.name, prepared.directory) == ("scripted", model)
+@pytest.mark.parametrize(
+    ("given", "environ", "found", "models", "folder"),
+    [
+        # One model: the one that is named, else what was found.
+        ("{model}", {}, None, {"scripted": "{model}"}, None),
+        ("{model}", {"SERVING_MODEL_STORE": ""}, None, {"scripted": "{model}"}, None),
+        ("acme/tiny-stories", {"OPTION_MODEL_NAME": "fable"}, None, {"fable": "acme/tiny-stories"}, None),
+        (None, {}, "{model}", {"scripted": "{model}"}, None),
+        ("{store}/red", {"SERVING_LOAD_MODELS": "a={model}"}, "{model}", {"other": "{store}/red"}, None),
+        ("{model}", STORE, None, {"scripted": "{model}"}, "{store}"),
+        ("acme/tiny-stories", STORE, None, {"acme_tiny_stories": "acme/tiny-stories"}, "{store}"),
+        # Models at the addresses of a variable, as in DJL Serving.
+        *(
+            (None, {"SERVING_LOAD_MODELS": entry}, "acme/other", {"fable": "{model}"}, None)
+            for entry in (
+                "fable::MPI={model}",
+                "fable::Python={model}",
+                "fable={model}",
+                "[fable:1:MPI:*]=file://{model}",
+            )
+        ),
+        (
+            None,
+            {"SERVING_LOAD_MODELS": "a::MPI={model}, b={store}/blue", "HF_MODEL_ID": "acme/elsewhere"},
+            "acme/elsewhere",
+            {"a": "{model}", "b": "{store}/blue"},
+            None,
+        ),
+        # Models of a store.
+        (None, STORE, None, {}, "{store}"),
+        *(
+            (None, {**STORE, "SERVING_LOAD_MODELS": wanted, "HF_MODEL_ID": "acme/elsewhere"}, None, models, "{store}")
+            for wanted, models in LOADED.items()
+        ),
+        # SageMaker's multi-model endpoints.
+        ("{model}", {MULTI_MODEL: "true"}, None, {}, "/opt/ml/models"),
+        (None, {MULTI_MODEL: "True"}, None, {}, "/opt/ml/models"),
+        (None, {MULTI_MODEL: "true", **STORE}, None, {}, "{store}"),
+        ("{model}", {MULTI_MODEL: "false"}, None, {"scripted": "{model}"}, None),
+    ],
+)
+def test_what_is_served(
+    model: Path,
+    store: Path,
+    given: str | None,
+    environ: dict[str, str],
+    found: str | None,
+    models: dict[str, str],
+    folder: str | None,
+) -> None:
+    def here(text: str | None) -> str | None:
+        return None if text is None else text.format(model=model, store=store)
+
+    own = {name: str(here(value)) for name, value in environ.items()}
+    options, planned, path = plan_startup(here(given), own, found=here(found))
+    assert {each.name: each.source for each in planned} == {name: here(source) for name, source in models.items()}
+    assert (None if path is None else str(path)) == here(folder)
+    assert options.predict_timeout == (77 if list(models.values()) == ["{model}"] else Options().predict_timeout)
+    for each in planned:
+        if Path(each.source).is_dir():
+            assert each.prepare().directory == Path(each.source)
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "told"),
+    [
+        (None, {}, "no model given, and there is none in /opt/ml/model: name a model dir"),
+        ("{model}/nowhere", {}, "no model at"),
+        (
+            "{model}",
+            {"SERVING_MODEL_STORE": "/no/such"},
+            "SERVING_MODEL_STORE=/no/such (environment): there is no such",
+        ),
+        (None, {"SERVING_MODEL_STORE": "{model}", "SERVING_LOAD_MODELS": "red"}, "are none"),
+        *(
+            (
+                None,
+                {**STORE, "SERVING_LOAD_MODELS": wanted},
+                f"load_models names {named}: in {{store}} are blue, packed.tar",
+            )
+            for wanted, named in (("green", "green"), ("red,green,grey", "green, grey"), ("README.txt", "README.txt"))
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_reported_before_the_server_starts(
+    model: Path, store: Path, given: str | None, environ: dict[str, str], told: str
+) -> None:
+    own = {name: value.format(model=model, store=store) for name, value in environ.items()}
+    with pytest.raises(DjlTrtllmError) as refused:
+        plan_startup(given and given.format(model=model), own)
+    assert told.format(store=store) in str(refused.value)
+
+
+def test_what_is_wrong_in_a_directory_is_reported_before_the_server_starts(model: Path) -> None:
+    (model / "serving.properties").write_text("option.max_input_len=many\n")
+    with pytest.raises(ConfigError, match="max_input_len=many"):
+        plan_startup(str(model), {})
 
 
 def test_arguments_win_over_the_file_and_the_environment_for_the_server_and_its_models(
@@ -58,14 +162,6 @@ def test_arguments_win_over_the_file_and_the_environment_for_the_server_and_its_
     assert [each.prepare().config.options.predict_timeout for each in planned_two] == [9, 9]
 
 
-def test_what_is_wrong_in_a_directory_is_reported_before_the_server_starts(tmp_path: Path, model: Path) -> None:
-    (model / "serving.properties").write_text("option.max_input_len=many\n")
-    with pytest.raises(ConfigError, match="max_input_len=many"):
-        plan_startup(str(model), {})
-    with pytest.raises(LayoutError, match="no model at"):
-        plan_startup(str(tmp_path / "nowhere"), {})
-
-
 def test_a_remote_model_is_fetched_while_the_server_listens(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     opened: list[tuple[str, Mapping[str, str], Sequence[str]]] = []
 
@@ -73,8 +169,8 @@ def test_a_remote_model_is_fetched_while_the_server_listens(monkeypatch: pytest.
         opened.append((text, environ, arguments))
         return "source"
 
-    monkeypatch.setattr(startup, "open_remote", open_remote)
-    monkeypatch.setattr(startup, "prepare", lambda source: f"prepared {source}")
+    monkeypatch.setattr(application, "open_remote", open_remote)
+    monkeypatch.setattr(application, "prepare", lambda source: f"prepared {source}")
     environ = {"OPTION_PREDICT_TIMEOUT": "77"}
     options, [planned], store = plan_startup("acme/tiny-stories", environ, ["max_rolling_batch_size=3"])
     assert (planned.name, planned.source, options.predict_timeout, store) == (
@@ -86,40 +182,6 @@ def test_a_remote_model_is_fetched_while_the_server_listens(monkeypatch: pytest.
     assert opened == []
     assert str(planned.prepare()) == "prepared source"
     assert opened == [("acme/tiny-stories", environ, ["max_rolling_batch_size=3"])]
-
-
-def test_a_remote_model_may_be_named() -> None:
-    _, [startup], _ = plan_startup("acme/tiny-stories", {"OPTION_MODEL_NAME": "fable"})
-    assert startup.name == "fable"
-
-
-def test_a_model_may_come_with_a_store(model: Path, store: Path) -> None:
-    for named in (str(model), "acme/tiny-stories"):
-        _, planned, found = plan_startup(named, {"SERVING_MODEL_STORE": str(store)})
-        assert (len(planned), found) == (1, store)
-
-
-def test_without_model_and_store_there_is_nothing_to_serve() -> None:
-    with pytest.raises(DjlTrtllmError, match="no model given, and there is none in /opt/ml/model: name a model dir"):
-        plan_startup(None, {})
-
-
-# -- a model by a variable, as in DJL Serving --------------------------------------------------------------------------
-
-
-def test_what_was_found_is_served_unless_something_is_named(tmp_path: Path, model: Path) -> None:
-    _, [startup], _ = plan_startup(None, {}, found=str(model))
-    assert startup.source == str(model)
-    other = scripted_model(tmp_path / "other")
-    _, [startup], _ = plan_startup(str(other), {"SERVING_LOAD_MODELS": f"a={model}"}, found=str(model))
-    assert startup.source == str(other)
-
-
-@pytest.mark.parametrize("entry", ["fable::MPI={}", "fable::Python={}", "fable={}", "[fable:1:MPI:*]=file://{}"])
-def test_a_model_at_the_address_of_load_models(model: Path, entry: str) -> None:
-    options, [startup], store = plan_startup(None, {"SERVING_LOAD_MODELS": entry.format(model)}, found="acme/other")
-    assert (startup.name, startup.source, options.predict_timeout, store) == ("fable", str(model), 77, None)
-    assert startup.prepare().name == "fable"
 
 
 @pytest.mark.parametrize("variable", ["OPTION_MODEL_ID", "HF_MODEL_ID"])
@@ -138,102 +200,163 @@ def test_an_empty_folder_stands_for_the_model_that_a_variable_names(
 
 
 def test_a_remote_model_by_a_variable_has_the_name_of_load_models(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    monkeypatch.setattr(startup, "open_remote", lambda text, environ: open_source(model, environ))
+    monkeypatch.setattr(application, "open_remote", lambda text, environ: open_source(model, environ))
     environ = {"SERVING_LOAD_MODELS": f"fable::MPI={model / 'nowhere'}", "OPTION_MODEL_ID": "acme/tiny"}
     _, [planned], _ = plan_startup(None, environ, found="acme/tiny")
     assert (planned.name, planned.source) == ("fable", "acme/tiny")
     assert open_source(model, {}).name == "scripted"
 
 
-def test_several_models_at_addresses(tmp_path: Path) -> None:
-    red, blue = scripted_model(tmp_path / "red"), scripted_model(tmp_path / "blue")
-    environ = {"SERVING_LOAD_MODELS": f"a::MPI={red}, b={blue}", "HF_MODEL_ID": "acme/elsewhere"}
-    _, planned, _ = plan_startup(None, environ, found="acme/elsewhere")
-    assert [(each.name, each.source) for each in planned] == [("a", str(red)), ("b", str(blue))]
-    assert [each.prepare().directory for each in planned] == [red, blue]
+# The application's life under any ASGI server; what the server process does with it is in test_app.
 
 
-# -- a store -----------------------------------------------------------------------------------------------------------
+@pytest.fixture(autouse=True)
+def _of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is for a process of the server's own is not done to that of the tests."""
+    monkeypatch.setattr(application, "settle_garbage_collector", lambda: None)
 
 
-def names(store: Path, **environ: str) -> list[str]:
-    _, planned, _ = plan_startup(None, {"SERVING_MODEL_STORE": str(store), **environ})
-    return [each.name for each in planned]
+def preparing(tokenizer: Tokenizer, name: str = "story", **options: Any) -> Startup:
+    return Startup(name, f"/{name}", lambda: played_model(tokenizer, **options))
 
 
-@pytest.mark.parametrize(
-    ("wanted", "loaded"),
-    [
-        ("ALL", ["blue", "packed", "red"]),
-        ("all", ["blue", "packed", "red"]),
-        ("NONE", []),
-        ("none", []),
-        ("red", ["red"]),
-        ("red, packed.tar.gz,", ["red", "packed"]),
-    ],
-)
-def test_models_of_the_store_are_loaded_as_load_models_says(store: Path, wanted: str, loaded: list[str]) -> None:
-    assert names(store, SERVING_LOAD_MODELS=wanted) == loaded
+def failing() -> Startup:
+    def prepare() -> Model:
+        raise LayoutError("there is no model")
+
+    return Startup("broken", "/broken", prepare)
 
 
-def test_models_of_a_store_are_registered_when_they_are_asked_for(store: Path) -> None:
-    options, planned, found = plan_startup(None, {"SERVING_MODEL_STORE": str(store), "OPTION_PREDICT_TIMEOUT": "77"})
-    assert (options.predict_timeout, planned, found) == (77, [], store)
+async def started(app: Application) -> Message:
+    """What the lifespan's start ends with."""
+    received: asyncio.Queue[Message] = asyncio.Queue()
+    sent: asyncio.Queue[Message] = asyncio.Queue()
+    received.put_nowait({"type": "lifespan.startup"})
+    life = asyncio.ensure_future(app({"type": "lifespan"}, received.get, sent.put))
+    await asyncio.wait({life}, timeout=60)
+    return sent.get_nowait()
 
 
-def test_models_of_a_store_are_prepared_as_what_they_are(store: Path) -> None:
-    environ = {"SERVING_MODEL_STORE": str(store), "SERVING_LOAD_MODELS": "red", "HF_MODEL_ID": "acme/elsewhere"}
-    _, [startup], _ = plan_startup(None, environ)
-    assert startup.source == str(store / "red")
-    prepared: Model = startup.prepare()
-    assert prepared.directory == store / "red"
+async def test_the_start_does_not_wait_for_models(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.load_seconds = 10
+    app = Application(Options(), [preparing(tokenizer)])
+    async with lifespan(app):
+        assert (await Client(app).get("/ping")).status == 503
+        await asyncio.sleep(11)
+        assert (await Client(app).get("/ping")).status == 200
 
 
-@pytest.mark.parametrize(
-    ("wanted", "told"),
-    [
-        ("green", "load_models names green: in {store} are blue, packed.tar.gz, red"),
-        ("red,green,grey", "load_models names green, grey: in {store} are blue, packed.tar.gz, red"),
-        ("README.txt", "load_models names README.txt: in {store} are blue, packed.tar.gz, red"),
-    ],
-)
-def test_what_is_not_in_the_store_is_reported(store: Path, wanted: str, told: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        names(store, SERVING_LOAD_MODELS=wanted)
-    assert refused.value.problems == (told.format(store=store),)
+async def test_the_start_waits_for_models_where_that_is_wanted(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.load_seconds = 10
+    app = Application(Options(), [preparing(tokenizer)], wait_until_ready=True)
+    async with lifespan(app):
+        assert asyncio.get_running_loop().time() > 9
+        assert (await Client(app).get("/ping")).status == 200
 
 
-def test_an_empty_store_has_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="are none"):
-        names(tmp_path, SERVING_LOAD_MODELS="red")
+async def test_a_start_that_waits_fails_with_the_model(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    message = await started(Application(Options(), [preparing(tokenizer), failing()], wait_until_ready=True))
+    assert message["type"] == "lifespan.startup.failed"
+    assert "there is no model" in message["message"]
+    assert [host.closed for host in hosts.made] == [True]
 
 
-def test_a_store_that_is_not_there_is_reported(model: Path) -> None:
-    environ = {"SERVING_MODEL_STORE": "/no/such/folder"}
-    with pytest.raises(ConfigError, match=r"SERVING_MODEL_STORE=/no/such/folder \(environment\): there is no such fol"):
-        plan_startup(str(model), environ)
+async def test_a_model_that_does_not_load_is_reported(hosts: Hosts) -> None:
+    reported: list[bool] = []
+    app = Application(Options(), [failing()], on_failed=lambda: reported.append(True))
+    async with lifespan(app):
+        await until(lambda: bool(reported))
+        assert (await Client(app).get("/ping")).status == 500
 
 
-def test_an_empty_variable_is_none(model: Path) -> None:
-    assert plan_startup(str(model), {"SERVING_MODEL_STORE": ""})[2] is None
+async def test_the_end_refuses_new_requests_and_lets_running_ones_end(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    app = Application(Options(shutdown_timeout=60), [preparing(tokenizer)], wait_until_ready=True)
+    client = Client(app)
+    async with lifespan(app):
+        request = client.begin("POST", "/invocations", body(1))
+        await until(lambda: bool(hosts.last.submitted))
+
+        async def later() -> None:
+            await asyncio.sleep(5)
+            refused.append((await client.post("/invocations", body())).headers["connection"])
+            hosts.last.step()
+
+        refused: list[str] = []
+        ending = asyncio.ensure_future(later())
+    await ending
+    assert refused == ["close"]
+    assert (await request.end()).status == 200
+    assert 5 <= asyncio.get_running_loop().time() < 20
+    assert hosts.last.closed
 
 
-# -- SageMaker's multi-model endpoints ---------------------------------------------------------------------------------
+async def test_the_end_waits_for_shutdown_timeout_seconds(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    app = Application(Options(shutdown_timeout=7), [preparing(tokenizer)], wait_until_ready=True)
+    async with lifespan(app):
+        request = Client(app).begin("POST", "/invocations", body(100))
+        await until(lambda: bool(hosts.last.submitted))
+        before = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - before == pytest.approx(7, abs=1)
+    assert (await request.end()).status == 503
 
 
-@pytest.mark.parametrize("word", ["true", "True"])
-def test_a_multi_model_endpoint_has_no_model_of_its_own(model: Path, word: str) -> None:
-    _, planned, store = plan_startup(str(model), {"SAGEMAKER_MULTI_MODEL": word})
-    assert (planned, store) == ([], Path("/opt/ml/models"))
-    _, planned, store = plan_startup(None, {"SAGEMAKER_MULTI_MODEL": word})
-    assert (planned, store) == ([], Path("/opt/ml/models"))
+async def test_draining_again_waits_for_the_same_end(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.load_seconds = 60
+    app = Application(Options(), [preparing(tokenizer)])
+    async with lifespan(app):
+        await until(lambda: bool(hosts.made))
+        await asyncio.gather(app.drain(), app.drain())
+        assert hosts.last.closed
+    assert asyncio.get_running_loop().time() < 30
 
 
-def test_a_multi_model_endpoint_may_have_another_store(store: Path) -> None:
-    environ = {"SAGEMAKER_MULTI_MODEL": "true", "SERVING_MODEL_STORE": str(store)}
-    assert plan_startup(None, environ)[2] == store
+def test_wrong_options_of_access_are_an_error_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="management_port"):
+        Application(Options(port=8080, management_port=8080), [])
 
 
-def test_any_other_endpoint_has_one_model(model: Path) -> None:
-    _, planned, store = plan_startup(str(model), {"SAGEMAKER_MULTI_MODEL": "false"})
-    assert (len(planned), store) == (1, None)
+# -- how late the event loop is ----------------------------------------------------------------------------------------
+
+
+async def test_stalls_of_the_event_loop_are_counted() -> None:
+    app = Application(Options(), [])
+    loop = asyncio.get_running_loop()
+
+    async def metric(name: str) -> float:
+        page = (await Client(app).get("/metrics")).body.decode()
+        (line,) = [line for line in page.splitlines() if line.startswith(f"djl_trtllm_event_loop_stall_seconds_{name}")]
+        return float(line.split()[-1])
+
+    async with lifespan(app):
+        await asyncio.sleep(1.01)
+        assert await metric("count") == 50
+        assert await metric("sum") < 1e-6
+        loop.now += 0.5  # type: ignore[attr-defined]
+        await asyncio.sleep(0.001)
+        assert await metric("sum") == pytest.approx(0.49)
+
+
+async def test_options_win_over_the_models_file_and_the_environment(
+    tmp_path: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = scripted_model(tmp_path / "story", None, **{"option.model_name": "red", "max_request_size": 100})
+    monkeypatch.setenv("SERVING_MAX_REQUEST_SIZE", "200")
+    app = create_app(model, {"model_name": "blue", "max_request_size": 300}, wait_until_ready=True)
+    async with lifespan(app):
+        assert list((await Client(app).get("/ping")).json) == ["blue"]
+        assert (await Client(app).post("/invocations", b" " * 301)).status == 413
+        assert (await Client(app).post("/invocations", b" " * 300)).status != 413
+
+
+def test_what_is_no_option_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean max_input_len"):
+        create_app(scripted_model(tmp_path / "story"), {"max_input_length": 5})
+
+
+def test_the_environment_names_the_model_if_the_program_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DjlTrtllmError, match="no model given"):
+        create_app()
+    monkeypatch.setenv("SERVING_LOAD_MODELS", f"red={scripted_model(tmp_path / 'story')}")
+    assert list(create_app().registry.models) == ["red"]

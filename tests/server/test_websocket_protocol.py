@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from djl_trtllm.config import Options
-from djl_trtllm.server.app import Server
-from djl_trtllm.server.http_protocol import HttpProtocol
-from djl_trtllm.server.websocket_protocol import WebSocketProtocol
-from tests.server.wire import Wire
-from tests.support.virtual_time import in_virtual_time, until
+from djl_trtllm.server.websocket import WebSocketProtocol
+from tests.server import http_peer
+from tests.support.virtual_time import until
 from tests.support.websocket import BINARY, CONTINUATION, HANDSHAKE, PING, TEXT, frame
 
 PONGED = b"\x8a\x00"
@@ -24,18 +21,12 @@ class Peer:
     """A WebSocket to an application that keeps what it receives, until the test lets it `leave`."""
 
     def __init__(self, head: bytes = b"", **options: Any) -> None:
-        self.server = Server(Options(**options), [], None)
-        config = self.server.config
-        config.load()
-        config.loaded_app = self._answer
-        self.connections = self.server._connections
-        self.wire = Wire()
         self.received: list[bytes | str] = []
         self._done = asyncio.Event()
-        http = HttpProtocol(self.connections, config, self.server.server_state, {}, asyncio.get_running_loop())
-        http.connection_made(self.wire)
-        self._watch = asyncio.ensure_future(self.connections.watch())
-        http.data_received(HANDSHAKE + head + b"\r\n")
+        self.http = http_peer.Peer(self._answer, **{"max_header_size": 65536, "max_header_count": 100, **options})
+        self.connections = self.http.connections
+        self.wire = self.http.wire
+        self.http.sends(HANDSHAKE + head + b"\r\n")
         assert isinstance(self.wire.protocol, WebSocketProtocol)
         self.protocol = self.wire.protocol
 
@@ -77,14 +68,13 @@ class Peer:
 
     async def leave(self) -> None:
         self.protocol.connection_lost(None)
-        await until(lambda: not self.protocol.tasks)
-        self._watch.cancel()
-        await asyncio.gather(self._watch, return_exceptions=True)
+        await until(lambda: not self.http.state.tasks)
+        self.http.watch.cancel()
+        await asyncio.gather(self.http.watch, return_exceptions=True)
         assert not self.connections.busy and not self.connections.idle
         assert self.connections.context.bodies.used == 0
 
 
-@in_virtual_time
 async def test_of_many_small_frames_some_are_read_at_a_time_and_no_more_is_received_meanwhile() -> None:
     peer = await Peer().open()
     assert peer.connections.busy == {peer.protocol}
@@ -102,7 +92,6 @@ async def test_of_many_small_frames_some_are_read_at_a_time_and_no_more_is_recei
     await peer.leave()
 
 
-@in_virtual_time
 async def test_a_message_that_the_application_has_not_taken_yet_stops_reading() -> None:
     peer = await Peer().open()
     peer.sends(frame(BINARY, b"a wolf"))
@@ -113,7 +102,6 @@ async def test_a_message_that_the_application_has_not_taken_yet_stops_reading() 
 
 
 @pytest.mark.parametrize("kind", [TEXT, BINARY])
-@in_virtual_time
 async def test_the_parts_of_a_message_are_joined_as_they_come(kind: int) -> None:
     peer = await Peer().open()
     story = b"the wolf " * 500
@@ -129,7 +117,6 @@ async def test_the_parts_of_a_message_are_joined_as_they_come(kind: int) -> None
     await peer.leave()
 
 
-@in_virtual_time
 async def test_what_is_incomplete_counts_as_memory_of_bodies() -> None:
     peer = await Peer(max_body_memory=20_000).open()
     message = frame(BINARY, b"x" * 12_000)
@@ -144,7 +131,6 @@ async def test_what_is_incomplete_counts_as_memory_of_bodies() -> None:
     await peer.leave()
 
 
-@in_virtual_time
 async def test_nothing_is_read_of_a_client_that_does_not_read() -> None:
     peer = await Peer().open()
     peer.protocol.pause_writing()
@@ -159,7 +145,6 @@ async def test_nothing_is_read_of_a_client_that_does_not_read() -> None:
 
 
 @pytest.mark.parametrize("paused", [20, 40])
-@in_virtual_time
 async def test_a_client_has_to_read(paused: int) -> None:
     peer = await Peer().open()
     peer.protocol.ping_interval = None
@@ -173,7 +158,6 @@ async def test_a_client_has_to_read(paused: int) -> None:
     await peer.leave()
 
 
-@in_virtual_time
 async def test_what_a_client_does_not_read_of_the_end_is_dropped() -> None:
     peer = await Peer().open()
     await peer.end_application()
@@ -184,7 +168,6 @@ async def test_what_a_client_does_not_read_of_the_end_is_dropped() -> None:
     await peer.leave()
 
 
-@in_virtual_time
 async def test_a_client_that_does_not_answer_pings_is_dropped() -> None:
     peer = await Peer().open()
     await asyncio.sleep(41)
@@ -199,7 +182,6 @@ async def test_a_client_that_does_not_answer_pings_is_dropped() -> None:
     "part",
     [frame(BINARY, b"a wolf")[:1], frame(BINARY, b"a wolf")[:-1], frame(TEXT, end=False), frame(PING, b"ab")[:-1]],
 )
-@in_virtual_time
 async def test_a_message_has_to_come_to_its_end(part: bytes) -> None:
     peer = await Peer(body_read_timeout=15).open()
     peer.sends(part)
@@ -211,7 +193,6 @@ async def test_a_message_has_to_come_to_its_end(part: bytes) -> None:
     await peer.leave()
 
 
-@in_virtual_time
 async def test_a_large_message_has_more_time_and_one_that_is_complete_all_of_it() -> None:
     peer = await Peer(body_read_timeout=5).open()
     peer.sends(frame(BINARY, b"x" * 32768, end=False))
@@ -229,7 +210,6 @@ async def test_a_large_message_has_more_time_and_one_that_is_complete_all_of_it(
 
 
 @pytest.mark.parametrize("parts", [[b"\xff"], [b"\xe2", b"\x82", b"\xac", b"\xe2"]])
-@in_virtual_time
 async def test_text_that_is_none_closes_the_socket(parts: list[bytes], caplog: pytest.LogCaptureFixture) -> None:
     peer = await Peer().open()
     *first, last = parts
@@ -253,7 +233,6 @@ async def test_text_that_is_none_closes_the_socket(parts: list[bytes], caplog: p
         (b"Sec-WebSocket-Key: again\r\n", 400),
     ],
 )
-@in_virtual_time
 async def test_a_handshake_that_is_not_understood_is_answered_and_has_its_line(
     head: bytes, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -262,14 +241,13 @@ async def test_a_handshake_that_is_not_understood_is_answered_and_has_its_line(
     assert peer.wire.written.startswith(b"HTTP/1.1 %d " % status)
     assert "close" in peer.wire.done
     warning, line = (record.getMessage() for record in caplog.records)
-    assert f"refused with {status}: this opens no WebSocket: " in warning
-    assert line.startswith(f"GET /invocations-bidirectional-stream {status} error=Refusal")
+    assert f"refused with {status}: expected a WebSocket handshake: " in warning
+    assert line.startswith(f"GET /invocations-bidirectional-stream {status} error=HttpRefusal")
     assert caplog.records[1].request_id == "r-1"  # type: ignore[attr-defined]
     assert [key[0] for key in peer.connections.context.counts.responses] == [status]
     await peer.leave()
 
 
-@in_virtual_time
 async def test_a_handshake_that_opens_a_socket_has_no_line_of_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "djl_trtllm"):
         peer = await Peer().open()
@@ -277,7 +255,6 @@ async def test_a_handshake_that_opens_a_socket_has_no_line_of_a_refusal(caplog: 
     assert not caplog.records
 
 
-@in_virtual_time
 async def test_what_comes_before_the_answer_to_the_handshake_and_cannot_be_kept_ends_it() -> None:
     peer = Peer(max_body_memory=1000)
     peer.sends(b"x" * 1000)

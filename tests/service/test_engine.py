@@ -3,20 +3,79 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import gc
+import weakref
 
 import pytest
 from msgspec.structs import replace
 
 from djl_trtllm.errors import ExecutorStartError, InvalidRequestError
-from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
-from djl_trtllm.service import ModelService, State, Texts
-from tests.support.in_process import Hosts, ask, loaded, played_model, state_of
+from djl_trtllm.service import State, Texts, settle_garbage_collector
+from djl_trtllm.service.engine import MemoryWatch
+from tests.service.kit import TOKENIZER, Stage, played
+from tests.support.in_process import ask, state_of
 from tests.support.virtual_time import in_virtual_time
+
+GB = 10**9
+
+
+def watch(limit: float | None = None, at_start: int = 2 * GB) -> MemoryWatch:
+    made = MemoryWatch("story", limit)
+    made.begin(4000, at_start)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("at_start", "looks", "grown"),
+    [
+        (2.0, (2.2, 2.49, 2.6, 3.0, 3.3, 3.3, 1.0), ["2.60", "3.30"]),
+        (2.0, (2.499, 0.0, 2.5), ["2.50"]),
+        (0.1, (0.33, 0.5), ["0.50"]),
+    ],
+    ids=["each quarter", "a quarter exactly, and its end", "a small process"],
+)
+def test_growth_by_a_quarter_and_250_megabytes_is_said(
+    at_start: float, looks: tuple[float, ...], grown: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = watch(at_start=int(at_start * GB))
+    for resident in looks:
+        assert one.look(int(resident * GB)) is None
+    assert one.resident == int(looks[-1] * GB)
+    said = [f"(pid 4000) has grown to {size} GB, from {at_start:.2f} GB after loading" for size in grown]
+    assert all(text in message for text, message in zip(said, caplog.messages, strict=True))
+
+
+def test_a_process_at_its_limit_is_recycled() -> None:
+    one = watch(3)
+    assert one.look(3 * GB - 1) is None
+    assert one.look(3 * GB) == "it takes 3.00 GB (option.executor_memory_limit=3)"
+    assert one.resident == 3 * GB
+
+
+def test_a_limit_below_what_an_engine_takes_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    one = watch(1.5)
+    assert one.look(4 * GB) is None
+    assert "option.executor_memory_limit=1.5 has no effect" in caplog.messages[0]
+    assert "takes 2.00 GB as soon as it is loaded" in caplog.messages[0]
+    one.begin(4001, GB)
+    assert one.look(2 * GB) is not None
+
+
+@in_virtual_time
+async def test_recyclings_are_a_minute_apart() -> None:
+    one = watch()
+    assert one.may_recycle()
+    await asyncio.sleep(59)
+    assert not one.may_recycle()
+    await asyncio.sleep(1.1)
+    assert one.may_recycle()
+    assert not one.may_recycle()
+
 
 CHECK = 5.1
 """Seconds until somebody looks at the engine process."""
-GB = 10**9
 
 
 @pytest.fixture(autouse=True)
@@ -27,21 +86,21 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return available
 
 
-@in_virtual_time
-async def test_a_process_that_has_grown_is_replaced_beside_its_requests(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    hosts.load_seconds = 3
-    service = await loaded(tokenizer, executor_memory_limit=2)
-    old = hosts.last
+@played
+async def test_a_process_that_has_grown_is_replaced_beside_its_requests(stage: Stage) -> None:
+    stage.load_seconds = 3
+    service = await stage.load(executor_memory_limit=2)
+    old = stage.last
     running = await ask(service, tokens=3)
     old.step()
     await asyncio.sleep(CHECK)
-    assert len(hosts.made) == 1
+    assert len(stage.made) == 1
     old.resident = 2 * GB
     await asyncio.sleep(CHECK)
-    assert (len(hosts.made), state_of(service), service.pid) == (2, State.READY, old.pid)
+    assert (len(stage.made), state_of(service), service.pid) == (2, State.READY, old.pid)
     while_it_loads = await ask(service, tokens=2)
     await asyncio.sleep(3)
-    new = hosts.last
+    new = stage.last
     later = await ask(service, tokens=1)
     assert (len(old.submitted), len(new.submitted), service.pid) == (2, 1, new.pid)
     new.step()
@@ -55,18 +114,17 @@ async def test_a_process_that_has_grown_is_replaced_beside_its_requests(hosts: H
 
 
 @pytest.mark.parametrize("where", ["small machine", "GPU"])
-@in_virtual_time
+@played
 async def test_without_memory_for_two_it_is_replaced_when_its_requests_have_ended(
-    hosts: Hosts, tokenizer: Tokenizer, memory: list[int], monkeypatch: pytest.MonkeyPatch, where: str
+    stage: Stage, memory: list[int], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    model = played_model(tokenizer, executor_max_requests=2, max_rolling_batch_size=4)
+    model = stage.model(executor_max_requests=2, max_rolling_batch_size=4)
     if where == "GPU":
-        model = type(model)(**{**vars(model), "gpus": 1})
+        model = dataclasses.replace(model, gpus=1)
     else:
         memory[0] = GB
-    service = ModelService("story")
-    await service.load(model)
-    old = hosts.last
+    service = await stage.load(model)
+    old = stage.last
     running = [await ask(service, tokens=2) for _ in range(2)]
     await asyncio.sleep(CHECK)
     waiting = await ask(service, tokens=1)
@@ -75,177 +133,160 @@ async def test_without_memory_for_two_it_is_replaced_when_its_requests_have_ende
     assert [one.reason for one in running] == [FinishReason.LENGTH] * 2
     assert waiting.finished is None
     await asyncio.sleep(0.1)
-    assert (old.closed, len(hosts.made)) == (True, 2)
-    hosts.last.step()
+    assert (old.closed, len(stage.made)) == (True, 2)
+    stage.last.step()
     assert (waiting.reason, state_of(service)) == (FinishReason.LENGTH, State.READY)
-    await service.close()
 
 
-@in_virtual_time
-async def test_a_process_has_its_number_of_requests_before_it_is_replaced(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service = await loaded(tokenizer, executor_max_requests=3)
+@played
+async def test_a_process_has_its_number_of_requests_before_it_is_replaced(stage: Stage) -> None:
+    service = await stage.load(executor_max_requests=3)
     for _ in range(2):
         await ask(service, tokens=1)
-    hosts.last.step()
+    stage.last.step()
     await asyncio.sleep(CHECK)
-    assert len(hosts.made) == 1
+    assert len(stage.made) == 1
     await ask(service, tokens=1)
-    hosts.last.step()
+    stage.last.step()
     await asyncio.sleep(CHECK)
-    assert (len(hosts.made), hosts.made[0].closed) == (2, True)
+    assert (len(stage.made), stage.made[0].closed) == (2, True)
     # The next one begins to count anew, and a minute passes between two.
     for _ in range(3):
         await ask(service, tokens=1)
-    hosts.last.step()
+    stage.last.step()
     await asyncio.sleep(CHECK)
-    assert len(hosts.made) == 2
+    assert len(stage.made) == 2
     await asyncio.sleep(60)
-    assert len(hosts.made) == 3
-    await service.close()
+    assert len(stage.made) == 3
 
 
-@in_virtual_time
-async def test_a_replacement_that_does_not_start_leaves_the_old_one(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service = await loaded(tokenizer, executor_max_requests=1)
+@played
+async def test_a_replacement_that_does_not_start_leaves_the_old_one(stage: Stage) -> None:
+    service = await stage.load(executor_max_requests=1)
     asked = await ask(service, tokens=1)
-    hosts.failures = [ExecutorStartError("no room")]
+    stage.failures = [ExecutorStartError("no room")]
     await asyncio.sleep(CHECK)
-    assert (len(hosts.made), state_of(service), service.pid) == (2, State.READY, hosts.made[0].pid)
-    hosts.made[0].step()
+    assert (len(stage.made), state_of(service), service.pid) == (2, State.READY, stage.made[0].pid)
+    stage.made[0].step()
     assert asked.reason is FinishReason.LENGTH
     await asyncio.sleep(65)
-    assert (len(hosts.made), service.pid) == (3, hosts.last.pid)
-    await service.close()
+    assert (len(stage.made), service.pid) == (3, stage.last.pid)
 
 
-@in_virtual_time
-async def test_one_that_does_not_start_in_place_of_the_old_one_is_tried_again(
-    hosts: Hosts, tokenizer: Tokenizer, memory: list[int]
-) -> None:
+@played
+async def test_one_that_does_not_start_in_place_of_the_old_one_is_tried_again(stage: Stage, memory: list[int]) -> None:
     memory[0] = 0
-    service = await loaded(tokenizer, executor_max_requests=1)
+    service = await stage.load(executor_max_requests=1)
     await ask(service, tokens=1)
-    hosts.last.step()
-    hosts.failures = [ExecutorStartError("no room")]
+    stage.last.step()
+    stage.failures = [ExecutorStartError("no room")]
     await asyncio.sleep(CHECK + 1)
-    assert (len(hosts.made), state_of(service), service.restarts) == (3, State.READY, 1)
-    await service.close()
+    assert (len(stage.made), state_of(service), service.restarts) == (3, State.READY, 1)
 
 
-@in_virtual_time
-async def test_an_old_process_that_dies_while_the_new_one_starts_costs_nothing(
-    hosts: Hosts, tokenizer: Tokenizer
-) -> None:
-    hosts.load_seconds = 3
-    service = await loaded(tokenizer, executor_max_requests=1)
+@played
+async def test_an_old_process_that_dies_while_the_new_one_starts_costs_nothing(stage: Stage) -> None:
+    stage.load_seconds = 3
+    service = await stage.load(executor_max_requests=1)
     asked = await ask(service, tokens=2)
-    hosts.last.step()
+    stage.last.step()
     await asyncio.sleep(CHECK)
-    hosts.made[0].die()
+    stage.made[0].die()
     assert state_of(service) is State.RECOVERING
     await asyncio.sleep(4)
-    assert (len(hosts.made), state_of(service)) == (2, State.READY)
-    hosts.last.step()
+    assert (len(stage.made), state_of(service)) == (2, State.READY)
+    stage.last.step()
     assert asked.reason is FinishReason.LENGTH
-    await service.close()
 
 
-@in_virtual_time
-async def test_an_old_process_that_dies_with_its_last_requests_costs_nothing(
-    hosts: Hosts, tokenizer: Tokenizer
-) -> None:
-    service = await loaded(tokenizer, executor_max_requests=1)
-    asked = await ask(service, tokens=2)
-    hosts.last.step()
-    await asyncio.sleep(CHECK)
-    hosts.made[0].die()
-    assert (len(hosts.made), state_of(service), service.pid) == (2, State.READY, hosts.last.pid)
-    hosts.last.step()
-    assert (asked.reason, service.restarts) == (FinishReason.LENGTH, 0)
-    await service.close()
-
-
-@in_virtual_time
-async def test_a_new_process_that_dies_while_the_old_one_ends_its_requests_is_replaced(
-    hosts: Hosts, tokenizer: Tokenizer
-) -> None:
-    service = await loaded(tokenizer, executor_max_requests=1)
+@played
+async def test_a_new_process_that_dies_while_the_old_one_ends_its_requests_is_replaced(stage: Stage) -> None:
+    service = await stage.load(executor_max_requests=1)
     old = await ask(service, tokens=2)
     await asyncio.sleep(CHECK)
     new = await ask(service, tokens=1)
-    hosts.made[1].die()
+    stage.made[1].die()
     assert state_of(service) is State.RECOVERING
     await asyncio.sleep(1)
-    hosts.last.step()
-    hosts.made[0].step(2)
-    assert (old.reason, new.reason, len(hosts.made)) == (FinishReason.LENGTH, FinishReason.LENGTH, 3)
+    stage.last.step()
+    stage.made[0].step(2)
+    assert (old.reason, new.reason, len(stage.made)) == (FinishReason.LENGTH, FinishReason.LENGTH, 3)
     await asyncio.sleep(0.1)
-    assert hosts.made[0].closed
-    await service.close()
+    assert stage.made[0].closed
 
 
-@in_virtual_time
-async def test_a_model_that_is_closed_in_the_middle_leaves_no_process(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service = await loaded(tokenizer, executor_max_requests=1)
+@played
+async def test_a_model_that_is_closed_in_the_middle_leaves_no_process(stage: Stage) -> None:
+    service = await stage.load(executor_max_requests=1)
     asked = await ask(service)
     await asyncio.sleep(CHECK)
-    assert len(hosts.made) == 2
+    assert len(stage.made) == 2
     await service.close()
-    assert all(host.closed for host in hosts.made)
+    assert all(host.closed for host in stage.made)
     assert asked.reason is FinishReason.ERROR
 
 
-@in_virtual_time
-async def test_a_model_that_drains_is_not_recycled(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service = await loaded(tokenizer, executor_max_requests=1)
+@played
+async def test_a_model_that_drains_is_not_recycled(stage: Stage) -> None:
+    service = await stage.load(executor_max_requests=1)
     await ask(service, tokens=1)
     draining = asyncio.ensure_future(service.drain(60))
     await asyncio.sleep(CHECK)
-    assert len(hosts.made) == 1
-    hosts.last.step()
+    assert len(stage.made) == 1
+    stage.last.step()
     await draining
-    await service.close()
 
 
-@in_virtual_time
-async def test_what_the_newest_process_can_do_counts_while_there_is_none(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    service = await loaded(tokenizer)
-    hosts.last.limits = replace(hosts.last.limits, beams=3)
-    hosts.last.features |= {"beam_width"}
-    hosts.last.die()
+@played
+async def test_what_the_newest_process_can_do_counts_while_there_is_none(stage: Stage) -> None:
+    service = await stage.load()
+    stage.last.limits = replace(stage.last.limits, beams=3)
+    stage.last.features |= {"beam_width"}
+    stage.last.die()
     await ask(service)
     assert service.load_now == 3
-    await service.close()
 
 
-@in_virtual_time
-async def test_the_log_says_why_and_what_becomes_of_requests(
-    hosts: Hosts, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
-) -> None:
+@played
+async def test_the_log_says_why_and_what_becomes_of_requests(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    service = await loaded(tokenizer, executor_max_requests=1)
+    service = await stage.load(executor_max_requests=1)
     await ask(service, presence_penalty=0.5)
     await ask(service)
-    hosts.last.step()
+    stage.last.step()
     await asyncio.sleep(CHECK)
     assert any(
         "it has had 2 requests (option.executor_max_requests=1); another one is started beside it" in message
         for message in caplog.messages
     )
-    hosts.made[0].die()
+    stage.made[0].die()
     assert any("1 go on in the next engine process and 1 have ended" in message for message in caplog.messages)
-    await service.close()
 
 
-@in_virtual_time
-async def test_ids_that_the_tokenizer_has_and_the_model_does_not_are_refused(
-    hosts: Hosts, tokenizer: Tokenizer
-) -> None:
-    model = played_model(tokenizer)
-    model = type(model)(**{**vars(model), "texts": lambda: Texts(tokenizer, vocab_size=5)})
-    service = ModelService("story")
-    await service.load(model)
+@played
+async def test_ids_that_the_tokenizer_has_and_the_model_does_not_are_refused(stage: Stage) -> None:
+    model = stage.model()
+    model = dataclasses.replace(model, texts=lambda: Texts(TOKENIZER, vocab_size=5))
+    service = await stage.load(model)
     with pytest.raises(InvalidRequestError, match="its ids end at 4"):
         await ask(service)
-    assert not hosts.last.submitted
-    await service.close()
+    assert not stage.last.submitted
+
+
+class Cyclic:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_is_loaded_is_never_looked_at_again_and_little_is_collected_at_once() -> None:
+    before, garbage = gc.get_threshold(), weakref.ref(Cyclic())
+    gc.unfreeze()
+    try:
+        settle_garbage_collector()
+        assert garbage() is None
+        assert gc.get_freeze_count() > max(1000, len(gc.get_objects()))
+        young, middle, old = gc.get_threshold()
+        assert (young, young * middle, old) == (2000, 1_000_000, 50)
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

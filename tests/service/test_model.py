@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
 import tarfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from djl_trtllm.errors import ConfigError, LayoutError, ModelError
+from djl_trtllm.api import RawRequest
+from djl_trtllm.api.registry import DEFAULT
+from djl_trtllm.batching.admission import BatchLimits
+from djl_trtllm.config import Config
+from djl_trtllm.engines.cache import EngineDir
+from djl_trtllm.engines.plan import EnginePlan
+from djl_trtllm.errors import ConfigError, ModelError, TokenizerError
+from djl_trtllm.executor.protocol import Start
+from djl_trtllm.model import Layout, Tokenizer, load_tokenizer, tokenizer
 from djl_trtllm.service import model, open_remote, open_source, plan, prepare, remote_name
 from tests.engines.helpers import gpu_machine, write_checkpoint, write_engine_files, write_tensorrt_engine
+from tests.support import models
 from tests.support.models import scripted_model
 
 OPENVINO = {"OPTION_BACKEND": "openvino"}
@@ -63,10 +74,6 @@ def test_a_model_has_the_name_of_its_directory(tmp_path: Path, folder: str, name
     assert source.config.options.max_input_len == 77
 
 
-def test_a_model_has_the_name_that_its_options_give_it(tmp_path: Path) -> None:
-    assert open_source(directory(tmp_path / "story", "option.model_name=fable"), {}).name == "fable"
-
-
 def test_a_configuration_file_stands_for_its_directory(tmp_path: Path) -> None:
     path = directory(tmp_path / "story", "option.max_input_len=77")
     (path / "config.pbtxt").write_text(
@@ -87,6 +94,19 @@ def test_an_archive_is_opened_where_the_environment_says_and_configured_by_what_
     assert source.config.options.max_input_len == 77
 
 
+@pytest.mark.parametrize(
+    ("file", "inside"), [("my-model.tar.gz", "."), ("my-model.tgz", "."), ("my-model.tar", "story")]
+)
+def test_an_archive_is_the_model_of_its_file_name(tmp_path: Path, file: str, inside: str) -> None:
+    (tmp_path / "ml").mkdir()
+    with tarfile.open(tmp_path / "ml" / file, "w:gz") as archive:
+        archive.add(directory(tmp_path / "story", "option.max_input_len=77"), inside)
+    environ = {"OPTION_ENGINE_CACHE_DIR": str(tmp_path / "cache")}
+    assert open_source(tmp_path / "ml" / file, environ).name == "my-model"
+    assert open_source(tmp_path / "ml", environ).name == "ml"
+    assert open_source(tmp_path / "ml" / file, environ | {"OPTION_MODEL_NAME": "fable"}).name == "fable"
+
+
 def test_a_directory_with_nothing_but_a_model_is_the_model(tmp_path: Path) -> None:
     path = directory(tmp_path / "outer" / "story", "option.max_input_len=77")
     source = open_source(tmp_path / "outer", {})
@@ -97,11 +117,6 @@ def test_everything_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
     path = directory(tmp_path / "story", "option.max_input_len=many")
     with pytest.raises(ConfigError, match="2 configuration problems"):
         open_source(path, {"OPTION_MAX_OUTPUT_LEN": "many"})
-
-
-def test_what_is_not_there_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(LayoutError, match="no model at"):
-        open_source(tmp_path / "nowhere", {})
 
 
 @pytest.mark.parametrize(
@@ -131,12 +146,6 @@ def test_a_remote_model_is_configured_by_what_comes_with_it(fetching: Fetching, 
         "tokenizer_only": False,
         "config_only": False,
     }
-
-
-def test_a_remote_model_may_name_itself_and_its_revision(fetching: Fetching) -> None:
-    (fetching.found / "serving.properties").write_text("option.model_name=fable\n")
-    assert open_remote("acme/story", {"OPTION_REVISION": "v2"}).name == "fable"
-    assert fetching.calls[0]["revision"] == "v2"
 
 
 def test_a_fetched_model_does_not_allow_its_own_code_to_run(fetching: Fetching) -> None:
@@ -224,12 +233,6 @@ def test_what_is_neither_a_folder_nor_remote_is_named(checkpoint: Path, option: 
         plan(open_source(checkpoint, environ))
 
 
-def test_a_secret_in_a_model_id_is_not_reported(checkpoint: Path) -> None:
-    with pytest.raises(ModelError) as caught:
-        plan(open_source(checkpoint, {"HF_MODEL_ID": "https://me:hunter2@host/model"}))
-    assert "hunter2" not in str(caught.value)
-
-
 # -- rules that need the files -----------------------------------------------------------------------------------------
 
 
@@ -286,3 +289,307 @@ def test_an_engine_that_comes_with_a_checkpoint_is_not_asked_yet(checkpoint: Pat
     write_engine_files(checkpoint / "engine")
     (checkpoint / "engine" / "manifest.json").write_text("{damaged")
     plan(open_source(checkpoint, {**OPENVINO, "OPTION_QUANTIZE": "int8"}))
+
+
+# -- A prepared model: what its engine process and its requests need. The tokenizer is loaded when it is asked for.
+
+
+def test_a_prepared_model_has_everything_that_its_engine_process_and_requests_need(tmp_path: Path) -> None:
+    engine = {"max_input_len": 50, "max_output_len": 60, "max_seq_len": 100, "max_rolling_batch_size": 3}
+    options: dict[str, Any] = {f"option.{name}": value for name, value in engine.items()}
+    options |= {"option.stream_interval": 4, "option.output_formatter": "sse", "job_queue_size": 7}
+    path = scripted_model(tmp_path / "model", {"end_after": 3}, **options)
+    prepared = prepare(open_source(path, {}))
+    assert (prepared.name, prepared.directory, prepared.gpus, prepared.custom) == ("scripted", path, 0, None)
+    assert prepared.start == Start(models.SCRIPTED, {"end_after": 3}, stream_interval=4)
+    assert prepared.limits == BatchLimits(3, 7, 50, 60, 100)
+    assert prepared.options is prepared.config.options
+    assert (prepared.options.job_queue_size, prepared.options.output_formatter) == (7, "sse")
+    assert prepared.tokenizer.decode(prepared.tokenizer.encode("the wolf")) == "the wolf"
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the checkpoint is compiled to, without a compiler."""
+    engine = write_engine_files(tmp_path / "engine")
+
+    def prepare_engine(config: Config, layout: Layout, progress: Callable[[str], None], **given: Any) -> Any:
+        given["before_compiling"]()
+        progress(f"compiling {layout.path} for {given['plan'].backend}")
+        return EngineDir(engine, "openvino", None, checkpoint)
+
+    monkeypatch.setattr(model, "prepare_engine", prepare_engine)
+    return engine
+
+
+def test_what_runs_is_the_compiled_engine(compiled: Path, checkpoint: Path) -> None:
+    prepared = prepare(open_source(checkpoint, OPENVINO))
+    assert prepared.start.executor == models.OPENVINO
+    assert prepared.start.options["engine_dir"] == str(compiled)
+    assert prepared.start.send_interval > 0
+    assert prepared.tokenizer.vocab_size <= 300
+
+
+def test_a_tokenizer_is_loaded_when_it_is_asked_for_and_once(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[Path] = []
+
+    def noting(path: Path, **options: Any) -> Tokenizer:
+        loaded.append(path)
+        return load_tokenizer(path, **options)
+
+    monkeypatch.setattr(tokenizer, "load_tokenizer", noting)
+    engine = EngineDir(write_engine_files(checkpoint.parent / "engine"), "openvino", None, checkpoint)
+    monkeypatch.setattr(model, "prepare_engine", lambda *arguments, **options: engine)
+    prepared = prepare(open_source(checkpoint, OPENVINO))
+    assert loaded == []
+    assert prepared.texts().tokenizer is replace(prepared, name="other").tokenizer
+    assert loaded == [checkpoint]
+
+
+def test_a_tokenizer_that_only_the_engine_names_is_loaded_and_checked(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "load_fitting_tokenizer", lambda layout, **options: None)
+    engine = EngineDir(write_engine_files(checkpoint.parent / "engine"), "openvino", None, checkpoint)
+    monkeypatch.setattr(model, "prepare_engine", lambda *arguments, **options: engine)
+    assert prepare(open_source(checkpoint, OPENVINO)).tokenizer.encode("a wolf")
+    described = json.loads((checkpoint / "tokenizer.json").read_text())
+    described["model"]["vocab"] |= {f"word {number}": 10_000 + number for number in range(3)}
+    (checkpoint / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(TokenizerError, match="the tokenizer of another model"):
+        prepare(open_source(checkpoint, OPENVINO)).texts()
+
+
+def test_nothing_is_compiled_for_a_model_whose_tokenizer_cannot_be_loaded(
+    compiled: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, model.__name__)
+    (checkpoint / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokenizerError, match="cannot be read"):
+        prepare(open_source(checkpoint, OPENVINO))
+    assert "compiling" not in caplog.text
+
+
+def test_the_log_has_plan_options_warnings_and_notes(
+    compiled: Path, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, model.__name__)
+    asked = {"OPTION_ROTARY_DIM": "64", "OPTION_MAX_INPUTT_LEN": "5", "OPTION_MAX_NUM_TOKENS": "2"}
+    prepare(open_source(checkpoint, {**OPENVINO, **asked, "OPTION_HOST_CACHE_SIZE": "7"}))
+    told = [(record.levelno, record.getMessage()) for record in caplog.records]
+
+    def position(level: int, text: str) -> int:
+        (found,) = [at for at, (each, message) in enumerate(told) if each == level and text in message]
+        return found
+
+    assert position(logging.INFO, "backend openvino: ") == 0
+    assert position(logging.INFO, "option.host_cache_size = 7") > 0
+    assert position(logging.INFO, "is documented for GPT-J only") > 0
+    assert position(logging.WARNING, "OPTION_MAX_INPUTT_LEN") > 0
+    assert position(logging.WARNING, "2 sequences run at once and not 256") > 0
+    assert position(logging.INFO, f"compiling {checkpoint} for openvino") > 0
+
+
+def test_requirements_are_installed_where_the_operator_allows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Path, bool]] = []
+    monkeypatch.setattr(model, "handle_requirements", lambda path, allowed: asked.append((path, allowed)))
+    path = scripted_model(tmp_path / "model")
+    for environ in ({}, {"SERVING_INSTALL_REQUIREMENTS": "true"}):
+        prepare(open_source(path, environ))
+    assert asked == [(path, False), (path, True)]
+
+
+def test_code_of_a_tokenizer_runs_where_the_operator_trusts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trusted: list[bool] = []
+
+    def noting(path: Path, *, trust_remote_code: bool = False) -> Tokenizer:
+        trusted.append(trust_remote_code)
+        return load_tokenizer(path)
+
+    monkeypatch.setattr(tokenizer, "load_tokenizer", noting)
+    path = scripted_model(tmp_path / "model")
+    for environ in ({}, {"OPTION_TRUST_REMOTE_CODE": "true"}):
+        prepare(open_source(path, environ)).texts()
+    assert trusted == [False, True]
+
+
+def test_a_models_own_formatters_read_its_requests(tmp_path: Path) -> None:
+    path = scripted_model(tmp_path / "model")
+    plain = prepare(open_source(path, {}))
+    assert plain.custom is None
+    (path / "model.py").write_text(
+        "from djl_python.input_parser import input_formatter\n"
+        "@input_formatter\n"
+        "def read(payload: dict, tokenizer=None, configs=None, **kwargs) -> dict:\n"
+        "    text = tokenizer.decode(tokenizer.encode(payload['text']))\n"
+        "    return {'inputs': f'{text} {configs.max_input_len}'}\n"
+    )
+    own = prepare(open_source(path, {}))
+    assert DEFAULT.parse(RawRequest(b'{"text": "a wolf"}', {}), own).requests[0].prompt == "a wolf 4096"
+    assert DEFAULT.parse(RawRequest(b"a wolf", {"content-type": "text/plain"}), plain).requests[0].prompt == "a wolf"
+
+
+# -- compiled engines, served with the limits that they were compiled for ----------------------------------------------
+
+PBTXT = """
+backend: "tensorrtllm"
+parameters { key: "max_beam_width" value: { string_value: "${max_beam_width}" } }
+parameters { key: "gpt_model_type" value: { string_value: "inflight_fused_batching" } }
+"""
+TRUSS = "model_metadata:\n  tensor_parallelism: 1\n"
+
+
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("djl_trtllm.backends.planning.this_machine", gpu_machine)
+
+
+def tensorrt(path: Path) -> Path:
+    """An engine of 256 sequences of 3072 tokens."""
+    write_tensorrt_engine(path, max_batch_size=256, max_input_len=2048, max_seq_len=3072, max_num_tokens=8192)
+    return path
+
+
+def openvino(path: Path) -> Path:
+    """An engine of 8 sequences of 512 tokens."""
+    write_checkpoint(path)
+    (path / "model.safetensors").unlink()
+    config = json.loads((path / "config.json").read_text()) | {"max_position_embeddings": 2048}
+    (path / "config.json").write_text(json.dumps(config))
+    write_engine_files(path)
+    limits = {"max_rolling_batch_size": 8, "max_input_len": 511, "max_output_len": 511, "max_seq_len": 512}
+    head = {"format": 1, "backend": "openvino", "checkpoint": "", "versions": {}, "platform": "", "created": ""}
+    (path / "manifest.json").write_text(json.dumps({**head, "options": {}, "files": {}, "limits": limits}))
+    return path
+
+
+def bare(root: Path, engine: Callable[[Path], Path]) -> Path:
+    return engine(root / "model")
+
+
+def archive(root: Path, engine: Callable[[Path], Path]) -> Path:
+    with tarfile.open(root / "model.tar.gz", "w:gz") as packed:
+        packed.add(engine(root / "packed"), ".")
+    return root / "model.tar.gz"
+
+
+def lmi(root: Path, engine: Callable[[Path], Path]) -> Path:
+    (root / "tensorrt_llm").mkdir(parents=True)
+    (root / "tensorrt_llm" / "config.pbtxt").write_text(PBTXT)
+    engine(root / "tensorrt_llm" / "1")
+    return root
+
+
+def triton(root: Path, engine: Callable[[Path], Path]) -> Path:
+    lmi(root, engine)
+    for name in ("ensemble", "preprocessing", "postprocessing"):
+        (root / name).mkdir()
+        (root / name / "config.pbtxt").write_text(f'name: "{name}"\n')
+    return root
+
+
+def truss(root: Path, engine: Callable[[Path], Path]) -> Path:
+    (root / "config.yaml").write_text(TRUSS)
+    engine(root / "data" / "engine")
+    (root / "serving.properties").write_text("option.model_id=data/engine\n")
+    return root
+
+
+def truss_with_repository(root: Path, engine: Callable[[Path], Path]) -> Path:
+    triton(root / "packages" / "inflight_batcher_llm", engine)
+    (root / "config.yaml").write_text(TRUSS)
+    return root
+
+
+PLACES = [bare, archive, lmi, triton, truss, truss_with_repository]
+
+
+def served(path: Path, root: Path, **environ: str) -> tuple[Config, EnginePlan]:
+    config, _, engine_plan = plan(open_source(path, {"OPTION_ENGINE_CACHE_DIR": str(root / "cache"), **environ}))
+    return config, engine_plan
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_tensorrt_engine_is_served_as_it_was_built(
+    tmp_path: Path, place: Callable[[Path, Callable[[Path], Path]], Path]
+) -> None:
+    config, engine_plan = served(place(tmp_path, tensorrt), tmp_path)
+    assert (engine_plan.max_sequences, engine_plan.max_seq_len, engine_plan.max_input_len) == (256, 3072, 3071)
+    assert config.options.max_num_tokens == 8192 and config.options.max_beam_width == 2
+    assert str(config.origin("max_rolling_batch_size")).startswith("derived from build_config in ")
+    assert engine_plan.notes == ()
+    assert [warning for warning in config.warnings if "not filled in" not in warning] == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_openvino_engine_is_served_as_it_was_built(
+    tmp_path: Path, place: Callable[[Path, Callable[[Path], Path]], Path]
+) -> None:
+    config, engine_plan = served(place(tmp_path, openvino), tmp_path)
+    assert (engine_plan.max_sequences, engine_plan.max_seq_len, engine_plan.max_input_len) == (8, 512, 511)
+    assert str(config.origin("max_seq_len")).startswith("derived from limits in ")
+
+
+@pytest.mark.parametrize("engine", [tensorrt, openvino])
+def test_what_is_written_in_config_pbtxt_comes_before_the_engine(
+    tmp_path: Path, engine: Callable[[Path], Path]
+) -> None:
+    path = triton(tmp_path, engine)
+    with (path / "tensorrt_llm" / "config.pbtxt").open("a") as file:
+        file.write("max_batch_size: 4\n")
+    config, engine_plan = served(path, tmp_path)
+    assert engine_plan.max_sequences == 4
+    assert str(config.origin("max_rolling_batch_size")) == f"{path}/tensorrt_llm/config.pbtxt:5"
+
+
+def test_a_limit_above_the_engines_is_lowered_as_tensorrt_llm_does(tmp_path: Path) -> None:
+    config, engine_plan = served(
+        tensorrt(tmp_path / "model"), tmp_path, OPTION_MAX_SEQ_LEN="4096", OPTION_MAX_BATCH_SIZE="300"
+    )
+    assert (engine_plan.max_sequences, engine_plan.max_seq_len) == (256, 3072)
+    assert [warning.split(":")[0] for warning in config.warnings] == [
+        "option.max_num_sequences=300 (environment variable OPTION_MAX_BATCH_SIZE)",
+        "option.max_seq_len=4096 (environment variable OPTION_MAX_SEQ_LEN)",
+    ]
+
+
+def test_a_checkpoint_with_an_engine_beside_it_has_the_options_of_a_checkpoint(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "model")
+    tensorrt(path / "engine")
+    config, engine_plan = served(path, tmp_path)
+    assert (config.options.max_rolling_batch_size, config.options.max_seq_len) == (32, None)
+    assert engine_plan.max_sequences == 32
+
+
+def test_the_log_says_where_each_limit_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tensorrt(tmp_path / "model")
+    for file in write_checkpoint(tmp_path / "checkpoint").glob("tokenizer*"):
+        file.rename(path / file.name)
+    caplog.set_level(logging.INFO, model.__name__)
+    prepare(open_source(path, {"OPTION_MAX_OUTPUT_LEN": "100"}))
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("limits: ")]
+    assert line == (
+        f"limits: option.max_rolling_batch_size=256, option.max_input_len=3071, option.max_seq_len=3072, "
+        f"option.max_num_tokens=8192, option.max_beam_width=2 (derived from build_config in {path}/config.json); "
+        "option.max_output_len=100 (environment variable OPTION_MAX_OUTPUT_LEN)"
+    )
+
+
+def test_the_log_says_what_a_smaller_engine_beside_the_checkpoint_leaves(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_checkpoint(tmp_path / "model")
+    engine = write_tensorrt_engine(
+        path / "engine", max_batch_size=8, max_input_len=512, max_seq_len=512, max_num_tokens=4096
+    )
+    caplog.set_level(logging.INFO, model.__name__)
+    prepared = prepare(open_source(path, {"OPTION_MAX_INPUT_LEN": "150", "OPTION_MAX_OUTPUT_LEN": "100"}))
+    assert (prepared.limits.max_batch_size, prepared.limits.max_seq_len) == (8, 250)
+    assert (
+        f"limits of the engine {engine}: 8 sequences of 250 tokens, prompts of at most 150; planned were 32 sequences "
+        "of 250 tokens, prompts of at most 150"
+    ) in caplog.messages

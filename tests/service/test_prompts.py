@@ -3,18 +3,147 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import gc
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest import mock
 
+import psutil
 import pytest
 
-from djl_trtllm.errors import PromptTooLongError, RequestTimeoutError
+from djl_trtllm.errors import InvalidRequestError, NotReadyError, PromptTooLongError, RequestTimeoutError
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import GenerationRequest
-from djl_trtllm.service.prompts import PromptReader
-from djl_trtllm.service.worker_threads import WORKERS
+from djl_trtllm.service.prompts import ChatRenderer, PromptReader
+from djl_trtllm.service.threads import WORKERS, WorkerThreads
 from tests.support.in_process import Hosts, played_model
-from tests.support.virtual_time import in_virtual_time
+from tests.support.virtual_time import in_virtual_time, until
+
+TEMPLATE = (
+    "{% if messages[0]['content'] == 'loop' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+    "{% endfor %}{% elif messages[0]['content'] == 'power' %}{{ 9 ** (9 ** 9) }}"
+    "{% elif messages[0]['content'] == 'memory' %}{{ 'x' * 4000000000 }}"
+    "{% elif messages[0]['content'] == 'refuse' %}{{ raise_exception('not so') }}"
+    "{% else %}{{ bos_token }}{{ messages[0]['content'] }}{{ more }}{% endif %}"
+)
+
+
+def conversation(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def rendering(body: Callable[[ChatRenderer], Awaitable[None]], timeout: float = 60.0) -> None:
+    """Work with a renderer of one template. No process of it outlives the work."""
+
+    async def main() -> None:
+        before = set(psutil.Process().children())
+        tokenizer = SimpleNamespace(chat_templates=({"default": TEMPLATE}, {"bos_token": "<s>"}, Path("here")))
+        renderer = ChatRenderer(cast(Tokenizer, tokenizer), timeout)
+        try:
+            await body(renderer)
+        finally:
+            await renderer.close()
+            assert set(psutil.Process().children()) <= before
+            gc.collect()
+
+    asyncio.run(main())
+
+
+def test_conversations_are_rendered_in_order_with_their_keywords() -> None:
+    async def body(renderer: ChatRenderer) -> None:
+        texts = [f"{number} 🦊" for number in range(50)]
+        prompts = await asyncio.gather(
+            *(renderer.render(conversation(text), {"more": number}) for number, text in enumerate(texts))
+        )
+        assert prompts == [f"<s>{text}{number}" for number, text in enumerate(texts)]
+
+    rendering(body)
+
+
+def test_what_the_template_refuses_is_refused_with_its_reason() -> None:
+    async def body(renderer: ChatRenderer) -> None:
+        with pytest.raises(InvalidRequestError, match="refuses these messages: not so"):
+            await renderer.render(conversation("refuse"), {})
+        assert await renderer.render(conversation("a"), {}) == "<s>a"
+
+    rendering(body)
+
+
+@pytest.mark.parametrize("endless", ["loop", "power"])
+def test_a_template_that_does_not_end_is_given_up_and_the_others_are_rendered(endless: str) -> None:
+    async def body(renderer: ChatRenderer) -> None:
+        await renderer.render(conversation("warm"), {})
+        results = await asyncio.gather(
+            *(renderer.render(conversation(text), {}) for text in ("a", endless, "b", endless, "c")),
+            return_exceptions=True,
+        )
+        assert [result for result in results if isinstance(result, str)] == ["<s>a", "<s>b", "<s>c"]
+        assert [str(result) for result in results if isinstance(result, InvalidRequestError)] == [
+            "the model's chat template failed on these messages: it takes longer than chat_template_timeout=0.5 seconds"
+        ] * 2
+
+    rendering(body, timeout=0.5)
+
+
+def test_a_template_that_takes_all_memory_is_refused_it() -> None:
+    async def body(renderer: ChatRenderer) -> None:
+        with pytest.raises(InvalidRequestError, match="MemoryError"):
+            await renderer.render(conversation("memory"), {})
+        assert await renderer.render(conversation("a"), {}) == "<s>a"
+
+    rendering(body)
+
+
+def test_a_process_that_is_killed_costs_one_request() -> None:
+    async def body(renderer: ChatRenderer) -> None:
+        await renderer.render(conversation("a"), {})
+        (process,) = psutil.Process().children()
+        process.kill()
+        with pytest.raises(InvalidRequestError, match="its process has ended"):
+            await renderer.render(conversation("b"), {})
+        assert await renderer.render(conversation("c"), {}) == "<s>c"
+
+    rendering(body)
+
+
+def test_who_leaves_is_not_waited_for_and_closing_ends_the_rest() -> None:
+    async def body(renderer: ChatRenderer) -> None:
+        leaving = asyncio.ensure_future(renderer.render(conversation("loop"), {}))
+        staying = asyncio.ensure_future(renderer.render(conversation("a"), {}))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await renderer.close()
+        with pytest.raises(NotReadyError):
+            await staying
+
+    rendering(body)
+
+
+def test_messages_that_no_process_can_take_are_refused() -> None:
+    async def body(renderer: ChatRenderer) -> None:
+        deep: Any = None
+        for _ in range(100_000):
+            deep = [deep]
+        with pytest.raises(InvalidRequestError, match="the messages are no JSON"):
+            await renderer.render([{"role": "user", "content": deep}], {})
+        while deep:  # without recursion
+            (deep,) = deep
+
+    rendering(body)
+
+
+def test_the_process_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+
+    async def body(renderer: ChatRenderer) -> None:
+        await renderer.render(conversation("a"), {})
+        (process,) = psutil.Process().children()
+        assert "HF_TOKEN" not in process.environ()
+
+    rendering(body)
+
 
 LONG = "the wolf " * 3000
 
@@ -46,17 +175,9 @@ def reader(tokenizer: Tokenizer, **options: Any) -> PromptReader:
 
 
 @in_virtual_time
-async def test_a_text_that_cannot_fit_is_not_tokenised(tokenizer: Tokenizer, lengths: Lengths) -> None:
-    with pytest.raises(PromptTooLongError, match="characters, which are at least"):
-        await reader(tokenizer, max_input_len=10).read(GenerationRequest(prompt=LONG))
-    assert lengths.seen == []
-
-
-@in_virtual_time
 async def test_of_a_truncated_prompt_only_the_end_is_tokenised(tokenizer: Tokenizer, lengths: Lengths) -> None:
     text = LONG * 100
-    request = GenerationRequest(prompt=text, truncate=5)
-    _, ids = await reader(tokenizer, max_input_len=10).read(request)
+    _, ids = await reader(tokenizer, max_input_len=10).read(text, 5, special=True)
     assert ids[-5:] == tokenizer.encode(text[-200:])[-5:]
     assert sum(lengths.seen) < len(text) / 10
 
@@ -67,7 +188,7 @@ async def test_a_text_without_a_bound_in_characters_is_tokenised_in_part_first(
 ) -> None:
     monkeypatch.setattr(tokenizer, "longest_token", None)
     with pytest.raises(PromptTooLongError, match=r"more than .* tokens, max_input_len is 100"):
-        await reader(tokenizer, max_input_len=100).read(GenerationRequest(prompt=LONG * 100))
+        await reader(tokenizer, max_input_len=100).read(LONG * 100, None, special=True)
     assert sum(lengths.seen) < len(LONG * 100) / 10
 
 
@@ -78,7 +199,7 @@ async def test_a_prompt_waits_for_a_worker_no_longer_than_a_request_may_take(tok
 
     late = pytest.raises(RequestTimeoutError, match="predict_timeout=60 seconds")
     with mock.patch.object(WORKERS, "run", never), late:
-        await reader(tokenizer, max_input_len=10_000, predict_timeout=60).read(GenerationRequest(prompt=LONG))
+        await reader(tokenizer, max_input_len=10_000, predict_timeout=60).read(LONG, None, special=True)
 
 
 @in_virtual_time
@@ -93,20 +214,6 @@ async def test_the_renderer_is_made_once_and_closed(tokenizer: Tokenizer) -> Non
 
 
 @in_virtual_time
-async def test_a_prompt_of_ids_is_taken_as_it_is(tokenizer: Tokenizer) -> None:
-    assert await reader(tokenizer).read(GenerationRequest(prompt_ids=[5, 6])) == (None, [5, 6])
-
-
-@in_virtual_time
-async def test_ids_have_their_text_and_each_its_own(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("the wolf", False)
-    prompts = reader(tokenizer)
-    assert await prompts.text(ids) == tokenizer.decode(ids)
-    assert [token.id for token in await prompts.tokens(ids)] == ids
-    assert [token.text for token in await prompts.tokens(ids)] == [tokenizer.decode([one], False) for one in ids]
-
-
-@in_virtual_time
 async def test_only_long_texts_are_worth_a_thread(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
@@ -117,7 +224,7 @@ async def test_only_long_texts_are_worth_a_thread(tokenizer: Tokenizer, monkeypa
     monkeypatch.setattr(WORKERS, "run", noting)
     prompts = reader(tokenizer, max_input_len=10_000)
     for characters, threads in ((2048, 0), (2049, 1)):
-        await prompts.read(GenerationRequest(prompt="a" * characters))
+        await prompts.read("a" * characters, None, special=True)
         assert len(asked) == threads
         assert await prompts.work_of(characters, lambda: 7) == 7
         assert len(asked) == 2 * threads
@@ -130,5 +237,73 @@ async def test_before_a_truncated_prompt_some_text_is_kept(
     for longest, kept in ((tokenizer.longest_token, (tokenizer.longest_token or 0) * 5), (None, 1024 * 5)):
         monkeypatch.setattr(tokenizer, "longest_token", longest)
         for length, left in ((2 * (kept + 65_536), 2 * (kept + 65_536)), (2 * (kept + 65_536) + 1, kept + 65_536)):
-            text, _ = await reader(tokenizer).read(GenerationRequest(prompt="a" * length, truncate=5))
-            assert text is not None and len(text) == left
+            text, _ = await reader(tokenizer).read("a" * length, 5, special=True)
+            assert len(text) == left
+
+
+# -- A bounded number of threads works beside the event loop.
+
+
+def test_no_more_threads_work_than_there_may_be_and_the_rest_waits() -> None:
+    threads, free = WorkerThreads(2), threading.Event()
+    begun: list[str] = []
+
+    def work() -> None:
+        begun.append(threading.current_thread().name)
+        assert threading.current_thread().daemon
+        assert free.wait(60)
+
+    async def main() -> None:
+        tasks = [asyncio.ensure_future(threads.run(work)) for _ in range(5)]
+        await until(lambda: len(begun) == 2)
+        assert threads.waiting == 3
+        tasks[4].cancel()
+        await asyncio.sleep(0)
+        free.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert threads.submit(lambda: threads.waiting).result(60) == 0
+
+    asyncio.run(main())
+    assert (len(begun), set(begun)) == (4, {"work-1", "work-2"})
+
+
+class Panic(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), Panic("no")])
+def test_who_waits_gets_the_result_or_the_error_of_whatever_kind(error: BaseException) -> None:
+    threads = WorkerThreads(1)
+
+    def fail() -> None:
+        raise error
+
+    async def main() -> None:
+        with pytest.raises(type(error), match="no"):
+            await threads.run(fail)
+        assert await threads.run(lambda: 3) == 3
+
+    asyncio.run(main())
+
+
+def test_work_whose_caller_has_left_or_whose_loop_is_closed_is_no_error() -> None:
+    # pytest turns an exception of a thread into an error.
+    threads, begun, free = WorkerThreads(1), threading.Event(), threading.Event()
+    wrong: list[object] = []
+
+    def work() -> None:
+        begun.set()
+        assert free.wait(60)
+
+    async def leave() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
+        task = asyncio.ensure_future(threads.run(work))
+        await asyncio.to_thread(begun.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    free.set()
+    assert threads.submit(lambda: 7).result(60) == 7, "the thread lives"
+    assert wrong == []

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import msgspec
+import jsonschema
 import pytest
 import yaml
 from kubernetes_validate import ValidationError
+from packaging.requirements import Requirement
 
-from djl_trtllm.config import Options, load
-from djl_trtllm.config.options.registry import find
-from djl_trtllm.model.remote.aws_scaling import Autoscaling
+from djl_trtllm.cluster.application import Autoscaling, ClusterArguments
+from djl_trtllm.cluster.replica import DIRECT
+from djl_trtllm.config import Config, Options, load
+from djl_trtllm.config.options import find
+from djl_trtllm.config.sources import as_arguments
 from tests.support.kubernetes import FOLDER, Object, check, kustomize, needs_kubectl, one, read
 
 ROOT = FOLDER.parents[1]
@@ -113,7 +118,7 @@ def test_a_field_that_does_not_exist_is_refused() -> None:
         check(deployment)
     scaled = one("autoscaling/scaled-object.yaml", "ScaledObject")
     scaled["spec"]["triggers"][0]["metadata"]["treshold"] = "1"
-    with pytest.raises(msgspec.ValidationError, match="treshold"):
+    with pytest.raises(jsonschema.ValidationError, match="treshold"):
         check(scaled)
 
 
@@ -166,12 +171,8 @@ def test_pods_are_killed_after_the_server_has_ended_by_itself() -> None:
     assert command[0] == "sleep"
     needed = int(command[1]) + options().shutdown_timeout + CLOSING_SECONDS
     assert pod()["terminationGracePeriodSeconds"] >= needed
-
-
-def test_a_pod_is_out_of_the_load_balancers_before_the_server_refuses_requests() -> None:
-    readiness = container()["readinessProbe"]
-    pause = int(container()["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert pause >= readiness["periodSeconds"]
+    # A pod is out of the load balancers before the server refuses requests.
+    assert int(command[1]) >= container()["readinessProbe"]["periodSeconds"]
 
 
 def test_the_servers_need_no_privileges() -> None:
@@ -258,7 +259,7 @@ def test_a_prometheus_without_figures_takes_no_replica_away() -> None:
     assert "ignoreNullValues" not in triggers()["kv-cache"]
 
 
-def test_a_replica_is_to_be_as_full_as_on_sagemaker() -> None:
+def test_a_replica_is_to_be_as_full_as_on_a_ray_cluster() -> None:
     batch = options().max_rolling_batch_size
     assert Autoscaling.parse("1:2", batch).concurrency == int(float(triggers()["load"]["threshold"]) * batch)
 
@@ -353,3 +354,82 @@ def test_the_page_has_the_times_and_options_of_the_manifests() -> None:
     assert f"`terminationGracePeriodSeconds`, {grace} seconds" in page
     for name in set(re.findall(r"`(?:OPTION|SERVING)_([A-Z_]+[A-Z])\b", page)):
         assert find(f"option.{name.lower()}") or find(name.lower()), name
+
+
+# -- the RayService agrees with `djl_trtllm.cluster:build`, its options and the nodes that it needs --------------------
+
+DRAIN_OF_RAY = 40
+"""See `cluster.application`: what a replica gets beside its shutdown_timeout."""
+
+
+def service() -> Object:
+    found: Object = one("ray/ray-service.yaml", "RayService")["spec"]
+    return found
+
+
+def application() -> dict[str, Any]:
+    (found,) = yaml.safe_load(service()["serveConfigV2"])["applications"]
+    return dict(found)
+
+
+def arguments() -> ClusterArguments:
+    return ClusterArguments.parse(application()["args"])
+
+
+def config() -> Config:
+    return load(None, {}, arguments=as_arguments(arguments().options))
+
+
+def workers() -> Object:
+    (group,) = service()["rayClusterConfig"]["workerGroupSpecs"]
+    return dict(group)
+
+
+def containers() -> list[Object]:
+    """Of the head's pods and of the workers'."""
+    groups = (service()["rayClusterConfig"]["headGroupSpec"], workers())
+    return [container for group in groups for container in group["template"]["spec"]["containers"]]
+
+
+def test_the_application_is_there_and_its_options_are_options() -> None:
+    module, _, name = application()["import_path"].partition(":")
+    assert callable(getattr(importlib.import_module(module), name))
+    assert (config().warnings, config().notes) == ((), ())
+    assert arguments().direct
+
+
+def test_a_replica_has_the_gpus_that_its_options_need_and_a_node_has_as_many() -> None:
+    assert arguments().gpus == config().options.tensor_parallel_degree
+    (worker,) = workers()["template"]["spec"]["containers"]
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == str(arguments().gpus)
+
+
+def test_there_may_be_as_many_nodes_as_replicas() -> None:
+    asked = arguments().autoscale
+    assert asked is not None
+    scaling = Autoscaling.parse(asked, config().options.max_rolling_batch_size)
+    assert (workers()["minReplicas"], workers()["maxReplicas"]) == (scaling.least, scaling.most)
+    assert service()["rayClusterConfig"]["enableInTreeAutoscaling"]
+
+
+def test_clients_reach_replicas_directly_on_every_node_and_none_has_privileges() -> None:
+    assert len(containers()) == 2
+    for container in containers():
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        variables = {each["name"]: each["value"] for each in container["env"]}
+        assert variables.items() >= DIRECT.items()
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert ports["serve"] == 8000
+
+
+def test_streams_end_before_their_pods_and_clusters() -> None:
+    longest = config().options.shutdown_timeout + DRAIN_OF_RAY
+    assert service()["rayClusterDeletionDelaySeconds"] > longest
+    assert workers()["template"]["spec"]["terminationGracePeriodSeconds"] > longest
+
+
+def test_the_nodes_run_a_version_of_ray_that_the_package_supports() -> None:
+    (supported,) = re.findall(r'^ray = \["([^"]+)"\]', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    version = service()["rayClusterConfig"]["rayVersion"]
+    assert version in Requirement(supported).specifier
+    assert re.findall(r'"ray\[serve\]==([\d.]+)"', (ROOT / "docs" / "kubernetes.md").read_text()) == [version]

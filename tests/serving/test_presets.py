@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.backends.options import deviations
-from djl_trtllm.backends.planning import plan_engine
+from djl_trtllm.backends.base import effects_on
+from djl_trtllm.backends.planning import deviations, plan_engine
 from djl_trtllm.config import Backend, Config, load
-from djl_trtllm.config.options.registry import find
-from djl_trtllm.config.rules.table import check_model
-from djl_trtllm.engines.gpu import Gpu
-from djl_trtllm.engines.hardware import Hardware
+from djl_trtllm.config.options import find
+from djl_trtllm.config.rules import check_model
+from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.model import Layout, inspect
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,20 +91,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, tiny_stories: Path) -> 
     return inspect(directory)
 
 
-def test_a_preset_resolves_without_a_word(config: Config) -> None:
+def test_a_preset_resolves_without_a_word_and_says_what_it_has_to_say(config: Config) -> None:
     assert (config.warnings, config.notes) == ((), ())
-
-
-def test_a_preset_says_what_it_has_to_say(config: Config) -> None:
     wanted = ("model_id", "tensor_parallel_degree", "max_input_len", "max_output_len", "max_rolling_batch_size")
-    assert [name for name in wanted if not config.is_set(name)] == []
-    assert config.is_set("kv_cache_free_gpu_mem_fraction")
+    assert [name for name in (*wanted, "kv_cache_free_gpu_mem_fraction") if not config.is_set(name)] == []
 
 
 def test_every_option_of_a_preset_has_an_effect_on_each_of_its_backends(config: Config) -> None:
     asked = config.options.backend
     backends = (Backend.TENSORRT, Backend.PYTORCH) if asked is Backend.AUTO else (asked,)
-    assert [deviations(config, backend) for backend in backends] == [()] * len(backends)
+    assert [deviations(config, effects_on(backend), backend) for backend in backends] == [{}] * len(backends)
 
 
 def test_the_rules_about_kinds_of_models_have_nothing_against_a_preset(preset: str, config: Config) -> None:
@@ -131,11 +126,8 @@ def test_a_preset_comes_to_a_plan_without_a_note_on_every_version_it_is_for(
         assert plan.max_seq_len == config.options.max_input_len + config.options.max_output_len
 
 
-def test_every_preset_has_a_row_and_every_row_a_preset() -> None:
+def test_every_preset_has_a_row_and_every_family_of_the_lmi_document_a_preset() -> None:
     assert sorted(row.preset for row in _rows()) == PRESETS
-
-
-def test_the_families_of_the_lmi_document_have_presets() -> None:
     families = {row.family for row in ROWS.values()}
     assert [family for family in DOCUMENT_FAMILIES if family not in families] == []
 

@@ -90,27 +90,18 @@ def test_the_chat_template_renders(auto_tokenizer: Any) -> None:
     assert without + "<|assistant|>" == text
     ids = auto_tokenizer(text, add_special_tokens=False)["input_ids"]
     assert ids[:2] == [1, 3] and ids[-1] == 5 and ids.count(2) == 1
-
-
-def test_the_chat_template_refuses_an_unknown_role(auto_tokenizer: Any) -> None:
     with pytest.raises(Exception, match="roles"):
         auto_tokenizer.apply_chat_template([{"role": "wolf", "content": "Let me in"}], tokenize=False)
 
 
-def test_the_weights_are_small_and_of_half_precision() -> None:
+def test_the_weights_are_small_and_of_half_precision_and_their_configuration_fits() -> None:
     held = tensors()
     assert sum(math.prod(entry["shape"]) for entry in held.values()) <= 5_000_000
     assert {entry["dtype"] for entry in held.values()} == {"F16"}
     assert sum(path.stat().st_size for path in MODEL.iterdir() if path.is_file()) <= 11_000_000
-
-
-def test_the_configuration() -> None:
-    config = load("config.json")
-    assert config["architectures"] == ["LlamaForCausalLM"]
-    assert config["dtype"] == "float16"
-    assert config["max_position_embeddings"] == 4096
-    assert config["vocab_size"] == RAW.get_vocab_size()
-    assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (1, 2, 0)
+    expected = {"architectures": ["LlamaForCausalLM"], "dtype": "float16", "max_position_embeddings": 4096}
+    expected |= {"vocab_size": RAW.get_vocab_size(), "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    assert expected.items() <= load("config.json").items()
     assert load("generation_config.json")["eos_token_id"] == 2
 
 

@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djl_trtllm.errors import LayoutError
+from djl_trtllm.sizing.architecture import expected_tensors
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
-from djl_trtllm.sizing.estimate import GIB, Conditions, estimate
-from djl_trtllm.sizing.parameters import expected_tensors
+from djl_trtllm.sizing.estimate import GIB, Conditions, Estimate, warnings_of
 from tests.sizing.configs import deepseek, llama, nemotron_h
 from tests.support.hub_server import Hub, hub_server
-from tests.support.s3_fixtures import s3, store
-from tests.support.s3_server import Store
+from tests.support.s3 import Store, s3, store
 
 __all__ = ["s3", "store"]
 
@@ -63,9 +62,6 @@ def test_a_config_alone_gives_counted_sizes() -> None:
     assert (sizes.parameters, sizes.exact) == (8_030_261_248, False)
     assert len(sizes.layers) == 32
     assert (sizes.experts, sizes.experts_per_token) == (0, 0)
-
-
-def test_experts_are_counted() -> None:
     sizes = CheckpointSizes.from_config(llama(num_local_experts=8, num_experts_per_tok=2))
     assert (sizes.experts, sizes.experts_per_token) == (8, 2)
 
@@ -74,7 +70,7 @@ def test_a_checkpoint_of_70_billion_in_30_shards_is_answered_within_two_seconds(
     config = llama(num_hidden_layers=80, hidden_size=8192, intermediate_size=28672, num_attention_heads=64)
     write_checkpoint(tmp_path, config, shards=30)
     began = time.process_time()
-    found = estimate(CheckpointSizes.read(tmp_path), Conditions(80 * GIB, tensor_parallel=4))
+    found = Estimate(CheckpointSizes.read(tmp_path), Conditions(80 * GIB, tensor_parallel=4))
     assert found.recommended == 16_384
     assert found.sequences_of(4096) > 0
     assert time.process_time() - began < 2
@@ -87,7 +83,6 @@ def test_layers_that_predict_further_tokens_are_not_loaded(tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps(config))
     sizes = CheckpointSizes.read(tmp_path)
     assert sizes.bytes == CheckpointSizes.from_config(config).bytes
-    assert sizes.stored_parameters == CheckpointSizes.from_config(llama(num_hidden_layers=4)).parameters
 
 
 def test_the_quantisation_of_weights_and_cache_is_read(tmp_path: Path) -> None:
@@ -111,7 +106,7 @@ def test_a_directory_without_config_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_config_with_a_billion_layers_is_refused_at_once() -> None:
-    with pytest.raises(LayoutError, match=r"config\.json gives 1000000000 layers, expected at most 10000"):
+    with pytest.raises(LayoutError, match="num_hidden_layers is 1000000000, expected at most 10000"):
         CheckpointSizes.from_config(llama(num_hidden_layers=10**9))
 
 
@@ -166,38 +161,11 @@ def test_a_checkpoint_in_s3_is_read_by_its_headers(store: Store, tmp_path: Path)
     assert got < local.bytes / 4
 
 
-KEYS = st.sampled_from(
-    sorted(
-        {
-            "attn_layer_indices",
-            "block_configs",
-            "block_types",
-            "first_k_dense_replace",
-            "head_dim",
-            "hidden_size",
-            "hybrid_layer_pattern",
-            "hybrid_override_pattern",
-            "interleave_moe_layer_step",
-            "kv_lora_rank",
-            "layer_types",
-            "linear_attn_config",
-            "mlp_only_layers",
-            "model_type",
-            "moe_intermediate_size",
-            "moe_layer_freq",
-            "n_routed_experts",
-            "num_experts_per_tok",
-            "num_key_value_heads",
-            "q_lora_rank",
-            "quantization_config",
-            "rope_scaling",
-            "sliding_window",
-            "tie_word_embeddings",
-            "torch_dtype",
-            "v_head_dim",
-        }
-    )
-)
+_KEYS = """attn_layer_indices block_configs block_types first_k_dense_replace head_dim hidden_size hybrid_layer_pattern
+hybrid_override_pattern interleave_moe_layer_step kv_lora_rank layer_types linear_attn_config mlp_only_layers model_type
+moe_intermediate_size moe_layer_freq n_routed_experts num_experts_per_tok num_key_value_heads q_lora_rank
+quantization_config rope_scaling sliding_window tie_word_embeddings torch_dtype v_head_dim"""
+KEYS = st.sampled_from(_KEYS.split())
 ATOMS = st.none() | st.booleans() | st.integers(-2, 64) | st.floats(0, 9) | st.text(max_size=3)
 VALUES = ATOMS | st.lists(ATOMS | st.just({}) | st.just({"attention": 3, "ffn": []}), max_size=4) | st.just({"a": 1})
 
@@ -206,6 +174,6 @@ VALUES = ATOMS | st.lists(ATOMS | st.just({}) | st.just({"attention": 3, "ffn": 
 @given(st.sampled_from([llama, deepseek, nemotron_h]), st.dictionaries(KEYS, VALUES, max_size=4))
 def test_values_of_other_types_than_expected_do_not_end_it(make: Any, changes: dict[str, Any]) -> None:
     config = make() | changes | {"num_hidden_layers": 4}
-    found = estimate(CheckpointSizes.from_config(config), Conditions(80 * GIB))
+    found = Estimate(CheckpointSizes.from_config(config), Conditions(80 * GIB))
     assert found.max_num_tokens >= 0
-    assert isinstance(found.warnings, tuple)
+    assert isinstance(warnings_of(found), tuple)

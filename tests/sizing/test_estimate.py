@@ -3,87 +3,335 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djl_trtllm.sizing.advice import warnings_of
+from djl_trtllm.errors import SizingError
+from djl_trtllm.sizing.architecture import LayerCache
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
-from djl_trtllm.sizing.estimate import GIB, MOST, Conditions, Estimate, LoraSlots, estimate
-from djl_trtllm.sizing.gpus import gpu_named
-from djl_trtllm.sizing.weights import weights_by_stage
-from tests.sizing.configs import deepseek, gpt_oss, llama, nemotron_h, qwen3_32b_fp8
+from djl_trtllm.sizing.estimate import (
+    FITTED,
+    GIB,
+    MIB,
+    MOST,
+    Conditions,
+    EngineConstants,
+    Estimate,
+    LoraSlots,
+    lora_bytes,
+    model_windows,
+    stage_caches,
+    warnings_of,
+    weights_by_stage,
+)
+from djl_trtllm.sizing.machines import gpu_named
+from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h, qwen3_32b_fp8, rows
+
+
+@pytest.mark.parametrize(
+    "changes", [{"gpu_memory": 0}, {"tensor_parallel": 0}, {"max_batch_size": 0}, {"fraction": 0.0}, {"fraction": 1.5}]
+)
+def test_impossible_values_are_refused_by_name(changes: dict[str, Any]) -> None:
+    with pytest.raises(SizingError, match=next(iter(changes))):
+        Conditions(**{"gpu_memory": 1, **changes})
+
 
 LLAMA = CheckpointSizes.from_config(llama())
 
 
+GPT_OSS = CheckpointSizes.from_config(gpt_oss())
+BARE = EngineConstants(scale=1.0, overhead=5, eight_ranks=7)
+WIDTH = 64 * 64
+
+# Model, conditions, constants, tokens: bytes of their activations. PyTorch's are those of AIConfigurator.
+ACTIVATIONS: list[tuple[CheckpointSizes, dict[str, Any], EngineConstants, int, float]] = [
+    *(
+        (LLAMA, {"backend": "pytorch", "tensor_parallel": ranks}, BARE, 8192, 2 * 8192 * 4096 * factor)
+        for ranks, factor in ((1, 11), (2, 6.5), (3, 6.5), (4, 5), (8, 5), (16, 5))
+    ),
+    (LLAMA, {"backend": "pytorch"}, BARE, 1, 70 * MIB),
+    (GPT_OSS, {"backend": "pytorch"}, BARE, 8192, 2 * 8192 * WIDTH * 22 + 8192 * WIDTH * 32 * 4 * 4 // 128),
+    # An engine has residuals on every rank and splits the rest; it has an MLP for each expert that a token goes to.
+    (LLAMA, {}, BARE, 10, 10 * 2 * (2 * 14336 + 4 * 4096 + 48 * 128)),
+    (LLAMA, {"tensor_parallel": 4}, BARE, 10, 10 * 2 * (2 * 14336 / 4 + 4 * 4096 + 12 * 128)),
+    (LLAMA, {"tensor_parallel": 4}, replace(BARE, scale=2.0), 10, 10 * 4 * (2 * 14336 / 4 + 4 * 4096 + 12 * 128)),
+    (
+        CheckpointSizes.from_config(llama(num_local_experts=8, num_experts_per_tok=2)),
+        {},
+        BARE,
+        10,
+        10 * 2 * 2 * (2 * 2 * 14336 + 4 * 4096 + 48 * 128),
+    ),
+]
+
+
+@pytest.mark.parametrize(("sizes", "conditions", "constants", "tokens", "size"), ACTIVATIONS)
+def test_activations(
+    sizes: CheckpointSizes, conditions: dict[str, Any], constants: EngineConstants, tokens: int, size: float
+) -> None:
+    assert Estimate(sizes, Conditions(1, **conditions), constants).activations(tokens) == size
+
+
+def test_logits_of_the_whole_batch_are_kept_five_times_by_an_engine() -> None:
+    assert Estimate(LLAMA, Conditions(1, max_batch_size=256)).logits == 5 * 4 * 256 * 128256
+    assert Estimate(LLAMA, Conditions(1, max_batch_size=8, max_beam_width=4)).logits == 5 * 4 * 32 * 128256
+    assert Estimate(LLAMA, Conditions(1, backend="pytorch")).logits == 0
+    assert Estimate(CheckpointSizes.from_config({}), Conditions(1)).logits == 0
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "backend", "size"),
+    [
+        *((1, 1, "pytorch", 0), (2, 1, "pytorch", 342 * MIB), (3, 1, "pytorch", 342 * MIB)),
+        *((4, 1, "pytorch", 392 * MIB), (1, 4, "pytorch", 342 * MIB), (8, 1, "pytorch", 392 * MIB)),
+        *((8, 1, "tensorrt", BARE.eight_ranks), (4, 1, "tensorrt", 392 * MIB)),
+    ],
+)
+def test_ranks_need_buffers_to_communicate(tensor: int, pipeline: int, backend: Any, size: int) -> None:
+    conditions = Conditions(1, tensor_parallel=tensor, pipeline_parallel=pipeline, backend=backend)
+    assert Estimate(LLAMA, conditions, BARE).communication == size
+
+
+def test_the_runtime_takes_what_was_fitted_for_an_engine_and_measured_for_pytorch() -> None:
+    assert Estimate(LLAMA, Conditions(1), BARE).overhead == 5
+    assert 3 * GIB < Estimate(LLAMA, Conditions(1, backend="pytorch"), BARE).overhead < 3.5 * GIB
+    assert EngineConstants(scale=2.4, overhead=2560 * 1024**2, eight_ranks=2816 * 1024**2) == FITTED
+
+
+EMBEDDING = 128256 * 4096 * 2
+NORMS = (2 * 32 + 1) * 4096 * 2
+LAYERS = 16_060_522_496 - 2 * EMBEDDING - NORMS
+
+
+def weights(sizes: CheckpointSizes, **conditions: object) -> tuple[int, ...]:
+    return weights_by_stage(sizes, Conditions(80 << 30, **conditions))  # type: ignore[arg-type]
+
+
+ALL = 16_060_522_496
+TIED = CheckpointSizes.from_config(llama(tie_word_embeddings=True))
+WIDE = CheckpointSizes.from_config(llama(torch_dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "conditions", "size"),
+    [
+        (LLAMA, {}, ALL),
+        # An engine has the whole embedding on each rank, and PyTorch a part.
+        (LLAMA, {"tensor_parallel": 4}, EMBEDDING + NORMS + LAYERS // 4 + EMBEDDING // 4),
+        (LLAMA, {"tensor_parallel": 4, "backend": "pytorch"}, NORMS + LAYERS // 4 + EMBEDDING // 2),
+        # A tied head is a second copy in an engine only.
+        (TIED, {}, ALL),
+        (TIED, {"backend": "pytorch"}, ALL - EMBEDDING),
+        # Quantising changes the matrices of layers only, and nothing that is quantised already.
+        *(
+            (LLAMA, {"quantization": name}, int(LAYERS * bits / 16) + NORMS + 2 * EMBEDDING)
+            for name, bits in (("fp8", 8), ("awq", 4.125), ("nvfp4", 4.5), ("none", 16))
+        ),
+        (replace(LLAMA, quantization="FP8", exact=True), {"quantization": "awq", "dtype": "float32"}, ALL),
+        # A stored format that is unknown counts as it was before.
+        (replace(LLAMA, quantization="bitsandbytes"), {}, ALL),
+        # Unquantised weights take the type that is asked for, else that of the config, whatever the files have.
+        (LLAMA, {"dtype": "float32"}, 2 * ALL),
+        (WIDE, {"dtype": "float16"}, ALL),
+        (replace(LLAMA, shape=WIDE.shape, exact=True), {}, 2 * ALL),
+        (replace(LLAMA, quantization="FP8"), {"dtype": "float32"}, LAYERS // 2 + 2 * (NORMS + 2 * EMBEDDING)),
+    ],
+)
+def test_weights_of_one_stage(sizes: CheckpointSizes, conditions: dict[str, Any], size: int) -> None:
+    assert weights(sizes, **conditions) == (size,)
+
+
+def test_keys_of_fewer_heads_than_ranks_are_replicated() -> None:
+    keys = 2 * 32 * 1024 * 4096 * 2
+    expected = NORMS + (LAYERS - keys) // 16 + keys // 8 + 2 * EMBEDDING // 16
+    assert weights(LLAMA, tensor_parallel=16, backend="pytorch") == (expected,)
+
+
+def test_pipeline_stages_have_their_layers_and_the_ends_embedding_and_head() -> None:
+    first, middle, last = weights(CheckpointSizes.from_config(llama(num_hidden_layers=5)), pipeline_parallel=3)
+    layer = (LAYERS + NORMS - 4096 * 2) // 32
+    assert (first, middle, last) == (EMBEDDING + 2 * layer + 4096 * 2, 2 * layer, layer + EMBEDDING)
+
+
+def test_counted_weights_of_a_quantised_checkpoint_take_its_format() -> None:
+    qwen = CheckpointSizes.from_config(qwen3_32b_fp8())
+    assert qwen.quantization == "FP8_BLOCK_SCALES"
+    assert 31.9 < weights(qwen)[0] / (1 << 30) < 32.1
+    # https://huggingface.co/openai/gpt-oss-20b: 13.8 GB of files
+    assert 11.5e9 < weights(CheckpointSizes.from_config(gpt_oss()))[0] < 14e9
+
+
+def test_adapters_take_rank_times_inputs_and_outputs() -> None:
+    slots = LoraSlots(adapters=2, rank=8, modules=("attn_q", "attn_v"))
+    assert lora_bytes(LLAMA.shape, slots, 1) == 2 * 2 * 8 * 32 * (4096 + 4096 + 4096 + 1024)
+    assert lora_bytes(LLAMA.shape, slots, 4, 2) == 2 * 2 * 8 * 16 * (4096 + 1024 + 4096 + 256)
+    assert lora_bytes(LLAMA.shape, None, 1) == 0
+    assert (LoraSlots().adapters, LoraSlots().modules) == (4, ("attn_q", "attn_k", "attn_v"))
+    # Heads that are not known count as none.
+    shape = replace(LLAMA.shape, num_heads=None, num_kv_heads=None, head_dim=128)
+    assert lora_bytes(shape, LoraSlots(1, 1, ("attn_qkv",)), 1) == 2 * 32 * 4096
+
+
+@pytest.mark.parametrize(
+    ("module", "whole", "split"),
+    rows("lora_modules"),
+)
+def test_a_module_has_a_whole_matrix_and_a_split_one(module: str, whole: int, split: int) -> None:
+    shape = replace(LLAMA.shape, head_dim=64, num_kv_heads=16)
+    slots = LoraSlots(adapters=1, rank=1, modules=(module,))
+    assert lora_bytes(shape, slots, 4) == 2 * 32 * (whole + split // 4)
+
+
+KIB = 1024
+
+
+def per_token(config: dict[str, Any], **conditions: Any) -> int:
+    return max(
+        cache.per_token for cache in stage_caches(CheckpointSizes.from_config(config), Conditions(1, **conditions))
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    rows("bytes_per_token"),
+)
+def test_bytes_per_token_are_those_of_tensorrt_llm(changes: dict[str, Any], size: int) -> None:
+    assert per_token(llama(**changes)) == size * KIB
+
+
+@pytest.mark.parametrize(
+    ("conditions", "size"),
+    rows("divided_bytes_per_token"),
+)
+def test_division_and_type_change_the_bytes_per_token(conditions: dict[str, Any], size: int) -> None:
+    assert per_token(llama(), **conditions) == size * KIB
+
+
+def test_layers_with_a_window_keep_whole_sequences_unless_the_option_says_otherwise() -> None:
+    sizes = CheckpointSizes.from_config(gpt_oss())
+    layer = 2 * 8 * 64 * 2
+    whole = stage_caches(sizes, Conditions(1))[0]
+    assert whole.sequence(1000) == 24 * 1000 * layer
+    kept = stage_caches(sizes, Conditions(1, attention_windows=(128, 4096)))[0]
+    assert kept.sequence(1000) == 12 * (128 + 1000) * layer
+    assert kept.sequence(100) == 24 * 100 * layer
+    assert kept.per_token == whole.per_token
+
+
+def test_the_windows_of_a_model_are_a_value_for_the_option() -> None:
+    sizes = CheckpointSizes.from_config(gemma3())
+    windows = model_windows(sizes)
+    assert windows[:6] == (1024, 1024, 1024, 1024, 1024, 0)
+    cache = stage_caches(sizes, Conditions(1, attention_windows=windows))[0]
+    assert cache.sequence(10_000) == (40 * 1024 + 8 * 10_000) * 2 * 8 * 256 * 2
+    assert model_windows(CheckpointSizes.from_config(llama())) == ()
+
+
+def test_mamba_layers_keep_a_state_per_sequence_and_a_draft_model_has_its_own() -> None:
+    hybrid = CheckpointSizes.from_config(nemotron_h())
+    (cache,) = stage_caches(hybrid, Conditions(1))
+    assert (cache.per_token, cache.state) == (4 * 2 * 8 * 128 * 2, 2 * 25_903_104)
+    assert cache.sequence(100) == 100 * cache.per_token + cache.state
+    (both,) = stage_caches(hybrid, Conditions(1, draft=hybrid))
+    assert (both.state, both.per_token) == (2 * cache.state, 2 * cache.per_token)
+    draft = CheckpointSizes.from_config(llama(num_hidden_layers=4))
+    assert per_token(llama(), draft=draft) == 144 * KIB
+
+
+def test_latent_attention_and_the_checkpoints_own_type_decide_the_bytes_per_token() -> None:
+    assert per_token(deepseek()) == per_token(deepseek(), tensor_parallel=8) == 61 * 576 * 2
+    sizes = replace(LLAMA, kv_quantization="FP8")
+    for dtype, size in ((None, 64), ("bfloat16", 128)):
+        assert stage_caches(sizes, Conditions(1, kv_dtype=dtype))[0].per_token == size * KIB
+
+
+def test_only_layers_that_attend_have_windows() -> None:
+    layers = (LayerCache("attention", 8, 64, 128), LayerCache("state", state=8), LayerCache("latent", 1, 576, 64))
+    sizes = replace(CheckpointSizes.from_config(llama()), layers=layers)
+    assert model_windows(sizes) == (128, 64)
+
+
 def test_the_maximum_is_the_last_that_fits() -> None:
-    found = estimate(LLAMA, Conditions(24 * GIB))
+    found = Estimate(LLAMA, Conditions(24 * GIB))
     most = found.max_num_tokens
     assert found.kv_tokens(most) >= found.longest(most)
     assert found.kv_tokens(most + 1) < found.longest(most + 1)
     assert found.recommended == most // 2
+    assert (found.longest(100), found.longest(10_000)) == (200, 8192)
 
 
-def test_what_is_left_is_the_caches() -> None:
-    found = estimate(LLAMA, Conditions(80 * GIB, fraction=0.5))
+@pytest.mark.parametrize(("backend", "kept"), [("tensorrt", 1), ("pytorch", 1 - 0.015)])
+def test_what_is_left_is_the_caches_but_for_what_pytorchs_allocator_keeps(backend: Any, kept: float) -> None:
+    found = Estimate(LLAMA, Conditions(80 * GIB, fraction=0.5, backend=backend))
     used = found.weights + found.logits + found.communication + found.overhead + found.activations(1000)
-    assert found.kv_bytes(1000) == (80 * GIB - used) // 2
+    assert found.kv_bytes(1000) == int((80 * GIB - used) * 0.5 * kept)
     assert found.kv_tokens(1000) == found.kv_bytes(1000) // (128 * 1024)
     assert found.sequences_of(4096, 1000) == found.kv_tokens(1000) // 4096
 
 
 def test_the_recommended_number_is_at_most_16384() -> None:
-    found = estimate(LLAMA, Conditions(80 * GIB))
+    found = Estimate(LLAMA, Conditions(80 * GIB))
     assert found.max_num_tokens > 2 * MOST
     assert found.recommended == MOST
     assert found.sequences_of(4096) == found.sequences_of(4096, MOST)
 
 
 def test_limits_are_widened_as_the_document_says() -> None:
-    wide = estimate(LLAMA, Conditions(80 * GIB, max_batch_size=512, max_input_len=32_000))
+    wide = Estimate(LLAMA, Conditions(80 * GIB, max_batch_size=512, max_input_len=32_000))
     assert wide.limits == {
         "max_num_tokens": MOST,
         "max_input_len": 32_000,
         "max_output_len": 4096,
         "max_rolling_batch_size": 512,
     }
-    narrow = estimate(LLAMA, Conditions(int(20 * GIB), max_batch_size=16))
+    narrow = Estimate(LLAMA, Conditions(int(20 * GIB), max_batch_size=16))
     assert narrow.limits["max_input_len"] == narrow.limits["max_output_len"] == narrow.recommended < 4096
     assert narrow.limits["max_rolling_batch_size"] == 256
 
 
 def test_the_batch_is_what_fits_and_what_buffers_are_for() -> None:
-    found = estimate(LLAMA, Conditions(80 * GIB, max_batch_size=32))
+    found = Estimate(LLAMA, Conditions(80 * GIB, max_batch_size=32))
     assert found.sequences_of(1024) > 32
     assert found.batch_size(1024) == 32
     assert found.batch_size(100_000) == found.sequences_of(100_000) < 32
 
 
-def test_a_draft_model_and_adapters_take_memory_of_their_own() -> None:
-    alone = estimate(LLAMA, Conditions(80 * GIB))
-    draft = CheckpointSizes.from_config(llama(num_hidden_layers=2))
-    assert estimate(LLAMA, Conditions(80 * GIB, draft=draft)).weights == alone.weights + draft.bytes
-    adapted = estimate(LLAMA, Conditions(80 * GIB, lora=LoraSlots()))
-    assert adapted.weights == alone.weights + adapted.lora
-    assert adapted.lora > 0
-    shared = estimate(LLAMA, Conditions(80 * GIB, lora=LoraSlots(adapters=0, free_share=0.25)))
+def test_a_draft_model_is_on_the_last_stage_and_adapters_are_on_every_one() -> None:
+    def on_two_stages(**more: Any) -> Conditions:
+        return Conditions(80 * GIB, pipeline_parallel=2, max_input_len=1, max_output_len=1, **more)
+
+    draft = CheckpointSizes.from_config(llama(num_hidden_layers=4, vocab_size=256))
+    first, last = weights_by_stage(LLAMA, on_two_stages())
+    assert Estimate(LLAMA, on_two_stages()).weights == max(first, last)
+    found = Estimate(LLAMA, on_two_stages(draft=draft))
+    # Its cache is the last stage's too.
+    alone, both = (stage_caches(LLAMA, on_two_stages(draft=each)) for each in (None, draft))
+    assert both[0] == alone[0] and both[1].per_token == alone[1].per_token + 4 * 4096
+    assert found.weights == last + draft.bytes > first
+    used = last + draft.bytes + found.logits + found.communication + found.overhead + found.activations(1)
+    assert found.kv_bytes(1) == int((80 * GIB - used) * 0.9)
+    adapted = Estimate(LLAMA, on_two_stages(lora=LoraSlots()))
+    assert adapted.weights == max(first, last) + adapted.lora > max(first, last)
+    plain, shared = (
+        Estimate(LLAMA, Conditions(80 * GIB, lora=lora)) for lora in (None, LoraSlots(adapters=0, free_share=0.25))
+    )
     assert shared.lora == 0
-    assert shared.kv_bytes(1000) == pytest.approx(alone.kv_bytes(1000) * 0.75, abs=2)
+    assert shared.kv_bytes(1000) == pytest.approx(plain.kv_bytes(1000) * 0.75, abs=2)
 
 
 def test_a_state_leaves_less_for_the_keys_of_each_sequence() -> None:
-    found = estimate(CheckpointSizes.from_config(nemotron_h()), Conditions(80 * GIB))
-    assert found.state_bytes_per_sequence == 2 * 25_903_104
-    each = 1000 * found.kv_bytes_per_token + found.state_bytes_per_sequence
+    found = Estimate(CheckpointSizes.from_config(nemotron_h()), Conditions(80 * GIB))
+    each = 1000 * found.kv_bytes_per_token + 2 * 25_903_104
     assert found.sequences_of(1000) == found.kv_bytes(found.recommended) // each
 
 
 def test_a_pure_mamba_model_has_no_tokens_but_sequences() -> None:
     mamba = CheckpointSizes.from_config(llama(model_type="mamba2", mamba_d_state=128))
-    found = estimate(mamba, Conditions(80 * GIB))
+    found = Estimate(mamba, Conditions(80 * GIB))
     assert found.kv_tokens(1024) == 0
     assert found.sequences_of(10**6) == found.sequences_of(1) > 0
 
@@ -91,7 +339,7 @@ def test_a_pure_mamba_model_has_no_tokens_but_sequences() -> None:
 def test_the_stage_with_least_left_decides() -> None:
     # Mistral Large: 88 layers on 3 stages, of which the first has 30 and the embedding.
     sizes = CheckpointSizes.from_config(llama(num_hidden_layers=88))
-    one = estimate(sizes, Conditions(48 * GIB, pipeline_parallel=3))
+    one = Estimate(sizes, Conditions(48 * GIB, pipeline_parallel=3))
     assert one.kv_bytes_per_token == 30 * 4096
     assert one.kv_tokens(1024) <= one.kv_bytes(1024) // one.kv_bytes_per_token
 
@@ -111,7 +359,7 @@ def capacity_errors(gpu: str) -> list[float]:
                 gpu_named(gpu).memory, ranks, kv_dtype="bfloat16", fraction=fraction, backend="pytorch"
             )
             # The measurements reserved 1,000 tokens more per sequence (see the file's `source`).
-            found = estimate(MODELS[model], conditions).sequences_of(inputs + outputs + 1000, 2 * inputs)
+            found = Estimate(MODELS[model], conditions).sequences_of(inputs + outputs + 1000, 2 * inputs)
             errors.append(abs(found / sequences - 1))
     return errors
 
@@ -160,7 +408,7 @@ def figures(found: Estimate, tokens: int, length: int) -> tuple[int, ...]:
 def test_more_max_num_tokens_never_gives_more_cache(
     config: dict[str, Any], conditions: Conditions, tokens: int, more: int, length: int
 ) -> None:
-    found = estimate(CheckpointSizes.from_config(config), conditions)
+    found = Estimate(CheckpointSizes.from_config(config), conditions)
     fewer = figures(found, tokens + more, length)
     assert all(few <= many for few, many in zip(fewer, figures(found, tokens, length), strict=True))
     most = found.max_num_tokens
@@ -173,8 +421,8 @@ def test_more_memory_never_gives_less(
     config: dict[str, Any], conditions: Conditions, more: int, tokens: int, length: int
 ) -> None:
     sizes = CheckpointSizes.from_config(config)
-    small = estimate(sizes, conditions)
-    large = estimate(sizes, replace(conditions, gpu_memory=conditions.gpu_memory + more))
+    small = Estimate(sizes, conditions)
+    large = Estimate(sizes, replace(conditions, gpu_memory=conditions.gpu_memory + more))
     pairs = zip(figures(small, tokens, length), figures(large, tokens, length), strict=True)
     assert all(few <= many for few, many in pairs)
     assert small.max_num_tokens <= large.max_num_tokens
@@ -184,26 +432,83 @@ def test_more_memory_never_gives_less(
 
 @pytest.mark.parametrize("backend", ["tensorrt", "pytorch"])
 def test_more_ranks_never_hold_more_weights_each(backend: Any) -> None:
-    held = [estimate(LLAMA, Conditions(GIB, ranks, backend=backend)).weights for ranks in (1, 2, 4, 8, 16)]
+    held = [Estimate(LLAMA, Conditions(GIB, ranks, backend=backend)).weights for ranks in (1, 2, 4, 8, 16)]
     assert held == sorted(held, reverse=True)
 
 
-def test_the_weights_are_those_of_the_stage_with_most() -> None:
-    stages = weights_by_stage(LLAMA, Conditions(GIB, pipeline_parallel=3))
-    assert estimate(LLAMA, Conditions(GIB, pipeline_parallel=3)).weights == max(stages) > min(stages)
+EXACT = replace(CheckpointSizes.from_config(llama(), "llama"), exact=True)
 
 
-def test_the_longest_sequence_has_twice_the_number_up_to_what_limits_are_widened_to() -> None:
-    found = estimate(LLAMA, Conditions(80 * GIB))
-    assert (found.longest(100), found.longest(10_000)) == (200, 8192)
+@pytest.mark.parametrize(
+    ("sizes", "memory", "conditions", "parts"),
+    [
+        (EXACT, 80, {}, ()),
+        (
+            EXACT,
+            12,
+            {},
+            (
+                "llama does not fit: 15.0 GiB of weights, 0.6 GiB of logits, 2.5 GiB of runtime on each of 1 GPUs",
+                "12.0 GiB",
+                "option.tensor_parallel_degree",
+            ),
+        ),
+        (EXACT, 80, {"max_input_len": 30_000}, ("below the longest prompt of 30000 tokens",)),
+        (EXACT, 80, {"tensor_parallel": 3}, ("32 attention heads cannot be divided among 3 GPUs",)),
+        (EXACT, 80, {"pipeline_parallel": 33}, ("32 layers cannot be divided among 33 groups of GPUs",)),
+        (EXACT, 80, {"pipeline_parallel": 32}, ()),
+        (replace(EXACT, quantization="FP8"), 80, {"quantization": "awq"}, ("stored as FP8 already",)),
+        (replace(EXACT, exact=False), 80, {}, ("counted from config.json",)),
+        (CheckpointSizes.from_config({}), 80, {}, ("counted from config.json", "no weights are counted")),
+        (EXACT, 22.5, {}, ("the KV cache has", "sequences of 4096 tokens")),
+        (replace(GPT_OSS, exact=True), 80, {}, ("option.max_attention_window",)),
+        (replace(GPT_OSS, exact=True), 80, {"attention_windows": (128, 0)}, ()),
+    ],
+)
+def test_what_does_not_fit_well_is_said_with_its_numbers(
+    sizes: CheckpointSizes, memory: float, conditions: dict[str, Any], parts: tuple[str, ...]
+) -> None:
+    text = "\n".join(warnings_of(Estimate(sizes, Conditions(int(memory * GIB), **conditions))))
+    assert [part for part in parts if part not in text] == [] and bool(text) == bool(parts)
+    assert "KV cache has" not in text or memory == 22.5
 
 
-def test_pytorchs_allocator_keeps_a_part_of_the_cache() -> None:
-    found = estimate(LLAMA, Conditions(80 * GIB, fraction=0.5, backend="pytorch"))
-    left = 80 * GIB - found.weights - found.communication - found.overhead - found.activations(512)
-    assert found.kv_bytes(512) == int(left * 0.5 * (1 - 0.015))
+def test_a_cache_without_room_for_one_sequence_is_named_as_such() -> None:
+    found = Estimate(EXACT, Conditions(int(22.5 * GIB), max_input_len=7500, max_output_len=512))
+    assert "does not hold one sequence of 8012 tokens" in "\n".join(warnings_of(found, 20_000))
 
 
-def test_an_estimate_has_its_warnings() -> None:
-    found = estimate(LLAMA, Conditions(8 * GIB))
-    assert found.warnings == warnings_of(found) != ()
+@pytest.mark.parametrize(
+    ("cache", "sequences", "few"),
+    [(10 * GIB - 1, 31, True), (10 * GIB, 31, False), (10 * GIB - 1, 32, False), (10 * GIB - 1, 1, True)],
+)
+def test_a_small_cache_for_few_sequences_is_said(cache: int, sequences: int, few: bool) -> None:
+    narrow: Any = SimpleNamespace(
+        conditions=Conditions(1, max_input_len=5),
+        sizes=EXACT,
+        max_num_tokens=1,
+        recommended=9,
+        kv_bytes=lambda tokens: cache,
+        sequences_of=lambda length, tokens: sequences,
+    )
+    assert ("requests will wait" in "".join(warnings_of(narrow))) == few
+
+
+def test_parts_below_a_twentieth_of_a_gib_are_not_listed() -> None:
+    large: Any = SimpleNamespace(
+        conditions=Conditions(GIB),
+        sizes=EXACT,
+        max_num_tokens=0,
+        weights=9 * GIB,
+        logits=GIB // 20,
+        communication=GIB // 20 + 1,
+        overhead=0,
+    )
+    (text,) = warnings_of(large, 5)
+    assert "does not fit: 9.0 GiB of weights, 0.1 GiB of communication on each" in text
+
+
+def test_a_prompt_as_long_as_the_number_needs_no_chunks() -> None:
+    fitting = Estimate(EXACT, Conditions(80 * GIB, max_input_len=3000))
+    assert not any("longest prompt" in text for text in warnings_of(fitting, 3000))
+    assert any("longest prompt" in text for text in warnings_of(fitting, 2999))

@@ -2,19 +2,262 @@
 
 from __future__ import annotations
 
-from djl_trtllm.sizing.checkpoint import CheckpointSizes
-from djl_trtllm.sizing.conditions import Conditions, LoraSlots
-from djl_trtllm.sizing.gpus import GpuModel, Instance, gpu_named, instance_named
-from djl_trtllm.sizing.recommendation import Recommendation, recommend
-from tests.sizing.configs import llama
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-SIZES = CheckpointSizes.from_config(llama())
+import pytest
+
+from djl_trtllm.errors import SizingError
+from djl_trtllm.model.checkpoint import ModelShape
+from djl_trtllm.sizing.checkpoint import CheckpointSizes
+from djl_trtllm.sizing.estimate import Conditions, LoraSlots
+from djl_trtllm.sizing.machines import (
+    GpuModel,
+    Instance,
+    Machine,
+    aws_machines,
+    gpu_named,
+    instance_named,
+    of_gpu,
+    of_instance,
+)
+from djl_trtllm.sizing.recommendation import (
+    TABLES,
+    Recommendation,
+    best_of_each,
+    candidates,
+    cheapest,
+    conditions_of,
+    degrees_of,
+    guess_max_num_tokens,
+    halvings,
+    look_up,
+    recommend,
+    smallest,
+    weight_dtype,
+)
+from tests.engines.helpers import configured
+from tests.sizing.configs import CONFIGS, llama, rows
+
+# -- LMI's formula, and halving what it gives --
+
+
+def test_the_guess_is_batch_times_input_times_alpha() -> None:
+    assert guess_max_num_tokens(128, 3700) == 94720
+    assert guess_max_num_tokens(128, 3700, 0.1) == 47360
+    assert guess_max_num_tokens(128, 3700, 1) == 473600
+    assert guess_max_num_tokens(100, 1, 0.29) == 29
+    assert guess_max_num_tokens(1, 1, 0.1) == 1
+
+
+@pytest.mark.parametrize("alpha", [0, -0.1, 1.001, float("nan")])
+def test_alpha_is_above_0_and_at_most_1(alpha: float) -> None:
+    with pytest.raises(SizingError, match=r"expected more than 0 and at most 1; NVIDIA recommends 0\.1 to 0\.2"):
+        guess_max_num_tokens(1, 1, alpha)
+
+
+@pytest.mark.parametrize(("batch", "length", "name"), [(0, 1, "max batch size 0"), (1, -1, "max input length -1")])
+def test_a_batch_and_a_length_are_at_least_1(batch: int, length: int, name: str) -> None:
+    with pytest.raises(SizingError, match=f"{name}: expected at least 1"):
+        guess_max_num_tokens(batch, length)
+
+
+def test_halving_ends_where_smaller_values_are_not_worth_trying() -> None:
+    assert list(halvings(2000)) == [2000, 1000, 500]
+    assert list(halvings(512)) == [512, 256]
+    assert list(halvings(100)) == [100]
+
+
+# -- What options say of memory --
+
+
+SHAPE = ModelShape.from_config(llama())
+
+
+def test_lengths_end_at_the_models_context() -> None:
+    found = conditions_of(configured(max_input_len=8000, max_output_len=4000), SHAPE, gpu_memory=1)
+    assert (found.max_input_len, found.max_output_len) == (8000, 192)
+    found = conditions_of(configured(max_input_len=100, max_seq_len=300), SHAPE, gpu_memory=1)
+    assert (found.max_input_len, found.max_output_len) == (100, 200)
+    found = conditions_of(configured(max_input_len=9000), SHAPE, gpu_memory=1)
+    assert (found.max_input_len, found.max_output_len) == (8192, 1)
+
+
+def test_machine_and_degrees_are_passed_on() -> None:
+    found = conditions_of(configured(), SHAPE, gpu_memory=7, tensor_parallel=4, pipeline_parallel=2, compiled=False)
+    assert (found.gpu_memory, found.tensor_parallel, found.pipeline_parallel, found.backend) == (7, 4, 2, "pytorch")
+    more = conditions_of(configured(max_beam_width=3, max_num_sequences=64), SHAPE, gpu_memory=1)
+    assert (more.max_beam_width, more.max_batch_size, more.backend) == (3, 64, "tensorrt")
+    assert conditions_of(configured(), SHAPE, gpu_memory=1).max_batch_size == 32
+
+
+@pytest.mark.parametrize(
+    ("options", "quantization", "kv_dtype", "fraction"),
+    rows("formats"),
+)
+def test_formats_and_fraction(
+    options: dict[str, str], quantization: str | None, kv_dtype: str | None, fraction: float
+) -> None:
+    found = conditions_of(configured(**options), SHAPE, gpu_memory=1)
+    assert (found.quantization, found.kv_dtype, found.fraction) == (quantization, kv_dtype, fraction)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stored", "capability", "compiled", "expected"),
+    rows("weight_types"),
+)
+def test_the_type_of_weights_is_what_tensorrt_llm_makes_of_auto(
+    dtype: str, stored: str | None, capability: list[int] | None, compiled: bool, expected: str | None
+) -> None:
+    shape = ModelShape(dtype=stored)
+    known = None if capability is None else (capability[0], capability[1])
+    assert weight_dtype(configured(dtype=dtype), shape, known, compiled=compiled) == expected
+
+
+def test_windows_and_adapters_are_passed_on() -> None:
+    found = conditions_of(configured(), SHAPE, gpu_memory=1)
+    assert (found.attention_windows, found.lora) == (None, None)
+    options = {"max_attention_window": "512,1024", "enable_lora": "true", "max_lora_rank": "8"}
+    found = conditions_of(configured(**options), SHAPE, gpu_memory=1)
+    assert (found.attention_windows, found.lora) == ((512, 1024), LoraSlots(adapters=0, rank=8, free_share=0.05))
+    found = conditions_of(configured(**options, lora_target_modules="attn_q"), SHAPE, gpu_memory=1)
+    assert found.lora == LoraSlots(adapters=0, rank=8, free_share=0.05, modules=("attn_q",))
+
+
+# -- The tables of the document, row for row, and which model and machine gets which --
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text(encoding="utf-8")
+
+
+MODELS: dict[str, dict[str, Any]] = CONFIGS["measured"]
+"""The sizes in the models' own config.json on the Hugging Face hub."""
+
+DOCUMENT: list[tuple[str, str, str, int, int | None]] = [tuple(row) for row in rows("document")]
+"""LMI's version, model, machine, degree, tokens (None: out of memory) of every row of the document's tables."""
+
+
+"""The sizes in the models' own config.json on the Hugging Face hub."""
+
+
+def shape(model: str) -> ModelShape:
+    return ModelShape.from_config(MODELS[model])
+
+
+def experts(model: str) -> int:
+    return int(MODELS[model].get("num_local_experts", 0))
+
+
+def test_the_tables_have_every_row_of_the_document_and_no_other() -> None:
+    found = [
+        (row.lmi, row.model.name.lower(), row.written, row.tensor_parallel, row.max_num_tokens)
+        for table in TABLES.values()
+        for row in table
+    ]
+    assert found == DOCUMENT
+    assert list(map(len, TABLES.values())) == [27, 13]
+
+
+@pytest.mark.parametrize(("lmi", "model", "machine", "degree", "tokens"), DOCUMENT)
+def test_every_row_is_found_by_instance_type_and_by_the_gpus(
+    lmi: str, model: str, machine: str, degree: int, tokens: int | None
+) -> None:
+    for place in (instance_named(machine), instance_named(f"ml.{machine}arge"), instance_named(machine).gpu):
+        for dtype in ("float16", "bfloat16"):
+            found = look_up(shape(model), experts(model), dtype, place, degree, lmi)
+            assert found is not None
+            assert found.max_num_tokens == tokens
+            assert str(found).lower() == f"table lmi {lmi}, {model} on {machine}, tp {degree}"
+
+
+def test_rows_are_of_unquantised_weights() -> None:
+    for dtype in (None, "fp8", "int8", "float32"):
+        assert look_up(shape("mistral 7b"), 0, dtype, instance_named("g5.12xlarge"), 1) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"num_layers": 33},
+        {"hidden": 4097},
+        {"num_heads": 64},
+        {"num_kv_heads": 4},
+        {"intermediate": 11008},
+        {"vocab_size": 32768},
+        {"vocab_size": None},
+    ],
+)
+def test_another_shape_is_another_model(other: dict[str, int | None]) -> None:
+    wanted: Any = other
+    assert look_up(replace(shape("mistral 7b"), **wanted), 0, "bfloat16", instance_named("g5.12xlarge"), 1) is None
+
+
+def test_a_name_makes_no_difference() -> None:
+    """Llama 3.1 8B has the sizes of Llama 3 8B."""
+    named = replace(shape("llama 3 8b"), model_type="other", architecture="OtherForCausalLM", max_position_embeddings=9)
+    found = look_up(named, 0, "bfloat16", instance_named("g5.12xlarge"), 1)
+    assert found is not None and found.max_num_tokens == 24000
+
+
+def test_mixtral_differs_from_mistral_in_its_experts_only() -> None:
+    assert replace(shape("mixtral 8x7b"), model_type="mistral") == shape("mistral 7b")
+    p4d = instance_named("p4d.24xlarge")
+    dense, sparse = (look_up(shape("mistral 7b"), count, "bfloat16", p4d, 4) for count in (0, 8))
+    assert dense is not None and sparse is not None
+    assert (dense.max_num_tokens, sparse.max_num_tokens) == (498000, 50000)
+
+
+def test_80_gb_are_not_40() -> None:
+    for machine in (instance_named("p4de.24xlarge"), gpu_named("a100-80gb"), gpu_named("a100")):
+        assert look_up(shape("llama 3 70b"), 0, "bfloat16", machine, 8) is None
+    assert look_up(shape("llama 3 70b"), 0, "bfloat16", gpu_named("a100-40gb"), 8) is not None
+
+
+def test_machines_with_the_same_gpus_share_rows_as_far_as_they_have_enough_of_them() -> None:
+    for machine, tokens in (("g5.xlarge", 24000), ("g5.48xlarge", 24000), ("g6.xlarge", None)):
+        found = look_up(shape("llama 3 8b"), 0, "bfloat16", instance_named(machine), 1)
+        assert (found and found.max_num_tokens) == tokens
+    assert look_up(shape("llama 3 8b"), 0, "bfloat16", instance_named("g5.xlarge"), 4) is None
+
+
+def test_a_version_without_a_table_is_refused() -> None:
+    with pytest.raises(SizingError, match=r"0\.29: expected a version with a table of measurements: 0\.28 or 0\.27"):
+        look_up(shape("llama 3 8b"), 0, "bfloat16", instance_named("g5.xlarge"), 1, "0.29")
+
+
+def test_the_page_has_the_measured_tables() -> None:
+    for lmi, measured in TABLES.items():
+        part = PAGE.split(f"**LMI {lmi}.0**\n")[1]
+        table = part.strip().split("\n\n")[0].splitlines()[2:]
+        cells = [tuple(re.split(r"\s*\|\s*", line.strip("| "))) for line in table]
+        assert cells == [
+            (row.model.name, row.written, str(row.tensor_parallel), str(row.max_num_tokens or "Out of Memory"))
+            for row in measured
+        ]
+
+
+def test_of_two_machines_with_the_same_gpus_the_machine_itself_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = TABLES["0.28"][0]
+    small, large = instance_named("g5.12xlarge"), instance_named("g5.48xlarge")
+    rows = (replace(measured, machine=small, max_num_tokens=1), replace(measured, machine=large, max_num_tokens=2))
+    monkeypatch.setattr("djl_trtllm.sizing.recommendation.TABLES", {"0.28": rows})
+    for machine, tokens in ((small, 1), (large, 2), (instance_named("g5.24xlarge"), 1)):
+        found = look_up(shape("llama 3 8b"), 0, "bfloat16", machine, measured.tensor_parallel)
+        assert found is not None and found.max_num_tokens == tokens
+
+
+SMALL = CheckpointSizes.from_config(llama())
+BIG = CheckpointSizes.from_config(
+    llama(num_hidden_layers=80, hidden_size=8192, intermediate_size=28672, num_attention_heads=64)
+)
 
 
 def of(machine: Instance | GpuModel | None, degree: int = 1, lmi: str = "0.28", **changes: object) -> Recommendation:
     gpu = machine.gpu if isinstance(machine, Instance) else machine
     conditions = Conditions(gpu.memory if gpu else 40 << 30, degree, **changes)  # type: ignore[arg-type]
-    return recommend(SIZES, conditions, machine, lmi=lmi)
+    return recommend(SMALL, conditions, machine, lmi=lmi)
 
 
 def test_a_measured_number_stands_and_is_at_most_16384() -> None:
@@ -25,16 +268,13 @@ def test_a_measured_number_stands_and_is_at_most_16384() -> None:
 
 
 def test_an_estimate_is_halved() -> None:
-    found = of(gpu_named("h100"))
+    found, small = of(gpu_named("h100")), of(gpu_named("l4"))
     assert found.row is None
-    assert found.max_num_tokens == min(16384, found.estimate.max_num_tokens // 2)
+    assert found.max_num_tokens == 16384 < found.estimate.max_num_tokens // 2
     assert found.origin.startswith(f"half of the estimate of {found.estimate.max_num_tokens}")
     assert found.origin.endswith("for H100, tp 1, at most 16384 used")
-
-
-def test_other_gpus_are_estimated() -> None:
-    assert of(None).origin.endswith("for GPUs, tp 1, at most 16384 used")
-    assert of(gpu_named("a10")).row is None
+    assert of(None).origin.endswith("for GPUs, tp 1, at most 16384 used") and of(gpu_named("a10")).row is None
+    assert 0 < small.max_num_tokens == small.maximum // 2 < 16384
 
 
 def test_measurements_are_of_plain_models() -> None:
@@ -42,32 +282,111 @@ def test_measurements_are_of_plain_models() -> None:
     for changes in ({"quantization": "fp8"}, {"max_beam_width": 2}, {"dtype": "float32"}, {"pipeline_parallel": 2}):
         assert of(g5, **changes).row is None
     assert of(g5, lora=LoraSlots()).row is None
-    assert of(g5, draft=SIZES).row is None
+    assert of(g5, draft=SMALL).row is None
     assert of(g5, lmi="0.27").row is None
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
-    big = CheckpointSizes.from_config(
-        llama(num_hidden_layers=80, hidden_size=8192, intermediate_size=28672, num_attention_heads=64)
-    )
-    g5 = instance_named("g5.48xlarge")
-    measured = recommend(big, Conditions(g5.gpu.memory, 8), g5)
+    g5, h100 = instance_named("g5.48xlarge"), gpu_named("h100")
+    measured = recommend(BIG, Conditions(g5.gpu.memory, 8), g5)
     assert (measured.maximum, measured.max_num_tokens) == (0, 0)
     assert measured.refusal is not None
     assert "out of memory was measured (table LMI 0.28, LLaMA 3 70B on g5.48xl, tp 8)" in measured.refusal
     assert "each GPU has 22.5 GiB and the weights take 18." in measured.refusal
-    expected = recommend(big, Conditions(g5.gpu.memory, 4, 1), g5).refusal
+    expected = recommend(BIG, Conditions(g5.gpu.memory, 4, 1), g5).refusal
     assert expected is not None and expected.startswith("out of memory is expected on A10G, tp 4, where each GPU")
-
-
-def test_a_sequence_that_is_too_long_for_the_cache_is_another_reason() -> None:
-    h100 = gpu_named("h100")
-    found = recommend(SIZES, Conditions(h100.memory, max_input_len=900_000, max_output_len=100_000), h100)
+    # A sequence that is too long for the cache is another reason.
+    found = recommend(SMALL, Conditions(h100.memory, max_input_len=900_000, max_output_len=100_000), h100)
     assert not found.fits and found.refusal is not None
     assert found.refusal.startswith("the KV cache on H100, tp 1 holds about")
     assert "less than one sequence of 1000000" in found.refusal
 
 
-def test_half_of_a_small_estimate_is_recommended() -> None:
-    found = of(gpu_named("l4"))
-    assert 0 < found.max_num_tokens == found.maximum // 2 < 16384
+# -- Which machine is the cheapest that holds what is asked for --
+
+
+def size_of(sizes: CheckpointSizes, asked: list[str] | None = None):  # type: ignore[no-untyped-def]
+    def size(machine: Machine, degree: int) -> Recommendation:
+        if asked is not None:
+            asked.append(f"{machine.name}/{degree}")
+        return recommend(sizes, Conditions(machine.memory, degree), machine.known)
+
+    return size
+
+
+def test_a_degree_divides_the_heads_and_has_its_gpus() -> None:
+    assert degrees_of(of_instance("g5.12xlarge"), SMALL) == [1, 2, 4]
+    assert degrees_of(of_gpu("h100"), SMALL) == [1, 2, 4, 8]
+    falcon = CheckpointSizes.from_config(llama(num_attention_heads=71, hidden_size=4544, num_key_value_heads=1))
+    assert degrees_of(of_gpu("h100"), falcon) == [1]
+    assert degrees_of(of_gpu("h100:4"), SMALL, (2, 3, 4, 8)) == [2, 4]
+
+
+def test_candidates_are_in_order_of_price_and_then_of_capacity() -> None:
+    machines = [of_gpu("h100"), of_instance("g6e.12xlarge"), of_instance("g5.12xlarge")]
+    found = candidates(SMALL, machines, size_of(SMALL), length=4096, degrees=(1, 4))
+    assert [(one.machine.name, one.tensor_parallel) for one in found] == [
+        ("g5.12xlarge", 4),
+        ("g5.12xlarge", 1),
+        ("g6e.12xlarge", 4),
+        ("g6e.12xlarge", 1),
+        ("H100", 4),
+        ("H100", 1),
+    ]
+    assert found[0].sequences == found[0].found.estimate.sequences_of(4096, found[0].found.max_num_tokens) > 0
+
+
+def test_where_nothing_fits_the_largest_degree_is_the_first() -> None:
+    found = candidates(BIG, [of_instance("g5.12xlarge")], size_of(BIG), length=4096)
+    assert [one.tensor_parallel for one in found] == [4, 2, 1]
+    assert all(one.sequences == 0 for one in found)
+    some = candidates(BIG, [of_instance("p4d.24xlarge")], size_of(BIG), length=4096)
+    assert some[0].found.fits and not some[-1].found.fits
+
+
+def test_the_cheapest_holds_as_many_as_asked() -> None:
+    found = candidates(BIG, aws_machines(), size_of(BIG), length=4096)
+    best = cheapest(found, BIG, 64)
+    assert best is not None and best.price is not None
+    assert best.sequences >= 64
+    assert all(one.sequences < 64 for one in found if one.price is not None and one.price < best.price)
+    assert cheapest(found, BIG, 10**9) is None
+    # Machines without a price are never the cheapest.
+    found = candidates(SMALL, [of_gpu("h100"), of_instance("p5e.48xlarge")], size_of(SMALL), length=100)
+    assert found[0].sequences > 0 and cheapest(found, SMALL, 1) is None
+
+
+def test_types_whose_host_cannot_hold_the_checkpoint_are_left_out() -> None:
+    """g5.xlarge has 16 GiB for 15 GiB of weights; a model of 18 GiB needs the next one."""
+    sizes = CheckpointSizes.from_config(llama(num_hidden_layers=40))
+    machines = [of_instance("g6e.xlarge"), of_instance("g6.xlarge"), of_instance("g6.2xlarge")]
+    found = candidates(sizes, machines, size_of(sizes), length=100, degrees=(1,))
+    assert [one.machine.name for one in best_of_each(found, sizes)] == ["g6.2xlarge", "g6e.xlarge"]
+    best = cheapest(found, sizes, 0)
+    assert best is None or best.machine.name != "g6.xlarge"
+
+
+def test_the_smallest_has_the_least_memory_in_all() -> None:
+    found = candidates(SMALL, [of_gpu("h100"), of_gpu("l4")], size_of(SMALL), length=1000)
+    few = smallest(found, 1)
+    assert few is not None and (few.machine.name, few.tensor_parallel) == ("L4", 1)
+    many = smallest(found, few.sequences + 1)
+    assert many is not None and (many.machine.name, many.tensor_parallel) == ("L4", 2)
+    assert smallest(found, 10**9) is None
+
+
+def test_exactly_as_many_sequences_as_asked_are_enough() -> None:
+    found = candidates(SMALL, [of_instance("g6e.12xlarge")], size_of(SMALL), length=1000, degrees=(1,))
+    one = replace(found[0], sequences=1)
+    for asked in (0, 1):
+        assert cheapest([one], SMALL, asked) is smallest([one], asked) is one
+    assert cheapest([one], SMALL, 2) is smallest([one], 2) is None
+
+
+def test_the_memory_in_all_is_that_of_all_gpus() -> None:
+    found = candidates(SMALL, [of_gpu("l4"), of_gpu("a100-40gb")], size_of(SMALL), length=100, degrees=(1, 2))
+    two_small, one_large = (
+        next(one for one in found if (one.machine.name, one.tensor_parallel) == wanted)
+        for wanted in (("L4", 2), ("A100-40GB", 1))
+    )
+    assert smallest([two_small, one_large], 1) is one_large

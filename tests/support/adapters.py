@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 HIDDEN = 256
-"""Of the bundled model."""
+"""The hidden size of the bundled model."""
 
 
 def lora_tensors(

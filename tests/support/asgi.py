@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
+import uvicorn
 from starlette.types import ASGIApp, Message, Scope
 
 from djl_trtllm.server.exchange import CONNECTION
+from tests.support.server import free_port
 
 JSON = {"content-type": "application/json"}
 
@@ -27,7 +30,7 @@ class Connection:
     def __init__(
         self, method: str, path: str, body: bytes | None = b"", headers: Mapping[str, str] = JSON, query: str = ""
     ) -> None:
-        """Without a `body` it is yet to be sent, with `upload`."""
+        """A request whose `body` is None is sent later, with `upload`."""
         self.sent: list[Message] = []
         self.written: list[bytes] = []
         """Parts that were sent without a message."""
@@ -80,7 +83,7 @@ class Connection:
         self._lost()
 
     def stop_reading(self) -> None:
-        """From now on `send` waits, as with a transport whose buffer is full."""
+        """Let `send` wait from now on, as with a transport whose buffer is full."""
         self._reads.clear()
 
     def read_on(self) -> None:
@@ -203,3 +206,36 @@ async def lifespan(app: ASGIApp) -> AsyncIterator[None]:
     received.put_nowait({"type": "lifespan.shutdown"})
     assert (await sent.get())["type"] == "lifespan.shutdown.complete"
     await life
+
+
+# -- an ASGI application behind real HTTP, in a thread of this process -------------------------------------------------
+
+
+@contextmanager
+def listening(application: Callable[[], AbstractAsyncContextManager[ASGIApp]]) -> Iterator[str]:
+    """The address of the application, which lives in the thread's event loop until the block ends."""
+    port = free_port()
+    ready = threading.Event()
+    servers: list[uvicorn.Server] = []
+
+    async def serve() -> None:
+        async with application() as app:
+            config = uvicorn.Config(app, port=port, lifespan="off", ws="none", log_config=None, access_log=False)
+            servers.append(uvicorn.Server(config))
+            ready.set()
+            await servers[0].serve()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert ready.wait(60)
+        while not servers[0].started:
+            assert thread.is_alive()
+            ready.wait()
+            thread.join(0.01)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        if servers:
+            servers[0].should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()

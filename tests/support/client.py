@@ -14,6 +14,7 @@ from typing import Any
 from tests.support.models import PROMPT
 
 JSON = {"Content-Type": "application/json"}
+PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def lmi(inputs: str, *, stream: bool = False, **parameters: Any) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def wordy(tokens: int) -> bytes:
 
 def raw_post(content: bytes, *headers: str, path: str = "/invocations", version: str = "1.1") -> bytes:
     """A POST request as bytes."""
-    lines = [f"POST {path} HTTP/{version}", "Host: test", "Content-Type: application/json", *headers]
+    lines = [f"POST {path} HTTP/{version}", "Host: localhost", "Content-Type: application/json", *headers]
     return "\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""]).encode() + content
 
 

@@ -12,7 +12,7 @@ import pytest
 
 
 class Output:
-    """In the place of `djl_python.outputs.Output`."""
+    """Stands in for `djl_python.outputs.Output`."""
 
     def __init__(self, code: int = 200, message: str = "OK") -> None:
         self.code, self.message = code, message
@@ -32,7 +32,7 @@ def install_djl_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Input:
-    """In the place of `djl_python.inputs.Input`: one request, one call, or with `batch` a list of requests."""
+    """Stands in for `djl_python.inputs.Input`: one request, one call, or with `batch` a list of requests."""
 
     def __init__(self, content: bytes | None = None, **properties: str) -> None:
         self._content = content

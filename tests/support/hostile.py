@@ -5,14 +5,130 @@ from __future__ import annotations
 import json
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tests.support.client import raw_post
-from tests.support.crowd import PING
+import httpx
 
-CHUNKED = b"POST /invocations HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+from tests.support.client import PING, raw_post
+from tests.support.processes import InBackground, wait_until
+from tests.support.server import Server
+
+# -- A client that behaves, and what it sees: the time of /ping and of the first token, and the server's memory --------
+
+STREAM = raw_post(
+    json.dumps({"inputs": "the wolf", "parameters": {"max_new_tokens": 4}, "stream": True}).encode(),
+    "Connection: close",
+)
+
+
+class Times:
+    """Seconds until each answer: those that passed, and CPU time that the server used meanwhile.
+
+    The second is what passes where the server has a core of its own, and does not depend on who else uses the machine.
+    """
+
+    def __init__(self) -> None:
+        self.passed: list[float] = []
+        self.used: list[float] = []
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process, in nanoseconds' resolution (clock_getcpuclockid(3))."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+@dataclass
+class Seen:
+    """Times of each /ping, with its connection, and of the first token of each stream; largest RSS in bytes."""
+
+    pings: Times = field(default_factory=Times)
+    first_tokens: Times = field(default_factory=Times)
+    failures: list[bytes] = field(default_factory=list)
+    rss: int = 0
+
+
+def observe(server: Server, seconds: float) -> Seen:
+    """Ask for /ping and for short streams, one after the other, for this time."""
+    seen = Seen()
+    end = time.monotonic() + seconds
+
+    def ping() -> None:
+        while time.monotonic() < end:
+            _ask(server, PING, b"Healthy", seen.pings, seen.failures)
+            time.sleep(0.02)
+
+    def stream() -> None:
+        while time.monotonic() < end:
+            _ask(server, STREAM, b'"token"', seen.first_tokens, seen.failures)
+            time.sleep(0.02)
+
+    threads = [threading.Thread(target=work) for work in (ping, stream)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        seen.rss = max(seen.rss, server.process.memory_info().rss)
+        time.sleep(0.05)
+    return seen
+
+
+def _ask(server: Server, request: bytes, mark: bytes, times: Times, failures: list[bytes]) -> None:
+    started, before = time.monotonic(), cpu_seconds(server.process.pid)
+    received = b""
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall(request)
+            while mark not in received and (data := connection.recv(65536)):
+                received += data
+            if mark in received:
+                times.passed.append(time.monotonic() - started)
+                times.used.append(cpu_seconds(server.process.pid) - before)
+                while request is STREAM and connection.recv(65536):
+                    pass
+            else:
+                failures.append(received[:400])
+    except OSError as error:
+        failures.append(repr(error).encode())
+
+
+# -- what /ping says all along -----------------------------------------------------------------------------------------
+
+
+class Pinging(InBackground):
+    """Asks for /ping during the block, and keeps each status with the time of its arrival."""
+
+    def __init__(self, server: Server) -> None:
+        self.seen: list[tuple[float, int]] = []
+        self._server = server
+        super().__init__()
+
+    @property
+    def statuses(self) -> list[int]:
+        """The statuses in their order."""
+        return [status for _, status in self.seen]
+
+    def recovered(self) -> float:
+        """When a 200 first came after a 503; waits for it."""
+        wait_until(lambda: 503 in self.statuses and 200 in self._since_503(), what="recovery")
+        later = self.seen[self.statuses.index(503) :]
+        return next(at for at, status in later if status == 200)
+
+    def _since_503(self) -> list[int]:
+        statuses = self.statuses
+        return statuses[statuses.index(503) :]
+
+    def _run(self) -> None:
+        with httpx.Client(base_url=self._server.url, timeout=300, trust_env=False) as client:
+            while not self._end.is_set():
+                status = client.get("/ping").status_code
+                self.seen.append((time.monotonic(), status))
+                time.sleep(0.01)
+
+
+CHUNKED = b"POST /invocations HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 _MB = 1_000_000
 
 
@@ -49,7 +165,7 @@ def send(port: int, data: bytes) -> tuple[int, float]:
 
 
 def requests() -> Iterator[Hostile]:
-    """All of them, each made when it is its turn."""
+    """Every hostile request, each made when it is its turn."""
     yield from _heads()
     yield from _framing()
     yield from _sizes()
@@ -73,7 +189,7 @@ def _chat(*messages: Any, **members: Any) -> bytes:
 
 def _heads() -> Iterator[Hostile]:
     yield Hostile("an address of 16 MB", 414, b"GET /" + b"a" * 16 * _MB + b" HTTP/1.1\r\n\r\n")
-    yield Hostile("a query of 8 kB of &", 200, b"GET /ping?" + b"&" * 8000 + b" HTTP/1.1\r\n\r\n")
+    yield Hostile("a query of 8 kB of &", 200, b"GET /ping?" + b"&" * 8000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
     yield Hostile("a header of 16 MB", 431, PING[:-2] + b"X: " + b"a" * 16 * _MB + b"\r\n\r\n")
     yield Hostile("a header's name of 16 MB", 431, PING[:-2] + b"a" * 16 * _MB + b": b\r\n\r\n")
     yield Hostile("1,000,000 headers", 431, PING[:-2] + b"a: b\r\n" * _MB + b"\r\n")

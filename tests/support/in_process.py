@@ -23,15 +23,15 @@ import orjson
 from djl_trtllm.api import RawRequest
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.backends.scripted.executor import FEATURES, ScriptedExecutor
-from djl_trtllm.batching.limits import BatchLimits
-from djl_trtllm.batching.request_state import RequestState
+from djl_trtllm.batching.admission import BatchLimits
+from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.config import Backend, Config, Options
 from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, RequestError
 from djl_trtllm.executor.protocol import Delta, Limits, Start, Step, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult
 from djl_trtllm.service import Model, ModelService, ServedModel, State, Texts
-from tests.support import executors
+from tests.support import models
 
 PROMPT = "the little red riding hood went into the dark wood to see her grandmother"
 
@@ -41,7 +41,7 @@ _PID = 4000
 
 def played_model(tokenizer: Tokenizer, directory: Path = Path("/story"), **options: Any) -> Model:
     """A model for played hosts, named `story`. `options` are fields of `Options`; `script` is the executor's script."""
-    start = Start(executors.SCRIPTED, options.pop("script", {}))
+    start = Start(models.SCRIPTED, options.pop("script", {}))
     config = Config(Options(**options))
     limits = BatchLimits(
         max_batch_size=config.options.max_rolling_batch_size,
@@ -49,7 +49,7 @@ def played_model(tokenizer: Tokenizer, directory: Path = Path("/story"), **optio
         max_input_len=config.options.max_input_len,
         max_output_len=config.options.max_output_len,
         max_seq_len=config.options.max_seq_len or config.options.max_input_len + config.options.max_output_len,
-        max_resumes=config.options.retry_threshold if config.options.resume_after_restart else 0,
+        resume=config.options.resume_after_restart,
     )
     return Model("story", directory, config, start, limits, lambda: Texts(tokenizer), 0, Backend.SCRIPTED)
 
@@ -109,7 +109,7 @@ def state_of(service: ModelService | ServedModel) -> State:
 
 
 class PlayedHost:
-    """In the place of an engine process's client: see `ExecutorClient`.
+    """Stands in for an engine process's client: see `ExecutorClient`.
 
     Nothing comes until the test calls `step`; with `hosts.alone`, all comes by itself.
     """

@@ -7,25 +7,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from djl_trtllm.api.lmi import parameters as lmi
-from djl_trtllm.api.openai import parameters as openai
+from djl_trtllm.api.dialects import tgi as tgi
+from djl_trtllm.api.dialects import truss as truss
+from djl_trtllm.api.dialects.lmi import dialect as lmi
+from djl_trtllm.api.dialects.openai import dialect as openai
+from djl_trtllm.api.dialects.triton import inference as triton
 from djl_trtllm.api.parameters import IGNORED, Parameter, Table
-from djl_trtllm.api.tgi import parse as tgi
-from djl_trtllm.api.triton import inputs as triton
-from djl_trtllm.api.truss import parse as truss
 from tests.support.models import PROMPT
 
 MOST_TOKENS = 200
-"""Of one sequence; the server that gets the requests has this limit."""
+"""The most tokens of a sequence; the server that gets the requests has this limit."""
 
 ADAPTER = "french"
-"""One that the server has."""
+"""An adapter that the server has."""
 
 _WORDS = PROMPT.split()
 _SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": _SCHEMA}}
 _MAYBE_WRONG = 0.1
-"""Of the values of a request, this share is of any type and size."""
+"""The share of a request's values that are of any type and size."""
 
 _ANYTHING: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 2, 17, 65, 4096, 2**31 - 1, 2**31, 2**63, 2**64, 10**30,
@@ -85,13 +85,13 @@ _VALUES: dict[str, Callable[[random.Random], Any]] = {
         lambda r: r.random() < 0.5,
     ),
 }
-"""By the target of a parameter."""
+"""Values by the target of a parameter."""
 
 _NAMED: dict[tuple[str, str], Callable[[random.Random], Any]] = {
     ("completion", "logprobs"): lambda r: r.randrange(6),
     ("generate", "lora_task_id"): lambda r: r.choice((0, 7)),
 }
-"""By form and name, where the values of a target differ."""
+"""Values by form and name, where those of a target differ."""
 
 _GUIDES: dict[str, Callable[[random.Random], Any]] = {
     "grammar": lambda r: r.choice(({"type": "json", "value": _SCHEMA}, {"type": "regex", "value": "a+"})),
@@ -162,7 +162,7 @@ class RandomRequest:
 
 
 def random_request(source: random.Random, form_name: str = "") -> RandomRequest:
-    """One request, of any form or of that one."""
+    """A request of this form; of any form where none is named."""
     form_name = form_name or source.choice(_OFTEN)
     form = FORMS[form_name]
     count = source.choice((0, 1, 1, 2, 2, 3, 4, 6))

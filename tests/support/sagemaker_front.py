@@ -13,6 +13,7 @@ import tarfile
 import threading
 from binascii import crc32
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,10 +22,11 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import boto3
+import botocore.config
 import httpx
 from botocore.exceptions import ClientError
 
-from tests.support.moto_server import moto_server
+from tests.support.s3 import moto_server
 from tests.support.server import Server, serving
 
 REGION = "us-east-1"
@@ -243,3 +245,21 @@ def sagemaker(scratch: Path, **environ: str) -> Iterator[SageMaker]:
             front.shutdown()
             thread.join()
         front.server_close()
+
+
+# -- boto3's client of SageMaker's runtime, with a server of a test in the place of an endpoint ------------------------
+
+
+@contextmanager
+def runtime_of(url: str) -> Iterator[Any]:
+    """A client of the server at `url`, which asks once."""
+    client = boto3.client(
+        "sagemaker-runtime",
+        endpoint_url=url,
+        region_name="eu-west-1",
+        aws_access_key_id="none",
+        aws_secret_access_key="none",
+        config=botocore.config.Config(retries={"max_attempts": 0}, proxies={}),
+    )
+    yield client
+    client.close()

@@ -7,6 +7,7 @@ that nobody waits for.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -20,11 +21,80 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+import httpx
 import psutil
 
-from tests.support.reachable import Reachable
-from tests.support.waiting import survivors, wait_until
+from tests.support.client import JSON, Answer, body, exchange, lmi
+from tests.support.processes import survivors, wait_until
+
+
+class Reachable:
+    """A port with a client of it."""
+
+    process: psutil.Popen
+    """It and its children are what listens and works there."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.http = self._client()
+
+    def _client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=300, trust_env=False)
+
+    def ping(self) -> int:
+        """Status of /ping; 0 while nobody listens."""
+        try:
+            return self.http.get("/ping").status_code
+        except httpx.TransportError:
+            return 0
+
+    def generate(self, tokens: int = 4, *, stream: bool = False, **parameters: Any) -> httpx.Response:
+        """A request for a number of tokens, to its end."""
+        return self.http.post("/invocations", content=body(tokens, stream=stream, **parameters), headers=JSON)
+
+    def post(self, inputs: str, *, stream: bool = False, **parameters: Any) -> httpx.Response:
+        """A request, to its end."""
+        return self.http.post("/invocations", json=lmi(inputs, stream=stream, **parameters))
+
+    def answer(self, inputs: str, **parameters: Any) -> dict[str, Any]:
+        """The whole answer to one request, with details."""
+        answer = self.post(inputs, **{"details": True, **parameters})
+        assert answer.status_code == 200, answer.text
+        result: dict[str, Any] = answer.json()
+        return result
+
+    def token_ids(self, inputs: str, **parameters: Any) -> list[int]:
+        """The tokens of the answer to one request."""
+        return [token["id"] for token in self.answer(inputs, **parameters)["details"]["tokens"]]
+
+    def together(self, requests: list[dict[str, Any]], *, at_once: int = 64) -> list[Answer]:
+        """Send requests, `at_once` of them at a time, and read all answers."""
+
+        async def send() -> list[Answer]:
+            places = asyncio.Semaphore(at_once)
+
+            async def one(request: dict[str, Any]) -> Answer:
+                async with places:
+                    return await exchange(self.port, request)
+
+            return await asyncio.gather(*map(one, requests))
+
+        return asyncio.run(send())
+
+    def connect(self, receive_buffer: int | None = None) -> socket.socket:
+        """A raw connection."""
+        connection = socket.socket()
+        if receive_buffer is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        connection.settimeout(300)
+        connection.connect(("127.0.0.1", self.port))
+        return connection
+
+
+# -- Real servers, started as a user starts them, looked at from outside, and left with nothing behind -----------------
 
 CLI = ("-m", "djl_trtllm.cli")
 START_SECONDS = 300.0
@@ -153,7 +223,7 @@ class Server(Reachable):
         return text in self._log.read_text(errors="replace")
 
     def wait_for_ping(self, status: int = 200, timeout: float = START_SECONDS) -> None:
-        """Until /ping answers with `status`."""
+        """Wait until /ping answers with `status`."""
 
         def answered() -> bool:
             assert self.process.poll() is None, "\n".join(["the server ended:", *self.log[-60:]])
@@ -169,10 +239,6 @@ class Server(Reachable):
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         samples = re.findall(rf"^djl_trtllm_{name}(?:\{{(.*)\}})? (\S+)$", page, re.MULTILINE)
         return sum(float(value) for given, value in samples if all(label in given for label in wanted))
-
-    def has_metric(self, name: str) -> bool:
-        """Whether the metric `djl_trtllm_NAME` is there now."""
-        return f"# TYPE djl_trtllm_{name} " in self.http.get("/metrics").text
 
     def finished(self, reason: str) -> float:
         """How many sequences have ended so."""
@@ -209,7 +275,7 @@ class Server(Reachable):
         return [child for child in self.descendants() if child.status() == psutil.STATUS_STOPPED]
 
     def wait_until_stopped(self) -> None:
-        """Until the fault has come."""
+        """Wait until the fault has come."""
         wait_until(lambda: bool(self.stopped()), what="an engine that stands still")
 
     def resume(self) -> None:
@@ -230,7 +296,7 @@ class Server(Reachable):
         self._at_rest = self.process.num_fds(), self.process.num_threads()
 
     def check_leaks(self) -> None:
-        """Nothing waits or runs, and of descriptors and threads there are no more than `note_rest` saw."""
+        """Wait until nothing runs, and descriptors and threads are as few as `note_rest` saw."""
         if self._at_rest is None or self.process.poll() is not None:
             return
         self.descendants()
@@ -260,7 +326,7 @@ def serving(model: Path | str | None, scratch: Path | None = None, /, **environ:
 
 @contextlib.contextmanager
 def running(server: Server, start_seconds: float = START_SECONDS) -> Iterator[Server]:
-    """The same of one that was just started. One that the block has ended is not looked at any more."""
+    """A server that was just started, as in `serving`. One that the block has ended is not looked at any more."""
     with server:
         server.wait_for_ping(timeout=start_seconds)
         server.note_rest()
@@ -272,6 +338,6 @@ def running(server: Server, start_seconds: float = START_SECONDS) -> Iterator[Se
 
 
 def check_leaks() -> None:
-    """Of every server that runs."""
+    """Check every server that runs."""
     for server in _running:
         server.check_leaks()

@@ -70,7 +70,9 @@ def make_clone(folder: Path) -> Path:
     environment = folder / ".venv-serve"
     programs = environment / "bin"
     programs.mkdir(parents=True)
-    (environment / ".complete").write_bytes((ROOT / "pyproject.toml").read_bytes() + (ROOT / "uv.lock").read_bytes())
+    extras = re.findall(r"make_environment .* (\S+)", (ROOT / "scripts" / "serve").read_text())
+    asked_for = [(ROOT / name).read_text() for name in ("pyproject.toml", "uv.lock")] + [f"{extras[0]}\n"]
+    (environment / ".complete").write_text("".join(asked_for))
     (programs / "activate").write_text(f'PATH="{programs}:$PATH"\n')
     for name, arguments in {"djl-trtllm": CLI, "python": (), "python3": ()}.items():
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {" ".join(arguments)} "$@"\n')

@@ -1,6 +1,5 @@
 """Tests in virtual time: what waits for a timer waits for nothing.
 
-    @in_virtual_time
     async def test_a_request_past_its_deadline_is_ended(service: ModelService) -> None:
         ...
         await asyncio.sleep(600)
@@ -62,7 +61,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return handle
 
     def timers(self) -> set[asyncio.TimerHandle]:
-        """Those that will still run."""
+        """The timers that will still run."""
         return {handle for handle in self._timers if handle.when() > self.now and not handle.cancelled()}
 
     @property

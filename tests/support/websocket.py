@@ -5,14 +5,15 @@ from __future__ import annotations
 import struct
 
 HANDSHAKE = (
-    b"GET /invocations-bidirectional-stream HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"GET /invocations-bidirectional-stream HTTP/1.1\r\nHost: localhost\r\n"
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 )
-"""Without the empty line at its end."""
+"""A handshake without the empty line at its end."""
 CONTINUATION, TEXT, BINARY, PING = 0, 1, 2, 9
 
 
 def frame(kind: int, data: bytes = b"", *, end: bool = True) -> bytes:
-    """One of a client's, with a mask that changes nothing."""
+    """A client's frame, with a mask that changes nothing."""
     size = bytes([0x80 | len(data)]) if len(data) < 126 else b"\xfe" + struct.pack("!H", len(data))
     return bytes([0x80 * end | kind]) + size + bytes(4) + data

@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from djl_trtllm.batching.request_record import RequestRecord
-from djl_trtllm.batching.request_state import RequestState
-from djl_trtllm.request import FinishReason, GenerationRequest, Origin, Sampling
+from djl_trtllm.batching.sequence import RequestState
+from djl_trtllm.batching.statistics import RequestRecord
+from djl_trtllm.request import FinishReason, GenerationRequest, RequestOrigin, Sampling
 from djl_trtllm.telemetry import ServedRequest
-from djl_trtllm.telemetry.served_request import Asked
+from djl_trtllm.telemetry.request_log import Asked
 
 BEGAN = 100.0
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -20,7 +20,8 @@ def state(**changes: Any) -> RequestState:
     times = {"started": 103.0, "first_token_at": 106.0, "last_token_at": 110.0, "ended": 110.0}
     rest = {"generated_tokens": 5, "reason": FinishReason.LENGTH}
     return cast(
-        RequestState, SimpleNamespace(record=RequestRecord(Origin(), 101.0, 7, 1, **{**times, **rest, **changes}))
+        RequestState,
+        SimpleNamespace(record=RequestRecord(RequestOrigin(), 101.0, 7, 1, **{**times, **rest, **changes})),
     )
 
 

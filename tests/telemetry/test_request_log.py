@@ -6,12 +6,54 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.logs.context import request_id_of
-from djl_trtllm.request import FinishReason
+from djl_trtllm.logs import request_id_of
+from djl_trtllm.request import FinishReason, GenerationRequest, Sampling
 from djl_trtllm.telemetry import ServedRequest
-from djl_trtllm.telemetry.request_log import RequestLog
+from djl_trtllm.telemetry.request_log import Asked, Generated, RequestLog
 from tests.support.virtual_time import in_virtual_time
 from tests.telemetry.requests import served, state
+
+
+@pytest.mark.parametrize(
+    ("status", "failed"), [(200, False), (399, False), (400, True), (499, True), ("OK", False), ("UNAVAILABLE", True)]
+)
+def test_a_status_says_whether_the_request_failed(status: int | str, failed: bool) -> None:
+    assert served(status=status).failed is failed
+
+
+def test_a_request_that_never_was_queued_has_generated_nothing() -> None:
+    assert served().generated() is None
+
+
+def test_one_prompt_has_the_figures_of_its_record() -> None:
+    assert served(state()).generated() == Generated(7, 5, 101.0, 103.0, 106.0, 110.0, ("length",), "")
+
+
+def test_several_prompts_are_from_the_first_start_to_the_last_end() -> None:
+    second = state(
+        started=102.0, first_token_at=104.0, last_token_at=112.0, reason=FinishReason.ERROR, error="GenerationError"
+    )
+    third = state(started=None, first_token_at=None, last_token_at=None, generated_tokens=0, reason=None)
+    found = served(state(), second, third).generated()
+    assert found == Generated(21, 10, 101.0, 102.0, 104.0, 112.0, ("length", "error"), "GenerationError")
+
+
+def test_what_did_not_happen_has_no_time() -> None:
+    waiting = state(started=None, first_token_at=None, last_token_at=None, generated_tokens=0, reason=None)
+    assert served(waiting).generated() == Generated(7, 0, 101.0, None, None, None, (), "")
+
+
+def test_what_was_asked_has_the_names_of_the_conventions() -> None:
+    sampled = Sampling(max_new_tokens=9, do_sample=True, temperature=0.5, top_p=0.9, n=2)
+    assert Asked.of(GenerationRequest(prompt="x", sampling=sampled)) == Asked("text_completion", 9, 0.5, 0.9, 2)
+    greedy = GenerationRequest(messages=[], default_new_tokens=30)
+    assert Asked.of(greedy) == Asked("chat", 30, 0.0, 1.0, 1)
+
+
+def test_a_request_is_one_whose_client_left_until_there_is_a_status() -> None:
+    request = ServedRequest("r-1", "GET", "/")
+    assert (request.status, request.reads, request.quiet, request.generated()) == (499, False, False, None)
+
 
 NOW = 112.5
 
@@ -69,6 +111,18 @@ def test_a_refusal_has_its_status_and_the_class_of_its_error(caplog: pytest.LogC
     )
 
 
+def test_a_line_has_its_client(caplog: pytest.LogCaptureFixture) -> None:
+    assert " dialect=lmi client=web-app prompt_tokens=" in line_of(caplog, served(state(), client="web-app"))
+
+
+@pytest.mark.parametrize(("reseeded", "shown"), [((False, False), False), ((False, True), True)])
+def test_a_request_that_went_on_in_another_engine_process_says_how_often(
+    caplog: pytest.LogCaptureFixture, reseeded: tuple[bool, bool], shown: bool
+) -> None:
+    text = line_of(caplog, served(*(state(resumes=2, reseeded=each) for each in reseeded)))
+    assert f" resumes=4 reseeded={shown} " in text
+
+
 def test_sequences_that_ended_differently_have_all_their_reasons(caplog: pytest.LogCaptureFixture) -> None:
     text = line_of(caplog, served(state(), state(reason=FinishReason.END_TOKEN)))
     assert " finish_reason=length,eos_token " in text
@@ -115,12 +169,14 @@ def test_a_flood_of_refusals_is_ten_lines_a_second_and_a_number(caplog: pytest.L
         log = RequestLog(asyncio.get_running_loop().time)
         for _ in range(2):
             for number in range(1000):
-                log.write(served(status=503 if number % 4 else 429), {})
+                refused = served(status=503 if number % 4 else 429, client="a flood" if number % 5 else "light")
+                log.write(refused, {})
             await asyncio.sleep(1.5)
 
     in_virtual_time(flood)()
     texts = [line.getMessage() for line in caplog.records]
     count = "990 more requests did not generate and have no line: 247 with 429, 743 with 503"
+    count += '; 792 of client="a flood"'
     assert texts[10] == texts[21] == count
     assert len(texts) == 22
 

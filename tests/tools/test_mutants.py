@@ -9,19 +9,24 @@ import subprocess
 import pytest
 
 from tools.mutants import equivalents, mutants_of
-from tools.mutate import NAMESPACE, PACKAGE, ROOT, modules, own_tests
+from tools.mutate import NAMESPACE, PACKAGE, ROOT, Suite, chosen, modules, package_of
 
 
 def changes(source: str) -> set[str]:
     """The lines that the mutants of a source have in place of its last line."""
     before = source.splitlines()
-    return {line.strip() for mutant in mutants_of(source) for line in mutant.source.splitlines() if line not in before}
+    return {
+        line.strip()
+        for mutant in mutants_of(source)
+        for line in (mutant.applied(source) or "").splitlines()
+        if line not in before
+    }
 
 
 @pytest.mark.parametrize(
     ("line", "mutants"),
     [
-        ("if a < b: c()", {"if a <= b: c()", "if not (a < b): c()", "if a < b: pass"}),
+        ("if a < b: c()", {"if a <= b: c()", "if a < 1: c()", "if not (a < b): c()", "if a < b: pass"}),
         ("x = a and b", {"x = a or b"}),
         ("x = a and b and c", {"x = True and b and c", "x = a and True and c", "x = a and b and True"}),
         ("x = not a", {"x = (a)"}),
@@ -39,6 +44,8 @@ def changes(source: str) -> set[str]:
         ("logger.info(a, b=c)", set()),
         ("raise SomeError(f'{a + b}', c=True)", {"pass"}),
         ("assert a < b", set()),
+        ("x = 'a text for people'", set()),
+        ("x = zip(a, strict=True)", set()),
         ("Kind = Literal['a', 'b']", set()),
         ("x = a['b']", {"x = a['bX']"}),
         ("'''A docstring that is none.'''", set()),
@@ -46,6 +53,21 @@ def changes(source: str) -> set[str]:
 )
 def test_a_line_has_these_mutants(line: str, mutants: set[str]) -> None:
     assert changes(f"def f():\n    {line}") == mutants
+
+
+@pytest.mark.parametrize(
+    ("source", "mutant"),
+    [
+        ("def f(a: int, b: int):\n    g(a)", "g(b)"),
+        ("def f(a):\n    a = g()\n    h(a)", "pass"),
+        ("def f(a, b):\n    if a < b: c()", "if a < 1: c()"),
+        ("def f(n):\n    range(n)", "range(1)"),
+        ("class A:\n    def f(self, x):\n        self.x = 1\n        g(x)", "g(self.x)"),
+        ("class A:\n    def f(self, x):\n        g(self.x, x)", "g(x, x)"),
+    ],
+)
+def test_names_statements_and_bounds_are_exchanged(source: str, mutant: str) -> None:
+    assert mutant in changes(source)
 
 
 def test_a_baseexception_that_is_caught_is_not_any_exception() -> None:
@@ -58,7 +80,7 @@ def test_every_mutant_is_python_with_a_name_of_its_own() -> None:
     found = list(mutants_of(source))
     assert len({mutant.name for mutant in found}) == len(found) > 50
     whole = ast.dump(ast.parse(source))
-    assert all(ast.dump(ast.parse(mutant.source)) != whole for mutant in found)
+    assert all(ast.dump(ast.parse(mutant.applied(source) or "")) != whole for mutant in found)
 
 
 def test_what_is_called_equivalent_is_a_mutant_and_has_a_reason() -> None:
@@ -69,11 +91,18 @@ def test_what_is_called_equivalent_is_a_mutant_and_has_a_reason() -> None:
             assert all(len(reason) > 10 for reason in known.values()), module
 
 
-def test_a_module_has_its_own_tests_and_not_those_of_a_longer_name() -> None:
-    longer = own_tests("backends/tensorrt_llm/running_request.py")
-    assert longer == ["tests/backends/tensorrt_llm/test_running_request.py"]
-    own = own_tests("backends/tensorrt_llm/executor.py")
-    assert "tests/backends/tensorrt_llm/test_executor.py" in own and not set(longer) & set(own)
+def test_a_line_gets_the_tests_that_run_it_the_fastest_first() -> None:
+    suite = Suite({"a": 2.0, "b": 1.0, "c": 3.0}, {"x.py": {1: [], 2: ["a", "b"], 3: ["a"]}})
+    assert suite.of("x.py", 2) == ["b", "a"]
+    assert suite.of("x.py", 1) == ["b", "a"]  # only imports run it
+    assert suite.of("y.py", 1) == ["b", "a", "c"]  # no test runs it in its own process
+
+
+def test_a_sample_follows_from_its_seed() -> None:
+    names = modules(["batching"])
+    first = chosen(names, 5, seed=1)
+    assert first == chosen(names, 5, seed=1) != chosen(names, 5, seed=2)
+    assert {package_of(name) for name, _ in first} == {"batching"}
 
 
 def test_a_pattern_that_means_no_module_is_an_error() -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,41 @@ from djl_trtllm.backends.tensorrt_llm.names import members
 from tests.fakes.installation import fake_tensorrt_llm
 from tests.support import server as cli
 from tests.support.server import Server, running
-from tests.trtllm.kept import KeptServer
+
+
+class KeptServer:
+    """Started when it is first wanted. One that a test has left broken is replaced, so that only that test fails."""
+
+    def __init__(self, start: Callable[[], AbstractContextManager[Server]]) -> None:
+        self._start = start
+        self._stack = ExitStack()
+        self._server: Server | None = None
+
+    def get(self) -> Server:
+        """A server that answers."""
+        if self._server is not None and not _answers(self._server):
+            if self._server.process.poll() is None:
+                self._server.process.kill()
+                self._server.process.wait()
+            self.close()
+        if self._server is None:
+            self._server = self._stack.enter_context(self._start())
+        return self._server
+
+    def close(self) -> None:
+        self._server = None
+        self._stack.close()
+
+
+def _answers(server: Server) -> bool:
+    """Whether the server passes the strongest check that there is: it generates."""
+    if server.process.poll() is not None:
+        return False
+    try:
+        return server.ping() == 200 and server.generate(2).status_code == 200
+    except httpx.HTTPError:
+        return False
+
 
 CHECKPOINT = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 START_SECONDS = 900
@@ -107,7 +142,7 @@ def make_model(tmp_path_factory: pytest.TempPathFactory, tiny_stories: Path) -> 
 def takes_seeds(installation: Installation) -> bool:
     """Whether the PyTorch backend's own sampler has seeds of requests (TensorRT-LLM #17172)."""
     program = (
-        "import sys; from djl_trtllm.backends.tensorrt_llm.sampler import takes_seeds; sys.exit(not takes_seeds())"
+        "import sys; from djl_trtllm.backends.tensorrt_llm.sampling import takes_seeds; sys.exit(not takes_seeds())"
     )
     environ = {**os.environ, **installation.environ}
     return subprocess.run([sys.executable, "-c", program], env=environ, timeout=START_SECONDS).returncode == 0
@@ -126,7 +161,7 @@ def serving(installation: Installation, model: Path) -> Iterator[Server]:
 
 
 def ask(server: Server, inputs: str, *, stream: bool = False, **parameters: Any) -> httpx.Response:
-    """One request, to its end."""
+    """Send a request, and read its answer to the end."""
     return server.post(inputs, stream=stream, **parameters)
 
 

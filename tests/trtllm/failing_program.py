@@ -21,6 +21,10 @@ def imported(name: str, version: str) -> Any:
     return getattr(import_module(module_of(name, version)), name)
 
 
+_kept: list[Case] = []
+"""An LLM that nobody holds shuts down, which waits for workers that are gone."""
+
+
 class Case:
     """A loaded LLM. `patience`: seconds without an answer that stand for never."""
 
@@ -29,6 +33,7 @@ class Case:
         self.version: str = package.__version__
         self.patience = float(os.environ.get("PATIENCE", "30"))
         self.llm = package.LLM(model=model, **arguments)
+        _kept.append(self)
 
     async def read(self, tokens: int, prompt: list[int] = PROMPT, abort: bool = False, **fields: Any) -> str:
         """The reason of its end, or its error."""
@@ -87,7 +92,7 @@ def main() -> None:
     case, model, path = sys.argv[1:]
     answer = asyncio.run(globals()[case](model, path))
     print(json.dumps(answer), flush=True)
-    os._exit(0)  # a shutdown waits for workers that are gone
+    os._exit(0)
 
 
 if __name__ == "__main__":

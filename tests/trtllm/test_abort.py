@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.client import lmi, raw_post, read_until
+from tests.support.processes import wait_until
 from tests.support.server import Server
-from tests.support.waiting import wait_until
 from tests.trtllm.conftest import START_SECONDS, ask
 
 pytestmark = pytest.mark.timeout(3 * START_SECONDS)
@@ -55,7 +55,7 @@ def test_in_the_first_and_in_a_middle_token(server: Server, lines: int) -> None:
 
 
 def test_as_soon_as_it_is_sent(server: Server) -> None:
-    """In the queue, in the context phase, or before it was read."""
+    """The request is in the queue, in the context phase, or not read yet."""
     for _ in range(5):
         leave(send(server))
 

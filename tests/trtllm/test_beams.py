@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.server import Server
-from tests.trtllm.conftest import START_SECONDS, Installation, MakeModel, ask, serving
-from tests.trtllm.kept import KeptServer
+from tests.trtllm.conftest import START_SECONDS, Installation, KeptServer, MakeModel, ask, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * START_SECONDS)]
 
@@ -83,7 +82,9 @@ def test_log_probabilities_of_beams_are_refused_where_there_are_none(server: Ser
     answer = server.http.post("/invocations", json=chat)
     if backend == "tensorrt":
         assert answer.status_code == 424
-        assert "'logprobs' with 'num_beams': this engine has no log-probabilities of beams" in answer.text
+        assert (
+            "'logprobs' with 'num_beams' ('beam_width'): this engine has no log-probabilities of beams" in answer.text
+        )
     else:
         assert answer.status_code == 200, answer.text
     assert ask(server, PROMPT, max_new_tokens=8).status_code == 200

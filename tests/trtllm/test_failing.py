@@ -17,7 +17,7 @@ from tests.trtllm.conftest import START_SECONDS, Installation, MakeModel, ask, s
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * START_SECONDS)]
 
 PACKAGES = ("xgrammar", "llguidance")
-"""That compile guides."""
+"""Packages that compile guides."""
 
 
 def seen(installation: Installation, case: str, model: Path, adapter: Path | None = None) -> Any:

@@ -26,7 +26,7 @@ def test_1_2_has_no_seeds_of_requests_on_pytorch(installation: Installation) -> 
 
 
 def test_a_seed_decides_or_is_refused(installation: Installation, server: Server, backend: str) -> None:
-    """Of requests that run alone: see `seed_manager.py` in TensorRT-LLM."""
+    """Outputs of requests that run alone: see `seed_manager.py` in TensorRT-LLM."""
     if backend == "tensorrt" or takes_seeds(installation):
         assert ids(server, 7) == ids(server, 7) != ids(server, 8)
         return

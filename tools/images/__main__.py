@@ -1,4 +1,4 @@
-"""See scripts/images."""
+"""Build and measure the images, as scripts/images says."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Builder:
         options = []
         if self.stand_in:
             stand_ins.make(self.engine, dockerfile)
-            options.append("--pull-never")
+            options += stand_ins.options(dockerfile)
         if name == "djl" and self.source:
             # The network of the machine, where it is served.
             options += ["--build-arg", f"DJL_SERVING_SOURCE={self.source}", "--network=host"]

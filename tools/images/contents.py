@@ -27,7 +27,7 @@ UNWANTED = {
 
 
 def unwanted(added: Iterable[str]) -> dict[str, str]:
-    """Those of the files that an image adds to its base that should not be there, with what they are."""
+    """The unwanted files among those that an image adds to its base, with what they are."""
     found = {}
     for path in added:
         kinds = [kind for pattern, kind in UNWANTED.items() if fnmatchcase(path, pattern)]
@@ -42,5 +42,5 @@ def added(files: dict[str, int], base: dict[str, int]) -> dict[str, int]:
 
 
 def largest(files: dict[str, int], count: int = 10) -> list[tuple[str, int]]:
-    """The largest of them, with sizes."""
+    """The largest files, with their sizes."""
     return sorted(files.items(), key=lambda file: -file[1])[:count]

@@ -43,12 +43,12 @@ class Container:
     name: str
 
     def log(self) -> str:
-        """What it has written, on both outputs."""
+        """The container's output, on stdout and stderr."""
         done = self.engine.run("logs", self.name, check=False)
         return done.stdout + done.stderr
 
     def running(self) -> bool:
-        """Whether its process has not ended."""
+        """Whether the container's process has not ended."""
         return self._state("Running") == "true"
 
     def status(self) -> int:
@@ -70,11 +70,6 @@ class Engine:
     command: tuple[str, ...]
     options: tuple[str, ...] = field(default=())
     build_options: tuple[str, ...] = field(default=())
-
-    @property
-    def is_docker(self) -> bool:
-        """Whether it is Docker and not podman."""
-        return Path(self.command[0]).name == "docker"
 
     def run(
         self, *arguments: str, check: bool = True, stdin: Any = subprocess.DEVNULL
@@ -125,7 +120,7 @@ class Engine:
 
 
 def count_steps(output: str) -> tuple[int, int]:
-    """Of a build's output: its steps that can be cached, and those that were."""
+    """Count the steps in a build's output that can be cached, and those that were."""
     podman = [name for name in _PODMAN_STEP.findall(output) if name != "FROM"]
     if podman:
         return len(podman), len(_PODMAN_CACHED.findall(output))

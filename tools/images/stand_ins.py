@@ -36,11 +36,25 @@ def bases(dockerfile: Path) -> list[str]:
     return list(dict.fromkeys(filled(text, r"^FROM (\S+)")))
 
 
+def arguments(text: str) -> dict[str, str]:
+    """The defaults of a Dockerfile's arguments, without the digests of bases: a stand-in has another one."""
+    return {
+        name: value.partition("@sha256:")[0] for name, value in re.findall(r"^ARG (\w+)=(\S+)$", text, re.MULTILINE)
+    }
+
+
+def options(dockerfile: Path) -> list[str]:
+    """Options of a build on stand-ins: bases by tag, and none from a registry."""
+    text = dockerfile.read_text(encoding="utf-8")
+    pinned = re.findall(r"^ARG (\w+)=\S+@sha256:", text, re.MULTILINE)
+    return ["--pull-never", *(f"--build-arg={name}={arguments(text)[name]}" for name in pinned)]
+
+
 def filled(text: str, pattern: str) -> list[str]:
     """What a pattern finds in a Dockerfile, with the defaults of its arguments."""
-    arguments = dict(re.findall(r"^ARG (\w+)=(\S+)$", text, re.MULTILINE))
+    values = arguments(text)
     found = re.findall(pattern, text, re.MULTILINE)
-    return [re.sub(r"\$\{(\w+)\}", lambda name: arguments[name[1]], each) for each in found]
+    return [re.sub(r"\$\{(\w+)\}", lambda name: values[name[1]], each) for each in found]
 
 
 def missing() -> str | None:
@@ -54,14 +68,14 @@ def missing() -> str | None:
 
 
 def make(engine: Engine, dockerfile: Path) -> None:
-    """Make those that a Dockerfile needs and that are not there yet."""
+    """Make the stand-ins that a Dockerfile needs and that are not there yet."""
     for base in bases(dockerfile):
         if not engine.has(base):
             _make(engine, base)
 
 
 def target_of(base: str) -> str:
-    """What of the stand-ins' Dockerfile stands in for a base. EngineError: nothing does."""
+    """The target of the stand-ins' Dockerfile for a base. Raises EngineError if there is none."""
     for end, target in _TARGETS.items():
         if base.rpartition(":")[0].endswith(end):
             return target
@@ -69,7 +83,7 @@ def target_of(base: str) -> str:
 
 
 def full_name(base: str) -> str:
-    """With its registry, as the labels of the images have it. The dots of a version are none of a registry."""
+    """A base's name with its registry, as the images' labels have it. The dots of a version are none of a registry."""
     registry, slash, _ = base.partition("/")
     return base if slash and "." in registry else f"docker.io/library/{base}"
 

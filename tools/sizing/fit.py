@@ -13,8 +13,8 @@ import itertools
 import math
 from collections.abc import Iterable
 
-from djl_trtllm.sizing.buffers import GIB, EngineConstants
-from djl_trtllm.sizing.check_tables import Check, render, rows
+from djl_trtllm.sizing.estimate import GIB, EngineConstants
+from tools.sizing.check_tables import Check, render, rows
 
 _ABOVE = 8
 _MOST = 3.0

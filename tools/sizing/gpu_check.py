@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from djl_trtllm.engines.gpu_state import GpuState, read_states
+from djl_trtllm.engines.hardware import GpuState, read_states
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
-from djl_trtllm.sizing.estimate import GIB, Conditions, estimate
+from djl_trtllm.sizing.estimate import GIB, Conditions, Estimate
 
 _NEAR = 0.02
 _ROUNDED = 32 << 20
@@ -95,7 +95,7 @@ def _models(torch: Any, most: int) -> Iterator[str]:
         config = _config(name)
         sizes = CheckpointSizes.from_config(config, name)
         for ranks in (1, 2, 4, 8):
-            found = estimate(sizes, Conditions(80 * GIB, tensor_parallel=ranks, backend="pytorch"))
+            found = Estimate(sizes, Conditions(80 * GIB, tensor_parallel=ranks, backend="pytorch"))
             if found.weights + found.kv_bytes_per_token * _TOKENS > most:
                 yield f"{name}, tp {ranks}: skipped, it needs more than --most-gib"
                 continue
@@ -103,7 +103,7 @@ def _models(torch: Any, most: int) -> Iterator[str]:
             yield _compared(f"{name}, tp {ranks}, weights", found.weights, made)
             for dtype, kv_dtype in ((torch.bfloat16, None), (torch.float8_e4m3fn, "fp8")):
                 conditions = Conditions(80 * GIB, tensor_parallel=ranks, kv_dtype=kv_dtype, backend="pytorch")
-                expected = estimate(sizes, conditions).kv_bytes_per_token * _TOKENS
+                expected = Estimate(sizes, conditions).kv_bytes_per_token * _TOKENS
                 shape = (_TOKENS // _BLOCK, 2, max(1, keys // ranks), _BLOCK, hidden // heads)
                 made = _allocated(torch, partial(_cache, torch, layers, shape, dtype))
                 yield _compared(f"{name}, tp {ranks}, KV of {_TOKENS} tokens, {kv_dtype or 'bf16'}", expected, made)
@@ -115,7 +115,7 @@ def _filled(torch: Any) -> str:
     config = _config("Llama 3 8B")
     states = read_states()
     memory = states[0].total if states else total
-    found = estimate(CheckpointSizes.from_config(config), Conditions(memory, fraction=1.0, backend="pytorch"))
+    found = Estimate(CheckpointSizes.from_config(config), Conditions(memory, fraction=1.0, backend="pytorch"))
     try:
         kept = [
             _weights(torch, config, 1),

@@ -18,7 +18,8 @@ version, and is what the fake TensorRT-LLM of the tests is made from.
 
 Of TensorRT-LLM 1.2.1 the JSON schema of its engine backend's arguments was seen, which somebody made inside NVIDIA's
 container (public repository henrycgbaker/LLenergyMeasure). The table agrees with it but for differences that have a
-reason each (`python -m tools.tensorrt_llm.schema`). All else that stands here for 1.2.1 is what versions before and
+reason each (`python -m tools.tensorrt_llm.schema`). Where arguments end is compared with NVIDIA's own manifest of about
+1.4 (`python -m tools.tensorrt_llm.manifest`). All else that stands here for 1.2.1 is what versions before and
 after it have in common, or what is inferred between them. A first or last version that is *inferred* is a guess between
 two versions that were read. To compare the table with a real one, in a container that has TensorRT-LLM or on an
 unpacked wheel:

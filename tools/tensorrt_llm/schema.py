@@ -36,7 +36,7 @@ class Difference:
 
 
 def differences(schema: Mapping[str, Any]) -> Iterator[Difference]:
-    """What a reduced schema and the table say differently about the schema's version."""
+    """The differences between a reduced schema and the table about the schema's version."""
     version = schema["version"]
     for owner, names in schema["classes"].items():
         if not _known(owner, version):
@@ -78,7 +78,7 @@ def _of_name(member: Member, seen: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _default(member: Member) -> object:
-    """As a schema has it: what is made anew for each object has none, and a required argument of LLM neither."""
+    """A default as a schema has it: values made anew for each object have none, nor have required arguments of LLM."""
     default = member.default
     if default is REQUIRED:
         return None if member.owner.endswith("LlmArgs") else REQUIRED_DEFAULT
@@ -99,7 +99,7 @@ def _of_enum(owner: str, values: Sequence[object], version: str) -> Iterator[Dif
 
 
 def report(found: Sequence[Difference], reasons: Mapping[str, str]) -> tuple[list[str], bool]:
-    """As text, and whether every difference has its reason and every reason a difference."""
+    """The differences as text, and whether every difference has its reason and every reason a difference."""
     lines, unexplained = [], 0
     for difference in found:
         reason = reasons.get(difference.subject)

@@ -70,7 +70,7 @@ def _subscripted(node: ast.Subscript) -> Iterator[str]:
 
 
 def reduced(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What is compared of a `schema.discovered.json`; a reduced one as it is. Raises KeyError for anything else."""
+    """The compared part of a `schema.discovered.json`; a reduced one stays as it is. Raises KeyError for other data."""
     if not isinstance(schema, Mapping):
         raise KeyError("engine_params")
     if "classes" in schema:

@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from djl_trtllm.backends.as_built import Built
-from djl_trtllm.backends.base import EngineBackend, Offer
-from djl_trtllm.backends.effects import Effects
-from djl_trtllm.backends.openvino.engine_limits import built_limits
-from djl_trtllm.backends.openvino.options import EFFECTS
-from djl_trtllm.backends.openvino.plan import OpenVinoPlan, plan_openvino
-from djl_trtllm.config import Backend, Config
+from djl_trtllm.backends.base import Built, EngineBackend, Offer
+from djl_trtllm.backends.effects import Effects, read_effects
+from djl_trtllm.backends.openvino.compile import COMPILER, OpenVinoSpec, check_engine
+from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache
+from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
+from djl_trtllm.config.configuration import format_setting
+from djl_trtllm.config.options.choices import RotaryScaling
+from djl_trtllm.config.sources import OriginKind
+from djl_trtllm.engines.cache import MANIFEST_FILE, Manifest, OptionValue, installed_versions
 from djl_trtllm.engines.hardware import Hardware
-from djl_trtllm.errors import EngineError
-from djl_trtllm.model import Layout, ModelKind
+from djl_trtllm.engines.plan import EnginePlan, asked_options, planned_length, planned_sequences, shared_fields
+from djl_trtllm.errors import ConfigError, EngineError
+from djl_trtllm.model import Layout, ModelKind, ModelShape
+from djl_trtllm.model.checkpoint import read_header
+from djl_trtllm.progress import format_bytes
 
 _LOADED = (ModelKind.HF_CHECKPOINT, ModelKind.OPENVINO_ENGINE)
+_MANY_SEQUENCES = 256
+_BATCHED_TOKENS = 256
+_BATCHED_TOKENS_OF_MANY = 512
+_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_ACTIVATIONS = "OpenVINO has no 8-bit activations for this; option.quantize={} is its nearest"
+_NO_COUNTERPART = {
+    Quantization.SMOOTHQUANT: _ACTIVATIONS.format("int8 (weights only)"),
+    Quantization.W4A8_AWQ: _ACTIVATIONS.format("awq"),
+    Quantization.FP8: "CPUs have no 8-bit floating point arithmetic; option.quantize=int8 takes the same memory",
+}
+_WITHOUT_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"})
+_VERSIONS = ("openvino", "openvino-genai", "optimum-intel", "nncf", "djl-trtllm")
+_RUNTIME = ("openvino", "openvino-genai")
+_SEND_SECONDS = 0.004
+"""A message costs the server as much as several tokens, and the engine's threads wait for its core meanwhile."""
+
+EFFECTS: Effects = read_effects(__package__, "openvino")
+"""On OpenVINO GenAI's continuous batching pipeline (`option.backend=openvino`)."""
 
 
 class OpenVinoBackend(EngineBackend):
@@ -47,8 +75,258 @@ class OpenVinoBackend(EngineBackend):
     def plan(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
     ) -> OpenVinoPlan:
-        return plan_openvino(config, layout, hardware, backend, reason, compile_only=compile_only)
+        """Derive the plan.
+
+        Raises ConfigError (all problems at once), LayoutError for damaged weight files, and EngineError for models that
+        compile and do not run.
+        """
+        options = config.options
+        shape = layout.shape
+        if shape.model_type in _WITHOUT_ATTENTION:
+            raise EngineError(
+                f"{layout.path} is a {shape.model_type} model, which has no attention: OpenVINO compiles it, and its "
+                "continuous batching, which pages the KV cache of attention layers, cannot run it; serve it with "
+                "TensorRT-LLM on a GPU, if that has it"
+            )
+        problems: list[str] = []
+        notes: list[str] = []
+        if options.quantize in _NO_COUNTERPART:
+            problems.append(
+                f"{format_setting(config, 'quantize')} is not available with OpenVINO: "
+                f"{_NO_COUNTERPART[options.quantize]}, or serve with TensorRT-LLM on a GPU"
+            )
+        if options.kv_cache_dtype is KvCacheDType.FP8:
+            problems.append(
+                f"{format_setting(config, 'kv_cache_dtype')} is not available with OpenVINO: "
+                "option.kv_cache_dtype=int8 takes the same memory"
+            )
+        dtype = _dtype(config, layout, shape)
+        quantize = "none" if options.quantize is None else options.quantize.value
+        max_seq_len = planned_length(config, shape, notes)
+        if options.rotary_scaling_type is RotaryScaling.DYNAMIC and not layout.kind.is_engine:
+            notes.append(
+                f"{format_setting(config, 'rotary_scaling_type')} has no effect: the export has the frequencies of "
+                "short texts, so texts beyond the checkpoint's own context lose quality; linear is what it can stretch"
+            )
+        batched_tokens, max_sequences = _batched_tokens(config, planned_sequences(config), notes)
+        kv_cache = None
+        if not compile_only and options.kv_cache_dtype is not KvCacheDType.FP8:
+            try:
+                kv_cache = plan_kv_cache(
+                    config,
+                    shape,
+                    max_seq_len=max_seq_len,
+                    max_sequences=max_sequences,
+                    available_memory=max(0, hardware.available_memory - _weight_bytes(layout, shape)),
+                )
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(problems)
+        if kv_cache is not None and kv_cache.longest_sequence < max_seq_len:
+            notes.append(
+                f"the longest sequence is {kv_cache.longest_sequence} tokens and not {max_seq_len}: more does not fit "
+                f"in the KV cache of {kv_cache.blocks} blocks ({kv_cache.reason})"
+            )
+            max_seq_len = kv_cache.longest_sequence
+        return OpenVinoPlan(
+            **shared_fields(config, layout),
+            backend=backend,
+            reason=reason,
+            dtype=dtype,
+            quantize=quantize,
+            asked=asked_options(config),
+            max_sequences=max_sequences,
+            max_seq_len=max_seq_len,
+            max_input_len=options.max_input_len,
+            max_num_batched_tokens=batched_tokens,
+            kv_cache=kv_cache,
+            enable_prefix_caching=options.enable_kv_cache_reuse,
+            num_threads=options.inference_num_threads,
+            send_interval=_SEND_SECONDS if options.stream_interval == "auto" else 0.0,
+            limits=_limits(config, max_sequences, max_seq_len),
+            notes=tuple(notes),
+        )
 
 
 def _own_engine(layout: Layout) -> str:
     return f"{layout.path} is a {layout.kind.value}" if layout.kind is ModelKind.OPENVINO_ENGINE else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenVinoPlan(EnginePlan):
+    """The plan by which OpenVINO compiles and runs one model.
+
+    `dtype` (fp32, fp16, bf16) and `quantize` (none, int8, int4, awq) are what its weights become. `kv_cache` is None in
+    a plan for compiling only. A step takes at most `max_num_batched_tokens` tokens. `limits` are the options that an
+    engine is served with if it is copied without its serving.properties.
+    """
+
+    dtype: str
+    quantize: str
+    max_num_batched_tokens: int
+    kv_cache: KvCachePlan | None
+    enable_prefix_caching: bool
+    num_threads: int | None
+    limits: Mapping[str, int]
+
+    executor = "djl_trtllm.backends.openvino.executor:OpenVinoExecutor"
+    compiler = COMPILER
+
+    @property
+    def build_options(self) -> dict[str, OptionValue]:
+        return {"dtype": self.dtype, "quantize": self.quantize, "trust_remote_code": self.trust_remote_code}
+
+    @property
+    def recipe(self) -> str:
+        return f"weights {self.dtype if self.quantize == 'none' else f'{self.quantize} (the rest {self.dtype})'}"
+
+    @property
+    def served_with(self) -> dict[str, OptionValue]:
+        served: dict[str, OptionValue] = {"dtype": self.dtype}
+        return served if self.quantize == "none" else served | {"quantize": self.quantize}
+
+    @property
+    def built_limits(self) -> dict[str, int]:
+        return dict(self.limits)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        return installed_versions(_VERSIONS)
+
+    @property
+    def platform(self) -> str:
+        return platform.machine()
+
+    def compile_spec(self, out: Path) -> OpenVinoSpec:
+        return OpenVinoSpec(
+            checkpoint=str(self.source.resolve()),
+            tokenizer_dir=str(self.tokenizer_dir.resolve()),
+            out=str(out.resolve()),
+            dtype=self.dtype,
+            quantize=self.quantize,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def check_whole(self, directory: Path) -> Manifest | None:
+        return check_engine(directory)
+
+    def check_fit(self, directory: Path, manifest: Manifest | None) -> None:
+        if manifest is not None:
+            # The machine's architecture is not compared: OpenVINO's IR is the same on all of them.
+            manifest.require_fit(
+                directory, backend=self.backend.value, options=self.asked, versions=installed_versions(_RUNTIME)
+            )
+
+    def executor_options(self) -> dict[str, Any]:
+        if self.engine_dir is None or self.kv_cache is None:
+            raise ValueError("the plan has no engine yet: use plan.at(engine.path)")
+        if find_spec("openvino_genai") is None:
+            raise EngineError(
+                f"backend {self.backend} ({self.reason}): OpenVINO GenAI is not installed, which runs its engines; "
+                "install it (pip install 'djl-trtllm[cpu]'), use the image for CPUs, or serve the Hugging Face "
+                "checkpoint with TensorRT-LLM on a GPU"
+            )
+        return {
+            "engine_dir": str(self.engine_dir),
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "num_kv_blocks": self.kv_cache.blocks,
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "kv_cache_precision": self.kv_cache.precision,
+            # With the plugin's own choice (bf16 on some CPUs) greedy output is no longer that of transformers.
+            "inference_precision": "f32",
+            "num_threads": self.num_threads,
+            "max_sequences": self.max_sequences,
+            "max_seq_len": self.max_seq_len,
+        }
+
+    def describe(self) -> str:
+        line = super().describe()
+        if self.kv_cache is None:
+            return line
+        size = self.kv_cache.block_bytes
+        memory = "" if size is None else f", {format_bytes(self.kv_cache.blocks * size)}"
+        return (
+            f"{line}; KV cache {self.kv_cache.blocks} blocks of {BLOCK_TOKENS} tokens in {self.kv_cache.precision}"
+            f"{memory} ({self.kv_cache.reason}); up to {self.max_sequences} sequences of {self.max_seq_len} tokens, "
+            f"{self.max_num_batched_tokens} tokens per step"
+        )
+
+
+def _limits(config: Config, max_sequences: int, max_seq_len: int) -> dict[str, int]:
+    options = config.options
+    limits = {
+        "max_rolling_batch_size": max_sequences,
+        "max_input_len": min(options.max_input_len, max_seq_len - 1),
+        "max_output_len": min(options.max_output_len, max_seq_len - 1),
+        "max_seq_len": max_seq_len,
+    }
+    return limits if options.max_num_tokens is None else limits | {"max_num_tokens": options.max_num_tokens}
+
+
+def _dtype(config: Config, layout: Layout, shape: ModelShape) -> str:
+    if config.options.dtype is not DType.AUTO:
+        return str(config.options.dtype)
+    return _DTYPES.get(shape.dtype or "") or _stored_dtype(layout) or "fp16"
+
+
+def _stored_dtype(layout: Layout) -> str | None:
+    if layout.kind is not ModelKind.HF_CHECKPOINT or not layout.weight_files:
+        return None
+    if layout.weight_files[0].suffix != ".safetensors":
+        return None
+    stored = (entry.get("dtype") for entry in read_header(layout.weight_files[0]).values() if "dtype" in entry)
+    return next((_DTYPES[name] for name in stored if name in _DTYPES), None)
+
+
+def _weight_bytes(layout: Layout, shape: ModelShape) -> int:
+    if shape.parameter_bytes is not None:
+        return shape.parameter_bytes
+    return sum(path.stat().st_size for path in layout.weight_files)
+
+
+def _batched_tokens(config: Config, max_sequences: int, notes: list[str]) -> tuple[int, int]:
+    """Tokens per step, and sequences: a decoding step takes a token of each, so the first is never below the second."""
+    asked = config.options.max_num_tokens
+    if asked is None:
+        floor = _BATCHED_TOKENS_OF_MANY if max_sequences > _MANY_SEQUENCES else _BATCHED_TOKENS
+        return max(floor, max_sequences), max_sequences
+    if max_sequences > asked:
+        notes.append(
+            f"{asked} sequences run at once and not {max_sequences}: {format_setting(config, 'max_num_tokens')} is the "
+            "most tokens of a step, and a step takes one of each sequence"
+        )
+    return asked, min(max_sequences, asked)
+
+
+def built_limits(config: Config, engine_dir: Path) -> Built | None:
+    """The limits in the engine's manifest; None without one.
+
+    OpenVINO's files have no limits, so these are defaults and no bounds: lengths that the user raises above them count.
+    Raises EngineMismatchError for a damaged manifest.
+    """
+    manifest = Manifest.read(engine_dir)
+    if manifest is None or not manifest.limits:
+        return None
+    limits = {name: value for name, value in manifest.limits.items() if not _widened(config, name, value)}
+    longest, asked = manifest.limits.get("max_seq_len", 0), config.options
+    if not config.is_set("max_seq_len"):
+        if any(name not in limits and getattr(asked, name) >= longest for name in ("max_input_len", "max_output_len")):
+            limits.pop("max_seq_len", None)
+    elif (asked.max_seq_len or 0) > longest:
+        limits = {name: value for name, value in limits.items() if name not in ("max_input_len", "max_output_len")}
+    if "max_rolling_batch_size" in limits and asked.max_num_sequences is not None:
+        if config.is_set("max_num_sequences"):
+            limits["max_rolling_batch_size"] = min(limits["max_rolling_batch_size"], asked.max_num_sequences)
+        else:
+            limits["max_num_sequences"] = limits["max_rolling_batch_size"]
+    return Built(f"limits in {engine_dir / MANIFEST_FILE}", limits)
+
+
+def _widened(config: Config, name: str, built: int) -> bool:
+    """Return whether the user set the option, or raised it above the engine's limit by max_num_tokens."""
+    if config.is_set(name):
+        return True
+    origin = config.origin(name)
+    raised = origin.kind is OriginKind.DERIVED and not origin.is_preset
+    return raised and getattr(config.options, name) > built

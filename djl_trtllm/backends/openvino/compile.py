@@ -1,26 +1,118 @@
 """The OpenVINO compiler: `python -m djl_trtllm.backends.openvino.compile SPEC.json`.
 
-Runs in a process of its own, so that torch never enters the server and its memory is free when the engine is done.
-Nothing else imports this module. Checkpoint in, engine directory out: model IR, OpenVINO tokenizer and detokenizer, and
-byte-identical copies of the checkpoint's configuration and tokenizer files. The manifest is the parent's.
+It runs in a process of its own, so that torch never enters the server and its memory is free when the engine is done.
+Checkpoint in, engine directory out: model IR, OpenVINO tokenizer and detokenizer, and byte-identical copies of the
+checkpoint's configuration and tokenizer files. The manifest is the parent's. The server takes from here what it starts
+the compiler with (`COMPILER`) and how it checks the compiler's output.
 """
 
 from __future__ import annotations
 
+import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from djl_trtllm.backends.openvino.compiler import OpenVinoSpec
-from djl_trtllm.backends.openvino.engine_files import MODEL_XML, NoAttentionError, require_attention
-from djl_trtllm.backends.openvino.loading_report import IncompleteCheckpointError, complete_weights
-from djl_trtllm.backends.openvino.stored_formats import StoredFormatError, require_loader
-from djl_trtllm.engines.identity import copy_identity_files
-from djl_trtllm.engines.parent_watchdog import die_with_parent
-from djl_trtllm.engines.spec import report_phase
+from djl_trtllm.engines.cache import Manifest, raise_damaged
+from djl_trtllm.engines.compiler import (
+    DISK,
+    HOST_MEMORY,
+    Compiler,
+    CompileSpec,
+    die_with_parent,
+    read_causes,
+    report_phase,
+)
+from djl_trtllm.engines.plan import copy_identity_files
+from djl_trtllm.errors import LayoutError
+from djl_trtllm.model.checkpoint import hugging_face_quantization, read_object
+
+MODEL_XML = "openvino_model.xml"
+TOKENIZER_XML = "openvino_tokenizer.xml"
+DETOKENIZER_XML = "openvino_detokenizer.xml"
+_CONSTANT = re.compile(rb'<data [^>]*?\boffset="(\d+)"[^>]*?\bsize="(\d+)"')
+
+NO_ATTENTION = "OpenVINO's continuous batching cannot run this architecture"
+"""The beginning of the message about a model without attention layers: only their KV cache can be paged."""
+_QUANTISED = "the weights are quantised with "
+"""The beginning of the message about a checkpoint whose loader is not installed."""
+_LOADERS = {
+    "awq": "gptqmodel",
+    "gptq": "gptqmodel",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed_tensors",
+}
+"""Packages that transformers needs for quantised checkpoints. Found in transformers 5.0's `quantizers/quantizer_*.py`
+(`validate_environment`). Without gptqmodel, GPTQ ends in a NameError of optimum before that check."""
 
 _TASK = "text-generation-with-past"
 _GROUP_SIZE = 128
+
+
+class OpenVinoSpec(CompileSpec, frozen=True, kw_only=True):
+    """`dtype` is fp32, fp16 or bf16, the type of weights that are not quantised; `quantize` none, int8, int4 or awq."""
+
+    dtype: str
+    quantize: str
+    trust_remote_code: bool
+
+
+COMPILER = Compiler(
+    module="djl_trtllm.backends.openvino.compile",
+    packages=("torch", "openvino", "openvino-tokenizers", "optimum-intel", "nncf"),
+    install="pip install 'djl-trtllm[compile]'",
+    phases=("load", "convert", "compress", "tokenizer", "save"),
+    causes=(HOST_MEMORY, DISK, *read_causes(__package__)),
+)
+
+# -- the compiler's output ---------------------------------------------------------------------------------------------
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Return whether an engine has the tokenizer that guides are compiled for."""
+    return all((directory / name).is_file() for name in (TOKENIZER_XML, DETOKENIZER_XML))
+
+
+def check_engine(directory: Path) -> Manifest | None:
+    """Check an engine directory without loading it, and return its manifest, if it has one.
+
+    Compares sizes with the manifest, and the IR with its weights file, so that a truncated engine fails here and not
+    inside the runtime. Raises EngineMismatchError naming each bad file.
+    """
+    manifest = Manifest.read(directory)
+    if manifest is not None:
+        manifest.require_whole(directory)
+    raise_damaged(directory, ir_problems(directory / MODEL_XML))
+    return manifest
+
+
+def ir_problems(xml: Path) -> list[str]:
+    """The defects of an OpenVINO IR (an `.xml` and the `.bin` beside it), one line each."""
+    try:
+        content = xml.read_bytes()
+    except FileNotFoundError:
+        return [f"{xml.name}: missing"]
+    except OSError as error:
+        return [f"{xml.name}: cannot be read ({error})"]
+    if not content.lstrip().startswith(b"<") or not content.rstrip().endswith(b"</net>"):
+        return [f"{xml.name}: not a complete OpenVINO model, {len(content)} bytes that do not end in </net>"]
+    weights = xml.with_suffix(".bin")
+    try:
+        size = weights.stat().st_size
+    except OSError as error:
+        return [f"{weights.name}: missing" if isinstance(error, FileNotFoundError) else f"{weights.name}: {error}"]
+    needed = max((int(match[1]) + int(match[2]) for match in _CONSTANT.finditer(content)), default=1)
+    if size < needed:
+        return [f"{weights.name}: truncated, {size} bytes where {xml.name} refers to {needed}"]
+    return []
+
+
+# -- the compiler's process --------------------------------------------------------------------------------------------
+
+
+class UnusableCheckpointError(Exception):
+    """The checkpoint compiles into nothing that runs here, for a reason that needs no traceback."""
 
 
 def main(argv: list[str]) -> int:
@@ -28,8 +120,8 @@ def main(argv: list[str]) -> int:
     die_with_parent()
     try:
         compile_engine(OpenVinoSpec.load(Path(argv[1])))
-    except (IncompleteCheckpointError, NoAttentionError, StoredFormatError) as error:
-        print(error, flush=True)  # without a traceback: the program is not wrong
+    except UnusableCheckpointError as error:
+        print(error, flush=True)
         return 1
     return 0
 
@@ -49,6 +141,26 @@ def compile_engine(spec: OpenVinoSpec) -> None:
     copy_identity_files(Path(spec.checkpoint), Path(spec.tokenizer_dir), out)
 
 
+def require_loader(checkpoint: Path) -> None:
+    """Raise UnusableCheckpointError if the package that loads the checkpoint's weights is not installed."""
+    config = read_object(checkpoint / "config.json", LayoutError) or {}
+    method = str(hugging_face_quantization(checkpoint, config).get("quant_method"))
+    package = _LOADERS.get(method)
+    if package is not None and find_spec(package) is None:
+        raise UnusableCheckpointError(
+            f"{_QUANTISED}{method} (quantization_config in {checkpoint / 'config.json'}): transformers loads them with "
+            f"{package}, which is not installed here"
+        )
+
+
+def require_attention(xml: Path) -> None:
+    """Raise UnusableCheckpointError for a model without attention. Raises OSError."""
+    if b'type="ScaledDotProductAttention"' not in xml.read_bytes():
+        raise UnusableCheckpointError(
+            f"{NO_ATTENTION}: {xml.name} has no attention layer, and the KV cache of attention layers is what it pages"
+        )
+
+
 def export(spec: OpenVinoSpec, out: Path) -> None:
     """Checkpoint to stateful IR, weights in `spec.dtype`, nothing quantized."""
     report_phase("load")
@@ -66,22 +178,20 @@ def export(spec: OpenVinoSpec, out: Path) -> None:
     convert.export_from_model = announced
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[spec.dtype]
     try:
-        with complete_weights():
-            main_export(
-                spec.checkpoint,
-                out,
-                task=_TASK,
-                stateful=True,
-                library_name="transformers",
-                trust_remote_code=spec.trust_remote_code,
-                local_files_only=True,
-                model_loading_kwargs={"torch_dtype": dtype},
-                # Without a configuration, optimum quantizes models of a billion parameters and more to int8 unasked.
-                # fp32 saves the graph as it was traced: the weights in `dtype`, as they were loaded. With fp16 every
-                # other constant is rounded as well, rotary frequencies among them, and attention drifts with the
-                # position.
-                ov_config=OVConfig(dtype="fp32"),
-            )
+        main_export(
+            spec.checkpoint,
+            out,
+            task=_TASK,
+            stateful=True,
+            library_name="transformers",
+            trust_remote_code=spec.trust_remote_code,
+            local_files_only=True,
+            model_loading_kwargs={"torch_dtype": dtype},
+            # Without a configuration, optimum quantizes models of a billion parameters and more to int8 unasked.
+            # fp32 saves the graph as it was traced: the weights in `dtype`, as they were loaded. With fp16 every other
+            # constant is rounded as well, rotary frequencies among them, and attention drifts with the position.
+            ov_config=OVConfig(dtype="fp32"),
+        )
     finally:
         convert.export_from_model = original
 
@@ -123,7 +233,7 @@ def convert_tokenizer(spec: OpenVinoSpec, out: Path) -> None:
     )
     tokenizer.save_pretrained(out)
     export_tokenizer(tokenizer, out, task=_TASK)
-    if not (out / "openvino_tokenizer.xml").exists():
+    if not (out / TOKENIZER_XML).exists():
         print(
             f"warning: {type(tokenizer).__name__} has no OpenVINO counterpart: the engine generates, structured output "
             "is not available with it",

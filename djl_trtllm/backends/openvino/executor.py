@@ -7,31 +7,110 @@ plus one block each) fit into `Limits.kv_blocks`. An iteration that can schedule
 
 from __future__ import annotations
 
-from functools import partial
+from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
-from openvino_genai import GenerationFinishReason, GenerationStatus, SchedulerConfig
+from msgspec import structs
+from openvino_genai import GenerationConfig, GenerationFinishReason, GenerationStatus, SchedulerConfig
 from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, GenerationHandle
 
-from djl_trtllm.backends.openvino.engine_files import NO_ATTENTION, has_tokenizer
-from djl_trtllm.backends.openvino.guide_compiler import GuideCompiler
-from djl_trtllm.backends.openvino.guided_requests import GuidedRequests
-from djl_trtllm.backends.openvino.prefix import PrefixCacheMirror
-from djl_trtllm.backends.openvino.sampling import FEATURES, GUIDES, generation_config
-from djl_trtllm.executor.guide_checker import GuideChecker
-from djl_trtllm.executor.protocol import Delta, Limits, Stats, Submit
+from djl_trtllm.backends.openvino.compile import NO_ATTENTION, has_tokenizer
+from djl_trtllm.backends.openvino.guides import CompiledGuides, GuideCompiler, read_vocabulary, structured_output
+from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS
+from djl_trtllm.executor.guides import GuideGate
+from djl_trtllm.executor.protocol import Delta, Feature, Limits, Refusal, Stats, Submit, Try
 from djl_trtllm.request import FinishReason
 
-BLOCK_SIZE = 32
-"""Tokens per KV cache block; fixed in OpenVINO's CPU plugin."""
-
-_GUIDE_PROGRAM = "djl_trtllm.backends.openvino.guide_process"
+_GUIDE_PROGRAM = "djl_trtllm.backends.openvino.guides"
+_WAIT_SECONDS = 0.005
 
 # A pybind11 enum compares through a Python call; identities of its values do not.
 _LENGTH = GenerationFinishReason.LENGTH
+
+_ARGUMENTS = (
+    "max_new_tokens",
+    "min_new_tokens",
+    "do_sample",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""Fields of `Sampling` that GenerationConfig has under the same names."""
+
+_SAMPLED = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "seed": "rng_seed"}
+"""The same for sequences that are not greedy, with GenerationConfig's names."""
+
+FEATURES: frozenset[str] = frozenset(
+    {*_ARGUMENTS, *_SAMPLED, "ignore_eos", "stop_token_ids", Feature.LOGPROBS, Feature.FREE_LOGPROBS}
+)
+"""The features that OpenVINO honours, see `Ready.features`."""
+
+GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR})
+"""The features that it also honours where the engine has a tokenizer of OpenVINO."""
+
+
+def generation_config(request: Submit) -> GenerationConfig:
+    """Return the request as OpenVINO GenAI's configuration."""
+    sampling = request.sampling
+    config = GenerationConfig()
+    for name in _ARGUMENTS:
+        setattr(config, name, getattr(sampling, name))
+    if sampling.do_sample:
+        for name, argument in _SAMPLED.items():
+            setattr(config, argument, getattr(sampling, name))
+    # ignore_eos would disable stop_token_ids as well; it is not needed when there are no end ids among them.
+    config.ignore_eos = sampling.ignore_eos and not request.stop_token_ids
+    config.logprobs = 1 if request.logprobs else 0
+    if request.stop_token_ids:
+        config.set_eos_token_id(request.stop_token_ids[0])
+        config.stop_token_ids = set(request.stop_token_ids)
+    if request.guide is not None:
+        config.structured_output_config = structured_output(request.guide)
+    return config
+
+
+class PrefixCacheMirror:
+    """Remembers which full KV cache blocks have been computed, least recently used out at `capacity` blocks.
+
+    OpenVINO GenAI reuses blocks by content and reports neither hits nor evictions. This follows its rule (full blocks,
+    by the hash of everything up to their end, the last prompt token always computed); under memory pressure the
+    engine may have dropped a block that is still remembered here, so the count is an upper estimate.
+    """
+
+    def __init__(self, *, capacity: int, block_size: int) -> None:
+        self._capacity = capacity
+        self._block_size = block_size
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    def reused_tokens(self, prompt_ids: Sequence[int]) -> int:
+        """Return how many tokens at the start of the prompt lie in remembered blocks."""
+        reused = 0
+        for end, key in self._keys(prompt_ids, len(prompt_ids) - 1):
+            if key not in self._blocks:
+                break
+            self._blocks.move_to_end(key)
+            reused = end
+        return reused
+
+    def remember(self, token_ids: Sequence[int]) -> None:
+        """Note that the KV cache of these tokens, from the first on, has been computed."""
+        for _, key in self._keys(token_ids, len(token_ids)):
+            self._blocks[key] = None
+            self._blocks.move_to_end(key)
+        while len(self._blocks) > self._capacity:
+            self._blocks.popitem(last=False)
+
+    def _keys(self, token_ids: Sequence[int], limit: int) -> list[tuple[int, int]]:
+        keys = []
+        key = 0
+        for end in range(self._block_size, limit + 1, self._block_size):
+            key = hash((key, *token_ids[end - self._block_size : end]))
+            keys.append((end, key))
+        return keys
 
 
 class _Sequence:
@@ -84,19 +163,23 @@ class OpenVinoExecutor:
                 f"{NO_ATTENTION}: the model in {engine_dir} has no attention layers whose KV cache could be paged"
             ) from error
         self._sequences: dict[int, _Sequence] = {}
-        self._rejected: list[Delta] = []
+        self._ended: list[Delta] = []
         self._prefixes = (
-            PrefixCacheMirror(capacity=num_kv_blocks, block_size=BLOCK_SIZE) if enable_prefix_caching else None
+            PrefixCacheMirror(capacity=num_kv_blocks, block_size=BLOCK_TOKENS) if enable_prefix_caching else None
         )
         self.limits = Limits(
-            max_sequences=max_sequences, kv_blocks=num_kv_blocks, block_size=BLOCK_SIZE, max_seq_len=max_seq_len
+            max_sequences=max_sequences, kv_blocks=num_kv_blocks, block_size=BLOCK_TOKENS, max_seq_len=max_seq_len
         )
         # OpenVINO GenAI compiles guides for the tokenizer beside the model; nothing else here needs its tokenizer.
-        self._guided: GuidedRequests | None = None
+        self._guides: GuideGate | None = None
         if has_tokenizer(Path(engine_dir)):
             tokenizer = self._pipeline.get_tokenizer()
-            self._guided = GuidedRequests(GuideChecker(_GUIDE_PROGRAM, engine_dir), partial(GuideCompiler, tokenizer))
-        self.features = FEATURES if self._guided is None else FEATURES | GUIDES
+            self._compiled = CompiledGuides(lambda: GuideCompiler(tokenizer, read_vocabulary(Path(engine_dir))))
+            self._guides = GuideGate(
+                _GUIDE_PROGRAM, engine_dir, self._let_through, self._reject, prepare=self._compiled
+            )
+            self.limits = structs.replace(self.limits, tries_guides=True)
+        self.features = FEATURES if self._guides is None else FEATURES | GUIDES
         self.details = {
             "OpenVINO": ov.get_version(),
             "KV cache": kv_cache_precision,
@@ -105,22 +188,35 @@ class OpenVinoExecutor:
 
     def close(self) -> None:
         """End what runs beside the engine; it also ends with this process."""
-        if self._guided is not None:
-            self._guided.close()
+        if self._guides is not None:
+            self._guides.close()
+            self._compiled.close()
 
     @property
     def busy(self) -> bool:
         # A cancelled request's blocks are given back at the end of the next step.
-        if self._sequences or self._rejected or (self._guided is not None and self._guided.waiting):
-            return True
-        unfinished: bool = self._pipeline.has_non_finished_requests()
-        return unfinished
+        return bool(self._sequences or self._ended or self._guides or self._pipeline.has_non_finished_requests())
 
     def submit(self, request: Submit) -> None:
-        if request.guide is None or self._guided is None:
+        sampling = request.sampling
+        if request.guide is None or self._guides is None:
             self._add(request)
-        elif (refused := self._guided.hold(request)) is not None:
-            self._rejected.append(refused)
+        elif sampling.min_new_tokens or sampling.ignore_eos:
+            named = "min_new_tokens" if sampling.min_new_tokens else "ignore_eos"
+            problem = f"'{named}' with a guide: the guide says where the output ends; leave out one"
+            self._reject(request, Refusal(problem))
+        else:
+            self._guides.hold(request)
+
+    def try_guide(self, trial: Try) -> None:
+        assert self._guides is not None
+        self._guides.hold(trial)
+
+    def _let_through(self, request: Submit | Try) -> None:
+        if isinstance(request, Submit):
+            self._add(request)
+        else:
+            self._ended.append(Delta(request.request_id, [], finish=FinishReason.STOP))
 
     def _add(self, request: Submit) -> None:
         prompt = np.array([request.prompt_ids], dtype=np.int64)
@@ -128,27 +224,27 @@ class OpenVinoExecutor:
         try:
             handle = self._pipeline.add_request(request.request_id, ov.Tensor(prompt), generation_config(request))
         except (RuntimeError, TypeError, ValueError) as error:
-            self._rejected.append(Delta(request.request_id, [], finish=FinishReason.ERROR, error=str(error)))
+            self._reject(request, str(error))
             return
         self._sequences[request.request_id] = _Sequence(handle, request, cached)
+
+    def _reject(self, request: Submit | Try, error: str | Refusal) -> None:
+        self._ended.append(Delta(request.request_id, [], finish=FinishReason.ERROR, error=error))
 
     def cancel(self, request_id: int) -> None:
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             sequence.cancelled = True
             sequence.handle.cancel()
-        elif self._guided is not None and (cancelled := self._guided.cancel(request_id)) is not None:
-            self._rejected.append(cancelled)
+        elif self._guides is not None and self._guides.cancel(request_id) is not None:
+            self._ended.append(Delta(request_id, [], finish=FinishReason.CANCELLED))
 
     def step(self) -> list[Delta]:
-        if self._guided is not None and self._guided.waiting:
-            ready, refused = self._guided.advance(wait=not self._pipeline.has_non_finished_requests())
-            self._rejected += refused
-            for request in ready:
-                self._add(request)
+        if self._guides:
+            self._guides.advance(0.0 if self._pipeline.has_non_finished_requests() else _WAIT_SECONDS)
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
-        deltas, self._rejected = self._rejected, []
+        deltas, self._ended = self._ended, []
         for request_id, sequence in list(self._sequences.items()):
             delta = self._collect(request_id, sequence)
             if delta is not None:
@@ -161,7 +257,8 @@ class OpenVinoExecutor:
         # The pipeline's figures are those of its last schedule, stale when it has nothing to run.
         usage = self._pipeline.get_metrics().cache_usage / 100 if self._sequences else 0.0
         blocks = self.limits.kv_blocks
-        return Stats(len(self._sequences), usage, kv_blocks=blocks, kv_blocks_used=round(usage * blocks))
+        stats = Stats(len(self._sequences), usage, kv_blocks=blocks, kv_blocks_used=round(usage * blocks))
+        return stats if self._guides is None else self._guides.count_in(stats)
 
     def _collect(self, request_id: int, sequence: _Sequence) -> Delta | None:
         if sequence.cancelled:

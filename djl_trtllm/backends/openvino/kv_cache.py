@@ -1,14 +1,14 @@
-"""How large the paged KV cache of an OpenVINO engine is to be."""
+"""The size of an OpenVINO engine's paged KV cache."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from djl_trtllm.config import Config, KvCacheDType
-from djl_trtllm.config.format_setting import format_setting
+from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import ModelShape
-from djl_trtllm.model.remote.progress import format_bytes
+from djl_trtllm.progress import format_bytes
 
 BLOCK_TOKENS = 32
 """Tokens in one block; OpenVINO's own size on CPUs, it cannot be chosen."""

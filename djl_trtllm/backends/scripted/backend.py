@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
+
+import msgspec
 
 from djl_trtllm.backends.base import EngineBackend
-from djl_trtllm.backends.effects import Effects
-from djl_trtllm.backends.scripted.options import EFFECTS
-from djl_trtllm.backends.scripted.plan import ScriptedPlan, plan_scripted
+from djl_trtllm.backends.effects import Derived, Effects
 from djl_trtllm.config import Backend, Config
+from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.engines.hardware import Hardware
+from djl_trtllm.engines.plan import EnginePlan, planned_length, planned_sequences, shared_fields
+from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import Layout
+
+_EFFECTS: Effects = {
+    "max_num_tokens": Derived("raises lengths and batch; a script may have a bound for it"),
+    "stream_interval": Derived("the engine process sends the output of as many iterations together"),
+    "script": Derived("what the executor plays, as JSON"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptedPlan(EnginePlan):
+    """`script` is what `option.script` holds; `max_num_tokens` is of use only to a script that bounds it."""
+
+    script: dict[str, Any]
+    max_num_tokens: int | None = None
+
+    executor = "djl_trtllm.backends.scripted.executor:ScriptedExecutor"
+
+    def executor_options(self) -> dict[str, Any]:
+        bounded = "memory_tokens" in self.script and self.max_num_tokens is not None
+        return self.script | {"max_num_tokens": self.max_num_tokens} if bounded else self.script
 
 
 class ScriptedBackend(EngineBackend):
     """See `EngineBackend`."""
 
-    effects: Mapping[str, Effects] = MappingProxyType({Backend.SCRIPTED.value: EFFECTS})
+    effects: Mapping[str, Effects] = MappingProxyType({Backend.SCRIPTED.value: _EFFECTS})
 
     def accept(self, backend: Backend, setting: str, layout: Layout, hardware: Hardware) -> str:
         return f"{setting}; no engine is loaded"
@@ -25,4 +50,19 @@ class ScriptedBackend(EngineBackend):
     def plan(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
     ) -> ScriptedPlan:
-        return plan_scripted(config, layout, backend, reason)
+        try:
+            script = msgspec.json.decode(config.options.script or "{}", type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise ConfigError([f"{format_setting(config, 'script')}: expected a JSON object ({error})"]) from None
+        notes: list[str] = []
+        return ScriptedPlan(
+            **shared_fields(config, layout),
+            backend=backend,
+            reason=reason,
+            max_sequences=planned_sequences(config),
+            max_seq_len=planned_length(config, layout.shape, notes),
+            max_input_len=config.options.max_input_len,
+            notes=tuple(notes),
+            script=script,
+            max_num_tokens=config.options.max_num_tokens,
+        )

@@ -26,7 +26,7 @@ FEATURES: frozenset[str] = frozenset(
         *(Feature.LOGPROBS, Feature.FREE_LOGPROBS),
     }
 )
-"""What it accepts, see `Ready.features`. Its script decides the tokens, so sampling has no effect on them."""
+"""The features that it accepts, see `Ready.features`. Its script decides the tokens: sampling has no effect on them."""
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,7 +43,7 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How the executor behaves.
+    """The behaviour of the executor.
 
     `steps_per_second`: iterations, each with one token for every request (0: as fast as the reader reads).
     `prefill_seconds`: of the first iteration of a request. `end_after`: tokens after which the first of the request's

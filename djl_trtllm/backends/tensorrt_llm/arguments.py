@@ -1,27 +1,36 @@
 """The arguments of TensorRT-LLM's LLM for a configuration, as plain data.
 
-`options` maps options to arguments. `derivations` computes arguments from several options, the model and the machine,
-and overrides that map.
+`options.toml` maps options to arguments: what it says is passed as it is. The derivations at the end compute arguments
+from several options, the model and the machine, and override that.
 """
 
 from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from djl_trtllm.backends.effects import Derived, Passed, Target
-from djl_trtllm.backends.tensorrt_llm.argument_types import choices
-from djl_trtllm.backends.tensorrt_llm.names import all_members, default_of, has, members, owners
-from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
-from djl_trtllm.config import Backend, Config, DType
-from djl_trtllm.config.format_setting import format_setting
-from djl_trtllm.config.options.choices import Choice, PluginDType
-from djl_trtllm.config.options.registry import OPTIONS
+import msgspec
+from packaging.version import Version
 
+from djl_trtllm.backends.effects import Derived, Effects, Passed, Target, read_effects
+from djl_trtllm.backends.tensorrt_llm.extra_options import ExtraArgument
+from djl_trtllm.backends.tensorrt_llm.names import all_members, choices, default_of, has, members, owners
+from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
+from djl_trtllm.config.configuration import format_setting
+from djl_trtllm.config.options import OPTIONS
+from djl_trtllm.config.options.choices import AwqFormat, Choice, GuidedDecoding, KvCacheType, PluginDType
+from djl_trtllm.config.tables import read_table
+from djl_trtllm.engines.hardware import release_of
+from djl_trtllm.sizing.recommendation import FREE_MEMORY_FRACTION
+
+ENGINE: Effects = read_effects(__package__, "both", "engine")
+"""The option map of engines that TensorRT-LLM compiles (`option.backend=tensorrt`)."""
+PYTORCH: Effects = read_effects(__package__, "both", "pytorch")
+"""The option map of TensorRT-LLM's PyTorch backend and of AutoDeploy (`option.backend=pytorch`, `autodeploy`)."""
 Arguments = dict[str, Any]
 """Keyword arguments of LLM: a configuration object is `{"class": NAME, field: value}`, a member of an enum
 `{"enum": NAME, "name": MEMBER}`, everything else is as it is in JSON."""
@@ -33,22 +42,8 @@ LLM_OWNERS = {
 }
 """The LLM of each backend, as the table of names has it."""
 _DTYPES = {DType.AUTO: "auto", DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
-_PLACES = {
-    "KvCacheConfig": Target("LLM", "kv_cache_config"),
-    "SchedulerConfig": Target("LLM", "scheduler_config"),
-    "DynamicBatchConfig": Target("SchedulerConfig", "dynamic_batch_config"),
-    "PeftCacheConfig": Target("LLM", "peft_cache_config"),
-    "ExtendedRuntimePerfKnobConfig": Target("LLM", "extended_runtime_perf_knob_config"),
-    "CudaGraphConfig": Target("LLM", "cuda_graph_config"),
-    "TorchCompileConfig": Target("LLM", "torch_compile_config"),
-    "MoeConfig": Target("LLM", "moe_config"),
-    "BuildConfig": Target("LLM", "build_config"),
-    "PluginConfig": Target("BuildConfig", "plugin_config"),
-    "QuantConfig": Target("LLM", "quant_config"),
-    "CalibConfig": Target("LLM", "calib_config"),
-}
+_TABLE = read_table("options.toml", __package__)
 _LORA_PLACES = {Backend.TENSORRT: Target("BuildConfig", "lora_config")}
-_LORA_PLACE = Target("LLM", "lora_config")
 _LORA_OWNERS = ("LoraConfig", "PeftCacheConfig")
 
 
@@ -59,34 +54,14 @@ class Phase(enum.Flag):
     RUN = enum.auto()
 
 
-_BUILD_OWNERS = frozenset({"BuildConfig", "PluginConfig", "QuantConfig", "CalibConfig", "LoraConfig"})
-_BUILD_ARGUMENTS = frozenset({"dtype", "load_format", "embedding_parallel_mode", "fast_build", "enable_tqdm"})
-_BOTH_ARGUMENTS = frozenset(
-    {
-        "trust_remote_code",
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "context_parallel_size",
-        "moe_tensor_parallel_size",
-        "moe_expert_parallel_size",
-        "moe_cluster_parallel_size",
-        "enable_attention_dp",
-        "enable_lm_head_tp_in_adp",
-        "gpus_per_node",
-        "orchestrator_type",
-        "enable_lora",
-        "batching_type",
-    }
-)
-
-
 @dataclass(frozen=True)
 class PlanInputs:
     """The inputs of arguments other than the options.
 
     `version` is TensorRT-LLM's. `dtype` is the number format of the weights (float16, ...; None if unknown),
     `stored_quantization` the quantisation of the checkpoint. `max_sequences` run at once, the engine is compiled for
-    `max_batch_size`; lengths and `tokens_per_block` are in tokens, parallel degrees in GPUs.
+    `max_batch_size`; lengths and `tokens_per_block` are in tokens, parallel degrees in GPUs. `extra` are the arguments
+    of `option.extra_llm_api_options` that no option is.
     """
 
     backend: Backend
@@ -100,6 +75,7 @@ class PlanInputs:
     tokens_per_block: int
     tensor_parallel: int
     pipeline_parallel: int
+    extra: tuple[ExtraArgument, ...] = ()
 
 
 class ArgumentBuilder:
@@ -118,7 +94,7 @@ class ArgumentBuilder:
         return target in self._values
 
     def is_taken(self, target: Target) -> bool:
-        """Whether this version has the argument, and it is passed in one of the phases."""
+        """Return whether this version has the argument and one of the phases passes it."""
         return self._is_passed(target) and self.exists(target)
 
     def exists(self, target: Target) -> bool:
@@ -155,6 +131,22 @@ class ArgumentBuilder:
             if self.config.is_set(name)
         ]
 
+    def add(self, extra: ExtraArgument, effects: Effects) -> None:
+        """Pass an argument that no option is; it is a problem if the user set options that make it something else."""
+        if not self._is_passed(extra.target):
+            return
+        around = _place(extra.target.owner, self.inputs.backend)
+        if self._values.get(around, extra) is None or self._values.get(extra.target, extra.value) != extra.value:
+            self.problems += [
+                f"option.extra_llm_api_options, {extra.place}: {extra.target} is {extra.value!r} here, and "
+                f"{self.format_setting(name)} says otherwise: keep one"
+                for name, effect in effects.items()
+                if isinstance(effect, Passed | Derived)
+                and {extra.target, around} & set(effect.targets)
+                and self.config.is_set(name)
+            ]
+        self._values[extra.target] = extra.value
+
     def drop(self, target: Target) -> None:
         self._values.pop(target, None)
 
@@ -177,7 +169,7 @@ class ArgumentBuilder:
 
     def _object(self, owner: str, objects: dict[str, dict[str, Any]]) -> dict[str, Any]:
         if owner not in objects:
-            place = _LORA_PLACES.get(self.inputs.backend, _LORA_PLACE) if owner == "LoraConfig" else _PLACES[owner]
+            place = _place(owner, self.inputs.backend)
             objects[owner] = {"class": owner}
             self._object(place.owner, objects)[place.name] = objects[owner]
         return objects[owner]
@@ -211,7 +203,7 @@ class ArgumentBuilder:
 
 
 def collect(config: Config, inputs: PlanInputs, phases: Phase) -> ArgumentBuilder:
-    """Every option that is passed as it is."""
+    """Collect the options that are passed as they are, and above them what is derived from several."""
     builder = ArgumentBuilder(config, inputs, phases)
     effects = ENGINE if inputs.backend is Backend.TENSORRT else PYTORCH
     for declared in OPTIONS.values():
@@ -225,6 +217,10 @@ def collect(config: Config, inputs: PlanInputs, phases: Phase) -> ArgumentBuilde
                 builder.put_unless_default(target, value, declared.name)
             elif config.is_set(declared.name):
                 builder.put(target, value, declared.name)
+    for derive in _DERIVATIONS:
+        derive(builder)
+    for extra in inputs.extra:
+        builder.add(extra, effects)
     return builder
 
 
@@ -242,7 +238,7 @@ def flattened(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def shown(arguments: Mapping[str, Any], name: str = "LLM") -> str:
-    """As Python code, for the log."""
+    """Return the arguments as Python code, for the log."""
     return f"{name}({', '.join(f'{key}={_shown(value)}' for key, value in arguments.items() if key != 'class')})"
 
 
@@ -255,21 +251,27 @@ def _shown(value: Any) -> str:
 
 
 def is_of_build(option: str) -> bool:
-    """Whether an option has its effect while an engine is compiled, and none when it runs."""
+    """Return whether an option has its effect while an engine is compiled, and none when it runs."""
     effect = ENGINE.get(option)
     targets = effect.targets if isinstance(effect, Passed | Derived) else ()
     return bool(targets) and all(_phases(target, Backend.TENSORRT) is Phase.BUILD for target in targets)
 
 
+def _place(owner: str, backend: Backend) -> Target:
+    """The argument that an object of a class is; LLM itself has none."""
+    if owner == "LoraConfig" and backend in _LORA_PLACES:
+        return _LORA_PLACES[backend]
+    return Target(*_TABLE["places"].get(owner, ".").split("."))
+
+
 def _phases(target: Target, backend: Backend) -> Phase:
     if backend is not Backend.TENSORRT:
         # Nothing is built from a checkpoint that runs as it is.
-        return Phase(0) if target.owner in _BUILD_OWNERS - {"LoraConfig"} else Phase.RUN
-    if target.owner in _BUILD_OWNERS or (target.owner == "LLM" and target.name in _BUILD_ARGUMENTS):
+        return Phase(0) if target.owner in _TABLE["phases"]["build"] and target.owner != "LoraConfig" else Phase.RUN
+    name = target.name if target.owner == "LLM" else target.owner
+    if name in _TABLE["phases"]["build"]:
         return Phase.BUILD
-    if target.owner == "LLM" and target.name in _BOTH_ARGUMENTS:
-        return Phase.BUILD | Phase.RUN
-    return Phase.RUN
+    return Phase.BUILD | Phase.RUN if name in _TABLE["phases"]["both"] else Phase.RUN
 
 
 def _span(owner: str, name: str) -> str:
@@ -295,3 +297,346 @@ def _plain(value: Any, type_text: str) -> Any:
     if isinstance(value, tuple):
         return list(value)
     return str(value) if isinstance(value, Path) else value
+
+
+# -- arguments that follow from several options, the model and the machine --------------------------------------------
+
+_SMOOTHQUANT = {
+    (False, False): "W8A8_SQ_PER_TENSOR_PLUGIN",
+    (True, False): "W8A8_SQ_PER_TENSOR_PER_TOKEN_PLUGIN",
+    (False, True): "W8A8_SQ_PER_CHANNEL_PER_TENSOR_PLUGIN",
+    (True, True): "W8A8_SQ_PER_CHANNEL_PER_TOKEN_PLUGIN",
+}
+"""The algorithm by option.smoothquant_per_token and option.smoothquant_per_channel, where one is set (TensorRT-LLM's
+`tests/integration/defs/accuracy/test_cli_flow.py` at 000a01de)."""
+
+_SAME = {Quantization(name): tuple(algorithms) for name, algorithms in _TABLE["algorithms"].items()}
+"""Algorithms that count as a value of `option.quantize`; the compiler uses the first."""
+_CALIBRATED = frozenset({"W4A16_AWQ", "W4A8_AWQ", "FP8", "NVFP4", "W4A8_NVFP4_FP8", *_SAME[Quantization.SMOOTHQUANT]})
+_QUANT_ALGO = Target("QuantConfig", "quant_algo")
+
+
+def method_of(algorithm: str | None) -> Quantization | None:
+    """The value of `option.quantize` for one of TensorRT-LLM's algorithms, or None."""
+    return next((method for method, names in _SAME.items() if algorithm in names), None)
+
+
+def _quantization(builder: ArgumentBuilder) -> None:
+    """`QuantConfig` and `CalibConfig` of an engine; a quantised checkpoint has its own."""
+    options, inputs = builder.options, builder.inputs
+    if options.quantize is not None and inputs.stored_quantization is not None:
+        if inputs.stored_quantization not in _SAME[options.quantize]:
+            builder.problems.append(
+                f"{builder.format_setting('quantize')}: the checkpoint is quantised already, with "
+                f"{inputs.stored_quantization}; leave the option out, or take a checkpoint that is not"
+            )
+        return
+    if options.quantize is not None and inputs.backend is not Backend.TENSORRT:
+        builder.problems.append(
+            f"{builder.format_setting('quantize')}: TensorRT-LLM's {inputs.backend} backend does not quantise, and "
+            "this checkpoint is not quantised: take one that is (quantised by ModelOpt, with hf_quant_config.json), "
+            "or compile an engine with option.backend=tensorrt on TensorRT-LLM 1.2"
+        )
+        return
+    algorithm = _algorithm(builder.config)
+    if algorithm is None:
+        return
+    if _QUANT_ALGO not in builder:
+        builder.put(_QUANT_ALGO, {"enum": "QuantAlgo", "name": algorithm}, "quantize")
+    if algorithm in _SAME[Quantization.SMOOTHQUANT]:
+        builder.put(Target("QuantConfig", "smoothquant_val"), options.smoothquant_alpha, "smoothquant_alpha")
+    if algorithm in _CALIBRATED and options.calib_batches is None:
+        batches = -(-options.calib_size // options.calib_batch_size)
+        builder.put(Target("CalibConfig", "calib_batches"), batches, "calib_size")
+
+
+def _algorithm(config: Config) -> str | None:
+    options = config.options
+    if options.quant_algo is not None:
+        return str(options.quant_algo)
+    if options.quantize is Quantization.AWQ and options.awq_format is AwqFormat.W4A8_AWQ:
+        return "W4A8_AWQ"
+    chosen = config.is_set("smoothquant_per_token") or config.is_set("smoothquant_per_channel")
+    if options.quantize is Quantization.SMOOTHQUANT and chosen:
+        return _SMOOTHQUANT[options.smoothquant_per_token, options.smoothquant_per_channel]
+    return None if options.quantize is None else _SAME[options.quantize][0]
+
+
+def _kv_cache_format(builder: ArgumentBuilder) -> None:
+    """An engine's cache is quantised while compiling, PyTorch's while loading."""
+    options, engine = builder.options, builder.inputs.backend is Backend.TENSORRT
+    setting, chosen = builder.format_setting("kv_cache_dtype"), options.kv_cache_dtype
+    match chosen:
+        case KvCacheDType.FP8 | KvCacheDType.INT8 if engine:
+            if options.kv_cache_quant_algo is None:
+                target = Target("QuantConfig", "kv_cache_quant_algo")
+                builder.put(target, {"enum": "QuantAlgo", "name": chosen.value.upper()}, "kv_cache_dtype")
+        case KvCacheDType.FP8:
+            builder.put(Target("KvCacheConfig", "dtype"), "fp8", "kv_cache_dtype")
+        case KvCacheDType.INT8:
+            builder.problems.append(
+                f"{setting}: TensorRT-LLM's {builder.inputs.backend} backend has no such cache; "
+                "option.kv_cache_dtype=fp8 takes the same memory"
+            )
+        case KvCacheDType.FP16 if builder.inputs.dtype not in (None, "float16"):
+            builder.notes.append(
+                f"{setting}: TensorRT-LLM keeps the cache in the model's own number format, {builder.inputs.dtype}"
+            )
+        case KvCacheDType.FP32:
+            builder.problems.append(
+                f"{setting}: TensorRT-LLM keeps the cache in the model's own 16 bits, or in 8 (fp8); leave the option "
+                "out"
+            )
+
+
+def is_calibrated(config: Config, stored_quantization: str | None) -> bool:
+    """Return whether compiling calibrates with samples."""
+    return stored_quantization is None and _algorithm(config) in _CALIBRATED
+
+
+_GUIDES_OVERLAPPED = Version("1.1.0rc0")
+_DYNAMIC_BATCH = {
+    "enable_batch_size_tuning": True,
+    "enable_max_num_tokens_tuning": False,
+    "dynamic_batch_moving_average_window": 128,
+}
+_KNOBS = "ExtendedRuntimePerfKnobConfig"
+_CUDA_GRAPHS = ("cuda_graph_batch_sizes", "cuda_graph_max_batch_size", "cuda_graph_padding_enabled")
+
+
+_RESPONSES = 1024
+"""Responses of an iteration that the engine process reads in time."""
+
+
+def _limits(builder: ArgumentBuilder) -> None:
+    inputs, options = builder.inputs, builder.options
+    sequences = ("max_rolling_batch_size", "max_num_sequences")
+    lengths = ("max_seq_len", "max_output_len")
+    builder.put(Target("BuildConfig", "max_batch_size"), inputs.max_batch_size, *sequences)
+    builder.put(Target("BuildConfig", "max_seq_len"), inputs.max_seq_len, *lengths)
+    builder.put(Target("BuildConfig", "max_num_tokens"), inputs.max_num_tokens, "max_num_tokens")
+    longest_prompt = min(options.max_input_len, inputs.max_seq_len)
+    builder.put(Target("BuildConfig", "max_input_len"), longest_prompt, "max_input_len")
+    builder.put(Target("LLM", "max_batch_size"), inputs.max_sequences, *sequences)
+    builder.put(Target("LLM", "max_num_tokens"), inputs.max_num_tokens, "max_num_tokens")
+    if inputs.backend is not Backend.TENSORRT:
+        if options.max_beam_width > inputs.max_sequences:
+            builder.problems.append(
+                f"{builder.format_setting('max_beam_width')}: every request of the {inputs.backend} backend has that "
+                f"many beams, and {inputs.max_sequences} sequences run together; raise option.max_rolling_batch_size"
+            )
+        # An engine has its own lengths, and warns of others.
+        builder.put(Target("LLM", "max_seq_len"), inputs.max_seq_len, *lengths)
+        builder.put_unless_default(Target("LLM", "max_input_len"), longest_prompt, "max_input_len")
+
+
+def _parallelism(builder: ArgumentBuilder) -> None:
+    inputs = builder.inputs
+    if inputs.backend is Backend.AUTODEPLOY:
+        _world_size(builder)
+        return
+    partition = builder.options.pp_partition
+    if partition is not None and inputs.backend is Backend.PYTORCH and len(partition) != inputs.pipeline_parallel:
+        builder.problems.append(
+            f"{builder.format_setting('pp_partition')}: {len(partition)} numbers of layers for "
+            f"{inputs.pipeline_parallel} groups; give one for each group of option.pipeline_parallel_degree"
+        )
+    for target, degree, option in (
+        (Target("LLM", "tensor_parallel_size"), inputs.tensor_parallel, "tensor_parallel_degree"),
+        (Target("LLM", "pipeline_parallel_size"), inputs.pipeline_parallel, "pipeline_parallel_degree"),
+    ):
+        if degree > 1 or target in builder:
+            builder.put(target, degree, option)
+
+
+def _world_size(builder: ArgumentBuilder) -> None:
+    """AutoDeploy distributes a model itself, over the given number of GPUs."""
+    builder.drop(Target("LLM", "tensor_parallel_size"))
+    if builder.inputs.tensor_parallel > 1:
+        builder.put(Target("LLM", "world_size"), builder.inputs.tensor_parallel, "tensor_parallel_degree")
+    builder.problems += [
+        f"{builder.format_setting(name)}: AutoDeploy distributes a model by option.tensor_parallel_degree only; leave "
+        f"it out"
+        for name in _TABLE["autodeploy"]["distributes_itself"]
+        if builder.config.is_set(name)
+    ]
+
+
+def _kv_cache(builder: ArgumentBuilder) -> None:
+    options = builder.options
+    fraction = options.kv_cache_free_gpu_mem_fraction
+    builder.put_unless_default(
+        Target("KvCacheConfig", "free_gpu_memory_fraction"),
+        FREE_MEMORY_FRACTION if fraction is None else fraction,
+        "kv_cache_free_gpu_mem_fraction",
+    )
+    builder.put_unless_default(
+        Target("KvCacheConfig", "enable_block_reuse"), options.enable_kv_cache_reuse, "enable_kv_cache_reuse"
+    )
+    if builder.is_taken(tokens_per_block := Target("KvCacheConfig", "tokens_per_block")):
+        # Those of an engine are what it was compiled with.
+        builder.drop(tokens_per_block)
+        builder.put_unless_default(tokens_per_block, builder.inputs.tokens_per_block, "tokens_per_block")
+    _kv_cache_format(builder)
+
+
+def _kv_cache_type(builder: ArgumentBuilder) -> None:
+    options, target = builder.options, Target("BuildConfig", "kv_cache_type")
+    if not builder.config.is_set("paged_kv_cache"):
+        return
+    paged = options.kv_cache_type in (None, KvCacheType.PAGED)
+    if options.kv_cache_type is not None and paged != options.paged_kv_cache:
+        builder.problems.append(
+            f"{builder.format_setting('paged_kv_cache')} and {builder.format_setting('kv_cache_type')} contradict "
+            "each other: leave one of them out"
+        )
+    elif options.kv_cache_type is None:
+        kind = KvCacheType.PAGED if options.paged_kv_cache else KvCacheType.CONTINUOUS
+        builder.put(target, kind, "paged_kv_cache")
+
+
+def _paged_context(builder: ArgumentBuilder) -> None:
+    """Reused blocks and chunked prompts need attention kernels that read prompts from the paged cache."""
+    options = builder.options
+    if builder.inputs.backend is not Backend.TENSORRT or options.use_paged_context_fmha:
+        return
+    for name in ("enable_kv_cache_reuse", "enable_chunked_prefill"):
+        if getattr(options, name):
+            builder.problems.append(
+                f"{builder.format_setting(name)} needs an engine with option.use_paged_context_fmha, and "
+                f"{builder.format_setting('use_paged_context_fmha')}: leave that out"
+            )
+
+
+def _scheduler(builder: ArgumentBuilder) -> None:
+    options = builder.options
+    if any(Target("DynamicBatchConfig", name) in builder for name in _DYNAMIC_BATCH):
+        for name, value in _DYNAMIC_BATCH.items():
+            if Target("DynamicBatchConfig", name) not in builder:
+                builder.put(Target("DynamicBatchConfig", name), value)
+    if options.enable_overlap_scheduler is not None and builder.inputs.backend is not Backend.TENSORRT:
+        builder.put(
+            Target("LLM", "disable_overlap_scheduler"), not options.enable_overlap_scheduler, "enable_overlap_scheduler"
+        )
+
+
+def _stream_interval(builder: ArgumentBuilder) -> None:
+    """`auto` keeps the responses of an iteration at 1,024: each costs the engine process about 12 µs on PyTorch."""
+    if builder.inputs.backend is not Backend.TENSORRT:
+        chosen = builder.options.stream_interval
+        interval = -(-builder.inputs.max_sequences // _RESPONSES) if chosen == "auto" else chosen
+        builder.put_unless_default(Target("LLM", "stream_interval"), interval, "stream_interval")
+
+
+def _knobs(builder: ArgumentBuilder) -> None:
+    """Runtime switches of an engine: their own options override the JSON object."""
+    options = builder.options
+    if builder.inputs.backend is not Backend.TENSORRT:
+        return
+    for name, value in _knob_object(builder).items():
+        if Target(_KNOBS, name) not in builder:
+            builder.put(Target(_KNOBS, name), value, "extended_runtime_perf_knob_config")
+    if options.enforce_eager and not builder.config.is_set("cuda_graph_mode"):
+        builder.put(Target(_KNOBS, "cuda_graph_mode"), False, "enforce_eager")
+
+
+def _knob_object(builder: ArgumentBuilder) -> dict[str, Any]:
+    text = builder.options.extended_runtime_perf_knob_config
+    if text is None:
+        return {}
+    try:
+        return msgspec.json.decode(text, type=dict[str, bool | int])
+    except msgspec.DecodeError as error:
+        builder.problems.append(
+            f"{builder.format_setting('extended_runtime_perf_knob_config')}: expected a JSON object of switches and "
+            f'numbers, such as {{"cuda_graph_mode": true}} ({error})'
+        )
+        return {}
+
+
+def _cuda_graphs(builder: ArgumentBuilder) -> None:
+    options, config = builder.options, builder.config
+    target = Target("LLM", "cuda_graph_config")
+    if builder.inputs.backend is Backend.TENSORRT:
+        return
+    chosen = [name for name in _CUDA_GRAPHS if config.is_set(name)]
+    wanted = not options.enforce_eager if options.use_cuda_graph is None else options.use_cuda_graph
+    if not wanted:
+        switch = "enforce_eager" if options.use_cuda_graph is None else "use_cuda_graph"
+        builder.problems += [
+            f"{builder.format_setting(name)} and {builder.format_setting(switch)} contradict each other: leave one of "
+            f"them out"
+            for name in chosen
+        ]
+        builder.put(target, None, switch)
+    elif options.cuda_graph_batch_sizes is not None and options.cuda_graph_max_batch_size is not None:
+        builder.problems.append(
+            f"{builder.format_setting('cuda_graph_batch_sizes')} and "
+            f"{builder.format_setting('cuda_graph_max_batch_size')}: "
+            "TensorRT-LLM takes either the batches or the largest of them; leave one out"
+        )
+    elif options.use_cuda_graph and not chosen:
+        builder.put(target, {"class": "CudaGraphConfig"}, "use_cuda_graph")
+
+
+def _guided_decoding(builder: ArgumentBuilder) -> None:
+    options, target = builder.options, Target("LLM", "guided_decoding_backend")
+    engine = builder.inputs.backend is Backend.TENSORRT
+    if engine and options.guided_decoding_backend is GuidedDecoding.LLGUIDANCE:
+        builder.problems.append(
+            f"{builder.format_setting('guided_decoding_backend')}: a compiled engine has xgrammar only; llguidance is "
+            "the PyTorch backend's"
+        )
+    elif _guides_by_default(builder.inputs) and not builder.config.is_set("guided_decoding_backend"):
+        builder.put(target, GuidedDecoding.XGRAMMAR)
+
+
+def _guides_by_default(inputs: PlanInputs) -> bool:
+    """Return whether a backend gets guides that nobody chose.
+
+    Not all versions of AutoDeploy have guides; PyTorch 1.0 has them only without its overlap scheduler.
+    """
+    if inputs.backend is Backend.PYTORCH:
+        release = release_of(inputs.version)
+        return release is None or release >= _GUIDES_OVERLAPPED
+    return inputs.backend is Backend.TENSORRT
+
+
+def _lora(builder: ArgumentBuilder) -> None:
+    options = builder.options
+    if not options.enable_lora:
+        return
+    if builder.inputs.backend is Backend.TENSORRT:
+        building = Phase.BUILD in builder.phases
+        if building and options.lora_target_modules is None and options.lora_dir is None:
+            builder.problems.append(
+                f"{builder.format_setting('enable_lora')}: a compiled engine must know which modules adapters change: "
+                "set option.lora_target_modules (such as attn_q,attn_k,attn_v), or option.lora_dir to an adapter"
+            )
+    builder.put(Target("LoraConfig", "max_lora_rank"), options.max_lora_rank, "max_lora_rank")
+    if options.lora_dir is not None:
+        builder.put(Target("LoraConfig", "lora_dir"), [options.lora_dir], "lora_dir")
+
+
+def _files(builder: ArgumentBuilder) -> None:
+    """The compiler runs in the engine's directory, so paths of files that it reads must be absolute."""
+    cache = builder.options.input_timing_cache
+    if cache is not None:
+        builder.put(Target("BuildConfig", "input_timing_cache"), cache.absolute(), "input_timing_cache")
+
+
+_DERIVATIONS: tuple[Callable[[ArgumentBuilder], None], ...] = (
+    _limits,
+    _parallelism,
+    _quantization,
+    _kv_cache,
+    _kv_cache_type,
+    _paged_context,
+    _scheduler,
+    _stream_interval,
+    _knobs,
+    _cuda_graphs,
+    _guided_decoding,
+    _lora,
+    _files,
+)

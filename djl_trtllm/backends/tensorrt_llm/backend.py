@@ -1,28 +1,61 @@
-"""TensorRT-LLM as a backend, under three names: its engine backend, its PyTorch backend and AutoDeploy."""
+"""TensorRT-LLM as a backend, under three names: its engine backend, its PyTorch backend and AutoDeploy.
+
+The installed package is found without importing it: an import takes seconds and starts MPI.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 from packaging.version import Version
 
-from djl_trtllm.backends.as_built import Built
-from djl_trtllm.backends.base import EngineBackend, Offer
+from djl_trtllm.backends.base import Built, EngineBackend, Offer
 from djl_trtllm.backends.effects import Effects
-from djl_trtllm.backends.tensorrt_llm.built_engine import read_built_engine
-from djl_trtllm.backends.tensorrt_llm.engine_limits import built_limits
-from djl_trtllm.backends.tensorrt_llm.installation import with_installation
-from djl_trtllm.backends.tensorrt_llm.memory import fitted_to_memory
-from djl_trtllm.backends.tensorrt_llm.options import ENGINE, PYTORCH
-from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan
-from djl_trtllm.backends.tensorrt_llm.plan_inputs import SUPPOSED_VERSION
-from djl_trtllm.backends.tensorrt_llm.planning import plan_tensorrt_llm
+from djl_trtllm.backends.tensorrt_llm.arguments import ENGINE, PYTORCH, method_of
+from djl_trtllm.backends.tensorrt_llm.built_engine import built_limits, read_built_engine
+from djl_trtllm.backends.tensorrt_llm.limits import SUPPOSED_VERSION, fitted_to_memory
+from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan, plan_tensorrt_llm
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, ModelKind
+
+_TENSORRT_PACKAGES = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
+_VERSION_LINE = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
+
+
+def _package() -> Path | None:
+    spec = importlib.util.find_spec("tensorrt_llm")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def _version(package: Path) -> str:
+    installed = _installed(("tensorrt-llm",))
+    if installed is not None:
+        return installed
+    try:
+        line = _VERSION_LINE.search((package / "version.py").read_text(encoding="utf-8"))
+    except OSError:
+        line = None
+    return "of unknown version" if line is None else line[1]
+
+
+def _installed(names: tuple[str, ...]) -> str | None:
+    for name in names:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
 
 _ENGINES = (ModelKind.TENSORRT_ENGINE, ModelKind.LMI_REPOSITORY)
 _OWN_FILES = (*_ENGINES, ModelKind.TENSORRT_CHECKPOINT)
@@ -39,7 +72,13 @@ class TensorRtLlmBackend(EngineBackend):
     automatic = (Backend.TENSORRT.value, Backend.PYTORCH.value)
 
     def inspect(self, hardware: Hardware) -> Hardware:
-        return with_installation(hardware)
+        package = _package()
+        return replace(
+            hardware,
+            tensorrt_llm=None if package is None else _version(package),
+            tensorrt=_installed(_TENSORRT_PACKAGES),
+            engine_backend=None if package is None else any(package.glob("_tensorrt_engine*")),
+        )
 
     def suppose(self, hardware: Hardware) -> Hardware:
         return hardware if hardware.tensorrt_llm else replace(hardware, tensorrt_llm=SUPPOSED_VERSION)
@@ -91,6 +130,10 @@ class TensorRtLlmBackend(EngineBackend):
         if layout.kind not in _ENGINES or layout.engine_dir is None:
             return None
         return built_limits(config, read_built_engine(layout.engine_dir))
+
+    def quantize_of(self, layout: Layout) -> str | None:
+        method = method_of(layout.quantization)
+        return None if method is None else method.value
 
     def fitted_to_memory(self, config: Config, layout: Layout, hardware: Hardware, backend: Backend) -> Config:
         return fitted_to_memory(config, layout, hardware, backend)

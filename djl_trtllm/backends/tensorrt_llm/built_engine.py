@@ -1,23 +1,27 @@
-"""A compiled TensorRT-LLM engine: what its config.json says, and whether it fits machine and options."""
+"""A compiled TensorRT-LLM engine: what its config.json says, and whether it fits machine and options.
+
+`built_limits` are the limits that the engine was compiled with, as options of this server.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from djl_trtllm.backends.base import Bound, Built
 from djl_trtllm.backends.tensorrt_llm.arguments import is_of_build
-from djl_trtllm.config import Config, DType, KvCacheDType
-from djl_trtllm.config.format_setting import format_setting
+from djl_trtllm.config import Config
+from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options.choices import BatchingType
-from djl_trtllm.config.options.values import as_text
+from djl_trtllm.config.options.option import as_text
+from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.hardware import Hardware, release_of
-from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineMismatchError, LayoutError
-from djl_trtllm.model.json_file import read_object
-from djl_trtllm.model.old_engine import OldEngine
+from djl_trtllm.model.checkpoint import read_object
+from djl_trtllm.model.layout import OldEngine
 
 LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
 """`trtllm-llmapi-launch` sets this variable to 1: further ranks wait on other machines."""
@@ -75,7 +79,7 @@ class BuiltEngine:
 
     @property
     def packed(self) -> bool:
-        """Whether the prompts of a batch follow each other without padding."""
+        """True if the prompts of a batch follow each other without padding."""
         return self.remove_input_padding is not False and self.context_fmha is not False
 
     def longest_prompt(self, *, chunked_prefill: bool, max_num_tokens: int | None = None) -> int | None:
@@ -113,30 +117,22 @@ def read_built_engine(directory: Path) -> BuiltEngine:
     tp_size, pp_size, cp_size = (_size(mapping, name) or 1 for name in ("tp_size", "pp_size", "cp_size"))
     return BuiltEngine(
         directory=directory,
-        version=_text(config, "version"),
-        dtype=_text(pretrained, "dtype"),
-        quant_algo=_algorithm(quantization, "quant_algo"),
-        kv_cache_quant_algo=_algorithm(quantization, "kv_cache_quant_algo"),
+        **_read(config, _text, "version"),
+        **_read(pretrained, _text, "dtype"),
+        **_read(quantization, _algorithm, "quant_algo", "kv_cache_quant_algo"),
         tp_size=tp_size,
         pp_size=pp_size,
         cp_size=cp_size,
         world_size=_size(mapping, "world_size") or tp_size * pp_size * cp_size,
-        moe_tp_size=_size(mapping, "moe_tp_size"),
-        moe_ep_size=_size(mapping, "moe_ep_size"),
-        max_batch_size=_size(build, "max_batch_size"),
-        max_num_tokens=_size(build, "max_num_tokens"),
+        **_read(mapping, _size, "moe_tp_size", "moe_ep_size"),
+        **_read(build, _size, "max_batch_size", "max_num_tokens", "max_input_len", "max_output_len", "max_beam_width"),
         max_seq_len=_longest(build),
-        max_input_len=_size(build, "max_input_len"),
-        max_output_len=_size(build, "max_output_len"),
-        max_beam_width=_size(build, "max_beam_width"),
-        kv_cache_type=_text(build, "kv_cache_type"),
-        tokens_per_block=_size(plugins, "tokens_per_block"),
-        remove_input_padding=_flag(plugins, "remove_input_padding"),
-        context_fmha=_flag(plugins, "context_fmha"),
-        use_paged_context_fmha=_flag(plugins, "use_paged_context_fmha"),
+        **_read(build, _text, "kv_cache_type"),
+        **_read(plugins, _size, "tokens_per_block"),
+        **_read(plugins, _flag, "remove_input_padding", "context_fmha", "use_paged_context_fmha"),
         gather_context_logits=bool(_flag(build, "gather_context_logits")),
         lora=plugins.get("lora_plugin") not in (None, False, "disable"),
-        max_lora_rank=_size(lora, "max_lora_rank"),
+        **_read(lora, _size, "max_lora_rank"),
         built_with={**_scalars(build), **_scalars(plugins)},
     )
 
@@ -157,11 +153,8 @@ def check_built_engine(
     found.mismatches += _version(engine, hardware)
     found.mismatches += _gpu_architecture(manifest, hardware)
     found.mismatches += _gpus(config, engine, hardware, environ)
-    _degrees(engine, found)
-    _limits(engine, found)
-    _lengths(engine, found)
-    _formats(engine, found)
-    _features(engine, found)
+    for compare in (_same, _limits, _lengths, _features):
+        compare(engine, found)
     if found.mismatches:
         raise EngineMismatchError(
             "\n".join(
@@ -191,7 +184,7 @@ class _Findings:
         return getattr(self.config.options, name)
 
     def asked(self, name: str) -> bool:
-        """Whether the user set the value, and not a default or a rule."""
+        """Return whether the user set the value, and not a default or a rule."""
         self.compared.add(name)
         return self.config.origin(name).is_user
 
@@ -250,13 +243,23 @@ def _visible(count: int) -> str:
     return f"{_gpus_shown(count)} {'is' if count == 1 else 'are'} visible"
 
 
-def _degrees(engine: BuiltEngine, found: _Findings) -> None:
-    for option, name in _DEGREES.items():
-        degree, value = getattr(engine, name), found.value(option)
-        # `max` is as many as there are, and for an engine that is as many as it was compiled for.
-        if degree is not None and value not in (None, "max", degree) and found.asked(option):
+def _same(engine: BuiltEngine, found: _Findings) -> None:
+    """Options that have to be what the engine was compiled with; `max` and `auto` are what it has."""
+    dtype = _DTYPES.get(engine.dtype or "", engine.dtype)
+    cache = dtype if engine.kv_cache_quant_algo is None else engine.kv_cache_quant_algo.lower()
+    degrees = [(option, getattr(engine, name), f"{name} ") for option, name in _DEGREES.items()]
+    for option, compiled, name in (
+        *degrees,
+        ("dtype", dtype, ""),
+        ("kv_cache_dtype", cache, ""),
+        ("quant_algo", engine.quant_algo or "NO_QUANT", ""),
+        ("kv_cache_quant_algo", engine.kv_cache_quant_algo or "none", ""),
+        ("tokens_per_block", engine.tokens_per_block, ""),
+    ):
+        value = found.value(option)
+        if compiled is not None and value not in (None, "max", "auto", compiled) and found.asked(option):
             found.mismatches.append(
-                f"{format_setting(found.config, option)}: the engine was compiled with {name} {degree}"
+                f"{format_setting(found.config, option)}: the engine was compiled with {name}{compiled}"
             )
 
 
@@ -288,21 +291,6 @@ def _lengths(engine: BuiltEngine, found: _Findings) -> None:
             found.mismatches.append(f"{line}; lower one of them, or set option.max_seq_len={engine.max_seq_len}")
         else:
             found.notes.append(f"{line}, which applies")
-
-
-def _formats(engine: BuiltEngine, found: _Findings) -> None:
-    config, dtype = found.config, _DTYPES.get(engine.dtype or "", engine.dtype)
-    cache = dtype if engine.kv_cache_quant_algo is None else engine.kv_cache_quant_algo.lower()
-    for name, auto, of_engine in (
-        ("dtype", DType.AUTO, dtype),
-        ("kv_cache_dtype", KvCacheDType.AUTO, cache),
-        ("quant_algo", None, engine.quant_algo or "NO_QUANT"),
-        ("kv_cache_quant_algo", None, engine.kv_cache_quant_algo or "none"),
-        ("tokens_per_block", None, engine.tokens_per_block),
-    ):
-        value = found.value(name)
-        if of_engine is not None and value not in (None, auto, of_engine) and found.asked(name):
-            found.mismatches.append(f"{format_setting(config, name)}: the engine was compiled with {of_engine}")
 
 
 def _features(engine: BuiltEngine, found: _Findings) -> None:
@@ -343,6 +331,10 @@ def _flag_text(value: Any) -> str:
     return "none" if text in ("", "disable") else text
 
 
+def _read(config: Mapping[str, Any], read: Callable[[Mapping[str, Any], str], Any], *names: str) -> dict[str, Any]:
+    return {name: read(config, name) for name in names}
+
+
 def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     part = config.get(name)
     return part if isinstance(part, dict) else {}
@@ -377,3 +369,80 @@ def _flag(config: Mapping[str, Any], name: str) -> bool | None:
 
 def _scalars(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if not isinstance(value, dict | list)}
+
+
+def built_limits(config: Config, engine: BuiltEngine) -> Built:
+    """The limits in an engine's config.json.
+
+    As in TensorRT-LLM's own runtime, a smaller value of the user counts and a larger one is lowered to the engine's
+    (`TrtLlmArgs.validate_build_config_with_runtime_params` in llmapi/llm_args.py of about 1.2). Only a beam width or a
+    rank of adapters above the engine's is an error (`check_built_engine`): the C++ runtime refuses to load the engine
+    with it (batch_manager/trtGptModel.h: "Runtime configured max beam width must not exceed engine max beam width").
+    """
+    options = config.options
+    asked = {
+        name: value
+        for name in ("max_num_sequences", "max_seq_len", "max_num_tokens")
+        if config.is_set(name) and (value := getattr(options, name))
+    }
+    chunked = _chunked(config, engine)
+    longest = _least(engine.max_seq_len, asked.get("max_seq_len"))
+    longest_prompt = engine.longest_prompt(chunked_prefill=chunked, max_num_tokens=asked.get("max_num_tokens"))
+    longest_output = None if longest is None else longest - 1
+    sequences = engine.max_batch_size
+    if sequences is not None:
+        sequences = _least(sequences, asked.get("max_num_sequences"))
+    defaults = {
+        "max_rolling_batch_size": sequences,
+        # One that the presets of another server set: the batch is the engine's.
+        "max_num_sequences": None if options.max_num_sequences is None else engine.max_batch_size,
+        "max_input_len": _least(longest_prompt, longest_output),
+        "max_output_len": _least(engine.max_output_len, longest_output),
+        "max_seq_len": engine.max_seq_len,
+        "max_num_tokens": engine.max_num_tokens,
+        "max_beam_width": engine.max_beam_width,
+        "max_lora_rank": engine.max_lora_rank if engine.lora else None,
+        "enable_chunked_prefill": chunked or None,
+    }
+    # Of equal bounds the first one counts: the engine's.
+    longest_prompts = {
+        None: engine.longest_prompt(chunked_prefill=chunked),
+        "max_num_tokens": longest_prompt if "max_num_tokens" in asked else None,
+        "max_seq_len": longest_output if "max_seq_len" in asked else None,
+    }
+    longest_outputs = {
+        None: None if engine.max_seq_len is None else engine.max_seq_len - 1,
+        "max_seq_len": longest_output if "max_seq_len" in asked else None,
+    }
+    bounds = {
+        "max_rolling_batch_size": _bound("max_batch_size", {None: engine.max_batch_size}),
+        "max_num_sequences": _bound("max_batch_size", {None: engine.max_batch_size}),
+        "max_num_tokens": _bound("max_num_tokens", {None: engine.max_num_tokens}),
+        "max_seq_len": _bound("max_seq_len", {None: engine.max_seq_len}),
+        "max_input_len": _bound("a longest prompt of", longest_prompts),
+        "max_output_len": _bound("a longest output of", longest_outputs),
+    }
+    return Built(
+        f"build_config in {engine.directory / 'config.json'}",
+        {name: value for name, value in defaults.items() if value is not None},
+        {name: bound for name, bound in bounds.items() if bound is not None},
+    )
+
+
+def _chunked(config: Config, engine: BuiltEngine) -> bool:
+    """Return whether prompts are split, as for an engine that was compiled for prompts longer than its iterations."""
+    if config.is_set("enable_chunked_prefill"):
+        return config.options.enable_chunked_prefill
+    if not engine.use_paged_context_fmha or not engine.packed:
+        return False
+    return (engine.max_input_len or 0) > (engine.max_num_tokens or engine.max_input_len or 0)
+
+
+def _bound(name: str, values: Mapping[str | None, int | None]) -> Bound | None:
+    """The least of `values`, which are by the option that they follow from."""
+    known = [Bound(value, name, option) for option, value in values.items() if value is not None]
+    return min(known, key=lambda bound: bound.value, default=None)
+
+
+def _least(*values: int | None) -> int | None:
+    return min((value for value in values if value is not None), default=None)

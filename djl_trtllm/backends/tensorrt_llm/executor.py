@@ -13,22 +13,31 @@ import traceback
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from djl_trtllm.backends.tensorrt_llm.guided_requests import GuidedRequests
-from djl_trtllm.backends.tensorrt_llm.health import probe_of, trouble_of
-from djl_trtllm.backends.tensorrt_llm.iteration_statistics import IterationStatistics
-from djl_trtllm.backends.tensorrt_llm.names import module_of
-from djl_trtllm.backends.tensorrt_llm.objects import build_arguments
-from djl_trtllm.backends.tensorrt_llm.ranks import dead, ranks_below
-from djl_trtllm.backends.tensorrt_llm.response_rate import ResponseRate
+from djl_trtllm.backends.tensorrt_llm.engine_watch import (
+    IterationStatistics,
+    background_error,
+    dead,
+    probe_of,
+    ranks_below,
+    trouble_of,
+)
+from djl_trtllm.backends.tensorrt_llm.mpi import load_with_ranks, prepare_mpi
+from djl_trtllm.backends.tensorrt_llm.names import build_arguments, module_of
+from djl_trtllm.backends.tensorrt_llm.remote_code import without_code
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
-from djl_trtllm.backends.tensorrt_llm.sampler import find_sampler
-from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments, sampling_arguments
-from djl_trtllm.executor.guide_checker import GuideChecker
-from djl_trtllm.executor.protocol import Feature, Limits, Refusal, Stats, Submit
-from djl_trtllm.executor.step_buffer import StepBuffer
+from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler, guide_arguments, sampling_arguments
+from djl_trtllm.backends.tensorrt_llm.warm_up import first_requests, guide_problem
+from djl_trtllm.executor.guides import AsyncGuideGate
+from djl_trtllm.executor.protocol import Feature, FirstRequest, Limits, Refusal, Stats, Submit, Try
+from djl_trtllm.processes import compiler_below
 from djl_trtllm.request import FinishReason
+
+if TYPE_CHECKING:
+    # The process runs that module as `__main__`: imported, it would be there twice.
+    from djl_trtllm.executor.process import StepBuffer
 
 _LONGEST_TICK_SECONDS = 0.5
 _STATISTICS_SECONDS = 1.0
@@ -36,15 +45,18 @@ _NO_RESPONSE_SECONDS = 1.0
 _SHUTDOWN_SECONDS = 4.0
 _WORDS_SECONDS = 0.5
 _PROBE_SECONDS = 5.0
-"""Of silence. Longer than an iteration takes, as a rule."""
+"""The engine is probed after this much silence, which is longer than most iterations."""
 _GUIDE_PROGRAM = "djl_trtllm.backends.tensorrt_llm.{}_process"
-"""By the guided decoding backend, which is also the package that it uses."""
+"""The program that tries guides; its name has that of the guided decoding backend, which is a package's name."""
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
-_BROKEN = re.compile(r"cuda (runtime )?error|cudaerror|illegal memory access|device-side assert|nccl error", re.I)
-"""Errors of a request after which no other request will succeed: the GPU's context is lost."""
+_BROKEN = re.compile(
+    r"cuda (runtime )?error|cudaerror|illegal memory access|device-side assert|nccl error|event loop terminated", re.I
+)
+"""Errors of a request after which no other request will succeed: the GPU's context is lost, or PyExecutor's loop has
+ended (`_broadcast_event_loop_error` in base_worker.py, about 1.4)."""
 
 _OUT_OF_MEMORY = re.compile(r"out of memory", re.I)
-"""Likewise where an error of an iteration ends the loop: TensorRT-LLM then takes requests and answers none."""
+"""An iteration that runs out of memory may end TensorRT-LLM's loop: it then takes requests and answers none."""
 
 
 class EngineLostError(Exception):
@@ -59,7 +71,7 @@ class TensorRtLlmExecutor:
     """See `djl_trtllm.executor.process.AsyncExecutor`.
 
     `arguments` are those of LLM as plain data (see `build_arguments`). The constructor loads the model, which takes
-    minutes. A task follows each request; `run` watches that something comes, `check` that the engine is there.
+    minutes. `run` watches that something comes, `check` that the engine is there.
     """
 
     def __init__(
@@ -76,6 +88,8 @@ class TensorRtLlmExecutor:
         environment: Mapping[str, str] | None = None,
         tokens_per_block: int = 32,
         hang_timeout: float = 60.0,
+        compile_timeout: float = 1200.0,
+        warm_up: bool = True,
         iteration_stats: bool = False,
         logprobs: bool = False,
         lora: bool = False,
@@ -85,9 +99,22 @@ class TensorRtLlmExecutor:
         accept_ignored_seeds: bool = False,
     ) -> None:
         os.environ.update(environment or {})
+        prepare_mpi()
         version: str = import_module("tensorrt_llm").__version__
-        self._llm = _class_of(f"LLM.{backend}", version, "LLM")(
-            model=model, tokenizer=tokenizer, **build_arguments(arguments)
+        trusted = bool(arguments.get("trust_remote_code"))
+        if backend != "tensorrt" and not trusted:
+            model = str(without_code(Path(model)))
+        guided: str | None = arguments.get("guided_decoding_backend")
+        if guided is not None:
+            problem = guide_problem(guided, tokenizer, trust_remote_code=trusted)
+            if problem is not None:
+                print(f"guides are off, requests with one are refused: {problem}", flush=True)
+                arguments = {name: value for name, value in arguments.items() if name != "guided_decoding_backend"}
+                guided = None
+        llm_class = _class_of(f"LLM.{backend}", version, "LLM")
+        gpus = math.prod(int(arguments.get(name, 1)) for name in _DEGREES)
+        self._llm = load_with_ranks(
+            lambda: llm_class(model=model, tokenizer=tokenizer, **build_arguments(arguments)), gpus
         )
         self._sampling_params = _class_of("SamplingParams", version)
         self._guided_params = _class_of("GuidedDecodingParams", version)
@@ -98,22 +125,23 @@ class TensorRtLlmExecutor:
         self._abortable_with_logprobs = backend != "tensorrt"
         # PyExecutor's loop goes on only without the overlap scheduler and the guided decoder.
         overlap = not arguments.get("disable_overlap_scheduler", False)
-        guided: str | None = arguments.get("guided_decoding_backend")
+        self._guide_library = guided
         self._ends_with_an_iteration = backend != "tensorrt" and (overlap or guided is not None)
         self._hang_timeout = hang_timeout
+        self._compile_timeout = max(compile_timeout, hang_timeout)
+        self._told_of_compiler = False
+        self._warms_up = warm_up
         self._reads_statistics = iteration_stats
         self._statistics = IterationStatistics(counts_queued=backend == "tensorrt")
-        # The engine backend has no `stream_interval`.
-        interval = int(arguments.get("stream_interval", 1))
-        self._response_rate = None if backend == "tensorrt" else ResponseRate(interval)
         self._ranks = ranks_below()
         self._requests: dict[int, RunningRequest] = {}
         self._unanswered: list[RunningRequest] = []
         """Aborted requests that have ended for the server, while the engine may be silent since before their abort."""
-        self._guided: GuidedRequests | None = None
+        self._guides: AsyncGuideGate | None = None
         if guided is not None and find_spec(guided) is not None:
-            checker = GuideChecker(_GUIDE_PROGRAM.format(guided), tokenizer)
-            self._guided = GuidedRequests(checker, self._start, self._refuse)
+            # A bad guide ended PyExecutor's loop before #9078 (November 2025); on the engine backend it may fail every
+            # active request.
+            self._guides = AsyncGuideGate(_GUIDE_PROGRAM.format(guided), tokenizer, self._let_through, self._refuse)
         self._heartbeat = Heartbeat()
         self._step_buffer: StepBuffer
         self._lost: asyncio.Future[None]
@@ -131,6 +159,7 @@ class TensorRtLlmExecutor:
             seeded=sampler.seeded,
             most_beams=sampler.most_beams,
             max_prompt_len=max_prompt_len,
+            tries_guides=self._guides is not None,
         )
         self.features = sampler.fields | ({"seed"} if accept_ignored_seeds else set())
         self.features |= {Feature.LOGPROBS, "top_logprobs"} if logprobs else set()
@@ -140,11 +169,14 @@ class TensorRtLlmExecutor:
         self.details = {
             "TensorRT-LLM": version,
             "backend": backend,
-            "GPUs": math.prod(int(arguments.get(name, 1)) for name in _DEGREES),
+            "GPUs": gpus,
             "worker processes": len(self._ranks),
         }
 
     # -- life ------------------------------------------------------------------------------------------------------
+
+    def first_requests(self) -> list[FirstRequest]:
+        return first_requests(self.limits, self.features) if self._warms_up else []
 
     async def run(self, step_buffer: StepBuffer) -> None:
         """Watch that requests make progress; raises EngineLostError, or what the engine raised."""
@@ -153,7 +185,8 @@ class TensorRtLlmExecutor:
         reading = asyncio.create_task(self._read_statistics()) if self._reads_statistics else None
         # In ticks, so that a pause of this process is not silence of the engine.
         tick = min(_LONGEST_TICK_SECONDS, self._hang_timeout / 8)
-        silent_for = unsent_for = 0.0
+        silence = silent_for = unsent_for = 0.0
+        """Seconds of silence, those without the time of compilers, and those since the last message to the server."""
         try:
             while True:
                 beats, sent = self._heartbeat.beats, step_buffer.sent
@@ -164,22 +197,44 @@ class TensorRtLlmExecutor:
                 if not silent:
                     self._forget_unanswered()
                 waiting = len(self._requests) + len(self._unanswered)
-                silent_for = silent_for + tick if silent and waiting else 0.0
+                silence = silence + tick if silent and waiting else 0.0
+                passed = 0.0 if self._is_compiling(silence) else tick
+                silent_for = silent_for + passed if silence else 0.0
                 unsent_for = unsent_for + tick if self._running and sent == step_buffer.sent else 0.0
                 if silent_for > self._hang_timeout:
                     raise EngineLostError(
                         f"TensorRT-LLM has been silent for {self._hang_timeout:g} seconds with {waiting} requests in "
                         "it (option.executor_hang_timeout)"
                     )
-                if silent_for >= _PROBE_SECONDS > silent_for - tick:
+                if silence >= _PROBE_SECONDS > silence - tick:
                     self._probe()
-                self._check_aborts(tick)
-                self._advise()
+                self._check_aborts(passed)
                 if unsent_for >= 2 * tick:
                     step_buffer.flush()  # with nothing in it, for the server's own watch
         finally:
             if reading is not None:
                 reading.cancel()
+
+    def _is_compiling(self, silence: float) -> bool:
+        """Return whether the engine is silent because kernels are compiled, which is no hang. Raises EngineLostError.
+
+        Compiling ends with the process, and would begin anew in the next one.
+        """
+        if silence < min(_PROBE_SECONDS, self._hang_timeout / 2) or (compiler := compiler_below()) is None:
+            return False
+        if silence > self._compile_timeout:
+            raise EngineLostError(
+                f"TensorRT-LLM has been silent for {self._compile_timeout:g} seconds, and {compiler} still runs "
+                "(option.model_loading_timeout)"
+            )
+        if not self._told_of_compiler:
+            self._told_of_compiler = True
+            print(
+                f"TensorRT-LLM is silent because {compiler} compiles kernels: it has {self._compile_timeout:g} seconds "
+                f"for that (option.model_loading_timeout), not {self._hang_timeout:g} (option.executor_hang_timeout)",
+                flush=True,
+            )
+        return True
 
     def check(self) -> None:
         """Raise where a worker process has ended or TensorRT-LLM knows that it cannot go on."""
@@ -199,10 +254,10 @@ class TensorRtLlmExecutor:
 
     async def close(self) -> None:
         """Shut the engine down, within a few seconds; what does not end by then ends with the process."""
-        if self._guided is not None:
-            self._guided.close()
+        if self._guides is not None:
+            self._guides.close()
         for request in (*self._requests.values(), *self._unanswered):
-            request.task.cancel()
+            request.leave()
         loop, done = asyncio.get_running_loop(), asyncio.Event()
 
         def shut_down() -> None:
@@ -217,19 +272,31 @@ class TensorRtLlmExecutor:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def submit(self, message: Submit) -> None:
-        if message.guide is None or self._guided is None:
+        if message.guide is None or self._guides is None:
             self._start(message)
         else:
-            self._guided.hold(message)
+            self._guides.hold(message)
+
+    def try_guide(self, trial: Try) -> None:
+        assert self._guides is not None
+        self._guides.hold(trial)
+
+    def _let_through(self, message: Submit | Try) -> None:
+        if isinstance(message, Submit):
+            self._start(message)
+        else:
+            self._end(message, FinishReason.STOP)
 
     def _start(self, message: Submit) -> None:
+        if (lost := background_error(self._llm)) is not None:
+            return self._lose(lost)
         request = self._made(message)
         adapter = message.adapter
         try:
             sampling = sampling_arguments(message, self._beam_logprobs)
             if message.guide is not None:
-                sampling["guided_decoding"] = self._guided_params(**guide_arguments(message.guide))
-            request.result = self._llm.generate_async(
+                sampling["guided_decoding"] = self._guided_params(**guide_arguments(message.guide, self._guide_library))
+            result = self._llm.generate_async(
                 message.prompt_ids,
                 sampling_params=self._sampling_params(**sampling),
                 lora_request=None if adapter is None else self._lora_request(adapter.name, adapter.id, adapter.path),
@@ -241,18 +308,23 @@ class TensorRtLlmExecutor:
             self._lose(error)
         else:
             self._requests[message.request_id] = request
-            request.task = asyncio.get_running_loop().create_task(self._follow(request))
+            request.follow(result)
 
-    def _refuse(self, message: Submit, problem: str) -> None:
-        self._made(message).end(FinishReason.ERROR, Refusal(f"the guide cannot be used: {problem}"))
+    def _refuse(self, message: Submit | Try, refusal: Refusal) -> None:
+        self._end(message, FinishReason.ERROR, refusal)
+
+    def _end(self, message: Submit | Try, finish: FinishReason, error: Refusal | None = None) -> None:
+        """The terminal delta of what did not reach the engine; a guide has no beams."""
+        delta = self._step_buffer.extend(message.request_id, [], None)
+        delta.finish, delta.error = finish, error
 
     def _made(self, message: Submit) -> RunningRequest:
-        return RunningRequest(message, None, self._step_buffer, self._heartbeat, self._end_id)
+        return RunningRequest(message, self._step_buffer, self._heartbeat, self._end_id, self._settle)
 
     def cancel(self, request_id: int) -> None:
         """End a request early; unknown ids are ignored. Its terminal delta comes with the engine's last response."""
-        if self._guided is not None and (held := self._guided.cancel(request_id)) is not None:
-            self._made(held).end(FinishReason.CANCELLED)
+        if self._guides is not None and (held := self._guides.cancel(request_id)) is not None:
+            self._end(held, FinishReason.CANCELLED)
             return
         request = self._requests.get(request_id)
         if request is None or request.muted:
@@ -261,43 +333,30 @@ class TensorRtLlmExecutor:
         self._abort(request)
 
     def stats(self) -> Stats:
-        return self._statistics.stats(self._running)
+        stats = self._statistics.stats(len(self._requests))
+        return stats if self._guides is None else self._guides.count_in(stats)
 
     @property
     def _running(self) -> int:
-        return len(self._requests) + (0 if self._guided is None else len(self._guided))
+        return len(self._requests) + (0 if self._guides is None else len(self._guides))
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    async def _follow(self, request: RunningRequest) -> None:
-        """An error while following ends the request, or the engine."""
-        try:
-            await request.follow()
-        except self._request_error as error:
-            self._heartbeat.responses += 1
-            self._reject(request, error)
-        except Exception as error:
-            if self._is_loss(error):
-                self._lose(error)
-                return
-            self._heartbeat.responses += 1
-            if not request.muted:
-                if not isinstance(error, ValueError):
-                    traceback.print_exc()
-                    error = ValueError(f"TensorRT-LLM's result cannot be read ({type(error).__name__}: {error})")
-                self._abort(request)
-            self._reject(request, error)
-        del self._requests[request.message.request_id]
-
-    async def _listen(self, request: RunningRequest) -> None:
-        """Whatever the engine says of a request that has ended for the server is a sign of life."""
-        try:
-            await request.result.__anext__()
-        except Exception as error:
-            if self._is_loss(error):
-                self._lose(error)
-                return
-        self._heartbeat.responses += 1
+    def _settle(self, request: RunningRequest, error: Exception | None) -> None:
+        """After a request's last response: an error ends the request, or the engine."""
+        if error is not None and self._is_loss(error):
+            self._lose(error)
+            return
+        if self._requests.pop(request.message.request_id, None) is None:
+            return  # it had ended for the server before
+        if error is None:
+            return
+        if not isinstance(error, self._request_error) and not request.muted:
+            if not isinstance(error, ValueError):
+                traceback.print_exception(error)
+                error = ValueError(f"TensorRT-LLM's result cannot be read ({type(error).__name__}: {error})")
+            self._abort(request)
+        self._reject(request, error)
 
     def _is_loss(self, error: Exception) -> bool:
         return isinstance(error, _ENGINE_IS_GONE) and not isinstance(error, (NotImplementedError, self._request_error))
@@ -335,12 +394,10 @@ class TensorRtLlmExecutor:
             if not request.responded and request.aborted_for >= _NO_RESPONSE_SECONDS:
                 # The PyTorch backend silently drops a request that waits; the engine backend ends it when its
                 # turn comes. If it is being computed after all, the next one waits inside the engine.
-                request.task.cancel()
                 request.end(FinishReason.CANCELLED)
                 del self._requests[request.message.request_id]
                 if request.aborted_after == self._heartbeat.responses:
                     # Or the engine is dead: its silence goes on, also where no client waits any more.
-                    request.task = asyncio.get_running_loop().create_task(self._listen(request))
                     self._unanswered.append(request)
             elif request.aborted_for > self._hang_timeout:
                 raise EngineLostError(
@@ -361,14 +418,7 @@ class TensorRtLlmExecutor:
             if self._is_loss(error):
                 self._lose(error)
 
-    def _advise(self) -> None:
-        rate = self._response_rate
-        if rate is not None and (advice := rate.look(self._heartbeat.responses, len(self._requests))) is not None:
-            print(advice, flush=True)
-
     def _forget_unanswered(self) -> None:
-        for request in self._unanswered:
-            request.task.cancel()
         self._unanswered.clear()
 
     async def _read_statistics(self) -> None:

@@ -16,12 +16,12 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from djl_trtllm.backends.tensorrt_llm.guide_trial import make_judge, too_large
-from djl_trtllm.executor.guide_process import serve_judge
+from djl_trtllm.backends.tensorrt_llm.sampling import with_options
+from djl_trtllm.executor.guides import Verdict, keywords_left_out, serve_trials, too_large, trial_with_tokenizer
 from djl_trtllm.request import Guide, GuideKind
 
 _TOKENS = 256
-"""At most, of each sample output."""
+"""The most tokens of a sample output."""
 _TOKENS_SECONDS = 2.0
 """Processor time for them, some times as much as common guides take with a vocabulary of 126,000."""
 
@@ -35,11 +35,13 @@ class LlguidanceTrial:
     def __init__(self, tokenizer: str | None) -> None:
         self._tokenizer = None if tokenizer is None else LLTokenizer(tokenizer)
 
-    def __call__(self, guide: Guide) -> str | None:
-        problem = self._problem(_grammar(guide))
-        if problem is not None and guide.kind is GuideKind.GRAMMAR:
-            return f"{problem} (llguidance has Lark's grammars)"
-        return problem
+    def __call__(self, guide: Guide) -> Verdict:
+        grammar = _grammar(with_options(guide))
+        problem = self._problem(grammar)
+        if problem is None:
+            _, warnings = LLMatcher.validate_grammar_with_warnings(grammar)
+            return keywords_left_out(warnings, strict=guide.strict)
+        return Verdict(f"{problem} (llguidance has Lark's grammars)" if guide.kind is GuideKind.GRAMMAR else problem)
 
     def _problem(self, grammar: Any) -> str | None:
         if self._tokenizer is None:
@@ -90,14 +92,12 @@ def _grammar(guide: Guide) -> Any:
             return LLMatcher.grammar_from_regex(guide.value)
         case GuideKind.GRAMMAR:
             return LLMatcher.grammar_from_lark(guide.value)
-        case GuideKind.JSON_OBJECT:
-            return LLMatcher.grammar_from_json_schema('{"type": "object"}')
         case _:
             return LLMatcher.grammar_from_json_schema(guide.value)
 
 
 def _reason(error: str) -> str | None:
-    """What the package says, without the matcher's state, and without the stack of a panic; None for no error."""
+    """Return the package's error without the matcher's state and the stack of a panic; None if there is none."""
     if not error:
         return None
     if error.startswith("NoExtensionBias"):
@@ -109,4 +109,4 @@ def _reason(error: str) -> str | None:
 
 
 if __name__ == "__main__":
-    serve_judge(partial(make_judge, LlguidanceTrial), sys.argv)
+    serve_trials(partial(trial_with_tokenizer, LlguidanceTrial), sys.argv)

@@ -2,17 +2,18 @@
 
 The rows are in `names.json`, one per line. They are the one source for what may be passed to
 TensorRT-LLM, for the version gates, and for `docs/tensorrt-llm-names.md`; `tools.tensorrt_llm.check` compares them with
-a real package.
+a real package. `build_arguments` is the one place that imports TensorRT-LLM's configuration classes.
 """
 
 from __future__ import annotations
 
+import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from importlib import resources
+from importlib import import_module, resources
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
@@ -30,7 +31,7 @@ class _Required(Enum):
 REQUIRED: Final = _Required.REQUIRED
 """The default of a member that has none."""
 
-KNOWN_VERSIONS: Final = ("1.0.0", "1.1.0", "1.2.0", "1.2.1", "1.3.0rc20", "1.3.0rc21", "1.3.0")
+KNOWN_VERSIONS: Final = ("1.0.0", "1.1.0", "1.2.0", "1.2.1", "1.3.0rc20", "1.3.0rc21", "1.3.0", "1.4.0rc1")
 """Versions that the table distinguishes and the tests cover."""
 
 MemberKind: TypeAlias = Literal["argument", "field", "attribute", "method", "enum"]
@@ -88,8 +89,13 @@ def eras() -> Mapping[str, str]:
     return _table()[2]
 
 
+def lora_modules() -> Mapping[str, str]:
+    """TensorRT-LLM's modules that adapters change, with Hugging Face's (`lora_helper.py`, about 1.2 and 1.3)."""
+    return _table()[3]
+
+
 def members(owner: str, version: str) -> Mapping[str, Member]:
-    """What `owner` has in `version`, those of its bases included; nothing where the version lacks the owner.
+    """Return the members of `owner` in `version`, with those of its bases; none where the version lacks the owner.
 
     Raises KeyError for an owner that the table does not have.
     """
@@ -116,7 +122,7 @@ def module_of(owner: str, version: str) -> str:
 
 @cache
 def _members(owner: str, version: Version) -> Mapping[str, Member]:
-    declared, rows, _ = _table()
+    declared, rows, *_ = _table()
     found: dict[str, Member] = {}
     if any(_within(version, since, until) for since, until, _ in declared[owner].imports):
         for base in declared[owner].base:
@@ -133,9 +139,67 @@ def _within(version: Version, since: str, until: str | None) -> bool:
 
 
 @cache
-def _table() -> tuple[Mapping[str, Owner], tuple[Member, ...], Mapping[str, str]]:
+def _table() -> tuple[Mapping[str, Owner], tuple[Member, ...], Mapping[str, str], Mapping[str, str]]:
     text = resources.files(__package__).joinpath("names.json").read_text(encoding="utf-8")
     data: Mapping[str, Any] = json.loads(text)
     named = {row["name"]: msgspec.convert({"symbol": row["name"], **row}, Owner) for row in data["owners"]}
     rows = msgspec.convert(data["members"], tuple[Member, ...])
-    return MappingProxyType(named), rows, MappingProxyType(data["eras"])
+    return MappingProxyType(named), rows, MappingProxyType(data["eras"]), MappingProxyType(data["lora_modules"])
+
+
+@cache
+def choices(annotation: str) -> tuple[str, ...] | None:
+    """The strings of `Optional[Literal['auto', 'float16']]`; None for a type that takes others too."""
+    found = tuple(_choices(ast.parse(annotation, mode="eval").body))
+    return None if None in found else tuple(text for text in found if text is not None)
+
+
+def _choices(node: ast.expr) -> Iterator[str | None]:
+    """Strings, and None for what is not a choice of strings."""
+    if not isinstance(node, ast.Subscript) or ast.unparse(node.value) not in ("Optional", "Union", "Literal"):
+        yield None
+        return
+    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    for part in parts:
+        if isinstance(part, ast.Constant):
+            yield from [part.value] if isinstance(part.value, str) else []
+        else:
+            yield from _choices(part)
+
+
+def build_arguments(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of LLM that `data` describes (see `tensorrt_llm_arguments.Arguments`).
+
+    Raises what TensorRT-LLM's classes raise for values they do not take (ValueError, pydantic's ValidationError).
+    """
+    version = import_module("tensorrt_llm").__version__
+    return {name: _object(value, version) for name, value in data.items()}
+
+
+def _object(value: Any, version: str) -> Any:
+    if isinstance(value, list):
+        return [_object(item, version) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if "enum" in value:
+        return getattr(_import(value["enum"], version), value["name"])
+    fields = {name: _object(item, version) for name, item in value.items() if name != "class"}
+    return _instance(value["class"], fields, version) if "class" in value else fields
+
+
+def _instance(owner: str, fields: dict[str, Any], version: str) -> Any:
+    known = members(owner, version)
+    attributes = {name for name, member in known.items() if member.kind == "attribute"}
+    arguments = {name: item for name, item in fields.items() if name not in attributes}
+    instance = _import(owner, version)(**arguments)
+    # Some classes have no constructor arguments, only attributes: PluginConfig.
+    for name in fields.keys() - arguments.keys():
+        setattr(instance, name, fields[name])
+    return instance
+
+
+def _import(owner: str, version: str) -> Any:
+    found: Any = import_module(module_of(owner, version))
+    for name in owners()[owner].symbol.split("."):
+        found = getattr(found, name)
+    return found

@@ -9,27 +9,58 @@ from typing import Any
 
 from packaging.version import Version
 
-from djl_trtllm.backends.tensorrt_llm.adapters import adapter_limits
 from djl_trtllm.backends.tensorrt_llm.arguments import (
-    ArgumentBuilder,
+    ENGINE,
+    LLM_OWNERS,
+    PYTORCH,
     Arguments,
     Phase,
     PlanInputs,
     collect,
     flattened,
+    is_calibrated,
     shown,
 )
 from djl_trtllm.backends.tensorrt_llm.built_engine import BuiltEngine, check_built_engine, read_built_engine
-from djl_trtllm.backends.tensorrt_llm.compiler import COMPILER, TensorRtLlmSpec
-from djl_trtllm.backends.tensorrt_llm.derivations import derive
-from djl_trtllm.backends.tensorrt_llm.quantization import is_calibrated
-from djl_trtllm.config import Config
-from djl_trtllm.config.sources.origin import Origin
+from djl_trtllm.backends.tensorrt_llm.checkpoints import check_stored_format, converter_alias, gpu_problems
+from djl_trtllm.backends.tensorrt_llm.compile import COMPILER, TensorRtLlmSpec
+from djl_trtllm.backends.tensorrt_llm.extra_options import apply_extra_options
+from djl_trtllm.backends.tensorrt_llm.limits import SUPPOSED_VERSION, plan_inputs, tokens_per_iteration
+from djl_trtllm.backends.tensorrt_llm.mpi import REASONS
+from djl_trtllm.backends.tensorrt_llm.names import lora_modules, members
+from djl_trtllm.config import Backend, Config
+from djl_trtllm.config.configuration import format_setting
+from djl_trtllm.config.sources import Origin
+from djl_trtllm.engines.cache import Manifest, OptionValue, installed_versions, raise_damaged
 from djl_trtllm.engines.hardware import Hardware
-from djl_trtllm.engines.manifest import Manifest, OptionValue, installed_versions, raise_damaged
-from djl_trtllm.engines.plan import EnginePlan
-from djl_trtllm.model import ModelShape
+from djl_trtllm.engines.plan import EnginePlan, asked_options, shared_fields
+from djl_trtllm.errors import ConfigError, EngineError
+from djl_trtllm.model import Layout, ModelShape
 from djl_trtllm.model.adapter import AdapterLimits
+
+
+def adapter_limits(config: Config, shape: ModelShape, backend: Backend) -> AdapterLimits | None:
+    """Return the LoRA adapters that an engine takes; None where LoRA is off.
+
+    A compiled engine's names of modules depend on its family, so they are not compared.
+    """
+    options = config.options
+    if not options.enable_lora:
+        return None
+    modules, setting = None, ""
+    if backend is not Backend.TENSORRT:
+        chosen = options.lora_target_modules
+        modules = frozenset(lora_modules().get(name, name) for name in chosen or lora_modules())
+        setting = format_setting(config, "lora_target_modules") if chosen else "all that it knows"
+    return AdapterLimits(
+        max_rank=options.max_lora_rank,
+        rank_setting=format_setting(config, "max_lora_rank"),
+        modules=modules,
+        modules_setting=setting,
+        hidden=shape.hidden,
+        layers=shape.num_layers,
+    )
+
 
 _MOST_LOOKAHEAD = 16
 # Stop words lose host memory in 0.20 and 0.21 (TensorRT-LLM #5509); which release candidate ended that is not known.
@@ -40,7 +71,7 @@ _ENVIRONMENT = {"TRTLLM_NO_USAGE_STATS": "1"}
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRtLlmPlan(EnginePlan):
-    """What both plans have: `inputs` is what the arguments of LLM follow from beside `config`."""
+    """The base of both plans; the arguments of LLM follow from `config` and `inputs`."""
 
     config: Config
     hardware: Hardware
@@ -48,13 +79,17 @@ class TensorRtLlmPlan(EnginePlan):
     shape: ModelShape
 
     executor = "djl_trtllm.backends.tensorrt_llm.executor:TensorRtLlmExecutor"
+    reasons = REASONS
 
     @cached_property
     def running(self) -> Arguments:
         """The arguments of LLM that run the engine or the checkpoint."""
-        return collected(self.config, self.inputs, Phase.RUN).arguments(Phase.RUN)
+        return collect(self.config, self.inputs, Phase.RUN).arguments(Phase.RUN)
 
     def _executor_options(self, model: Path, **options: Any) -> dict[str, Any]:
+        stop_in_engine = self.config.options.stop_in_engine
+        if stop_in_engine is None:
+            stop_in_engine = Version(self.inputs.version) >= _STOPS_KEEP_MEMORY
         return {
             "backend": self.backend.value,
             "model": str(model),
@@ -66,17 +101,13 @@ class TensorRtLlmPlan(EnginePlan):
             "max_seq_len": self.max_seq_len,
             "tokens_per_block": self.inputs.tokens_per_block,
             "hang_timeout": self.config.options.executor_hang_timeout,
+            "compile_timeout": self.config.options.model_loading_timeout,
             "lora": self.config.options.enable_lora,
             "max_lora_rank": self.config.options.max_lora_rank,
-            "stop_in_engine": self._stop_in_engine,
+            "stop_in_engine": stop_in_engine,
             "accept_ignored_seeds": self.config.options.ignored_seed == "warn",
             **options,
         }
-
-    @property
-    def _stop_in_engine(self) -> bool:
-        chosen = self.config.options.stop_in_engine
-        return Version(self.inputs.version) >= _STOPS_KEEP_MEMORY if chosen is None else chosen
 
     @property
     def adapter_limits(self) -> AdapterLimits | None:
@@ -128,7 +159,7 @@ class TensorRtEnginePlan(TensorRtLlmPlan):
     @cached_property
     def building(self) -> Arguments:
         """The arguments of LLM that compile the engine."""
-        return collected(self.config, self.inputs, Phase.BUILD).arguments(Phase.BUILD)
+        return collect(self.config, self.inputs, Phase.BUILD).arguments(Phase.BUILD)
 
     @property
     def build_options(self) -> dict[str, OptionValue]:
@@ -204,9 +235,7 @@ class TensorRtEnginePlan(TensorRtLlmPlan):
             max_sequences=_least(inputs.max_sequences, engine.max_batch_size),
             max_batch_size=engine.max_batch_size or inputs.max_batch_size,
             max_seq_len=_least(inputs.max_seq_len, engine.max_seq_len),
-            max_num_tokens=_least(
-                options.max_num_tokens or engine.max_num_tokens or inputs.max_num_tokens, engine.max_num_tokens
-            ),
+            max_num_tokens=tokens_per_iteration(self.config, self.backend, inputs.max_seq_len, engine=engine).tokens,
             tokens_per_block=engine.tokens_per_block or inputs.tokens_per_block,
             tensor_parallel=engine.tp_size,
             pipeline_parallel=engine.pp_size,
@@ -244,27 +273,13 @@ class TensorRtEnginePlan(TensorRtLlmPlan):
         return (f"TensorRT-LLM compiles {self.recipe}", *super().details())
 
 
-def collected(config: Config, inputs: PlanInputs, phases: Phase) -> ArgumentBuilder:
-    """The arguments of LLM that options and inputs make."""
-    builder = collect(config, inputs, phases)
-    derive(builder)
-    return builder
-
-
 def check_engine(
     config: Config, engine: BuiltEngine, hardware: Hardware, manifest: Manifest | None, max_seq_len: int
 ) -> list[str]:
-    """Compare what is planned: no length above the model's context is asked of an engine."""
+    """Compare an engine with what is planned, which asks for no length above the model's context."""
     options = config.options
-    lower = {
-        name: bound
-        for name, bound in (
-            ("max_seq_len", max_seq_len),
-            ("max_input_len", max_seq_len - 1),
-            ("max_output_len", max_seq_len - 1),
-        )
-        if (getattr(options, name) or 0) > bound
-    }
+    bounds = {"max_seq_len": max_seq_len, "max_input_len": max_seq_len - 1, "max_output_len": max_seq_len - 1}
+    lower = {name: bound for name, bound in bounds.items() if (getattr(options, name) or 0) > bound}
     if options.max_seq_len is None and options.max_input_len + options.max_output_len > max_seq_len:
         lower["max_seq_len"] = max_seq_len
     context = Origin.derived("the model's context")
@@ -273,3 +288,53 @@ def check_engine(
 
 def _least(value: int, bound: int | None) -> int:
     return value if bound is None else min(value, bound)
+
+
+def plan_tensorrt_llm(
+    config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
+) -> TensorRtLlmPlan:
+    """Derive the plan. Raises EngineError, ConfigError (all problems at once) and EngineMismatchError."""
+    version = hardware.tensorrt_llm or SUPPOSED_VERSION
+    effects = ENGINE if backend is Backend.TENSORRT else PYTORCH
+    problems: list[str] = []
+    notes: list[str] = []
+    config, extra = apply_extra_options(config, effects, LLM_OWNERS[backend], version, notes)
+    options = config.options
+    inputs = replace(plan_inputs(config, layout, hardware, backend, problems, notes), extra=extra)
+    if not members(LLM_OWNERS[backend], inputs.version):
+        raise EngineError(f"{reason}: TensorRT-LLM {inputs.version} has no such backend; set option.backend=auto")
+    check_stored_format(layout, backend, inputs.version, notes)
+    common = {
+        **shared_fields(config, layout),
+        "backend": backend,
+        "reason": reason,
+        "config": config,
+        "hardware": hardware,
+        "inputs": inputs,
+        "shape": layout.shape,
+        "max_sequences": inputs.max_sequences,
+        "max_seq_len": inputs.max_seq_len,
+    }
+    is_engine = layout.kind.is_engine
+    builder = collect(config, inputs, Phase.RUN if is_engine else Phase.BUILD | Phase.RUN)
+    problems += builder.problems
+    if not is_engine:
+        problems += gpu_problems(config, inputs, hardware, builder.arguments(Phase.BUILD))
+    if problems:
+        raise ConfigError(problems)
+    notes += builder.notes
+    if backend is not Backend.TENSORRT:
+        longest_prompt = inputs.max_seq_len if options.enable_chunked_prefill else inputs.max_num_tokens
+        return CheckpointPlan(**common, notes=tuple(notes), max_input_len=min(options.max_input_len, longest_prompt))
+    plan = TensorRtEnginePlan(
+        **common,
+        notes=tuple(notes),
+        max_input_len=options.max_input_len,
+        asked=asked_options(config),
+        converter_alias=converter_alias(layout.path.resolve(), layout.config or {}, config),
+    )
+    if layout.engine_dir is None or not is_engine:
+        return plan
+    found = read_built_engine(layout.engine_dir)
+    notes += check_engine(config, found, hardware, Manifest.read(layout.engine_dir), inputs.max_seq_len)
+    return replace(plan, notes=tuple(notes)).at(layout.engine_dir)

@@ -5,17 +5,24 @@ changes and returns again, one step per response of the engine; `token_ids` and 
 backend's `logprobs` are those of the last response only). A request's own failure is raised by the step as
 RequestError. The reason of the end comes with the last step: `stop` for the end id, which the engine backend leaves out
 of the tokens, and for stop words, with the word as `stop_reason`.
+
+Found in `llmapi/utils.py` (1.0 to 1.4): the thread that receives an iteration's responses puts each into the queue of
+its result, and then calls `notify` of all these queues on the event loop. By itself that sets an event, which wakes a
+task, for every response; and a step of the result costs more than all else that is done for a token. So `notify` is
+replaced by a reader, which takes what is in the queue without a task, and reads the tokens of plain responses itself.
+The result reads the others: the first and the last one, errors, log-probabilities, beams.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
 
 from djl_trtllm.executor.protocol import Logprob, Ranked, Refusal, Submit
-from djl_trtllm.executor.step_buffer import StepBuffer
 from djl_trtllm.request import FinishReason
+
+if TYPE_CHECKING:
+    from djl_trtllm.executor.process import StepBuffer
 
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "cancelled": FinishReason.CANCELLED}
 
@@ -33,17 +40,23 @@ class Heartbeat:
 
 
 class RunningRequest:
-    """`message` is what was asked for, `result` TensorRT-LLM's future of it, `end_id` the tokenizer's end token.
+    """`message` is what was asked for, `end_id` the tokenizer's end token. `ended` is called after the last response,
+    or with what reading one raised.
 
     With beam search it is several sequences, delivered when all have ended.
     """
 
     def __init__(
-        self, message: Submit, result: Any, step_buffer: StepBuffer, heartbeat: Heartbeat, end_id: int | None
+        self,
+        message: Submit,
+        step_buffer: StepBuffer,
+        heartbeat: Heartbeat,
+        end_id: int | None,
+        ended: Callable[[RunningRequest, Exception | None], None],
     ) -> None:
         self.message = message
-        self.result = result
-        self.task: asyncio.Task[None]
+        self.result: Any
+        """TensorRT-LLM's future of it."""
         self.muted = False
         """Cancelled: later output is not sent."""
         self.responded = False
@@ -55,60 +68,86 @@ class RunningRequest:
         self._step_buffer = step_buffer
         self._heartbeat = heartbeat
         self._end_id = end_id
-        self._output: Any = None
+        self._ended = ended
+        self._streams = message.sampling.beam_width == 1
+        self._notify: Callable[[], None]
+        self._output: Any
         """TensorRT-LLM's output of its one sequence, without beams."""
+        self._over = False
+        """Whether its terminal deltas were sent."""
         self._seen = 0
         """Tokens that were put in."""
-        self._noted = False
-        """Whether the buffer is going to ask for what is new."""
 
-    def follow(self) -> Awaitable[None]:
-        """Put the output into the step_buffer, with the terminal deltas. Raises what the result raises."""
-        return self._follow_tokens() if self.message.sampling.beam_width == 1 else self._follow_beams()
+    def follow(self, result: Any) -> None:
+        """Put the output of `result` into the step_buffer as it comes, with the terminal deltas."""
+        self.result = result
+        self._output = result.outputs[0]
+        self._notify = result.aqueue.notify
+        result.aqueue.notify = self._read
+
+    def leave(self) -> None:
+        """Read no more responses."""
+        self.result.aqueue.notify = self._notify
 
     def end(self, finish: FinishReason, error: str | Refusal | None = None) -> None:
         """The terminal deltas of all its sequences."""
+        self._over = True
         for request_id in sequence_ids(self.message):
             self._end(request_id, finish, error)
 
-    async def _follow_tokens(self) -> None:
-        heartbeat, step_buffer, wants_logprobs = self._heartbeat, self._step_buffer, self.message.logprobs
-        self._output = self.result.outputs[0]
-        async for _ in self.result:
-            heartbeat.responses += 1
-            if wants_logprobs:
-                self.collect()  # before the next response takes them away
-            elif not self._noted:
-                self._noted = True
-                step_buffer.collect_from(self)
-        self.collect()
-        self._finish(self.message.request_id, self._output)
+    def _read(self) -> None:
+        """Take the responses that have come."""
+        self._notify()  # before 1.2 `get` waits for the event, also where there is a response
+        result, problem = self.result, None
+        try:
+            while not (result.finished or result.aqueue.empty()):
+                self._heartbeat.responses += 1
+                self.responded = True
+                self._take(_without_waiting(result.aqueue.get()))
+            if not self._over:
+                self._put_in()
+        except Exception as error:
+            problem = error
+        if problem is not None or result.finished:
+            self.leave()
+            self._ended(self, problem)
 
-    def collect(self) -> None:
-        """Put in the tokens that are new since the last time, once for all responses of a wake-up."""
-        self._noted = False
-        self.responded = True
-        token_ids, seen = self._output.token_ids, self._seen
-        if self.muted or len(token_ids) <= seen:
+    def _take(self, response: Any) -> None:
+        tokens = _plain_tokens(response) if self._seen and not self.message.logprobs else None
+        if tokens is not None:
+            self._output.token_ids.extend(tokens)
             return
-        message, new = self.message, token_ids[seen:]
-        logprobs = _chosen(self._output.logprobs, new, message.top_logprobs) if message.logprobs else None
-        delta = self._step_buffer.extend(message.request_id, new, logprobs)
-        if not seen:
-            delta.cached_tokens = getattr(self.result, "cached_tokens", 0)
-        self._seen = len(token_ids)
+        self.result._handle_response(response)
+        if self.message.logprobs and self._streams and not self._over:
+            self.collect()  # before the next response takes them away
 
-    async def _follow_beams(self) -> None:
-        async for _ in self.result:
-            self._heartbeat.responses += 1
-            self.responded = True
+    def _put_in(self) -> None:
+        """Put in what the responses have brought, and the end after the last one."""
+        if self._streams:
+            self.collect()
+        if not self.result.finished:
+            return
+        self._over = True
         for request_id, output in zip(sequence_ids(self.message), self.result.outputs, strict=True):
-            if not self.muted:
+            if not self._streams and not self.muted:
                 # Not every version gives a beam's log-probabilities.
                 wants_logprobs = self.message.logprobs and output.logprobs
                 logprobs = _chosen(output.logprobs, output.token_ids) if wants_logprobs else None
                 self._step_buffer.extend(request_id, list(output.token_ids), logprobs)
             self._finish(request_id, output)
+
+    def collect(self) -> None:
+        """Put in the tokens that are new since the last time, once for all responses of a wake-up."""
+        output = self._output
+        token_ids, seen = output.token_ids, self._seen
+        if self.muted or len(token_ids) <= seen:
+            return
+        message, new = self.message, token_ids[seen:]
+        logprobs = _chosen(output.logprobs, new, message.top_logprobs) if message.logprobs else None
+        delta = self._step_buffer.extend(message.request_id, new, logprobs)
+        if not seen:
+            delta.cached_tokens = getattr(self.result, "cached_tokens", 0)
+        self._seen = len(token_ids)
 
     def _finish(self, request_id: int, output: Any) -> None:
         finish = FinishReason.CANCELLED if self.muted else _FINISH.get(output.finish_reason)
@@ -131,8 +170,32 @@ class RunningRequest:
         delta.finish, delta.error = finish, error
 
 
+def _without_waiting(get: Coroutine[Any, Any, Any]) -> Any:
+    """Return what `get` returns. Raises RuntimeError if it waits: something is in its queue."""
+    try:
+        get.send(None)
+    except StopIteration as returned:
+        return returned.value
+    get.close()
+    raise RuntimeError("TensorRT-LLM's queue waits though it has a response")
+
+
+def _plain_tokens(response: Any) -> list[int] | None:
+    """The new tokens of a response that has nothing else; None for others, which the result has to read.
+
+    Found in `GenerationResultBase._handle_response` (1.0 to 1.4); PyTorch's results arrive serialised.
+    """
+    if not hasattr(response, "has_error") or response.has_error() or response.result.is_final:
+        return None
+    result = response.result
+    if isinstance(getattr(result, "_result", None), bytes):
+        result.deserialize()
+    tokens: list[int] = result.output_token_ids[0]
+    return tokens
+
+
 def sequence_ids(message: Submit) -> range:
-    """The ids of a request's sequences, one per beam."""
+    """Return the ids of a request's sequences, one per beam."""
     return range(message.request_id, message.request_id + message.sampling.beam_width)
 
 
@@ -160,7 +223,7 @@ def _logprob(entry: Any, token_id: int) -> float | None:
 
 
 def _ranked(entry: Any, token_id: int, most: int) -> Ranked:
-    """With the sampled token TensorRT-LLM may give one more than it was asked for."""
+    """Return at most `most` of the likeliest: with the sampled token TensorRT-LLM may give one more."""
     found = entry.items() if isinstance(entry, dict) else ()
     likeliest = sorted(((float(each.logprob), id_) for id_, each in found), key=lambda pair: -pair[0])[:most]
     return Ranked(_logprob(entry, token_id), [id_ for _, id_ in likeliest], [logprob for logprob, _ in likeliest])

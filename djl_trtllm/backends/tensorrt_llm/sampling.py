@@ -1,4 +1,7 @@
-"""A request as TensorRT-LLM's SamplingParams.
+"""A request as TensorRT-LLM's SamplingParams, and what the sampler of an installed TensorRT-LLM honours of it.
+
+For example, `min_new_tokens=4` is `SamplingParams(min_tokens=4)`, and every sampler honours it. A new request field
+needs a row in `_ARGUMENTS` and a place in the list of each sampler that honours it; a field in no list is refused.
 
 Found in TensorRT-LLM's `sampling_params.py` and `llmapi/llm.py` (about 1.2): without an `end_id` of its own a request
 goes through `SamplingParams._setup`, which takes the end and padding ids from the tokenizer and turns the strings of
@@ -7,21 +10,44 @@ passed, the LLM has a tokenizer (`skip_tokenizer_init` stays off; guided decodin
 off: the server makes the text. The tokenizer's end id is the only one the engine knows: the other end ids of
 generation_config.json are passed as stop ids. `ignore_eos` removes the end id and no stop id. A finished stop word is
 removed from the tokens unless `include_stop_str_in_output`; here it stays, because the server cuts stop strings.
-`logprobs` 0 means none, but for beams under TorchSampler of 1.3 (see `sampler`).
+`logprobs` 0 means none, but for beams under TorchSampler of 1.3 (see below).
+
+There are two samplers: the C++ sampler (of the engine backend; `TRTLLMSampler` on PyTorch, removed by #18232 in August
+2026) and `TorchSampler`, the PyTorch backend's own. Found in TensorRT-LLM's sources:
+
+- `auto` is the C++ sampler for beam search (`_torch/pyexecutor/_util.py`, `instantiate_sampler`, about 1.2), and always
+  TorchSampler from 1.3 on (#11938 of March 2026, #14487).
+- TorchSampler silently ignores what it lacks. It got bad words, penalties, no_repeat_ngram_size and min_p in July 2026
+  (#16052, #16485, #16594, #16590; until then #9442), and length_penalty, early_stopping and the diversity rate of beams
+  with #16620.
+- TorchSampler draws from one generator with the seed 42 for all requests. Seeds of requests came with #17172 (August
+  2026) and `sampler/seed_manager.py`, which says that they are exact only for a request that is sampled alone, until
+  FlashInfer reads one seed per row.
+- On PyTorch every request must have `max_beam_width` beams: by an assert in the executor's loop, which ends it, in
+  `executor_request_queue.py` (about 1.2.0rc3), by an error of the request in `py_executor.py` (`_validate_request`,
+  #8433). Later versions take fewer (#16620), but the requests of one batch must still have the same number.
+- Log-probabilities of beams: TorchSampler returns those of the chosen tokens only, and refuses a request whose
+  `logprobs` is not 0 (`TorchSampler.validate_request`, #11584 of February 2026). The engine backend computes them from
+  logits of the shape [tokens, vocabulary] (`compute_logprobs` in `executor/result.py`, about 1.2); those of beams have
+  one dimension more, which raises in the thread of the results and ends the LLM.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
+import orjson
+from packaging.version import Version
+
+from djl_trtllm.backends.json_grammar import as_grammar
+from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.request import Guide, GuideKind, Sampling
 
-_GUIDES = {
-    GuideKind.JSON_SCHEMA: "json",
-    GuideKind.REGEX: "regex",
-    GuideKind.GRAMMAR: "grammar",
-}
+_GUIDES = {GuideKind.JSON_SCHEMA: "json", GuideKind.REGEX: "regex", GuideKind.GRAMMAR: "grammar"}
 _ARGUMENTS = {
     "min_new_tokens": "min_tokens",
     "repetition_penalty": "repetition_penalty",
@@ -36,16 +62,72 @@ _ARGUMENTS = {
 _SAMPLED = ("temperature", "top_k", "top_p", "seed")
 """Arguments of requests that sample. All are always passed: with one alone some versions decode greedily."""
 
-BEAM_FIELDS = ("length_penalty", "early_stopping", "beam_search_diversity_rate")
-FIELDS = frozenset({"max_new_tokens", "do_sample", "stop_token_ids", "bad", *_ARGUMENTS, *_SAMPLED})
+_ALWAYS = frozenset(
+    {"max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p", "ignore_eos", "stop_token_ids"}
+)
+"""Fields that every sampler of every version honours."""
+_SINCE_JULY = frozenset(
+    {"bad", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "no_repeat_ngram_size"}
+)
+"""Fields that the C++ sampler always honoured, and TorchSampler from 1.4 on."""
+_BEAMS = frozenset({"length_penalty", "early_stopping", "beam_search_diversity_rate"})
+"""Fields of requests with beams, honoured by the same samplers as `_SINCE_JULY`."""
+_TORCH_SAMPLER_IS_WHOLE = Version("1.4.0rc0")
+_TORCH_SAMPLER_HAS_BEAMS = Version("1.3.0rc0")
+_SEED_MANAGER = "tensorrt_llm._torch.pyexecutor.sampler.seed_manager"
 _NEUTRAL = Sampling()
 
 
+@dataclass(frozen=True)
+class Sampler:
+    fields: frozenset[str]
+    """The fields of a request that the sampler honours."""
+    seeded: bool = True
+    """Whether a request's seed decides its tokens."""
+    beams: int = 0
+    """Every request must have exactly this many beams; 0: as many as it asks for."""
+    most_beams: int = 0
+    """A request may have at most this many beams, where each says how many; 0: there are none, or `beams`."""
+    beam_logprobs: int | None = None
+    """`SamplingParams.logprobs` of a request with beams that wants log-probabilities; None: there are none."""
+
+
+def find_sampler(version: str, backend: str, arguments: Mapping[str, Any], max_beam_width: int) -> Sampler:
+    """Return the sampler of an LLM with these arguments (as plain data)."""
+    chosen = arguments.get("sampler_type", "auto")
+    name = chosen["name"] if isinstance(chosen, Mapping) else chosen
+    release = Version(version)
+    searches = (arguments.get("max_beam_width") or 1) > 1
+    by_auto = name == "auto" and searches and release < _TORCH_SAMPLER_HAS_BEAMS
+    is_cpp = backend == "tensorrt" or name == "TRTLLMSampler" or by_auto
+    whole = is_cpp or release >= _TORCH_SAMPLER_IS_WHOLE
+    seeded = is_cpp or takes_seeds()
+    fields = _ALWAYS | (_SINCE_JULY if whole else set()) | ({"seed"} if seeded else set())
+    if max_beam_width == 1:
+        return Sampler(fields, seeded)
+    fields |= {"beam_width", *(_BEAMS if whole else ())}
+    if backend == "tensorrt":
+        return Sampler(fields, most_beams=max_beam_width)
+    wants_none = not is_cpp and release >= _TORCH_SAMPLER_HAS_BEAMS
+    return Sampler(fields, seeded, max_beam_width, beam_logprobs=0 if wants_none else 1)
+
+
+def takes_seeds() -> bool:
+    """Return whether the installed TorchSampler has the module of requests' seeds.
+
+    The LLM has imported the packages above it.
+    """
+    try:
+        return find_spec(_SEED_MANAGER) is not None
+    except ImportError:
+        return False
+
+
 def sampling_arguments(request: Submit, beam_logprobs: int | None = 1) -> dict[str, Any]:
-    """The keyword arguments of SamplingParams, without the guide; a new dict for each request, which changes it.
+    """Return the keyword arguments of SamplingParams, without the guide; a new dict for each request, which changes it.
 
     `max_tokens` is always passed: its default is 32, and the scheduler reserves KV cache for all of it.
-    `beam_logprobs` is what the sampler wants for `logprobs` of beams (see `sampler.Sampler`).
+    `beam_logprobs` is what the sampler wants for `logprobs` of beams (see `Sampler`).
     """
     sampling = request.sampling
     arguments: dict[str, Any] = {"max_tokens": sampling.max_new_tokens, "detokenize": False}
@@ -70,8 +152,23 @@ def sampling_arguments(request: Submit, beam_logprobs: int | None = 1) -> dict[s
     return arguments
 
 
-def guide_arguments(guide: Guide) -> dict[str, Any]:
-    return {"json_object": True} if guide.kind is GuideKind.JSON_OBJECT else {_GUIDES[guide.kind]: guide.value}
+def guide_arguments(guide: Guide, library: str | None) -> dict[str, Any]:
+    """Return the keyword arguments of GuidedDecodingParams. Raises SchemaError."""
+    guide = with_options(guide) if library == GuidedDecoding.LLGUIDANCE else as_grammar(guide)[0]
+    return {_GUIDES[guide.kind]: guide.value}
+
+
+def with_options(guide: Guide) -> Guide:
+    """JSON guides for llguidance: white space as of Python's `json.dumps`, and what it does not follow is an error if
+    strict. Its `whitespace_pattern` may repeat, so it limits nothing."""
+    if guide.kind not in (GuideKind.JSON_OBJECT, GuideKind.JSON_SCHEMA):
+        return guide
+    schema = {"type": "object"} if guide.kind is GuideKind.JSON_OBJECT else orjson.loads(guide.value)
+    if not isinstance(schema, dict):
+        return guide
+    options: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    options["lenient"] = not guide.strict
+    return Guide(GuideKind.JSON_SCHEMA, orjson.dumps(schema | {"x-guidance": options}).decode(), guide.strict)
 
 
 def _beams(sampling: Sampling) -> dict[str, Any]:

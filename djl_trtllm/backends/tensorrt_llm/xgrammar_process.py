@@ -14,8 +14,15 @@ from typing import Any
 
 import xgrammar
 
-from djl_trtllm.backends.tensorrt_llm.guide_trial import make_judge, too_large
-from djl_trtllm.executor.guide_process import reason_of, serve_judge
+from djl_trtllm.backends.json_grammar import SchemaError, as_grammar
+from djl_trtllm.executor.guides import (
+    Verdict,
+    keywords_left_out,
+    reason_of,
+    serve_trials,
+    too_large,
+    trial_with_tokenizer,
+)
 from djl_trtllm.request import Guide, GuideKind
 
 
@@ -25,27 +32,21 @@ class XgrammarTrial:
     def __init__(self, tokenizer: str | None) -> None:
         self._compiler = None if tokenizer is None else _compiler(tokenizer)
 
-    def __call__(self, guide: Guide) -> str | None:
+    def __call__(self, guide: Guide) -> Verdict:
         began = time.process_time()
         try:
-            grammar = _grammar(guide)
+            guide, not_followed = as_grammar(guide)
+            is_regex = guide.kind is GuideKind.REGEX
+            grammar = (xgrammar.Grammar.from_regex if is_regex else xgrammar.Grammar.from_ebnf)(guide.value)
             if self._compiler is not None:
                 self._compiler.compile_grammar(grammar)
+        except SchemaError as error:
+            return Verdict(str(error))
         except (RuntimeError, ValueError) as error:
-            return reason_of(str(error))
-        return too_large(began)
-
-
-def _grammar(guide: Guide) -> Any:
-    match guide.kind:
-        case GuideKind.REGEX:
-            return xgrammar.Grammar.from_regex(guide.value)
-        case GuideKind.GRAMMAR:
-            return xgrammar.Grammar.from_ebnf(guide.value)
-        case GuideKind.JSON_OBJECT:
-            return xgrammar.Grammar.builtin_json_grammar()
-        case _:
-            return xgrammar.Grammar.from_json_schema(guide.value)
+            return Verdict(reason_of(str(error)))
+        if problem := too_large(began):
+            return Verdict(problem)
+        return keywords_left_out(not_followed, strict=guide.strict)
 
 
 def _compiler(tokenizer: str) -> Any:
@@ -67,4 +68,4 @@ def _vocabulary(tokenizer: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    serve_judge(partial(make_judge, XgrammarTrial), sys.argv)
+    serve_trials(partial(trial_with_tokenizer, XgrammarTrial), sys.argv)

@@ -8,16 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from djl_trtllm.config.compat import triton, truss
-from djl_trtllm.config.sources.properties import Layer, Source, read_properties
-from djl_trtllm.folders import TRUSS_REPOSITORY
+from djl_trtllm.config.compat.truss import TRUSS_REPOSITORY
+from djl_trtllm.config.sources import Layer, Source, read_properties
+from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
 
 PROPERTIES_FILE = "serving.properties"
 _YAML = (".yaml", ".yml")
 
 
 def names_configuration(path: Path) -> bool:
-    """Whether `path` is itself a file that `read_source` reads, and not a directory or an archive of a model."""
-    return path.is_file() and path.suffix in (".pbtxt", ".properties", *_YAML)
+    """Return whether `path` is itself a file that `read_source` reads, and not a directory or an archive of a model."""
+    return path.exists() and not path.is_dir() and path.suffix in (".pbtxt", ".properties", *_YAML)
 
 
 def read_source(path: Path) -> list[Source]:
@@ -70,6 +71,6 @@ def _truss(config: Path) -> list[Source]:
 
 def _is_truss(config: Path) -> bool:
     try:
-        return truss.is_truss(config.read_text(encoding="utf-8", errors="replace"))
+        return truss.is_truss(read_file(config, MOST_SETTINGS_BYTES).decode(errors="replace"))
     except OSError:
         return False

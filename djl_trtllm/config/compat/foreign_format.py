@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from djl_trtllm.config.masking import is_secret_key, masked, shortened
-from djl_trtllm.config.sources.origin import Origin
-from djl_trtllm.config.sources.properties import Layer, Setting, Source
+from djl_trtllm.config.sources import Layer, Origin, Setting, Source
 
 _LONGEST = 60
 
@@ -33,7 +32,7 @@ class ForeignSetting:
     line: int
 
     @property
-    def shown(self) -> str:
+    def assignment(self) -> str:
         return f"{self.name}={shortened(masked(self.name, self.value), _LONGEST)}"
 
 
@@ -52,25 +51,25 @@ class Reading:
     def set(self, key: str, entry: ForeignSetting, value: str | None = None) -> None:
         """The entry sets `key` to its own text or to `value`."""
         text = entry.value if value is None else value
-        wrote = None if text == entry.value else entry.value
-        self.settings.append(Setting(key, text, Origin.file(self.path, entry.line), entry.name, wrote, alone=True))
+        given = None if text == entry.value else entry.value
+        self.settings.append(Setting(key, text, Origin.file(self.path, entry.line), entry.name, given, alone=True))
 
     def ignore(self, entry: ForeignSetting, reason: str, *, act: bool = False) -> None:
         """The entry has no effect here; `act` if its author has to do something about it.
 
         Entries with the same reason share a line. An entry without a value is named once.
         """
-        shown = entry.shown if entry.value and not is_secret_key(entry.name) else entry.name
+        text = entry.assignment if entry.value and not is_secret_key(entry.name) else entry.name
         reasons = self._to_act_on if act else self._ignored
-        reasons.setdefault(reason, {}).setdefault(shown, entry.line)
+        reasons.setdefault(reason, {}).setdefault(text, entry.line)
 
     def warn(self, entry: ForeignSetting, text: str) -> None:
         """The entry has an effect, with the warning `text`."""
-        self.warnings.append(f"{entry.shown} ({self.path}:{entry.line}): {text}")
+        self.warnings.append(f"{entry.assignment} ({self.path}:{entry.line}): {text}")
 
     def refuse(self, entry: ForeignSetting, text: str) -> None:
         """The entry is wrong; `text` is what to write instead."""
-        self.problems.append(f"{entry.shown} ({self.path}:{entry.line}): {text}")
+        self.problems.append(f"{entry.assignment} ({self.path}:{entry.line}): {text}")
 
     def unknown_setting(self, entry: ForeignSetting, known: Iterable[str], server: str) -> None:
         """The other server has no such setting. Its value is not shown: it may be a secret."""
@@ -92,7 +91,7 @@ class Reading:
 
     def _lines(self, reasons: dict[str, dict[str, int]]) -> Iterator[str]:
         for reason, entries in reasons.items():
-            names = ", ".join(f"{shown} (line {line})" for shown, line in entries.items())
+            names = ", ".join(f"{text} (line {line})" for text, line in entries.items())
             yield f"{self.path}: {names}: {reason}"
 
 

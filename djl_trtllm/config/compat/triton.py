@@ -1,29 +1,200 @@
 """A Triton model repository for TensorRT-LLM, or one `config.pbtxt` of it, as settings.
 
 Values are texts in Triton; the options parse them. A `${placeholder}` that is not filled in is ignored, as in Triton,
-unless the workflow requires it.
+unless Triton refuses it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
+
+from google.protobuf import text_encoding
 
 from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError, Reading, presets
-from djl_trtllm.config.compat.text_format import Field, parse
-from djl_trtllm.config.compat.triton_names import (
-    ENGINE_MODEL,
-    EXAMPLES,
-    IGNORED,
-    MODELS,
-    OPTION_OF,
-    STRUCTURE,
-    TO_FILL,
-    TRITON_ONLY,
+from djl_trtllm.config.options import find
+from djl_trtllm.config.options.option import NotAValueError
+from djl_trtllm.config.sources import Layer, Source
+from djl_trtllm.config.tables import read_table
+from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
+
+ENGINE_MODEL = "tensorrt_llm"
+MODELS = (ENGINE_MODEL, "tensorrt_llm_bls", "ensemble", "preprocessing", "postprocessing")
+"""The models of a repository, in the order of precedence."""
+
+_TABLE = read_table("triton.toml")
+TO_FILL: Mapping[str, frozenset[str]] = {model: frozenset(names) for model, names in _TABLE["to_fill"].items()}
+EXAMPLES: Mapping[str, str] = _TABLE["examples"]
+STRUCTURE: frozenset[str] = frozenset(_TABLE["structure"])
+TRITON_ONLY: frozenset[str] = frozenset(_TABLE["triton_only"])
+OPTION_OF: Mapping[str, str] = {name: f"option.{name}" for name in _TABLE["same_name"]} | _TABLE["other_name"]
+IGNORED: Mapping[str, str] = _TABLE["ignored"]
+
+
+# The parser of protocol buffers' text format: `google.protobuf.text_format` reads messages of known types and does not
+# keep the lines of values. Here every value has its line, any field may occur, and a `${placeholder}` that is not
+# filled in is a value; to the library it is a syntax error that hides all others.
+
+
+_TOKEN = re.compile(
+    r"""
+    (?P<space>[ \t\r\f\v]+|\#[^\n]*)
+  | (?P<newline>\n)
+  | (?P<text>"(?:[^"\\\n]|\\[^\n])*"|'(?:[^'\\\n]|\\[^\n])*')
+  | (?P<word>\$\{[^{}\n]*\}|[+-]?[A-Za-z_0-9.][A-Za-z_0-9.+-]*)
+  | (?P<mark>[{}<>\[\]:,;])
+    """,
+    re.VERBOSE,
 )
-from djl_trtllm.config.sources.properties import Layer, Source
+_NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
+_LAST_NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9]{0,60})[ \t]*$")
+_CLOSING = {"{": "}", "<": ">", "[": "]"}
+_DEEPEST = 50
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field: its name, its value (text, or the fields of a message) and the line on which the value begins."""
+
+    name: str
+    value: Value
+    line: int
+
+
+Value: TypeAlias = "str | tuple[Field, ...]"
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str
+    text: str
+    line: int
+
+
+def parse(text: str) -> tuple[Field, ...]:
+    """The fields of a message; a list `[a, b]` becomes one field for each member. Raises `FormatError`."""
+    return _Parser(tuple(_tokens(text))).message(None, 0)
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    line, position = 1, 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise FormatError(line, _unexpected(text, position))
+        position = match.end()
+        if match.lastgroup == "newline":
+            line += 1
+        elif match.lastgroup != "space":
+            yield _Token(str(match.lastgroup), match.group(), line)
+
+
+def _unexpected(text: str, position: int) -> str:
+    character = text[position]
+    if character in "\"'":
+        return f"the {character} has no second one on this line; texts begin and end with a quote"
+    if text.startswith("${", position):
+        return "the ${ has no } on this line; write the value itself in its place"
+    if character == "=":
+        name = _LAST_NAME.search(text, 0, position)
+        return f"there is = where a : belongs; write {name.group(1) if name else 'name'}: value"
+    if character == "/":
+        return "a path needs quotes, and a comment begins with #"
+    return f"{character!r} has no meaning here; texts need quotes, and a comment begins with #"
+
+
+class _Parser:
+    def __init__(self, tokens: tuple[_Token, ...]) -> None:
+        self._tokens = tokens
+        self._next = 0
+
+    def message(self, opening: _Token | None, depth: int) -> tuple[Field, ...]:
+        """The fields up to the mark that closes `opening`, or up to the end of the text."""
+        if opening is not None and depth > _DEEPEST:
+            raise FormatError(opening.line, f"more than {_DEEPEST} nested messages")
+        fields: list[Field] = []
+        while True:
+            token = self._peek()
+            if token is None:
+                if opening is None:
+                    return tuple(fields)
+                raise _not_closed(opening)
+            if token.kind == "mark" and opening is not None and token.text == _CLOSING[opening.text]:
+                self._next += 1
+                return tuple(fields)
+            if token.text in (",", ";") and fields:
+                self._next += 1
+                continue
+            fields += self._field(depth)
+
+    def _field(self, depth: int) -> Iterator[Field]:
+        name = self._take()
+        if name.kind == "text":
+            raise FormatError(name.line, f"{name.text} has quotes, and names have none; write {name.text[1:-1]}:")
+        if not _NAME.fullmatch(name.text):
+            raise FormatError(name.line, f"there is {name.text} where the name of a field belongs")
+        mark = self._peek()
+        if mark is not None and mark.text == ":":
+            self._next += 1
+        elif mark is None or mark.text not in ("{", "<", "["):
+            raise FormatError(name.line, f"{name.text} has no : behind it; write {name.text}: value")
+        for value, line in self._values(name, depth):
+            yield Field(name.text, value, line)
+
+    def _values(self, name: _Token, depth: int) -> Iterator[tuple[Value, int]]:
+        token = self._peek()
+        if token is None or token.text in ("}", ">", "]", ":", ",", ";"):
+            raise FormatError(name.line, f"{name.text} has no value; write {name.text}: value")
+        if token.text != "[":
+            yield self._value(depth)
+            return
+        opening = self._take()
+        while (token := self._peek()) is not None and token.text != "]":
+            yield self._value(depth)
+            token = self._peek()
+            if token is not None and token.text == ",":
+                self._next += 1
+            elif token is not None and token.text != "]":
+                raise FormatError(token.line, f"there is no comma between the members of {name.text}")
+        if token is None:
+            raise _not_closed(opening)
+        self._next += 1
+
+    def _value(self, depth: int) -> tuple[Value, int]:
+        token = self._take()
+        if token.text in ("{", "<"):
+            return self.message(token, depth + 1), token.line
+        if token.kind == "mark":
+            raise FormatError(token.line, f"there is {token.text} where a value belongs")
+        if token.kind == "word":
+            return token.text, token.line
+        parts = [_unescaped(token)]
+        while (following := self._peek()) is not None and following.kind == "text":
+            parts.append(_unescaped(self._take()))
+        return "".join(parts), token.line
+
+    def _peek(self) -> _Token | None:
+        return self._tokens[self._next] if self._next < len(self._tokens) else None
+
+    def _take(self) -> _Token:
+        token = self._tokens[self._next]
+        self._next += 1
+        return token
+
+
+def _not_closed(opening: _Token) -> FormatError:
+    return FormatError(opening.line, f"the {opening.text} is not closed; a {_CLOSING[opening.text]} is missing")
+
+
+def _unescaped(token: _Token) -> str:
+    try:
+        return bytes(text_encoding.CUnescape(token.text[1:-1])).decode()
+    except ValueError:
+        raise FormatError(token.line, f"{token.text} has a \\ that begins no escape; write it twice") from None
+
 
 CONFIG_FILE = "config.pbtxt"
 _PRESETS = {
@@ -61,9 +232,9 @@ def repository_files(directory: Path) -> tuple[Path, ...]:
 
     One model's own directory is a repository of that model.
     """
-    files = tuple(path for model in MODELS if (path := directory / model / CONFIG_FILE).is_file())
+    files = tuple(path for model in MODELS if (path := directory / model / CONFIG_FILE).exists())
     own = directory / CONFIG_FILE
-    return files or ((own,) if own.is_file() else ())
+    return files or ((own,) if own.exists() else ())
 
 
 def read_repository(files: tuple[Path, ...]) -> list[Source]:
@@ -93,7 +264,7 @@ def triton_presets() -> Source:
 
 def read_config(path: Path) -> Source:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_file(path, MOST_SETTINGS_BYTES).decode("utf-8-sig")
     except OSError as error:
         return Source(Layer.FOREIGN, problems=(f"{path} cannot be read: {error.strerror or error}",))
     except UnicodeDecodeError:
@@ -128,7 +299,7 @@ def parse_config(text: str, path: str, *, own_engine: Path | None = None) -> Sou
 
 
 def _model_of(fields: tuple[Field, ...], path: str) -> str:
-    """Which of the models of a repository this is: by its folder, else by its name or backend."""
+    """The model of a repository that a file is for: by its folder, else by its name or platform."""
     folder = Path(path).parent.name
     texts = {field.name: field.value for field in fields if isinstance(field.value, str)}
     for candidate in (folder, texts.get("name", "")):
@@ -154,7 +325,9 @@ class _Model:
             if entry.name == "preferred_batch_size":
                 preferred.append(entry)
                 continue
-            if entry.name in entries:
+            if entry.name in entries and entry.name in _READ_INSIDE["instance_group"].values():
+                entry = replace(entry, value=f"{entries[entry.name].value},{entry.value}")
+            elif entry.name in entries:
                 self._reading.warn(entry, f"it is set on line {entries[entry.name].line} too; the last one is used")
             entries[entry.name] = entry
         for entry in entries.values():
@@ -224,13 +397,29 @@ class _Model:
         elif name == "gpt_model_path":
             self._take_engine(entry)
         elif name in OPTION_OF:
-            reading.set(OPTION_OF[name], entry, _OLD_VALUES.get((name, entry.value.lower())))
+            self._set(OPTION_OF[name], entry, _OLD_VALUES.get((name, entry.value.lower()), entry.value))
         elif name in IGNORED:
             if (name, entry.value) not in _AS_HERE:
                 reading.ignore(entry, IGNORED[name])
         else:
             known = (*OPTION_OF, *IGNORED, *TRITON_ONLY, *STRUCTURE, "gpt_model_path")
             reading.unknown_setting(entry, known, _TRITON)
+
+    def _set(self, key: str, entry: ForeignSetting, value: str) -> None:
+        """Triton warns of a word that a parameter does not have, and uses its default; it refuses few of them."""
+        declared = find(key)
+        if (
+            declared is not None
+            and entry.name not in EXAMPLES
+            and (declared.type.choices or declared.type.base is bool)
+        ):
+            try:
+                declared.type.parse(value, declared.option)
+            except NotAValueError as error:
+                reason = f"Triton warns of this and uses its default, and so does this server: {error}"
+                self._reading.ignore(entry, reason, act=True)
+                return
+        self._reading.set(key, entry, value)
 
     def _take_engine(self, entry: ForeignSetting) -> None:
         """The repository's own engine is found by its place; an engine elsewhere is the model.

@@ -6,23 +6,108 @@ Truss's own defaults (64 sequences, 0.1 of the memory, 10000 tokens of cache, ..
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import yaml
+
 from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError, Reading, presets
-from djl_trtllm.config.compat.truss_names import (
-    BUILD_PRESETS,
-    ENGINE_PRESETS,
-    ENGINE_SECTIONS,
-    IGNORED,
-    MARKS,
-    OPTION_OF,
-    QUANTIZATION,
-    STACK_PRESETS,
-    TO_ACT_ON,
-)
-from djl_trtllm.config.compat.yaml_tree import entries
-from djl_trtllm.config.sources.properties import Layer, Source
+from djl_trtllm.config.sources import Layer, Source
+from djl_trtllm.config.tables import read_table
+from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
+
+TRUSS_REPOSITORY = Path("packages", "inflight_batcher_llm")
+"""The folder in which a Truss of the first generation holds its Triton model repository."""
+
+
+_TABLE = read_table("truss.toml")
+ENGINE_SECTIONS: tuple[str, ...] = tuple(_TABLE["engine_sections"])
+MARKS: tuple[str, ...] = tuple(_TABLE["marks"])
+OPTION_OF: Mapping[str, str] = {
+    **{f"{section}.{name}": option for section in ENGINE_SECTIONS for name, option in _TABLE["engine"].items()},
+    **{f"trt_llm.build.{name}": option for name, option in _TABLE["build"].items()},
+    **{f"trt_llm.runtime.{name}": option for name, option in _TABLE["runtime"].items()},
+    "model_name": "option.model_name",
+}
+NOT_SERVED: Mapping[str, str] = _TABLE["not_served"]
+ROUTES: tuple[str, ...] = tuple(_TABLE["routes"])
+QUANTIZATION: Mapping[str, Mapping[str, str]] = _TABLE["quantization"]
+IGNORED: Mapping[str, str] = {name: row["reason"] for row in _TABLE["ignored"] for name in row["names"]}
+TO_ACT_ON: frozenset[str] = frozenset(row["reason"] for row in _TABLE["ignored"] if row.get("act", False))
+ENGINE_PRESETS: Mapping[str, str] = _TABLE["presets"]["engine"]
+BUILD_PRESETS: Mapping[str, str] = _TABLE["presets"]["build"]
+STACK_PRESETS: Mapping[str, str] = _TABLE["presets"]["stack"]
+
+
+_DEEPEST = 50
+_MOST_VALUES = 20_000
+
+
+def entries(text: str) -> list[ForeignSetting]:
+    """Every value with the path of its keys as name (`trt_llm.build.max_seq_len`).
+
+    A list is one entry for each member, under the list's own name; null and empty collections have the value "".
+    Raises `FormatError`.
+    """
+    if text.count(",") + text.count("\n") > _MOST_VALUES:  # reading them takes seconds
+        raise FormatError(1, f"more than {_MOST_VALUES} values")
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = 1 if mark is None else mark.line + 1
+        raise FormatError(line, f"this is not YAML: {error.problem or error.context}{_hint(text, line)}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        reason = "its values are nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise FormatError(1, f"this is not YAML: {' '.join(reason.split())}") from None
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        raise FormatError(root.start_mark.line + 1, "expected `key: value` lines")
+    found: list[ForeignSetting] = []
+    for entry in _walk(root, "", 0):
+        found.append(entry)
+        if len(found) > _MOST_VALUES:
+            # Aliases multiply values; a few lines can have billions of them.
+            raise FormatError(1, f"more than {_MOST_VALUES} values")
+    return found
+
+
+def _walk(node: yaml.Node, name: str, depth: int) -> Iterator[ForeignSetting]:
+    line = node.start_mark.line + 1
+    if depth > _DEEPEST:
+        raise FormatError(line, f"more than {_DEEPEST} nested levels")
+    if isinstance(node, yaml.MappingNode) and node.value:
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            key_line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise FormatError(key_line, "a key must be a scalar")
+            if key.value in lines:
+                raise FormatError(key_line, f"{key.value} is here and on line {lines[key.value]}; keep one")
+            lines[key.value] = key_line
+            yield from _walk(value, f"{name}.{key.value}" if name else key.value, depth + 1)
+    elif isinstance(node, yaml.SequenceNode) and node.value:
+        for member in node.value:
+            yield from _walk(member, name, depth + 1)
+    elif isinstance(node, yaml.ScalarNode):
+        null = node.tag == "tag:yaml.org,2002:null"
+        yield ForeignSetting(name, "" if null else node.value, line)
+    else:
+        yield ForeignSetting(name, "", line)
+
+
+def _hint(text: str, line: int) -> str:
+    """Return the advice for the most frequent mistake on a line that YAML cannot read."""
+    lines = text.splitlines()
+    content = lines[line - 1] if line <= len(lines) else ""
+    if "\t" in content[: len(content) - len(content.lstrip())]:
+        return "; indent with spaces, not with tabs"
+    if content.lstrip().startswith(("%", "@", "`")):
+        return "; put quotes around the value"
+    return "; check the indentation and the colons of this line and the one before"
+
 
 CONFIG_FILE = "config.yaml"
 
@@ -30,12 +115,13 @@ _ACCELERATOR = re.compile(r"[A-Za-z0-9_-]+(:(?P<count>[1-9][0-9]?))?")
 _MARK = re.compile(rf"^({'|'.join(MARKS)})\s*:", re.MULTILINE)
 _TOKEN = "secrets.hf_access_token"  # noqa: S105  # a name
 _OTHER_SECRET = f"nothing reads this secret: only {_TOKEN} is used, for downloads from the Hugging Face hub; remove it"
+_PLACEHOLDER = "this is a placeholder and no token, so none is used; set HF_TOKEN in the server's environment"
 _PARALLEL = ("option.tensor_parallel_degree", "option.pipeline_parallel_degree")
 _FETCHED = ("HF", "S3")
 
 
 def is_truss(text: str) -> bool:
-    """Whether the text of a `config.yaml` is one of Truss; other programs have files of this name too."""
+    """Return whether the text of a `config.yaml` is one of Truss; other programs have files of this name too."""
     return _MARK.search(text) is not None
 
 
@@ -45,7 +131,7 @@ def read_config(path: Path, *, has_repository: bool = False) -> list[Source]:
     With `has_repository` its Triton model repository is read as well, and there are no defaults.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_file(path, MOST_SETTINGS_BYTES).decode("utf-8-sig")
     except OSError as error:
         return [Source(Layer.FOREIGN, problems=(f"{path} cannot be read: {error.strerror or error}",))]
     except UnicodeDecodeError:
@@ -54,7 +140,7 @@ def read_config(path: Path, *, has_repository: bool = False) -> list[Source]:
 
 
 def parse_config(text: str, path: str, *, has_repository: bool = False) -> list[Source]:
-    """The same from text; `path` is shown."""
+    """Read the text of a `config.yaml`; messages show `path`."""
     try:
         found = entries(text)
     except FormatError as error:
@@ -78,26 +164,47 @@ def parse_config(text: str, path: str, *, has_repository: bool = False) -> list[
 def _take(reading: Reading, entry: ForeignSetting) -> None:
     name, value = entry.name, entry.value
     if name.partition(".")[0] == "secrets":
-        # null says that the secret is in Truss's store.
-        if value and name == _TOKEN:
-            reading.set("option.hf_access_token", entry)
-        elif value:
-            reading.ignore(ForeignSetting(name, "", entry.line), _OTHER_SECRET, act=True)
-    elif name == "trt_llm.inference_stack":
-        _stack(reading, entry)
-    elif name == "trt_llm.build.quantization_type":
-        _quantization(reading, entry)
-    elif name == "trt_llm.build.checkpoint_repository.source":
-        _source(reading, entry)
-    elif name == "model_metadata.tags":
-        if value == "openai-compatible":
-            reading.ignore(entry, "a request with messages gets the model's chat template in any case")
+        _secret(reading, entry)
+    elif name in _READERS:
+        _READERS[name](reading, entry)
     elif name in OPTION_OF:
         reading.set(OPTION_OF[name], entry)
     elif (reason := _reason(name)) is not None:
         reading.ignore(_summary(entry), reason, act=reason in TO_ACT_ON)
     elif value or not any(known.startswith(f"{name}.") for known in OPTION_OF):
         reading.unknown_setting(entry, (*OPTION_OF, *IGNORED), "Truss")
+
+
+def _secret(reading: Reading, entry: ForeignSetting) -> None:
+    """The token of the hub is used. null says that a secret is in Truss's store; blanks are only in placeholders."""
+    if not entry.value:
+        return
+    if entry.name != _TOKEN:
+        reading.ignore(replace(entry, value=""), _OTHER_SECRET, act=True)
+    elif entry.value == "None" or re.search(r"\s", entry.value):
+        reading.ignore(replace(entry, value=""), _PLACEHOLDER, act=True)
+    else:
+        reading.set("option.hf_access_token", entry)
+
+
+def _base_model(reading: Reading, entry: ForeignSetting) -> None:
+    problem = NOT_SERVED.get(entry.value.partition("_")[0])
+    if problem is None:
+        reading.ignore(entry, IGNORED[entry.name])
+    else:
+        reading.refuse(entry, f"{problem}; serve a decoder")
+
+
+def _route(reading: Reading, entry: ForeignSetting) -> None:
+    if entry.value in ("", *ROUTES):
+        reading.ignore(entry, IGNORED[entry.name])
+    else:
+        reading.refuse(entry, f"this route is not served; expected one of {', '.join(ROUTES)}")
+
+
+def _tag(reading: Reading, entry: ForeignSetting) -> None:
+    if entry.value == "openai-compatible":
+        reading.ignore(entry, "a request with messages gets the model's chat template in any case")
 
 
 def _reason(name: str) -> str | None:
@@ -131,6 +238,8 @@ def _quantization(reading: Reading, entry: ForeignSetting) -> None:
     if found is None:
         reading.refuse(entry, f"expected one of {', '.join(QUANTIZATION)}")
         return
+    if entry.value.lower() == "fp4_mlp_only":
+        reading.warn(entry, "a checkpoint is quantised here as a whole: attention becomes NVFP4, too")
     for key, value in found.items():
         reading.set(key, entry, value)
 
@@ -140,6 +249,16 @@ def _source(reading: Reading, entry: ForeignSetting) -> None:
         reading.warn(
             entry, "nothing is fetched from there; download the checkpoint and set option.model_id to its directory"
         )
+
+
+_READERS: Mapping[str, Callable[[Reading, ForeignSetting], None]] = {
+    "trt_llm.inference_stack": _stack,
+    "trt_llm.build.quantization_type": _quantization,
+    "trt_llm.build.base_model": _base_model,
+    "trt_llm.build.checkpoint_repository.source": _source,
+    "trt_llm.runtime.webserver_default_route": _route,
+    "model_metadata.tags": _tag,
+}
 
 
 def _longest(reading: Reading, found: Iterable[ForeignSetting]) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import enum
 
+from djl_trtllm.plugins import BACKENDS, plugins
+
 
 class Choice(str, enum.Enum):
     """A value of an enumeration; `str()` gives the value."""
@@ -20,7 +22,7 @@ class Choice(str, enum.Enum):
 
 
 class Backend(Choice):
-    """Which engine runs the model: the members, and the names that backends add when they are registered."""
+    """The engine that runs the model: the members, and the names of backends in other packages."""
 
     AUTO = "auto"
     TENSORRT = "tensorrt"
@@ -30,23 +32,21 @@ class Backend(Choice):
     SCRIPTED = "scripted"
 
     @classmethod
-    def add(cls, name: str) -> None:
-        """Make `Backend(name)` a value, if it is none yet."""
-        if name not in cls.all_values():
-            added = str.__new__(cls, name)
-            added._name_, added._value_ = name.upper(), name
-            _ADDED[name] = added
-
-    @classmethod
     def all_values(cls) -> tuple[str, ...]:
-        return (*super().all_values(), *_ADDED)
+        return tuple(dict.fromkeys((*super().all_values(), *plugins(BACKENDS))))
 
     @classmethod
     def _missing_(cls, value: object) -> Backend | None:
-        return _ADDED.get(value) if isinstance(value, str) else None
+        if not isinstance(value, str) or value not in plugins(BACKENDS):
+            return None
+        if value not in _ADDED:
+            _ADDED[value] = added = str.__new__(cls, value)
+            added._name_, added._value_ = value.upper(), value
+        return _ADDED[value]
 
 
 _ADDED: dict[str, Backend] = {}
+"""Values beside the members. There is one object of each, so that `is` compares them."""
 
 
 class SchedulingPolicy(Choice):
@@ -100,39 +100,6 @@ class KvCacheType(Choice):
     DISABLED = "disabled"
 
 
-class StateDType(Choice):
-    AUTO = "auto"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-    FLOAT32 = "float32"
-
-
-class EmbeddingParallelMode(Choice):
-    NONE = "NONE"
-    VOCABULARY = "SHARDING_ALONG_VOCAB"
-    HIDDEN = "SHARDING_ALONG_HIDDEN"
-
-
-class AllReduceStrategy(Choice):
-    """Kernels that add up the parts of a layer over GPUs."""
-
-    AUTO = "AUTO"
-    NCCL = "NCCL"
-    UB = "UB"
-    MINLATENCY = "MINLATENCY"
-    ONESHOT = "ONESHOT"
-    TWOSHOT = "TWOSHOT"
-    LOWPRECISION = "LOWPRECISION"
-    MNNVL = "MNNVL"
-    NCCL_SYMMETRIC = "NCCL_SYMMETRIC"
-
-
-class ProfilingVerbosity(Choice):
-    LAYER_NAMES_ONLY = "layer_names_only"
-    DETAILED = "detailed"
-    NONE = "none"
-
-
 class PluginDType(Choice):
     """Number format of a plugin of a compiled engine; `disable` compiles without the plugin."""
 
@@ -149,11 +116,6 @@ class PluginDType(Choice):
 class AwqFormat(Choice):
     INT4_AWQ = "int4_awq"
     W4A8_AWQ = "w4a8_awq"
-
-
-class CalibDevice(Choice):
-    CUDA = "cuda"
-    CPU = "cpu"
 
 
 class QuantAlgorithm(Choice):
@@ -249,15 +211,8 @@ class ReasoningFormat(Choice):
     NONE = "none"
 
 
-class IgnoredSeed(Choice):
-    """What becomes of a request whose seed the engine ignores."""
-
-    REFUSE = "refuse"
-    WARN = "warn"
-
-
 class UnknownParameters(Choice):
-    """What becomes of a request with fields that are not known."""
+    """The answer to a request with fields that are not known."""
 
     REFUSE = "refuse"
     WARN = "warn"

@@ -1,14 +1,48 @@
-"""The declaration of one option: everything about it except its type and default, which its field holds."""
+"""The declaration of one option: what it is (`Option`), its type (`ValueType`), and from text to its value and back."""
 
 from __future__ import annotations
 
 import enum
+import json
+import math
+import re
+import types
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.fields import FieldInfo
+
+from djl_trtllm.config.options.choices import Choice
+
+LMI = "lmi-trt-llm.md"
+FINDING = "finding-max-num-tokens.md"
+RUNTIME = "useful-runtime-options.md"
+TRITON = "Triton's TensorRT-LLM backend"
+TRUSS = "truss-trt-llm.md"
+DJL = "DJL Serving"
+TRTLLM = "TensorRT-LLM"
+OURS = "this server"
+
+
+class OptionGroup(BaseModel):
+    """A frozen group of options; unknown names are refused.
+
+    Keywords of a class are the group's name (that of its page and of its rows in `legacy.toml`), its heading in the
+    documents, and what all its options have unless they say otherwise: `prefix` of the key, `scope`, `source`.
+    """
+
+    group_name: ClassVar[str]
+    heading: ClassVar[str]
+    shared: ClassVar[Mapping[str, Any]] = {}
+    # protected_namespaces: half of the documented options begin with `model_`.
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    def __init_subclass__(cls, *, name: str = "", heading: str = "", **shared: Any) -> None:
+        super().__init_subclass__()
+        cls.group_name, cls.heading, cls.shared = name, heading, shared
 
 
 class Scope(enum.Enum):
@@ -59,7 +93,7 @@ class Option:
 
     @property
     def effect_everywhere(self) -> str:
-        """What the option does on every backend, "" where each has its own effect."""
+        """Return what the option does on every backend, "" where each has its own effect."""
         if self.legacy:
             return f"no effect{' any more' if self.warn else ''}: {self.legacy}"
         return self.effect
@@ -86,19 +120,230 @@ class Option:
         )
 
 
-_EXTRA = "option"
-
-
-def option(default: Any, description: str, *, key: str = "", **declared: Any) -> Any:
+def option(default: Any, description: str, **declared: Any) -> Any:
     """A field of an option group: its default, and all that `Option` says.
 
-    Without `key` users write `option.` and the field's name.
+    Without `key` users write the group's prefix (`option.`) and the field's name.
     """
-    return Field(default, json_schema_extra={_EXTRA: Option(key, description, **declared)})  # type: ignore[dict-item]
+    return Field(default, json_schema_extra={"description": description, **declared})
 
 
-def declaration(name: str, info: FieldInfo) -> Option:
-    """What a field of an option group says of its option."""
+def unset(description: str, **declared: Any) -> Any:
+    """A field whose default is None; `default_note` says what that means."""
+    return option(None, description, **declared)
+
+
+def count(unit: str) -> dict[str, Any]:
+    """The declaration of a number of things: at least one."""
+    return {"unit": unit, "at_least": 1}
+
+
+MOST_GPUS = 65_536
+"""More than any cluster has."""
+
+
+def devices(unit: str) -> dict[str, Any]:
+    """The declaration of a number of GPUs or machines."""
+    return {**count(unit), "at_most": MOST_GPUS}
+
+
+def amount(unit: str) -> dict[str, Any]:
+    """The declaration of a quantity, such as seconds: more than none."""
+    return {"unit": unit, "above": 0}
+
+
+def declaration(name: str, info: FieldInfo, group: type[OptionGroup]) -> Option:
+    """Return the declaration of the option that a field of an option group is."""
     assert isinstance(info.json_schema_extra, dict)
-    found = cast(Option, info.json_schema_extra[_EXTRA])
-    return replace(found, key=found.key or f"option.{name}")
+    shared = dict(group.shared) if name in group.model_fields else {}
+    key = f"{shared.pop('prefix', 'option.')}{name}"
+    declared: dict[str, Any] = {"key": key, **shared, **info.json_schema_extra}
+    return Option(**declared)
+
+
+# `enable` and `disable` are how trtllm-build writes its flags.
+_TRUE = frozenset({"true", "1", "yes", "on", "enable"})
+_FALSE = frozenset({"false", "0", "no", "off", "disable"})
+_NONE = frozenset({"none", "null"})
+# Bounded lengths: Python refuses to convert numbers of thousands of digits, with an error of its own.
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?([0-9]{1,18}(\.[0-9]{0,18})?|\.[0-9]{1,18})([eE][+-]?[0-9]{1,3})?")
+_PLAIN_BELOW = 10**15
+_TRAILING_COMMENT = re.compile(r"\s+#.*$", re.DOTALL)
+
+
+class NotAValueError(ValueError):
+    """Text that is not a value of its type; the message has what was expected."""
+
+
+@dataclass(frozen=True)
+class ValueType:
+    """The type of an option: `base`, or one of the `keywords`, or None if it is `optional`.
+
+    With `many` it is a tuple of at least one `base`. `words` are all values of a text that is no enumeration.
+    """
+
+    base: type
+    optional: bool = False
+    keywords: tuple[str, ...] = ()
+    many: bool = False
+    words: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, annotation: Any) -> ValueType:
+        """Read a field's annotation: a plain type, an enum or a tuple, or a union of one with None and keywords.
+
+        Keywords are `Literal` beside a type, and alone it has all values; a tuple is `tuple[TYPE, ...]`.
+        """
+        members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+        items = [get_args(member)[0] for member in members if get_origin(member) is tuple]
+        if items:
+            return cls(items[0], types.NoneType in members, many=True)
+        keywords = tuple(word for member in members if get_origin(member) is Literal for word in get_args(member))
+        plain = (member for member in members if get_origin(member) is None and isinstance(member, type))
+        base = next((member for member in plain if member is not types.NoneType), None)
+        if base is None:
+            return cls(str, types.NoneType in members, words=keywords)
+        return cls(base, types.NoneType in members, keywords)
+
+    @property
+    def is_text(self) -> bool:
+        """Return whether any text is a value, so that ` # ...` at its end may be part of it."""
+        return self.base in (str, Path) and not self.many and not self.words
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return self.base.all_values() if issubclass(self.base, Choice) else self.words
+
+    def describe(self, option: Option) -> str:
+        """The expected values, for messages and documents."""
+        if self.many:
+            one = "names" if self.base is str else "whole numbers" if self.base is int else "numbers"
+            unit = f" ({option.unit})" if option.unit else ""
+            bounds = f", each {option.range_text}" if option.range_text else ""
+            text = f"{one}{unit} with commas between them{bounds}"
+        elif self.choices:
+            text = "one of " + ", ".join(self.choices)
+        elif self.base is bool:
+            text = "true or false"
+        elif self.base in (int, float):
+            text = "a whole number" if self.base is int else "a number"
+            text += f" ({option.unit})" if option.unit else ""
+            text += f", {option.range_text}" if option.range_text else ""
+        else:
+            text = "a path" if self.base is Path else "text"
+        return " or ".join([text, *self.keywords])
+
+    def parse(self, text: str, option: Option) -> Any:
+        """Convert text to a value. Raises `NotAValueError`."""
+        text = text.strip()
+        if "\0" in text:
+            raise NotAValueError(f"expected {self.describe(option)}, without NUL characters")
+        folded = text.lower()
+        if folded in self.keywords:
+            return folded
+        if self.optional and not self.is_text and folded in _NONE:
+            return None
+        value = self._convert(text, folded, option)
+        if value is None:
+            raise NotAValueError(f"expected {self.describe(option)}{_hint(text)}")
+        return value
+
+    def check(self, value: Any, option: Option) -> Any:
+        """Convert a value that a program passes: text is parsed, a whole number may be given for any number.
+
+        Raises `NotAValueError`.
+        """
+        if isinstance(value, str) and (self.words or not isinstance(value, self.base)):
+            return self.parse(value, option)
+        if value is None and self.optional:
+            return None
+        if self.many:
+            one = ValueType(self.base)
+            if not isinstance(value, (tuple, list)) or not value:
+                raise NotAValueError(f"expected {self.describe(option)}")
+            return tuple(one.check(item, option) for item in value)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if self.base is float and is_number:
+            value = float(value)
+        right_type = isinstance(value, self.base) and (self.base is bool or not isinstance(value, bool))
+        if not right_type or (is_number and not option.allows(value)):
+            raise NotAValueError(f"expected {self.describe(option)}")
+        return value
+
+    def _convert(self, text: str, folded: str, option: Option) -> Any:
+        if self.many:
+            return self._items(text, option)
+        if self.base is str and not self.words:
+            return text
+        if self.base is Path:
+            return Path(text)
+        if self.base is bool:
+            return True if folded in _TRUE else False if folded in _FALSE else None
+        if self.base in (int, float):
+            number = _number(text, whole=self.base is int)
+            return number if number is not None and option.allows(number) else None
+        name = option.value_aliases.get(folded, folded)
+        return next((self.base(value) for value in self.choices if value.lower() == name.lower()), None)
+
+    def _items(self, text: str, option: Option) -> tuple[Any, ...] | None:
+        """The items of `a,b` or of a JSON list; None if one is not valid or there are none."""
+        if text.startswith("["):
+            try:
+                loaded = json.loads(text)
+            except (ValueError, RecursionError):
+                return None
+            if not isinstance(loaded, list) or any(isinstance(item, (bool, dict, list)) for item in loaded):
+                return None
+            parts = [str(item).strip() for item in loaded]
+        else:
+            parts = [part.strip() for part in text.removesuffix(",").split(",")]
+        one = ValueType(self.base)
+        items = tuple(one._convert(part, part.lower(), option) for part in parts)
+        return items if items and all(item is not None and item != "" for item in items) else None
+
+
+def _number(text: str, *, whole: bool) -> float | None:
+    if whole:
+        return int(text) if _INTEGER.fullmatch(text) else None
+    if not _NUMBER.fullmatch(text):
+        return None
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+def _hint(text: str) -> str:
+    if is_quoted(text):
+        return ", without quotes"
+    if re.fullmatch(r"[0-9]+([_,][0-9]+)+", text):
+        return ", in digits only"
+    return ""
+
+
+def is_quoted(text: str) -> bool:
+    """Return whether `text` is in quotes; property files have no quotes, so they are part of the value."""
+    text = text.strip()
+    return len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
+
+
+def without_comment(text: str) -> str:
+    """`text` without a trailing ` # ...`.
+
+    The properties format has no trailing comments: Java keeps them in the value, and yet documents use them.
+    """
+    return _TRAILING_COMMENT.sub("", text)
+
+
+def as_text(value: Any) -> str:
+    """A value as it is written in `serving.properties`; "" for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer() and abs(value) < _PLAIN_BELOW:
+        return str(int(value))
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    if isinstance(value, (tuple, list)):
+        return ",".join(as_text(item) for item in value)
+    return str(value.value) if isinstance(value, enum.Enum) else str(value)

@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from djl_trtllm.errors import DownloadError
-from djl_trtllm.model.remote import aws
 
 _SCHEME = "s3://"
 _CONNECT_SECONDS = 10
@@ -75,7 +74,10 @@ _creating = threading.Lock()
 
 @cache
 def _client(environment: tuple[tuple[str, str], ...]) -> Any:
+    # This is botocore's client, the one boto3 returns too: importing boto3 itself takes as long again, which is most of
+    # the time that a start with a complete download takes.
     from botocore.config import Config
+    from botocore.session import Session
 
     config = Config(
         max_pool_connections=_POOL,
@@ -83,7 +85,8 @@ def _client(environment: tuple[tuple[str, str], ...]) -> Any:
         read_timeout=_READ_SECONDS,
         retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
     )
-    return aws.client("s3", config)
+    # boto3 reads only AWS_DEFAULT_REGION; AWS_REGION, which containers on AWS have, comes first here as in other SDKs.
+    return Session().create_client("s3", region_name=os.environ.get("AWS_REGION") or None, config=config)
 
 
 def client() -> Any:

@@ -2,29 +2,279 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import shutil
 import threading
+import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path, PurePosixPath
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
+from awscrt import checksums as crt
 from botocore.exceptions import ClientError
 from filelock import FileLock
 
 from djl_trtllm.errors import DownloadError
-from djl_trtllm.model.remote import checksums, s3
-from djl_trtllm.model.remote.parts import PartialFile
-from djl_trtllm.model.remote.progress import ProgressMeter, acquire, format_bytes
+from djl_trtllm.model.remote import s3
+from djl_trtllm.model.remote.hub import needed
 from djl_trtllm.model.remote.s3 import S3Address
-from djl_trtllm.model.remote.s3_body import Body
-from djl_trtllm.model.remote.selection import needed
+from djl_trtllm.progress import ProgressMeter, acquire, format_bytes
+
+
+class Body:
+    """Reads botocore's body of an answer; as a context it gives the connection back for other requests.
+
+    The `readinto` of botocore and of urllib3 allocate memory for each read and copy it. This calls the one of
+    http.client's response below them, which botocore reaches for in the same way, to set a timeout.
+    """
+
+    def __init__(self, body: Any) -> None:
+        self._answer = body.__enter__()
+        self._source = self._answer._fp
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill the buffer, or its beginning where the body or the connection ends. Raises ConnectionError."""
+        try:
+            return int(self._source.readinto(buffer))
+        except (OSError, HTTPException) as error:
+            raise ConnectionError(f"{type(error).__name__}: {error}") from error
+
+    def __enter__(self) -> Body:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._source.isclosed():
+            # The rest of the body is still to come: another request on this connection would read it as its answer.
+            self._answer.close()
+        self._answer.release_conn()
+
+
+# -- files in parts ----------------------------------------------------------------------------------------------------
+
+_SUFFIX = ".arriving"
+_JOURNAL = ".parts"
+
+
+class _Head(msgspec.Struct, frozen=True):
+    size: int
+    etag: str
+    part_size: int
+
+
+class PartialFile:
+    """`path`, of `size` bytes, from parts of `part_size` bytes; `etag` identifies the content.
+
+    A journal beside the partial file lists the complete parts with the CRC-64/NVME of each. If content or size have
+    changed, the parts are discarded. Methods are thread-safe. All may raise OSError.
+    """
+
+    def __init__(self, path: Path, size: int, etag: str, part_size: int) -> None:
+        self.path = path
+        self.size = size
+        self.arriving = path.with_name(path.name + _SUFFIX)
+        self._journal = path.with_name(path.name + _JOURNAL)
+        self._head = _Head(size, etag, part_size)
+        self._lock = threading.Lock()
+        self._descriptor: int | None = None
+        self._crcs: dict[int, int] = {}
+        if not self.complete:
+            self._resume()
+            if not size:
+                # An empty file has no parts.
+                self._open()
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the file is complete under its final name."""
+        return self.path.is_file()
+
+    @property
+    def parts(self) -> int:
+        return -(-self.size // self._head.part_size)
+
+    @property
+    def missing_bytes(self) -> int:
+        return sum(end - start for start, end in map(self.part, self.missing()))
+
+    @property
+    def missing_blocks(self) -> int:
+        """Bytes of disk space that are still needed."""
+        if self.complete:
+            return 0
+        with suppress(FileNotFoundError):
+            return max(0, self.size - self.arriving.stat().st_blocks * 512)
+        return self.size
+
+    def missing(self) -> list[int]:
+        return [] if self.complete else [index for index in range(self.parts) if index not in self._crcs]
+
+    def part(self, index: int) -> tuple[int, int]:
+        start = index * self._head.part_size
+        return start, min(self.size, start + self._head.part_size)
+
+    def write(self, at: int, data: bytes | memoryview) -> None:
+        descriptor = self._open()
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(descriptor, view, at)
+            view = view[written:]
+            at += written
+
+    def note(self, index: int, crc: int) -> bool:
+        """Record a complete part; True if it was the last missing one."""
+        with self._lock:
+            with self._journal.open("ab") as journal:
+                journal.write(msgspec.json.encode([index, crc]) + b"\n")
+            self._crcs[index] = crc
+            return len(self._crcs) == self.parts
+
+    def crcs(self) -> Iterator[tuple[int, int]]:
+        """CRC-64/NVME and length of each part, in order; all parts must be complete."""
+        for index in range(self.parts):
+            start, end = self.part(index)
+            yield self._crcs[index], end - start
+
+    def finish(self) -> None:
+        """Rename the file to its final name. All parts must be complete."""
+        self.close()
+        self.arriving.rename(self.path)
+        self._journal.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        self.close()
+        self.arriving.unlink(missing_ok=True)
+        self._journal.unlink(missing_ok=True)
+        self._crcs.clear()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def _open(self) -> int:
+        with self._lock:
+            if self._descriptor is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._descriptor = os.open(self.arriving, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                if self.size:
+                    # Reserve all space now, so that a full disk is reported at once.
+                    os.posix_fallocate(self._descriptor, 0, self.size)
+                if not self._journal.exists():
+                    self._journal.write_bytes(msgspec.json.encode(self._head) + b"\n")
+            return self._descriptor
+
+    def _resume(self) -> None:
+        """Read the journal; remove it if it does not match. An incomplete last line is ignored."""
+        try:
+            head, *lines = self._journal.read_bytes().split(b"\n")
+            if msgspec.json.decode(head, type=_Head) != self._head or not self.arriving.is_file():
+                raise ValueError
+            for line in lines[:-1]:
+                index, crc = msgspec.json.decode(line, type=tuple[int, int])
+                self._crcs[index] = crc
+        except FileNotFoundError:
+            self.arriving.unlink(missing_ok=True)
+        except (ValueError, msgspec.DecodeError):
+            self.discard()
+
+
+# -- checksums ---------------------------------------------------------------------------------------------------------
+
+_CHUNK = 4 << 20
+_ENCRYPTED = ("aws:kms", "aws:kms:dsse")
+
+
+class Claim(NamedTuple):
+    """A checksum: its algorithm, its value as S3 writes it, and the part size it is computed over (0: the whole)."""
+
+    algorithm: str
+    value: str
+    part_size: int = 0
+
+
+def claim_of(head: Mapping[str, Any], part_size: Callable[[], int]) -> Claim | None:
+    """The best checksum in the response to a HEAD request (with ChecksumMode=ENABLED); None if there is none.
+
+    A checksum over parts needs the part size, which costs a request; `part_size` is called only then. The ETag is an
+    MD5 unless the object is encrypted with a customer's key.
+    (https://docs.aws.amazon.com/AmazonS3/latest/userguide/checking-object-integrity.html)
+    """
+    for algorithm in ("CRC64NVME", "CRC32C", "CRC32", "SHA256", "SHA1"):
+        value = str(head.get(f"Checksum{algorithm}", ""))
+        if value:
+            return Claim(algorithm, value, part_size() if "-" in value else 0)
+    encrypted = head.get("ServerSideEncryption") in _ENCRYPTED or "SSECustomerAlgorithm" in head
+    etag = str(head.get("ETag", "")).strip('"')
+    if encrypted or not etag:
+        return None
+    return Claim("MD5", etag, part_size() if "-" in etag else 0)
+
+
+def matches(claim: Claim, path: Path) -> bool:
+    """Return whether the file has that checksum; reads all of it. Raises OSError."""
+    if not claim.part_size:
+        return _written(claim.algorithm, _digest(claim.algorithm, _chunks(path))) == claim.value
+    size = path.stat().st_size
+    starts = range(0, max(size, 1), claim.part_size)
+    digests = [_digest(claim.algorithm, _chunks(path, start, claim.part_size)) for start in starts]
+    whole = _digest(claim.algorithm, iter([b"".join(digests)]))
+    return f"{_written(claim.algorithm, whole)}-{len(digests)}" == claim.value
+
+
+def crc64(data: bytes | memoryview, before: int = 0) -> int:
+    """CRC-64/NVME of `data`, continuing `before`."""
+    return int(crt.crc64nvme(data, before))
+
+
+def joined_crc64(pieces: Iterator[tuple[int, int]]) -> str:
+    """The CRC-64/NVME of consecutive pieces, each given as (checksum, length), as S3 writes it."""
+    whole = 0
+    for value, length in pieces:
+        whole = int(crt.combine_crc64nvme(whole, value, length))
+    return base64.b64encode(whole.to_bytes(8, "big")).decode()
+
+
+def _written(algorithm: str, digest: bytes) -> str:
+    return digest.hex() if algorithm == "MD5" else base64.b64encode(digest).decode()
+
+
+def _digest(algorithm: str, chunks: Iterator[bytes]) -> bytes:
+    if algorithm in ("MD5", "SHA1", "SHA256"):
+        digest = hashlib.new(algorithm, usedforsecurity=False)
+        for chunk in chunks:
+            digest.update(chunk)
+        return digest.digest()
+    step = {"CRC64NVME": crt.crc64nvme, "CRC32C": crt.crc32c, "CRC32": zlib.crc32}[algorithm]
+    value = 0
+    for chunk in chunks:
+        value = step(chunk, value)
+    return value.to_bytes(8 if algorithm == "CRC64NVME" else 4, "big")
+
+
+def _chunks(path: Path, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        left = length
+        while left is None or left > 0:
+            chunk = file.read(_CHUNK if left is None else min(_CHUNK, left))
+            if not chunk:
+                return
+            yield chunk
+            if left is not None:
+                left -= len(chunk)
+
 
 RECORD = ".djl-trtllm-download.json"
 """The last file of a complete download: what was downloaded from where."""
@@ -32,7 +282,7 @@ RECORD = ".djl-trtllm-download.json"
 _CONNECTIONS = 64
 _PART_BYTES = 16 << 20
 _READ_BYTES = 256 << 10
-"""What is read is written at once. 64 connections with 512 kB each are too much for caches, see performance.md."""
+"""Each read is written at once. 64 connections with 512 kB each are too much for caches, see performance.md."""
 _FAILURES = 6
 _FIRST_BACKOFF_SECONDS = 0.2
 _LISTINGS = 3
@@ -242,7 +492,7 @@ class _Download:
                 with Body(self._open(arrival.object, at, end)) as body:
                     while not self.stop.is_set() and (count := body.readinto(buffer[: end - at])):
                         file.write(at, buffer[:count])
-                        crc = checksums.crc64(buffer[:count], crc)
+                        crc = crc64(buffer[:count], crc)
                         at += count
                         self.meter.add(count)
             except ConnectionError as error:
@@ -281,7 +531,7 @@ class _Download:
             head = self._head(object_, ChecksumMode="ENABLED")
             if head["ETag"] != object_.etag:
                 raise _ChangedError(object_.name)
-            claim = checksums.claim_of(head, lambda: int(self._head(object_, PartNumber=1)["ContentLength"]))
+            claim = claim_of(head, lambda: int(self._head(object_, PartNumber=1)["ContentLength"]))
         if claim is None:
             self.unchecked.append(object_.name)
         elif not self._is_right(file, claim):
@@ -295,10 +545,10 @@ class _Download:
     def _head(self, object_: RemoteObject, **arguments: Any) -> Any:
         return self.client.head_object(Bucket=self.address.bucket, Key=object_.key, **arguments)
 
-    def _is_right(self, file: PartialFile, claim: checksums.Claim) -> bool:
+    def _is_right(self, file: PartialFile, claim: Claim) -> bool:
         if claim.algorithm == "CRC64NVME" and not claim.part_size:
-            return checksums.joined_crc64(file.crcs()) == claim.value
-        return checksums.matches(claim, file.arriving)
+            return joined_crc64(file.crcs()) == claim.value
+        return matches(claim, file.arriving)
 
 
 def _short(text: str) -> str:

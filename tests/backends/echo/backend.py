@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any
 
 from djl_trtllm.backends.base import EngineBackend
-from djl_trtllm.backends.effects import Derived, Effects
+from djl_trtllm.backends.effects import Effects
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.engines.hardware import Hardware
-from djl_trtllm.engines.plan import EnginePlan, common_facts, planned_length, planned_sequences
+from djl_trtllm.engines.plan import EnginePlan, planned_length, planned_sequences, shared_fields
 from djl_trtllm.model import Layout
 
 
@@ -28,7 +28,7 @@ class EchoPlan(EnginePlan):
 class EchoBackend(EngineBackend):
     """Runs any model directory that has a tokenizer."""
 
-    effects: Mapping[str, Effects] = MappingProxyType({"echo": {"max_input_len": Derived("limit at admission")}})
+    effects: Mapping[str, Effects] = MappingProxyType({"echo": {}})
 
     def accept(self, backend: Backend, setting: str, layout: Layout, hardware: Hardware) -> str:
         return setting
@@ -37,7 +37,7 @@ class EchoBackend(EngineBackend):
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
     ) -> EchoPlan:
         return EchoPlan(
-            **common_facts(config, layout),
+            **shared_fields(config, layout),
             backend=backend,
             reason=reason,
             max_sequences=planned_sequences(config),

@@ -1,47 +1,230 @@
+"""OpenVINO as a backend: which files it runs, what options become in its plan, its KV cache, its engines' limits."""
+
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from djl_trtllm.backends.openvino.backend import OpenVinoBackend
-from djl_trtllm.backends.select import choose_backend
-from djl_trtllm.config import Backend
-from djl_trtllm.errors import EngineError
-from djl_trtllm.model import Layout, ModelKind, inspect
-from tests.engines.helpers import CPU_ONLY, configured, gpu_machine, write_engine_files
-
-GPU = gpu_machine("1.2.1")
-NO_ENGINES = gpu_machine("1.3.0")
-TENSORRT_KINDS = (ModelKind.TENSORRT_ENGINE, ModelKind.LMI_REPOSITORY, ModelKind.TENSORRT_CHECKPOINT)
-
-
-@pytest.fixture
-def hf(checkpoint: Path) -> Layout:
-    return inspect(checkpoint)
-
-
-def of_kind(kind: ModelKind, version: str | None = "1.2.0") -> Layout:
-    return Layout(kind, Path("/models/it"), {} if version is None else {"version": version}, (), None)
+from djl_trtllm.backends.base import effects_on
+from djl_trtllm.backends.effects import has_effect
+from djl_trtllm.backends.openvino import backend as openvino
+from djl_trtllm.backends.openvino.backend import OpenVinoBackend, OpenVinoPlan
+from djl_trtllm.backends.openvino.kv_cache import KvCachePlan, plan_kv_cache
+from djl_trtllm.backends.planning import choose_backend, plan_engine
+from djl_trtllm.config import Backend, Config
+from djl_trtllm.config.options import OPTIONS
+from djl_trtllm.errors import ConfigError, EngineError, EngineMismatchError
+from djl_trtllm.model import Layout, ModelKind, ModelShape, inspect
+from tests.backends import rows
+from tests.engines.helpers import CONTEXT, CPU_ONLY, configured, gpu_machine, write_engine_files
 
 
 def test_an_engine_directory_names_its_own_backend(tmp_path: Path) -> None:
     layout = inspect(write_engine_files(tmp_path / "engine"))
-    backend, reason = choose_backend(configured(), layout, GPU)
-    assert backend is Backend.OPENVINO
-    assert reason == f"{layout.path} is a compiled OpenVINO engine"
+    reason = f"{layout.path} is a compiled OpenVINO engine"
+    for config in (configured(), configured(backend="openvino")):
+        assert choose_backend(config, layout, gpu_machine()) == (Backend.OPENVINO, reason)
     with pytest.raises(EngineError, match=r"option\.backend=tensorrt .*serve it with option\.backend=openvino"):
-        choose_backend(configured(backend="tensorrt"), layout, GPU)
+        choose_backend(configured(backend="tensorrt"), layout, gpu_machine())
 
 
-def test_tensorrt_llms_files_are_offered_to_nobody_else() -> None:
-    offer = OpenVinoBackend().offer(of_kind(ModelKind.TENSORRT_ENGINE), CPU_ONLY)
+def test_tensorrt_llms_files_are_refused() -> None:
+    layout = Layout(ModelKind.TENSORRT_ENGINE, Path("/models/it"), {"version": "1.2.0"}, (), None)
+    offer = OpenVinoBackend().offer(layout, CPU_ONLY)
     assert offer == (None, f"OpenVINO cannot load a {ModelKind.TENSORRT_ENGINE.value}")
+    with pytest.raises(EngineError, match=r"option\.backend=openvino .*: /models/it is a .*serve the Hugging Face"):
+        choose_backend(configured(backend="openvino"), layout, CPU_ONLY)
 
 
-def test_a_checkpoint_is_run_for_the_reasons_why_others_do_not(hf: Layout) -> None:
-    assert OpenVinoBackend().offer(hf, CPU_ONLY) == (Backend.OPENVINO, "")
-    assert OpenVinoBackend().usual(CPU_ONLY) is Backend.OPENVINO
-    assert (
-        OpenVinoBackend().accept(Backend.OPENVINO, "option.backend=openvino", hf, CPU_ONLY) == "option.backend=openvino"
-    )
+def test_the_options_that_openvino_has() -> None:
+    effects = effects_on(Backend.OPENVINO)
+    assert {name for name in effects if has_effect(OPTIONS[name], effects)} == {
+        *("max_input_len", "max_output_len", "max_seq_len", "max_rolling_batch_size", "max_num_sequences"),
+        *("max_num_tokens", "max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction", "kv_cache_dtype"),
+        *("dtype", "quantize", "awq_format", "enable_kv_cache_reuse", "inference_num_threads", "stream_interval"),
+        "trust_remote_code",
+    }
+
+
+@pytest.mark.parametrize("module", ["executor", "guides", "compile"])
+def test_no_process_with_openvino_writes_an_identifier_for_its_vendor(module: str, tmp_path: Path) -> None:
+    # CI is a reason for it to say nothing.
+    environ = {name: value for name, value in os.environ.items() if name != "CI"} | {"HOME": str(tmp_path)}
+    program = f"import djl_trtllm.backends.openvino.{module}, openvino, sys; print(sys.modules['openvino_telemetry'])"
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout.strip()) == (0, "None"), done.stderr
+
+
+# -- the plan ----------------------------------------------------------------------------------------------------------
+
+
+def planned(checkpoint: Path, **options: object) -> OpenVinoPlan:
+    plan = plan_engine(configured(**options), inspect(checkpoint), CPU_ONLY)
+    assert isinstance(plan, OpenVinoPlan)
+    return plan
+
+
+def with_config(checkpoint: Path, to: Path, **changes: object) -> Path:
+    shutil.copytree(checkpoint, to)
+    config = json.loads((to / "config.json").read_text()) | changes
+    (to / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return to
+
+
+def test_the_executors_options_are_complete(checkpoint: Path, tmp_path: Path) -> None:
+    plan = planned(checkpoint, inference_num_threads=2, enable_kv_cache_reuse="true")
+    assert plan.at(tmp_path).executor_options() == {
+        "engine_dir": str(tmp_path),
+        "max_num_batched_tokens": 256,
+        "num_kv_blocks": 32 * 9,
+        "enable_prefix_caching": True,
+        "kv_cache_precision": "f16",
+        "inference_precision": "f32",
+        "num_threads": 2,
+        "max_sequences": 32,
+        "max_seq_len": CONTEXT,
+    }
+    with pytest.raises(ValueError, match="no engine yet"):
+        plan.executor_options()
+
+
+@pytest.mark.parametrize(("options", "expected"), rows(__file__, "what_options_become_in_the_plan"))
+def test_what_options_become_in_the_plan(
+    checkpoint: Path, options: dict[str, object], expected: dict[str, object]
+) -> None:
+    plan = planned(checkpoint, **options)
+    assert {name: getattr(plan, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("options", "told"), rows(__file__, "what_a_plan_lowers_is_said"))
+def test_what_a_plan_lowers_is_said(checkpoint: Path, options: dict[str, object], told: str | None) -> None:
+    notes = [note for note in planned(checkpoint, **options).notes if "rotary_dim" not in note]
+    assert notes == [] if told is None else any(told in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("float16", "fp16"), ("bfloat16", "bf16"), ("float32", "fp32"), (None, "fp16")]
+)
+def test_auto_keeps_the_checkpoints_number_format(
+    checkpoint: Path, tmp_path: Path, name: str | None, expected: str
+) -> None:
+    """It is read from the weights where config.json does not have it."""
+    assert planned(with_config(checkpoint, tmp_path / "m", dtype=name)).dtype == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), rows(__file__, "what_has_no_counterpart_is_refused_with_what_replaces_it_all_at_once")
+)
+def test_what_has_no_counterpart_is_refused_with_what_replaces_it_all_at_once(
+    checkpoint: Path, options: dict[str, object], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        planned(checkpoint, **options)
+    assert len(caught.value.problems) == len(options)
+    assert all(word in "\n".join(caught.value.problems) for word in words)
+
+
+def test_what_is_not_installed_is_named_with_how_to_install_it(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the image for GPUs; planning for another machine goes on."""
+    monkeypatch.setattr(openvino, "find_spec", lambda name: None)
+    made = planned(checkpoint, backend="openvino").at(tmp_path)
+    with pytest.raises(
+        EngineError, match=r"^backend openvino \(option\.backend=openvino.*pip install 'djl-trtllm\[cpu"
+    ):
+        made.executor_options()
+
+
+@pytest.mark.parametrize("compile_only", [False, True])
+def test_a_model_without_attention_is_refused_before_it_is_compiled(
+    checkpoint: Path, tmp_path: Path, compile_only: bool
+) -> None:
+    model = with_config(checkpoint, tmp_path / "model", model_type="mamba")
+    with pytest.raises(EngineError, match=r"model is a mamba model, which has no attention: .* TensorRT-LLM on a GPU"):
+        plan_engine(configured(), inspect(model), CPU_ONLY, compile_only=compile_only)
+
+
+# -- the KV cache ------------------------------------------------------------------------------------------------------
+
+SHAPE = ModelShape(num_layers=2, num_kv_heads=2, head_dim=16)
+BLOCK = 2 * 2 * 2 * 16 * 2 * 32
+"""Bytes in f16: keys and values of 32 tokens in each layer. A sequence of 256 tokens is charged 9 blocks."""
+TOKENS, FRACTION = "max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction"
+
+
+def kv_cache(config: Config, *, memory: int = 10**9, shape: ModelShape = SHAPE, length: int = 256) -> KvCachePlan:
+    return plan_kv_cache(config, shape, max_seq_len=length, max_sequences=4, available_memory=memory)
+
+
+@pytest.mark.parametrize(("options", "memory", "blocks", "reason"), rows(__file__, "the_size_of_the_kv_cache"))
+def test_the_size_of_the_kv_cache(options: dict[str, Any], memory: int, blocks: int, reason: str) -> None:
+    plan = kv_cache(configured(**options), memory=memory)
+    assert (plan.blocks, plan.block_bytes, plan.precision) == (blocks, BLOCK, "f16")
+    assert plan.reason.startswith(reason)
+    assert plan.longest_sequence == (blocks - 1) * 32
+
+
+@pytest.mark.parametrize(("options", "memory", "words"), rows(__file__, "a_cache_that_does_not_fit_is_refused"))
+def test_a_cache_that_does_not_fit_is_refused(options: dict[str, Any], memory: int, words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        kv_cache(configured(**options), memory=memory)
+    (problem,) = caught.value.problems
+    assert all(word in problem for word in words), problem
+
+
+@pytest.mark.parametrize(
+    ("asked", "precision", "size"), rows(__file__, "the_precision_is_pinned_and_decides_the_size_of_a_block")
+)
+def test_the_precision_is_pinned_and_decides_the_size_of_a_block(asked: str, precision: str, size: int) -> None:
+    plan = kv_cache(configured(kv_cache_dtype=asked))
+    assert (plan.precision, plan.block_bytes) == (precision, size)
+
+
+@pytest.mark.parametrize("unknown", ["num_layers", "num_kv_heads", "head_dim"])
+def test_a_model_of_unknown_shape_needs_the_number_of_tokens(unknown: str) -> None:
+    shape = replace(SHAPE, **{unknown: None})
+    with pytest.raises(ConfigError, match=r"option\.max_tokens_in_paged_kv_cache is not set, and .*config\.json"):
+        kv_cache(configured(), shape=shape)
+    plan = kv_cache(configured(max_tokens_in_paged_kv_cache=3200), shape=shape)
+    assert (plan.blocks, plan.block_bytes) == (100, None)
+
+
+# -- an engine's own limits --------------------------------------------------------------------------------------------
+
+LIMITS = {"max_rolling_batch_size": 8, "max_input_len": 511, "max_output_len": 511, "max_seq_len": 512}
+
+
+def built_limits(path: Path, config: Config, limits: object = LIMITS) -> dict[str, object] | None:
+    """The defaults that the manifest of an engine gives."""
+    head = {"format": 1, "backend": "openvino", "checkpoint": "", "versions": {}, "platform": "", "created": ""}
+    content = {**head, "options": {}, "files": {}, **({} if limits is None else {"limits": limits})}
+    (path / "manifest.json").write_text(json.dumps(content))
+    built = OpenVinoBackend().built(config, Layout(ModelKind.OPENVINO_ENGINE, path, {}, (), None))
+    if built is None:
+        return None
+    assert built.where == f"limits in {path / 'manifest.json'}" and not built.bounds
+    return dict(built.defaults)
+
+
+@pytest.mark.parametrize(("options", "kept"), rows(__file__, "the_limits_of_the_manifest_are_defaults"))
+def test_the_limits_of_the_manifest_are_defaults(
+    tmp_path: Path, options: dict[str, object], kept: dict[str, object]
+) -> None:
+    assert built_limits(tmp_path, configured(**options)) == kept
+
+
+def test_a_manifest_without_limits_says_nothing_and_a_damaged_one_is_an_error(checkpoint: Path, tmp_path: Path) -> None:
+    assert built_limits(tmp_path, configured(), None) is None
+    assert built_limits(tmp_path, configured(), {}) is None
+    with pytest.raises(EngineMismatchError):
+        built_limits(tmp_path, configured(), "many")
+    assert OpenVinoBackend().built(configured(), inspect(checkpoint)) is None

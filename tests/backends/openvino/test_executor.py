@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from djl_trtllm.backends.openvino.executor import OpenVinoExecutor
+from djl_trtllm.backends.openvino.executor import OpenVinoExecutor, PrefixCacheMirror, generation_config
 from djl_trtllm.executor.protocol import Delta, Stats, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, Sampling
+from tests.backends import rows
+from tests.backends.openvino import executor_options
 
 PROMPT = "Once upon a time there was a little wolf who lived in the dark wood."
 END_ID = 2
@@ -34,18 +38,7 @@ def load(engine: Path) -> Load:
     def load_one(**options: object) -> OpenVinoExecutor:
         key = tuple(sorted(options.items()))
         if key not in loaded:
-            values = {
-                "engine_dir": str(engine),
-                "max_num_batched_tokens": 64,
-                "num_kv_blocks": 60,
-                "enable_prefix_caching": False,
-                "kv_cache_precision": "f16",
-                "inference_precision": "f32",
-                "max_sequences": 8,
-                "max_seq_len": 1024,
-                **options,
-            }
-            loaded[key] = OpenVinoExecutor(**values)  # type: ignore[arg-type]
+            loaded[key] = OpenVinoExecutor(**executor_options(engine, **{"num_kv_blocks": 60, **options}))
         return loaded[key]
 
     return load_one
@@ -116,12 +109,6 @@ def test_greedy_output_is_the_same_alone_and_among_others(executor: OpenVinoExec
     assert all(output.end.finish == FinishReason.LENGTH for output in together.values())
 
 
-def test_a_prompt_longer_than_an_iteration_is_taken_in_parts(executor: OpenVinoExecutor, prompt: list[int]) -> None:
-    long = (prompt * 40)[:600]
-    output = generate(executor, long, 4)
-    assert (len(output.ids), output.end.finish) == (4, FinishReason.LENGTH)
-
-
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -146,16 +133,6 @@ def test_a_value_out_of_range_ends_its_request_with_an_error_and_no_other(
     assert generate(executor, prompt, 3).end.finish == FinishReason.LENGTH
 
 
-def test_an_empty_prompt_is_a_terminal_error(executor: OpenVinoExecutor) -> None:
-    executor.submit(Submit(1, [], Sampling(4)))
-    assert executor.busy
-    assert finish(executor)[1].end.finish == FinishReason.ERROR
-
-
-def test_a_finished_id_may_be_used_again(executor: OpenVinoExecutor, prompt: list[int]) -> None:
-    assert generate(executor, prompt).ids == generate(executor, prompt).ids
-
-
 def test_a_cancelled_request_ends_late_and_gives_its_cache_back(executor: OpenVinoExecutor, prompt: list[int]) -> None:
     """Cancelling loses unread tokens and sends no event of its own; the blocks come back one step later."""
     outputs: dict[int, Output] = {}
@@ -176,24 +153,6 @@ def test_a_cancelled_request_ends_late_and_gives_its_cache_back(executor: OpenVi
     assert generate(executor, (prompt * 60)[:900], 20).end.finish == FinishReason.LENGTH
 
 
-def test_cancelling_one_does_not_disturb_another(executor: OpenVinoExecutor, prompt: list[int]) -> None:
-    alone = generate(executor, prompt, 20).ids
-    for number in (1, 2, 3):
-        executor.submit(Submit(number, prompt, Sampling(20)))
-    outputs = finish(executor, steps=4)
-    executor.cancel(2)
-    finish(executor, outputs)
-    assert [outputs[number].ids for number in (1, 3)] == [alone, alone]
-    assert outputs[2].end.finish == FinishReason.CANCELLED
-
-
-def test_a_cancel_before_the_first_step_and_of_unknown_ids(executor: OpenVinoExecutor, prompt: list[int]) -> None:
-    executor.submit(Submit(1, prompt, Sampling(20)))
-    executor.cancel(1)
-    executor.cancel(77)
-    assert finish(executor)[1].end == Delta(1, [], finish=FinishReason.CANCELLED)
-
-
 def test_nothing_is_read_of_a_request_that_has_nothing(executor: OpenVinoExecutor, prompt: list[int]) -> None:
     """`read()` with nothing queued blocks for ever with the GIL held, as it would in each step of a long prefill."""
     executor.submit(Submit(1, (prompt * 40)[:500], Sampling(2)))
@@ -205,42 +164,15 @@ def test_nothing_is_read_of_a_request_that_has_nothing(executor: OpenVinoExecuto
     finish(executor)
 
 
-def test_the_end_id_ends_a_sequence_and_is_its_last_token(executor: OpenVinoExecutor, prompt: list[int]) -> None:
+@pytest.mark.parametrize(("before", "sampling"), [((), {}), ((END_ID,), {}), ((), {"ignore_eos": True})])
+def test_a_stop_id_ends_a_sequence_and_is_its_last_token(
+    executor: OpenVinoExecutor, prompt: list[int], before: tuple[int, ...], sampling: dict[str, Any]
+) -> None:
+    """Not only the first stop id counts, and OpenVINO's ignore_eos would switch them off."""
     third = generate(executor, prompt, 8).ids[2]
-    output = generate(executor, prompt, 8, stop=(third,))
+    output = generate(executor, prompt, 8, stop=(*before, third), **sampling)
     assert (output.ids[-1], output.end.finish) == (third, FinishReason.STOP)
     assert output.ids.count(third) == 1
-
-
-def test_every_stop_id_counts_and_not_only_the_first(executor: OpenVinoExecutor, prompt: list[int]) -> None:
-    third = generate(executor, prompt, 8).ids[2]
-    output = generate(executor, prompt, 8, stop=(END_ID, third))
-    assert (output.ids[-1], output.end.finish) == (third, FinishReason.STOP)
-
-
-def test_ignoring_the_end_leaves_stop_ids_in_force(executor: OpenVinoExecutor, prompt: list[int]) -> None:
-    """OpenVINO's ignore_eos switches stop ids off as well."""
-    third = generate(executor, prompt, 8).ids[2]
-    output = generate(executor, prompt, 8, stop=(third,), ignore_eos=True)
-    assert (output.ids[-1], output.end.finish) == (third, FinishReason.STOP)
-
-
-def test_ignoring_the_end_goes_on_to_the_length(executor: OpenVinoExecutor, prompt: list[int]) -> None:
-    tokens = 300
-    ended = generate(executor, prompt, tokens, stop=(END_ID,))
-    ignored = generate(executor, prompt, tokens, ignore_eos=True)
-    assert (len(ignored.ids), ignored.end.finish) == (tokens, FinishReason.LENGTH)
-    if ended.end.finish == FinishReason.STOP:
-        assert ended.ids[-1] == END_ID
-        assert ignored.ids[: len(ended.ids)] == ended.ids
-
-
-def test_min_new_tokens_keeps_the_end_away(executor: OpenVinoExecutor, prompt: list[int]) -> None:
-    first = generate(executor, prompt, 8).ids[0]
-    assert len(generate(executor, prompt, 8, stop=(first,)).ids) == 1
-    output = generate(executor, prompt, 8, stop=(first,), min_new_tokens=5)
-    assert len(output.ids) >= 5
-    assert first not in output.ids[:4]
 
 
 def test_log_probabilities_come_only_when_asked_for(executor: OpenVinoExecutor, prompt: list[int]) -> None:
@@ -263,15 +195,6 @@ def test_a_seed_gives_the_same_tokens_alone_and_among_others(executor: OpenVinoE
     assert len({tuple(output.ids) for output in outputs.values()}) == 3
 
 
-@pytest.mark.parametrize("top_k", [0, 1])
-def test_top_k_0_is_the_whole_vocabulary_and_1_is_greedy(
-    executor: OpenVinoExecutor, prompt: list[int], top_k: int
-) -> None:
-    greedy = generate(executor, prompt).ids
-    sampled = generate(executor, prompt, do_sample=True, temperature=3.0, top_k=top_k, seed=3).ids
-    assert (sampled == greedy) == (top_k == 1)
-
-
 @pytest.mark.parametrize(
     "penalty", [{"repetition_penalty": 2.0}, {"presence_penalty": 2.0}, {"frequency_penalty": 2.0}]
 )
@@ -287,24 +210,10 @@ def test_a_request_that_the_engine_dropped_ends_with_an_error(load: Load, prompt
     executor = load(num_kv_blocks=12)
     for number in range(6):
         executor.submit(Submit(number, (prompt * 40)[:350], Sampling(30)))
-    outputs = finish(executor)
-    assert len(outputs) == 6
-    for output in outputs.values():
-        assert output.end.finish in (FinishReason.LENGTH, FinishReason.ERROR)
-        if output.end.finish == FinishReason.ERROR:
-            assert "over-committed" in str(output.end.error)
+    ends = [output.end for output in finish(executor).values()]
+    assert len(ends) == 6
+    assert all(end.finish == FinishReason.LENGTH or "over-committed" in str(end.error) for end in ends)
     assert generate(executor, prompt, 4).end.finish == FinishReason.LENGTH
-
-
-def test_what_fits_to_its_end_is_never_dropped(load: Load, prompt: list[int]) -> None:
-    executor = load(num_kv_blocks=24)
-    # Six sequences of ceil((64 + 32) / 32) + 1 = 4 blocks each.
-    for number in range(6):
-        executor.submit(Submit(number, (prompt * 9)[:64], Sampling(32)))
-    outputs = finish(executor, steps=8)
-    executor.cancel(0)
-    finish(executor, outputs)
-    assert [outputs[number].end.finish for number in range(1, 6)] == [FinishReason.LENGTH] * 5
 
 
 def test_reused_prefixes_are_reported_once_and_change_nothing(
@@ -333,12 +242,54 @@ def test_limits_details_and_statistics(executor: OpenVinoExecutor, prompt: list[
     assert executor.stats().kv_blocks == 60
     assert executor.stats().kv_usage == pytest.approx(used / 60)
     finish(executor)
-    assert executor.stats() == Stats(0, 0.0, kv_blocks=60, kv_blocks_used=0)
+    stats = Stats(0, 0.0, kv_blocks=60, kv_blocks_used=0, guides_waiting=0, guide_trials=0, guide_seconds=0.0)
+    assert executor.stats() == stats
 
 
-def test_torch_is_not_imported_for_serving(engine: Path) -> None:
-    import subprocess
-    import sys
+# -- a request as OpenVINO's configuration -----------------------------------------------------------------------------
 
-    program = "import sys, djl_trtllm.backends.openvino.executor; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+def test_only_a_sampled_sequence_has_sampling_arguments() -> None:
+    plain = generation_config(Submit(1, [5], Sampling(9)))
+    greedy = generation_config(Submit(1, [5], Sampling(9, temperature=0.5, top_k=3, top_p=0.5, seed=3)))
+    sampling = Sampling(9, 2, True, 0.5, 3, 0.25, 1.5, 0.25, 0.75, seed=2**63)
+    config = generation_config(Submit(1, [5], sampling, logprobs=True))
+    names = ("temperature", "top_k", "top_p", "rng_seed")
+    assert [getattr(greedy, name) for name in names] == [getattr(plain, name) for name in names]
+    assert (greedy.do_sample, greedy.max_new_tokens, greedy.min_new_tokens, greedy.logprobs) == (False, 9, 0, 0)
+    assert [getattr(config, name) for name in names] == [0.5, 3, 0.25, 2**63]
+    assert (config.do_sample, config.max_new_tokens, config.min_new_tokens, config.logprobs) == (True, 9, 2, 1)
+    assert (config.repetition_penalty, config.presence_penalty, config.frequency_penalty) == (1.5, 0.25, 0.75)
+
+
+@pytest.mark.parametrize(("ids", "ignores"), [([], True), ([7, 8], False)])
+def test_end_tokens_are_ignored_only_where_no_token_ends_the_sequence(ids: list[int], ignores: bool) -> None:
+    config = generation_config(Submit(1, [5], Sampling(9, ignore_eos=True), ids))
+    assert (config.ignore_eos, config.stop_token_ids) == (ignores, set(ids))
+    assert config.eos_token_id == (ids[0] if ids else -1)
+
+
+# -- which prompt tokens come from the prefix cache --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("remembered", "prompt", "reused"), rows(__file__, "whole_blocks_are_reused_up_to_the_first_difference")
+)
+def test_whole_blocks_are_reused_up_to_the_first_difference(remembered: str, prompt: str, reused: int) -> None:
+    cache = PrefixCacheMirror(capacity=2, block_size=4)
+    for tokens in remembered.split():
+        if tokens.startswith("?"):
+            cache.reused_tokens([ord(token) for token in tokens[1:]])
+        else:
+            cache.remember([ord(token) for token in tokens])
+    assert cache.reused_tokens([ord(token) for token in prompt]) == reused
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=20), max_size=8), st.lists(st.integers(0, 2), max_size=20))
+def test_without_eviction_it_reuses_the_longest_remembered_beginning(known: list[list[int]], prompt: list[int]) -> None:
+    cache = PrefixCacheMirror(capacity=100, block_size=4)
+    for token_ids in known:
+        cache.remember(token_ids)
+    whole = range(4, len(prompt), 4)
+    expected = max((end for end in whole if any(ids[:end] == prompt[:end] for ids in known)), default=0)
+    assert cache.reused_tokens(prompt) == expected

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.tensorrt_llm.machine import Machine
-from tests.backends.tensorrt_llm.played_llm import MakeEngine, patched
+from tests.backends.tensorrt_llm.kit import Machine, MakeEngine
 
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> MakeEngine:
     """`make(version, **options)`: TensorRT-LLM's executor over an LLM that is played."""
-    return patched(monkeypatch)
+    return MakeEngine(monkeypatch)
 
 
 @pytest.fixture

@@ -1,43 +1,39 @@
+"""Compiled engines: the compiler's own steps and failures, what an engine's config.json says, and whether it fits."""
+
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
-from djl_trtllm.backends.tensorrt_llm.built_engine import BuiltEngine, check_built_engine, read_built_engine
+from djl_trtllm.backends.base import Bound, Built
+from djl_trtllm.backends.tensorrt_llm import compile as tensorrt_llm
+from djl_trtllm.backends.tensorrt_llm import names as tensorrt_llm_objects
+from djl_trtllm.backends.tensorrt_llm.built_engine import (
+    BuiltEngine,
+    built_limits,
+    check_built_engine,
+    read_built_engine,
+)
+from djl_trtllm.backends.tensorrt_llm.compile import COMPILER as TENSORRT_LLM
+from djl_trtllm.backends.tensorrt_llm.compile import TensorRtLlmSpec
 from djl_trtllm.config import Config, load
+from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.hardware import Hardware
-from djl_trtllm.engines.manifest import Manifest
 from djl_trtllm.errors import EngineMismatchError
-from tests.engines.helpers import H200, configured, gpu_machine
+from tests.backends import rows
+from tests.engines.helpers import H200, configured, gpu_machine, write_checkpoint, write_tensorrt_engine
 
-# What TensorRT-LLM 1.2 writes for a Llama on two GPUs, less what nothing here looks at.
-BUILT: dict[str, Any] = {
-    "version": "1.2.1",
-    "pretrained_config": {
-        "architecture": "LlamaForCausalLM",
-        "dtype": "bfloat16",
-        "vocab_size": 128256,
-        "max_position_embeddings": 131072,
-        "mapping": {
-            "world_size": 2, "tp_size": 2, "pp_size": 1, "cp_size": 1, "gpus_per_node": 8,
-            "moe_tp_size": 2, "moe_ep_size": 1,
-        },
-        "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
-    },
-    "build_config": {
-        "max_input_len": 1024, "max_seq_len": 8192, "max_batch_size": 64, "max_beam_width": 1, "max_num_tokens": 4096,
-        "opt_num_tokens": 64, "kv_cache_type": "PAGED", "gather_context_logits": False,
-        "gather_generation_logits": False, "speculative_decoding_mode": 1, "max_draft_len": 0,
-        "lora_config": {"lora_dir": [], "max_lora_rank": 64, "lora_target_modules": ["attn_q", "attn_v"]},
-        "plugin_config": {
-            "dtype": "bfloat16", "gemm_plugin": None, "nccl_plugin": "auto", "lora_plugin": None,
-            "remove_input_padding": True, "context_fmha": True, "use_paged_context_fmha": True, "tokens_per_block": 32,
-        },
-    },
-}  # fmt: skip
+BUILT: dict[str, Any] = rows(__file__, "built")
+"""What TensorRT-LLM 1.2 writes for a Llama on two GPUs, less what nothing here looks at."""
 TWO = gpu_machine("1.2.1", 2)
 
 
@@ -73,38 +69,14 @@ def mismatches(config: Config, built: BuiltEngine, hardware: Hardware = TWO, **f
 
 
 def test_what_an_engine_was_compiled_with_is_read_from_its_config(tmp_path: Path) -> None:
-    built = read_built_engine(engine_dir(tmp_path))
-    assert (built.directory, built.version) == (tmp_path, "1.2.1")
-    assert (built.dtype, built.quant_algo, built.kv_cache_quant_algo) == ("bfloat16", "FP8", "FP8")
-    assert (built.tp_size, built.pp_size, built.cp_size, built.world_size) == (2, 1, 1, 2)
-    assert (built.moe_tp_size, built.moe_ep_size) == (2, 1)
-    assert (built.max_batch_size, built.max_num_tokens, built.max_seq_len, built.max_input_len) == (
-        64,
-        4096,
-        8192,
-        1024,
-    )
-    assert (built.max_beam_width, built.tokens_per_block, built.kv_cache_type) == (1, 32, "PAGED")
-    assert built.remove_input_padding and built.context_fmha and built.use_paged_context_fmha
-    assert not built.gather_context_logits
-    assert (built.lora, built.max_lora_rank) == (False, 64)
-    assert built.built_with["nccl_plugin"] == "auto" and built.built_with["opt_num_tokens"] == 64
+    built = vars(read_built_engine(engine_dir(tmp_path)))
+    assert built.pop("directory") == tmp_path
+    flags = built.pop("built_with")
+    assert (flags["nccl_plugin"], flags["opt_num_tokens"]) == ("auto", 64)
+    assert built == rows(__file__, "read")
 
 
-@pytest.mark.parametrize(("plugin", "lora"), [("auto", True), ("bfloat16", True), (None, False), ("disable", False)])
-def test_adapters_are_compiled_in_with_their_plugin(tmp_path: Path, plugin: str | None, lora: bool) -> None:
-    config = {"build_config": {"plugin_config": {"lora_plugin": plugin}}, "pretrained_config": {}}
-    assert read_built_engine(engine_dir(tmp_path, config)).lora is lora
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"build_config": {}},
-        {"build_config": None, "pretrained_config": None},
-        {"build_config": {"plugin_config": [], "max_batch_size": "64"}, "pretrained_config": {"mapping": 3}},
-    ],
-)
+@pytest.mark.parametrize("config", rows(__file__, "what_a_config_does_not_tell_is_not_known_and_never_a_mismatch"))
 def test_what_a_config_does_not_tell_is_not_known_and_never_a_mismatch(tmp_path: Path, config: dict[str, Any]) -> None:
     built = read_built_engine(engine_dir(tmp_path, config))
     assert built.world_size == 1 and built.max_batch_size is None and built.use_paged_context_fmha is None
@@ -113,12 +85,6 @@ def test_what_a_config_does_not_tell_is_not_known_and_never_a_mismatch(tmp_path:
         enable_kv_cache_reuse="true", enable_chunked_prefill="true", tokens_per_block=64,
     )  # fmt: skip
     assert check_built_engine(everything, built, gpu_machine(None), environ={}) == []
-
-
-def test_an_unquantised_engine_has_no_algorithm(tmp_path: Path) -> None:
-    for quantization in ({"quant_algo": None}, {"quant_algo": "NO_QUANT"}, {}):
-        config = {"build_config": {}, "pretrained_config": {"quantization": quantization}}
-        assert read_built_engine(engine_dir(tmp_path, config)).quant_algo is None
 
 
 def test_what_is_no_engine_is_refused(tmp_path: Path) -> None:
@@ -139,27 +105,12 @@ def test_an_engine_of_before_0_8_is_refused_with_the_command(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("values", "chunked", "longest"),
-    [
-        ({"max_num_tokens": 4096}, False, 4096),
-        ({"max_num_tokens": 4096}, True, 8191),
-        ({"max_num_tokens": 9999}, False, 8191),
-        ({"max_input_len": 1024}, False, 8191),
-        ({"max_input_len": 1024, "remove_input_padding": False}, False, 1024),
-        ({"max_input_len": 1024, "context_fmha": False}, False, 1024),
-        ({"max_input_len": 1024, "context_fmha": False}, True, 8191),
-        ({"max_seq_len": None, "max_num_tokens": None}, False, None),
-    ],
+    ("values", "chunked", "longest"), rows(__file__, "the_longest_prompt_is_bounded_by_what_the_executor_bounds_it_by")
 )
 def test_the_longest_prompt_is_bounded_by_what_the_executor_bounds_it_by(
     values: dict[str, Any], chunked: bool, longest: int | None
 ) -> None:
     assert engine(**values).longest_prompt(chunked_prefill=chunked) == longest
-
-
-def test_an_engine_that_fits_has_nothing_to_tell(tmp_path: Path) -> None:
-    built = read_built_engine(engine_dir(tmp_path))
-    assert notes(configured(max_rolling_batch_size=64), built, manifest=manifest("sm_90")) == []
 
 
 @pytest.mark.parametrize("compiled", ["1.2.0", "1.2.1rc1", "0.16.0"])
@@ -207,157 +158,28 @@ def test_gpus_of_other_machines_count_where_the_ranks_there_are_launched() -> No
         assert "start the server with trtllm-llmapi-launch" in line
 
 
-@pytest.mark.parametrize(
-    ("option", "size"),
-    [
-        ("tensor_parallel_degree", "tp_size"),
-        ("pipeline_parallel_degree", "pp_size"),
-        ("context_parallel_size", "cp_size"),
-        ("moe_tensor_parallel_size", "moe_tp_size"),
-        ("moe_expert_parallel_size", "moe_ep_size"),
-    ],
-)
-def test_a_degree_that_was_asked_for_is_the_engines(option: str, size: str) -> None:
-    built = engine(**{size: 2})
-    assert notes(configured(), built) == notes(configured(**{option: 2}), built) == []
-    for other in (1, 4):
-        (line,) = mismatches(configured(**{option: other}), built)
-        assert line == (
-            f"option.{option}={other} (environment variable OPTION_{option.upper()}): the engine was compiled with "
-            f"{size} 2"
-        )
+class Compared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options beside an engine: parts of the one mismatch, or a part of each note, or neither."""
+
+    options: dict[str, Any]
+    engine: dict[str, Any]
+    mismatch: list[str] = []
+    notes: list[str] = []
 
 
-def test_all_gpus_are_as_many_as_the_engine_was_compiled_for() -> None:
-    assert notes(configured(tensor_parallel_degree="max"), engine(tp_size=2, world_size=2), gpu_machine(gpus=8)) == []
+COMPARED = msgspec.json.decode(Path(__file__).with_name("built_engine.json").read_bytes(), type=list[Compared])
 
 
-@pytest.mark.parametrize(
-    ("option", "values", "limit"),
-    [
-        ("max_num_sequences", {}, "max_batch_size is 64"),
-        ("max_rolling_batch_size", {}, "max_batch_size is 64"),
-        ("max_seq_len", {}, "max_seq_len is 8192"),
-        ("max_num_tokens", {}, "max_num_tokens is 8192"),
-        ("max_beam_width", {}, "max_beam_width is 1"),
-        ("max_input_len", {}, "longest prompt is 8191"),
-        ("max_output_len", {}, "longest output is 8191"),
-    ],
-)
-def test_a_limit_that_was_asked_for_is_within_the_engines(option: str, values: dict[str, Any], limit: str) -> None:
-    (line,) = mismatches(configured(**{option: 9000}), engine(**values))
-    assert line == f"option.{option}=9000 (environment variable OPTION_{option.upper()}): the engine's {limit}"
-
-
-def test_the_sequences_of_the_engine_count_before_those_of_the_rolling_batch() -> None:
-    assert notes(configured(max_num_sequences=64, max_rolling_batch_size=256), engine()) == []
-    (line,) = mismatches(configured(max_num_sequences=65, max_rolling_batch_size=8), engine())
-    assert line.startswith("option.max_num_sequences=65")
-
-
-def test_a_default_above_the_engines_limit_gives_way_to_it_and_is_reported() -> None:
-    small = engine(max_batch_size=16, max_seq_len=512, max_num_tokens=256)
-    assert notes(configured(), small) == [
-        "option.max_rolling_batch_size=32 (default) is overridden by the engine's max_batch_size, 16",
-        "option.max_input_len=1024 (default) is overridden by the engine's longest prompt, 256",
-        "option.max_output_len=512 (default) is overridden by the engine's longest output, 511",
-    ]
-
-
-def test_what_max_num_tokens_widens_gives_way_and_max_num_tokens_itself_does_not() -> None:
-    told = notes(configured(max_num_tokens=8192), engine())
-    assert [line.split("(")[0].strip() for line in told] == ["option.max_rolling_batch_size=256"]
-    assert len(mismatches(configured(max_num_tokens=8193), engine())) == 1
-
-
-def test_prompt_and_output_together_fit_into_a_sequence() -> None:
-    built = engine(max_seq_len=2048)
-    (line,) = mismatches(configured(max_input_len=1536, max_output_len=1024), built)
-    assert "are 2560 tokens together: the engine's max_seq_len is 2048; lower one of them" in line
-    (note,) = notes(configured(max_output_len=1536), built)
-    assert note.endswith("are 2560 tokens together: the engine's max_seq_len is 2048, which applies")
-    assert notes(configured(max_input_len=1536, max_output_len=1024, max_seq_len=2048), built) == []
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "built", "says"),
-    [
-        ("dtype", "fp16", {"dtype": "bfloat16"}, "bf16"),
-        ("kv_cache_dtype", "int8", {"dtype": "float16"}, "fp16"),
-        ("kv_cache_dtype", "fp16", {"kv_cache_quant_algo": "INT8"}, "int8"),
-        ("quant_algo", "W4A16_AWQ", {"quant_algo": "FP8"}, "FP8"),
-        ("quant_algo", "FP8", {}, "NO_QUANT"),
-        ("kv_cache_quant_algo", "FP8", {}, "none"),
-        ("tokens_per_block", "64", {"tokens_per_block": 32}, "32"),
-    ],
-)
-def test_a_format_that_was_asked_for_is_the_engines(option: str, value: str, built: dict[str, Any], says: str) -> None:
-    (line,) = mismatches(configured(**{option: value}), engine(**built))
-    assert line.startswith(f"option.{option}={value} ") and line.endswith(f"the engine was compiled with {says}")
-
-
-def test_formats_that_agree_or_that_nobody_asked_for_fit() -> None:
-    built = engine(dtype="float16", kv_cache_quant_algo="INT8", quant_algo="FP8", tokens_per_block=32)
-    agreeing = configured(
-        dtype="fp16", kv_cache_dtype="int8", quant_algo="FP8", kv_cache_quant_algo="INT8", tokens_per_block=32
-    )
-    assert notes(agreeing, built) == notes(configured(), built) == notes(configured(dtype="auto"), built) == []
-
-
-@pytest.mark.parametrize(
-    ("option", "flag", "built"),
-    [
-        ("enable_kv_cache_reuse", "use_paged_context_fmha", {"use_paged_context_fmha": False}),
-        ("enable_chunked_prefill", "use_paged_context_fmha", {"use_paged_context_fmha": False}),
-        ("gather_context_logits", "gather_context_logits", {}),
-        ("gather_all_token_logits", "gather_context_logits", {}),
-        ("enable_lora", "lora_plugin", {}),
-    ],
-)
-def test_a_feature_needs_an_engine_that_was_compiled_for_it(option: str, flag: str, built: dict[str, Any]) -> None:
-    (line,) = mismatches(configured(**{option: "true"}), engine(**built))
-    assert line == (
-        f"option.{option}=true (environment variable OPTION_{option.upper()}) needs an engine with {flag}, and "
-        "this one was compiled without"
-    )
-    able = engine(use_paged_context_fmha=True, gather_context_logits=True, lora=True)
-    assert notes(configured(**{option: "true"}), able) == notes(configured(), engine(**built)) == []
-
-
-def test_generation_logits_are_turned_on_at_run_time() -> None:
-    assert (
-        notes(configured(gather_generation_logits="true"), engine(built_with={"gather_generation_logits": False})) == []
-    )
-
-
-def test_the_rank_of_adapters_counts_where_adapters_are_served() -> None:
-    built = engine(lora=True, max_lora_rank=16)
-    (line,) = mismatches(configured(enable_lora="true", max_lora_rank=32), built)
-    assert line.startswith("option.max_lora_rank=32") and line.endswith("the engine's max_lora_rank is 16")
-    (note,) = notes(configured(enable_lora="true"), built)
-    assert note.startswith("option.max_lora_rank=64 (default) is overridden by the engine's ")
-    assert notes(configured(max_lora_rank=32), built) == []
-
-
-def test_in_flight_batching_needs_a_paged_cache() -> None:
-    (line,) = mismatches(configured(), engine(kv_cache_type="CONTINUOUS"))
-    assert line == "its KV cache is CONTINUOUS, and in-flight batching needs a paged one"
-    assert notes(configured(batching_type="static"), engine(kv_cache_type="CONTINUOUS")) == []
-
-
-def test_a_flag_of_the_build_that_differs_has_no_effect_and_is_reported() -> None:
-    built = engine(built_with={"gemm_plugin": None, "use_fused_mlp": True, "opt_num_tokens": 64})
-    (note,) = notes(configured(gemm_plugin="auto", use_fused_mlp="true", opt_num_tokens=64), built)
-    assert note == (
-        "option.gemm_plugin=auto (environment variable OPTION_GEMM_PLUGIN) has no effect: the engine was compiled with "
-        "gemm_plugin=none"
-    )
-    assert notes(configured(gemm_plugin="disable"), built) == []
-
-
-def test_an_option_that_only_compiling_reads_has_no_effect_on_an_engine_and_is_reported() -> None:
-    (note,) = notes(configured(calib_batches=8, sink_token_length=4), engine())
-    assert note.endswith("OPTION_CALIB_BATCHES) has no effect: the engine is compiled already")
+@pytest.mark.parametrize("case", COMPARED, ids=repr)
+def test_an_option_is_compared_with_what_the_engine_was_compiled_with(case: Compared) -> None:
+    config, built = configured(**case.options), engine(**case.engine)
+    if case.mismatch:
+        (line,) = mismatches(config, built)
+        assert [part for part in case.mismatch if part not in line] == []
+    else:
+        found = notes(config, built)
+        assert len(found) == len(case.notes), found
+        assert [part for part, line in zip(case.notes, found, strict=True) if part not in line] == []
 
 
 def test_every_mismatch_is_reported_at_once_with_where_it_was_asked_for(tmp_path: Path) -> None:
@@ -374,3 +196,177 @@ def test_every_mismatch_is_reported_at_once_with_where_it_was_asked_for(tmp_path
         "option.max_seq_len=16384 (environment variable OPTION_MAX_SEQ_LEN): the engine's max_seq_len is 8192",
         f"option.max_num_sequences=128 ({tmp_path}/serving.properties:1): the engine's max_batch_size is 64",
     ]
+
+
+# -- what an engine's config.json says, as options ---------------------------------------------------------------------
+
+
+SIZES: dict[str, Any] = {
+    "max_batch_size": 256,
+    "max_input_len": 2048,
+    "max_seq_len": 3072,
+    "max_num_tokens": 8192,
+    "max_beam_width": 1,
+}
+
+
+def limits(built: dict[str, Any] | None = None, **options: object) -> Built:
+    return built_limits(configured(**options), BuiltEngine(Path("/engine"), **SIZES | (built or {})))
+
+
+@pytest.mark.parametrize(("built", "options", "defaults", "bounds"), rows(__file__, "limits_that_differ"))
+def test_limits_are_the_engines_within_what_the_user_set(
+    built: dict[str, Any], options: dict[str, Any], defaults: dict[str, Any], bounds: dict[str, Any]
+) -> None:
+    """The table has what differs from an engine of 256 sequences of 3,072 tokens without options."""
+    usual, found = rows(__file__, "limits_of_an_engine"), limits(built, **options)
+    assert found.where == "build_config in /engine/config.json"
+    wanted = usual["defaults"] | defaults
+    assert found.defaults == {name: value for name, value in wanted.items() if value is not None}
+    wanted = usual["bounds"] | bounds
+    assert found.bounds == {name: Bound(*bound) for name, bound in wanted.items() if bound is not None}
+
+
+def test_what_config_json_does_not_have_stays_as_it_is() -> None:
+    built = built_limits(configured(), BuiltEngine(Path("/engine")))
+    assert built.defaults == {} and built.bounds == {}
+
+
+def test_an_engine_of_before_0_11_has_prompt_and_output_and_no_sum_of_them(tmp_path: Path) -> None:
+    path = write_tensorrt_engine(
+        tmp_path / "engine", max_seq_len=None, max_input_len=2048, max_output_len=1024, max_num_tokens=None
+    )
+    engine = read_built_engine(path)
+    assert (engine.max_seq_len, engine.max_output_len) == (3072, 1024)
+    built = built_limits(configured(), engine)
+    assert (built.defaults["max_seq_len"], built.defaults["max_output_len"]) == (3072, 1024)
+    assert read_built_engine(write_tensorrt_engine(path, max_seq_len=None, max_input_len=2048)).max_seq_len is None
+
+
+class Calls:
+    """What was called, in order, and what `save` raises."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.arguments: dict[str, Any] = {}
+        self.fails: Exception | None = None
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """A TensorRT-LLM; objects stay the plain data that describes them."""
+    calls = Calls()
+
+    class LLM:
+        def __init__(self, **arguments: Any) -> None:
+            calls.names.append("LLM")
+            calls.arguments = arguments
+
+        def save(self, out: str) -> None:
+            calls.names.append("save")
+            if calls.fails is not None:
+                raise calls.fails
+            for name in ("config.json", "tokenizer.json"):
+                Path(out, name).write_text("TensorRT-LLM's own")
+
+        def shutdown(self) -> None:
+            calls.names.append("shutdown")
+
+    @contextmanager
+    def watched() -> Iterator[None]:
+        calls.names.append("watch")
+        yield
+        calls.names.append("unwatch")
+
+    package = ModuleType("tensorrt_llm._tensorrt_engine")
+    package.LLM = LLM  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tensorrt_llm", ModuleType("tensorrt_llm"))
+    monkeypatch.setitem(sys.modules, "tensorrt_llm._tensorrt_engine", package)
+    monkeypatch.setattr(tensorrt_llm_objects, "build_arguments", lambda data: data)
+    monkeypatch.setattr(tensorrt_llm, "ending_with_ranks", watched)
+    monkeypatch.setattr(tensorrt_llm, "prepare_mpi", lambda: None)
+    monkeypatch.setattr(tensorrt_llm, "die_with_parent", lambda: calls.names.append("lifeline"))
+    return calls
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
+def spec_of(out: Path, **values: Any) -> TensorRtLlmSpec:
+    places = {"checkpoint": "/models/it", "tokenizer_dir": "/models/tokenizer", "out": str(out)}
+    return TensorRtLlmSpec(**{"arguments": {"dtype": "bfloat16"}, **places, **values})
+
+
+def test_the_checkpoint_is_compiled_and_saved_with_ranks_watched(
+    calls: Calls, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workspace = out / "a" / "workspace"
+    tensorrt_llm.compile_engine(spec_of(out, workspace=str(workspace)), out)
+    assert calls.names == ["watch", "LLM", "unwatch", "save", "shutdown"]
+    assert calls.arguments == {
+        "model": "/models/it",
+        "tokenizer": "/models/tokenizer",
+        "workspace": str(workspace),
+        "enable_build_cache": False,
+        "dtype": "bfloat16",
+        "kv_cache_config": {"class": "KvCacheConfig", "enable_block_reuse": False},
+    }
+    assert workspace.is_dir()
+    assert capsys.readouterr().out == "@@phase convert\n@@phase save\n"
+
+
+def test_memory_is_let_go_also_when_saving_fails(calls: Calls, out: Path) -> None:
+    calls.fails = OSError(28, "No space left on device")
+    with pytest.raises(OSError, match="No space"):
+        tensorrt_llm.compile_engine(spec_of(out), out)
+    assert calls.names[-2:] == ["save", "shutdown"]
+
+
+def test_what_tells_by_its_path_is_read_through_a_link_that_has_the_name(calls: Calls, out: Path) -> None:
+    (out / "model").mkdir()
+    spec = spec_of(out, checkpoint=str(out / "model"), workspace=str(out / "workspace"), converter_alias="chatglm3")
+    tensorrt_llm.compile_engine(spec, out)
+    link = Path(calls.arguments["model"])
+    assert (link.parent, link.name, link.resolve()) == (out / "workspace", "chatglm3", out / "model")
+
+
+def test_the_whole_compiler_leaves_an_engine_beside_its_timing_cache(
+    calls: Calls, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write_checkpoint(tmp_path / "checkpoint")
+    left_out = ("hf_quant_config.json", "quantize_config.json", "quantization_config.json")
+    for name in left_out:
+        (checkpoint / name).write_text("{}")
+    spec_of(out, checkpoint=str(checkpoint), tokenizer_dir=str(checkpoint)).save(tmp_path / "spec.json")
+    monkeypatch.chdir(tmp_path)
+    assert tensorrt_llm.main(["tensorrt_llm", str(tmp_path / "spec.json")]) == 0
+    assert Path(os.getcwd()) == out  # where TensorRT-LLM writes it
+    assert calls.names[0] == "lifeline"
+    assert (out / "config.json").read_text() == "TensorRT-LLM's own"
+    assert (out / "tokenizer.json").read_bytes() == (checkpoint / "tokenizer.json").read_bytes()
+    assert not [name for name in left_out if (out / name).exists()]
+
+
+# -- what is known of the compilers: their logs, and what they need ----------------------------------------------------
+
+
+LABELS = rows(__file__, "labels")
+
+
+@pytest.mark.parametrize(("line", "phase"), LABELS)
+def test_tensorrt_llms_own_lines_tell_its_phases(line: str, phase: str) -> None:
+    assert TENSORRT_LLM.phase_after("start", line) == phase
+
+
+# No line has two of the words that a class is known by: it would be found with either of them gone.
+TENSORRT_FAILURES = rows(__file__, "tensorrt_failures")
+
+
+@pytest.mark.parametrize(("line", "cause"), TENSORRT_FAILURES)
+def test_a_failure_of_tensorrt_llm_is_classified(line: str, cause: str) -> None:
+    found = TENSORRT_LLM.cause_of(["Traceback (most recent call last):", line, "  at the end"])
+    assert found is not None
+    assert (found[0].name, found[1]) == (cause, line)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import itertools
+import threading
+import time
+from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from djl_trtllm.backends.tensorrt_llm import executor as module
+from djl_trtllm.backends.tensorrt_llm.engine_watch import probe_of, trouble_of
 from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
-from djl_trtllm.backends.tensorrt_llm.sampler import find_sampler
-from djl_trtllm.executor.protocol import Delta, Feature, Stats
-from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind
-from tests.backends.tensorrt_llm.played_llm import MakeEngine, RequestError
-from tests.support.virtual_time import in_virtual_time
+from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler
+from djl_trtllm.executor.protocol import Delta, Feature, Stats, Submit
+from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
+from tests.backends import rows
+from tests.backends.tensorrt_llm.kit import MakeEngine, RequestError, played
+
+PLAIN_LOOP = {"disable_overlap_scheduler": True}
 
 # -- what there is -----------------------------------------------------------------------------------------------------
 
@@ -22,21 +30,13 @@ def test_a_plain_executor_has_its_limits_and_the_fields_of_its_sampler(make: Mak
     engine = make(arguments={"tensor_parallel_size": 2, "pipeline_parallel_size": 4}, lookahead=3)
     limits = engine.executor.limits
     assert (limits.max_sequences, limits.kv_blocks, limits.block_size) == (8, 0, 32)
-    assert (limits.max_seq_len, limits.lookahead) == (100, 3)
+    assert (limits.max_seq_len, limits.lookahead, limits.stops) == (100, 3, True)
+    assert make(stop_in_engine=False).executor.limits.stops is False
     assert engine.executor.features == find_sampler("1.2.1", "pytorch", {}, 1).fields
-    assert engine.executor.details == {
-        "TensorRT-LLM": "1.2.1",
-        "backend": "pytorch",
-        "GPUs": 8,
-        "worker processes": 0,
-    }
+    shown = {"TensorRT-LLM": "1.2.1", "backend": "pytorch", "GPUs": 8, "worker processes": 0}
+    assert engine.executor.details == shown
     arguments = {"model": "model", "tokenizer": "tokenizer", "tensor_parallel_size": 2, "pipeline_parallel_size": 4}
     assert engine.llm.arguments == arguments
-
-
-def test_whether_the_engine_is_given_stops_is_one_of_its_limits(make: MakeEngine) -> None:
-    assert make().executor.limits.stops is True
-    assert make(stop_in_engine=False).executor.limits.stops is False
 
 
 @pytest.mark.parametrize(
@@ -75,289 +75,504 @@ def test_seeds_that_are_ignored_are_refused_unless_the_option_accepts_them(make:
     assert (executor.limits.seeded, "seed" in executor.features) == (False, accepted)
 
 
-@in_virtual_time
-async def test_log_probabilities_of_beams_are_asked_for_as_the_sampler_wants(make: MakeEngine) -> None:
-    for version, asked in (("1.2.1", 1), ("1.3.0", 0)):
-        engine = make(version, max_beam_width=2, arguments={"max_beam_width": 2}, logprobs=True)
-        await engine.begin()
-        engine.submit(1, beam_width=2, logprobs=True)
-        assert engine.llm.calls[-1]["sampling_params"].logprobs == asked
-        await engine.ended()
-
-
-def test_the_environment_is_there_before_the_engine(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TLLM_PLAYED", "before")
-    make(environment={"TLLM_PLAYED": "after"})
-    assert os.environ["TLLM_PLAYED"] == "after"
-
-
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_is_handed_over_and_its_tokens_come_back(make: MakeEngine) -> None:
-    @in_virtual_time
-    async def body() -> None:
-        engine = make()
-        await engine.begin()
-        result = engine.submit(1)
-        call = engine.llm.calls[0]
-        assert (call["inputs"], call["lora_request"], call["streaming"]) == ([5, 6], None, True)
-        assert vars(call["sampling_params"]) == {"max_tokens": 9, "detokenize": False}
-        result.say(7)
-        await asyncio.sleep(0.1)
-        assert engine.executor.stats() == Stats(running=1)
-        result.say(8, end="length")
-        await asyncio.sleep(0.1)
-        assert engine.deltas == [Delta(1, [7]), Delta(1, [8], None, FinishReason.LENGTH)]
-        assert engine.executor.stats() == Stats()
-        await engine.ended()
-
-    body()
+@played
+async def test_a_request_is_handed_over_and_its_tokens_come_back(make: MakeEngine) -> None:
+    engine = await make.begun()
+    result = engine.submit(1)
+    call = engine.llm.calls[0]
+    assert (call["inputs"], call["lora_request"], call["streaming"]) == ([5, 6], None, True)
+    assert vars(call["sampling_params"]) == {"max_tokens": 9, "detokenize": False}
+    result.say(7)
+    await asyncio.sleep(0.1)
+    assert engine.executor.stats() == Stats(running=1)
+    result.say(8, end="length")
+    await asyncio.sleep(0.1)
+    assert engine.deltas == [Delta(1, [7]), Delta(1, [8], None, FinishReason.LENGTH)]
+    assert engine.executor.stats() == Stats()
 
 
-def test_guides_adapters_and_beams_are_handed_over(make: MakeEngine) -> None:
-    @in_virtual_time
-    async def body() -> None:
-        engine = make("1.2.1", backend="tensorrt")
-        await engine.begin()
-        engine.submit(1, guide=Guide(GuideKind.REGEX, "a+"), adapter=Adapter("french", 3, "adapters/french"))
-        engine.submit(2, beam_width=2)
-        first, second = engine.llm.calls
-        assert vars(first["sampling_params"].guided_decoding) == {"regex": "a+"}
-        assert vars(first["lora_request"]) == {"name": "french", "number": 3, "path": "adapters/french"}
-        assert (first["streaming"], second["streaming"]) == (True, False)
-        await engine.ended()
-
-    body()
+@played
+async def test_guides_adapters_and_beams_are_handed_over(make: MakeEngine) -> None:
+    engine = await make.begun("1.2.1", backend="tensorrt")
+    engine.submit(1, guide=Guide(GuideKind.REGEX, "a+"), adapter=Adapter("french", 3, "adapters/french"))
+    engine.submit(2, beam_width=2)
+    first, second = engine.llm.calls
+    assert vars(first["sampling_params"].guided_decoding) == {"regex": "a+"}
+    assert vars(first["lora_request"]) == {"name": "french", "number": 3, "path": "adapters/french"}
+    assert (first["streaming"], second["streaming"]) == (True, False)
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), TypeError("bad"), IndexError("bad"), RequestError("bad")])
-def test_what_is_refused_is_the_requests_own_error(make: MakeEngine, error: Exception) -> None:
-    @in_virtual_time
-    async def body() -> None:
-        engine = make()
-        await engine.begin()
-        engine.llm.refusal = error
-        engine.submit(1)
-        await asyncio.sleep(0.1)
-        assert engine.deltas == [Delta(1, [], None, FinishReason.ERROR, "bad")]
-        assert not engine.running.done()
-        await engine.ended()
-
-    body()
+@played
+async def test_what_is_refused_is_the_requests_own_error(make: MakeEngine, error: Exception) -> None:
+    engine = await make.begun()
+    engine.llm.refusal = error
+    engine.submit(1)
+    await asyncio.sleep(0.1)
+    assert engine.deltas == [Delta(1, [], None, FinishReason.ERROR, "bad")]
+    assert not engine.running.done()
 
 
 @pytest.mark.parametrize("where", ["submit", "response", "abort"])
-def test_any_other_error_is_the_loss_of_the_engine(make: MakeEngine, where: str) -> None:
-    @in_virtual_time
-    async def body() -> None:
-        engine, error = make(), ConnectionError("queue closed")
-        await engine.begin()
-        engine.llm.refusal = error if where == "submit" else None
-        result = engine.submit(1)
-        if where == "response":
-            result.fail(error)
-        elif where == "abort":
-            result.abort_error = error
-            engine.executor.cancel(1)
-        with pytest.raises(ConnectionError, match="queue closed"):
-            await engine.running
-        assert engine.deltas == []
-        await engine.ended()
-
-    body()
-
-
-@pytest.mark.parametrize("error", [RequestError("no room for it"), ValueError("too few log-probabilities")])
-def test_an_error_of_a_response_ends_its_request_alone(make: MakeEngine, error: Exception) -> None:
-    @in_virtual_time
-    async def body() -> None:
-        engine = make()
-        await engine.begin()
-        first, second = engine.submit(1), engine.submit(2)
-        first.fail(error)
-        second.say(7, end="length")
-        await asyncio.sleep(0.1)
-        assert engine.deltas == [
-            Delta(1, [], None, FinishReason.ERROR, str(error)),
-            Delta(2, [7], None, FinishReason.LENGTH),
-        ]
-        # The engine does not know of an error that was found here.
-        assert first.aborts == isinstance(error, ValueError)
-        await engine.ended()
-
-    body()
-
-
-@pytest.mark.parametrize("error", [KeyError(5), AttributeError("outputs"), NotImplementedError("a new response")])
-def test_a_result_that_cannot_be_read_ends_its_request_alone(make: MakeEngine, error: Exception) -> None:
-    @in_virtual_time
-    async def body() -> None:
-        engine = make()
-        await engine.begin()
-        first, second = engine.submit(1), engine.submit(2)
-        first.fail(error)
-        second.say(7, end="length")
-        await asyncio.sleep(0.1)
-        told = f"TensorRT-LLM's result cannot be read ({type(error).__name__}: {error})"
-        assert [(delta.request_id, delta.finish, delta.error) for delta in engine.deltas] == [
-            (1, FinishReason.ERROR, told),
-            (2, FinishReason.LENGTH, None),
-        ]
-        assert first.aborts == 1
-        await engine.ended()
-
-    body()
-
-
-@pytest.mark.parametrize("words", ["CUDA error: an illegal memory access", "NCCL error", "device-side assert"])
-def test_an_error_of_a_request_after_which_none_succeeds_is_the_loss_of_the_engine(
-    make: MakeEngine, words: str
-) -> None:
-    @in_virtual_time
-    async def body() -> None:
-        engine = make()
-        await engine.begin()
-        engine.submit(1).fail(RequestError(words))
-        with pytest.raises(EngineLostError, match=f"TensorRT-LLM cannot go on: {words}"):
-            await engine.running
-        assert not any(delta.finish for delta in engine.deltas)
-        await engine.ended()
-
-    body()
+@played
+async def test_any_other_error_is_the_loss_of_the_engine(make: MakeEngine, where: str) -> None:
+    engine, error = await make.begun(), ConnectionError("queue closed")
+    engine.llm.refusal = error if where == "submit" else None
+    result = engine.submit(1)
+    if where == "response":
+        result.fail(error)
+    elif where == "abort":
+        result.abort_error = error
+        engine.executor.cancel(1)
+    with pytest.raises(ConnectionError, match="queue closed"):
+        await engine.running
+    assert engine.deltas == []
 
 
 @pytest.mark.parametrize(
-    ("lost", "options"),
+    ("error", "told", "aborts"),
     [
-        (True, {}),
-        (True, {"arguments": {"disable_overlap_scheduler": True, "guided_decoding_backend": "xgrammar"}}),
-        (False, {"arguments": {"disable_overlap_scheduler": True}}),
-        (False, {"backend": "tensorrt", "arguments": {"guided_decoding_backend": "xgrammar"}}),
+        (RequestError("no room for it"), "no room for it", 0),
+        # The engine does not know of an error that was found here.
+        (ValueError("too few log-probabilities"), "too few log-probabilities", 1),
+        (KeyError(5), "TensorRT-LLM's result cannot be read (KeyError: 5)", 1),
+        (NotImplementedError("new"), "TensorRT-LLM's result cannot be read (NotImplementedError: new)", 1),
     ],
 )
-def test_an_iteration_without_memory_is_the_loss_of_an_engine_whose_loop_ends_with_it(
-    make: MakeEngine, lost: bool, options: dict[str, Any]
+@played
+async def test_an_error_of_a_response_ends_its_request_alone(
+    make: MakeEngine, error: Exception, told: str, aborts: int
 ) -> None:
-    @in_virtual_time
-    async def body() -> None:
-        engine = make(**options)
-        await engine.begin()
-        engine.submit(1).fail(RequestError("CUDA out of memory. Tried to allocate 2.00 GiB"))
-        await asyncio.sleep(0.1)
-        assert [delta.finish for delta in engine.deltas] == ([] if lost else [FinishReason.ERROR])
-        if lost:
-            with pytest.raises(EngineLostError, match="TensorRT-LLM cannot go on: CUDA out of memory"):
-                await engine.running
-        await engine.ended()
+    engine = await make.begun()
+    first, second = engine.submit(1), engine.submit(2)
+    first.fail(error)
+    second.say(7, end="length")
+    await asyncio.sleep(0.1)
+    ended = [Delta(1, [], None, FinishReason.ERROR, told), Delta(2, [7], None, FinishReason.LENGTH)]
+    assert engine.deltas == ended
+    assert first.aborts == aborts
 
-    body()
+
+@pytest.mark.parametrize(
+    ("words", "lost", "options"),
+    rows(__file__, "an_error_of_a_request_after_which_none_succeeds_is_the_loss_of_the_engine"),
+)
+@played
+async def test_an_error_of_a_request_after_which_none_succeeds_is_the_loss_of_the_engine(
+    make: MakeEngine, words: str, lost: bool, options: dict[str, Any]
+) -> None:
+    engine = await make.begun(**options)
+    engine.submit(1).fail(RequestError(words))
+    await asyncio.sleep(0.1)
+    assert [delta.finish for delta in engine.deltas] == ([] if lost else [FinishReason.ERROR])
+    if lost:
+        with pytest.raises(EngineLostError, match=f"TensorRT-LLM cannot go on: {words}"):
+            await engine.running
 
 
 # -- cancelling --------------------------------------------------------------------------------------------------------
 
 
-def test_a_cancelled_request_is_aborted_once_and_ends_with_the_engines_last_response(make: MakeEngine) -> None:
-    @in_virtual_time
-    async def body() -> None:
-        engine = make()
-        await engine.begin()
-        result = engine.submit(1)
-        result.say(7)
-        await asyncio.sleep(0.1)
-        for request_id in (1, 1, 99):
-            engine.executor.cancel(request_id)
-        assert result.aborts == 1
-        result.say(8)
-        await asyncio.sleep(3)
-        assert engine.executor.stats().running == 1  # its place is not free yet
-        result.say(end="cancelled")
-        await asyncio.sleep(0.1)
-        assert engine.deltas == [Delta(1, [7]), Delta(1, [], None, FinishReason.CANCELLED)]
-        assert engine.executor.stats().running == 0
-        await engine.ended()
-
-    body()
+@played
+async def test_a_cancelled_request_is_aborted_once_and_ends_with_the_engines_last_response(make: MakeEngine) -> None:
+    engine = await make.begun()
+    result = engine.submit(1)
+    result.say(7)
+    await asyncio.sleep(0.1)
+    for request_id in (1, 1, 99):
+        engine.executor.cancel(request_id)
+    assert result.aborts == 1
+    result.say(8)
+    await asyncio.sleep(3)
+    assert engine.executor.stats().running == 1  # its place is not free yet
+    result.say(end="cancelled")
+    await asyncio.sleep(0.1)
+    assert engine.deltas == [Delta(1, [7]), Delta(1, [], None, FinishReason.CANCELLED)]
+    assert engine.executor.stats().running == 0
 
 
 @pytest.mark.parametrize("error", [AttributeError("no cum_log_probs"), RequestError("no room"), ValueError("wrong")])
-def test_a_cancelled_request_whose_result_raises_has_been_cancelled(
+@played
+async def test_a_cancelled_request_whose_result_raises_has_been_cancelled(
     make: MakeEngine, error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """PyTorch's last response of a request that was aborted before its first token has no `cum_log_probs`."""
-
-    @in_virtual_time
-    async def body() -> None:
-        engine = make()
-        await engine.begin()
-        result = engine.submit(1)
-        engine.executor.cancel(1)
-        result.fail(error)
-        await asyncio.sleep(0.1)
-        assert engine.deltas == [Delta(1, [], None, FinishReason.CANCELLED)]
-        assert result.aborts == 1
-        assert engine.executor.stats().running == 0
-        await engine.ended()
-
-    body()
+    engine = await make.begun()
+    result = engine.submit(1)
+    engine.executor.cancel(1)
+    result.fail(error)
+    await asyncio.sleep(0.1)
+    assert engine.deltas == [Delta(1, [], None, FinishReason.CANCELLED)]
+    assert (result.aborts, engine.executor.stats().running) == (1, 0)
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_request_that_the_engine_drops_without_a_word_is_ended_after_a_second(make: MakeEngine) -> None:
-    @in_virtual_time
-    async def body() -> None:
-        engine = make()
-        await engine.begin()
-        engine.submit(1)
-        engine.executor.cancel(1)
-        await asyncio.sleep(0.95)
-        assert engine.executor.stats().running == 1
-        await asyncio.sleep(0.6)
-        assert engine.deltas == [Delta(1, [], None, FinishReason.CANCELLED)]
-        assert engine.executor.stats().running == 0
-        await engine.ended()
-
-    body()
+@played
+async def test_a_request_that_the_engine_drops_without_a_word_is_ended_after_a_second(make: MakeEngine) -> None:
+    engine = await make.begun()
+    engine.submit(1)
+    engine.executor.cancel(1)
+    await asyncio.sleep(0.95)
+    assert engine.executor.stats().running == 1
+    await asyncio.sleep(0.6)
+    assert engine.deltas == [Delta(1, [], None, FinishReason.CANCELLED)]
+    assert engine.executor.stats().running == 0
 
 
-@pytest.mark.parametrize(("backend", "logprobs", "aborted"), [("tensorrt", True, 0), ("pytorch", True, 1)])
-def test_log_probabilities_on_the_engine_backend_are_drained_unaborted(
-    make: MakeEngine, backend: str, logprobs: bool, aborted: int
+@pytest.mark.parametrize(
+    ("backend", "fields", "aborted"),
+    rows(__file__, "a_stream_with_log_probabilities_on_the_engine_backend_is_drained_unaborted"),
+)
+@played
+async def test_a_stream_with_log_probabilities_on_the_engine_backend_is_drained_unaborted(
+    make: MakeEngine, backend: str, fields: dict[str, Any], aborted: int
 ) -> None:
     """TensorRT-LLM #10810."""
+    engine = await make.begun(backend=backend, logprobs=True)
+    result = engine.submit(1, **fields)
+    engine.executor.cancel(1)
+    assert result.aborts == aborted
+    result.say(7)
+    result.say(8, end="length")
+    await asyncio.sleep(0.1)
+    assert {delta.finish for delta in engine.deltas} == {FinishReason.CANCELLED}
+    assert not any(delta.token_ids for delta in engine.deltas)
 
-    @in_virtual_time
-    async def body() -> None:
-        engine = make(backend=backend, logprobs=True)
-        await engine.begin()
-        result = engine.submit(1, logprobs=logprobs)
-        engine.executor.cancel(1)
-        assert result.aborts == aborted
+
+@played
+async def test_an_abort_that_the_engine_never_follows_is_its_loss(make: MakeEngine) -> None:
+    engine = await make.begun(hang_timeout=8.0)
+    result = engine.submit(1)
+    result.say(7)
+    await asyncio.sleep(0.1)
+    engine.executor.cancel(1)
+    for _ in range(7):
+        await asyncio.sleep(1)
+        result.say(8)  # it is not silent
+    assert not engine.running.done()
+    await asyncio.sleep(2)
+    with pytest.raises(EngineLostError, match="did not end a request within 8 seconds after it was aborted"):
+        await engine.running
+
+
+SILENT = "TensorRT-LLM has been silent for {} seconds with {} requests in it (option.executor_hang_timeout)"
+
+
+# -- the watch ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("hang_timeout", "tick"), [(60.0, 0.5), (4.0, 0.5), (1.0, 0.125)])
+@played
+async def test_an_engine_that_is_silent_for_the_timeout_is_lost_and_the_server_is_kept_quiet_until_then(
+    make: MakeEngine, hang_timeout: float, tick: float
+) -> None:
+    """The server's own watch has the same timeout: this one's message says more."""
+    engine, loop = make(hang_timeout=hang_timeout), asyncio.get_running_loop()
+    began = loop.time()
+    await engine.begin()
+    engine.submit(1)
+    engine.submit(2)
+    with pytest.raises(EngineLostError) as caught:
+        await engine.running
+    assert str(caught.value) == SILENT.format(f"{hang_timeout:g}", 2)
+    assert loop.time() - began == pytest.approx(hang_timeout + tick, abs=0.01)
+    # Signs of life, often enough for a watch that looks eight times per timeout.
+    gaps = [later - earlier for earlier, later in zip([began, *engine.sent_at], engine.sent_at, strict=False)]
+    assert max(gaps) <= 2 * tick
+    assert engine.deltas == []
+
+
+@played
+async def test_the_silence_of_an_engine_goes_on_when_its_clients_have_given_up(make: MakeEngine) -> None:
+    engine, loop = await make.begun(hang_timeout=8.0), asyncio.get_running_loop()
+    began = loop.time()
+    engine.submit(1)
+    await asyncio.sleep(0.6)
+    engine.executor.cancel(1)
+    await asyncio.sleep(3)
+    assert engine.deltas == [Delta(1, [], None, FinishReason.CANCELLED)]
+    assert engine.executor.stats().running == 0
+    with pytest.raises(EngineLostError) as caught:
+        await engine.running
+    assert str(caught.value) == SILENT.format("8", 1)
+    assert loop.time() - began == pytest.approx(8.5)
+
+
+@played
+async def test_statistics_of_earlier_requests_are_no_sign_of_life(make: MakeEngine) -> None:
+    """The first reading after an idle time brings what earlier requests have left."""
+    engine, loop = await make.begun(hang_timeout=8.0, iteration_stats=True), asyncio.get_running_loop()
+    engine.submit(1).say(7, end="length")
+    await asyncio.sleep(5.1)
+    engine.llm.iterations = lambda: [{"iter": 1}] if loop.time() - began < 1.5 else []
+    began = loop.time()
+    engine.submit(2)
+    with pytest.raises(EngineLostError, match="has been silent for 8 seconds with 1 requests in it"):
+        await engine.running
+    assert loop.time() - began < 8.6
+
+
+@pytest.mark.parametrize("answer", ["its own", "its error", "another's", "statistics"])
+@played
+async def test_any_sign_of_life_after_an_abort_ends_the_doubt_that_its_silence_raised(
+    make: MakeEngine, answer: str
+) -> None:
+    """The PyTorch backend never answers a request that was aborted while it waited."""
+    engine = await make.begun(hang_timeout=8.0, iteration_stats=answer == "statistics")
+    first, second = engine.submit(1), engine.submit(2)
+    second.say(7, end=None if answer == "another's" else "length")
+    await asyncio.sleep(0.6)
+    engine.executor.cancel(1)
+    await asyncio.sleep(4)
+    match answer:
+        case "its own":
+            first.say(end="cancelled")
+        case "its error":
+            first.fail(RequestError("no room for it"))
+        case "another's":
+            second.say(8, end="length")
+        case _:
+            engine.llm.iterations = lambda: [{"iter": 1}]
+    await asyncio.sleep(60)
+    assert not engine.running.done()
+    assert [delta.finish for delta in engine.deltas if delta.request_id == 1] == [FinishReason.CANCELLED]
+
+
+@played
+async def test_an_engine_that_is_lost_behind_an_aborted_request_is_reported(make: MakeEngine) -> None:
+    engine = await make.begun(hang_timeout=8.0)
+    result = engine.submit(1)
+    engine.executor.cancel(1)
+    await asyncio.sleep(3)
+    result.fail(RuntimeError("the proxy is gone"))
+    with pytest.raises(RuntimeError, match="the proxy is gone"):
+        await engine.running
+
+
+@played
+async def test_statistics_prove_that_an_engine_without_tokens_is_alive(make: MakeEngine) -> None:
+    engine = make(hang_timeout=4.0, iteration_stats=True)
+    count = itertools.count(1)
+    engine.llm.iterations = lambda: [{"iter": next(count), "numQueuedRequests": 1}]
+    await engine.begin()
+    engine.submit(1)
+    engine.submit(2)
+    await asyncio.sleep(30.5)
+    assert not engine.running.done()
+    stats = engine.executor.stats()
+    assert (stats.running, stats.queued, stats.iterations) == (1, 1, 30)
+    without = await make.begun(hang_timeout=4.0)
+    without.llm.iterations = engine.llm.iterations
+    without.submit(1)
+    with pytest.raises(EngineLostError, match="has been silent for 4 seconds with 1 requests"):
+        await without.running
+
+
+@played
+async def test_statistics_that_cannot_be_read_are_gone_without(
+    make: MakeEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def iterations() -> list[dict[str, object]]:
+        raise OSError("no statistics")
+
+    engine = await make.begun(iteration_stats=True)
+    engine.llm.iterations = iterations
+    result = engine.submit(1)
+    await asyncio.sleep(3)
+    result.say(7, end="length")
+    await asyncio.sleep(0.1)
+    assert engine.deltas == [Delta(1, [7], None, FinishReason.LENGTH)]
+    captured = capsys.readouterr()
+    assert captured.out.count("iteration statistics cannot be read") == 1
+    assert "OSError: no statistics" in captured.err
+
+
+# -- whether it is there -----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_has_ended_is_reported_by_its_id(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    dead: list[int] = []
+    monkeypatch.setattr(module, "dead", lambda ranks: dead)
+    engine = make()
+    engine.executor.check()
+    dead += [7, 70]
+    with pytest.raises(EngineLostError, match=r"a worker process of TensorRT-LLM is gone \(pid 7, 70\)"):
+        engine.executor.check()
+
+
+def test_what_ended_a_worker_says_more_than_its_end_also_where_it_comes_later(
+    make: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "dead", lambda ranks: [7])
+    engine = make()
+    monkeypatch.setattr(time, "sleep", lambda seconds: engine.llm.errors.put(RuntimeError("in the worker")))
+    for _ in range(2):  # it stays where it is
+        with pytest.raises(EngineLostError, match="TensorRT-LLM cannot go on: RuntimeError: in the worker"):
+            engine.executor.check()
+
+
+# -- the end -----------------------------------------------------------------------------------------------------------
+
+
+@played
+async def test_closing_shuts_the_engine_down_and_follows_no_request_any_more(make: MakeEngine) -> None:
+    engine = await make.begun()
+    results = [engine.submit(1), engine.submit(2)]
+    engine.executor.cancel(2)
+    await asyncio.sleep(2)
+    before = engine.deltas
+    await engine.executor.close()
+    for result in results:
         result.say(7)
-        result.say(8, end="length")
-        await asyncio.sleep(0.1)
-        assert engine.deltas == [Delta(1, [], None, FinishReason.CANCELLED)]
-        await engine.ended()
-
-    body()
+    await asyncio.sleep(0.1)
+    assert (engine.llm.shutdowns, engine.deltas) == (1, before)
 
 
-def test_an_abort_that_the_engine_never_follows_is_its_loss(make: MakeEngine) -> None:
-    @in_virtual_time
-    async def body() -> None:
-        engine = make(hang_timeout=8.0)
-        await engine.begin()
-        result = engine.submit(1)
+@played
+async def test_a_shutdown_that_hangs_is_waited_for_a_few_seconds(
+    make: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SHUTDOWN_SECONDS", 0.05)
+    release = threading.Event()
+    engine = await make.begun()
+    engine.llm.shut_down = lambda: release.wait(60)
+    try:
+        await engine.executor.close()
+        assert engine.llm.shutdowns == 1
+    finally:
+        release.set()
+
+
+# -- the rate of responses ---------------------------------------------------------------------------------------------
+
+
+# -- what it knows of its state, and a probe where it is silent --------------------------------------------------------
+
+
+def llm(*errors: Exception, is_shutdown: bool = False, **others: object) -> SimpleNamespace:
+    queue: Queue[Exception] = Queue()
+    for error in errors:
+        queue.put(error)
+    return SimpleNamespace(_executor=SimpleNamespace(_error_queue=queue, is_shutdown=lambda: is_shutdown), **others)
+
+
+def test_the_first_error_of_a_background_thread_is_the_trouble_and_stays_where_it_is() -> None:
+    failed = llm(RuntimeError("in a thread"), OSError("later"), is_shutdown=True, _check_health=lambda: True)
+    assert [trouble_of(failed) for _ in range(2)] == ["RuntimeError: in a thread"] * 2
+
+
+def test_a_version_that_knows_how_it_is_is_asked_and_nothing_else() -> None:
+    assert trouble_of(llm(is_shutdown=True, _check_health=lambda: True)) is None
+    assert trouble_of(llm(_check_health=lambda: False)) == "it reports that it is not healthy"
+
+
+def test_one_that_has_shut_down_is_in_trouble() -> None:
+    assert trouble_of(llm()) is None
+    assert trouble_of(llm(is_shutdown=True)) == "it has shut down"
+    for without in (SimpleNamespace(), SimpleNamespace(_executor=None)):
+        assert trouble_of(without) == "it has shut down"
+    # As with an executor in the process itself, of which nothing is known.
+    assert trouble_of(SimpleNamespace(_executor=object())) is None
+
+
+def test_a_probe_is_one_token_for_an_engine_that_took_the_request() -> None:
+    message = Submit(
+        7,
+        [5, 6, 7],
+        Sampling(90, min_new_tokens=4, do_sample=True, beam_width=3),
+        stop=["a"],
+        guide=Guide(GuideKind.REGEX, "a"),
+        adapter=Adapter("a", 1, "/a"),
+        logprobs=True,
+        top_logprobs=2,
+    )
+    probe = probe_of(message)
+    assert (probe.prompt_ids, probe.sampling) == ([5], Sampling(1, beam_width=3))
+    assert (probe.guide, probe.adapter, probe.logprobs, probe.top_logprobs) == (None, None, False, 0)
+
+
+@pytest.fixture
+def compilers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What compiles below the process."""
+    running: list[str] = []
+    monkeypatch.setattr(module, "compiler_below", lambda: running[0] if running else None)
+    return running
+
+
+@played
+async def test_the_time_of_a_compiler_is_no_silence_also_for_a_request_that_is_aborted(
+    make: MakeEngine, compilers: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = await make.begun(hang_timeout=10.0, compile_timeout=100.0)
+    engine.submit(1).say(7)
+    await asyncio.sleep(1)
+    engine.executor.cancel(1)
+    compilers.append("nvcc (process 7)")
+    await asyncio.sleep(90)
+    compilers.clear()
+    await asyncio.sleep(4)
+    assert not engine.running.done()
+    assert capfd.readouterr().out.count("nvcc (process 7) compiles kernels") == 1
+    # The silence before the compiler came is a part of it.
+    await asyncio.sleep(4)
+    with pytest.raises(EngineLostError, match=r"10 seconds"):
+        await asyncio.wait_for(engine.running, 4)
+
+
+@played
+async def test_a_compiler_may_take_as_long_as_loading(make: MakeEngine, compilers: list[str]) -> None:
+    engine, loop = await make.begun(hang_timeout=10.0, compile_timeout=100.0), asyncio.get_running_loop()
+    compilers.append("ninja (process 7)")
+    began = loop.time()
+    engine.submit(1)
+    with pytest.raises(EngineLostError, match=r"100 seconds, and ninja \(process 7\) still runs"):
+        await engine.running
+    assert loop.time() - began == pytest.approx(100.5)
+
+
+@played
+async def test_an_error_that_waits_is_the_loss_before_another_request_is_sent(make: MakeEngine) -> None:
+    """TensorRT-LLM would first send aborts to its worker, and never come back if that is gone."""
+    engine = await make.begun()
+    engine.llm.errors.put(ArithmeticError("in the worker"))
+    engine.submit(1)
+    with pytest.raises(ArithmeticError, match="in the worker"):
+        await engine.running
+    assert engine.llm.calls == []
+
+
+@played
+async def test_a_silent_engine_is_probed_once_and_one_that_answers_is_not(make: MakeEngine) -> None:
+    engine = await make.begun(hang_timeout=60.0)
+    await asyncio.sleep(30)
+    assert engine.llm.calls == []  # idle
+    result = engine.submit(1)
+    for _ in range(3):
+        await asyncio.sleep(4)
         result.say(7)
-        await asyncio.sleep(0.1)
-        engine.executor.cancel(1)
-        for _ in range(7):
-            await asyncio.sleep(1)
-            result.say(8)  # it is not silent
-        assert not engine.running.done()
-        await asyncio.sleep(2)
-        with pytest.raises(EngineLostError, match="did not end a request within 8 seconds after it was aborted"):
+    assert len(engine.llm.calls) == 1
+    await asyncio.sleep(5.6)
+    assert len(engine.llm.calls) == 2
+    assert engine.llm.calls[1]["inputs"] == [5]
+    assert engine.llm.calls[1]["sampling_params"].max_tokens == 1
+    await asyncio.sleep(40)
+    assert len(engine.llm.calls) == 2
+    result.say(8)
+    await asyncio.sleep(6.5)
+    assert len(engine.llm.calls) == 3
+
+
+@pytest.mark.parametrize(("error", "lost"), [(RuntimeError("in the worker"), True), (RequestError("too long"), False)])
+@played
+async def test_what_a_probe_is_answered_may_be_the_loss(make: MakeEngine, error: Exception, lost: bool) -> None:
+    engine = await make.begun(hang_timeout=60.0)
+    engine.submit(1)
+    engine.llm.refusal = error
+    await asyncio.sleep(6)
+    assert engine.running.done() is lost
+    if lost:
+        with pytest.raises(RuntimeError, match="in the worker"):
             await engine.running
-        await engine.ended()
-
-    body()

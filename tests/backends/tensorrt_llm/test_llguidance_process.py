@@ -8,50 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.executor.guide_checker import GuideChecker, key_of
-from djl_trtllm.request import Guide, GuideKind
+from djl_trtllm.backends.tensorrt_llm.sampling import with_options
+from djl_trtllm.executor.guides import GuideGate
+from djl_trtllm.executor.protocol import Submit
+from djl_trtllm.request import Guide, GuideKind, Sampling
+from tests.backends import rows
 
 pytest.importorskip("llguidance")
-from djl_trtllm.backends.tensorrt_llm.llguidance_process import LlguidanceTrial  # if it is installed
+from llguidance import LLMatcher, LLTokenizer  # if it is installed
 
-GOOD = [
-    Guide(GuideKind.JSON_OBJECT, ""),
-    Guide(GuideKind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"type": "string"}}}'),
-    Guide(GuideKind.REGEX, "(yes|no)"),
-    Guide(GuideKind.GRAMMAR, 'start: "a" start | "b"'),
-]
-BAD = [
-    (Guide(GuideKind.JSON_SCHEMA, '{"type": "text"}'), "Invalid type: text"),
-    (Guide(GuideKind.JSON_SCHEMA, "5"), "schema must be an object or boolean"),
-    (Guide(GuideKind.JSON_SCHEMA, '{"anyOf": []}'), "Unsatisfiable schema: anyOf is empty"),
-    (Guide(GuideKind.REGEX, "("), "unclosed group"),
-    (Guide(GuideKind.GRAMMAR, 'start: "a" b'), 'at 1(8): unknown name: "b" (llguidance has Lark\'s grammars)'),
-    (
-        Guide(GuideKind.GRAMMAR, 'root ::= "a"'),
-        '1(7): Expected value (at ":" (Colon)) (llguidance has Lark\'s grammars)',
-    ),
-]
-UNMATCHED = "no text matches it, or none from a certain point on"
-LATE = [
-    (Guide(GuideKind.REGEX, r"[^\s\S]"), UNMATCHED),
-    (Guide(GuideKind.JSON_SCHEMA, '{"$ref": "#"}'), UNMATCHED),
-    (Guide(GuideKind.GRAMMAR, 'start: "a" x\nx: "" x'), f"{UNMATCHED} (llguidance has Lark's grammars)"),
-    (
-        Guide(
-            GuideKind.JSON_SCHEMA,
-            '{"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}, "required": ["a"]}',
-        ),
-        UNMATCHED,
-    ),
-    (Guide(GuideKind.REGEX, r"(\w{1,1000}){1,1000}"), "lexer error: too many expressions constructed"),
-    (
-        Guide(
-            GuideKind.JSON_SCHEMA,
-            json.dumps({"type": "object", "properties": {f"p{n}": {"type": ["string", "null"]} for n in range(1000)}}),
-        ),
-        "Parser Error: Current row has 4007 items; max is 2000",
-    ),
-]
+from djl_trtllm.backends.tensorrt_llm.llguidance_process import LlguidanceTrial
+
+GUIDES = rows(__file__, "guides_for_llguidance")
+GOOD = [Guide(GuideKind(kind), value) for kind, value in GUIDES["good"]]
+BAD = [(Guide(GuideKind(kind), value), problem) for kind, value, problem in GUIDES["bad"]]
+KEYWORDS = json.loads((Path(__file__).parents[1] / "json_grammar.json").read_text())["not_followed"]
+LATE = [(Guide(GuideKind(kind), value), problem) for kind, value, problem in GUIDES["late"]]
 """They are compiled; the error comes with a token."""
 
 
@@ -62,33 +34,20 @@ def tokenizer(tiny_stories: Path) -> str:
 
 def test_each_kind_of_guide_is_tried_for_the_models_tokenizer(tokenizer: str) -> None:
     trial = LlguidanceTrial(tokenizer)
-    assert [trial(guide) for guide in GOOD] == [None] * len(GOOD)
-    assert [trial(guide) for guide, _ in BAD] == [problem for _, problem in BAD]
+    assert [trial(guide).problem for guide in GOOD] == [""] * len(GOOD)
+    assert [trial(guide).problem for guide, _ in BAD] == [problem for _, problem in BAD]
 
 
 @pytest.mark.parametrize(("guide", "problem"), LATE)
 def test_a_guide_that_fails_with_a_token_of_its_output_is_refused(tokenizer: str, guide: Guide, problem: str) -> None:
-    assert (LlguidanceTrial(tokenizer)(guide) or "").startswith(problem)
+    assert LlguidanceTrial(tokenizer)(guide).problem.startswith(problem)
 
 
 def test_a_grammar_whose_tokens_take_ever_longer_is_refused(tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(1000))
     monkeypatch.setattr(time, "process_time", lambda: next(seconds) * 0.3)
-    found = LlguidanceTrial(tokenizer)(Guide(GuideKind.GRAMMAR, 'start: start start | "a" |'))
-    assert found is not None and found.startswith("it is too slow: the first 7 tokens of an output take more than 2 s")
-
-
-def test_a_guide_that_takes_long_to_compile_is_refused(tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter((0.0, 6.0))
-    monkeypatch.setattr(time, "process_time", lambda: next(seconds, 6.0))
-    found = LlguidanceTrial(tokenizer)(Guide(GuideKind.REGEX, "a+"))
-    assert found == "it is too large: compiling it would stop all other requests for 6 seconds"
-
-
-def test_an_output_that_ends_is_tried_to_its_end(tokenizer: str) -> None:
-    trial = LlguidanceTrial(tokenizer)
-    assert trial(Guide(GuideKind.GRAMMAR, 'start: "a" "b" "c"')) is None
-    assert trial(Guide(GuideKind.REGEX, "")) is None
+    found = LlguidanceTrial(tokenizer)(Guide(GuideKind.GRAMMAR, 'start: start start | "a" |')).problem
+    assert found.startswith("it is too slow: the first 7 tokens of an output take more than 2 s")
 
 
 @pytest.mark.parametrize(
@@ -103,29 +62,53 @@ def test_an_output_that_ends_is_tried_to_its_end(tokenizer: str) -> None:
     ],
 )
 def test_a_problem_is_what_is_wrong_with_the_guide(tokenizer: str, guide: Guide, problem: str) -> None:
-    assert (LlguidanceTrial(tokenizer)(guide) or "").startswith(problem)
+    assert LlguidanceTrial(tokenizer)(guide).problem.startswith(problem)
+
+
+@pytest.mark.parametrize(("schema", "_", "value"), KEYWORDS, ids=lambda value: json.dumps(value)[:60])
+def test_a_keyword_is_followed_or_noted_or_refused(
+    tokenizer: str, schema: object, _: object, value: str | None
+) -> None:
+    """`value` is one that the schema does not allow."""
+    trial, text = LlguidanceTrial(tokenizer), json.dumps(schema)
+    loose, strict = (trial(Guide(GuideKind.JSON_SCHEMA, text, strict=strict)) for strict in (False, True))
+    assert bool(strict.problem) == bool(loose.problem or loose.note)
+    if value is not None and not strict.problem:
+        matcher = LLMatcher(
+            LLTokenizer(tokenizer),
+            LLMatcher.grammar_from_json_schema(with_options(Guide(GuideKind.JSON_SCHEMA, text)).value),
+        )
+        tokens = LLTokenizer(tokenizer).tokenize_str(value)
+        assert matcher.try_consume_tokens(tokens) < len(tokens) or not matcher.is_accepting()
+
+
+def test_white_space_is_limited(tokenizer: str) -> None:
+    tokens = LLTokenizer(tokenizer).tokenize_str
+    for guide in (Guide(GuideKind.JSON_OBJECT), Guide(GuideKind.JSON_SCHEMA, '{"type": "object"}')):
+        matcher = LLMatcher(LLTokenizer(tokenizer), LLMatcher.grammar_from_json_schema(with_options(guide).value))
+        assert matcher.validate_tokens(tokens('{"a": [1, 2]}')) == len(tokens('{"a": [1, 2]}'))
+        assert matcher.validate_tokens(tokens("{" + 20 * "\n")) < 20
 
 
 def test_without_a_tokenizer_guides_are_parsed() -> None:
     trial = LlguidanceTrial(None)
     late = [guide for guide, _ in LATE]
-    assert [trial(guide) for guide in (*GOOD, *late)] == [None] * (len(GOOD) + len(late))
-    assert [trial(guide) for guide, _ in BAD] == [problem for _, problem in BAD]
-
-
-def test_a_guide_that_is_too_large_is_refused(tokenizer: str) -> None:
-    schema = json.dumps({"enum": [str(number) * 50 for number in range(50_000)]})
-    problem = LlguidanceTrial(tokenizer)(Guide(GuideKind.JSON_SCHEMA, schema))
-    assert problem is not None and "too big" in problem
+    assert [trial(guide).problem for guide in (*GOOD, *late)] == [""] * (len(GOOD) + len(late))
+    assert [trial(guide).problem for guide, _ in BAD] == [problem for _, problem in BAD]
 
 
 def test_the_program_tries_guides(tiny_stories: Path) -> None:
-    checker = GuideChecker("djl_trtllm.backends.tensorrt_llm.llguidance_process", str(tiny_stories))
-    guides = (GOOD[2], BAD[0][0])
-    for guide in guides:
-        checker.check(key_of(guide), guide)
-    while not checker.idle:
-        checker.poll(1.0)
-    found = [checker.verdict(key_of(guide)) for guide in guides]
-    assert [verdict.problem for verdict in found if verdict is not None] == [None, "Invalid type: text"]
-    checker.close()
+    usable: list[int] = []
+    problems: list[str] = []
+    gate = GuideGate(
+        "djl_trtllm.backends.tensorrt_llm.llguidance_process",
+        str(tiny_stories),
+        lambda request: usable.append(request.request_id),
+        lambda request, refusal: problems.append(refusal.message.partition(": ")[2]),
+    )
+    for number, guide in enumerate((GOOD[2], BAD[0][0])):
+        gate.hold(Submit(number, [5], Sampling(9), guide=guide))
+    while gate:
+        gate.advance(1.0)
+    gate.close()
+    assert (usable, problems) == ([0], ["Invalid type: text"])

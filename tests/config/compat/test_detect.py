@@ -4,32 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.config import Layer, load, names_configuration, read_source
+from djl_trtllm.config import Layer, Source, load, names_configuration, read_source
+from djl_trtllm.config.compat import detect
 from djl_trtllm.config.compat.detect import read_model
+from djl_trtllm.config.compat.foreign_format import ForeignSetting, Reading, presets
+from djl_trtllm.config.masking import MASK
+from djl_trtllm.config.sources import Origin, Setting
 from djl_trtllm.errors import ConfigError
 
 OLD = Path(__file__).parents[1] / "old"
 TRITON = OLD / "triton_llama_workflow" / "model"
 TRUSS = OLD / "truss_trt_llm_build" / "model"
-
-
-def test_a_directory_with_properties_is_one_source() -> None:
-    (source,) = read_source(OLD / "lmi_025_llama2_13b" / "model")
-    assert source.layer is Layer.FILE and source.settings
-
-
-def test_a_directory_with_nothing_is_one_empty_source(tmp_path: Path) -> None:
-    (source,) = read_source(tmp_path)
-    assert source.settings == () and source.problems == ()
-
-
-def test_a_triton_repository_is_read_model_by_model() -> None:
-    layers = [source.layer for source in read_source(TRITON)]
-    assert layers == [Layer.FILE, *[Layer.FOREIGN] * 5, Layer.PRESET]
-
-
-def test_one_model_of_a_repository_is_a_directory_too() -> None:
-    assert load(TRITON / "tensorrt_llm", {}).options.kv_cache_free_gpu_mem_fraction == 0.9
 
 
 @pytest.mark.parametrize(
@@ -47,22 +32,12 @@ def test_a_file_may_be_named_itself(path: Path, option: str, value: object) -> N
     assert config.model_dir == path.parent
 
 
-def test_a_directory_or_an_archive_is_no_configuration_file(tmp_path: Path) -> None:
-    (tmp_path / "model.tar.gz").touch()
-    assert not names_configuration(tmp_path) and not names_configuration(tmp_path / "model.tar.gz")
-
-
 def test_properties_beat_a_config_pbtxt_beside_them() -> None:
     config = load(OLD / "lmi_031_precompiled_repository" / "model", {})
     assert config.options.kv_cache_free_gpu_mem_fraction == 0.85
-    assert [setting.shown for setting in config.overridden["kv_cache_free_gpu_mem_fraction"]] == [
+    assert [setting.assignment for setting in config.overridden["kv_cache_free_gpu_mem_fraction"]] == [
         "kv_cache_free_gpu_mem_fraction=0.95"
     ]
-
-
-def test_a_variable_of_this_server_beats_another_servers_file() -> None:
-    assert load(TRITON, {"OPTION_MAX_ROLLING_BATCH_SIZE": "8"}).options.max_rolling_batch_size == 8
-    assert load(TRUSS, {"OPTION_BACKEND": "openvino"}).options.backend == "openvino"
 
 
 def test_the_triton_repository_inside_a_truss_is_read() -> None:
@@ -76,16 +51,6 @@ def test_a_config_yaml_of_another_program_beside_a_model_is_left_alone(tmp_path:
     assert load(tmp_path, {}).warnings == ()
     with pytest.raises(ConfigError, match=r"no config\.yaml of Truss"):
         load(tmp_path / "config.yaml", {})
-
-
-@pytest.mark.parametrize("name", ["config.pbtxt", "config.yaml"])
-def test_a_file_that_is_not_there_or_not_text_is_reported(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        load(path, {})
-    path.write_bytes(b"model_metadata: \xff\xfe")
-    with pytest.raises(ConfigError, match="save it as UTF-8"):
-        load(path, {})
 
 
 PBTXT = """
@@ -123,12 +88,6 @@ def test_so_it_is_where_option_model_id_names_it(tmp_path: Path, model_id: str) 
     assert load(tmp_path / "serving.properties", {}).options == config.options
 
 
-def test_so_it_is_where_a_variable_names_it_and_there_is_no_model_directory(tmp_path: Path) -> None:
-    for variable in ("OPTION_MODEL_ID", "HF_MODEL_ID"):
-        config = load(None, {variable: str(lmi_repository(tmp_path / variable))})
-        assert config.options.kv_cache_free_gpu_mem_fraction == 0.7
-
-
 def test_properties_and_variables_beat_the_repository_that_is_named(tmp_path: Path) -> None:
     lmi_repository(tmp_path / "engines")
     (tmp_path / "serving.properties").write_text("option.model_id=engines\noption.max_rolling_batch_size=8\n")
@@ -157,8 +116,6 @@ def test_what_is_wrong_in_the_repository_that_is_named_is_reported(tmp_path: Pat
 def test_a_model_that_is_no_directory_here_brings_no_configuration(tmp_path: Path, model_id: str) -> None:
     assert read_model(tmp_path, model_id) == read_model(None, model_id) == []
 
-
-# -- files and directories by name -------------------------------------------------------------------------------------
 
 TRUSS_YAML = "model_metadata:\n  engine_repository: org/engine\n"
 
@@ -189,14 +146,6 @@ def test_a_file_is_read_by_the_end_of_its_name(tmp_path: Path, name: str, text: 
     assert [source.layer for source in sources] == layers and sources[0].settings
 
 
-@pytest.mark.parametrize("name", ["model.pbtxt", "model.yaml", "model.yml", "model.properties"])
-def test_a_directory_is_one_whatever_its_name(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "serving.properties").write_text("option.max_input_len=7\n")
-    (source,) = read_source(tmp_path / name)
-    assert (source.layer, source.settings[0].value) == (Layer.FILE, "7")
-
-
 def test_the_repository_of_a_truss_takes_the_place_of_its_presets(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(TRUSS_YAML)
     assert [source.layer for source in read_source(tmp_path)] == [Layer.FILE, Layer.FOREIGN, Layer.PRESET]
@@ -216,8 +165,56 @@ def test_a_config_yaml_that_cannot_be_read_or_is_no_utf_8_is_looked_at_no_furthe
     assert len(read_source(tmp_path)) == 1
     (tmp_path / "config.yaml").write_text(TRUSS_YAML)
 
-    def denied(path: Path, **options: object) -> str:
+    def denied(path: Path, most: int) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", denied)
+    monkeypatch.setattr(detect, "read_file", denied)
     assert len(read_source(tmp_path)) == 1
+
+
+def test_an_entry_becomes_a_setting_or_an_answer() -> None:
+    reading = Reading("f")
+    reading.set("option.max_beam_width", ForeignSetting("max_beam_width", "2", 3))
+    reading.set("option.batch_scheduler_policy", ForeignSetting("policy", "old", 4), "new")
+    reading.set("option.dtype", ForeignSetting("dtype", "same", 5), "same")
+    # Entries with one answer share a line.
+    for name, value, line, reason in (
+        ("a", "1", 3, "not"),
+        ("b", "", 4, "else"),
+        ("c", "2", 5, "not"),
+        ("b", "", 6, "else"),
+    ):
+        reading.ignore(ForeignSetting(name, value, line), reason)
+    reading.warn(ForeignSetting("a", "1", 2), "look out")
+    reading.ignore(ForeignSetting("hf_token", "hunter2", 3), "set it elsewhere", act=True)
+    reading.refuse(ForeignSetting("a", "1", 2), "expected 2")
+    reading.unknown_setting(ForeignSetting("max_beem_width", "hunter2", 2), ["max_beam_width", "max_tokens"], "Triton")
+    reading.unknown_setting(ForeignSetting("beam_wid", "hunter2", 3), ["max_beam_width"], "Triton")
+    assert reading.source() == Source(
+        Layer.FOREIGN,
+        (
+            Setting("option.max_beam_width", "2", Origin.file("f", 3), "max_beam_width", None, alone=True),
+            Setting("option.batch_scheduler_policy", "new", Origin.file("f", 4), "policy", "old", alone=True),
+            Setting("option.dtype", "same", Origin.file("f", 5), "dtype", None, alone=True),
+        ),
+        ("a=1 (f:2): look out", "f: hf_token (line 3): set it elsewhere"),
+        ("a=1 (f:2): expected 2",),
+        (
+            "max_beem_width (f:2) is not a setting of Triton and has no effect; did you mean max_beam_width?",
+            "beam_wid (f:3) is not a setting of Triton and has no effect; remove it, or set the option that you mean",
+        ),
+        ("f: a=1 (line 3), c=2 (line 5): not", "f: b (line 4): else"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [("hf_token", "hunter2", MASK), ("a", "x" * 60, "x" * 60), ("a", "x" * 61, "x" * 57 + "..."), ("a", "b\n", r"b\n")],
+)
+def test_an_entry_is_shown_with_secrets_masked_and_long_values_shortened(name: str, value: str, shown: str) -> None:
+    assert ForeignSetting(name, value, 3).assignment == f"{name}={shown}"
+
+
+def test_presets_are_derived_and_set_nothing_but_their_option() -> None:
+    setting = Setting("option.x", "8", Origin.preset("Truss"), "option.x", alone=True)
+    assert presets("Truss", {"option.x": "8"}) == Source(Layer.PRESET, (setting,))

@@ -1,16 +1,28 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.config import Config, OriginKind, parse_properties, resolve
+from djl_trtllm.config import Config, Layer, Source, resolve
 from djl_trtllm.config.compat import triton
-from djl_trtllm.config.compat.triton_names import EXAMPLES, IGNORED, MODELS, OPTION_OF, TO_FILL
-from djl_trtllm.config.options.registry import OPTIONS
+from djl_trtllm.config.compat.triton import (
+    ENGINE_MODEL,
+    EXAMPLES,
+    IGNORED,
+    MODELS,
+    OPTION_OF,
+    STRUCTURE,
+    TO_FILL,
+    TRITON_ONLY,
+    repository_files,
+)
+from djl_trtllm.config.options import find
 from djl_trtllm.errors import ConfigError
+from tests.config.helpers import resolves_or_is_refused, rows, values
 
 
 def from_text(text: str, path: str = "tensorrt_llm/config.pbtxt") -> Config:
@@ -27,39 +39,23 @@ def parameter(key: str, value: str) -> str:
     return f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}\n'
 
 
-def repository(root: Path, **files: str) -> Path:
-    for model, text in files.items():
+def repository(root: Path, **texts: str) -> tuple[Path, ...]:
+    """The files of a repository with these models."""
+    for model, text in texts.items():
         (root / model).mkdir(parents=True)
         (root / model / "config.pbtxt").write_text(text)
-    return root
+    return repository_files(root)
 
 
 @pytest.mark.parametrize(
     ("text", "name", "value"),
-    [
-        ("max_batch_size: 128", "max_rolling_batch_size", 128),
-        ("dynamic_batching { default_queue_policy: { max_queue_size: 64 } }", "job_queue_size", 64),
-        (parameter("batch_scheduler_policy", "max_utilization"), "batch_scheduler_policy", "max_utilization"),
-        (parameter("batch_scheduler_policy", "guaranteed_completion"), "batch_scheduler_policy", "guaranteed_no_evict"),
-        (parameter("kv_cache_free_gpu_mem_fraction", "0.5"), "kv_cache_free_gpu_mem_fraction", 0.5),
-        (parameter("max_tokens_in_paged_kv_cache", "2560"), "max_tokens_in_paged_kv_cache", 2560),
-        (parameter("enable_kv_cache_reuse", "True"), "enable_kv_cache_reuse", True),
-        (parameter("enable_chunked_context", "true"), "enable_chunked_prefill", True),
-        (parameter("max_beam_width", "1"), "max_beam_width", 1),
-        (parameter("tokenizer_dir", "/models/llama"), "tokenizer", "/models/llama"),
-        (parameter("gpt_model_path", "/engines/llama"), "model_id", "/engines/llama"),
-    ],
+    rows("triton_options"),
 )
 def test_a_value_becomes_its_option_and_keeps_its_line(text: str, name: str, value: object) -> None:
     config = from_text("\n" + text)
     assert getattr(config.options, name) == value
     assert str(config.origin(name)) == "tensorrt_llm/config.pbtxt:2"
     assert config.is_set(name)
-
-
-def test_the_engine_inside_the_repository_is_no_model_elsewhere() -> None:
-    for path in ("/packages/inflight_batcher_llm/tensorrt_llm/1/", "tensorrt_llm/1", "/repo/tensorrt_llm/2"):
-        assert from_text(parameter("gpt_model_path", path)).options.model_id is None
 
 
 def test_what_is_not_filled_in_counts_as_not_set_and_is_reported_once() -> None:
@@ -71,7 +67,7 @@ def test_what_is_not_filled_in_counts_as_not_set_and_is_reported_once() -> None:
     assert "not filled in" in warning and "max_beam_width (line 1), decoding_mode (line 2)" in warning
 
 
-def test_what_the_workflow_tells_its_reader_to_fill_in_is_an_error() -> None:
+def test_a_placeholder_is_an_error_only_where_triton_refuses_it() -> None:
     fields = {
         "max_batch_size": "max_batch_size: ${triton_max_batch_size}",
         "decoupled": "model_transaction_policy { decoupled: ${decoupled_mode} }",
@@ -84,33 +80,7 @@ def test_what_the_workflow_tells_its_reader_to_fill_in_is_an_error() -> None:
             assert f"({model}/config.pbtxt:1): this is not filled in" in problem
             assert problem.endswith(f"for example {EXAMPLES[name]}")
             told += 1
-    assert told >= 12
-
-
-def test_an_empty_text_counts_as_not_set() -> None:
-    config = from_text(parameter("max_tokens_in_paged_kv_cache", ""))
-    assert config.options.max_tokens_in_paged_kv_cache is None
-    assert "is empty" in config.warnings[0]
-
-
-def test_a_parameter_without_effect_is_answered_by_name() -> None:
-    names = [name for name in IGNORED if "." not in name and name != "preferred_batch_size"]
-    config = from_text("".join(parameter(name, "7") for name in names))
-    place = "tensorrt_llm/config.pbtxt"
-    expected = [f"{place}: {name}=7 (line {line}): {IGNORED[name]}" for line, name in enumerate(names, 1)]
-    assert list(config.notes) == expected and len(names) >= 3
-    assert config.warnings == ()
-
-
-def test_a_misspelt_name_gets_a_suggestion() -> None:
-    (warning,) = from_text(parameter("kv_cache_free_gpu_memory_fraction", "0.5")).warnings
-    assert "did you mean kv_cache_free_gpu_mem_fraction?" in warning
-
-
-def test_strict_makes_a_misspelt_name_an_error() -> None:
-    source = triton.parse_config(parameter("max_beem_width", "1"), "config.pbtxt")
-    with pytest.raises(ConfigError, match="max_beem_width"):
-        resolve([source, parse_properties("option.strict=true", "serving.properties")])
+    assert told >= 10
 
 
 def test_the_template_as_it_is_says_nothing_but_what_was_set() -> None:
@@ -124,38 +94,22 @@ def test_the_template_as_it_is_says_nothing_but_what_was_set() -> None:
     assert config.warnings == () and config.notes == ()
 
 
-def test_instances_and_schedulers_of_triton_are_answered() -> None:
-    config = from_text("instance_group [ { count: 4 gpus: [ 0 ] } ]\noptimization { graph { level: 1 } }")
-    text = "\n".join(config.notes)
-    assert "instance_group.count=4" in text and "CUDA_VISIBLE_DEVICES" in text and "optimization (line 2)" in text
-
-
-def test_the_engines_model_counts_before_the_others(tmp_path: Path) -> None:
-    root = repository(tmp_path, ensemble="max_batch_size: 1", tensorrt_llm="max_batch_size: 64")
-    config = resolve(triton.read_repository(triton.repository_files(root)))
-    assert config.options.max_rolling_batch_size == 64
-    assert any("max_batch_size=1 is overridden" in warning for warning in config.warnings)
-
-
-def test_a_repository_without_the_engines_model_is_refused(tmp_path: Path) -> None:
-    root = repository(tmp_path, ensemble="max_batch_size: 1", preprocessing="max_batch_size: 1")
-    with pytest.raises(ConfigError, match=r"has no tensorrt_llm/config\.pbtxt"):
-        resolve(triton.read_repository(triton.repository_files(root)))
-
-
-def test_what_triton_presets_comes_with_a_repository_and_not_with_lmis(tmp_path: Path) -> None:
-    root = repository(tmp_path / "triton", ensemble="max_batch_size: 8", tensorrt_llm="max_batch_size: 8")
-    config = resolve(triton.read_repository(triton.repository_files(root)))
-    assert config.options.batch_scheduler_policy == "guaranteed_no_evict"
-    assert config.origin("batch_scheduler_policy").kind is OriginKind.DERIVED
-    assert not config.is_set("batch_scheduler_policy")
-    root = repository(tmp_path / "lmi", tensorrt_llm="max_batch_size: 8")
-    config = resolve(triton.read_repository(triton.repository_files(root)))
-    assert config.options.batch_scheduler_policy == OPTIONS["batch_scheduler_policy"].default
-
-
 _NAMES = st.sampled_from([*OPTION_OF, *IGNORED, "gpt_model_path", "nonsense"])
 _VALUES = st.text(max_size=10) | st.sampled_from(["", "${x}", "true", "0", "256", "0.9", "max_utilization", "v1"])
+
+
+def test_triton_has_defaults_for_these_placeholders_and_lists_are_one_setting() -> None:
+    config = from_text(
+        parameter("kv_cache_free_gpu_mem_fraction", "${kv_cache_free_gpu_mem_fraction}")
+        + parameter("batch_scheduler_policy", "${batch_scheduler_policy}")
+        + "instance_group [ { count: 1 kind: KIND_GPU gpus: [ 0, 1, 2, 3 ] } ]\n"
+    )
+    assert not config.is_set("kv_cache_free_gpu_mem_fraction")
+    assert config.options.batch_scheduler_policy == "guaranteed_no_evict"
+    (warning,) = config.warnings
+    assert "kv_cache_free_gpu_mem_fraction (line 1), batch_scheduler_policy (line 2)" in warning
+    (note,) = config.notes
+    assert "instance_group.gpus=0,1,2,3 (line 3)" in note
 
 
 @given(st.lists(st.tuples(_NAMES, _VALUES), max_size=6))
@@ -163,23 +117,178 @@ def test_any_parameters_resolve_or_are_refused(pairs: list[tuple[str, str]]) -> 
     text = "".join(
         f"parameters {{ key: {_quoted(key)} value: {{ string_value: {_quoted(value)} }} }}\n" for key, value in pairs
     )
-    _resolves_or_is_refused(text)
-
-
-@given(st.text(alphabet=st.sampled_from('max_batch_size:{}[]<>",;\n# 1${}parameters key value')) | st.text())
-def test_any_text_resolves_or_is_refused(text: str) -> None:
-    _resolves_or_is_refused(text)
+    resolves_or_is_refused([triton.parse_config(text, PLACE), triton.triton_presets()])
 
 
 def _quoted(text: str) -> str:
     return '"' + "".join(f"\\{byte:03o}" for byte in text.encode("utf-8", "surrogatepass")) + '"'
 
 
-def _resolves_or_is_refused(text: str) -> None:
-    try:
-        config = from_text(text)
-    except ConfigError as error:
-        assert error.problems
-        return
-    assert set(config.origins) == set(OPTIONS)
-    assert all(config.origin(name).line for name in config.user_set if config.origin(name).kind is OriginKind.FILE)
+# -- What is read from the files of a Triton model repository, entry by entry --
+
+
+PLACE = "tensorrt_llm/config.pbtxt"
+
+
+def read(text: str, path: str = PLACE) -> Source:
+    return triton.parse_config(text, path)
+
+
+def test_the_files_of_a_repository_are_those_of_its_models_the_engines_first(tmp_path: Path) -> None:
+    models = ("postprocessing", "preprocessing", "ensemble", "tensorrt_llm_bls", "tensorrt_llm", "another")
+    files = repository(tmp_path, **dict.fromkeys(models, ""))
+    assert [path.parent.name for path in files] == [
+        "tensorrt_llm",
+        "tensorrt_llm_bls",
+        "ensemble",
+        "preprocessing",
+        "postprocessing",
+    ]
+    assert repository_files(tmp_path / "another") == (tmp_path / "another" / "config.pbtxt",)
+    assert repository_files(tmp_path / "nowhere") == ()
+    (tmp_path / "config.pbtxt").write_text("")
+    assert repository_files(tmp_path) == files
+
+
+def test_one_file_is_one_source_and_several_bring_tritons_presets(tmp_path: Path) -> None:
+    files = repository(tmp_path, ensemble="max_batch_size: 1", tensorrt_llm="max_batch_size: 64")
+    assert [source.layer for source in triton.read_repository(files[:1])] == [Layer.FOREIGN]
+    sources = triton.read_repository(files)
+    assert [source.layer for source in sources] == [Layer.FOREIGN, Layer.FOREIGN, Layer.PRESET]
+    ports = [(f"triton_{name}_port", port) for name, port in (("http", "8000"), ("grpc", "8001"), ("metrics", "8002"))]
+    assert values(sources[-1]) == [("option.batch_scheduler_policy", "guaranteed_no_evict"), *ports]
+    # The engine's model overrides the others.
+    config = resolve(sources)
+    assert config.options.max_rolling_batch_size == 64
+    assert any("max_batch_size=1 is overridden" in warning for warning in config.warnings)
+
+
+def test_what_another_model_has_said_already_is_left_out(tmp_path: Path) -> None:
+    files = repository(
+        tmp_path,
+        tensorrt_llm="max_batch_size: 8",
+        tensorrt_llm_bls="max_batch_size: 8\n" + parameter("accumulate_tokens", "true"),
+        ensemble="max_batch_size: 1",
+        preprocessing="max_batch_size: 8",
+        postprocessing="max_batch_size: 1",
+    )
+    sources = triton.read_repository(files)
+    assert [values(source) for source in sources[:-1]] == [
+        [("option.max_rolling_batch_size", "8")],
+        [("option.accumulate_tokens", "true")],
+        [("option.max_rolling_batch_size", "1")],
+        [],
+        [],
+    ]
+
+
+def test_a_repository_without_its_engine_is_reported_where_to_put_it(tmp_path: Path) -> None:
+    files = repository(tmp_path, ensemble="max_batch_size: 1", preprocessing="max_batch_size: 1")
+    problems = [problem for source in triton.read_repository(files) for problem in source.problems]
+    assert problems == [
+        f"{tmp_path} has no tensorrt_llm/config.pbtxt: copy it beside ensemble/config.pbtxt",
+    ]
+    with_engine = repository(tmp_path / "whole", ensemble="", tensorrt_llm="")
+    assert not any(source.problems for source in triton.read_repository(with_engine))
+
+
+def test_a_file_is_utf_8_with_or_without_a_mark_and_one_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+    path = tmp_path / "config.pbtxt"
+    assert triton.read_config(path).problems == (f"{path} cannot be read: No such file or directory",)
+    for content, problem in (
+        (b"\xff", f"{path} is not UTF-8 text; save it as UTF-8"),
+        (b"\nmax_batch_size = 8", f"{path}:2: there is = where a : belongs; write max_batch_size: value"),
+    ):
+        path.write_bytes(content)
+        assert triton.read_config(path) == Source(Layer.FOREIGN, problems=(problem,))
+    path.write_bytes('name: "é" max_batch_size: 8'.encode("utf-8-sig"))
+    assert values(triton.read_config(path)) == [("option.max_rolling_batch_size", "8")]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "refused"),
+    rows("triton_models"),
+)
+def test_a_model_is_known_by_its_folder_its_name_or_its_platform(path: str, text: str, refused: bool) -> None:
+    """What is to be filled in differs from model to model: of these only the engine's has a type of batching."""
+    source = read(text + "\n" + parameter("gpt_model_type", "${type}"), path)
+    assert bool(source.problems) is refused
+    assert bool(source.warnings) is not refused
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    rows("triton_words"),
+)
+def test_a_value_is_found_and_may_have_another_word_there(text: str, setting: list[str]) -> None:
+    assert values(read(text)) == [tuple(setting)]
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "warnings", "notes"),
+    rows("triton_answers"),
+)
+def test_an_entry_is_answered_where_it_says_nothing_here(
+    text: str, settings: list[list[str]], warnings: list[str], notes: list[str]
+) -> None:
+    source = read(text)
+    assert [list(each) for each in values(source)] == settings
+    for found, expected in ((source.warnings, warnings), (source.notes, notes)):
+        patterns = [re.escape(line.replace("PLACE", PLACE)).replace(r"\.\*", ".*") for line in expected]
+        assert len(found) == len(patterns)
+        assert all(re.fullmatch(pattern, line) for pattern, line in zip(patterns, found, strict=True))
+
+
+def test_a_field_that_triton_does_not_have_is_unknown() -> None:
+    begin = "is not a setting of Triton's TensorRT-LLM backend and has no effect;"
+    for text, told in (
+        ("max_batch_sise: 8", f"max_batch_sise ({PLACE}:1) {begin} did you mean max_batch_size?"),
+        ("colour: 8", f"colour ({PLACE}:1) {begin} remove it, or set the option that you mean"),
+        ("max_batch_size { a: 1 }", f"max_batch_size ({PLACE}:1) {begin} did you mean max_batch_size?"),
+        (parameter("gpt_model_pat", "x"), f"gpt_model_pat ({PLACE}:1) {begin} did you mean gpt_model_path?"),
+    ):
+        assert read(text).unknown == (told,)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    rows("triton_parameters"),
+)
+def test_a_parameter_of_another_form_is_reported_with_the_right_one(text: str, told: str) -> None:
+    assert read(text) == Source(Layer.FOREIGN, problems=(told.replace("PLACE", PLACE),))
+
+
+def test_an_engine_elsewhere_is_the_model() -> None:
+    for path in ("/engines/llama", "/x_tensorrt_llm/1", "tensorrt_llm/1/more", "tensorrt_llm/one"):
+        assert values(read(parameter("gpt_model_path", path))) == [("option.model_id", path)]
+    for path in ("tensorrt_llm/1", "/repo/tensorrt_llm/12/"):
+        assert read(parameter("gpt_model_path", path)) == Source(Layer.FOREIGN)
+
+
+def test_a_path_of_the_template_does_not_replace_the_engine_that_is_there(tmp_path: Path) -> None:
+    """Triton's templates are filled with the path of their author's machine, or with any."""
+    elsewhere = tmp_path / "elsewhere"
+    (file,) = repository(tmp_path, tensorrt_llm=parameter("gpt_model_path", str(elsewhere)))
+    assert values(triton.read_config(file)) == [("option.model_id", str(elsewhere))]
+    own = tmp_path / "tensorrt_llm" / "1"
+    own.mkdir()
+    (own / "openvino_model.xml").touch()
+    source = triton.read_config(file)
+    (note,) = source.notes
+    assert values(source) == [] and note.startswith(f"{file}: gpt_model_path=/")
+    assert note.endswith(f"(line 1): there is no engine; the one in {own} is served")
+    elsewhere.mkdir()
+    (elsewhere / "rank0.engine").touch()
+    assert values(triton.read_config(file)) == [("option.model_id", str(elsewhere))]
+    # A name that no file system takes is no engine.
+    file.write_text(parameter("gpt_model_path", "x" * 5000))
+    assert values(triton.read_config(file)) == []
+
+
+def test_every_name_is_an_option_and_has_one_meaning() -> None:
+    assert len(OPTION_OF) > 20 and {name: key for name, key in OPTION_OF.items() if find(key) is None} == {}
+    kinds = (set(OPTION_OF), set(IGNORED), STRUCTURE, TRITON_ONLY)
+    assert sum(map(len, kinds)) == len(set().union(*kinds))
+    assert MODELS[0] == ENGINE_MODEL and set(TO_FILL) == set(MODELS)
+    to_fill = {name for fields in TO_FILL.values() for name in fields}
+    assert to_fill == set(EXAMPLES) and to_fill <= set(OPTION_OF)

@@ -1,32 +1,37 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.config import Config, OriginKind, resolve
+from djl_trtllm.config import Config, Layer, Source, resolve
 from djl_trtllm.config.compat import truss
-from djl_trtllm.config.compat.truss_names import (
+from djl_trtllm.config.compat.foreign_format import ForeignSetting as Entry
+from djl_trtllm.config.compat.foreign_format import FormatError
+from djl_trtllm.config.compat.foreign_format import presets as presets_of
+from djl_trtllm.config.compat.truss import (
+    BUILD_PRESETS,
+    ENGINE_PRESETS,
     IGNORED,
+    MARKS,
     OPTION_OF,
+    QUANTIZATION,
+    ROUTES,
+    STACK_PRESETS,
     TO_ACT_ON,
+    entries,
 )
 from djl_trtllm.config.explain import as_json, render
-from djl_trtllm.config.options.registry import OPTIONS
-from djl_trtllm.errors import ConfigError
-from tests.config.helpers import printed
+from djl_trtllm.config.options import find
+from tests.config.helpers import printed, resolves_or_is_refused, rows, values
 
 
 def from_text(text: str) -> Config:
     return resolve(truss.parse_config(text, "config.yaml"))
-
-
-def problems_of(text: str) -> tuple[str, ...]:
-    with pytest.raises(ConfigError) as caught:
-        from_text(text)
-    return caught.value.problems
 
 
 def nested(name: str, value: str) -> str:
@@ -42,17 +47,10 @@ def nested(name: str, value: str) -> str:
     ("name", "value", "option", "expected"),
     [
         ("model_metadata.tensor_parallelism", "2", "tensor_parallel_degree", 2),
-        ("model_metadata.engine_repository", "org/engine", "model_id", "org/engine"),
-        ("model_metadata.tokenizer_repository", "org/model", "tokenizer", "org/model"),
         ("build.arguments.engine_repository", "org/engine", "model_id", "org/engine"),
-        ("trt_llm.serve.tensor_parallel_count", "4", "tensor_parallel_degree", 4),
-        ("trt_llm.build.checkpoint_repository.repo", "org/model", "model_id", "org/model"),
-        ("trt_llm.build.max_batch_size", "16", "max_rolling_batch_size", 16),
-        ("trt_llm.build.quantization_type", "fp8_kv", "quantize", "fp8"),
         ("trt_llm.build.quantization_type", "WEIGHTS_INT8", "quantize", "int8"),
         ("trt_llm.build.plugin_configuration.use_paged_context_fmha", "true", "use_paged_context_fmha", True),
         ("trt_llm.runtime.kv_cache_free_gpu_mem_fraction", "0.8", "kv_cache_free_gpu_mem_fraction", 0.8),
-        ("trt_llm.runtime.served_model_name", "mine", "model_name", "mine"),
         ("trt_llm.inference_stack", "v2", "backend", "pytorch"),
     ],
 )
@@ -62,43 +60,10 @@ def test_a_value_becomes_its_option_and_keeps_its_line(name: str, value: str, op
     assert str(config.origin(option)) == "config.yaml:2"
 
 
-def test_what_truss_presets_comes_with_its_engine_repository() -> None:
-    config = from_text("model_metadata:\n  engine_repository: org/engine\n")
-    assert config.options.max_num_sequences == 64
-    assert config.options.kv_cache_free_gpu_mem_fraction == 0.1
-    assert config.options.max_tokens_in_paged_kv_cache == 10000
-    assert config.origin("max_num_sequences").kind is OriginKind.DERIVED
-    assert "Truss" in str(config.origin("max_num_sequences"))
-    assert not config.is_set("max_num_sequences")
-
-
-def test_what_truss_presets_is_weaker_than_everything_and_is_not_reported_as_beaten() -> None:
-    sources = truss.parse_config("trt_llm:\n  runtime:\n    max_batch_size: 8\n", "config.yaml")
-    config = resolve(sources)
-    assert config.options.max_rolling_batch_size == 8
-    assert config.options.max_num_tokens == 8192
+def test_presets_are_weaker_than_everything_and_max_num_tokens_widens_nothing() -> None:
+    config = from_text("trt_llm:\n  runtime:\n    max_batch_size: 8\n")
+    assert (config.options.max_rolling_batch_size, config.options.max_num_tokens) == (8, 8192)
     assert not config.overridden and not config.warnings
-
-
-def test_without_a_trusss_file_nothing_of_it_is_preset() -> None:
-    assert resolve([]).options.max_num_sequences is None
-
-
-def test_nothing_is_preset_beside_the_repository_of_the_truss() -> None:
-    (source,) = truss.parse_config("model_metadata: {engine_repository: a/b}", "config.yaml", has_repository=True)
-    assert resolve([source]).options.max_num_sequences is None
-
-
-def test_the_whole_length_may_be_prompt_or_output() -> None:
-    options = from_text("trt_llm:\n  build:\n    max_seq_len: 32768\n").options
-    assert (options.max_seq_len, options.max_input_len, options.max_output_len) == (32768, 32768, 32768)
-    text = "trt_llm:\n  build:\n    max_seq_len: 4000\n    max_input_len: 3000\n"
-    assert from_text(text).options.max_input_len == 3000
-
-
-def test_max_num_tokens_widens_no_batch() -> None:
-    text = "trt_llm:\n  runtime:\n    max_num_tokens: 16384\n    max_batch_size: 32\n"
-    assert from_text(text).options.max_rolling_batch_size == 32
 
 
 @pytest.mark.parametrize("secret", ["my_hf_api_key", "hunter2"])
@@ -111,59 +76,15 @@ def test_the_token_of_the_hub_is_used_and_no_secret_is_shown(secret: str) -> Non
     assert secret not in warning + printed(render(config)) + json.dumps(as_json(config))
 
 
-def test_a_secret_in_trusss_own_store_is_fine() -> None:
-    config = from_text("model_name: m\nsecrets:\n  hf_access_token: null\n")
-    assert config.warnings == () and config.notes == ()
-
-
 def test_a_name_without_effect_is_answered() -> None:
     assert len(IGNORED) > 40
     silent = []
     for name, answer in IGNORED.items():
-        config = from_text(nested(name, "x"))
+        config = from_text(nested(name, ROUTES[0] if name.endswith("_route") else "x"))
         told, other = (config.warnings, config.notes) if answer in TO_ACT_ON else (config.notes, config.warnings)
         if not any(line.endswith(f": {answer}") for line in told) or any(answer in line for line in other):
             silent.append(name)
     assert silent == []
-
-
-def test_variables_are_named_and_their_values_are_not_shown() -> None:
-    (warning,) = from_text("trt_llm: {}\nenvironment_variables:\n  HF_TOKEN: hunter2\n  OMP: '1'\n").warnings
-    assert "environment_variables.HF_TOKEN (line 3)" in warning and "hunter2" not in warning
-
-
-def test_a_misspelt_name_gets_a_suggestion() -> None:
-    (warning,) = from_text("trt_llm:\n  build:\n    max_seq_length: 100\n").warnings
-    assert "did you mean trt_llm.build.max_seq_len?" in warning
-
-
-def test_gpus_that_do_not_fit_the_parallelism_are_reported() -> None:
-    text = "model_metadata:\n  tensor_parallelism: 2\nresources:\n  accelerator: A100:4\n"
-    assert any("4 GPUs" in warning and "need 2" in warning for warning in from_text(text).warnings)
-    assert not any("parallelism need" in warning for warning in from_text(text.replace("A100:4", "A100:2")).warnings)
-
-
-def test_a_checkpoint_from_elsewhere_is_reported() -> None:
-    text = "trt_llm:\n  build:\n    checkpoint_repository:\n      source: GCS\n      repo: gs://b/m\n"
-    assert any("set option.model_id" in warning for warning in from_text(text).warnings)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("trt_llm:\n  build:\n\tmax_seq_len: 1\n", "config.yaml:3: this is not YAML.*spaces, not with tabs"),
-        ("trt_llm: v2: x\n", "config.yaml:1: this is not YAML"),
-        ("- trt_llm\n", "config.yaml:1: expected `key: value` lines"),
-        ("colour: blue\n", "no config.yaml of Truss: expected one of the keys"),
-        ("trt_llm:\n  inference_stack: v3\n", r"trt_llm.inference_stack=v3 \(config.yaml:2\): expected v1 or v2"),
-        ("trt_llm:\n  build:\n    quantization_type: int5\n", "expected one of no_quant, fp8"),
-        ("trt_llm: {}\nmodel_name: a\nmodel_name: b\n", "config.yaml:3: model_name is here and on line 2; keep one"),
-        ("trt_llm:\n  runtime:\n    max_batch_size: many\n", "trt_llm.runtime.max_batch_size=many.*a whole number"),
-    ],
-)
-def test_a_mistake_is_reported_with_what_to_write(text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        from_text(text)
 
 
 _VALUES = st.text(max_size=8) | st.sampled_from(["", "null", "true", "8", "0.1", "fp8", "v2", "A100:2", "[1, 2]", "{}"])
@@ -175,20 +96,176 @@ _VALUES = st.text(max_size=8) | st.sampled_from(["", "null", "true", "8", "0.1",
     )
 )
 def test_any_values_resolve_or_are_refused(pairs: list[tuple[str, str]]) -> None:
-    _resolves_or_is_refused("".join(nested(name, value) for name, value in pairs))
+    resolves_or_is_refused(truss.parse_config("".join(nested(name, value) for name, value in pairs), "config.yaml"))
 
 
 @given(st.text(alphabet=st.sampled_from("trt_llm:build -&*[]{}\n\t 'x\"|>!?%@")) | st.text())
 def test_any_text_resolves_or_is_refused(text: str) -> None:
-    _resolves_or_is_refused(text)
-    _resolves_or_is_refused("trt_llm:\n" + text)
+    resolves_or_is_refused(truss.parse_config(text, "config.yaml"))
+    resolves_or_is_refused(truss.parse_config("trt_llm:\n" + text, "config.yaml"))
 
 
-def _resolves_or_is_refused(text: str) -> None:
-    try:
-        config = from_text(text)
-    except ConfigError as error:
-        assert error.problems
-        return
-    assert set(config.origins) == set(OPTIONS)
-    assert all(config.origin(name).line for name in config.user_set if config.origin(name).kind is OriginKind.FILE)
+# -- What is read from a Truss `config.yaml`, entry by entry --
+
+
+PRESETS = {"build": BUILD_PRESETS, "engine": ENGINE_PRESETS, "stack": STACK_PRESETS, "none": {}}
+
+
+def read(text: str) -> Source:
+    """The source of the file itself, without presets."""
+    return truss.parse_config(text, "config.yaml")[0]
+
+
+def preset(text: str, *, has_repository: bool = False) -> str:
+    """Which presets come with a file."""
+    _, *sources = truss.parse_config(text, "config.yaml", has_repository=has_repository)
+    found = dict(values(sources[0])) if sources else {}
+    (name,) = (name for name, presets in PRESETS.items() if presets == found)
+    return name
+
+
+def test_a_truss_is_known_by_its_keys() -> None:
+    assert all(map(truss.is_truss, ("trt_llm:\n", "a: 1\nmodel_metadata : {}\n", "secrets: {}")))
+    assert not any(map(truss.is_truss, (" trt_llm:\n", "# trt_llm:\n", "trt_llm_x:\n", "")))
+
+
+def test_a_file_is_read_with_its_presets_or_beside_a_repository(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes("model_metadata: {engine_repository: é}".encode("utf-8-sig"))
+    first, second = truss.read_config(path)
+    assert values(first) == [("option.model_id", "é")] and second.layer is Layer.PRESET
+    assert str(first.settings[0].origin) == f"{path}:1"
+    assert truss.read_config(path, has_repository=True) == [first]
+
+
+def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    assert truss.read_config(path)[0].problems == (f"{path} cannot be read: No such file or directory",)
+    for content, problem in (
+        (b"\xff", f"{path} is not UTF-8 text; save it as UTF-8"),
+        (b"- a", f"{path}:1: expected `key: value` lines"),
+    ):
+        path.write_bytes(content)
+        assert truss.read_config(path) == [Source(Layer.FOREIGN, problems=(problem,))]
+
+
+@pytest.mark.parametrize(
+    ("text", "which"),
+    rows("truss_presets"),
+)
+def test_presets_are_those_of_the_generation(text: str, which: str) -> None:
+    assert preset(text) == which
+    # What Truss builds has no repository, so one beside it is another's.
+    assert preset(text, has_repository=True) == ("none" if which == "engine" else which)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "answers"),
+    rows("truss_answers"),
+)
+def test_an_entry_is_a_setting_or_is_answered(text: str, settings: dict[str, str], answers: list[str]) -> None:
+    source = read(text)
+    found = {setting.key.removeprefix("option."): setting.value for setting in reversed(source.settings)}
+    assert found == settings
+    said = (*source.warnings, *source.problems, *source.unknown, *source.notes)
+    assert len(said) == len(answers)
+    for line, answer in zip(said, answers, strict=True):
+        assert re.fullmatch(re.escape(answer).replace(r"\.\*", ".*"), line)
+
+
+def test_values_are_reported_where_they_matter_and_not_where_they_may_be_secret() -> None:
+    text = (
+        "environment_variables:\n  A: hunter2\nmodel_metadata:\n  example_model_input:\n    prompt: hunter2\n"
+        "  other: hunter2\nrequirements:\n- a\n- b\nruntime:\n  predict_concurrency: 4\nresources:\n  cpu: '3'\n"
+        "trt_llm:\n  build:\n    base_model: llama\n"
+    )
+    source = read(text)
+    (warning,) = source.warnings
+    assert warning.startswith("config.yaml: environment_variables.A (line 2): variables are not read from a file")
+    names = [note.partition(": ")[2].rpartition(": ")[0] for note in source.notes]
+    assert names == [
+        "model_metadata.example_model_input (line 5)",
+        "model_metadata.other (line 6)",
+        "requirements (line 8)",
+        "runtime.predict_concurrency=4 (line 11)",
+        "resources.cpu=3 (line 13)",
+        "trt_llm.build.base_model=llama (line 16)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "tensor", "pipeline", "told"),
+    rows("truss_gpus"),
+)
+def test_gpus_that_do_not_fit_the_parallelism_are_reported_truss_files(
+    accelerator: str, tensor: str, pipeline: str, told: str | None
+) -> None:
+    text = (
+        f"resources:\n  accelerator: {accelerator}\n"
+        f"model_metadata:\n  tensor_parallelism: {tensor}\n  pipeline_parallelism: {pipeline}\n"
+    )
+    place = f"resources.accelerator={accelerator} (config.yaml:2)"
+    assert read(text).warnings == ((f"{place}: {told}",) if told else ())
+    assert read(text.replace("resources:\n  accelerator", "runtime:\n  other")).warnings == ()
+
+
+def test_every_name_is_an_option_and_has_one_meaning() -> None:
+    presets = {**BUILD_PRESETS, **ENGINE_PRESETS, **STACK_PRESETS}
+    keys = [*OPTION_OF.values(), *presets, *(key for settings in QUANTIZATION.values() for key in settings)]
+    assert len(keys) > 60 and [key for key in keys if find(key) is None] == []
+    assert sorted(OPTION_OF.keys() & IGNORED.keys()) == []
+    assert set(IGNORED.values()) >= TO_ACT_ON and len(TO_ACT_ON) == 5
+    names = {name.partition(".")[0] for name in (*OPTION_OF, *IGNORED)}
+    assert set(MARKS) - names == {"secrets"}
+
+
+def test_presets_and_quantisations_have_values_that_their_options_take() -> None:
+    for settings in (BUILD_PRESETS, ENGINE_PRESETS, STACK_PRESETS, *QUANTIZATION.values()):
+        config = resolve([presets_of("Truss", dict(settings))])
+        assert config.warnings == () and settings
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    rows("yaml_entries"),
+)
+def test_every_value_has_the_path_of_its_keys_and_its_line(text: str, expected: list[tuple[str, str, int]]) -> None:
+    assert entries(text) == [Entry(*each) for each in expected]
+
+
+DEEP = "".join(f"{'  ' * depth}a:\n" for depth in range(60))
+
+
+BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcde", "bcdef", strict=True)
+)
+
+
+TOO_MUCH: list[tuple[str, int, str]] = [
+    (DEEP, 52, "more than 50 nested levels"),
+    ("a: " + "[" * 51 + "1" + "]" * 51, 1, "more than 50 nested levels"),
+    ("a: " + "[" * 5_000, 1, "this is not YAML: its values are nested too deep"),
+    (BOMB, 1, "more than 20000 values"),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "says"),
+    [*rows("yaml_mistakes"), *TOO_MUCH],
+    ids=lambda value: None if isinstance(value, str) and len(value) > 60 else value,
+)
+def test_a_mistake_is_reported_with_its_line(text: str, line: int, says: str) -> None:
+    with pytest.raises(FormatError) as caught:
+        entries(text)
+    assert re.fullmatch(says, str(caught.value), re.DOTALL), str(caught.value)
+    assert caught.value.line == line
+
+
+def test_as_many_levels_and_values_as_there_may_be_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(f"{'  ' * depth}a:\n" for depth in range(50))
+    assert entries(text) == [Entry(".".join("a" * 50), "", 50)]
+    assert entries("a: " + "[" * 49 + "1" + "]" * 49) == [Entry("a", "1", 1)]
+    monkeypatch.setattr(truss, "_MOST_VALUES", 3)
+    assert len(entries("a: [1, 2, 3]")) == 3
+    with pytest.raises(FormatError, match="more than 3 values"):
+        entries("a: [1, 2, 3, 4]")

@@ -1,67 +1,191 @@
-"""From a checkpoint to an engine directory, with the real phases' log lines (facts §3.4)."""
+"""From a checkpoint to an engine directory, with the real phases' log lines (facts §3.4), and its tokenizer."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import engine_files
-from .logger import cpp_log, logger, print_colored
-from .memory import memory_model, torch_out_of_memory
-from .settings import VERSION, device_memory, script
-from .tokenizer import load_hf_tokenizer
+from .settings import VERSION, cpp_log, device_memory, logger, memory_model, print_colored, script, torch_out_of_memory
 
-SUPPORTED = frozenset(
-    (
-        "ArcticForCausalLM",
-        "BaiChuanForCausalLM",
-        "BaichuanForCausalLM",
-        "BloomForCausalLM",
-        "ChatGLMForCausalLM",
-        "ChatGLMModel",
-        "CohereForCausalLM",
-        "DbrxForCausalLM",
-        "DeciLMForCausalLM",
-        "DeepseekForCausalLM",
-        "DeepseekV2ForCausalLM",
-        "ExaoneForCausalLM",
-        "FalconForCausalLM",
-        "GPT2LMHeadModel",
-        "GPTBigCodeForCausalLM",
-        "GPTJForCausalLM",
-        "GPTNeoXForCausalLM",
-        "Gemma2ForCausalLM",
-        "Gemma3ForCausalLM",
-        "GemmaForCausalLM",
-        "GraniteForCausalLM",
-        "GraniteMoeForCausalLM",
-        "InternLM2ForCausalLM",
-        "InternLMForCausalLM",
-        "LlamaForCausalLM",
-        "MPTForCausalLM",
-        "MistralForCausalLM",
-        "MixtralForCausalLM",
-        "NemotronForCausalLM",
-        "OPTForCausalLM",
-        "Phi3ForCausalLM",
-        "Phi3SmallForCausalLM",
-        "PhiForCausalLM",
-        "PhiMoEForCausalLM",
-        "QWenForCausalLM",
-        "QWenLMHeadModel",
-        "Qwen2ForCausalLM",
-        "Qwen2MoeForCausalLM",
-        "Qwen3ForCausalLM",
-        "Qwen3MoeForCausalLM",
-        "RWForCausalLM",
-        "SkyworkForCausalLM",
-        "Starcoder2ForCausalLM",
-    )
+_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
 )
+
+
+class TransformersTokenizer:
+    """The Hugging Face tokenizer of a directory, without the import of transformers where tokenizer.json is there."""
+
+    def __init__(self, directory: Path) -> None:
+        import tokenizers
+
+        self._directory = directory
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+        config = _read_json(directory / "tokenizer_config.json")
+        model = _read_json(directory / "config.json")
+        self.name_or_path = str(directory)
+        self.has_end = config.get("eos_token") is not None
+        self.eos_token_id = self._special(config, model, "eos")
+        self.bos_token_id = self._special(config, model, "bos")
+        self.pad_token_id = self._special(config, model, "pad")
+        self.tokenizer = self
+
+    def _special(self, config: dict[str, Any], model: dict[str, Any], kind: str) -> int | None:
+        token = config.get(f"{kind}_token")
+        if isinstance(token, dict):
+            token = token.get("content")
+        if token is not None:
+            token_id: int | None = self._tokenizer.token_to_id(token)
+            return token_id
+        found: int | list[int] | None = model.get(f"{kind}_token_id")
+        return found[0] if isinstance(found, list) else found
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return token_ids
+
+    def decode(
+        self, token_ids: list[int], skip_special_tokens: bool = False, spaces_between_special_tokens: bool = True
+    ) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def decode_incrementally(
+        self,
+        token_ids: list[int],
+        prev_text: str | None = None,
+        states: dict[str, Any] | None = None,
+        *,
+        skip_special_tokens: bool = False,
+        spaces_between_special_tokens: bool = True,
+    ) -> tuple[str, dict[str, Any]]:
+        if states is None:
+            from tokenizers.decoders import DecodeStream
+
+            states = {"decode_stream": DecodeStream(skip_special_tokens=skip_special_tokens)}
+        stream = states["decode_stream"]
+        steps = (stream.step(self._tokenizer, token_id) for token_id in token_ids)
+        return (prev_text or "") + "".join(text for text in steps if text is not None), states
+
+    def save_pretrained(self, directory: Path) -> None:
+        copy_tokenizer(self._directory, directory)
+
+
+def copy_tokenizer(source: Path, target: Path) -> None:
+    """What `save_pretrained` leaves in `target`."""
+    for name in _FILES:
+        if (source / name).exists():
+            shutil.copyfile(source / name, target / name)
+
+
+def load_hf_tokenizer(directory: Path) -> Any:
+    """None, with a warning, where there is none (facts §3.1: a trtllm-build directory has no tokenizer)."""
+    directory = Path(directory)
+    try:
+        if (directory / "tokenizer.json").exists():
+            return TransformersTokenizer(directory)
+        if not any((directory / name).exists() for name in _FILES):
+            raise OSError(f"Can't load tokenizer for '{directory}'.")
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(directory)
+    except Exception as error:
+        logger.warning(f"Failed to load hf tokenizer from {directory}, encounter error: {error}")
+        return None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+# -- From a checkpoint to an engine directory, with the real phases' log lines (facts §3.4) ----------------------------
+
+# -- what is in a directory, and what an engine directory holds (facts §3.1 to §3.3) -----------------------------------
+
+HF, TLLM_CKPT, TLLM_ENGINE = "HF", "TLLM_CKPT", "TLLM_ENGINE"
+_CONTENT = b"FAKE TensorRT engine " + str(VERSION).encode()
+
+
+def get_model_format(directory: Path) -> str:
+    """HF, TLLM_CKPT or TLLM_ENGINE by the keys of config.json."""
+    path = directory / "config.json"
+    if not path.exists():
+        raise ValueError(f"Failed to infer model format because no config.json exists in {directory}")
+    found = HF
+    try:
+        config = json.loads(path.read_text())
+        if "pretrained_config" in config and "build_config" in config:
+            found = TLLM_ENGINE
+            _ = config["version"], config["pretrained_config"]["mapping"]
+        elif "architecture" in config and "dtype" in config:
+            found = TLLM_CKPT
+        elif "model_type" not in config:
+            raise ValueError(f"Unrecognized model in {directory}. Should have a `model_type` key in its config.json.")
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"Inferred model format {found}, but failed to load config.json: {error}") from error
+    return found
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json of a directory."""
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    return config
+
+
+def write_rank(directory: Path, rank: int) -> None:
+    """rank{R}.engine: the version that wrote it is inside."""
+    (directory / f"rank{rank}.engine").write_bytes(_CONTENT)
+
+
+def load_rank(directory: Path, rank: int, max_beam_width: int) -> None:
+    """What the runtime does with a rank's file: it has to be there, and of this very version.
+
+    The check of beams is that of cpp/tensorrt_llm/batch_manager/trtGptModel.h (12,829 characters, about 1.0).
+    """
+    config = read_config(directory)
+    version, built = config["version"], config["build_config"].get("max_beam_width") or 1
+    cpp_log("INFO", f"Engine version {version} found in the config file, assuming engine(s) built by new builder API.")
+    path = directory / f"rank{rank}.engine"
+    if not path.exists():
+        raise RuntimeError(
+            f"[TensorRT-LLM][ERROR] Assertion failed: Error opening engine file: {path} "
+            "(/src/tensorrt_llm/cpp/tensorrt_llm/runtime/rawEngine.h)"
+        )
+    if path.read_bytes() != _CONTENT:
+        raise deserialize_error()
+    if max_beam_width > built:
+        raise RuntimeError(
+            f"[TensorRT-LLM][ERROR] Assertion failed: Runtime configured max beam width ({max_beam_width}) must not "
+            f"exceed engine max beam width ({built}) (/src/tensorrt_llm/cpp/tensorrt_llm/batch_manager/trtGptModel.h)"
+        )
+    cpp_log("INFO", f"Loaded engine size: {path.stat().st_size >> 20} MiB")
+
+
+def deserialize_error() -> RuntimeError:
+    """What an engine of another TensorRT-LLM ends in."""
+    cpp_log(
+        "ERROR",
+        "IRuntime::deserializeCudaEngine: Error Code 1: Serialization (Serialization assertion "
+        "stdVersionRead == kSERIALIZATION_VERSION failed.Version tag does not match. Note: Current Version: 240, "
+        "Serialized Engine Version: 238) in stdArchiveReader",
+    )
+    return RuntimeError(
+        "[TensorRT-LLM][ERROR] Assertion failed: Failed to deserialize cuda engine. "
+        "(/src/tensorrt_llm/cpp/tensorrt_llm/runtime/tllmRuntime.cpp:239)"
+    )
+
+
+SUPPORTED = frozenset(json.loads(Path(__file__).with_name("architectures.json").read_text()))
 """Hugging Face architectures that the engine backend has a model for."""
 
 CALIBRATED = frozenset({"W4A16_AWQ", "FP8", "W8A8_SQ_PER_CHANNEL", "W4A8_AWQ"})
@@ -78,7 +202,7 @@ OutOfMemoryError.__module__ = "torch"
 def build(rank: int, plan: dict[str, Any]) -> list[tuple[str, float]]:
     """One rank's share of the build; labels and seconds of its steps."""
     steps: list[tuple[str, Callable[[int, dict[str, Any]], None]]]
-    if plan["format"] == engine_files.HF:
+    if plan["format"] == HF:
         steps = [("Loading HF model to memory", _load), ("Building TRT-LLM engine", _build)]
     else:
         steps = [("Loading TRT checkpoints to memory", _load), ("Build TRT-LLM engine", _build)]
@@ -105,7 +229,7 @@ def build(rank: int, plan: dict[str, Any]) -> list[tuple[str, float]]:
 def _load(rank: int, plan: dict[str, Any]) -> None:
     model = Path(plan["model"])
     fail = script()["build_error"]
-    if plan["format"] == engine_files.HF:
+    if plan["format"] == HF:
         architecture = (plan["config"].get("architectures") or ["None"])[0]
         if architecture not in SUPPORTED or fail == "unsupported":
             raise NotImplementedError(
@@ -175,7 +299,7 @@ def _out_of_memory() -> OutOfMemoryError:
 def _save(rank: int, plan: dict[str, Any]) -> None:
     directory = Path(plan["engine_dir"])
     directory.mkdir(parents=True, exist_ok=True)
-    engine_files.write_rank(directory, rank)
+    write_rank(directory, rank)
     if rank == 0:
         config = {
             "version": str(VERSION),

@@ -3,27 +3,228 @@
 from __future__ import annotations
 
 import collections
+import json
 import os
+import re
 import signal
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from .errors import RequestError
-from .guides import problem_of
-from .iteration_statistics import describe_iteration
-from .logger import logger
-from .logprobs import likeliest, logprobs, of_most
-from .lora import load_adapter
-from .max_tokens import deduce_max_tokens
-from .memory import ENGINE_OUT_OF_MEMORY, memory_model, torch_out_of_memory
-from .requests import GenerationRequest
-from .responses import ErrorResponse, FinishReason, LlmResult, LogProbsResult, Response, ResponseWrapper, Result
-from .sampling_config import check_request
-from .scheduler import Scheduler
-from .sequence import Sequence, strike
-from .settings import ASSERTS_BEAM_WIDTH, FAILS_GUIDED_REQUESTS, HAS_REQUEST_SEEDS, SINCE_1_3
-from .worker_settings import WorkerSettings
+import xgrammar
+
+from . import gpu
+from .results import ErrorResponse, FinishReason, LlmResult, Logprob, LogProbsResult, Response, ResponseWrapper, Result
+from .sampling import GenerationRequest, check_request
+from .scheduler import Scheduler, Sequence, strike
+from .settings import (
+    ASSERTS_BEAM_WIDTH,
+    ENGINE_OUT_OF_MEMORY,
+    FAILS_GUIDED_REQUESTS,
+    HAS_REQUEST_SEEDS,
+    SINCE_1_3,
+    RequestError,
+    WorkerSettings,
+    logger,
+    memory_model,
+    torch_out_of_memory,
+)
+
+# -- how many tokens a request gets (base_worker.py, `_deduce_max_tokens`; facts §7.1) ---------------------------------
+
+
+def deduce_max_tokens(request: GenerationRequest, settings: WorkerSettings) -> int:
+    max_tokens: int | None = request.sampling_params.max_tokens
+    limit = settings.max_seq_len
+    length = len(request.prompt_token_ids)
+    if limit is None:
+        logger.warning("`default_max_tokens` cannot be deduced")
+        if max_tokens is None:
+            raise ValueError("`max_tokens` must be set when `default_max_tokens` cannot be deduced")
+        return max_tokens
+    if not settings.pytorch and length > limit:
+        raise AssertionError(f"`prompt_token_ids` length ({length}) is greater than `max_seq_len` ({limit})")
+    default = limit - length
+    if default <= 0:
+        logger.warning(
+            f"`default_max_tokens` ({default}) should be greater than 0, `default_max_tokens` ({default}) = "
+            f"max_seq_len ({limit}) - `splited_prompt_len` ({length}) - `query_token_len` (0)"
+        )
+        if max_tokens is None:
+            raise ValueError("`max_tokens` must be set when `default_max_tokens` is illegal")
+    if max_tokens is None:
+        return default
+    if max_tokens > default:
+        logger.warning(
+            f"User-specified `max_tokens` ({max_tokens}) is greater than deduced `default_max_tokens` "
+            f"({default}), using default_max_tokens instead."
+        )
+        return default
+    return max_tokens
+
+
+# -- log-probabilities, which are all the same -------------------------------------------------------------------------
+
+
+def likeliest(token_id: int, params: Any) -> dict[int, Logprob]:
+    """The likeliest tokens only: a sampled one need not be among them (TorchSampler of about 1.2, by torch.topk)."""
+    if params._greedy_decoding or token_id % 2:
+        return logprobs(token_id, params)
+    return {
+        other: Logprob(-0.1, rank + 1) for rank, other in enumerate(range(token_id + 1, token_id + 1 + params.logprobs))
+    }
+
+
+def logprobs(token_id: int, params: Any) -> dict[int, Logprob]:
+    return of_most(token_id, params.logprobs or 1)
+
+
+def of_most(token_id: int, count: int) -> dict[int, Logprob]:
+    """The token's own, and of as many others as make `count`."""
+    others = [other for other in range(count + 1) if other != token_id][: count - 1]
+    return {token_id: Logprob(-0.5, 1), **{other: Logprob(-2.0, rank + 2) for rank, other in enumerate(others)}}
+
+
+# -- guides, of which the decoder makes matchers in the iteration that computes a request's prompt ---------------------
+
+
+def problem_of(params: Any, package: str) -> str | None:
+    """Why no matcher can be made of a request's guide (grammar_matcher.py); None if one can, or without a guide."""
+    kind, text = (params.guided_decoding and params.guided_decoding._kind()) or ("", "")
+    if package == "llguidance":
+        problem = _problem_for_llguidance(kind, text)
+        return f"LLGuidance matcher error: {problem}" if problem else None
+    try:
+        match kind:
+            case "JSON_SCHEMA":
+                xgrammar.Grammar.from_json_schema(text)
+            case "REGEX":
+                xgrammar.Grammar.from_regex(text)
+            case "EBNF_GRAMMAR":
+                xgrammar.Grammar.from_ebnf(text)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
+def _problem_for_llguidance(kind: str, text: str) -> str:
+    """The package itself, without the model's tokens. EBNF_GRAMMAR is one of Lark."""
+    from llguidance import LLMatcher
+
+    match kind:
+        case "JSON_SCHEMA":
+            grammar = LLMatcher.grammar_from_json_schema(text)
+        case "REGEX":
+            grammar = LLMatcher.grammar_from_regex(text)
+        case "EBNF_GRAMMAR":
+            grammar = LLMatcher.grammar_from_lark(text)
+        case _:
+            return ""
+    return str(LLMatcher.validate_grammar(grammar))
+
+
+# -- loading adapters: `lora_manager.py` and `lora_helper.py` of about 1.2 ---------------------------------------------
+
+_PATTERN = re.compile(r"(.*)\.(\d+)\.(\w+)\.(\w+|\w+\.\w+|(\w+)\.(\d+)\.(\w+))\.(?:lora_(?:(A|B)\.weight))")
+_MODULES = {
+    "attn_q": "q_proj",
+    "attn_k": "k_proj",
+    "attn_v": "v_proj",
+    "attn_dense": "o_proj",
+    "mlp_h_to_4h": "gate_proj",
+    "mlp_4h_to_h": "down_proj",
+    "mlp_gate": "up_proj",
+    "moe_h_to_4h": "w1",
+    "moe_4h_to_h": "w2",
+    "moe_gate": "w3",
+    "moe_router": "gate",
+}
+
+
+def load_adapter(folder: Path) -> tuple[int, int | None]:
+    """The largest rank and what its first modules take; raises whatever the real one does."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    file = folder / "adapter_model.safetensors"
+    if not file.is_file():
+        if not (folder / "adapter_model.bin").is_file():
+            raise ValueError(f"Failed to load adapter_model from {folder}")
+        return int(config["r"]), None
+    shapes = _shapes(file)
+    modules: dict[str, dict[str, list[int]]] = defaultdict(dict)
+    for key, shape in shapes.items():
+        match = _PATTERN.match(key)
+        if match is None:
+            if "lm_head" not in key and "embed_tokens" not in key:
+                raise KeyError(f"unsupported key {key} from HF LoRA weights")
+            continue
+        module = match[7] or match[4]
+        assert module in _MODULES.values(), f"hf_module {module} is not in supported list {set(_MODULES.values())}"
+        modules[key.rpartition(".lora_")[0]][match[8]] = shape
+    for name, sides in modules.items():
+        if missing := {"A", "B"} - sides.keys():
+            raise ValueError(f"{name} is missing required matrices: {missing}")
+    float(config["lora_alpha"])
+    return max(sides["A"][0] for sides in modules.values()), next(iter(modules.values()))["A"][1]
+
+
+def _shapes(file: Path) -> dict[str, list[int]]:
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header.pop("__metadata__", None)
+    if 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0) != len(content):
+        raise OSError("Error while deserializing header: incomplete metadata, file not fully covered")
+    return {name: entry["shape"] for name, entry in header.items()}
+
+
+# -- the statistics of an iteration, as JSON has them ------------------------------------------------------------------
+
+
+def describe_iteration(
+    *,
+    settings: WorkerSettings,
+    scheduler: Scheduler,
+    number: int,
+    seconds: float,
+    scheduled: int,
+    contexts: list[Sequence],
+    fetched: int,
+    completed: int,
+) -> dict[str, Any]:
+    paused, scheduler.paused = scheduler.paused, 0
+    return {
+        "cpuMemUsage": 0,
+        "gpuMemUsage": 0,
+        "pinnedMemUsage": 0,
+        "iter": number,
+        "iterLatencyMS": seconds * 1e3,
+        "newActiveRequestsQueueLatencyMS": 0.0,
+        "maxBatchSizeRuntime": settings.max_batch_size,
+        "maxBatchSizeStatic": settings.max_batch_size,
+        "maxBatchSizeTunerRecommended": 0,
+        "maxNumActiveRequests": settings.max_batch_size,
+        "maxNumTokensRuntime": settings.max_num_tokens,
+        "maxNumTokensStatic": settings.max_num_tokens,
+        "maxNumTokensTunerRecommended": 0,
+        "numActiveRequests": len(scheduler.active) + completed,
+        "numCompletedRequests": completed,
+        "numNewActiveRequests": fetched,
+        # PyExecutor's `request_queue.qsize()`: its inbox, which an iteration empties; those that wait are elsewhere.
+        "numQueuedRequests": 0 if settings.pytorch else len(scheduler.waiting),
+        "timestamp": time.strftime("%m-%d-%Y %H:%M:%S.000000"),
+        "kvCacheStats": scheduler.cache.statistics(),
+        "inflightBatchingStats": {
+            "avgNumDecodedTokensPerIter": 1.0,
+            "microBatchId": 0,
+            "numContextRequests": len(contexts),
+            "numCtxTokens": sum(len(sequence.prompt) for sequence in contexts),
+            "numGenRequests": scheduled - len(contexts),
+            "numPausedRequests": paused,
+            "numScheduledRequests": scheduled,
+        },
+    }
+
 
 _FORWARD_ERROR = "Encountered an error in forwardAsync function: "
 _CUDA_ERROR = (
@@ -76,7 +277,7 @@ class Engine:
         self._scheduler.waiting.append(request)
 
     def _load_adapter(self, request: GenerationRequest) -> tuple[int, int | None] | None:
-        """Before the request is validated (base_worker.py, `_enqueue_request`), in front of any handler of errors."""
+        """Load it before the request is validated (base_worker.py, `_enqueue_request`): nothing handles errors."""
         if not self.settings.lora or request.lora_request is None:
             return None
         return load_adapter(Path(request.lora_request.path))
@@ -192,6 +393,7 @@ class Engine:
             error = torch_out_of_memory() if self.settings.pytorch else f"{_FORWARD_ERROR}{ENGINE_OUT_OF_MEMORY}"
             return responses + self._fail_forward(error)
         responses += self._fail_guides(contexts)
+        self._sample(scheduled)
         completed = 0
         for sequence in scheduled:
             if not sequence.finish and (response := self._advance(sequence)) is not None:
@@ -249,10 +451,28 @@ class Engine:
         elif not scheduled:
             time.sleep(0.001)
 
+    def _sample(self, scheduled: list[Sequence]) -> None:
+        """TorchSampler raises what compiling its kernel raises (`_sample_async` of py_executor.py handles it)."""
+        compiles = self.settings.script["compiles"]
+        if not (compiles and self.settings.torch_sampler):
+            return
+        if all(sequence.params._greedy_decoding for sequence in scheduled):
+            return
+        try:
+            gpu.sample(compiles)
+        except Exception as error:
+            self._failure = str(error)
+
     def _advance(self, sequence: Sequence) -> Any:
         """The response to the next token; None where none is sent."""
         fault = sequence.fault()
         if fault is not None:
+            if fault["action"].startswith("gpu_"):
+                try:
+                    gpu.fail(fault["action"])
+                except RuntimeError as error:  # torch's of memory is one
+                    self._failure = str(error)
+                return None
             if fault["action"] in ("cuda", "forward"):
                 self._broken = self._broken or fault["action"] == "cuda"
                 self._failure = fault.get("message", "scripted error")
@@ -260,6 +480,8 @@ class Engine:
             if fault["action"] == "error":
                 self._scheduler.end(sequence.siblings, FinishReason.CANCELLED)
                 return self._error(sequence.request.id, fault.get("message", "scripted error"))
+            if fault["action"] == "lose":
+                sequence.advance()  # what is lost is the response
             strike(fault["action"])  # goes on where it was stopped, and is continued
         sequence.advance()
         if sequence.finish or self._is_sent(sequence):
@@ -356,9 +578,11 @@ class Engine:
             tokens,
             # A beam that has ended keeps its reason, also where the others are cancelled.
             [beam.reason or sequence.finish for beam in beams],
-            is_final=is_final,
-            sequence_index=sequence.index,
-            decoding_iter=sequence.iterations,
+            is_final,
+            sequence.index,
+            sequence.iterations,
+            None,
+            None,
         )
         if pytorch_logprobs:
             # The whole list each time (facts §2.6); the engine backend's come with the wrapper, new ones only.

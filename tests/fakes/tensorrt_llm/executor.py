@@ -1,6 +1,7 @@
-"""The two ways from the LLM to the engine: a worker process per rank behind a proxy, or a worker of its own process.
+"""The ways from the LLM to the engine, and a rank's side of them.
 
-The second is what TensorRT-LLM uses on one GPU where logits are gathered: then the engine's crash is the caller's.
+A worker process per rank is behind a proxy, or the worker is in the LLM's own process. The second is what TensorRT-LLM
+uses on one GPU where logits are gathered: then the engine's crash is the caller's.
 """
 
 from __future__ import annotations
@@ -11,24 +12,205 @@ import concurrent.futures
 import contextlib
 import gc
 import json
+import os
 import queue
 import threading
+import time
+import traceback
 import weakref
 from collections.abc import Iterator
+from multiprocessing.connection import Client, Connection, Listener
+from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from .errors import CppExecutorError, RequestError
-from .ipc import IpcQueue
-from .iteration_results import IterationResult, no_iterations
-from .logger import logger, print_colored
-from .mpi import MpiPoolSession
-from .queues import AsyncQueue, ManagedThread, SyncQueue
-from .requests import CancellingRequest, GenerationRequest
-from .responses import ErrorResponse, is_llm_response
-from .results import GenerationResult
-from .worker import load_engine, worker_main
-from .worker_settings import WorkerSettings
+from . import gpu
+from .build import deserialize_error, load_rank
+from .engine import Engine
+from .mpi import barrier as mpi_barrier
+from .mpi import pool_session
+from .queues import AsyncQueue, IpcQueue, ManagedThread, SyncQueue
+from .results import ErrorResponse, GenerationResult, IterationResult, is_llm_response, no_iterations
+from .sampling import CancellingRequest, GenerationRequest
+from .settings import (
+    ENGINE_OUT_OF_MEMORY,
+    NO_KV_CACHE,
+    CppExecutorError,
+    RequestError,
+    WorkerSettings,
+    cpp_log,
+    logger,
+    memory_model,
+    print_colored,
+)
+
+_OUT_OF_MEMORY = (
+    "Executor creation failed due to insufficient GPU memory.\n\n"
+    "The following component could not be created: Initial KV cache (temporary for KV cache size estimation)\n"
+    "Total GPU memory (GiB): 139.72\n"
+    "Free GPU memory before component creation attempt (GiB): 1.53\n\n"
+    "Previously created components and free GPU memory before/after creation (GiB):\n"
+    "Model: 139.21 / 2.46\n"
+    "Sampler: 2.46 / 1.53\n\n"
+    "Please refer to the TensorRT LLM documentation for information on how to control the memory usage."
+)
+
+
+def load_engine(settings: WorkerSettings, rank: int) -> Engine:
+    """Raises what the real one does where the script says so."""
+    script = settings.script
+    time.sleep(script["load_seconds"])
+    memory = memory_model()
+    fits = memory is None or memory.free(settings.max_num_tokens) >= 0
+    concerned = script["load_error_rank"] in (None, rank)
+    match (script["load_error"] if concerned else None) if fits else "oom":
+        case None:
+            pass
+        case "oom":
+            raise RuntimeError(_OUT_OF_MEMORY if settings.pytorch else ENGINE_OUT_OF_MEMORY)
+        case "deserialize":
+            raise deserialize_error()
+        case "die":
+            os.kill(os.getpid(), 9)
+        case "hang":
+            time.sleep(1e9)
+        case message:
+            raise RuntimeError(message)
+    if settings.engine_dir is not None:
+        load_rank(Path(settings.engine_dir), rank, settings.max_beam_width)
+    if settings.guide_problem is not None:
+        raise ValueError(settings.guide_problem)
+    if settings.kv_blocks <= 0:
+        raise RuntimeError(NO_KV_CACHE)
+    if script["gpu_bytes"]:
+        gpu.hold(script["gpu_bytes"], rank)
+    tokens = settings.kv_blocks * settings.tokens_per_block
+    cpp_log("INFO", f"[MemUsageChange] Allocated 1.00 GiB for max tokens in paged KV cache ({tokens}).")
+    return Engine(settings)
+
+
+def worker_main(
+    rank: int, settings: WorkerSettings, addresses: tuple[tuple[str, bytes], ...], world_size: int, barrier: str
+) -> None:
+    """Ends when the proxy says so; an error of the engine is the future's."""
+    # Requests, status, results and statistics.
+    queues = [IpcQueue(address=address) for address in addresses] if rank == 0 else []
+    peers: list[Connection] = []
+    try:
+        engine = load_engine(settings, rank)
+        mpi_barrier()  # collective operations, such as those that make NCCL's communicator
+        peers = _connect(rank, world_size, barrier)
+    except Exception as error:
+        logger.error(f"Failed to initialize executor on rank {rank}: {error}")
+        logger.error(traceback.format_exc())
+        if queues:
+            queues[1].put_blocking((error, traceback.format_exc()))
+        return
+    if rank:
+        _follow(peers[0])
+        return
+    requests, status, results, stats = queues
+    status.put_blocking((None, None))
+    try:
+        _lead(engine, peers, requests, results, stats)
+    finally:
+        results.put_blocking(None)
+        stats.put_blocking(None)
+        for ipc in queues:
+            ipc.close()
+
+
+def _connect(rank: int, world_size: int, barrier: str) -> list[Connection]:
+    """The ranks' communicator."""
+    if world_size == 1:
+        return []
+    if rank:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                return [Client(barrier, "AF_UNIX")]
+            except (FileNotFoundError, ConnectionRefusedError):  # the leader does not listen yet
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+    with Listener(barrier, "AF_UNIX", backlog=world_size) as listener:
+        return [listener.accept() for _ in range(world_size - 1)]
+
+
+def _follow(leader: Connection) -> None:
+    try:
+        while leader.recv_bytes() == b"step":
+            leader.send_bytes(b"done")
+    except (EOFError, OSError):  # as in `_step_together`
+        time.sleep(1e9)
+
+
+def _step_together(peers: list[Connection], word: bytes) -> None:
+    """A collective operation: without one of the ranks it never comes back."""
+    try:
+        for peer in peers:
+            peer.send_bytes(word)
+        if word == b"step":
+            for peer in peers:
+                peer.recv_bytes()
+    except (EOFError, OSError):
+        time.sleep(1e9)
+
+
+def _lead(engine: Engine, peers: list[Connection], requests: IpcQueue, results: IpcQueue, stats: IpcQueue) -> None:
+    open_for_requests = True
+    statistics_due = time.monotonic() + 0.2
+    errors: list[Exception] = []
+    while open_for_requests or engine.busy:
+        while open_for_requests and requests.poll(0 if engine.busy else 0.2 if engine.stats else None):
+            request = requests.get()
+            if request is None:
+                open_for_requests = False
+            elif isinstance(request, CancellingRequest):
+                engine.cancel(request.id)
+            else:
+                _submit(engine, request, errors)
+        if engine.busy:
+            _step_together(peers, b"step")
+            responses = _responses_of(engine, errors)
+            if responses:
+                results.put_blocking(responses)
+        if engine.stats and time.monotonic() >= statistics_due:
+            stats.put([json.dumps(engine.stats.popleft()) for _ in range(len(engine.stats))])
+            statistics_due = time.monotonic() + 0.2
+    _step_together(peers, b"stop")
+
+
+def _responses_of(engine: Engine, errors: list[Exception]) -> list[Any]:
+    """What the thread that waits for responses gets (base_worker.py): an error loses those of the iteration, and the
+    next response, whosever it is, or the next request finds it. The engine's own error is its end."""
+    try:
+        responses = engine.iterate()
+    except Exception as error:
+        logger.error(f"Error in thread await_response_thread: {error}\n{traceback.format_exc()}")
+        errors.append(error)
+        if isinstance(error, CppExecutorError):
+            engine.end()
+        return []
+    for place, response in enumerate(responses):
+        if errors and not isinstance(response, ErrorResponse):
+            responses[place] = ErrorResponse(response.client_id, str(errors.pop(0)), response.client_id)
+    return responses
+
+
+def _submit(engine: Engine, request: Any, errors: list[Exception]) -> None:
+    """Raises, as `BaseWorker.submit`, the first error of another thread, which ends the worker."""
+    try:
+        engine.enqueue(request)
+    except RequestError as error:
+        logger.error(f"submit request failed: {error}")
+        logger.error(traceback.format_exc())
+        engine.fail(request.id, error)
+    if errors:
+        raise errors[0]
+
+
+# -- The two ways from the LLM to the engine: a worker process per rank behind a proxy, or a worker of its own process
 
 
 class GenerationExecutor:
@@ -162,12 +344,10 @@ def _gc_thresholds(generation0: int | None) -> Iterator[None]:
 class GenerationExecutorProxy(GenerationExecutor):
     """Requests to the workers, and a thread that hands out what comes back."""
 
-    def __init__(
-        self, settings: WorkerSettings, world_size: int, session: MpiPoolSession | None, gc_threshold: int | None
-    ) -> None:
+    def __init__(self, settings: WorkerSettings, world_size: int, session: Any, gc_threshold: int | None) -> None:
         super().__init__()
         self.workers_started = False
-        self.mpi_session = session or MpiPoolSession(n_workers=world_size)
+        self.mpi_session = session or pool_session(world_size)
         print_colored("rank 0 using MpiPoolSession to spawn MPI processes\n", "yellow")
         directory = self.mpi_session.directory
         self.request_queue = IpcQueue(directory, "requests")
@@ -182,6 +362,8 @@ class GenerationExecutorProxy(GenerationExecutor):
 
     def _start_workers(self, settings: WorkerSettings, world_size: int) -> None:
         self_ref = weakref.ref(self)
+        if settings.script["gpu_bytes"]:
+            gpu.open_context()
 
         def done(future: concurrent.futures.Future[Any]) -> None:
             self_ = self_ref()
@@ -198,14 +380,21 @@ class GenerationExecutorProxy(GenerationExecutor):
         for ipc in queues:
             while not ipc.accept(1):
                 self._check_starting()
-        while not self.status_queue.poll(1):
+        while (status := self._initial_status()) is None:
             self._check_starting()
-        error, trace = self.status_queue.get()
+        error, trace = status
         if error is not None:
             logger.error(f"Executor worker initialization error: {trace}")
             self.workers_started = False
-            self.mpi_session.shutdown()
+            self.mpi_session.shutdown_abort()
             raise RuntimeError("Executor worker returned error") from error
+
+    def _initial_status(self) -> Any:
+        try:
+            return self.status_queue.get() if self.status_queue.poll(1) else None
+        except (EOFError, OSError):  # ZeroMQ says nothing when the other side is gone
+            time.sleep(1)
+            return None
 
     def _check_starting(self) -> None:
         if any(future.done() for future in self.mpi_futures):
@@ -262,7 +451,7 @@ class GenerationExecutorProxy(GenerationExecutor):
         for result in list(self._results.values()):
             result.abort()
         if all(not future.done() for future in self.mpi_futures):
-            self.request_queue.put(None)
+            self.request_queue.put_noblock(None)
 
     def shutdown(self) -> None:
         """Waits for the workers, for ever where one is dead or hangs."""

@@ -2,15 +2,489 @@
 
 from __future__ import annotations
 
+import atexit
+import json
+import os
+import runpy
+import shutil
+import tempfile
+import weakref
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import engine_files
-from .arguments import AutoDeployLlmArgs, TorchLlmArgs, TrtLlmArgs
-from .base_llm import BaseLLM
-from .errors import RequestError
-from .settings import SINCE_1_3
-from .stored_formats import algorithm_of
+from . import settings
+from .build import CALIBRATED, HF, TLLM_ENGINE, build, load_hf_tokenizer, positions, pretrained_config, read_config
+from .configs import AutoDeployLlmArgs, TorchLlmArgs, TrtLlmArgs, algorithm_of
+from .executor import GenerationExecutorProxy, GenerationExecutorWorker
+from .mpi import pool_session
+from .results import RequestOutput
+from .sampling import SamplingParams, SamplingParamsFields
+from .settings import (
+    SINCE_1_3,
+    RequestError,
+    WorkerSettings,
+    device_count,
+    device_memory,
+    logger,
+    memory_model,
+    record,
+    script,
+)
+
+# -- what the LLM classes of all backends share (facts §2.1, §2.6) -----------------------------------------------------
+
+_POSITIONAL = (
+    "tokenizer",
+    "tokenizer_mode",
+    "skip_tokenizer_init",
+    "trust_remote_code",
+    "tensor_parallel_size",
+    "dtype",
+    "revision",
+    "tokenizer_revision",
+)
+
+
+@dataclass
+class LlmBuildStats:
+    build_steps_info: list[tuple[str, float]] = field(default_factory=list)
+
+
+class BaseLLM:
+    """Loads on construction; see facts §2.1."""
+
+    _owner = ""
+    _args_class: Any = None
+    _backend: str | None = None
+
+    def __init__(self, model: str | Path, *positional: Any, **kwargs: Any) -> None:
+        given = {**dict(zip(_POSITIONAL, positional, strict=False)), **kwargs}
+        record(self._owner, {"model": model, **given})
+        self._executor: Any = None
+        self.mpi_session: Any = None
+        given.pop("executor_cls", None)
+        try:
+            for name in given:
+                if name not in self._args_class.model_fields and name not in ("_mpi_session", "backend"):
+                    raise ValueError(f"{type(self).__name__} got invalid argument: {name}")
+            self.args = self._args_class(model=model, **given)
+        except Exception as error:
+            logger.error(f"Failed to parse the arguments for the LLM constructor: {error}")
+            raise
+        if self.args.worker_count > 1:
+            if device_count() < self.args.worker_count:
+                raise RuntimeError(
+                    f"Only {device_count()} GPUs are available, but {self.args.worker_count} are required."
+                )
+            logger.info(f"start MpiSession with {self.args.worker_count} workers")
+            self.mpi_session = pool_session(self.args.worker_count)
+        elif not device_count():
+            raise RuntimeError("No CUDA GPUs are available")
+        self.llm_build_stats = LlmBuildStats()
+        self._engine_dir: Path | None = None
+        try:
+            self._build_model()
+        except Exception:
+            if self.mpi_session is not None:
+                self.mpi_session.shutdown()
+            raise
+        atexit.register(BaseLLM._shutdown_wrapper, weakref.ref(self))
+
+    def _build_model(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def _load_tokenizer(self) -> Any:
+        if self.args.skip_tokenizer_init:
+            return None
+        given = self.args.tokenizer
+        if given is not None:
+            return load_hf_tokenizer(Path(given)) if isinstance(given, (str, Path)) else given
+        return load_hf_tokenizer(Path(self.args.model))
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self, inputs: Any, sampling_params: Any = None, use_tqdm: bool = True, lora_request: Any = None, **others: Any
+    ) -> Any:
+        single = not isinstance(inputs, list) or isinstance(inputs[0], int)
+        prompts = [inputs] if single else inputs
+
+        def at(value: Any, place: int) -> Any:
+            return value[place] if isinstance(value, list) else value
+
+        futures = [
+            self.generate_async(
+                prompt,
+                sampling_params=at(sampling_params, place),
+                lora_request=at(lora_request, place),
+                streaming=False,
+            )
+            for place, prompt in enumerate(prompts)
+        ]
+        for future in futures:
+            future.result()
+        return futures[0] if single else futures
+
+    def generate_async(self, inputs: Any, sampling_params: Any = None, **others: Any) -> RequestOutput:
+        """Only the first two arguments have the same place in every version (facts §2.6)."""
+        record("generate_async", {"inputs": inputs, "sampling_params": sampling_params, **others})
+        for name in others:
+            if name not in settings.arguments("generate_async"):
+                raise TypeError(f"BaseLLM.generate_async() got an unexpected keyword argument '{name}'")
+        lora_request, streaming = others.get("lora_request"), others.get("streaming", False)
+        if self._executor is None or self._executor.is_shutdown():
+            raise RuntimeError("LLM is shutting down")
+        sampling_params = self._prepare_sampling_params(sampling_params)
+        prompt, prompt_token_ids = self._tokenize(inputs, sampling_params)
+        self._check_arguments(len(prompt_token_ids), sampling_params)
+        result = self._executor.generate_async(prompt_token_ids, sampling_params, lora_request, streaming)
+        return RequestOutput._from_generation_result(result, prompt, self.tokenizer)
+
+    def _tokenize(self, inputs: Any, params: Any) -> tuple[str | None, list[int]]:
+        if isinstance(inputs, str):
+            inputs = {"prompt": inputs}
+        elif isinstance(inputs, list) and all(isinstance(token_id, int) for token_id in inputs):
+            inputs = {"prompt_token_ids": inputs}
+        if not isinstance(inputs, dict):
+            raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
+        if "prompt_token_ids" in inputs:
+            return None, inputs["prompt_token_ids"]
+        token_ids = self.tokenizer.encode(inputs["prompt"], add_special_tokens=params.add_special_tokens)
+        if params.truncate_prompt_tokens is not None:
+            token_ids = token_ids[-params.truncate_prompt_tokens :]
+        return inputs["prompt"], token_ids
+
+    def _prepare_sampling_params(self, params: Any) -> SamplingParamsFields:
+        if params is None:
+            params = SamplingParams()
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"The sampling_params must be type SamplingParams or None, but got {type(params)}")
+        if params.end_id is None:
+            if self.tokenizer is None:
+                raise ValueError(
+                    "tokenizer is required to reset end_id if it is None, or you can explicitly specify the end_id for "
+                    "sampling_params"
+                )
+            params._setup(self.tokenizer)
+        if self._backend is None:
+            if params.prompt_logprobs and not params.return_context_logits:
+                params.return_context_logits = True
+                params._context_logits_auto_enabled = True
+            if params.logprobs and not params.return_generation_logits:
+                params.return_generation_logits = True
+                params._generation_logits_auto_enabled = True
+        if params._stream_interval is None:
+            params._stream_interval = getattr(self.args, "stream_interval", 1)
+        params.return_perf_metrics = params.return_perf_metrics or getattr(self.args, "return_perf_metrics", False)
+        return params
+
+    def _check_arguments(self, prompt_length: int, params: Any) -> None:
+        raise NotImplementedError
+
+    # -- the rest ------------------------------------------------------------------------------------------------------
+
+    def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
+        stats: list[dict[str, Any]] = self._executor.get_stats(timeout)
+        return stats
+
+    def get_stats_async(self, timeout: float | None = 2) -> Any:
+        return self._executor.aget_stats(timeout)
+
+    def shutdown(self) -> None:
+        if getattr(self, "_executor", None) is not None:
+            self._executor.shutdown()
+            self._executor = None
+        session = getattr(self, "mpi_session", None)
+        if session is not None:
+            session.shutdown()
+            self.mpi_session = None
+
+    @staticmethod
+    def _shutdown_wrapper(reference: Any) -> None:
+        instance = reference()
+        if instance is not None:
+            instance.shutdown()
+
+    def __enter__(self) -> BaseLLM:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.shutdown()
+
+    def __getstate__(self) -> Any:
+        raise RuntimeError("LLM object can not be pickled.")
+
+    def __del__(self) -> None:
+        self.shutdown()
+
+    if "_check_health" in settings.members("LLM"):
+
+        def _check_health(self) -> bool:
+            return self._executor is not None and self._executor.check_health()
+
+    # -- the executor --------------------------------------------------------------------------------------------------
+
+    def _start(self, config: dict[str, Any], build_config: Any, return_logits: bool) -> None:
+        """`config` is the Hugging Face one, or an engine's pretrained_config."""
+        args = self.args
+        self._settings = self._worker_settings(config, build_config)
+        asked = return_logits or os.environ.get("TLLM_WORKER_USE_SINGLE_PROCESS") == "1"
+        if asked and args.worker_count == 1:
+            self._executor = GenerationExecutorWorker(self._settings)
+        else:
+            threshold = getattr(args, "garbage_collection_gen0_threshold", None)
+            session = self.mpi_session
+            self._executor = GenerationExecutorProxy(self._settings, args.worker_count, session, threshold)
+
+    def _worker_settings(self, config: dict[str, Any], build_config: Any) -> WorkerSettings:
+        args = self.args
+        policy = args.scheduler_config.capacity_scheduler_policy
+        pytorch = self._backend is not None
+        eos = getattr(self.tokenizer, "eos_token_id", None)
+        if eos is None:
+            eos = config.get("eos_token_id")
+            eos = eos[0] if isinstance(eos, list) else eos
+        max_seq_len = args.max_seq_len
+        if build_config is not None:
+            max_seq_len = max_seq_len or build_config.max_seq_len
+        max_num_tokens = args.max_num_tokens or (build_config.max_num_tokens if build_config else 8192)
+        guided_text = script()["guided_text"]
+        return WorkerSettings(
+            backend=self._backend or "tensorrt",
+            engine_dir=None if pytorch else str(self._engine_dir),
+            max_batch_size=args.max_batch_size or (build_config.max_batch_size if build_config else 2048),
+            max_num_tokens=max_num_tokens,
+            max_seq_len=max_seq_len or positions(config),
+            max_beam_width=args.max_beam_width or (build_config.max_beam_width if build_config else 1),
+            torch_sampler=pytorch and self._samples_in_torch(),
+            chunked_prefill=args.enable_chunked_prefill,
+            # Stages of a pipeline always overlap (`_executor_loop_pp`).
+            overlap=pytorch and (args.pipeline_parallel_size > 1 or not args.disable_overlap_scheduler),
+            policy=policy.name,
+            tokens_per_block=self._tokens_per_block(build_config),
+            kv_blocks=self._kv_blocks(config, build_config, max_num_tokens),
+            block_reuse=args.kv_cache_config.enable_block_reuse,
+            stream_interval=getattr(args, "stream_interval", 1),
+            iteration_stats=args.enable_iter_perf_stats if pytorch else True,
+            stats_max_iterations=args.iter_stats_max_iterations or 1000,
+            guided=args.guided_decoding_backend or "",
+            guide_problem=_guide_problem(self.tokenizer) if args.guided_decoding_backend else None,
+            guided_ids=self.tokenizer.encode(guided_text, add_special_tokens=False) if self.tokenizer else [],
+            lora=args.enable_lora or args.lora_config is not None,
+            max_lora_rank=getattr(args.lora_config, "max_lora_rank", None) or 64,
+            hidden_size=config.get("hidden_size"),
+            vocab_size=config.get("vocab_size"),
+            eos=eos,
+            script=script(),
+        )
+
+    def _samples_in_torch(self) -> bool:
+        """`auto` is the C++ sampler for beam search in _torch/pyexecutor/_util.py (about 1.2), until 1.3 (#11938)."""
+        given = getattr(self.args, "sampler_type", "auto")
+        chosen = getattr(given, "name", given)
+        if chosen == "auto":
+            return SINCE_1_3 or (self.args.max_beam_width or 1) == 1
+        return chosen != "TRTLLMSampler"
+
+    def _tokens_per_block(self, build_config: Any) -> int:
+        plugins = getattr(build_config, "plugin_config", None)
+        if isinstance(plugins, dict):
+            size: int | None = plugins.get("tokens_per_block")
+            return size or 32
+        of_engine: int | None = getattr(plugins, "tokens_per_block", None)
+        of_cache: int = getattr(self.args.kv_cache_config, "tokens_per_block", 32)
+        return of_engine or of_cache
+
+    def _kv_blocks(self, config: dict[str, Any], build_config: Any, max_num_tokens: int) -> int:
+        """The smaller of `max_tokens` and what the memory's fraction holds (facts §5.1, §5.2)."""
+        cache = self.args.kv_cache_config
+        described = pretrained_config(config, "float16", {}, None) if "architecture" not in config else config
+        per_token: int = 2 * 2 * (described["num_hidden_layers"] or 1) * described["head_size"]
+        per_token *= max(1, described["num_key_value_heads"] // self.args.tensor_parallel_size)
+        weights = sum(path.stat().st_size for path in Path(self.args.model).glob("*.safetensors"))
+        free = max(0, device_memory() - weights // self.args.worker_count - (2 << 30))
+        if (memory := memory_model()) is not None:
+            free = max(0, memory.free(max_num_tokens))
+            per_token = memory.kv_cache or per_token
+        fraction = 0.9 if cache.free_gpu_memory_fraction is None else cache.free_gpu_memory_fraction
+        tokens = int(free * fraction) // per_token
+        if cache.max_tokens is not None:
+            tokens = min(tokens, cache.max_tokens)
+        blocks = tokens // self._tokens_per_block(build_config)
+        return blocks if memory else max(1, blocks)
+
+
+def _create_input_processor(model: Path, config: dict[str, Any]) -> None:
+    """`create_input_processor` in inputs/registry.py reads the configuration with trust_remote_code=True, always."""
+    module = str(config.get("auto_map", {}).get("AutoConfig", "")).partition(".")[0]
+    code = model / f"{module}.py"
+    if module and code.is_file():
+        runpy.run_path(str(code))
+
+
+def _guide_problem(tokenizer: Any) -> str | None:
+    """`_xgrammar_tokenizer_info` in llmapi/tokenizer.py, and the bindings' GuidedDecodingConfig (about 1.2)."""
+    if tokenizer is None:
+        return ""  # an assertion
+    if not getattr(tokenizer, "has_end", tokenizer.eos_token_id is not None):
+        return "__init__(): incompatible function arguments: stop_token_ids: Optional[Sequence[int]], got [None]"
+    files = getattr(tokenizer, "vocab_files_names", {}).get("vocab_file", "")
+    if getattr(tokenizer, "is_fast", True) or "tiktoken" in files:
+        return None
+    return f"Unsupported tokenizer type: {type(tokenizer)}"
+
+
+# -- `tensorrt_llm._tensorrt_engine.LLM`: builds and loads engines (facts §2.3, §3) ------------------------------------
+
+
+class _TrtLLM(BaseLLM):
+    """`tensorrt_llm._tensorrt_engine.LLM`."""
+
+    _owner = "LLM.tensorrt"
+    _args_class = TrtLlmArgs
+
+    @property
+    def workspace(self) -> Path:
+        return Path(self._workspace.name)
+
+    def save(self, engine_dir: str) -> None:
+        logger.info(f"Save model to {engine_dir}")
+        if self._engine_dir is None:
+            raise RuntimeError("The engine is not built yet.")
+        if self._engine_dir.absolute() != Path(engine_dir).absolute():
+            shutil.copytree(self._engine_dir, engine_dir, dirs_exist_ok=True)
+
+    def _build_model(self) -> None:
+        args = self.args
+        if args.backend is not None:
+            raise ValueError(f"backend {args.backend} is not supported.")
+        self._workspace = tempfile.TemporaryDirectory(suffix="-llm-workspace", dir=args.workspace)
+        model = Path(args.model)
+        if args._format == TLLM_ENGINE:
+            self._engine_dir = model
+        else:
+            self._engine_dir = self._build_engine(model)
+        args.__dict__["model"] = self._engine_dir
+        self._tokenizer = self._load_tokenizer()
+        engine = read_config(self._engine_dir)
+        build_config = args.build_config
+        if build_config.max_seq_len is None:
+            build_config.__dict__["max_seq_len"] = engine["build_config"]["max_seq_len"]
+        return_logits = args.gather_generation_logits or build_config.gather_context_logits
+        self._start(engine["pretrained_config"], build_config, return_logits)
+
+    def _build_engine(self, model: Path) -> Path:
+        args = self.args
+        engine_dir = self.workspace / "tmp.engine"
+        if not model.is_dir():
+            raise OSError(f"We couldn't connect to 'https://huggingface.co' to load the files of {args.model}.")
+        config = read_config(model)
+        quantization = json.loads(args.quant_config.model_dump_json(warnings=False))
+        prequantized = args._format == HF and self._read_quantization(model, config, quantization)
+        dtype = _inferred_dtype(config) if args.dtype == "auto" else args.dtype
+        mapping = {
+            "world_size": args.worker_count,
+            "gpus_per_node": args.gpus_per_node or device_count(),
+            "cp_size": args.context_parallel_size,
+            "tp_size": args.tensor_parallel_size,
+            "pp_size": args.pipeline_parallel_size,
+            "moe_tp_size": args.moe_tensor_parallel_size or 1,
+            "moe_ep_size": args.moe_expert_parallel_size or 1,
+            "moe_cluster_size": 1,
+        }
+        if args._format == HF:
+            described = pretrained_config(config, dtype, mapping, quantization)
+        else:
+            described = {**config, "mapping": mapping}
+        plan = {
+            "format": args._format,
+            "model": str(model),
+            "config": config,
+            "load_format": str(args.load_format),
+            "calibrate": quantization["quant_algo"] in CALIBRATED and not prequantized,
+            "calibration": json.loads(args.calib_config.model_dump_json()),
+            "workspace": str(self.workspace),
+            "engine_dir": str(engine_dir),
+            "pretrained_config": described,
+            "build_config": args.build_config_json(described),
+        }
+        if self.mpi_session is None:
+            self.llm_build_stats.build_steps_info = build(0, plan)
+        else:
+            self.llm_build_stats.build_steps_info = self.mpi_session.submit_sync(build, plan)[0]
+        return engine_dir
+
+    def _read_quantization(self, model: Path, config: dict[str, Any], quantization: dict[str, Any]) -> bool:
+        """Whether the checkpoint is quantised already; its algorithm goes into `quantization` (facts §3.4)."""
+        file = model / "hf_quant_config.json"
+        if file.exists():
+            logger.info(f"Found {file}, pre-quantized checkpoint is used.")
+            found = json.loads(file.read_text())["quantization"]
+            algo = found.get("quant_algo")
+            if algo is None:
+                raise ValueError("Pre-quantized checkpoint must have quant_algo.")
+            for key, value in (("quant_algo", algo), ("kv_cache_quant_algo", found.get("kv_cache_quant_algo"))):
+                if quantization[key] not in (None, value) and value is not None:
+                    raise ValueError(
+                        f"Specified {key}={quantization[key]}, conflicting with {key}={value} from HF quant config."
+                    )
+                quantization[key] = value
+            return True
+        if config.get("quantization_config") is not None:
+            quantization["quant_algo"] = algorithm_of(config["quantization_config"], self.args)
+            return True
+        return False
+
+    def _check_arguments(self, prompt_length: int, params: Any) -> None:
+        args, build_config = self.args, self.args.build_config
+        # Read anew for every request, as in the source.
+        with open(Path(args.model) / "config.json") as file:
+            max_seq_len = json.load(file)["build_config"]["max_seq_len"]
+        length = prompt_length / args.context_parallel_size
+        if not args.enable_chunked_prefill and length + (params.max_tokens or 0) > max_seq_len:
+            raise ValueError(
+                f"The sum of prompt length ({length}) and query length (0) max_tokens ({params.max_tokens}) should not "
+                f"exceed max_seq_len ({max_seq_len})"
+            )
+        which = "n" if params.n == params.best_of else "best_of"
+        if params.use_beam_search and params.best_of > build_config.max_beam_width:
+            raise ValueError(
+                f"sampling_params.{which} ({params.best_of}) cannot exceed max_beam_width "
+                f"({build_config.max_beam_width}) when use_beam_search is True"
+            )
+        max_batch_size = args.max_batch_size or build_config.max_batch_size
+        if not params.use_beam_search and params.best_of > max_batch_size:
+            raise ValueError(
+                f"sampling_params.{which} ({params.best_of}) cannot exceed max_batch_size ({max_batch_size}) when "
+                "use_beam_search is False"
+            )
+        if params.prompt_logprobs and not build_config.gather_context_logits:
+            raise ValueError(
+                f"`sampling_params's prompt_logprobs={params.prompt_logprobs}` requires `gather_context_logits=True` "
+                "in the `BuildConfig` when constructing the LLM. Example: LLM(..., "
+                "build_config=BuildConfig(gather_context_logits=True))."
+            )
+        if params.logprobs and not args.gather_generation_logits:
+            raise ValueError(
+                f"`sampling_params.logprobs={params.logprobs}` requires `gather_generation_logits=True` to be passed "
+                "explicitly to the `LLM()` constructor."
+            )
+
+
+def _inferred_dtype(config: dict[str, Any]) -> str:
+    """What `auto` is, known when the checkpoint is loaded: `from_hugging_face` of the models' `config.py` (from about
+    0.11 on), which never runs in 32 bits."""
+    dtype: str = config.get("torch_dtype", config.get("dtype")) or "float16"
+    return "float16" if dtype == "float32" else dtype
 
 
 class LLM(BaseLLM):
@@ -41,7 +515,8 @@ class LLM(BaseLLM):
         if not model.is_dir():
             raise OSError(f"We couldn't connect to 'https://huggingface.co' to load the files of {self.args.model}.")
         self._tokenizer = self._load_tokenizer()
-        config = engine_files.read_config(model)
+        config = read_config(model)
+        _create_input_processor(model, config)
         if "model_type" not in config:
             raise ValueError(f"Unrecognized model in {model}. Should have a `model_type` key in its config.json.")
         stored = config.get("quantization_config")

@@ -1,6 +1,7 @@
 """The pool of MPI processes that builds engines and runs the executor (facts §7.4), one process per rank.
 
 As with mpi4py, a rank imports the main module of the process that started it, under another name than `__main__`.
+With FAKE_TENSORRT_LLM_MPI it is mpi4py: `real_mpi.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ from collections.abc import Callable
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
+
+_REAL = "FAKE_TENSORRT_LLM_MPI" in os.environ
+if _REAL:
+    from mpi4py import MPI
+
+    from .real_mpi import PoolSession, RemoteSession
 
 _DAEMON = Path(__file__).with_name("launcher.py")
 
@@ -74,6 +81,9 @@ class MpiPoolSession:
     def submit_sync(self, task: Callable[..., Any], *args: Any) -> list[Any]:
         return [future.result() for future in self.submit(task, *args)]
 
+    def shutdown_abort(self) -> None:
+        self.shutdown()
+
     def shutdown(self) -> None:
         """The ranks end; they are given no time."""
         if self._daemon.stdin is not None and not self._daemon.stdin.closed:
@@ -82,6 +92,19 @@ class MpiPoolSession:
             for rank in self._ranks:
                 rank.close()
             shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def pool_session(n_workers: int) -> Any:
+    """TensorRT-LLM's MpiPoolSession, over this pool or mpi4py's; the session of a launcher's ranks."""
+    if not _REAL:
+        return MpiPoolSession(n_workers)
+    return RemoteSession() if os.environ.get("TLLM_SPAWN_PROXY_PROCESS") == "1" else PoolSession(n_workers)
+
+
+def barrier() -> None:
+    """Wait for all ranks, where MPI is real."""
+    if _REAL:
+        MPI.COMM_WORLD.barrier()
 
 
 def _main_module() -> tuple[str | None, str | None]:

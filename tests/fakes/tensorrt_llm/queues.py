@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import hashlib
+import hmac
+import os
+import pickle
+import select
 import threading
 import traceback
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
+from multiprocessing.connection import Client, Connection, Listener
 from queue import Queue
 from typing import Any
 
-from .logger import logger
+from .settings import logger
 
 NO_LOOP = "The asyncio event loop was not present during initialization, so async operations are not available."
 
@@ -43,6 +50,9 @@ class AsyncQueue:
 
     def full(self) -> bool:
         return len(self._items) == self._items.maxlen
+
+    def empty(self) -> bool:
+        return not self._items
 
     def put_nowait(self, item: Any) -> None:
         self._items.append(item)
@@ -155,3 +165,90 @@ class ManagedThread(threading.Thread):
 
     def stop(self) -> None:
         self._stop_event.set()
+
+
+# -- one-way message queues between the processes: pickled and signed (executor/ipc.py; facts §4.3) --------------------
+
+
+class IpcQueue:
+    """The server side makes the address and its key; the client connects to them."""
+
+    def __init__(self, directory: str | None = None, name: str = "", address: tuple[str, bytes] | None = None) -> None:
+        self._listener: Listener | None = None
+        self._connection: Connection | None = None
+        if address is None:
+            address = (f"{directory}/{name}", os.urandom(32))
+            self._listener = Listener(address[0], "AF_UNIX")
+        else:
+            self._connection = Client(address[0], "AF_UNIX")
+        self.address = address
+        self._key = address[1]
+        self._outgoing: deque[bytes] = deque()
+        self._wake = threading.Event()
+        self._sender: threading.Thread | None = None
+
+    def accept(self, timeout: float) -> bool:
+        """The server side: wait for the client, for this number of seconds."""
+        listener: Any = self._listener
+        ready, _, _ = select.select([listener._listener._socket], [], [], timeout)
+        if ready:
+            self._connection = listener.accept()
+        return bool(ready)
+
+    def put(self, item: Any) -> None:
+        """Sent by another thread, however slow the other side reads: ZeroMQ's queue has no bound here (`set_hwm(0)`).
+
+        A PAIR whose other side is gone waits for another one, though.
+        """
+        if self._is_alone():
+            threading.Event().wait()
+        self.put_noblock(item)
+
+    def _is_alone(self) -> bool:
+        # Where this side sends, it is sent nothing: what can be read is the end.
+        return self._connection is not None and self._connection.poll(0)
+
+    def put_noblock(self, item: Any) -> None:
+        """The same, and lost where the other side is gone."""
+        self._outgoing.append(self._sign(pickle.dumps(item)))
+        if self._sender is None:
+            self._sender = threading.Thread(target=self._send, daemon=True)
+            self._sender.start()
+        self._wake.set()
+
+    def put_blocking(self, item: Any) -> None:
+        """Waits while the other side does not read: an engine without a pace is as fast as its reader."""
+        assert self._connection is not None
+        self._connection.send_bytes(self._sign(pickle.dumps(item)))
+
+    def _sign(self, data: bytes) -> bytes:
+        return data + hmac.new(self._key, data, hashlib.sha256).digest()
+
+    def _send(self) -> None:
+        assert self._connection is not None
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while self._outgoing:
+                try:
+                    self._connection.send_bytes(self._outgoing.popleft())
+                except OSError:
+                    return
+
+    def poll(self, timeout: float | None = 0.0) -> bool:
+        assert self._connection is not None
+        return self._connection.poll(timeout)
+
+    def get(self) -> Any:
+        assert self._connection is not None
+        data = self._connection.recv_bytes()
+        message = data[:-32]
+        if not hmac.compare_digest(hmac.new(self._key, message, hashlib.sha256).digest(), data[-32:]):
+            raise RuntimeError("HMAC verification failed")
+        return pickle.loads(message)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if self._listener is not None:
+            self._listener.close()

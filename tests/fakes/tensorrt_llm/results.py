@@ -2,20 +2,251 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import enum
 import functools
+import json
+import marshal
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from queue import Queue
-from typing import Any
+from queue import Empty, Queue
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakMethod
 
 from .queues import NO_LOOP, AsyncQueue, has_event_loop
-from .requests import GenerationRequest
-from .responses import ErrorResponse, FinishReason, ResponseWrapper, is_llm_response
+from .sampling import GenerationRequest
 from .settings import SINCE_1_2
+
+# -- responses ---------------------------------------------------------------------------------------------------------
+# What comes from the worker, one object per response.
+#
+# The engine backend's are C++ objects behind pickling and properties; here a property that hands out a converted copy
+# stands for one. The PyTorch backend's wrap a serialised C++ result that the consumer deserialises (`LlmResult`).
+
+
+class FinishReason(enum.IntEnum):
+    NOT_FINISHED = 0
+    END_ID = 1
+    STOP_WORDS = 2
+    LENGTH = 3
+    TIMED_OUT = 4
+    CANCELLED = 5
+
+
+_REASONS = tuple(FinishReason)
+
+
+class Result:
+    """The engine backend's result: new tokens of one sequence, or all tokens of all beams."""
+
+    _STATE = (
+        *("_output_token_ids", "_finish_reasons", "is_final", "sequence_index", "decoding_iter"),
+        *("cum_log_probs", "log_probs"),
+    )
+    _CONSTANT = ("context_logits", "generation_logits", "context_phase_params", "request_perf_metrics")
+    __slots__ = (*_STATE, *_CONSTANT, "avg_decoded_tokens_per_iter")
+
+    if TYPE_CHECKING:
+        _output_token_ids: list[list[int]]
+        _finish_reasons: list[int]
+        is_final: bool
+        sequence_index: int
+        decoding_iter: int
+        cum_log_probs: list[float] | None
+        log_probs: list[list[dict[int, Any]]] | None
+
+    def __init__(self, *state: Any) -> None:
+        """The values of `_STATE`, in its order."""
+        self.__setstate__(state)
+
+    @property
+    def output_token_ids(self) -> list[list[int]]:
+        return [list(tokens) for tokens in self._output_token_ids]
+
+    @property
+    def finish_reasons(self) -> list[FinishReason]:
+        return [_REASONS[reason] for reason in self._finish_reasons]
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in Result._STATE)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        for name, value in zip(Result._STATE, state, strict=True):
+            setattr(self, name, value)
+        for name in Result._CONSTANT:
+            setattr(self, name, None)
+        self.avg_decoded_tokens_per_iter = 1.0
+
+
+class LlmResult:
+    """The PyTorch backend's result: `_result` is bytes until `deserialize`; log-probabilities stay Python objects."""
+
+    _PYTHON_SIDE = frozenset(
+        (
+            "context_logits",
+            "generation_logits",
+            "log_probs",
+            "cum_log_probs",
+            "mm_embedding_handle",
+            "additional_context_outputs",
+            "additional_generation_outputs",
+        )
+    )
+
+    def __init__(self, result: Result, *, cached_tokens: int, began: bool) -> None:
+        self._result: Any = marshal.dumps((*result.__getstate__()[:5], None, None))
+        made = PyResult if began else BarePyResult
+        self._python_result = made(result.log_probs, result.cum_log_probs)
+        self.is_final = result.is_final
+        self.cached_tokens = cached_tokens
+
+    def __getattr__(self, item: str) -> Any:
+        if item in LlmResult._PYTHON_SIDE:
+            return getattr(object.__getattribute__(self, "_python_result"), item)
+        return getattr(object.__getattribute__(self, "_result"), item)
+
+    def deserialize(self) -> None:
+        self._result = Result(*marshal.loads(self._result))
+
+
+class PyResult:
+    """What the PyTorch sampler adds to a result."""
+
+    context_logits = None
+    generation_logits = None
+    mm_embedding_handle = None
+    additional_context_outputs = None
+    additional_generation_outputs = None
+
+    def __init__(self, log_probs: list[Any] | None, cum_log_probs: list[float] | None) -> None:
+        self.log_probs = log_probs
+        self.cum_log_probs = cum_log_probs
+
+
+class BarePyResult:
+    """The result of a request with log-probabilities which ended before its first token (`LogProbStorage` in
+    llm_request.py has these attributes from the first one on)."""
+
+    context_logits = generation_logits = mm_embedding_handle = None
+    additional_context_outputs = additional_generation_outputs = None
+
+    def __init__(self, log_probs: list[Any] | None, cum_log_probs: list[float] | None) -> None:
+        """Nothing is kept."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"'LogProbStorage' object has no attribute '{name}'")
+
+
+class Response:
+    """A result, or an error, of one request."""
+
+    __slots__ = ("client_id", "error_msg", "request_id", "result")
+
+    def __init__(self, client_id: int, result: Any, error_msg: str | None = None) -> None:
+        self.client_id = client_id
+        self.request_id = client_id
+        self.result = result
+        self.error_msg = error_msg
+
+    def has_error(self) -> bool:
+        return self.error_msg is not None
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.client_id, self.result, self.error_msg
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.client_id, self.result, self.error_msg = state
+        self.request_id = self.client_id
+
+
+class LogProbsResult(NamedTuple):
+    prompt: list[dict[int, Any]] | None = None
+    generation: list[dict[int, Any]] | None = None
+
+
+class ResponseWrapper:
+    """A response with log-probabilities that were computed behind the engine."""
+
+    def __init__(self, response: Response, logprobs: LogProbsResult | None = None) -> None:
+        self._response = response
+        self.logprobs = logprobs
+        self.request_perf_metrics = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_response"), name)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._response, self.logprobs
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._response, self.logprobs = state
+        self.request_perf_metrics = None
+
+
+class ErrorResponse(NamedTuple):
+    client_id: int
+    error_msg: Any
+    request_id: int
+
+
+def is_llm_response(instance: Any) -> bool:
+    return hasattr(instance, "has_error")
+
+
+# -- the iteration statistics, as the caller sees them (facts §2.6) ----------------------------------------------------
+
+
+class IterationResult:
+    """Iteration statistics as they come. Ended by a timeout, it stays ended until the next request (facts §2.6)."""
+
+    def __init__(self) -> None:
+        self._done = False
+        self._timeout: float | None = 2
+        if has_event_loop():
+            self.aqueue: AsyncQueue | None = AsyncQueue()
+            self.queue: Any = self.aqueue.sync_q
+        else:
+            self.queue = Queue()
+            self.aqueue = None
+
+    def set_timeout(self, timeout: float | None) -> None:
+        self._timeout = timeout
+
+    def mark_undone(self) -> None:
+        self._done = False
+
+    def get_results(self) -> list[dict[str, Any]]:
+        results = []
+        while not self._done:
+            try:
+                results.append(json.loads(self.queue.get(timeout=self._timeout)))
+            except Empty:
+                self._done = True
+        return results
+
+    def __aiter__(self) -> IterationResult:
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        if self._done:
+            raise StopAsyncIteration
+        assert self.aqueue is not None, NO_LOOP
+        try:
+            statistics: dict[str, Any] = json.loads(await self.aqueue.get(timeout=self._timeout))
+        except asyncio.TimeoutError:
+            self._done = True
+            raise StopAsyncIteration from None
+        return statistics
+
+
+async def no_iterations() -> AsyncIterator[dict[str, Any]]:
+    """Statistics before the first request."""
+    none: list[dict[str, Any]] = []
+    for statistics in none:
+        yield statistics
 
 
 @contextlib.contextmanager

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import Field, field, fields, make_dataclass
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from . import names
+from . import settings
 
 
 class _Explicit:
@@ -36,8 +37,8 @@ _Base = TypeVar("_Base", bound=_Explicit)
 
 def _from_table(name: str, base: type[_Base]) -> type[_Base]:
     specified = [
-        (member_name, names.type_of(member), field(default=member["default"]))
-        for member_name, member in names.arguments(name).items()
+        (member_name, settings.type_of(member), field(default=member["default"]))
+        for member_name, member in settings.arguments(name).items()
     ]
     hidden = [(name_, Any, field(default=default, init=False, repr=False)) for name_, default in base.HIDDEN.items()]
     made = make_dataclass(name, specified + hidden, bases=(base,), kw_only=True, slots=True)
@@ -185,6 +186,125 @@ def _strings(texts: str | list[str]) -> list[str]:
 
 
 GuidedDecodingParams = _from_table("GuidedDecodingParams", _GuidedDecodingParams)
-names.NAMESPACE["GuidedDecodingParams"] = GuidedDecodingParams
+settings.NAMESPACE["GuidedDecodingParams"] = GuidedDecodingParams
 SamplingParams = _from_table("SamplingParams", SamplingParamsFields)
-names.NAMESPACE["SamplingParams"] = SamplingParams
+settings.NAMESPACE["SamplingParams"] = SamplingParams
+
+
+# -- sampling config ---------------------------------------------------------------------------------------------------
+# The checks of the C++ runtime: samplingConfig.cpp (@3585984b) and requestImpl.h (@04fa274f) of its executor.
+#
+# `SamplingParams._get_sampling_config` makes a SamplingConfig of every request, on both backends, greedy or not. Its
+# constructor checks; its setters, which leave out two of the checks, are not used.
+
+_SOURCE = "/src/tensorrt_llm/cpp/tensorrt_llm/executor"
+_MAX_BEAM_WIDTH = 1024
+"""kernels/beamSearchKernels.h"""
+
+_CHECKS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("top_k", "topK.value() >= 0", lambda value: value >= 0),
+    ("top_p", "topP.value() > 0.f", lambda value: value > 0),
+    ("top_p", "topP.value() <= 1.f", lambda value: value <= 1),
+    ("temperature", "temperature.value() >= 0.f", lambda value: value >= 0),
+    ("min_tokens", "minTokens.value() >= 0", lambda value: value >= 0),
+    ("beam_search_diversity_rate", "beamSearchDiversityRate.value() >= 0.f", lambda value: value >= 0),
+    ("repetition_penalty", "repetitionpenalty.value() > 0.f", lambda value: value > 0),
+    ("length_penalty", "lengthPenalty.value() >= 0.f", lambda value: value >= 0),
+    ("early_stopping", "earlyStopping.value() >= 0", lambda value: value >= 0),
+    ("no_repeat_ngram_size", "noRepeatNgramSize.value() >= 0", lambda value: value >= 0),
+    ("min_p", "minP.value() >= 0.f && minP.value() <= 1.0f", lambda value: 0 <= value <= 1),
+)
+
+
+def check_request(params: Any, max_new_tokens: int) -> None:
+    """RuntimeError, as the bindings raise it."""
+    width = params.best_of if params.use_beam_search else 1
+    _require(0 < width <= _MAX_BEAM_WIDTH, "beamWidth > 0 && beamWidth <= kMaxBeamWidth", "samplingConfig.cpp")
+    for name, condition, holds in _CHECKS:
+        value = getattr(params, name, None)
+        _require(value is None or holds(value), condition, "samplingConfig.cpp")
+    returned = params.n if params.use_beam_search else params.best_of
+    _require(width == 1 or returned <= width, "numReturnSequences.value() <= beamWidth", "samplingConfig.cpp")
+    _require(max_new_tokens > 0, "mMaxNewTokens > 0", "requestImpl.h")
+    if width > 1 and params.guided_decoding is not None and params.guided_decoding._kind():
+        raise RuntimeError(
+            f"[TensorRT-LLM][ERROR] Guided decoding does not support with beam search. ({_SOURCE}/requestImpl.h:347)"
+        )
+
+
+def _require(holds: bool, condition: str, file: str) -> None:
+    if not holds:
+        raise RuntimeError(f"[TensorRT-LLM][ERROR] Assertion failed: {condition} ({_SOURCE}/{file}:94)")
+
+
+# -- what goes to the worker -------------------------------------------------------------------------------------------
+
+_CHECKPOINT_SOURCE = "lora_ckpt_source" in settings.arguments("LoRARequest")
+
+
+@dataclass(slots=True)
+class _LoRARequest:
+    lora_name: str
+    lora_int_id: int
+    lora_path: str = ""
+
+    def __post_init__(self) -> None:
+        if self.lora_path is not None and not os.path.exists(self.lora_path):
+            raise ValueError(f"lora_path ({self.lora_path}) does not exist.")
+
+    def explicit_fields(self) -> tuple[str, ...]:
+        return tuple(field.name for field in fields(self))
+
+    @property
+    def adapter_id(self) -> int:
+        return self.lora_int_id
+
+    @property
+    def name(self) -> str:
+        return self.lora_name
+
+    @property
+    def path(self) -> str:
+        return self.lora_path
+
+
+@dataclass(slots=True)
+class _LoRARequestWithSource(_LoRARequest):
+    lora_ckpt_source: str = "hf"
+
+    def __post_init__(self) -> None:
+        _LoRARequest.__post_init__(self)
+        if self.lora_ckpt_source not in ("hf", "nemo"):
+            raise ValueError(f"lora_ckpt_source must be one of ['hf', 'nemo'], got '{self.lora_ckpt_source}'")
+
+    def explicit_fields(self) -> tuple[str, ...]:
+        explicit = _LoRARequest.explicit_fields(self)
+        return tuple(name for name in explicit if name != "lora_ckpt_source" or self.lora_ckpt_source != "hf")
+
+
+LoRARequest = _LoRARequestWithSource if _CHECKPOINT_SOURCE else _LoRARequest
+LoRARequest.__name__ = LoRARequest.__qualname__ = "LoRARequest"
+
+
+class GenerationRequest:
+    id: int
+    """The executor's, which sets it when it registers the request."""
+    max_new_tokens: int
+    """The engine's, which sets it when it takes the request."""
+    drawn: int = 0
+    """What chance adds to the place where it begins."""
+
+    def __init__(self, prompt_token_ids: list[int], sampling_params: Any, lora_request: Any, streaming: bool) -> None:
+        if not isinstance(prompt_token_ids, list):
+            raise TypeError(
+                f"prompt_token_ids ({prompt_token_ids}) should be an instance of torch.Tensor, np.ndarray or list"
+            )
+        self.prompt_token_ids = prompt_token_ids
+        self.sampling_params = sampling_params
+        self.lora_request = lora_request
+        self.streaming = streaming
+
+
+class CancellingRequest:
+    def __init__(self, id: int) -> None:
+        self.id = id

@@ -13,10 +13,9 @@ import psutil
 import pytest
 
 from tests.support.models import scripted_model
+from tests.support.processes import survivors, wait_until
 from tests.support.ray_cluster import needs_ray, variables
-from tests.support.reachable import Reachable
-from tests.support.server import CLI, environment, free_port
-from tests.support.waiting import survivors, wait_until
+from tests.support.server import CLI, Reachable, environment, free_port
 
 pytestmark = pytest.mark.slow
 
@@ -127,17 +126,3 @@ def test_a_second_signal_ends_up_although_ray_hangs(folder: Path) -> None:
         said = commands.log.read_text()
         assert "had not ended and were killed" in said
         assert "raylet (" in said
-
-
-def test_without_a_cluster_the_message_says_how_to_start_one(folder: Path) -> None:
-    needs_ray()
-    done = subprocess.run(
-        [sys.executable, *CLI, "cluster", "status"],
-        env=environment(folder / "cache", RAY_TMPDIR=str(folder), RAY_ADDRESS="127.0.0.1:1"),
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS,
-    )
-    assert done.returncode == 1
-    assert "no Ray cluster at 127.0.0.1:1" in done.stderr
-    assert "djl-trtllm cluster up MODEL" in done.stderr

@@ -1,21 +1,19 @@
-"""What clients get through Ray is what they get without."""
+"""What clients get through Ray is what they get without; adapters of `user_config` are those of all replicas."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-import subprocess
+from collections.abc import Iterator
 
-import boto3
-import openai
 import pytest
 
 from tests.integration.cluster.conftest import SCRIPTED
+from tests.support.adapters import write_adapter
 from tests.support.client import lmi
+from tests.support.models import tensorrt_llm_model
+from tests.support.processes import wait_until
 from tests.support.ray_cluster import RayCluster
 from tests.support.server import Server
-from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -58,38 +56,6 @@ def test_another_model_of_the_cluster_has_its_own_route(cluster: RayCluster) -> 
     assert cluster.http.get("/v1/models").json()["data"][0]["id"] == "tiny-stories"
 
 
-def test_openai_works_unmodified(cluster: RayCluster) -> None:
-    client = openai.OpenAI(base_url=f"{cluster.url}/v1", api_key="none")
-    whole = client.completions.create(model="tiny-stories", prompt=STORY, max_tokens=16, temperature=0)
-    parts = client.completions.create(model="tiny-stories", prompt=STORY, max_tokens=16, temperature=0, stream=True)
-    streamed = "".join(part.choices[0].text for part in parts if part.choices)
-    assert whole.choices[0].text == streamed != ""
-
-
-def test_boto3_works_unmodified(cluster: RayCluster) -> None:
-    keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "us-east-1"}
-    runtime = boto3.client("sagemaker-runtime", endpoint_url=cluster.url, **keys)
-    request = json.dumps(lmi(STORY, max_new_tokens=16))
-    answer = runtime.invoke_endpoint(EndpointName="any", ContentType="application/json", Body=request)
-    streamed = runtime.invoke_endpoint_with_response_stream(
-        EndpointName="any", ContentType="application/json", Body=json.dumps(lmi(STORY, stream=True, max_new_tokens=16))
-    )
-    data = b"".join(event["PayloadPart"]["Bytes"] for event in streamed["Body"])
-    text = json.loads(answer["Body"].read())["generated_text"]
-    assert json.loads(data.splitlines()[-1])["generated_text"] == text != ""
-
-
-def test_curl_works_unmodified(cluster: RayCluster) -> None:
-    curl = shutil.which("curl")
-    if curl is None:
-        pytest.skip("there is no curl on this machine")
-    request = json.dumps(lmi(STORY, stream=True, max_new_tokens=16))
-    command = [curl, "--silent", "--fail", "--no-buffer", "--noproxy", "*", "--json", request]
-    done = subprocess.run([*command, f"{cluster.url}/invocations"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 16
-
-
 def test_requests_of_a_session_reach_one_replica(cluster: RayCluster) -> None:
     def finished(session: str) -> float:
         page = cluster.http.get(f"{SCRIPTED}/metrics", headers={"X-Session-Id": session}).text
@@ -113,3 +79,73 @@ def test_requests_of_a_session_reach_one_replica(cluster: RayCluster) -> None:
     beside = [session for session in sessions if finished(session) > before[session]]
     assert sessions[0] in beside
     assert beside != sessions, "one replica has all sessions"
+
+
+# -- Adapters of `user_config` are those of all replicas, without a restart --------------------------------------------
+
+pytestmark = pytest.mark.slow
+
+APP, ROUTE = "adapting", "/adapting"
+REPLICAS = 2
+
+
+class Adapting:
+    """Two replicas of a model with folders of adapters that are not registered."""
+
+    def __init__(self, cluster: RayCluster, model: str, environ: dict[str, str]) -> None:
+        self.cluster = cluster
+        self._application = {
+            "name": APP,
+            "route_prefix": ROUTE,
+            "import_path": "djl_trtllm.cluster:build",
+            "runtime_env": {"env_vars": environ},
+            "args": {"model": model, "replicas": REPLICAS, "cpus": 0.05, "gpus": 0},
+        }
+
+    def register(self, adapters: dict[str, str]) -> None:
+        deployment = {"name": "djl-trtllm", "user_config": {"adapters": adapters}}
+        self.cluster.call("configure", {**self._application, "deployments": [deployment]})
+
+    def ask(self, adapter: str, session: int = 1) -> tuple[int, str]:
+        """The status and the body of an answer."""
+        body = lmi("Once upon a time", max_new_tokens=2, adapters=adapter)
+        answer = self.cluster.http.post(f"{ROUTE}/invocations", json=body, headers={"X-Session-Id": str(session)})
+        return answer.status_code, answer.text
+
+    def statuses(self, adapter: str) -> set[int]:
+        """The statuses of both replicas' answers: 16 sessions are all at one of them once in 32,768 times."""
+        return {self.ask(adapter, session)[0] for session in range(16)}
+
+
+@pytest.fixture(scope="module")
+def adapting(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapting]:
+    folder = tmp_path_factory.mktemp("models") / "lora"
+    model, environ = tensorrt_llm_model(folder, **{"option.enable_lora": "true", "option.tensor_parallel_degree": 1})
+    for name in ("a", "b"):
+        write_adapter(model / "adapters" / "more" / name)
+    made = Adapting(cluster, str(model), environ)
+    made.register({"french": "more/a"})
+    cluster.wait_for_replicas(REPLICAS, APP)
+    yield made
+    cluster.call("delete", APP)
+
+
+def test_every_replica_answers_for_an_adapter_of_the_user_config_and_for_no_other(adapting: Adapting) -> None:
+    adapting.register({"french": "more/a"})
+    wait_until(lambda: adapting.statuses("french") == {200}, 60, "the adapter in all replicas")
+    status, text = adapting.ask("german")
+    assert status >= 400
+    assert "german" in text
+
+
+def test_another_user_config_changes_the_adapters_of_the_replicas_that_run(adapting: Adapting) -> None:
+    before = adapting.cluster.replicas()
+    adapting.register({"french": "more/a"})
+    wait_until(lambda: adapting.statuses("french") == {200}, 60, "the adapter in all replicas")
+    adapting.register({"german": "more/b"})
+    wait_until(lambda: adapting.statuses("german") == {200}, 60, "the new adapter in all replicas")
+    assert 200 not in adapting.statuses("french")
+    listed = adapting.cluster.http.get(f"{ROUTE}/adapters").text
+    assert "german" in listed
+    assert "french" not in listed
+    assert adapting.cluster.replicas() == before

@@ -9,9 +9,7 @@ from typing import TypeAlias
 
 import pytest
 
-from tests.integration.djl.java_engine import JavaEngine
-from tests.integration.djl.models import MODES, djl_model
-from tests.integration.djl.socket_engine import SocketEngine
+from tests.integration.djl.engines import MODES, JavaEngine, SocketEngine, djl_model
 
 Engine: TypeAlias = "JavaEngine | SocketEngine"
 Start: TypeAlias = "Callable[..., Engine]"
@@ -72,7 +70,7 @@ def wide(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture(scope="module")
 def narrow(kind: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The same, 4 requests at once and 2 that wait."""
+    """200 tokens per second and request, 4 requests at once and 2 that wait."""
     driver, mode = kind
     model = djl_model(tmp_path_factory.mktemp("narrow") / "model", mode, _SCRIPT, **_NARROW)
     with engine_of(driver, mode, model) as engine:

@@ -8,14 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.djl.answers import DjlAnswer
 from tests.integration.djl.conftest import Start
-from tests.integration.djl.java_engine import JavaEngine
-from tests.integration.djl.models import djl_model
-from tests.integration.djl.socket_engine import SocketEngine
+from tests.integration.djl.engines import DjlAnswer, JavaEngine, SocketEngine, djl_model
 from tests.support.client import body
+from tests.support.processes import survivors, wait_until
 from tests.support.server import START_SECONDS
-from tests.support.waiting import survivors, wait_until
 
 _SLOW = {"steps_per_second": 20}
 _OPTIONS = {"option.max_rolling_batch_size": 64}
@@ -136,26 +133,3 @@ def test_a_model_that_cannot_be_loaded_says_why(mode: str, tmp_path: Path) -> No
     model = djl_model(tmp_path / "model", mode, {"start_error": "no such engine"})
     with pytest.raises(AssertionError, match="no such engine"):
         SocketEngine(model, mode)
-
-
-@pytest.mark.parametrize(
-    ("mode", "entry_point", "named"),
-    [("async", "djl_trtllm.async_handler", "option.async_mode"), ("rolling", "djl_trtllm.handler", "rolling_batch")],
-    indirect=["mode"],
-)
-def test_a_handler_in_the_other_mode_is_refused(mode: str, entry_point: str, named: str, tmp_path: Path) -> None:
-    from djl_trtllm.djl.worker import require_mode
-    from djl_trtllm.errors import ModelError
-
-    other = {"rolling_batch": "auto"} if mode == "async" else {"rolling_batch": "disable"}
-    with pytest.raises(ModelError, match=named):
-        require_mode(other, rolling=mode == "rolling")
-    require_mode({"rolling_batch": "trtllm"} if mode == "rolling" else {}, rolling=mode == "rolling")
-
-
-def test_adapters_are_refused_where_there_are_none(tmp_path: Path) -> None:
-    with SocketEngine(djl_model(tmp_path / "model", "async"), "async") as engine:
-        for function in ("register_adapter", "update_adapter", "unregister_adapter"):
-            answer = engine.call(function, name="tales", src="tales").wait()
-            assert answer.code == 424
-            assert json.loads(answer.body)["error"]

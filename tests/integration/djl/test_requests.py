@@ -10,12 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.integration.djl.answers import DjlAnswer
 from tests.integration.djl.conftest import STOPPING, Engine, Start
-from tests.integration.djl.models import djl_model
+from tests.integration.djl.engines import DjlAnswer, SocketEngine, djl_model
 from tests.support.client import body
+from tests.support.processes import wait_until
 from tests.support.server import serving
-from tests.support.waiting import wait_until
 
 REQUESTS = [json.loads(line) for line in (Path(__file__).parent / "requests.jsonl").read_text().splitlines()]
 _OPTIONS = {"option.max_rolling_batch_size": 64, "option.max_input_len": 4096}
@@ -30,7 +29,7 @@ class Expected:
 
 
 def _steady(data: bytes) -> bytes:
-    """Without what differs between two answers to the same request."""
+    """An answer without what differs between two answers to the same request."""
     return _VARYING.sub(rb'"\1":0', data)
 
 
@@ -169,3 +168,25 @@ def test_a_models_own_formatters_work_as_in_the_http_server(start: Start, mode: 
     answer = engine.request(request).wait()
     assert (answer.code, answer.body) == (over_http.status_code, over_http.content) == (200, answer.body)
     assert [json.loads(line)["last"] for line in answer.body.splitlines()] == [False, False, False, True]
+
+
+# -- Workers that mpirun starts, as DJL does for `engine=MPI` and for `option.rolling_batch=trtllm` (0.36) -------------
+
+
+def test_the_first_rank_serves_and_the_others_stay_idle(mode: str, tmp_path: Path) -> None:
+    with SocketEngine(djl_model(tmp_path / "model", mode), mode, ranks=2) as engine:
+        answers = [engine.request(body(20, stream=True)) for _ in range(8)]
+        for answer in answers:
+            lines = answer.wait().body.splitlines()
+            assert (answer.code, len(lines)) == (200, 20), engine.log()
+            assert json.loads(lines[-1])["generated_text"]
+        # One engine process, and it is no part of the MPI world.
+        host = engine.host()
+        assert not [name for name in host.environ() if name.startswith(("OMPI_", "PMIX_", "PMI_", "PRTE_"))]
+        ranks = [
+            process
+            for process in psutil.Process(engine.pid).children(recursive=True)
+            if "djl_python_engine.py" in " ".join(process.cmdline())
+        ]
+        assert len(ranks) == 2
+        assert host.ppid() in {rank.pid for rank in ranks}

@@ -1,21 +1,123 @@
-"""A real Chromium, and a server whose engine plays a script.
+"""A real Chromium, and a server whose engine plays a script, and what the live page shows.
 
 Debian's `chromium` or `chromium-headless-shell` do; without one the tests of the live page are skipped.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.monitor.page import FAILS, LIMIT, STANDS_STILL, Open, Seen
+from tests.support.client import body, raw_post, read_until
 from tests.support.models import scripted_model
+from tests.support.processes import wait_until
 from tests.support.server import Server, serving
+
+STANDS_STILL = 77
+"""Tokens of the request at which the engine of the tests stops."""
+FAILS = 66
+SHOWN = {"SERVING_MONITOR": "true"}
+"""The environment of a server without a terminal, which would show the link to its page."""
+LIMIT = 4
+
+Open = Callable[..., Any]
+
+
+@dataclass
+class Seen:
+    """What a page loaded, and what went wrong in it.
+
+    Chromium reports refused and broken requests by itself, which is no mistake of the page: `expected` are parts of
+    such messages.
+    """
+
+    addresses: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    expected: tuple[str, ...] = ()
+
+    @property
+    def mistakes(self) -> list[str]:
+        return [each for each in self.problems if not any(part in each for part in self.expected)]
+
+
+def live(page: Any) -> None:
+    page.locator("#link", has_text="live").wait_for()
+
+
+def tile(page: Any, name: str) -> str:
+    return str(page.locator(f'[data-tile="{name}"]').inner_text()).replace("\n", " ")
+
+
+def rows(page: Any) -> list[list[str]]:
+    """The table of requests."""
+    cells = page.locator("#table tbody tr").evaluate_all("lines => lines.map(l => [...l.cells].map(c => c.innerText))")
+    return [[str(cell) for cell in line] for line in cells]
+
+
+def states(page: Any) -> dict[str, int]:
+    found = [row[1] for row in rows(page)]
+    return {state: found.count(state) for state in found}
+
+
+def leave_early(server: Server) -> None:
+    """A client that is gone before its answer is complete."""
+    cancelled = server.finished("cancelled")
+    with server.connect() as connection:
+        connection.sendall(raw_post(body(100_000, stream=True)))
+        read_until(connection, b'"token"')
+    wait_until(lambda: server.finished("cancelled") > cancelled, what="a cancelled request")
+
+
+@contextlib.contextmanager
+def standing_still(server: Server) -> Iterator[None]:
+    """The engine stands still with all its places taken and two requests in the queue."""
+    lengths = [50] * (LIMIT - 1) + [STANDS_STILL, 50, 50]
+    threads = [threading.Thread(target=server.generate, args=(length,)) for length in lengths]
+    for running, thread in enumerate(threads, 1):
+        thread.start()
+        wait_until(partial(_runs, server, min(running, LIMIT)), what="a request that runs")
+    wait_until(lambda: server.metric("waiting") == 2, what="two requests that wait")
+    server.wait_until_stopped()
+    try:
+        yield
+    finally:
+        server.resume()
+        for thread in threads:
+            thread.join()
+
+
+def has_colour(page: Any, name: str) -> bool:
+    """Whether the lanes have pixels of that colour of the style sheet."""
+    script = """name => {
+        const wanted = getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+        const probe = new OffscreenCanvas(1, 1).getContext("2d");
+        probe.fillStyle = wanted;
+        probe.fillRect(0, 0, 1, 1);
+        const [r, g, b] = probe.getImageData(0, 0, 1, 1).data;
+        const canvas = document.querySelector("#lanes canvas");
+        const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+        copy.drawImage(canvas, 0, 0);
+        const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
+        const is = i => data[i] === r && data[i + 1] === g && data[i + 2] === b;
+        return data.some((_, i) => i % 4 === 0 && is(i));
+    }"""
+    return bool(page.evaluate(script, name))
+
+
+def _runs(server: Server, number: int) -> bool:
+    return server.metric("running") >= number
+
+
+# -- A real Chromium, and a server whose engine plays a script ---------------------------------------------------------
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "google-chrome"))), None)
 
@@ -78,5 +180,5 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def server(model: Path) -> Iterator[Server]:
-    with serving(model) as started:
+    with serving(model, **SHOWN) as started:
         yield started

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.integration.monitor.page import Open, Seen, live, rows, tile
+from tests.integration.monitor.conftest import SHOWN, Open, Seen, live, rows, tile
 from tests.support.client import JSON, body
 from tests.support.models import scripted_model
+from tests.support.processes import wait_until
 from tests.support.server import Server, serving
-from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -65,22 +65,6 @@ def shows(page: Any, model: str) -> bool:
     return str(page.title()).startswith(model)
 
 
-def test_several_models_have_a_selector(tmp_path: Path, open_page: Open) -> None:
-    store = tmp_path / "store"
-    for name in ("fable", "story"):
-        scripted_model(store / name, **{"option.model_name": name})
-    with serving(None, SERVING_MODEL_STORE=str(store), SERVING_LOAD_MODELS="ALL") as server:
-        page = open_page(server)
-        live(page)
-        assert page.locator("#model option").all_inner_texts() == ["fable", "story"]
-        for name in ("story", "fable"):
-            page.select_option("#model", name)
-            wait_until(partial(shows, page, name), what="the other model")
-            answer = server.http.post(f"/predictions/{name}", content=body(4), headers=JSON)
-            assert answer.status_code == 200
-            page.locator('[data-tile="waiting"]', has_text="1 requests in all").wait_for()
-
-
 def test_a_key_is_asked_for_and_kept_in_memory_only(tmp_path: Path, open_page: Open, seen: Seen) -> None:
     model = scripted_model(tmp_path / "model")
     seen.expected = ("status of 401", "status of 403", "net::ERR_")
@@ -116,7 +100,7 @@ def _server(model: Path, keys: Path) -> Server:
 
 def test_a_server_with_open_pages_ends_at_once(model: Path, open_page: Open, seen: Seen) -> None:
     seen.expected = ("net::ERR_",)
-    with serving(model) as server:
+    with serving(model, **SHOWN) as server:
         page = open_page(server)
         live(page)
         server.terminate()
@@ -129,14 +113,14 @@ def test_the_page_of_a_server_that_is_gone_comes_back_with_the_next_one(
     model: Path, open_page: Open, seen: Seen
 ) -> None:
     seen.expected = ("net::ERR_",)
-    with serving(model) as first:
+    with serving(model, **SHOWN) as first:
         page = open_page(first)
         live(page)
         first.generate(4)
         page.locator('[data-tile="waiting"]', has_not_text="0 requests in all").wait_for()
         first.terminate()
         first.wait()
-    with contextlib.closing(Server(model, port=first.port)) as second:
+    with contextlib.closing(Server(model, SHOWN, port=first.port)) as second:
         second.wait_for_ping()
         live(page)
         page.locator('[data-tile="waiting"]', has_text="0 requests in all").wait_for()
@@ -158,7 +142,7 @@ def test_a_page_that_hears_nothing_connects_again_and_stands_still_until_then(
 ) -> None:
     seen.expected = ("net::ERR_",)
     link = "document.getElementById('link').textContent"
-    with serving(model) as server:
+    with serving(model, **SHOWN) as server:
         page = open_page(server)
         live(page)
         server.process.suspend()
@@ -181,7 +165,7 @@ def test_a_model_that_is_unregistered_leaves_the_page_to_the_others(tmp_path: Pa
     store = tmp_path / "store"
     for name in ("fable", "story"):
         scripted_model(store / name, **{"option.model_name": name})
-    with serving(None, SERVING_MODEL_STORE=str(store), SERVING_LOAD_MODELS="ALL") as server:
+    with serving(None, SERVING_MODEL_STORE=str(store), SERVING_LOAD_MODELS="ALL", **SHOWN) as server:
         page = open_page(server)
         live(page)
         page.select_option("#model", "story")

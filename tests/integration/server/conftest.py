@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.models import scripted_model, tensorrt_llm_model
-from tests.support.sagemaker_runtime import runtime_of
+from tests.support.sagemaker_front import runtime_of
 from tests.support.server import Server, serving
 
 

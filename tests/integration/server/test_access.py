@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,13 @@ import openai
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Origin
 
-from djl_trtllm.api.triton import protocol
+from djl_trtllm.api.dialects.triton import rpc
 from tests.support.certificates import Certificates
-from tests.support.client import body
+from tests.support.client import JSON, body
 from tests.support.models import scripted_model
-from tests.support.server import Server, free_port, running
+from tests.support.server import Server, free_port, running, serving
 
 KEYS = "".join(
     f"- {{name: {name}, key: {name}-secret, roles: [{role}]}}\n"
@@ -116,9 +116,9 @@ def test_grpc_has_the_same_keys_and_certificates(server: SecureServer, ports: di
     files = (server.certificates.authority, server.certificates.client_key, server.certificates.client)
     credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
     with grpc.secure_channel(f"127.0.0.1:{ports['grpc']}", credentials) as channel:
-        ready = channel.unary_unary(f"/{protocol.SERVICE}/ServerReady")(b"", timeout=60)
-        assert protocol.message("ServerReadyResponse").FromString(ready).ready
-        metadata = channel.unary_unary(f"/{protocol.SERVICE}/ServerMetadata")
+        ready = channel.unary_unary(f"/{rpc.SERVICE}/ServerReady")(b"", timeout=60)
+        assert rpc.message_class("ServerReadyResponse").FromString(ready).ready
+        metadata = channel.unary_unary(f"/{rpc.SERVICE}/ServerMetadata")
         assert metadata(b"", timeout=60, metadata=[("authorization", "Bearer app-secret")])
         for pairs, code in (
             ([], grpc.StatusCode.UNAUTHENTICATED),
@@ -127,7 +127,7 @@ def test_grpc_has_the_same_keys_and_certificates(server: SecureServer, ports: di
             with pytest.raises(grpc.RpcError) as caught:
                 metadata(b"", timeout=60, metadata=pairs)
             assert caught.value.code() is code
-            stream = channel.stream_stream(f"/{protocol.SERVICE}/ModelStreamInfer")
+            stream = channel.stream_stream(f"/{rpc.SERVICE}/ModelStreamInfer")
             with pytest.raises(grpc.RpcError) as caught:
                 list(stream(iter([]), timeout=60, metadata=pairs))
             assert caught.value.code() is code
@@ -135,14 +135,6 @@ def test_grpc_has_the_same_keys_and_certificates(server: SecureServer, ports: di
 
 def test_no_key_is_in_the_log(server: SecureServer) -> None:
     assert not [line for line in server.log if "-secret" in line]
-
-
-def test_the_limits_of_connections_hold_over_tls(server: SecureServer) -> None:
-    with server.client(ALL) as client:
-        refused = client.get("/ping?" + "a" * 9000)
-        assert (refused.status_code, refused.headers["connection"]) == (414, "close")
-        assert "max_url_size=8192" in refused.json()["message"]
-        assert client.get("/ping").status_code == 200
 
 
 def test_no_process_of_the_server_has_the_key(server: SecureServer) -> None:
@@ -165,18 +157,53 @@ def test_a_websocket_needs_a_key_too(server: SecureServer) -> None:
         assert b"generated_text" in websocket.recv(timeout=60)
 
 
-def test_a_handshake_that_does_not_end_and_one_without_tls_are_ended(tmp_path: Path) -> None:
-    certificates = Certificates(tmp_path)
-    environ = {
-        "SERVING_CERTIFICATE_FILE": str(certificates.certificate),
-        "SERVING_PRIVATE_KEY_FILE": str(certificates.key),
-        "SERVING_HEADER_READ_TIMEOUT": "2",
-    }
-    with SecureServer(scripted_model(tmp_path / "model"), certificates, **environ) as server:
-        server.wait_for_ping(timeout=60)
-        for said in (b"", b"GET /ping HTTP/1.1\r\n\r\n"):
-            with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
-                connection.sendall(said)
-                assert not connection.recv(100)
-        assert server.ping() == 200
-        assert not server.says("Traceback")
+# -- Web pages in a browser of the server's own machine, without keys --------------------------------------------------
+
+PAGE = "https://chat.example.com"
+
+
+def opened_by(server: Server, origin: str) -> ClientConnection:
+    return connect(f"ws://127.0.0.1:{server.port}/invocations-bidirectional-stream", proxy=None, origin=Origin(origin))
+
+
+def test_a_web_page_from_elsewhere_does_not_use_a_laptops_server(tmp_path: Path) -> None:
+    with serving(scripted_model(tmp_path / "model")) as server:
+        for headers in ({"origin": PAGE}, {"host": "evil.example"}):
+            for method, path in (("POST", "/invocations"), ("GET", "/v1/models"), ("GET", "/metrics")):
+                refused = server.http.request(method, path, content=body(2), headers={**JSON, **headers})
+                assert refused.status_code == 403, path
+            assert server.http.get("/ping", headers=headers).status_code == 200
+        # So does a proxy on this machine that forwards nothing, for all its clients.
+        assert server.http.get("/monitor/events", headers={"host": "localhost"}).status_code == 401
+        preflight = {"origin": PAGE, "access-control-request-method": "POST"}
+        assert server.http.options("/invocations", headers=preflight).status_code in (403, 405)
+        with pytest.raises(InvalidStatus) as caught:
+            opened_by(server, PAGE)
+        assert caught.value.response.status_code == 403
+        with opened_by(server, server.url) as socket:
+            socket.send(body(2))
+            assert b"generated_text" in socket.recv(timeout=60)
+
+
+def test_pages_that_the_operator_names_may_use_it_and_read_its_responses(tmp_path: Path) -> None:
+    with serving(scripted_model(tmp_path / "model"), SERVING_CORS_ALLOWED_ORIGIN=PAGE) as server:
+        asked = {
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type",
+        }
+        allowed = server.http.options("/invocations", headers={"origin": PAGE, **asked})
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == PAGE
+        assert allowed.headers["access-control-allow-headers"] == "authorization,content-type"
+        other = server.http.options("/invocations", headers={"origin": "https://evil.example", **asked})
+        assert (other.status_code, "access-control-allow-origin" in other.headers) == (400, False)
+        with server.http.stream(
+            "POST", "/invocations", content=body(5, stream=True), headers={**JSON, "origin": PAGE}
+        ) as answer:
+            assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, PAGE)
+            assert len(list(answer.iter_lines())) == 5
+        assert server.http.post("/invocations", headers={"origin": "https://evil.example"}).status_code == 403
+        proxied = server.http.post("/invocations", content=body(2), headers={**JSON, "host": "chat.example.com"})
+        assert proxied.status_code == 200
+        with opened_by(server, PAGE):
+            pass

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import socket
 import time
+from contextlib import ExitStack
 
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from tests.integration.server.conftest import Start
 from tests.support.client import body
+from tests.support.processes import wait_until
 from tests.support.server import Server
-from tests.support.waiting import wait_until
+from tests.support.websocket import HANDSHAKE
 
 PATH = "/invocations-bidirectional-stream"
 
@@ -38,40 +40,6 @@ def test_requests_and_responses_share_a_socket(server: Server) -> None:
         assert lines[-1]["generated_text"] == server.generate(4).json()["generated_text"]
 
 
-def test_errors_are_messages_and_pings_are_answered_while_a_request_runs(server: Server) -> None:
-    with opened(server) as socket:
-        socket.send(b"{")
-        assert json.loads(socket.recv(timeout=60))["code"] == 424
-        socket.send(body(100, stream=True))
-        assert socket.recv(timeout=60)
-        assert socket.ping().wait(60)
-        socket.send(body(1))
-
-
-def test_a_client_that_leaves_cancels_its_request(server: Server) -> None:
-    before = server.finished("cancelled")
-    with opened(server) as socket:
-        socket.send(body(150, stream=True))
-        assert socket.recv(timeout=60)
-    wait_until(lambda: server.finished("cancelled") == before + 1, what="a cancelled request")
-    wait_until(server.idle, what="an idle server")
-
-
-def test_a_message_above_max_request_size_closes_the_socket(server: Server) -> None:
-    with opened(server) as socket:
-        socket.send(b"x" * 200_001)
-        with pytest.raises(ConnectionClosed) as closed:
-            socket.recv(timeout=60)
-        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
-
-
-def test_other_paths_have_no_websocket(server: Server) -> None:
-    with pytest.raises(InvalidStatus) as refused:
-        opened(server, "/invocations")
-    assert refused.value.response.status_code == 404
-    assert server.ping() == 200
-
-
 def test_a_socket_is_accepted_at_once_and_ends_with_the_server(start: Start) -> None:
     server = start()
     begin = time.monotonic()
@@ -91,7 +59,7 @@ def test_a_client_that_sends_pings_and_does_not_read_is_dropped(start: Start) ->
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as raw:
         offer = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13"
         key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
-        raw.sendall(f"GET {PATH} HTTP/1.1\r\nHost: test\r\n{offer}\r\n{key}\r\n\r\n".encode())
+        raw.sendall(f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\n{offer}\r\n{key}\r\n\r\n".encode())
         assert raw.recv(12) == b"HTTP/1.1 101"
         pings = (b"\x89\xfd" + bytes(4 + 125)) * 1000
         with pytest.raises((ConnectionResetError, BrokenPipeError)):
@@ -99,3 +67,23 @@ def test_a_client_that_sends_pings_and_does_not_read_is_dropped(start: Start) ->
                 raw.sendall(pings)
     assert server.process.memory_info().rss - before < 50_000_000
     wait_until(server.idle, what="an idle server")
+
+
+def test_one_client_leaves_sockets_for_others(start: Start) -> None:
+    server = start()
+    with ExitStack() as stack:
+
+        def handshake(address: str) -> bytes:
+            raw = socket.create_connection(("127.0.0.1", server.port), timeout=60, source_address=(address, 0))
+            stack.enter_context(raw).sendall(HANDSHAKE + b"\r\n")
+            return raw.recv(12)
+
+        flood = [handshake("127.0.0.1") for _ in range(260)]
+        assert flood == [b"HTTP/1.1 101"] * 256 + [b"HTTP/1.1 503"] * 4
+        assert handshake("127.0.0.2") == b"HTTP/1.1 101"
+
+
+def test_an_idle_socket_is_closed(start: Start) -> None:
+    with opened(start(websocket_idle_timeout=1)) as socket, pytest.raises(ConnectionClosed) as closed:
+        socket.recv(timeout=60)
+    assert closed.value.rcvd and closed.value.rcvd.code == 1001

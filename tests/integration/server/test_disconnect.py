@@ -1,78 +1,23 @@
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
+import json
 import socket
-import struct
-import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import tritonclient.grpc as triton
+from websockets.sync.client import connect
 
-from tests.integration.server.conftest import Start
+from tests.integration.server.conftest import Start, make_model
 from tests.support.client import body, raw_post, read_until, wordy
-from tests.support.server import Server
-from tests.support.waiting import wait_until
+from tests.support.dialects import Way, prompt_tensors, ways
+from tests.support.models import PROMPT
+from tests.support.processes import wait_until
+from tests.support.server import Server, free_port, serving
 
 ENDLESS = 1_000_000
 """Tokens: more than any test waits for."""
-
-
-def reset(connection: socket.socket) -> None:
-    """Close with RST."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
-
-
-@pytest.mark.parametrize("how", ["close", "reset"])
-@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-def test_the_request_of_a_client_that_goes_is_cancelled(server: Server, stream: bool, how: str) -> None:
-    before = server.finished("cancelled")
-    with server.connect() as connection:
-        connection.sendall(raw_post(body(ENDLESS, stream=stream)))
-        if stream:
-            read_until(connection, b"token")
-        wait_until(lambda: server.metric("running") == 1)
-        if how == "reset":
-            reset(connection)
-    wait_until(lambda: server.metric("running") == 0)
-    assert server.finished("cancelled") == before + 1
-
-
-def test_a_client_that_goes_while_it_waits_never_runs(server: Server) -> None:
-    cancelled = server.finished("cancelled")
-    with contextlib.ExitStack() as stack:
-        running = [stack.enter_context(server.connect()) for _ in range(2)]
-        for connection in running:
-            connection.sendall(raw_post(body(ENDLESS, stream=True)))
-            read_until(connection, b"token")
-        with server.connect() as waiting:
-            waiting.sendall(raw_post(body(ENDLESS)))
-            wait_until(lambda: server.metric("waiting") == 1)
-        wait_until(lambda: server.metric("waiting") == 0)
-        assert server.finished("cancelled") == cancelled + 1
-        assert server.metric("running") == 2
-    wait_until(server.idle)
-    assert server.finished("cancelled") == cancelled + 3
-
-
-def test_after_a_burst_of_disconnects_there_is_room_for_a_new_request(start: Start) -> None:
-    server = start({"steps_per_second": 50}, **{"option.max_rolling_batch_size": 30})
-    connections = [server.connect() for _ in range(30)]
-    for connection in connections:
-        connection.sendall(raw_post(body(ENDLESS, stream=True)))
-    wait_until(lambda: server.metric("running") == 30)
-    for connection in connections:
-        connection.close()
-    assert server.generate(2).status_code == 200
-    assert server.finished("cancelled") == 30
-
-
-def test_a_stream_of_which_nothing_was_read_is_cancelled_on_close(server: Server) -> None:
-    before = server.metric("generated_tokens_total")
-    with server.connect() as connection:
-        connection.sendall(raw_post(body(ENDLESS, stream=True)))
-        wait_until(lambda: server.metric("generated_tokens_total") > before + 20)
-    wait_until(lambda: server.metric("running") == 0)
 
 
 def test_a_client_that_does_not_read_holds_up_nobody_and_is_dropped(start: Start) -> None:
@@ -112,24 +57,81 @@ def test_a_client_that_reads_late_gets_everything(start: Start) -> None:
     assert received.count(b'"finish_reason":"length"') == 1
 
 
-def test_random_disconnects_disturb_no_other_stream(start: Start) -> None:
-    server = start({"steps_per_second": 100}, **{"option.max_rolling_batch_size": 8})
-    expected = server.generate(60).json()["generated_text"]
+# -- A client that leaves cancels its request in every dialect, over HTTP, gRPC and a WebSocket ------------------------
+#
+# That every path is among `ways` is tested in tests/integration/test_dialects.py.
 
-    def whole(_: int) -> str:
-        with server.connect() as connection:
-            connection.sendall(raw_post(body(60), "Connection: close"))
-            answer = read_until(connection, b'"}')
-        return answer.rpartition(b"\r\n\r\n")[2].decode()
 
-    def broken(number: int) -> None:
-        with server.connect() as connection:
-            connection.sendall(raw_post(body(60, stream=True)))
-            time.sleep(0.01 * (number % 40))
+@pytest.fixture(scope="module")
+def grpc_port() -> int:
+    return free_port()
 
-    with concurrent.futures.ThreadPoolExecutor(24) as pool:
-        answers = [pool.submit(whole, number) for number in range(24)]
-        leavers = [pool.submit(broken, number) for number in range(24)]
-        assert {future.result() for future in answers} == {f'{{"generated_text":"{expected}"}}'}
-        for leaver in leavers:
-            leaver.result()
+
+@pytest.fixture(scope="module")
+def endless(executor: str, grpc_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server on which no request ends by itself, with Triton's gRPC port."""
+    folder = tmp_path_factory.mktemp("endless")
+    model, environ = make_model(executor, folder / "model", {"steps_per_second": 100})
+    with serving(model, **environ, SERVING_TRITON_GRPC_PORT=str(grpc_port)) as server:
+        with triton.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
+            client.infer("ensemble", tensors(2, stream=False))
+        server.note_rest()
+        yield server
+
+
+@pytest.fixture
+def one_is_cancelled(endless: Server) -> Iterator[None]:
+    """Each test's request runs, and is cancelled when its client is gone."""
+    before = endless.finished("cancelled")
+    yield
+    wait_until(lambda: endless.finished("cancelled") == before + 1, what="a cancelled request")
+    wait_until(endless.idle, what="an idle server")
+
+
+def tensors(tokens: int, *, stream: bool) -> list[Any]:
+    """The inputs of a request over gRPC."""
+    return prompt_tensors(triton, PROMPT, tokens, stream=stream)
+
+
+def runs(server: Server) -> None:
+    wait_until(lambda: server.metric("running") == 1, what="a request that runs")
+
+
+@pytest.mark.usefixtures("one_is_cancelled")
+@pytest.mark.parametrize("way", ways(), ids=lambda way: way.name)
+def test_http(endless: Server, way: Way) -> None:
+    content = json.dumps(way.body(PROMPT, {"max_new_tokens": ENDLESS})).encode()
+    with endless.connect() as connection:
+        connection.sendall(raw_post(content, path=way.url("scripted")))
+        if way.streams:
+            assert connection.recv(12) == b"HTTP/1.1 200"
+        runs(endless)
+
+
+@pytest.mark.usefixtures("one_is_cancelled")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_websocket(endless: Server, stream: bool) -> None:
+    url = f"ws://127.0.0.1:{endless.port}/invocations-bidirectional-stream"
+    with connect(url, proxy=None) as socket:
+        socket.send(body(ENDLESS, stream=stream))
+        if stream:
+            assert socket.recv(timeout=60)
+        runs(endless)
+
+
+@pytest.mark.usefixtures("one_is_cancelled")
+@pytest.mark.parametrize("stream", [False, True])
+def test_grpc_stream(endless: Server, grpc_port: int, stream: bool) -> None:
+    with triton.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
+        client.start_stream(lambda result, error: None)
+        client.async_stream_infer("ensemble", tensors(ENDLESS, stream=stream))
+        runs(endless)
+        client.stop_stream(cancel_requests=True)
+
+
+@pytest.mark.usefixtures("one_is_cancelled")
+def test_grpc(endless: Server, grpc_port: int) -> None:
+    with triton.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:
+        call = client.async_infer("ensemble", tensors(ENDLESS, stream=False), lambda result, error: None)
+        runs(endless)
+        call.cancel()

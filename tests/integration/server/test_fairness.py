@@ -8,11 +8,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.support.client import lmi
+from tests.support.floods import Crowd, flooded
+from tests.support.hostile import observe
 from tests.support.models import PROMPT, scripted_model
+from tests.support.processes import wait_until
 from tests.support.server import Server, serving
-from tests.support.waiting import wait_until
 
 PLACES = 4
 ENDLESS = 500_000
@@ -48,3 +51,27 @@ def test_the_first_request_of_a_client_gets_a_place_of_a_flood_that_goes_on_afte
         first.close()
         stayed, moved = (tokens(response.iter_lines(), more) for response in (others[0], others[-1]))
         assert moved == stayed
+
+
+# -- A client that behaves, among many that do not ---------------------------------------------------------------------
+#
+# (benchmarks/crowd.py measures how long it waits.)
+
+SECONDS = 6.0
+CROWD = Crowd(idle=1500, readers=40, senders=20, flooders=10)
+_MEMORY = 300e6
+
+
+@pytest.mark.slow
+def test_a_crowd_costs_a_client_that_behaves_no_request_and_the_server_little_memory(tmp_path: Path) -> None:
+    options = {"option.max_rolling_batch_size": 128, "job_queue_size": 20, "max_connections": 1600}
+    model = scripted_model(tmp_path / "model", {"steps_per_second": 50}, **options)
+    with serving(model) as server:
+        quiet = observe(server, 1)
+        with flooded(server.port, CROWD.numbers):
+            busy = observe(server, SECONDS)
+        assert quiet.failures == busy.failures == []
+        assert busy.pings.passed and busy.first_tokens.passed
+        assert busy.rss - quiet.rss < _MEMORY
+        for status in ("414", "431"):
+            assert server.metric("http_responses_total", status=status) > 0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.serving.test_kubernetes import PICKER, container, environment, triggers
 from tests.support.models import PROMPT, scripted_model
+from tests.support.processes import wait_until
 from tests.support.server import Server
-from tests.support.waiting import wait_until
 
 _NOT_SCRIPTED = {"djl_trtllm_engine_queued", "trtllm_kv_cache_max_blocks", "trtllm_kv_cache_tokens_per_block"}
 """What only real engines report."""

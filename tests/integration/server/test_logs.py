@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,16 +16,17 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+import yaml
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from djl_trtllm.api.triton import protocol
+from djl_trtllm.api.dialects.triton import rpc
+from tests.project.test_dashboards import FOLDER, board, queries
 from tests.support.client import JSON, lmi
 from tests.support.models import scripted_model
+from tests.support.processes import wait_until
 from tests.support.server import Server, free_port, serving
-from tests.support.waiting import wait_until
 from tests.telemetry.requests import TRACEPARENT
 
 SECRET = "a-prompt-that-nobody-reads"
@@ -164,16 +168,16 @@ def test_a_request_that_generated_has_a_line_with_its_numbers(logged: Server) ->
         "output_tokens": 3,
         "finish_reason": "length",
     }
-    assert expected.items() <= line.items()
+    assert {**expected, "client": "SERVING_API_KEY"}.items() <= line.items()
     assert 0 < line["ttft_seconds"] <= line["total_seconds"]
+
+
+ADDRESS = "address:" + hashlib.sha256(b"127.0.0.1").hexdigest()[:12]
 
 
 def test_refusals_have_a_line_with_status_and_error(logged: Server) -> None:
     cases: dict[str, tuple[int, str | None, dict[str, Any]]] = {
-        "unknown": (404, "UnknownModelError", {"path": "/predictions/hen"}),
-        "malformed": (424, "InvalidRequestError", {"json": None, "content": b'{"inputs":'}),
         "no-key": (401, "AuthenticationError", {"headers": {"Authorization": ""}}),
-        "large": (413, "RequestTooLargeError", {"json": None, "content": b"x" * 100_001}),
         "method": (405, "MethodNotAllowedError", {"path": "/openapi.json"}),
         "nothing": (404, None, {"path": f"/{FORGED}"}),
     }
@@ -181,56 +185,16 @@ def test_refusals_have_a_line_with_status_and_error(logged: Server) -> None:
         assert post(logged, identifier, **changes).status_code == status
         line = line_of(logged, identifier)
         assert (line["status"], line.get("error")) == (status, error), identifier
-
-
-def test_a_request_that_no_application_sees_has_a_line(logged: Server) -> None:
-    with pytest.raises(httpx.HTTPStatusError):
-        post(logged, "head", headers={"x": "x" * 40_000}).raise_for_status()
-    wait_until(lambda: any(line.get("status") == 431 for line in lines(logged)), what="the line")
-
-
-def test_a_client_that_leaves_has_a_line(logged: Server) -> None:
-    stream = {**lmi(SECRET, max_new_tokens=100_000), "stream": True}
-    with logged.http.stream("POST", "/invocations", json=stream, headers={"x-request-id": "left"}) as response:
-        next(response.iter_bytes())
-    line = line_of(logged, "left")
-    assert (line["status"], line.get("finish_reason")) == (200, "cancelled"), line
-
-
-def test_messages_and_handshakes_of_a_websocket_have_lines(logged: Server) -> None:
-    url = f"ws://127.0.0.1:{logged.port}/invocations-bidirectional-stream"
-    with connect(url, additional_headers={"Authorization": "Bearer key-of-the-server", "x-request-id": "ws"}) as socket:
-        socket.send(json.dumps(lmi(SECRET, max_new_tokens=3)))
-        socket.recv()
-    assert line_of(logged, "ws")["output_tokens"] == 3
-    with pytest.raises(InvalidStatus):
-        connect(url, additional_headers={"x-request-id": "ws-refused"})
-    assert line_of(logged, "ws-refused")["status"] == 401
+        assert line["client"] == ADDRESS  # no key was needed, or there was none
 
 
 def message(identifier: str, model: str = "ensemble", tokens: int = 3, *, stream: bool = False) -> bytes:
-    made = protocol.ModelInferRequest(model_name=model, id=identifier)
+    made = rpc.ModelInferRequest(model_name=model, id=identifier)
     made.inputs.add(name="text_input", datatype="BYTES", shape=(1, 1)).contents.bytes_contents.append(SECRET.encode())
     made.inputs.add(name="max_tokens", datatype="INT32", shape=(1, 1)).contents.int_contents.append(tokens)
     made.inputs.add(name="stream", datatype="BOOL", shape=(1, 1)).contents.bool_contents.append(stream)
     data: bytes = made.SerializeToString()
     return data
-
-
-def test_requests_over_grpc_have_lines_and_traces(logged: Server, collector: Collector) -> None:
-    metadata = (("authorization", "Bearer key-of-the-server"), ("traceparent", TRACEPARENT))
-    with grpc.insecure_channel(f"127.0.0.1:{logged.grpc_port}") as channel:  # type: ignore[attr-defined]
-        infer = channel.unary_unary(f"/{protocol.SERVICE}/ModelInfer")
-        infer(message("rpc"), metadata=metadata)
-        with pytest.raises(grpc.RpcError):
-            infer(message("rpc-refused", "hen"), metadata=metadata)
-        stream = channel.stream_stream(f"/{protocol.SERVICE}/ModelStreamInfer")
-        list(stream(iter([message("rpc-1"), message("rpc-2", "hen")]), metadata=metadata))
-    names = {"rpc": "OK", "rpc-refused": "NOT_FOUND", "rpc-1": "OK", "rpc-2": "NOT_FOUND"}
-    assert {name: line_of(logged, name)["status"] for name in names} == names
-    assert line_of(logged, "rpc-1")["path"] == "ModelStreamInfer"
-    wait_until(lambda: bool(collector.of_request("rpc-1")), what="the trace")
-    assert collector.of_request("rpc-1")["llm_request"].parent_span_id.hex() == TRACEPARENT.split("-")[2]
 
 
 def test_a_trace_arrives_with_the_parent_that_was_given(logged: Server, collector: Collector) -> None:
@@ -290,13 +254,13 @@ def test_however_a_request_ends_it_is_one_trace(own: Server, collector: Collecto
         socket.recv()
         socket.send(json.dumps({**lmi(SECRET, max_new_tokens=100_000), "stream": True}))
         socket.recv()
-    metadata = (("authorization", "Bearer key-of-the-server"),)
+    metadata = (("authorization", "Bearer key-of-the-server"), ("traceparent", TRACEPARENT))
     with grpc.insecure_channel(f"127.0.0.1:{own.grpc_port}") as channel:  # type: ignore[attr-defined]
-        infer = channel.unary_unary(f"/{protocol.SERVICE}/ModelInfer")
+        infer = channel.unary_unary(f"/{rpc.SERVICE}/ModelInfer")
         infer(message("t-rpc"), metadata=metadata)
         with pytest.raises(grpc.RpcError):
             infer(message("t-rpc-refused", "hen"), metadata=metadata)
-        responses = channel.stream_stream(f"/{protocol.SERVICE}/ModelStreamInfer")(
+        responses = channel.stream_stream(f"/{rpc.SERVICE}/ModelStreamInfer")(
             iter([message("t-rpc-left", tokens=100_000, stream=True)]), metadata=metadata
         )
         next(responses)
@@ -323,18 +287,17 @@ def test_however_a_request_ends_it_is_one_trace(own: Server, collector: Collecto
         assert root.end_time_unix_nano > root.start_time_unix_nano
         given = attributes(root)
         status = given.get("http.response.status_code", given.get("rpc.response.status_code"))
+        assert given["djl_trtllm.client"] == "SERVING_API_KEY"
         found[identifier] = status, given.get("error.type")
     assert found == ends
+    written = {identifier: line_of(own, identifier) for identifier in ends}
+    assert {name: (line["status"], line.get("error")) for name, line in written.items()} == ends
+    assert {line["client"] for line in written.values()} == {"SERVING_API_KEY"}
+    assert written["t-left"]["finish_reason"] == "cancelled"
+    assert collector.of_request("t-rpc")["llm_request"].parent_span_id.hex() == TRACEPARENT.split("-")[2]
 
 
 PHASES = ("receive", "queue", "prefill", "decode")
-
-
-def test_health_checks_have_no_line(logged: Server) -> None:
-    logged.http.get("/ping", headers={"x-request-id": "ping"})
-    post(logged, "after-ping")
-    line_of(logged, "after-ping")
-    assert not any(line.get("request_id") == "ping" for line in lines(logged))
 
 
 def test_nothing_that_was_sent_is_in_the_log_or_the_traces(logged: Server, collector: Collector) -> None:
@@ -357,6 +320,69 @@ def test_text_lines_cannot_be_forged_and_lines_of_requests_can_be_off(tmp_path: 
         assert not server.says("djl_trtllm.requests")
 
 
-def test_a_collector_that_is_away_costs_no_request(tmp_path: Path) -> None:
-    with serving(scripted_model(tmp_path / "model"), OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1") as server:
-        assert post(server, "alone").status_code == 200
+# -- A real Prometheus scrapes a server, and answers the queries of the dashboard --------------------------------------
+
+PROMETHEUS = shutil.which("prometheus")
+
+# Only TensorRT-LLM reports these.
+WITHOUT_DATA = ("engine_paused", "engine_queued")
+
+
+@contextmanager
+def prometheus(folder: Path, port: int) -> Iterator[httpx.Client]:
+    """A Prometheus with our configuration that scrapes this port each second, and a client of its API."""
+    configuration = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+    configuration["global"]["scrape_interval"] = "1s"
+    configuration["rule_files"] = [str(FOLDER / "alerts.yml")]
+    configuration["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
+    config_file = folder / "prometheus.yml"
+    config_file.write_text(yaml.safe_dump(configuration))
+    own = free_port()
+    command = [str(PROMETHEUS), f"--config.file={config_file}", f"--storage.tsdb.path={folder / 'data'}"]
+    with (
+        (folder / "log").open("wb") as log,
+        subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{own}"], stdout=log, stderr=log) as process,
+    ):
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{own}", trust_env=False) as client:
+                yield client
+        finally:
+            process.terminate()
+
+
+def ask(client: httpx.Client, query: str) -> list[dict[str, Any]]:
+    """The result of a query; empty while Prometheus starts."""
+    try:
+        response = client.get("/api/v1/query", params={"query": query})
+    except httpx.TransportError:
+        return []
+    if response.status_code == 503:
+        return []
+    answer = response.json()
+    assert answer["status"] == "success", (query, answer)
+    found: list[dict[str, Any]] = answer["data"]["result"]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PROMETHEUS is None, reason="Prometheus is not installed (Debian's package prometheus)")
+def test_every_panel_has_data(tmp_path: Path) -> None:
+    model = scripted_model(tmp_path / "model", {"steps_per_second": 200, "kv_blocks": 400})
+    with serving(model) as server, prometheus(tmp_path, server.port) as client:
+        server.generate(20)
+        wait_until(lambda: ask(client, "djl_trtllm_ready == 1") != [], what="a scrape")
+        texts = [text for text in queries() if not any(name in text for name in WITHOUT_DATA)]
+        assert len(texts) < len(queries()) < 2 * len(board()["panels"])
+
+        def missing() -> list[str]:
+            server.generate(20)
+            results = {text: ask(client, text) for text in texts}
+            return [text for text, found in results.items() if not found or found[0]["value"][1] == "NaN"]
+
+        wait_until(lambda: not missing(), what="data for every panel")
+        (tokens,) = ask(client, "djl_trtllm_generated_tokens_total")
+        assert 0 < float(tokens["value"][1]) <= server.metric("generated_tokens_total")
+        (up,) = ask(client, "up")
+        assert up["value"][1] == "1"
+        rules = client.get("/api/v1/rules").json()["data"]["groups"][0]["rules"]
+        assert rules and all(rule["health"] in ("ok", "unknown") for rule in rules)

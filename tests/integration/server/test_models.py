@@ -12,12 +12,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from djl_trtllm.errors import ConfigError, DjlTrtllmError
-from djl_trtllm.server.startup import plan_startup
 from tests.support.client import JSON, body, raw_post, read_all
 from tests.support.models import scripted_model
+from tests.support.processes import wait_until
 from tests.support.server import Server, serving
-from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -76,62 +74,9 @@ def test_a_registered_model_serves_in_an_engine_process_of_its_own(server: Serve
     assert len(server.hosts()) == 1
 
 
-def test_with_several_models_a_request_names_one_or_is_for_that_of_the_start(server: Server) -> None:
-    register(server, "red")
-
-    def answered(model: str) -> float:
-        return server.metric("requests_total", model=model)
-
-    before = answered("scripted"), answered("red")
-    assert server.http.post("/invocations", content=body(3), headers=JSON).status_code == 200
-    assert (answered("scripted"), answered("red")) == (before[0] + 1, before[1])
-    assert server.http.post("/invocations?model_name=red", content=body(3), headers=JSON).status_code == 200
-    header = {**JSON, "X-Amzn-SageMaker-Custom-Attributes": "model_name=red"}
-    assert server.http.post("/invocations", content=body(3), headers=header).status_code == 200
-    assert (answered("scripted"), answered("red")) == (before[0] + 1, before[1] + 2)
-    assert server.http.post("/invocations?model_name=green", content=body(3), headers=JSON).status_code == 404
-
-
-def test_sagemaker_registers_with_json_and_an_absolute_path(server: Server, store: Path) -> None:
-    answer = server.http.post("/models", json={"model_name": "m1", "url": str(store / "red")})
-    assert answer.status_code == 200
-    assert invoke(server, "m1").status_code == 200
-    assert server.http.post("/models", json={"model_name": "m1", "url": str(store / "red")}).status_code == 409
-
-
 def test_an_archive_of_the_store_is_a_model(server: Server) -> None:
     assert register(server, "packed.tar.gz").status_code == 200
     assert invoke(server, "packed").status_code == 200
-
-
-def test_a_registration_in_the_background_answers_at_once(server: Server) -> None:
-    answer = register(server, "slow", synchronous="false")
-    assert answer.status_code == 202
-    assert invoke(server, "slow").status_code == 503
-    # What only is being loaded does not make the server unhealthy.
-    assert server.ping() == 200
-    assert server.http.delete("/models/slow").status_code == 200
-    wait_until(lambda: len(server.hosts()) == 1, what="the end of the host")
-
-
-@pytest.mark.parametrize(
-    ("url", "status", "reason"),
-    [("broken", 500, "no such engine"), ("full", 507, "lower option.kv_cache_free_gpu_mem_fraction")],
-)
-def test_a_model_that_does_not_load_is_not_registered(server: Server, url: str, status: int, reason: str) -> None:
-    answer = register(server, url)
-    assert answer.status_code == status
-    assert reason in answer.json()["message"]
-    assert server.http.get(f"/models/{url}").status_code == 404
-
-
-@pytest.mark.parametrize(
-    ("url", "status"),
-    [("", 400), ("..", 400), ("/etc", 400), ("../first/model", 400), (".", 400), ("green", 404), ("s3://a/b", 404)],
-)
-def test_models_come_from_the_store_only(server: Server, url: str, status: int) -> None:
-    assert register(server, url).status_code == status
-    assert len(server.http.get("/models").json()["models"]) == 1
 
 
 def test_scaling_adds_and_removes_engine_processes_and_loses_nothing(server: Server) -> None:
@@ -169,13 +114,6 @@ def test_a_model_that_goes_while_it_is_scaled_leaves_nothing(server: Server) -> 
     wait_until(lambda: len(server.hosts()) == 1, what="the end of the hosts")
 
 
-@pytest.mark.parametrize(
-    "values", [{"min_worker": "0"}, {"min_worker": "3", "max_worker": "2"}, {"min_worker": "many"}]
-)
-def test_a_scale_that_makes_no_sense_is_refused(server: Server, values: dict[str, str]) -> None:
-    assert server.http.put("/models/scripted", params=values).status_code == 400
-
-
 def test_an_engine_process_that_dies_costs_its_own_worker_only(server: Server) -> None:
     register(server, "red", min_worker="2")
 
@@ -188,38 +126,3 @@ def test_an_engine_process_that_dies_costs_its_own_worker_only(server: Server) -
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: first_worker()["pid"] != killed, what="that the server notices")
     assert [invoke(server, name).status_code for name in ("red", "scripted") * 4] == [200] * 8
-
-
-def test_wrong_methods_and_bodies_are_reported(server: Server) -> None:
-    assert server.http.patch("/models").status_code == 405
-    assert server.http.patch("/models/scripted").status_code == 405
-    assert server.http.post("/models", content=b"{").status_code == 400
-    assert server.http.post("/models", content=b"[]").status_code == 400
-    assert server.http.delete("/models/green").status_code == 404
-
-
-def test_without_a_store_nothing_can_be_registered(tmp_path: Path, store: Path) -> None:
-    with serving(scripted_model(tmp_path / "model")) as alone:
-        answer = register(alone, "red")
-        assert (answer.status_code, "--model-store" in answer.text) == (400, True)
-
-
-def test_a_store_is_enough_to_start_with(store: Path) -> None:
-    environ = {"SERVING_MODEL_STORE": str(store)}
-    options, startup, found = plan_startup(None, environ)
-    assert (options.model_store, startup, found) == (str(store), [], store)
-    _, startup, _ = plan_startup(None, {**environ, "SERVING_LOAD_MODELS": "blue,packed.tar.gz"})
-    assert [model.name for model in startup] == ["blue", "packed"]
-    _, startup, _ = plan_startup(None, {**environ, "SERVING_LOAD_MODELS": "ALL"})
-    assert len(startup) == 7
-    with pytest.raises(ConfigError, match="green"):
-        plan_startup(None, {**environ, "SERVING_LOAD_MODELS": "green"})
-    with pytest.raises(ConfigError, match="no such folder"):
-        plan_startup(None, {"SERVING_MODEL_STORE": "/none"})
-    with pytest.raises(DjlTrtllmError, match="--model-store"):
-        plan_startup(None, {})
-
-
-def test_a_multi_model_endpoint_of_sagemaker_starts_with_none(tmp_path: Path) -> None:
-    _, startup, store = plan_startup(str(tmp_path), {"SAGEMAKER_MULTI_MODEL": "true"})
-    assert (startup, store) == ([], Path("/opt/ml/models"))

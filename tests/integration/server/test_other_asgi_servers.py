@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.support.client import body, raw_post, read_all, read_until, wordy
 from tests.support.models import scripted_model
+from tests.support.processes import wait_until
 from tests.support.server import Server
-from tests.support.waiting import wait_until
 
 PLAIN = ("-m", "tests.support.plain_uvicorn")
 
@@ -27,13 +27,6 @@ def test_answers_are_those_of_our_own_server(tmp_path: Path) -> None:
             answers.append((streamed.content, whole.json()["choices"]))
     assert answers[0] == answers[1]
     assert b'"generated_text"' in answers[0][0]
-
-
-def test_a_model_that_does_not_load_ends_the_server(tmp_path: Path) -> None:
-    model = scripted_model(tmp_path / "model", {"start_error": "no such engine"})
-    with Server(model, scratch=tmp_path, program=PLAIN) as server:
-        assert server.process.wait(60) != 0
-        assert server.says("Application startup failed")
 
 
 def test_sigterm_lets_running_streams_end(tmp_path: Path) -> None:
@@ -62,19 +55,3 @@ def test_a_stream_whose_client_does_not_read_ends_without_its_last_chunk(tmp_pat
         assert not rest.endswith(b"0\r\n\r\n")
         assert b'"finish_reason":"length"' not in rest
         assert server.ping() == 200
-
-
-def test_a_stream_that_fails_in_a_format_without_errors_ends_without_its_last_chunk(tmp_path: Path) -> None:
-    model = scripted_model(
-        tmp_path / "model", {"steps_per_second": 20}, **{"option.resume_after_restart": "false", "retry_threshold": 3}
-    )
-    with Server(model, scratch=tmp_path, program=PLAIN) as server:
-        server.wait_for_ping()
-        with socket.create_connection(("127.0.0.1", server.port)) as client:
-            client.sendall(raw_post(b'{"prompt": "go on", "max_tokens": 500}', path="/predict"))
-            read_until(client, b"\r\n\r\n")
-            client.recv(1000)
-            server.host().kill()
-            rest = read_all(client)
-        assert not rest.endswith(b"0\r\n\r\n")
-        server.wait_for_ping()

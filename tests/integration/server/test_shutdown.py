@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.server.conftest import Start
-from tests.support.client import JSON, body, raw_post, read_all, read_until, wordy
+from tests.support.client import body, raw_post, read_all, read_until
 from tests.support.models import scripted_model
+from tests.support.processes import wait_until
 from tests.support.server import Server
-from tests.support.waiting import wait_until
 
 AT_ONCE = {"SERVING_SHUTDOWN_TIMEOUT": "3600"}
 """A server that waited for what it must not wait for would be waited for in vain."""
@@ -69,53 +69,6 @@ def test_running_answers_are_finished_and_new_requests_refused(start: Start, num
     assert server.wait() == 0
 
 
-def test_what_does_not_end_in_time_is_reported_so(start: Start) -> None:
-    server = start({"steps_per_second": 50}, {"SERVING_SHUTDOWN_TIMEOUT": "0.5"})
-    with server.connect() as connection, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        whole = pool.submit(server.http.post, "/invocations", content=body(1_000_000), headers=JSON)
-        connection.sendall(raw_post(body(1_000_000, stream=True)))
-        received = read_until(connection, b"token")
-        wait_until(lambda: server.metric("running") == 2)
-        server.terminate()
-        received += read_all(connection)
-        assert server.wait() == 0
-        assert b"shut down while it was answering" in received[-1000:]
-        assert received.endswith(b"\r\n0\r\n\r\n")
-        assert whole.result().status_code == 503
-
-
-def test_a_client_that_does_not_read_does_not_hold_up_the_end(start: Start) -> None:
-    server = start({}, {"SERVING_SHUTDOWN_TIMEOUT": "0.5"}, **{"option.stream_write_timeout": 3600})
-    with server.connect(receive_buffer=4096) as slow:
-        slow.sendall(wordy(1_000_000))
-        read_until(slow, b"content")
-        # More than the kernel takes in for it.
-        wait_until(lambda: server.metric("generated_tokens_total") > 30_000)
-        server.terminate()
-        assert server.wait() == 0
-
-
-def test_an_idle_keep_alive_connection_does_not_hold_up_the_end(start: Start) -> None:
-    server = start({}, AT_ONCE)
-    with server.connect() as connection:
-        connection.sendall(raw_post(body(2)))
-        read_until(connection, b"generated_text")
-        server.terminate()
-        assert server.wait() == 0
-
-
-def test_two_interrupts_end_it_without_waiting(start: Start) -> None:
-    server = start({"steps_per_second": 50}, AT_ONCE)
-    with server.connect() as connection:
-        connection.sendall(raw_post(body(1_000_000, stream=True)))
-        read_until(connection, b"token")
-        server.process.send_signal(signal.SIGINT)
-        wait_until(lambda: server.ping() == 503)
-        assert server.process.poll() is None
-        server.process.send_signal(signal.SIGINT)
-        server.wait()
-
-
 def test_sigterm_while_the_engine_process_loads(tmp_path: Path) -> None:
     with not_ready(scripted_model(tmp_path / "model", {"start_seconds": FOR_EVER}), **AT_ONCE) as server:
         wait_until(lambda: server.hosts() != [])
@@ -124,31 +77,6 @@ def test_sigterm_while_the_engine_process_loads(tmp_path: Path) -> None:
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
         server.terminate()
         assert server.wait() == 0
-
-
-def test_sigterm_while_files_are_prepared(tmp_path: Path) -> None:
-    model = scripted_model(tmp_path / "model")
-    (model / "model.py").write_text(FORMATTER)
-    with not_ready(model, **AT_ONCE) as server:
-        wait_until(lambda: server.says("preparing"))
-        server.wait_for_ping(503)
-        server.terminate()
-        assert server.wait() == 0
-
-
-FORMATTER = f"""
-import time
-
-from djl_python.output_formatter import output_formatter
-
-print("preparing", flush=True)
-time.sleep({FOR_EVER})
-
-
-@output_formatter
-def unchanged(response: dict) -> dict:
-    return response
-"""
 
 
 def test_sigterm_while_it_recovers(start: Start) -> None:
@@ -165,10 +93,3 @@ def test_a_model_that_cannot_be_loaded_ends_the_process(tmp_path: Path) -> None:
     with not_ready(scripted_model(tmp_path / "model", {"start_error": "no such engine"})) as server:
         assert server.wait() == 1
         assert server.says("no such engine")
-
-
-def test_loading_that_takes_too_long_ends_the_process(tmp_path: Path) -> None:
-    model = scripted_model(tmp_path / "model", {"start_seconds": FOR_EVER}, **{"option.model_loading_timeout": 1})
-    with not_ready(model) as server:
-        assert server.wait() == 1
-        assert server.says("option.model_loading_timeout")

@@ -14,12 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.fakes.installation import worker_processes
+from tests.fakes.installation import fake_tensorrt_llm, worker_processes
 from tests.support.client import body, raw_post, read_all, read_until
+from tests.support.hostile import Pinging
+from tests.support.in_process import PROMPT
 from tests.support.models import tensorrt_llm_model
-from tests.support.pinging import Pinging
+from tests.support.processes import survivors, wait_until
 from tests.support.server import Server, serving
-from tests.support.waiting import survivors, wait_until
 
 HANG_TIMEOUT = 2.0
 
@@ -91,20 +92,6 @@ def test_all_of_64_clients_are_reported_when_the_worker_is_lost(
     assert server.metric("executor_restarts_total") == 1
 
 
-@pytest.mark.slow
-def test_one_of_32_requests_fails_alone(start: Callable[..., Server]) -> None:
-    fault = {"action": "error", "at_token": 3, "max_new_tokens": 77, "message": "no room for it"}
-    server = start({"steps_per_second": 100, "faults": [fault]})
-    with contextlib.ExitStack() as stack:
-        connections = [stack.enter_context(server.connect()) for _ in range(32)]
-        for client, connection in enumerate(connections):
-            connection.sendall(raw_post(body(77 if client == 11 else 20), "Connection: close"))
-        answers = [read_all(connection) for connection in connections]
-    assert message_of(answers.pop(11)) == "no room for it"
-    assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
-    assert server.metric("executor_restarts_total") == 0
-
-
 @pytest.mark.parametrize(
     ("error", "message"),
     [
@@ -125,14 +112,28 @@ def test_an_engine_that_does_not_come_up_ends_the_server_with_the_reason(
         assert server.says(message)
 
 
-def test_the_engines_statistics_are_metrics(start: Callable[..., Server]) -> None:
-    server = start({"steps_per_second": 50})
-    with server.connect() as connection:
-        connection.sendall(raw_post(body(100_000, stream=True)))
-        read_until(connection, b"token")
-        # Before the engine's first iteration it is unknown, and not there.
-        wait_until(lambda: server.has_metric("engine_iterations") and server.metric("engine_iterations") > 0)
-        assert 0 < server.metric("kv_cache_used_blocks") < server.metric("kv_cache_blocks")
-        assert server.metric("engine_iteration_seconds") > 0.01
-    wait_until(lambda: server.metric("running") == 0)
-    wait_until(lambda: server.metric("kv_cache_used_blocks") == 0)
+# -- what the PyTorch backends of TensorRT-LLM's versions want of requests with beams and seeds, on the fake -----------
+
+
+def details(server: Server, **parameters: object) -> list[float | None]:
+    tokens = server.answer(PROMPT, max_new_tokens=4, **parameters)["details"]["tokens"]
+    return [token["log_prob"] for token in tokens]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["1.1.0", "1.2.0", "1.3.0", "1.4.0rc0"])
+def test_beams(tmp_path: Path, version: str) -> None:
+    """Another number of beams ends the engine's loop up to 1.2.0, and `logprobs` other than 0 is refused by 1.3."""
+    model, _ = tensorrt_llm_model(tmp_path / "model", **{"option.max_beam_width": 2})
+    with serving(model, **fake_tensorrt_llm(tmp_path / "fake", version=version)) as server:
+        plain = server.answer(PROMPT, max_new_tokens=4)
+        beams = server.answer(PROMPT, max_new_tokens=4, num_beams=2)
+        assert plain["generated_text"] == beams["generated_text"]
+        assert details(server) == details(server, num_beams=2) == 4 * [-0.5]
+        stream = server.post(PROMPT, stream=True, max_new_tokens=4).text.splitlines()
+        assert json.loads(stream[-1])["generated_text"] == plain["generated_text"]
+        for refused in ({"do_sample": True}, {"num_beams": 3}, {"n": 3}):
+            answer = server.post(PROMPT, max_new_tokens=4, **refused)
+            assert answer.status_code == 424 and "this engine runs every request with 2 beams" in answer.text
+        assert server.answer(PROMPT, max_new_tokens=4) == plain
+        assert server.metric("executor_restarts_total") == 0

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tools.tensorrt_llm.schema import REASONS, REDUCED, differences, main, report
-from tools.tensorrt_llm.schema_types import reduced
+from tools.tensorrt_llm.schema_types import kinds_of, reduced
+from tools.tensorrt_llm.seen import same_type
 
 EXCERPT: dict[str, Any] = {
     "engine_version": "1.2.1",
@@ -165,3 +166,43 @@ def test_reasons_are_sentences() -> None:
     import yaml
 
     assert all(reason.endswith(".") for reason in yaml.safe_load(REASONS.read_text()).values())
+
+
+@pytest.mark.parametrize(
+    ("annotation", "kinds"),
+    [
+        ("Optional[int]", ["integer", "null"]),
+        ("int | None", ["integer", "null"]),
+        ("Union[str, Path]", ["string"]),
+        ("Literal['b', 'a']", ["'a'", "'b'"]),
+        ("Literal['a', None]", ["'a'", "null"]),
+        ("Optional[Union[str, List[str]]]", ["array", "null", "string"]),
+        ("Dict[str, str]", ["object"]),
+        ("a.b.LoraConfig", ["LoraConfig"]),
+        ("Optional[torch.Tensor]", ["Tensor", "null"]),
+        ("float", ["number"]),
+        ("bool", ["boolean"]),
+    ],
+)
+def test_annotations_in_all_spellings_are_the_same_kinds(annotation: str, kinds: list[str]) -> None:
+    assert kinds_of(annotation) == kinds
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("Optional[List[int]]", "typing.Optional[typing.List[int]]", True),
+        ("Optional[int]", "int | None", True),
+        ("Union[str, int, None]", "Optional[Union[int, str]]", True),
+        ("int", "Annotated[PositiveInt, Gt(0)]", True),
+        ("Literal['a', 'b']", "Literal['b', 'a']", True),
+        ("KvCacheConfig", "tensorrt_llm.llmapi.llm_args.KvCacheConfig", True),
+        ("Optional[RequestOutput]", "Optional['RequestOutput']", True),
+        ("Literal['a']", "Literal['a', 'b']", False),
+        ("Optional[int]", "int", False),
+        ("List[int]", "List[str]", False),
+    ],
+)
+def test_types_are_the_same_when_they_say_the_same(first: str, second: str, same: bool) -> None:
+    assert same_type(first, second) is same
+    assert same_type(second, first) is same

@@ -85,14 +85,11 @@ def test_constructors_arguments_come_from_the_class_that_declares_them(look: Mak
 # -- nothing is claimed that was not seen ------------------------------------------------------------------------------
 
 
-def test_a_missing_file_is_not_seen(look: Make) -> None:
+def test_what_a_missing_file_has_is_not_seen(look: Make) -> None:
     report = look({"plugin/plugin.py": None, "plugin/__init__.py": None})
     found = finding(report, "PluginConfig", "")
     assert (found.verdict, found.text) == (Verdict.UNSEEN, "no file of the module tensorrt_llm.plugin")
     assert verdict(report, "PluginConfig", "tokens_per_block") is Verdict.UNSEEN
-
-
-def test_a_name_that_comes_from_a_missing_file_is_not_seen(look: Make) -> None:
     report = look({"plugin/plugin.py": None})
     assert "tensorrt_llm.plugin.plugin, of which there is no file" in finding(report, "PluginConfig", "").text
 

@@ -1,1 +1,0 @@
-"""The formatters of a model directory's own `model.py`, for LMI's requests and responses."""

@@ -1,0 +1,483 @@
+"""LMI as a dialect: the tables of parameters (DJL's, and those of TGI and vLLM that clients send), parsing, and errors.
+
+Targets are the field names of `Sampling`, `GenerationRequest` and `Presentation`.
+
+Where DJL's documents leave it open, or DJL differs by version:
+
+- Sampling: `do_sample` decides if it is given. Otherwise a request samples if it sets `temperature` (not 0, not 1),
+  `top_k` (above 1) or `top_p` (below 1), as in LMI from 0.32 on; a seed alone does not. Chat samples unless its
+  temperature is 0. A temperature of 0 is greedy, even if `do_sample` is true.
+- Without `max_new_tokens`, `inputs` gets 30 tokens, as documented, and Bedrock's `prompt` 512. Chat without
+  `max_tokens` gets as much as fits: a chat needs whole answers.
+- `best_of` sequences (by default `n`) are generated and `n` returned. `best_of` alone returns one sequence, or with
+  `tgi_compat` all, as TGI does.
+- Every parameter has its effect or is refused by name, unless its value changes nothing. Types are JSON's, strictly.
+- The encoder: `parameters.output_formatter`, else the option, else `json`, or for streams `jsonlines` (`sse` with
+  `tgi_compat`). Chat: `json_chat` or `jsonlines_chat`, unless the request or the option names another *chat*
+  formatter. An unknown name is logged and ignored. Where the request does not name one, its `Accept` decides between
+  lines and events (`front_end.prefers_events`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+from msgspec.structs import replace
+
+from djl_trtllm import errors
+from djl_trtllm.api.base import (
+    DEFECT,
+    Call,
+    Dialect,
+    ModelContext,
+    Operation,
+    RawRequest,
+    Reply,
+    RequestParser,
+    ResponseEncoder,
+    error_headers,
+    nearest_row,
+    read_json,
+)
+from djl_trtllm.api.dialects.lmi.responses import (
+    DJL_ERRORS,
+    BedrockEncoder,
+    BedrockStreamEncoder,
+    JsonEncoder,
+    JsonLinesEncoder,
+    LmiChatEncoder,
+    LmiChatStreamEncoder,
+    PlainTextEncoder,
+    Presentation,
+)
+from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events
+from djl_trtllm.api.openapi import EVENTS, INTEGER, STRING, any_of, list_of, members
+from djl_trtllm.api.parameters import (
+    BOOLEAN,
+    IGNORED,
+    OBJECT,
+    PROMPT,
+    TEXT,
+    Parameter,
+    Problems,
+    Table,
+    integer,
+    number,
+    show,
+)
+from djl_trtllm.api.sampling import (
+    ADAPTER,
+    MESSAGES,
+    MOST_TOKENS,
+    NOT_HONOURED,
+    SAMPLING,
+    generation_request,
+    read_messages,
+    read_sampling,
+    refuse_ranked_stream,
+)
+from djl_trtllm.config import Options
+
+_FORMATTER = (Parameter(("output_formatter",), TEXT, "output_formatter"),)
+# litellm sends the address that its requests go to along with their parameters.
+_LITELLM = (Parameter(("sagemaker_base_url",), target=IGNORED),)
+
+INPUTS_PARAMETERS = Table(
+    SAMPLING,
+    _FORMATTER,
+    _LITELLM,
+    ADAPTER,
+    NOT_HONOURED,
+    (
+        Parameter(("max_new_tokens",), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("temperature",), number(0), "temperature"),
+        Parameter(("details",), BOOLEAN, "details"),
+        Parameter(("return_full_text",), BOOLEAN, "return_full_text"),
+        Parameter(("decoder_input_details",), BOOLEAN, "prefill"),
+        Parameter(("logprobs",), neutral=(0, 1, True, False), advice="only the chosen token's is available"),
+    ),
+    elsewhere=dict.fromkeys(("inputs", "stream", "messages"), "beside 'parameters', not in it"),
+)
+"""`parameters` of `{"inputs", "parameters", "stream"}`."""
+
+CHAT_FIELDS = Table(
+    SAMPLING,
+    _FORMATTER,
+    _LITELLM,
+    ADAPTER,
+    NOT_HONOURED,
+    (
+        Parameter(("messages",), MESSAGES, IGNORED),
+        Parameter(("max_tokens", "max_completion_tokens", "max_new_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("temperature",), number(0, 2), "temperature"),
+        Parameter(("stream",), BOOLEAN, "stream"),
+        Parameter(("stream_options",), OBJECT, "stream_options"),
+        Parameter(("logprobs",), BOOLEAN, "logprobs"),
+        Parameter(("top_logprobs",), neutral=(0, 1), advice="only the chosen token's is available"),
+        Parameter(("tools",), neutral=([],), advice="/v1/chat/completions has tool calls"),
+        Parameter(("tool_choice",), neutral=("none", "auto"), advice="/v1/chat/completions has tool calls"),
+        Parameter(("model",), target=IGNORED),
+        Parameter(("user",), target=IGNORED),
+    ),
+    elsewhere={
+        "inputs": "to requests without 'messages'",
+        "parameters": "to requests without 'messages', here its members stand beside 'messages'",
+    },
+    required=("messages",),
+)
+"""Top level of `{"messages", ...}`."""
+
+INPUTS_FIELDS = Table(
+    NOT_HONOURED,
+    ADAPTER,
+    (
+        Parameter(("inputs",), PROMPT, IGNORED),
+        Parameter(("parameters",), INPUTS_PARAMETERS.kind, IGNORED),
+        Parameter(("stream",), BOOLEAN, "stream"),
+        Parameter(("model",), target=IGNORED),
+        # Clients of Hugging Face's hosted inference API send it to every server.
+        Parameter(("options",), target=IGNORED),
+    ),
+    elsewhere=dict.fromkeys(INPUTS_PARAMETERS.rows, "in 'parameters'")
+    | {"prompt": "to requests under option.bedrock_compat, here it is 'inputs'"},
+    required=("inputs",),
+)
+"""Top level of `{"inputs", "parameters", "stream"}`."""
+
+BEDROCK_FIELDS = Table(
+    (
+        Parameter(("prompt",), PROMPT, IGNORED),
+        Parameter(("temperature",), number(0), "temperature"),
+        Parameter(("top_p",), number(0, 1, above=True), "top_p"),
+        Parameter(("max_gen_len",), integer(1, MOST_TOKENS), "max_new_tokens"),
+    ),
+    required=("prompt",),
+)
+"""Top level of `{"prompt", ...}` under `option.bedrock_compat`."""
+
+
+_logger = logging.getLogger(__name__)
+
+PREFIX = "Input Parsing failed. Ensure that the request payload is valid. "
+ACCEPTED = "application/json or text/plain"
+_DEFAULT_NEW_TOKENS = 30
+_BEDROCK_NEW_TOKENS = 512
+_NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+_NO_TYPE = frozenset({"", "application/octet-stream", "binary/octet-stream"})
+"""What boto3 and others send if the caller sets no type."""
+
+
+def parse(
+    body: bytes,
+    content_type: str | None = None,
+    options: Options = Options(),  # noqa: B008  immutable
+    properties: Mapping[str, str] = _NO_PROPERTIES,
+) -> Call:
+    """Parse a request. `properties` are its headers and custom attributes, with lower-case names.
+
+    See `Dialect.parse` for what it raises.
+    """
+    return parse_payload(decode(body, content_type), options, properties)
+
+
+def decode(body: bytes, content_type: str | None) -> Any:
+    """The payload in a body: JSON, or the prompt itself as plain text."""
+    media_type, _, rest = (content_type or "").partition(";")
+    media_type = media_type.strip().lower()
+    if media_type in _NO_TYPE or media_type.endswith(("/json", "+json", "/jsonlines")):
+        if not body.strip():
+            raise errors.InvalidRequestError(
+                f"{PREFIX}Invalid request payload. The 'inputs' field does not contain any content: the body is empty"
+            )
+        try:
+            return read_json(body)
+        except orjson.JSONDecodeError as error:
+            raise errors.InvalidRequestError(
+                f"{PREFIX}Invalid request payload. The body is not valid JSON: {error}. "
+                f"Received {show(body[:100].decode(errors='replace'))}"
+            ) from None
+    if media_type == "text/plain":
+        charset = rest.lower().partition("charset=")[2].strip(" \"'") or "utf-8"
+        if charset not in ("utf-8", "utf8", "us-ascii", "ascii"):
+            raise errors.InvalidRequestError(f"{PREFIX}Invalid request payload. Charset {show(charset)} is not utf-8")
+        try:
+            return {"inputs": body.decode()}
+        except UnicodeDecodeError as error:
+            raise errors.InvalidRequestError(
+                f"{PREFIX}Invalid request payload. The text is not UTF-8: {error}"
+            ) from None
+    hint = ""
+    if media_type == "application/x-www-form-urlencoded":
+        hint = " (curl -d sends this type by itself: add -H 'Content-Type: application/json')"
+    raise errors.InvalidRequestError(
+        f"{PREFIX}Invalid request payload. Content type {show(media_type)} is not accepted{hint}: expected {ACCEPTED}"
+    )
+
+
+def parse_payload(
+    payload: Any,
+    options: Options = Options(),  # noqa: B008  immutable
+    properties: Mapping[str, str] = _NO_PROPERTIES,
+) -> Call:
+    """`parse` from the decoded payload on."""
+    problems = Problems.of(options)
+    if type(payload) is not dict:
+        problems.invalid.append(
+            "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. "
+            f"Received payload {show(payload)}"
+        )
+        problems.raise_any(PREFIX)
+    if "messages" in payload:
+        call = _parse_chat(payload, options, properties, problems)
+    elif options.bedrock_compat:
+        call = _parse_bedrock(payload, options, properties, problems)
+    else:
+        call = _parse_inputs(payload, options, properties, problems)
+    problems.raise_any(PREFIX)
+    adapter = properties.get("x-amzn-sagemaker-adapter-identifier")
+    (request,) = call.requests
+    if adapter and request.adapter is None:
+        request = replace(request, adapter=adapter)
+    return Call((request,), call.encoder, problems.headers)
+
+
+def choose_encoder(
+    name: str | None, presentation: Presentation, *, several: bool = False, events: bool | None = None
+) -> ResponseEncoder:
+    """The encoder for an `output_formatter` name. `several`: more than one sequence is generated, whatever `n` is.
+
+    `events` chooses between lines and events, whichever `name` means.
+    """
+    if name is not None and name not in FORMATTERS:
+        _logger.warning("Unsupported output formatter: %s; using the default", show(name))
+        name = None
+    if name is None:
+        name = "json" if not presentation.stream else "sse" if presentation.tgi_compat else "jsonlines"
+    if several and name in _SINGLE:
+        name = "json"
+    if events is not None:
+        name = (_EVENTS if events else _LINES).get(name, name)
+    return FORMATTERS[name](presentation)
+
+
+FORMATTERS: dict[str, Callable[[Presentation], ResponseEncoder]] = {
+    "json": JsonEncoder,
+    "jsonlines": lambda presentation: JsonLinesEncoder(presentation, sse=False),
+    "sse": lambda presentation: JsonLinesEncoder(presentation, sse=True),
+    "json_chat": LmiChatEncoder,
+    "jsonlines_chat": lambda presentation: LmiChatStreamEncoder(presentation, sse=False),
+    "sse_chat": lambda presentation: LmiChatStreamEncoder(presentation, sse=True),
+    "3p": BedrockEncoder,
+    "3p_stream": BedrockStreamEncoder,
+    "none": PlainTextEncoder,
+}
+"""The encoder for each `output_formatter`."""
+
+_CHAT_FORMATTERS = ("json_chat", "jsonlines_chat", "sse_chat")
+_EVENTS = {"jsonlines": "sse", "jsonlines_chat": "sse_chat"}
+_LINES = {name: lines for lines, name in _EVENTS.items()}
+_SINGLE = ("jsonlines", "sse", "3p", "3p_stream")
+"""Formats for a single sequence."""
+
+
+def _parse_inputs(payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems) -> Call:
+    inputs = _read_prompt(payload, "inputs", problems)
+    parameters = payload.get("parameters")
+    if parameters is None:
+        parameters = {}
+    elif type(parameters) is not dict:
+        problems.invalid.append(
+            "Invalid request payload. 'parameters' must be provided as an object of key-value pairs. "
+            f"Received {show(parameters)}"
+        )
+        parameters = {}
+    fields = INPUTS_FIELDS.read(payload, problems, "field")
+    stream: bool = fields.pop("stream", False)
+    values = fields | INPUTS_PARAMETERS.read(parameters, problems, "parameter")
+    values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
+    if options.tgi_compat and "n" not in values and "best_of" in values:
+        values["n"] = values["best_of"]
+    sampling = read_sampling(values, problems, ranked=True)
+    several = sampling.sequences > 1
+    if several and stream:
+        problems.invalid.append(
+            "'stream' is true and 'n', 'best_of' or 'num_beams' above 1: which sequence is the best is known only at "
+            "the end, expected 'stream' to be false"
+        )
+    presentation = Presentation(
+        inputs=inputs,
+        stream=stream,
+        details=several or values.get("details", options.tgi_compat),
+        return_full_text=values.get("return_full_text", False),
+        prefill=values.get("prefill", False),
+        tgi_compat=options.tgi_compat or from_hugging_face(properties),
+        n=sampling.n,
+    )
+    named = values.get("output_formatter")
+    events = None if named else prefers_events(properties)
+    encoder = choose_encoder(named or options.output_formatter, presentation, several=several, events=events)
+    # In the LMI schema every token has its log-probability.
+    logprobs = encoder.stream or presentation.details
+    return Call((generation_request(values, sampling, logprobs, prompt=inputs),), encoder)
+
+
+def _parse_chat(payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems) -> Call:
+    messages = read_messages(payload["messages"], problems)
+    values = CHAT_FIELDS.read(payload, problems, "field")
+    values.setdefault("do_sample", True)
+    sampling = read_sampling(values, problems)
+    stream: bool = values.get("stream", False)
+    if stream:
+        refuse_ranked_stream(sampling, problems)
+    stream_options = values.get("stream_options", {})
+    presentation = Presentation(
+        stream=stream,
+        details=True,
+        tgi_compat=options.tgi_compat,
+        n=sampling.n,
+        logprobs=values.get("logprobs", False),
+        include_usage=stream_options.get("include_usage") is True,
+    )
+    name = values.get("output_formatter")
+    events = None if name else prefers_events(properties)
+    if name is None and options.output_formatter in _CHAT_FORMATTERS:
+        name = options.output_formatter
+    if name not in FORMATTERS:
+        if name is not None:
+            _logger.warning("Unsupported output formatter: %s; using the default", show(name))
+        name = "jsonlines_chat" if stream else "json_chat"
+    encoder = choose_encoder(name, presentation, several=sampling.n > 1, events=events)
+    logprobs = presentation.logprobs or name in ("json", "jsonlines", "sse")
+    return Call((generation_request(values, sampling, logprobs, messages=messages),), encoder)
+
+
+def _parse_bedrock(
+    payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems
+) -> Call:
+    prompt = _read_prompt(payload, "prompt", problems)
+    values = BEDROCK_FIELDS.read(payload, problems, "field")
+    values = {"temperature": 0.5, "top_p": 0.9, "do_sample": True, "default_new_tokens": _BEDROCK_NEW_TOKENS} | values
+    stream = properties.get("x-amzn-sagemaker-forwarded-api") == "InvokeEndpointWithResponseStream"
+    encoder = choose_encoder("3p_stream" if stream else "3p", Presentation(return_full_text=True))
+    sampling = read_sampling(values, problems)
+    return Call((generation_request(values, sampling, False, prompt=prompt),), encoder)
+
+
+def _read_prompt(payload: dict[str, Any], name: str, problems: Problems) -> str:
+    prompt = payload.get(name)
+    if prompt is None:
+        problems.invalid.append(
+            f"Invalid request payload. Request payload should be a json object specifying the '{name}' field. "
+            f"Received payload {show(payload)}"
+        )
+    elif type(prompt) is not str:
+        problems.invalid.append(
+            f"Invalid request payload. The '{name}' field must be a string. Received {show(prompt)}"
+            + (": send one request per prompt, they are batched here" if type(prompt) is list else "")
+        )
+    elif not prompt:
+        problems.invalid.append(
+            f"Invalid request payload. The '{name}' field does not contain any content. "
+            f"Received payload {show(payload)}"
+        )
+    else:
+        return prompt
+    return ""
+
+
+_INVOCATIONS = "/endpoints/{endpoint}/invocations"
+_RESPONSE_STREAM = "/endpoints/{endpoint}/invocations-response-stream"
+_VARIANT = ("x-Amzn-Invoked-Production-Variant", "AllTraffic")
+"""What SageMaker's runtime adds to the container's response."""
+_OBJECT = {"type": "object"}
+_GENERATED = members({"generated_text": STRING}, optional={"details": _OBJECT})
+_CHAT = members({"id": STRING, "object": STRING, "created": INTEGER, "choices": list_of(_OBJECT), "usage": _OBJECT})
+_BEDROCK = members({"body": _OBJECT, "metering": _OBJECT, "content_type": STRING})
+_GENERATE = Operation(
+    "Generate from a prompt or from chat messages",
+    # The prompt itself. No schema, because every text is one.
+    bodies={"text/plain": {}},
+    responses={
+        "application/json": any_of(_GENERATED, list_of(_GENERATED), _CHAT, _BEDROCK),
+        "application/jsonlines": EVENTS,
+        "text/event-stream": EVENTS,
+        "text/plain": STRING,
+    },
+    example={"inputs": "The wolf", "parameters": {"max_new_tokens": 16}},
+)
+_STREAM = _GENERATE._replace(
+    summary="Generate, as an event stream of AWS", responses={"application/vnd.amazon.eventstream": EVENTS}
+)
+_PATHS = (
+    "/invocations",
+    "/predictions/{model}",
+    "/models/{model}/invoke",
+    _INVOCATIONS,
+    _RESPONSE_STREAM,
+)
+
+
+class Lmi(Dialect):
+    """The API of the DJL containers, `{"inputs", "parameters", "stream"}` and `{"messages", ...}`."""
+
+    paths = _PATHS
+    tables = dict.fromkeys(_PATHS, (INPUTS_FIELDS, CHAT_FIELDS, BEDROCK_FIELDS))
+    descriptions = MappingProxyType({**dict.fromkeys(_PATHS, _GENERATE), _RESPONSE_STREAM: _STREAM})
+    sagemaker = True
+    formatters_file = "model.py"
+    # DJL's statuses, odd ones included; its options can change them.
+    statuses = MappingProxyType(
+        {
+            errors.InvalidRequestError: 424,
+            errors.SessionError: 400,
+            errors.RequestTimeoutError: "timeout_http_code",
+            errors.GenerationError: 424,
+        }
+    )
+
+    def formatters(self, model_dir: Path, attributes: Mapping[str, Any]) -> RequestParser | None:
+        from djl_trtllm.api.dialects.lmi.custom import load_custom  # it parses by the functions above
+
+        return load_custom(model_dir, attributes)
+
+    def parse(self, request: RawRequest, model: ModelContext) -> Call:
+        """See `Dialect`. The formatters of the model's own `model.py` come first."""
+        if request.path == _RESPONSE_STREAM:
+            call = event_stream(_parse(forwarded(request), model))
+        else:
+            call = _parse(request, model)
+        if request.path in (_INVOCATIONS, _RESPONSE_STREAM):
+            call = call._replace(headers=(*call.headers, _VARIANT))
+        return call
+
+    def encode_error(self, error: BaseException, options: Options) -> Reply:
+        """Errors of a request itself have the handler's body, `{"error", "code"}`.
+
+        Those of the server's state have the body of DJL's front end, with its exceptions as types.
+        """
+        status = self.status(error, options)
+        if not isinstance(error, errors.RequestError):
+            return front_end_error(status, DEFECT, "InternalServerException")
+        if isinstance(error, errors.UnknownModelError) and error.name is None:
+            return front_end_error(400, str(error))
+        djl_type = nearest_row(DJL_ERRORS, error)
+        if djl_type is None:
+            return Reply.json({"error": str(error), "code": status}, status)
+        fields: dict[str, object] = {}
+        if isinstance(error, errors.OverloadedError):
+            fields = {"queue_depth": error.queue_depth, "queue_capacity": error.capacity}
+        return front_end_error(status, str(error), djl_type, fields=fields, headers=error_headers(error))
+
+
+def _parse(request: RawRequest, model: ModelContext) -> Call:
+    if model.custom is not None:
+        return model.custom.parse(request, model.options)
+    return parse(request.body, request.content_type, model.options, request.properties)
+
+
+LMI = Lmi()

@@ -1,0 +1,502 @@
+"""The encoders of LMI's responses: `json`, `jsonlines`, `sse` and `none`.
+
+The formats are those of DJL's rolling batch (LMI 0.25 to 0.32), with these differences on purpose:
+
+- `finish_reason` is what happened (`eos_token`, `stop_sequence`, `length`, `cancelled`, `error`); DJL guessed it from
+  the number of tokens and never said `stop_sequence`.
+- With `tgi_compat`, details have TGI's `seed`, and TGI's `prefill` (whole) or `input_length` (streamed); every
+  token says whether it is `special`; an error inside a stream also has TGI's `error` and `error_type`, which
+  its clients raise.
+- `generated_tokens` counts the end token, even if no token line shows it.
+
+In a stream every token is a line, sent at once. If the end is known with the last token, that line is the last. If
+the end comes without a token (a stop string removed the text, or the request was cancelled), one more line is sent:
+its token repeats the last id with an empty text and is special, so that joined texts and summed log-probabilities are
+right; its id is -1 if nothing was generated. The token of an error has id -1, `log_prob` -1 and the message as
+`error_msg`, as DJL documents.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from djl_trtllm import errors
+from djl_trtllm.api.base import (
+    BaseEncoder,
+    CollectedSequence,
+    Prompt,
+    SequenceCollector,
+    WholeEncoder,
+    dump_line,
+    nearest_row,
+)
+from djl_trtllm.api.front_end import HUGGING_FACE_ERRORS
+from djl_trtllm.request import FINISH_WORDS, FinishReason, OutputChunk, SequenceResult, Token, new_uuid
+
+DJL_ERRORS: dict[type[errors.RequestError], str | None] = {
+    errors.AuthenticationError: "UnauthorizedException",
+    errors.ForbiddenError: "ForbiddenException",
+    errors.UnknownModelError: "ResourceNotFoundException",
+    errors.MethodNotAllowedError: "MethodNotAllowedException",
+    errors.RequestTooLargeError: "RequestEntityTooLargeException",
+    errors.OverloadedError: "WlmCapacityException",
+    errors.TooManyRequestsError: "TooManyRequestsException",
+    errors.NotReadyError: "WlmException",
+    errors.RequestTimeoutError: "TranslateException",
+    errors.GenerationError: None,
+}
+"""DJL's exceptions. None, also of those that are not here: the body is the handler's."""
+
+
+@dataclass(slots=True)
+class Presentation:
+    """What one response shows.
+
+    `inputs` is the prompt for `details` and `return_full_text`. The response has `n` sequences, the best first.
+    `stream` is the value in the request; an encoder may differ. `logprobs`, `include_usage`, `id` (unique) and
+    `created` (seconds since the epoch) are for chat only.
+    """
+
+    inputs: str = ""
+    stream: bool = False
+    details: bool = False
+    return_full_text: bool = False
+    prefill: bool = False
+    tgi_compat: bool = False
+    n: int = 1
+    logprobs: bool = False
+    include_usage: bool = False
+    id: str = field(default_factory=lambda: new_uuid().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+    prompt_length: int = 0
+    prompt_tokens: Sequence[Token] = ()
+
+    def begin(self, prompt: Prompt) -> None:
+        self.inputs = prompt.text
+        self.prompt_length = prompt.length
+        if self.prefill:
+            self.prompt_tokens = prompt.tokens
+
+    def shown_text(self, generated: str) -> str:
+        """The generated text, with `return_full_text` behind the prompt."""
+        return self.inputs + generated if self.return_full_text else generated
+
+
+class PresentingEncoder(BaseEncoder):
+    """The base of the encoders of this dialect."""
+
+    def __init__(self, presentation: Presentation) -> None:
+        self._presentation = presentation
+
+    def begin(self, prompt: Prompt) -> None:
+        self._presentation.begin(prompt)
+
+
+class WholeResponseEncoder(PresentingEncoder, WholeEncoder):
+    """The base of the encoders of whole responses."""
+
+    def __init__(self, presentation: Presentation) -> None:
+        WholeEncoder.__init__(self, presentation.n)
+        PresentingEncoder.__init__(self, presentation)
+        self.wants_prompt_tokens = presentation.prefill
+
+
+def lmi_token(token: Token) -> dict[str, Any]:
+    """A token in the LMI schema; `special_token` only if it is true."""
+    shown: dict[str, Any] = {"id": token.id, "text": token.text, "log_prob": token.logprob}
+    if token.special:
+        shown["special_token"] = True
+    return shown
+
+
+def tgi_token(token: Token) -> dict[str, Any]:
+    """A token in TGI's schema. `special` is always present: TGI's own client requires it."""
+    return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.special}
+
+
+JSONLINES = "application/jsonlines"
+EVENT_STREAM = "text/event-stream"
+PLAIN = "text/plain"
+
+
+class JsonEncoder(WholeResponseEncoder):
+    """`{"generated_text", "details"?}`, in a list of one with `tgi_compat`.
+
+    With more than one sequence there are always details, and `best_of_sequences` has the others.
+    """
+
+    def _body(self) -> bytes:
+        presentation = self._presentation
+        best, *others = self._output.sequences
+        response: dict[str, Any] = {"generated_text": presentation.shown_text(best.text)}
+        if presentation.details or others:
+            details = self._details(best)
+            if others:
+                details["best_of_sequences"] = [self._other(other) for other in others]
+            response["details"] = details
+        return orjson.dumps([response] if presentation.tgi_compat else response)
+
+    def _details(self, sequence: CollectedSequence) -> dict[str, Any]:
+        presentation = self._presentation
+        assert sequence.finished is not None
+        as_token = tgi_token if presentation.tgi_compat else lmi_token
+        details = _end_details(presentation, sequence.finished)
+        details["tokens"] = [as_token(token) for token in sequence.tokens]
+        if presentation.prefill or presentation.tgi_compat:
+            details["prefill"] = [as_token(token) for token in presentation.prompt_tokens]
+        return details
+
+    def _other(self, sequence: CollectedSequence) -> dict[str, Any]:
+        shown = self._details(sequence) | {"generated_text": self._presentation.shown_text(sequence.text)}
+        del shown["inputs"]  # the best sequence's details have it
+        return shown
+
+
+class JsonLinesEncoder(PresentingEncoder):
+    """`jsonlines`: `{"token"}` per token, the last with `generated_text` and `details`; `sse`: the same as events."""
+
+    stream = True
+
+    def __init__(self, presentation: Presentation, *, sse: bool) -> None:
+        super().__init__(presentation)
+        self.wants_prompt_tokens = presentation.prefill
+        self._texts: list[str] = []
+        self._last_id = -1
+        # The hot path: one `dumps` per token, formatted into these bytes.
+        self._tgi = presentation.tgi_compat
+        self._token = tgi_token if presentation.tgi_compat else lmi_token
+        self._line = b'data: {"token":%b}\n\n' if sse else b'{"token":%b}\n'
+        self._whole_line = b"data: %b\n\n" if sse else b"%b\n"
+        self.content_type = EVENT_STREAM if sse else JSONLINES
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        tokens, finished = chunk.tokens, chunk.finished
+        line = self._tgi_line if self._tgi else self._lmi_line
+        if finished is None:
+            # Most chunks are one token, which needs no join.
+            return line(tokens[0]) if len(tokens) == 1 else b"".join([line(token) for token in tokens])
+        if finished.error is not None:
+            return b"".join([line(token) for token in tokens]) + self.error(finished.error)
+        before = b"".join([line(token) for token in tokens[:-1]])
+        last = tokens[-1] if tokens else Token(self._last_id, "", 0.0, True)
+        self._texts.append(last.text)
+        return before + self._end_line(self._token(last), finished)
+
+    def error(self, error: errors.RequestError) -> bytes:
+        """A last line whose token has the message."""
+        token = self._token(Token(-1, "", -1.0, True)) | {"error_msg": str(error)}
+        finished = SequenceResult(FinishReason.ERROR, len(self._texts), None, None, error=error)
+        return self._end_line(token, finished)
+
+    def _lmi_line(self, token: Token) -> bytes:
+        text = token.text
+        self._texts.append(text)
+        self._last_id = token.id
+        if token.special:
+            return self._line % dump_line(lmi_token(token))
+        return self._line % dump_line({"id": token.id, "text": text, "log_prob": token.logprob})
+
+    def _tgi_line(self, token: Token) -> bytes:
+        self._texts.append(token.text)
+        self._last_id = token.id
+        return self._line % dump_line(tgi_token(token))
+
+    def _end_line(self, token: dict[str, Any], finished: SequenceResult) -> bytes:
+        presentation = self._presentation
+        line: dict[str, Any] = {
+            "token": token,
+            "generated_text": presentation.shown_text("".join(self._texts)),
+        }
+        if presentation.details:
+            details = _end_details(presentation, finished)
+            if presentation.tgi_compat:
+                details["input_length"] = presentation.prompt_length
+            if presentation.prefill:
+                details["prefill"] = [self._token(token) for token in presentation.prompt_tokens]
+            line["details"] = details
+        elif finished.error is not None:
+            line["details"] = {"finish_reason": FINISH_WORDS[finished.reason]}
+        if finished.error is not None and presentation.tgi_compat:
+            line["error"] = str(finished.error)
+            line["error_type"] = nearest_row(HUGGING_FACE_ERRORS, finished.error)
+        return self._whole_line % dump_line(line)
+
+
+class PlainTextEncoder(PresentingEncoder):
+    """`none`: the generated text only, streamed if the request asks for a stream.
+
+    Plain text cannot express a failure: the body then has no end.
+    """
+
+    content_type = PLAIN
+
+    def __init__(self, presentation: Presentation) -> None:
+        super().__init__(presentation)
+        self._output = SequenceCollector(presentation.n)
+        self._begun = False
+        self.stream = presentation.stream and presentation.n == 1
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        if chunk.finished is not None and chunk.finished.error is not None:
+            raise chunk.finished.error
+        if self.stream:
+            text = "".join([token.text for token in chunk.tokens])
+        elif self._output.add(chunk):
+            text = self._output.sequences[0].text
+        else:
+            return b""
+        if not self._begun:
+            text = self._presentation.shown_text(text)
+        self._begun = True
+        return text.encode()
+
+
+def _end_details(presentation: Presentation, finished: SequenceResult) -> dict[str, Any]:
+    details: dict[str, Any] = {
+        "finish_reason": FINISH_WORDS[finished.reason],
+        "generated_tokens": finished.generated_tokens,
+        "inputs": presentation.inputs,
+    }
+    if presentation.tgi_compat:
+        details["seed"] = finished.seed
+    if finished.reseeded:
+        details["reseeded"] = True
+    return details
+
+
+# The encoders of LMI's chat responses: `json_chat`, `jsonlines_chat` and `sse_chat`.
+#
+# OpenAI's format without a `model` field, as in DJL's rolling batch. Where DJL's values made OpenAI's own clients fail,
+# the values are OpenAI's, because the format exists for those clients:
+#
+# - `finish_reason` is `stop` (end token or stop string) or `length`; DJL put `eos_token` there, which typed clients
+#   refuse. OpenAI has no value for errors and cancelled requests: `error` and `cancelled` are LMI's.
+# - `logprobs` is an object in chunks too (DJL: a list of one), `bytes` are UTF-8 (DJL: code points), and
+#   `top_logprobs[].token` is the token (DJL: the number). Only the chosen token is in `top_logprobs`.
+# - `usage.prompt_tokens` is counted (DJL: 0); streams send `usage` when `stream_options.include_usage` asks for it.
+# - `n` above 1 works, in streams by `choices[0].index` (DJL ignored it).
+
+
+_FINISH = {FinishReason.END_TOKEN: "stop", FinishReason.STOP: "stop"}
+
+
+class LmiChatEncoder(WholeResponseEncoder):
+    """`json_chat`: one `chat.completion`."""
+
+    def _body(self) -> bytes:
+        presentation = self._presentation
+        choices: list[dict[str, Any]] = []
+        generated = 0
+        for index, sequence in enumerate(self._output.sequences):
+            assert sequence.finished is not None
+            generated += sequence.finished.generated_tokens
+            choices.append(
+                {
+                    "index": index,
+                    "message": {"role": "assistant", "content": sequence.text},
+                    "logprobs": _logprobs(sequence.tokens) if presentation.logprobs else None,
+                    "finish_reason": _reason(sequence.finished),
+                }
+            )
+        return orjson.dumps(
+            {
+                "id": f"chatcmpl-{presentation.id}",
+                "object": "chat.completion",
+                "created": presentation.created,
+                "choices": choices,
+                "usage": _usage(presentation, generated),
+            }
+        )
+
+
+class LmiChatStreamEncoder(PresentingEncoder):
+    """`jsonlines_chat`: a `chat.completion.chunk` per token and line; `sse_chat`: as events, and `[DONE]`.
+
+    The last token's chunk has the `finish_reason`; if the end has no token, a chunk with an empty content has it.
+    """
+
+    stream = True
+
+    def __init__(self, presentation: Presentation, *, sse: bool) -> None:
+        super().__init__(presentation)
+        self._running = presentation.n
+        self._begun = [False] * presentation.n
+        self._generated = 0
+        self._before, self._after = (b"data: ", b"\n\n") if sse else (b"", b"\n")
+        self._done = b"data: [DONE]\n\n" if sse else b""
+        self.content_type = "text/event-stream" if sse else "application/jsonlines"
+        # The same in every chunk: everything before the choice.
+        self._head = b'%b{"id":"chatcmpl-%b","object":"chat.completion.chunk","created":%d,"choices":[' % (
+            self._before,
+            presentation.id.encode(),
+            presentation.created,
+        )
+        # The hot path: between the first and the last chunk of a choice only the content differs.
+        self._middle = [
+            b'%b{"index":%d,"delta":{"content":%%b},"logprobs":null,"finish_reason":null}]}%b'
+            % (self._head, index, self._after)
+            for index in range(presentation.n)
+        ]
+        self._failed = False
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        index, tokens, finished = chunk.index, chunk.tokens, chunk.finished
+        if self._failed:
+            return b""
+        if finished is None:
+            return self._chunks(index, tokens)
+        if finished.error is not None:
+            return self._chunks(index, tokens) + self.error(finished.error)
+        chunks = [self._chunks(index, tokens[:-1])]
+        chunks.append(self._chunk(index, tokens[-1] if tokens else None, _reason(finished)))
+        self._generated += finished.generated_tokens
+        self._running -= 1
+        if self._running == 0:
+            if self._presentation.include_usage:
+                usage = dump_line(_usage(self._presentation, self._generated))
+                chunks.append(b'%b],"usage":%b}%b' % (self._head, usage, self._after))
+            chunks.append(self._done)
+        return b"".join(chunks)
+
+    def error(self, error: errors.RequestError) -> bytes:
+        """A last chunk with finish reason `error` and an `error` object, which OpenAI's clients raise."""
+        self._failed = True  # the other choices end too
+        choice = {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": "error"}
+        failure = {"message": str(error), "type": type(error).__name__}
+        last = b'%b%b],"error":%b}%b' % (self._head, dump_line(choice), dump_line(failure), self._after)
+        return last + self._done
+
+    def _chunks(self, index: int, tokens: list[Token]) -> bytes:
+        if not self._begun[index] or self._presentation.logprobs:
+            return b"".join([self._chunk(index, token, None) for token in tokens])
+        middle = self._middle[index]
+        if len(tokens) == 1:
+            return middle % dump_line(tokens[0].text)
+        return b"".join([middle % dump_line(token.text) for token in tokens])
+
+    def _chunk(self, index: int, token: Token | None, reason: str | None) -> bytes:
+        delta = {"content": "" if token is None else token.text}
+        if not self._begun[index]:
+            self._begun[index] = True
+            delta["role"] = "assistant"
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": _logprobs([token]) if self._presentation.logprobs and token is not None else None,
+            "finish_reason": reason,
+        }
+        return b"%b%b]}%b" % (self._head, dump_line(choice), self._after)
+
+
+def _logprobs(tokens: list[Token]) -> dict[str, Any]:
+    content: list[dict[str, Any]] = []
+    for token in tokens:
+        chosen = {
+            "token": token.text,
+            "logprob": token.logprob,
+            "bytes": list(token.text.encode()) if token.text else None,
+        }
+        content.append(chosen | {"top_logprobs": [chosen]})
+    return {"content": content}
+
+
+def _usage(presentation: Presentation, generated: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": presentation.prompt_length,
+        "completion_tokens": generated,
+        "total_tokens": presentation.prompt_length + generated,
+    }
+
+
+def _reason(finished: SequenceResult) -> str:
+    return _FINISH.get(finished.reason) or FINISH_WORDS[finished.reason]
+
+
+# The encoders for `option.bedrock_compat`: `3p` and `3p_stream`, as in DJL's rolling batch.
+#
+# `generation` of a whole response begins with the prompt, as in DJL; `stop_reason` is the LMI schema's finish reason.
+# One difference is on purpose: `prompt_token_count` is the real count (DJL with TensorRT-LLM: 0).
+
+
+_ERROR_CODE = 400
+
+
+class BedrockEncoder(WholeResponseEncoder):
+    """`3p`: one object of `body`, `metering` and `content_type`."""
+
+    def _body(self) -> bytes:
+        presentation = self._presentation
+        sequence = self._output.sequences[0]
+        finished = sequence.finished
+        assert finished is not None
+        return orjson.dumps(
+            {
+                "body": {
+                    "generation": presentation.shown_text(sequence.text),
+                    "prompt_token_count": presentation.prompt_length,
+                    "generation_token_count": finished.generated_tokens,
+                    "stop_reason": FINISH_WORDS[finished.reason],
+                },
+                "metering": {
+                    "inputTokenCount": presentation.prompt_length,
+                    "outputTokenCount": finished.generated_tokens,
+                },
+                "content_type": self.content_type,
+            }
+        )
+
+
+class BedrockStreamEncoder(PresentingEncoder):
+    """`3p_stream`: an object per token; the first has the prompt's token count, the last the stop reason."""
+
+    stream = True
+    content_type = "application/jsonlines"
+
+    def __init__(self, presentation: Presentation) -> None:
+        super().__init__(presentation)
+        self._count = 0
+        self._begun = False
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        texts = [token.text for token in chunk.tokens]
+        finished = chunk.finished
+        if finished is None:
+            return b"".join([self._line(text, None) for text in texts])
+        if finished.error is not None:
+            return b"".join([self._line(text, None) for text in texts]) + self.error(finished.error)
+        lines = [self._line(text, None) for text in texts[:-1]]
+        if texts:
+            lines.append(self._line(texts[-1], FINISH_WORDS[finished.reason]))
+        else:
+            lines.append(self._line("", FINISH_WORDS[finished.reason], counted=False))
+        return b"".join(lines)
+
+    def error(self, error: errors.RequestError) -> bytes:
+        """A last line with stop reason `error` and the message."""
+        return self._line("", "error", counted=False, error=str(error))
+
+    def _line(self, text: str, reason: str | None, *, counted: bool = True, error: str | None = None) -> bytes:
+        self._count += counted
+        prompt_length = None if self._begun else self._presentation.prompt_length
+        metering: dict[str, Any] = {"outputTokenCount": self._count}
+        if prompt_length is not None:
+            metering["inputTokenCount"] = prompt_length
+        line: dict[str, Any] = {
+            "body": {
+                "generation": text,
+                "prompt_token_count": prompt_length,
+                "generation_token_count": self._count,
+                "stop_reason": reason,
+            },
+            "metering": metering,
+            "content_type": self.content_type,
+        }
+        if error is not None:
+            line["error"] = {"error_code": _ERROR_CODE, "error_msg": error}
+        self._begun = True
+        return dump_line(line) + b"\n"

@@ -1,0 +1,556 @@
+"""OpenAI's API as a dialect: its requests, with the sampling parameters that vLLM and LMI add to them, and its pages.
+
+Source: OpenAI's API reference of 2026 (`create chat completion`, `create completion`). Where it leaves it open: a
+request samples unless its temperature is 0, because OpenAI's default temperature is 1. Chat without
+`max_completion_tokens` gets as much as fits, completions 16 tokens. `model` is empty or the name of a served model.
+vLLM's `/tokenize` and `/detokenize` are actions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from msgspec.structs import replace
+
+from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, Operation, RawRequest, Reply
+from djl_trtllm.api.dialects.openai.responses import (
+    ChatEncoder,
+    ChatStreamEncoder,
+    CompletionEncoder,
+    CompletionStreamEncoder,
+    Response,
+    error_object,
+)
+from djl_trtllm.api.dialects.openai.tools import (
+    ParsedChatEncoder,
+    ParsedChatStreamEncoder,
+    Parsing,
+    fit_messages,
+    read_tool_use,
+)
+from djl_trtllm.api.openapi import EVENTS, INTEGER, STRING, list_of, members, nullable
+from djl_trtllm.api.output_parsers import reasoning_format
+from djl_trtllm.api.parameters import (
+    BOOLEAN,
+    IGNORED,
+    OBJECT,
+    TEXT,
+    Kind,
+    Parameter,
+    Problems,
+    Table,
+    integer,
+    number,
+    read_object,
+    show,
+)
+from djl_trtllm.api.sampling import (
+    ADAPTER,
+    MESSAGES,
+    MOST_TOKENS,
+    NOT_HONOURED,
+    SAMPLING,
+    generation_request,
+    read_messages,
+    read_sampling,
+    refuse_ranked_stream,
+)
+from djl_trtllm.config import ReasoningFormat
+from djl_trtllm.errors import (
+    InvalidRequestError,
+    NotReadyError,
+    PromptTooLongError,
+    RequestError,
+    UnknownAdapterError,
+    UnknownModelError,
+)
+from djl_trtllm.request import GenerationRequest, Sampling
+
+_MOST_TOOLS = 128
+_LONGEST_NAME = 256
+_MODES = ("none", "auto", "required")
+
+
+def _read_tools(value: Any) -> list[dict[str, Any]]:
+    if type(value) is not list or len(value) > _MOST_TOOLS:
+        raise ValueError("")
+    for position, tool in enumerate(value):
+        function = tool.get("function") if type(tool) is dict and tool.get("type") == "function" else None
+        if type(function) is not dict or not _is_name(function.get("name")):
+            raise ValueError(f" (number {position} is none)")
+        if type(function.get("parameters", {})) is not dict and function["parameters"] is not None:
+            raise ValueError(f" (the parameters of {function['name']} are a JSON schema, an object)")
+        if type(function.get("strict", False)) is not bool and function["strict"] is not None:
+            raise ValueError(f" ('strict' of {function['name']} is true or false)")
+    return value
+
+
+def _read_choice(value: Any) -> str | dict[str, str]:
+    """One of the modes, or `{"name": ...}`."""
+    if type(value) is str and value in _MODES:
+        return value
+    if type(value) is dict and value.get("type") == "function":
+        function = value.get("function")
+        if type(function) is dict and _is_name(function.get("name")):
+            return {"name": function["name"]}
+    raise ValueError("")
+
+
+def _is_name(value: Any) -> bool:
+    return type(value) is str and 0 < len(value) <= _LONGEST_NAME
+
+
+_TOOLS = f'a list of up to {_MOST_TOOLS} of {{"type": "function", "function": {{"name", "description", "parameters"}}}}'
+_CHOICE = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
+
+
+def _function_schema(**members: Any) -> dict[str, Any]:
+    name = {"type": "string", "minLength": 1, "maxLength": _LONGEST_NAME}
+    function = {"type": "object", "properties": {"name": name, **members}, "required": ["name"]}
+    properties = {"type": {"const": "function"}, "function": function}
+    return {"type": "object", "properties": properties, "required": ["type", "function"]}
+
+
+_TOOL_SCHEMA = _function_schema(
+    description={},
+    parameters={"anyOf": [{"type": "object"}, {"type": "null"}]},
+    strict={"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+)
+_TOOLS_SCHEMA = {"type": "array", "items": _TOOL_SCHEMA, "maxItems": _MOST_TOOLS}
+_CHOICE_SCHEMA = {"anyOf": [{"enum": [*_MODES]}, _function_schema()]}
+
+TOOLS = (
+    Parameter(("tools",), Kind(_TOOLS, _read_tools, _TOOLS_SCHEMA), "tools"),
+    Parameter(("tool_choice",), Kind(_CHOICE, _read_choice, _CHOICE_SCHEMA), "tool_choice"),
+    Parameter(("parallel_tool_calls",), BOOLEAN, "parallel_tool_calls"),
+)
+"""Rows for the parameter tables."""
+
+
+_NO_MEANING = tuple(
+    Parameter((name,), target=IGNORED)
+    for name in (
+        "metadata",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "reasoning_effort",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+        "verbosity",
+    )
+)
+"""Fields for OpenAI's own service. They change nothing about the answer of a model that has no such settings."""
+
+_COMMON = (
+    Parameter(("model",), TEXT, IGNORED),
+    Parameter(("temperature",), number(0, 2), "temperature"),
+    Parameter(("stream",), BOOLEAN, "stream"),
+    Parameter(("stream_options",), OBJECT, "stream_options"),
+)
+
+
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXT = {"type": "string", "minLength": 1}
+_PROMPT = Kind(
+    "a text, a list of token ids, or a list of up to 64 of either",
+    lambda value: value,
+    {"anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}, "minItems": 1, "maxItems": 64}]},
+)
+
+
+def _read_modalities(value: Any) -> None:
+    if value != ["text"]:
+        raise ValueError("")
+
+
+CHAT_FIELDS = Table(
+    SAMPLING,
+    ADAPTER,
+    NOT_HONOURED,
+    _COMMON,
+    _NO_MEANING,
+    (
+        Parameter(("messages",), MESSAGES, IGNORED),
+        Parameter(("max_completion_tokens", "max_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("logprobs",), BOOLEAN, "logprobs"),
+        Parameter(("top_logprobs",), integer(0, 20), "top_logprobs"),
+        Parameter(("add_generation_prompt",), BOOLEAN, "add_generation_prompt"),
+        Parameter(("chat_template_kwargs",), OBJECT, "chat_template_kwargs"),
+        Parameter(("continue_final_message",), neutral=(False,)),
+        Parameter(("modalities",), Kind('["text"]', _read_modalities, {"const": ["text"]}), "modalities"),
+        Parameter(("audio",), advice="this server generates text"),
+        Parameter(("web_search_options",), advice="this server does not search"),
+        *TOOLS,
+        Parameter(("functions",), neutral=([],), advice="use 'tools'"),
+        Parameter(("function_call",), neutral=("none", "auto"), advice="use 'tool_choice'"),
+    ),
+    elsewhere={"prompt": "to /v1/completions", "inputs": "to /invocations, here it is 'messages'"},
+    required=("messages",),
+)
+"""The body of `/v1/chat/completions`."""
+
+COMPLETION_FIELDS = Table(
+    SAMPLING,
+    ADAPTER,
+    NOT_HONOURED,
+    _COMMON,
+    _NO_MEANING,
+    (
+        Parameter(("prompt",), _PROMPT, IGNORED),
+        Parameter(("max_tokens", "max_completion_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("logprobs",), integer(0, 5), "logprobs"),
+        Parameter(("echo",), BOOLEAN, "echo"),
+        Parameter(("suffix",), neutral=("",), advice="models are given a prompt, not a text with a gap"),
+        Parameter(("add_special_tokens",), neutral=(True,)),
+        Parameter(("parallel_tool_calls",), target=IGNORED),
+    ),
+    elsewhere={"messages": "to /v1/chat/completions", "inputs": "to /invocations, here it is 'prompt'"},
+    required=("prompt",),
+)
+"""The body of `/v1/completions`."""
+
+STREAM_OPTIONS = Table(
+    (
+        Parameter(("include_usage",), BOOLEAN, "include_usage"),
+        # vLLM's: what load generators ask for.
+        Parameter(("continuous_usage_stats",), BOOLEAN, "continuous_usage"),
+        # OpenAI pads its events against eavesdroppers that see their lengths.
+        Parameter(("include_obfuscation",), target=IGNORED),
+    )
+)
+"""The members of `stream_options`."""
+
+TOKENIZE_FIELDS = Table(
+    (
+        Parameter(("model",), TEXT, IGNORED),
+        Parameter(("prompt",), TEXT, "prompt"),
+        Parameter(("messages",), MESSAGES, IGNORED),
+        Parameter(("add_special_tokens",), BOOLEAN, "add_special_tokens"),
+        Parameter(("add_generation_prompt",), BOOLEAN, "add_generation_prompt"),
+        Parameter(("return_token_strs",), BOOLEAN, "return_token_strs"),
+        Parameter(("chat_template_kwargs",), OBJECT, "chat_template_kwargs"),
+        TOOLS[0],
+    )
+)
+"""The body of `/tokenize`."""
+
+DETOKENIZE_FIELDS = Table(
+    (
+        Parameter(("model",), TEXT, IGNORED),
+        Parameter(("tokens",), Kind("a list of token ids", lambda value: value, _IDS | {"minItems": 0}), IGNORED),
+    ),
+    required=("tokens",),
+)
+"""The body of `/detokenize`."""
+
+
+_COMPLETION_TOKENS = 16
+"""OpenAI's default of `max_tokens` for completions."""
+_MOST_PROMPTS = 64
+"""The most prompts of one completion request."""
+_MOST_SEQUENCES = 128
+"""The most sequences of all prompts of one completion request."""
+
+
+def read_model_name(request: RawRequest) -> str | None:
+    """The model that the body names; None for "" and for none."""
+    name = read_object(request).get("model")
+    if name is not None and type(name) is not str:
+        raise InvalidRequestError(f"'model' is {show(name)}: expected a string")
+    return name or None
+
+
+def parse_chat(request: RawRequest, model: ModelContext) -> Call:
+    """Read the body of `/v1/chat/completions`. Raises InvalidRequestError."""
+    payload, problems = read_object(request), Problems.of(model.options)
+    messages = fit_messages(read_messages(payload.get("messages"), problems), model, problems)
+    values = CHAT_FIELDS.read(payload, problems, "field")
+    tools = read_tool_use(values, model, problems)
+    if values.get("top_logprobs") and not values.get("logprobs"):
+        problems.invalid.append("'top_logprobs' is given without 'logprobs': expected 'logprobs' to be true")
+    sampling, response = _read(values, model, problems, "chatcmpl", generations=1)
+    problems.raise_any()
+    if tools is None:
+        values.pop("tools", None)
+    elif tools.guide is not None:
+        values["guide"] = tools.guide
+    generation = generation_request(
+        values, sampling, response.logprobs, messages=messages, template=read_template(values)
+    )
+    parsing = Parsing(tools, _reasoning(model, values))
+    if not parsing.needed:
+        plain = ChatStreamEncoder(response) if response.stream else ChatEncoder(response)
+        return Call((generation,), plain, problems.headers)
+    guide_from = "tool_choice" if tools is not None and tools.guide is not None else None
+    generation = replace(generation, shown_tokens=parsing.shown_tokens, guide_from=guide_from)
+    encoder = ParsedChatStreamEncoder if response.stream else ParsedChatEncoder
+    return Call((generation,), encoder(response, parsing), problems.headers)
+
+
+def _reasoning(model: ModelContext, values: dict[str, Any]) -> ReasoningFormat:
+    """How the output has reasoning in it. A guide leaves no room for any."""
+    if values.get("guide") is not None:
+        return ReasoningFormat.NONE
+    return reasoning_format(model.options.reasoning_parser, model.tokenizer.chat_source("tools" in values))
+
+
+def parse_completion(request: RawRequest, model: ModelContext) -> Call:
+    """Read the body of `/v1/completions`. Raises InvalidRequestError."""
+    payload, problems = read_object(request), Problems.of(model.options)
+    prompts = _read_prompts(payload.get("prompt"), model, problems)
+    values = COMPLETION_FIELDS.read(payload, problems, "field")
+    values["default_new_tokens"] = _COMPLETION_TOKENS
+    several = values.pop("logprobs", None)
+    values["logprobs"] = several is not None
+    if several is not None and several > 1:
+        values["top_logprobs"] = several
+    echo = values.get("echo", False)
+    if echo and values["logprobs"]:
+        problems.unsupported.append("'echo' with 'logprobs': the prompt's log-probabilities are not available")
+    sampling, response = _read(values, model, problems, "cmpl", generations=len(prompts))
+    if len(prompts) * sampling.sequences > _MOST_SEQUENCES:
+        problems.invalid.append(
+            f"{len(prompts)} prompts with {sampling.sequences} sequences each: expected at most {_MOST_SEQUENCES}"
+        )
+    problems.raise_any()
+    response.echo = echo
+    requests = tuple(
+        _with_prompt(generation_request(values, sampling, response.logprobs), prompt) for prompt in prompts
+    )
+    encoder = CompletionStreamEncoder(response) if response.stream else CompletionEncoder(response)
+    return Call(requests, encoder, problems.headers)
+
+
+def read_template(values: dict[str, Any]) -> dict[str, Any] | None:
+    """The chat template's keywords among the values of a request, None if there are none."""
+    template: dict[str, Any] = dict(values.get("chat_template_kwargs", {}))
+    template.pop("chat_template", None)
+    if values.get("tools"):
+        template["tools"] = values["tools"]
+    if "add_generation_prompt" in values:
+        template["add_generation_prompt"] = values["add_generation_prompt"]
+    return template or None
+
+
+def _read(
+    values: dict[str, Any], model: ModelContext, problems: Problems, prefix: str, *, generations: int
+) -> tuple[Sampling, Response]:
+    values.setdefault("do_sample", True)
+    sampling = read_sampling(values, problems)
+    stream: bool = values.get("stream", False)
+    if stream:
+        refuse_ranked_stream(sampling, problems)
+    options = STREAM_OPTIONS.read(values.get("stream_options", {}), problems, "member of 'stream_options'")
+    if values.get("stream_options") and not stream:
+        problems.invalid.append("'stream_options' is given without 'stream': expected 'stream' to be true")
+    response = Response(
+        prefix,
+        model.name,
+        n=sampling.n,
+        generations=generations,
+        stream=stream,
+        logprobs=values.get("logprobs", False),
+        include_usage=options.get("include_usage", False),
+        continuous_usage=options.get("continuous_usage", False),
+    )
+    return sampling, response
+
+
+def _read_prompts(prompt: Any, model: ModelContext, problems: Problems) -> list[str | list[int]]:
+    """One prompt or several, each as text or as token ids."""
+    expected = f"expected a text, a list of token ids, or a list of up to {_MOST_PROMPTS} of either"
+    prompts = [prompt] if type(prompt) is str or _is_ids(prompt) else prompt
+    if type(prompts) is not list or not 0 < len(prompts) <= _MOST_PROMPTS:
+        problems.invalid.append(f"'prompt' is {show(prompt)}: {expected}")
+        return [""]
+    for item in prompts:
+        if not (type(item) is str or _is_ids(item)) or not item:
+            problems.invalid.append(f"'prompt' has {show(item)}: {expected}, none of them empty")
+            return [""]
+        if type(item) is list and not all(0 <= id_ < model.tokenizer.vocab_size for id_ in item):
+            problems.invalid.append(
+                f"'prompt' has token ids outside the vocabulary: expected 0 to {model.tokenizer.vocab_size - 1}"
+            )
+            return [""]
+    return prompts
+
+
+def _is_ids(value: Any) -> bool:
+    return type(value) is list and bool(value) and all(type(item) is int for item in value)
+
+
+def _with_prompt(request: GenerationRequest, prompt: str | list[int]) -> GenerationRequest:
+    return replace(request, prompt=prompt) if isinstance(prompt, str) else replace(request, prompt_ids=prompt)
+
+
+_MOST_IDS = 2**20
+_MOST_CHARACTERS = 2**20
+"""The longest text, or more if the model's prompts may be longer: a megabyte takes a second, and 100 MB of memory."""
+_CHARACTERS_OF_A_TOKEN = 16
+
+Render = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]
+
+
+def tokenize(request: RawRequest, model: ModelContext, render: Render | None = None) -> Reply:
+    """Token ids of a `prompt`, or of `messages` in the model's chat template, which `render` renders.
+
+    Raises InvalidRequestError.
+    """
+    payload, problems = read_object(request), Problems.of(model.options)
+    values = TOKENIZE_FIELDS.read(payload, problems, "field")
+    if ("messages" in payload) == ("prompt" in payload):
+        problems.invalid.append("expected either 'prompt' or 'messages'")
+    messages = None
+    if "messages" in payload:
+        messages = fit_messages(read_messages(payload["messages"], problems), model, problems)
+    problems.raise_any()
+    tokenizer = model.tokenizer
+    if messages is None:
+        text, special = values.get("prompt", ""), values.get("add_special_tokens", True)
+    else:
+        template = read_template(values) or {}
+        text = tokenizer.render_chat(messages, **template) if render is None else render(messages, template)
+        special = values.get("add_special_tokens", False)
+    most = max(_MOST_CHARACTERS, _CHARACTERS_OF_A_TOKEN * (model.options.max_input_len or 0))
+    if len(text) > most:
+        raise PromptTooLongError(f"the text has {len(text)} characters: expected at most {most}")
+    ids = tokenizer.encode(text, special)
+    reply: dict[str, Any] = {"count": len(ids), "max_model_len": model.max_seq_len, "tokens": ids}
+    if values.get("return_token_strs"):
+        reply["token_strs"] = [tokenizer.raw.id_to_token(id_) for id_ in ids]
+    return Reply.json(reply)._replace(headers=problems.headers)
+
+
+def detokenize(request: RawRequest, model: ModelContext) -> Reply:
+    """The text of `tokens`. Raises InvalidRequestError."""
+    payload, problems = read_object(request), Problems.of(model.options)
+    DETOKENIZE_FIELDS.read(payload, problems, "field")
+    problems.raise_any()
+    ids, size = payload.get("tokens"), model.tokenizer.vocab_size
+    if type(ids) is not list or len(ids) > _MOST_IDS or not all(type(id_) is int and 0 <= id_ < size for id_ in ids):
+        raise InvalidRequestError(f"'tokens' is {show(ids)}: expected a list of token ids from 0 to {size - 1}")
+    return Reply.json({"prompt": model.tokenizer.decode(ids, False)})._replace(headers=problems.headers)
+
+
+_STARTED = int(time.time())
+_OWNER = "djl-trtllm"
+_ENDPOINT = "/endpoints/{endpoint}"
+_PREFIXES = (
+    "/v1",
+    # What OpenAI's and Hugging Face's clients make of the address of /invocations.
+    "/invocations",
+    "/invocations/v1",
+    # SageMaker's runtime, whose container gets the request at /v1.
+    f"{_ENDPOINT}/openai/v1",
+    f"{_ENDPOINT}/inference-components/{{component}}/openai/v1",
+)
+
+
+_OBJECT = {"type": "object"}
+_HEAD = {"id": STRING, "object": STRING, "created": INTEGER, "model": STRING}
+_USAGE = members({"prompt_tokens": INTEGER, "completion_tokens": INTEGER, "total_tokens": INTEGER})
+_MESSAGE = members(
+    {"role": STRING, "content": nullable(STRING), "refusal": nullable(STRING)},
+    optional={"tool_calls": list_of(_OBJECT), "reasoning_content": nullable(STRING)},
+)
+_END = {"index": INTEGER, "logprobs": nullable(_OBJECT), "finish_reason": STRING}
+_CHAT_RESPONSE = members({**_HEAD, "choices": list_of(members({**_END, "message": _MESSAGE})), "usage": _USAGE})
+_COMPLETION_RESPONSE = members({**_HEAD, "choices": list_of(members({**_END, "text": STRING})), "usage": _USAGE})
+_MODEL = members({"id": STRING, "object": STRING, "created": INTEGER, "owned_by": STRING})
+_TOKENS = members(
+    {"count": INTEGER, "max_model_len": INTEGER, "tokens": list_of(INTEGER)},
+    optional={"token_strs": list_of(STRING)},
+)
+
+_CHAT_PATHS = tuple(prefix + "/chat/completions" for prefix in _PREFIXES)
+_COMPLETION_PATHS = tuple(prefix + "/completions" for prefix in _PREFIXES)
+_CHAT = Operation(
+    "Generate a chat message, whole or with `stream` as server-sent events",
+    responses={"application/json": _CHAT_RESPONSE, "text/event-stream": EVENTS},
+    example={"messages": [{"role": "user", "content": "Hello"}], "max_completion_tokens": 16},
+)
+_COMPLETION = Operation(
+    "Generate from prompts, whole or with `stream` as server-sent events",
+    responses={"application/json": _COMPLETION_RESPONSE, "text/event-stream": EVENTS},
+    example={"prompt": "The wolf", "max_tokens": 16},
+)
+_MODELS = Operation(
+    "The served models", responses={"application/json": members({"object": STRING, "data": list_of(_MODEL)})}
+)
+
+
+class OpenAi(Dialect):
+    """Chat completions, completions and models, and vLLM's `/tokenize` and `/detokenize`."""
+
+    paths = (*_CHAT_PATHS, *_COMPLETION_PATHS)
+    pages = (*(f"{prefix}/models" for prefix in _PREFIXES), "/v1/models/{model}")
+    actions = ("/tokenize", "/detokenize")
+    tables = MappingProxyType(
+        {
+            **dict.fromkeys(_CHAT_PATHS, (CHAT_FIELDS,)),
+            **dict.fromkeys(_COMPLETION_PATHS, (COMPLETION_FIELDS,)),
+            "/tokenize": (TOKENIZE_FIELDS,),
+            "/detokenize": (DETOKENIZE_FIELDS,),
+        }
+    )
+    descriptions = MappingProxyType(
+        {
+            **dict.fromkeys(_CHAT_PATHS, _CHAT),
+            **dict.fromkeys(_COMPLETION_PATHS, _COMPLETION),
+            "/tokenize": Operation(
+                "Token ids of a prompt or of chat messages",
+                responses={"application/json": _TOKENS},
+                example={"prompt": "The wolf"},
+            ),
+            "/detokenize": Operation(
+                "The text of token ids",
+                responses={"application/json": members({"prompt": STRING})},
+                example={"tokens": [5, 6]},
+            ),
+            **{f"GET {prefix}/models": _MODELS for prefix in _PREFIXES},
+            "GET /v1/models/{model}": Operation("One served model", responses={"application/json": _MODEL}),
+        }
+    )
+    names_model = True
+    statuses = MappingProxyType({UnknownAdapterError: 404})
+    aliases = frozenset({"dummy", "tgi"})
+    """What huggingface_hub's client and TGI's documents send where an address has one model."""
+
+    def model_name(self, request: RawRequest) -> str | None:
+        return read_model_name(request)
+
+    def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+        """The models as a list, or the one that the path names."""
+        listed = [_listed(model) for model in models]
+        return Reply.json(listed[0] if "model" in request.parameters else {"object": "list", "data": listed})
+
+    def act(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+        """`/tokenize` and `/detokenize`, with the tokenizer of the model that the body names."""
+        if len(models) != 1:
+            names = ", ".join(model.name for model in models)
+            raise UnknownModelError(f"'model' is not given: expected one of {names or 'none'}", name=None)
+        (model,) = models
+        if model.context is None:
+            raise NotReadyError(f"model {model.name} is still loading", retry_after=10)
+        if request.path == "/detokenize":
+            return detokenize(request, model.context)
+        return tokenize(request, model.context, model.render)
+
+    def parse(self, request: RawRequest, model: ModelContext) -> Call:
+        return (parse_chat if request.path.endswith("/chat/completions") else parse_completion)(request, model)
+
+    def error_body(self, message: str, error: RequestError | None) -> object:
+        return {"error": error_object(message, error)}
+
+
+def _listed(model: ModelStatus) -> dict[str, Any]:
+    return {"id": model.name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
+
+
+OPENAI = OpenAi()

@@ -1,0 +1,401 @@
+"""TGI's API: `/generate`, `/generate_stream`, and `POST /`, which is either.
+
+Sources: `router/src/lib.rs`, `server.rs` and `infer/mod.rs` of TGI (db931fc). A request samples if `do_sample` is true,
+or if `temperature`, `top_k` or `top_p` asks for it. `best_of` generates as many sequences and returns them all, the
+best first. In a stream every token is an event. If the end comes without a token (a stop string removed the text), the
+last event's token repeats the last id with an empty text and is special, so that joined texts are right.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from djl_trtllm import errors
+from djl_trtllm.api.base import (
+    Call,
+    CollectedSequence,
+    Dialect,
+    ModelContext,
+    ModelStatus,
+    Operation,
+    Prompt,
+    RawRequest,
+    Reply,
+    WholeEncoder,
+    dump_line,
+    nearest_row,
+)
+from djl_trtllm.api.front_end import HUGGING_FACE_ERRORS
+from djl_trtllm.api.openapi import EVENTS, INTEGER, NULL, STRING, list_of, members
+from djl_trtllm.api.parameters import (
+    BOOLEAN,
+    IGNORED,
+    PROMPT,
+    Parameter,
+    Problems,
+    Table,
+    check_text,
+    integer,
+    number,
+    read_object,
+    show,
+)
+from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING, generation_request, read_sampling
+from djl_trtllm.config import Options
+from djl_trtllm.request import FINISH_WORDS, OutputChunk, SequenceResult, Token
+from djl_trtllm.version import __version__
+
+_ERROR_TYPES: dict[type[errors.RequestError], str] = {
+    **HUGGING_FACE_ERRORS,
+    errors.AuthenticationError: "authentication",
+    errors.ForbiddenError: "authentication",
+}
+
+
+def _error_body(message: str, error: errors.RequestError | None) -> dict[str, str]:
+    return {"error": message, "error_type": nearest_row(_ERROR_TYPES, error)}
+
+
+# Source: `generate_internal` in `router/src/server.rs` of TGI (003eaec). Its `x-compute-type` is the name of the
+# machine and is left out.
+
+
+Headers = tuple[tuple[str, str], ...]
+
+
+def stream_headers(characters: int) -> Headers:
+    """The headers of a stream, which is not timed when it begins. The second one stops nginx from collecting events."""
+    return (("x-compute-characters", str(characters)), ("x-accel-buffering", "no"))
+
+
+class Timing:
+    """Times one request, from the moment it is made. `characters` are those of its prompt."""
+
+    def __init__(self, characters: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._characters = characters
+        self._arrived = clock()
+        self._prompt_tokens = 0
+        self._validation = 0.0
+
+    def tokenised(self, prompt_tokens: int) -> None:
+        """The prompt is checked and in the queue."""
+        self._prompt_tokens = prompt_tokens
+        self._validation = self._clock() - self._arrived
+
+    def headers(self, best: SequenceResult) -> Headers:
+        """The headers when all sequences have ended; tokens are counted in the best one, as TGI does."""
+        total = self._clock() - self._arrived
+        inference = max(0.0, total - self._validation - best.queue_seconds)
+        return (
+            ("x-compute-time", f"{total:.6f}"),
+            ("x-compute-characters", str(self._characters)),
+            ("x-total-time", _milliseconds(total)),
+            ("x-validation-time", _milliseconds(self._validation)),
+            ("x-queue-time", _milliseconds(best.queue_seconds)),
+            ("x-inference-time", _milliseconds(inference)),
+            ("x-time-per-token", _milliseconds(inference / max(1, best.generated_tokens))),
+            ("x-prompt-tokens", str(self._prompt_tokens)),
+            ("x-generated-tokens", str(best.generated_tokens)),
+        )
+
+
+def _milliseconds(seconds: float) -> str:
+    return str(int(seconds * 1000))
+
+
+@dataclass(slots=True)
+class Shown:
+    """What one response shows of `n` sequences: all of them, the best first.
+
+    `as_list` wraps the response in a list, as `POST /` does. The rest comes when the prompt is tokenised.
+    """
+
+    details: bool = False
+    full_text: bool = False
+    prefill: bool = False
+    as_list: bool = False
+    n: int = 1
+    inputs: str = ""
+    input_length: int = 0
+    prompt_tokens: Sequence[Token] = ()
+
+    def begin(self, prompt: Prompt) -> None:
+        self.inputs, self.input_length = prompt.text, prompt.length
+        if self.prefill:
+            self.prompt_tokens = prompt.tokens
+
+    def text(self, generated: str) -> str:
+        return self.inputs + generated if self.full_text else generated
+
+
+class GenerateEncoder(WholeEncoder):
+    """`{"generated_text", "details"?}`."""
+
+    def __init__(self, shown: Shown, timing: Timing) -> None:
+        super().__init__(shown.n)
+        self._shown = shown
+        self._timing = timing
+        self.wants_prompt_tokens = shown.prefill
+
+    def begin(self, prompt: Prompt) -> None:
+        self._shown.begin(prompt)
+        self._timing.tokenised(prompt.length)
+
+    def headers(self) -> Headers:
+        """The headers of the response, when it is complete."""
+        finished = self._output.sequences[0].finished
+        assert finished is not None
+        return self._timing.headers(finished)
+
+    def _body(self) -> bytes:
+        best, *others = self._output.sequences
+        response: dict[str, Any] = {"generated_text": self._shown.text(best.text)}
+        if self._shown.details:
+            response["details"] = self._details(best)
+            if others:
+                response["details"]["best_of_sequences"] = [
+                    {"generated_text": self._shown.text(other.text), **self._details(other)} for other in others
+                ]
+        return orjson.dumps([response] if self._shown.as_list else response)
+
+    def _details(self, sequence: CollectedSequence) -> dict[str, Any]:
+        assert sequence.finished is not None
+        return {
+            **_end(sequence.finished),
+            "prefill": [{"id": token.id, "text": token.text, "logprob": None} for token in self._shown.prompt_tokens],
+            "tokens": [_token(token) for token in sequence.tokens],
+        }
+
+
+class GenerateStreamEncoder:
+    """Events `{"index", "token", "generated_text", "details"}`; the last has the whole text, and details if wanted."""
+
+    stream = True
+    content_type = "text/event-stream"
+    wants_prompt_tokens = False
+
+    def __init__(self, shown: Shown) -> None:
+        self._shown = shown
+        self._texts: list[str] = []
+        self._last_id = -1
+
+    def begin(self, prompt: Prompt) -> None:
+        self._shown.begin(prompt)
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        tokens, finished = chunk.tokens, chunk.finished
+        if finished is None:
+            return self._event(tokens[0]) if len(tokens) == 1 else b"".join([self._event(token) for token in tokens])
+        if finished.error is not None:
+            return b"".join([self._event(token) for token in tokens]) + self.error(finished.error)
+        before = b"".join([self._event(token) for token in tokens[:-1]])
+        return before + self._last(tokens[-1] if tokens else Token(self._last_id, "", 0.0, True), finished)
+
+    def error(self, error: errors.RequestError) -> bytes:
+        """A last event with TGI's `error` and `error_type`, which its clients raise."""
+        return b"data:" + dump_line(_error_body(str(error), error)) + b"\n\n"
+
+    def _event(self, token: Token) -> bytes:
+        self._texts.append(token.text)
+        self._last_id = token.id
+        return b'data:{"index":%d,"token":%b,"generated_text":null,"details":null}\n\n' % (
+            len(self._texts),
+            dump_line(_token(token)),
+        )
+
+    def _last(self, token: Token, finished: SequenceResult) -> bytes:
+        self._texts.append(token.text)
+        details = {**_end(finished), "input_length": self._shown.input_length} if self._shown.details else None
+        event = {
+            "index": len(self._texts),
+            "token": _token(token),
+            "generated_text": self._shown.text("".join(self._texts)),
+            "details": details,
+        }
+        return b"data:" + dump_line(event) + b"\n\n"
+
+
+def _end(finished: SequenceResult) -> dict[str, Any]:
+    return {
+        "finish_reason": FINISH_WORDS[finished.reason],
+        "generated_tokens": finished.generated_tokens,
+        "seed": finished.seed,
+    }
+
+
+def _token(token: Token) -> dict[str, Any]:
+    return {"id": token.id, "text": token.text, "logprob": token.logprob, "special": token.special}
+
+
+_DEFAULT_NEW_TOKENS = 100
+
+PARAMETERS = Table(
+    SAMPLING,
+    ADAPTER,
+    NOT_HONOURED,
+    (
+        Parameter(("max_new_tokens",), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("temperature",), number(0), "temperature"),
+        Parameter(("details",), BOOLEAN, "details"),
+        Parameter(("return_full_text",), BOOLEAN, "return_full_text"),
+        Parameter(("decoder_input_details",), BOOLEAN, "prefill"),
+    ),
+    elsewhere=dict.fromkeys(("inputs", "stream"), "beside 'parameters', not in it"),
+)
+"""`parameters`."""
+
+FIELDS = Table(
+    (
+        Parameter(("inputs",), PROMPT, "inputs"),
+        Parameter(("parameters",), PARAMETERS.kind, IGNORED),
+        Parameter(("stream",), BOOLEAN, "stream"),
+        Parameter(("model",), target=IGNORED),
+        # Clients of Hugging Face's hosted inference API send it to every server.
+        Parameter(("options",), target=IGNORED),
+    ),
+    elsewhere=dict.fromkeys(("max_new_tokens", "temperature", "do_sample", "details"), "in 'parameters'")
+    | {"messages": "to /v1/chat/completions"},
+    required=("inputs",),
+)
+"""The body."""
+
+
+def parse(request: RawRequest, options: Options) -> Call:
+    """Read a body. On `/generate_stream` the response is a stream, on `/` if `stream` says so. Raises
+    InvalidRequestError.
+    """
+    payload, problems = read_object(request, "inputs"), Problems.of(options)
+    fields = FIELDS.read(payload, problems, "field")
+    inputs: str = fields.get("inputs", "")
+    check_text(payload, "inputs", problems)
+    parameters: Any = payload.get("parameters")
+    if parameters is None:
+        parameters = {}
+    elif type(parameters) is not dict:
+        problems.invalid.append(f"'parameters' is {show(parameters)}: expected an object")
+        parameters = {}
+    values = PARAMETERS.read(parameters, problems, "parameter")
+    values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
+    if "best_of" in values:
+        values.setdefault("n", values["best_of"])
+    sampling = read_sampling(values, problems, ranked=True)
+    stream = request.path == "/generate_stream" or (request.path == "/" and fields.get("stream", False))
+    if stream and sampling.sequences > 1:
+        problems.invalid.append("'best_of' is above 1: expected 1 in a stream, where the best is not known")
+    if stream and values.get("prefill"):
+        problems.invalid.append("'decoder_input_details' is true: expected false in a stream")
+    problems.raise_any()
+    shown = Shown(
+        # As TGI: the tokens of the prompt have their place in the details.
+        details=values.get("details", False) or values.get("prefill", False) or sampling.n > 1,
+        full_text=values.get("return_full_text", False),
+        prefill=values.get("prefill", False),
+        as_list=request.path == "/",
+        n=sampling.n,
+    )
+    generation = generation_request(values, sampling, stream or shown.details, prompt=inputs)
+    if stream:
+        return Call((generation,), GenerateStreamEncoder(shown), (*problems.headers, *stream_headers(len(inputs))))
+    encoder = GenerateEncoder(shown, Timing(len(inputs)))
+    return Call((generation,), encoder, problems.headers, encoder.headers)
+
+
+_GENERATED = members({"generated_text": STRING}, optional={"details": {"type": "object"}})
+_EXAMPLE = {"inputs": "The wolf", "parameters": {"max_new_tokens": 16}}
+_INFO = members(
+    {
+        "model_id": STRING,
+        "model_sha": NULL,
+        "model_pipeline_tag": STRING,
+        "max_concurrent_requests": INTEGER,
+        "max_best_of": INTEGER,
+        "max_stop_sequences": INTEGER,
+        "max_input_tokens": INTEGER,
+        "max_total_tokens": INTEGER,
+        "router": STRING,
+        "version": STRING,
+    }
+)
+
+
+class Tgi(Dialect):
+    """`/generate`, `/generate_stream`, and `POST /`, which is either; `/info` and `/health`."""
+
+    paths = ("/generate", "/generate_stream", "/")
+    pages = ("/info", "/health")
+    health = frozenset({"/health"})
+    statuses = MappingProxyType(
+        {
+            errors.InvalidRequestError: 422,
+            errors.OverloadedError: 429,
+            errors.NotReadyError: 503,
+            errors.RequestTimeoutError: 500,
+            errors.GenerationError: 424,
+        }
+    )
+    tables = dict.fromkeys(paths, (FIELDS,))
+    descriptions = MappingProxyType(
+        {
+            "/generate": Operation(
+                "Generate from a prompt", responses={"application/json": _GENERATED}, example=_EXAMPLE
+            ),
+            "/generate_stream": Operation(
+                "Generate from a prompt as server-sent events",
+                responses={"text/event-stream": EVENTS},
+                example=_EXAMPLE,
+            ),
+            "/": Operation(
+                "Generate from a prompt, whole or with `stream` as server-sent events",
+                responses={"application/json": list_of(_GENERATED), "text/event-stream": EVENTS},
+                example=_EXAMPLE,
+            ),
+            "GET /info": Operation("The model and its limits", responses={"application/json": _INFO}),
+            "GET /health": Operation(
+                "Whether every model is ready", responses={"text/plain": STRING}, errors={503: "A model is not ready"}
+            ),
+        }
+    )
+
+    def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+        """`/health` is 200 with an empty body when every model is ready; `/info` describes the only model."""
+        if request.path == "/health":
+            if models and all(model.ready for model in models):
+                return Reply(200, "text/plain", b"")
+            return Reply.json({"error": "unhealthy", "error_type": "healthcheck"}, 503)
+        if len(models) != 1:
+            names = ", ".join(model.name for model in models) or "none"
+            raise errors.UnknownModelError(f"/info describes the only model; loaded: {names}", name=None)
+        (model,) = models
+        if model.context is None:
+            raise errors.NotReadyError(f"model {model.name} is still loading", retry_after=10)
+        options = model.context.options
+        return Reply.json(
+            {
+                "model_id": model.name,
+                "model_sha": None,
+                "model_pipeline_tag": "text-generation",
+                "max_concurrent_requests": options.job_queue_size,
+                "max_best_of": 16,
+                "max_stop_sequences": 64,
+                "max_input_tokens": options.max_input_len,
+                "max_total_tokens": model.context.max_seq_len,
+                "router": "djl-trtllm",
+                "version": __version__,
+            }
+        )
+
+    def parse(self, request: RawRequest, model: ModelContext) -> Call:
+        return parse(request, model.options)
+
+    def error_body(self, message: str, error: errors.RequestError | None) -> object:
+        return _error_body(message, error)
+
+
+TGI = Tgi()

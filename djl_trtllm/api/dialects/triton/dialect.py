@@ -1,0 +1,573 @@
+"""Triton's HTTP API as a dialect: `generate`, `generate_stream`, `infer`, and KServe's pages.
+
+`generate` has inputs and request parameters in one JSON object and outputs in another, whose members are in
+alphabetical order; a tensor of one element is a scalar, any other is flat. `infer` has tensors as JSON, or as bytes
+after the JSON, whose length is then in a header; it has one response, whole, so that models that stream answer as well;
+Triton refuses them here. Sources: `http_server.cc` of Triton (e1db8a6), its `extension_generate.md` and
+`extension_binary_data.md`, KServe's `required_api.md`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from djl_trtllm import errors
+from djl_trtllm.api.base import (
+    BaseEncoder,
+    Call,
+    Dialect,
+    ModelContext,
+    ModelStatus,
+    Operation,
+    Prompt,
+    RawRequest,
+    Reply,
+    ResponseEncoder,
+    RpcService,
+    WholeEncoder,
+    dump_line,
+    read_json,
+)
+from djl_trtllm.api.dialects.triton import description
+from djl_trtllm.api.dialects.triton.description import VERSION, is_decoupled, refuse_tensor_parameters
+from djl_trtllm.api.dialects.triton.inference import (
+    GENERATE_FIELDS,
+    STREAM_NEEDS_DECOUPLED,
+    InferenceRequest,
+    Tensor,
+    batch_tensors,
+    check_input,
+    check_outputs,
+    from_bytes,
+    from_json,
+    output_tensors,
+    read_batch,
+    read_request,
+    sequence_output,
+    to_bytes,
+)
+from djl_trtllm.api.openapi import EVENTS, STRING, Schema, list_of, members
+from djl_trtllm.api.parameters import Problems, show
+from djl_trtllm.config.compat.triton import repository_files
+from djl_trtllm.request import OutputChunk, Token
+
+_GZIP_OR_ZLIB = 47
+"""zlib's `wbits` for either, told apart by their first bytes."""
+_FASTEST = 1
+
+
+def read_body(request: RawRequest, limit: int) -> bytes:
+    """The body without its Content-Encoding, at most `limit` bytes of it.
+
+    Raises InvalidRequestError and RequestTooLargeError.
+    """
+    encoding = request.properties.get("content-encoding", "").strip().lower()
+    if encoding in ("", "identity"):
+        return request.body
+    if encoding not in ("gzip", "deflate"):
+        raise errors.InvalidRequestError(
+            f"the content-encoding is {show(encoding)}: expected 'gzip', 'deflate' or 'identity'"
+        )
+    unpacker = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        body = unpacker.decompress(request.body, limit + 1)
+    except zlib.error as error:
+        raise errors.InvalidRequestError(f"the body is not valid {encoding}: {error}") from None
+    if len(body) > limit:
+        raise errors.RequestTooLargeError(f"the unpacked request body is larger than max_request_size={limit} bytes")
+    if not unpacker.eof or unpacker.unused_data:
+        raise errors.InvalidRequestError(f"the body is not valid {encoding}: it has no end, or more after it")
+    return body
+
+
+def read_object(data: bytes, what: str = "the body") -> dict[str, Any]:
+    """JSON that is an object. Raises InvalidRequestError."""
+    try:
+        value = read_json(data)
+    except orjson.JSONDecodeError as error:
+        shown = data[:80].decode(errors="replace")
+        raise errors.InvalidRequestError(f"{what} is not valid JSON: {error}. Received {shown!r}") from None
+    if type(value) is not dict:
+        raise errors.InvalidRequestError(f"{what} is {show(value)}: expected a JSON object")
+    return value
+
+
+def read_parameters(given: dict[str, Any]) -> dict[str, Any]:
+    """The member `parameters`, an object. Raises InvalidRequestError."""
+    parameters = given.get("parameters")
+    if parameters is None:
+        return {}
+    if type(parameters) is not dict:
+        raise errors.InvalidRequestError(f"'parameters' is {show(parameters)}: expected an object")
+    return parameters
+
+
+_LONGEST_ID = 1024
+
+
+def read_id(given: dict[str, Any]) -> str:
+    """The member `id`, "" without one. Raises InvalidRequestError."""
+    identifier = given.get("id")
+    if identifier is not None and type(identifier) is not str:
+        raise errors.InvalidRequestError(f"'id' is {show(identifier)}: expected a string")
+    return check_id(identifier or "")
+
+
+def check_id(identifier: str) -> str:
+    """The id, which is in each response of a stream. Raises InvalidRequestError if it is long."""
+    if len(identifier) > _LONGEST_ID:
+        raise errors.InvalidRequestError(f"'id' has {len(identifier)} characters: expected at most {_LONGEST_ID}")
+    return identifier
+
+
+def accepted_encoding(request: RawRequest) -> str:
+    """How the client wants its response compressed: `gzip`, `deflate` or ""."""
+    wanted = [
+        part.partition(";")[0].strip() for part in request.properties.get("accept-encoding", "").lower().split(",")
+    ]
+    return next((encoding for encoding in ("gzip", "deflate") if encoding in wanted), "")
+
+
+def compress(body: bytes, encoding: str) -> bytes:
+    return gzip.compress(body, _FASTEST, mtime=0) if encoding == "gzip" else zlib.compress(body, _FASTEST)
+
+
+SEQUENCE_PARAMETERS = {"sequence_end": False, "sequence_id": 0, "sequence_start": False}
+"""What an ensemble adds to every response."""
+
+_ONE_RESPONSE = (
+    "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
+    "of responses"
+)
+_SSE = "text/event-stream; charset=utf-8"
+
+
+def parse_generate(request: RawRequest, model: ModelContext, name: str) -> Call:
+    """Read a body. `name` is the model's in the path. Raises InvalidRequestError."""
+    streams = request.path.endswith("/generate_stream")
+    if streams and not is_decoupled(model):
+        raise errors.InvalidRequestError(STREAM_NEEDS_DECOUPLED)
+    payload = read_object(read_body(request, model.options.max_request_size))
+    values = read_parameters(payload) | payload
+    values.pop("parameters", None)
+    values.pop("id", None)
+    problems = Problems.of(model.options)
+    read = read_request(values, model, problems)
+    if not streams and read.stream:
+        problems.invalid.append(_ONE_RESPONSE)
+    if streams and read.stream is not False and read.generation.sampling.beam_width > 1:
+        problems.invalid.append("'beam_width' is above 1: expected 1 in a stream, or 'stream' to be false")
+    problems.raise_any()
+    head = {"model_name": name, "model_version": VERSION, **SEQUENCE_PARAMETERS}
+    if identifier := read_id(payload):
+        head["id"] = identifier
+    encoder: ResponseEncoder
+    if streams and read.stream is not False:
+        encoder = TritonStreamEncoder(read, head)
+    else:
+        encoder = TritonGenerateEncoder(read, head, as_event=streams)
+    return Call((read.generation,), encoder, problems.headers)
+
+
+class TritonGenerateEncoder(WholeEncoder):
+    """One object at the end; `as_event`: as the only event of a stream."""
+
+    def __init__(self, request: InferenceRequest, head: dict[str, Any], *, as_event: bool = False) -> None:
+        super().__init__(request.n)
+        self.stream = as_event
+        self.content_type = _SSE if as_event else "application/json"
+        self._request = request
+        self._head = head
+        self._prompt = ""
+
+    def begin(self, prompt: Prompt) -> None:
+        if self._request.prompt:
+            self._prompt = prompt.text
+
+    def _body(self) -> bytes:
+        body = self._object()
+        return b"data: " + dump_line(body) + b"\n\n" if self.stream else orjson.dumps(body)
+
+    def _object(self) -> dict[str, Any]:
+        sequences = []
+        for each in self._output.sequences:
+            assert each.finished is not None
+            sequences.append(
+                sequence_output(
+                    self._prompt + each.text,
+                    each.tokens,
+                    logprobs=self._request.logprobs,
+                    cumulative=each.finished.cumulative_logprob,
+                )
+            )
+        outputs = {tensor.name: _unwrapped(tensor.data) for tensor in output_tensors(sequences)}
+        return dict(sorted((self._head | outputs).items()))
+
+
+class TritonStreamEncoder(BaseEncoder):
+    """An event for each chunk, with its new text and the log-probabilities of its tokens. There is no last event."""
+
+    stream = True
+    content_type = _SSE
+
+    def __init__(self, request: InferenceRequest, head: dict[str, Any]) -> None:
+        self._logprobs = request.logprobs
+        self._cumulative = [0.0] * request.n
+        self._begun = [False] * request.n
+        self._failed = False
+        self._templates = [_template(head, index if request.n > 1 else None) for index in range(request.n)]
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        if self._failed:
+            return b""
+        finished = chunk.finished
+        if finished is None:
+            return self._event(chunk.index, chunk.tokens)
+        # The end by itself is no event: one without a token is sent only if there was none before.
+        data = self._event(chunk.index, chunk.tokens) if chunk.tokens or not self._begun[chunk.index] else b""
+        return data if finished.error is None else data + self.error(finished.error)
+
+    def error(self, error: errors.RequestError) -> bytes:
+        """A last event with Triton's `error`."""
+        self._failed = True
+        return b"data: " + dump_line({"error": str(error)}) + b"\n\n"
+
+    def _event(self, index: int, tokens: list[Token]) -> bytes:
+        self._begun[index] = True
+        text = tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
+        if not self._logprobs:
+            shown = b"0.0" if len(tokens) == 1 else orjson.dumps([0.0] * len(tokens))
+            return self._templates[index] % (b"0.0", shown, dump_line(text))
+        logprobs = [token.logprob or 0.0 for token in tokens]
+        self._cumulative[index] += sum(logprobs)
+        return self._templates[index] % (
+            orjson.dumps(self._cumulative[index]),
+            orjson.dumps(_unwrapped(logprobs)),
+            dump_line(text),
+        )
+
+
+def _unwrapped(values: list[Any]) -> Any:
+    return values[0] if len(values) == 1 else values
+
+
+def _template(head: dict[str, Any], index: int | None) -> bytes:
+    """An event with places for `cum_log_probs`, `output_log_probs` and `text_output`."""
+    members: dict[str, bytes] = {name: dump_line(value).replace(b"%", b"%%") for name, value in head.items()}
+    if index is not None:
+        members["sequence_index"] = b"%d" % index
+    members |= dict.fromkeys(("cum_log_probs", "output_log_probs", "text_output"), b"%b")
+    return b"data: {" + b",".join(b'"%b":%b' % (name.encode(), members[name]) for name in sorted(members)) + b"}\n\n"
+
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+_NO_STREAM = (
+    "'stream' is true: HTTP end point doesn't support models with decoupled transaction policy; use generate_stream"
+)
+_MOST_TENSORS = 64
+
+
+def parse_infer(request: RawRequest, model: ModelContext, name: str) -> Call:
+    """Read a body. `name` is the model's in the path. Raises InvalidRequestError."""
+    body = read_body(request, model.options.max_request_size)
+    head, binary = _split(body, request.properties.get(HEADER_LENGTH.lower()))
+    payload = read_object(head, "the body's JSON")
+    for member in payload.keys() - {"id", "parameters", "inputs", "outputs"}:
+        raise errors.InvalidRequestError(
+            f"unknown member {show(member)}: expected 'id', 'parameters', 'inputs' and 'outputs'"
+        )
+    tensors = _tensors(_objects(payload, "inputs"), binary, name)
+    requests = read_batch(tensors, read_parameters(payload), model, name)
+    if any(each.stream for each in requests):
+        raise errors.InvalidRequestError(_NO_STREAM)
+    wanted = _wanted(payload, name, requests[0].binary_data_output)
+    encoder = InferEncoder(requests, wanted, name, read_id(payload), accepted_encoding(request))
+    return Call(tuple(each.generation for each in requests), encoder, late_headers=encoder.headers)
+
+
+class InferEncoder(WholeEncoder):
+    """The response to the requests of one batch. `wanted` says of each output whether it is bytes, not JSON.
+
+    `encoding` compresses the response.
+    """
+
+    def __init__(
+        self, requests: list[InferenceRequest], wanted: dict[str, bool], name: str, identifier: str, encoding: str
+    ) -> None:
+        super().__init__(requests[0].n, len(requests))
+        self._requests = requests
+        self._wanted = wanted
+        if any(wanted.values()):
+            self.content_type = "application/octet-stream"
+        self._head: dict[str, Any] = {"id": identifier} if identifier else {}
+        self._head |= {"model_name": name, "model_version": VERSION, "parameters": SEQUENCE_PARAMETERS}
+        self._encoding = encoding
+        self._prompts: list[str] = []
+        self._headers: tuple[tuple[str, str], ...] = ()
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Headers of the response, once its body is encoded."""
+        return self._headers
+
+    def begin(self, prompt: Prompt) -> None:
+        self._prompts.append(prompt.text if self._requests[len(self._prompts)].prompt else "")
+
+    def _body(self) -> bytes:
+        tensors = batch_tensors(self._requests, self._prompts, self._output.sequences)
+        outputs: list[dict[str, Any]] = []
+        binary = b""
+        for name, is_binary in self._wanted.items():
+            tensor = tensors[name]
+            output = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+            if is_binary:
+                raw = to_bytes(tensor)
+                binary += raw
+                outputs.append(output | {"parameters": {"binary_data_size": len(raw)}})
+            else:
+                outputs.append(output | {"data": tensor.data})
+        head = orjson.dumps(self._head | {"outputs": outputs})
+        if any(self._wanted.values()):
+            self._headers = ((HEADER_LENGTH, str(len(head))),)
+        if not self._encoding:
+            return head + binary
+        self._headers = (*self._headers, ("Content-Encoding", self._encoding))
+        return compress(head + binary, self._encoding)
+
+
+def _split(body: bytes, declared: str | None) -> tuple[bytes, bytes]:
+    """JSON and what follows it."""
+    if declared is None:
+        return body, b""
+    if not (declared.isascii() and declared.isdecimal() and len(declared) < 12) or int(declared) > len(body):
+        raise errors.InvalidRequestError(
+            f"{HEADER_LENGTH} is {show(declared)}: expected a number up to {len(body)}, the body's"
+        )
+    length = int(declared)
+    return body[:length], body[length:]
+
+
+def _objects(payload: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    given = payload.get(name, [])
+    if type(given) is not list or len(given) > _MOST_TENSORS or not all(type(each) is dict for each in given):
+        raise errors.InvalidRequestError(f"'{name}' is {show(given)}: expected a list of up to {_MOST_TENSORS} objects")
+    return given
+
+
+def _tensors(given: list[dict[str, Any]], binary: bytes, model: str) -> list[Tensor]:
+    tensors = []
+    at = 0
+    for each in given:
+        name, datatype, shape, data = each.get("name"), each.get("datatype"), each.get("shape"), each.get("data")
+        parameters = read_parameters(each)
+        size = parameters.get("binary_data_size")
+        refuse_tensor_parameters(parameters, f"input {show(name)}", "binary_data_size")
+        if size is None:
+            check_input(name, model, len(data) if type(data) is list else 1)
+            if data is None:
+                raise errors.InvalidRequestError(f"input '{name}' has neither 'data' nor a 'binary_data_size'")
+            tensors.append(from_json(str(name), datatype, shape, data))
+            continue
+        if type(size) is not int or not 0 <= size <= len(binary) - at or data is not None:
+            raise errors.InvalidRequestError(
+                f"input {show(name)} has the binary_data_size {show(size)}: expected at most {len(binary) - at}, the "
+                "bytes that are left after the JSON, and no 'data'"
+            )
+        check_input(name, model, size)
+        tensors.append(from_bytes(str(name), datatype, shape, binary[at : at + size]))
+        at += size
+    if at != len(binary):
+        raise errors.InvalidRequestError(f"{len(binary) - at} bytes follow the tensors: expected none")
+    return tensors
+
+
+def _wanted(payload: dict[str, Any], model: str, binary: bool) -> dict[str, bool]:
+    given = _objects(payload, "outputs")
+    wanted = dict.fromkeys(check_outputs([each.get("name") for each in given], model), binary)
+    for each in given:
+        parameters = read_parameters(each)
+        if "binary_data" in parameters:
+            if type(parameters["binary_data"]) is not bool:
+                raise errors.InvalidRequestError(
+                    f"'binary_data' is {show(parameters['binary_data'])}: expected true or false"
+                )
+            wanted[each["name"]] = parameters["binary_data"]
+        refuse_tensor_parameters(parameters, f"output {show(each['name'])}", "binary_data")
+    return wanted
+
+
+_MODEL = "/v2/models/{model}"
+_VERSION = _MODEL + "/versions/{version}"
+_MODELS = (_MODEL, _VERSION)
+_LONGEST_INDEX_REQUEST = 65_536
+
+_OBJECT: Schema = {"type": "object"}
+_EXAMPLE = {"text_input": "The wolf", "max_tokens": 16}
+_INFER = members(
+    {"inputs": list_of({**_OBJECT, "required": ["name", "shape", "datatype"]})},
+    optional={"id": STRING, "outputs": {}, "parameters": {}},
+)
+_INFER_EXAMPLE = {
+    "inputs": [
+        {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["The wolf"]},
+        {"name": "max_tokens", "shape": [1, 1], "datatype": "INT32", "data": [16]},
+    ]
+}
+_REQUESTS = {
+    "generate": Operation("Generate, as one JSON object", responses={"application/json": _OBJECT}, example=_EXAMPLE),
+    "generate_stream": Operation(
+        "Generate, as server-sent events", responses={"text/event-stream": EVENTS}, example=_EXAMPLE
+    ),
+    "infer": Operation(
+        "Generate from tensors, as JSON or as bytes after the JSON",
+        bodies={"application/json": _INFER, "application/octet-stream": {}},
+        responses={"application/json": _OBJECT, "application/octet-stream": STRING},
+        example=_INFER_EXAMPLE,
+    ),
+}
+_PAGES = {
+    "/v2": "The server",
+    "/v2/models/stats": "Statistics of all models",
+    "": "The inputs and outputs of a model",
+    "/config": "The configuration of a model",
+    "/stats": "Statistics of a model",
+}
+_HEALTH = {"/v2/health/live": "Whether the server runs", "/v2/health/ready": "Whether every model is ready"}
+
+
+def _page(path: str) -> Operation:
+    """What the description says of a page."""
+    name = path.removeprefix(_VERSION).removeprefix(_MODEL)
+    if name in _PAGES:
+        return Operation(_PAGES[name], responses={"application/json": _OBJECT})
+    summary = _HEALTH.get(name, "Whether the model is ready")
+    return Operation(summary, responses={"text/plain": STRING}, errors={400: "It is not"})
+
+
+class Triton(Dialect):
+    """Requests, health, metadata, configuration, statistics and the index of the repository."""
+
+    paths = tuple(
+        model + "/" + verb for verb in ("generate", "generate_stream", "infer") for model in (_MODEL, _VERSION)
+    )
+    pages = (
+        "/v2",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/stats",
+        *(model + page for page in ("", "/ready", "/config", "/stats") for model in (_MODEL, _VERSION)),
+        *description.REFUSED_PAGES,
+    )
+    health = frozenset(page for page in pages if page.endswith(("/live", "/ready")))
+    actions = ("/v2/repository/index", *description.REFUSED_ACTIONS)
+    ports = ("triton_http_port", "triton_metrics_port")
+    rpc_port = "triton_grpc_port"
+    aliases = description.NAMES
+    # `http_server.cc` of Triton (e1db8a6).
+    statuses = MappingProxyType(
+        {
+            errors.UnknownAdapterError: 404,
+            errors.RequestTooLargeError: 400,
+            errors.OverloadedError: 503,
+            errors.NotReadyError: 503,
+            errors.RequestTimeoutError: 503,
+        }
+    )
+    tables = MappingProxyType(
+        {f"{model}/{verb}": (GENERATE_FIELDS,) for verb in ("generate", "generate_stream") for model in _MODELS}
+    )
+    descriptions = MappingProxyType(
+        {
+            **{f"{model}/{verb}": operation for verb, operation in _REQUESTS.items() for model in _MODELS},
+            **{f"GET {path}": _page(path) for path in pages},
+            **{f"GET {path}": description.REFUSED for path in description.REFUSED_PAGES},
+            **dict.fromkeys(description.REFUSED_ACTIONS, description.REFUSED),
+            "/v2/repository/index": Operation(
+                "The models of the repository",
+                bodies={"application/json": members({}, optional={"ready": {"type": "boolean"}})},
+                responses={"application/json": list_of(_OBJECT)},
+                example={"ready": True},
+            ),
+        }
+    )
+
+    def rpc_service(self) -> RpcService:
+        from djl_trtllm.api.dialects.triton.rpc import TritonRpc
+
+        return TritonRpc()
+
+    def ready_text(self, model_dir: Path) -> str:
+        """The models of a Triton repository as Triton prints them; "" for any other directory."""
+        names = sorted(path.parent.name for path in repository_files(model_dir))
+        if len(names) < 2:
+            return ""
+        rows = [("Model", "Version", "Status"), *((name, description.VERSION, "READY") for name in names)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        line = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
+        shown = [
+            "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+        ]
+        return "\n".join([line, shown[0], line, *shown[1:], line])
+
+    def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+        """Health is a status without a body, all else JSON."""
+        path = request.path
+        if path in description.REFUSED_PAGES:
+            raise errors.UnsupportedParameterError(description.REFUSED_PAGES[path])
+        if path == "/v2":
+            return Reply.json(description.server_metadata())
+        if path == "/v2/health/live":
+            return _health(True)
+        if path == "/v2/health/ready" or path.endswith("/ready"):
+            _check(request)
+            return _health(bool(models) and all(model.ready for model in models))
+        name = _check(request)
+        if path.endswith("/stats"):
+            return Reply.json(description.statistics(models, name))
+        (model,) = models
+        assert name is not None
+        context = description.require_context(model)
+        if path.endswith("/config"):
+            return Reply.json(description.model_config(name, context))
+        return Reply.json(description.model_metadata(name))
+
+    def act(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+        """The index of the repository; with `ready` true, of the models that are ready."""
+        if request.path in description.REFUSED_ACTIONS:
+            raise errors.UnsupportedParameterError(description.REFUSED_ACTIONS[request.path])
+        body = read_body(request, _LONGEST_INDEX_REQUEST)
+        given = read_object(body) if body else {}
+        if unknown := sorted(given.keys() - {"ready"}):
+            raise errors.InvalidRequestError(
+                f"unknown member {show(unknown[0])} of the request for the index: expected 'ready'"
+            )
+        ready = given.get("ready", False)
+        if type(ready) is not bool:
+            raise errors.InvalidRequestError("'ready' of the request for the index: expected true or false")
+        return Reply.json(description.repository_index(models, ready_only=ready))
+
+    def parse(self, request: RawRequest, model: ModelContext) -> Call:
+        name = _check(request) or model.name
+        description.check_takes_requests(name)
+        return (parse_infer if request.path.endswith("/infer") else parse_generate)(request, model, name)
+
+
+def _check(request: RawRequest) -> str | None:
+    """The model that the path names, in a version that is there. Raises UnknownModelError."""
+    name = request.parameters.get("model")
+    if name is not None:
+        description.check_version(request.parameters.get("version"), name)
+    return name
+
+
+def _health(good: bool) -> Reply:
+    return Reply(200 if good else 400, "text/plain", b"")
+
+
+TRITON = Triton()

@@ -1,0 +1,463 @@
+"""`ModelInfer` and `ModelStreamInfer`: protocol buffers as requests, output as protocol buffers.
+
+Source: `grpc_server.cc`, `stream_infer_handler.cc` of Triton (e1db8a6) and its `decoupled_models.md`. Like `infer` over
+HTTP, `ModelInfer` has one response, whole. A stream carries requests of any kind; each that asks for `stream` has a
+response for each chunk. Encoders return serialised messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+from google.protobuf.message import DecodeError
+
+from djl_trtllm import errors
+from djl_trtllm.api.base import (
+    MOST_WORK,
+    SMALL,
+    BaseEncoder,
+    Call,
+    ModelContext,
+    ModelLookup,
+    ModelStatus,
+    Prompt,
+    RpcService,
+    SequenceCollector,
+    nearest_row,
+)
+from djl_trtllm.api.dialects.triton import description
+from djl_trtllm.api.dialects.triton.dialect import SEQUENCE_PARAMETERS, check_id
+from djl_trtllm.api.dialects.triton.inference import (
+    BYTES,
+    InferenceRequest,
+    SequenceOutput,
+    Tensor,
+    batch_tensors,
+    check_input,
+    check_outputs,
+    from_bytes,
+    from_json,
+    index_tensor,
+    output_tensors,
+    read_batch,
+    to_bytes,
+)
+from djl_trtllm.api.parameters import show
+from djl_trtllm.request import OutputChunk
+
+# The messages of Triton's gRPC API, by name.
+#
+# They are made from the descriptors of `grpc_service.proto`, in a pool of their own: generated modules would need the
+# version of protobuf that they were generated for, and would clash with those of Triton's client in the same process.
+
+
+SERVICE = "inference.GRPCInferenceService"
+
+_FILE = Path(__file__).with_name("grpc_service.binpb")
+
+
+def _load() -> descriptor_pool.DescriptorPool:
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(_FILE.read_bytes()).file:
+        pool.Add(file)
+    return pool
+
+
+_POOL = _load()
+
+
+def message_class(name: str) -> Any:
+    """The class of a message of the protocol."""
+    return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(f"inference.{name}"))
+
+
+ModelInferRequest = message_class("ModelInferRequest")
+ModelInferResponse = message_class("ModelInferResponse")
+ModelStreamInferResponse = message_class("ModelStreamInferResponse")
+
+
+# Bounds what reading a protocol buffer costs, before it is read.
+#
+# As with JSON (`read_json`) that depends on more than its bytes: millions of empty tensors take a hundred times as
+# long to make as one text of the same size, and nobody else runs meanwhile.
+
+
+_OF_A_FIELD, _OF_A_PACKED_BYTE = 1600, 20
+"""About nanoseconds."""
+_VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
+_LONGEST_VARINT = 10
+_NUMBERS = range(1, 9)
+"""Python's names of the types of a field (cpp_type) that may be packed; those behind are texts and messages."""
+
+
+def require_little_work(data: bytes, descriptor: Any) -> None:
+    """Raise InvalidRequestError for a message that would take long to read; `descriptor` is that of its type.
+
+    What is damaged is left to the parser.
+    """
+    if len(data) <= SMALL:
+        return
+    work = 0
+    parts = [(0, len(data), descriptor)]
+    while parts:
+        at, end, kind = parts.pop()
+        while at < end:
+            work += _OF_A_FIELD
+            tag, at = _varint(data, at)
+            wire = tag & 7
+            if wire == _VARINT:
+                _, at = _varint(data, at)
+            elif wire == _LENGTH:
+                size, at = _varint(data, at)
+                field = kind.fields_by_number.get(tag >> 3)
+                if field is not None and field.message_type is not None:
+                    parts.append((at, min(end, at + size), field.message_type))
+                elif field is not None and field.cpp_type in _NUMBERS:
+                    work += _OF_A_PACKED_BYTE * size
+                at += size
+            elif wire in (_EIGHT_BYTES, _FOUR_BYTES):
+                at += 8 if wire == _EIGHT_BYTES else 4
+            else:
+                raise errors.InvalidRequestError(f"the message is not valid: a field has wire type {wire}")
+            if work > MOST_WORK:
+                raise errors.InvalidRequestError(
+                    f"the message has too many fields or numbers to read, of its {len(data)} bytes: send several "
+                    "requests, or tensors as raw_input_contents"
+                )
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at a place, and the place behind it."""
+    value = 0
+    for shift, byte in enumerate(data[at : at + _LONGEST_VARINT]):
+        value |= (byte & 127) << 7 * shift
+        if byte < 128:
+            return value, at + shift + 1
+    return value, len(data)
+
+
+FINAL = "triton_final_response"
+_NO_STREAM = (
+    "'stream' is true: ModelInfer RPC doesn't support models with decoupled transaction policy; use ModelStreamInfer"
+)
+_MOST_TENSORS = 64
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    BYTES: "bytes_contents",
+}
+"""Where the elements of a tensor are that is not given as bytes."""
+
+
+class Frame(Enum):
+    """Around a response: none; a stream's, for a decoupled model or for one with one response to each request.
+
+    A decoupled model of Triton says by an empty response that a request has ended, to clients that ask for it.
+    """
+
+    ALONE = auto()
+    DECOUPLED = auto()
+    ONLY = auto()
+
+
+class RpcEncoder(BaseEncoder):
+    """Encodes the responses to one request; in a stream they are wrapped.
+
+    After a chunk that ends with an error, `error` has the last response, after all others `end`.
+    """
+
+    content_type = "application/grpc"
+
+    def __init__(self, requests: list[InferenceRequest], wanted: tuple[str, ...], message: Any, frame: Frame) -> None:
+        self._requests = requests
+        self._wanted = wanted
+        self._frame = frame
+        self._final = frame is Frame.DECOUPLED and requests[0].empty_final_response
+        self.head = ModelInferResponse(model_name=message.model_name, model_version=description.VERSION, id=message.id)
+        _set_parameters(self.head, SEQUENCE_PARAMETERS)
+
+    def error(self, error: errors.RequestError) -> bytes:
+        """The response that says in a stream why there is no other one."""
+        return failure(str(error), self.head.model_name, self.head.id)
+
+    def end(self) -> bytes:
+        """The empty last response of a stream, if the request asks for it."""
+        return self._message({}, final=True) if self._final else b""
+
+    def _message(self, tensors: Mapping[str, Tensor], *, final: bool = False) -> bytes:
+        response = ModelInferResponse()
+        response.CopyFrom(self.head)
+        if self._frame is not Frame.ALONE:
+            response.parameters[FINAL].bool_param = final or self._frame is Frame.ONLY
+        for tensor in tensors.values():
+            response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            response.raw_output_contents.append(to_bytes(tensor))
+        if self._frame is not Frame.ALONE:
+            response = ModelStreamInferResponse(infer_response=response)
+        data: bytes = response.SerializeToString()
+        return data
+
+
+class RpcWholeEncoder(RpcEncoder):
+    """One response, at the end."""
+
+    stream = False
+
+    def __init__(self, requests: list[InferenceRequest], wanted: tuple[str, ...], message: Any, frame: Frame) -> None:
+        super().__init__(requests, wanted, message, frame)
+        self._prompts: list[str] = []
+        self._output = SequenceCollector(requests[0].n, len(requests))
+
+    def begin(self, prompt: Prompt) -> None:
+        self._prompts.append(prompt.text if self._requests[len(self._prompts)].prompt else "")
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        failed = chunk.finished is not None and chunk.finished.error is not None
+        if not self._output.add(chunk) or failed:
+            return b""
+        tensors = batch_tensors(self._requests, self._prompts, self._output.sequences)
+        return self._message({name: tensors[name] for name in self._wanted})
+
+
+class RpcStreamEncoder(RpcEncoder):
+    """A response for each chunk, with its new text and the log-probabilities of its tokens.
+
+    The indices are in it if there are several prompts or sequences, or if they are asked for.
+    """
+
+    stream = True
+
+    def __init__(self, requests: list[InferenceRequest], wanted: tuple[str, ...], message: Any, frame: Frame) -> None:
+        super().__init__(requests, wanted, message, frame)
+        self._n = requests[0].n
+        self._begun = [False] * (self._n * len(requests))
+        self._cumulative = [0.0] * (self._n * len(requests))
+        several = [*["batch_index"] * (len(requests) > 1), *["sequence_index"] * (self._n > 1)]
+        self._shown = tuple(dict.fromkeys((*wanted, *several)))
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        finished = chunk.finished
+        failed = finished is not None and finished.error is not None
+        number = chunk.generation * self._n + chunk.index
+        # The end by itself is no response, unless there was none before.
+        if not chunk.tokens and (failed or (finished is not None and self._begun[number])):
+            return b""
+        self._begun[number] = True
+        logprobs = [0.0] * len(chunk.tokens)
+        if self._requests[chunk.generation].logprobs:
+            logprobs = [token.logprob or 0.0 for token in chunk.tokens]
+            self._cumulative[number] += sum(logprobs)
+        output = SequenceOutput("".join([token.text for token in chunk.tokens]), logprobs, self._cumulative[number])
+        tensors = {tensor.name: tensor for tensor in output_tensors([output])}
+        tensors["batch_index"] = index_tensor("batch_index", chunk.generation)
+        tensors["sequence_index"] = index_tensor("sequence_index", chunk.index)
+        return self._message({name: tensors[name] for name in self._shown})
+
+
+def parse_rpc(message: Any, model: ModelContext, *, streams: bool) -> Call:
+    """Read a ModelInferRequest; `streams`: from a stream. Raises InvalidRequestError."""
+    name = message.model_name
+    check_id(message.id)
+    tensors = _tensors(message, name)
+    requests = read_batch(tensors, _parameters(message.parameters), model, name)
+    wanted = check_outputs([output.name for output in message.outputs], name)
+    for output in message.outputs:
+        description.refuse_tensor_parameters(output.parameters, f"output {show(output.name)}")
+    if not streams and requests[0].stream:
+        raise errors.InvalidRequestError(_NO_STREAM)
+    if len({request.stream for request in requests}) > 1:
+        raise errors.InvalidRequestError("the prompts differ in 'stream': expected one value for all of them")
+    made = RpcStreamEncoder if requests[0].stream else RpcWholeEncoder
+    decoupled = Frame.DECOUPLED if description.is_decoupled(model) else Frame.ONLY
+    encoder = made(requests, wanted, message, decoupled if streams else Frame.ALONE)
+    return Call(tuple(request.generation for request in requests), encoder)
+
+
+def failure(message: str, model_name: str, identifier: str) -> bytes:
+    """A response of a stream with an error."""
+    response = ModelStreamInferResponse(error_message=message)
+    response.infer_response.model_name = errors.clipped(model_name)
+    response.infer_response.model_version = description.VERSION
+    response.infer_response.id = errors.clipped(identifier)
+    response.infer_response.parameters[FINAL].bool_param = True
+    data: bytes = response.SerializeToString()
+    return data
+
+
+def _tensors(message: Any, model: str) -> list[Tensor]:
+    inputs, raw = message.inputs, message.raw_input_contents
+    for what, given in (("inputs", inputs), ("outputs", message.outputs)):
+        if len(given) > _MOST_TENSORS:
+            raise errors.InvalidRequestError(f"there are {len(given)} {what}: expected at most {_MOST_TENSORS}")
+    if raw and len(raw) != len(inputs):
+        raise errors.InvalidRequestError(
+            f"raw_input_contents has {len(raw)} tensors for {len(inputs)} inputs: expected one for each, or none"
+        )
+    tensors = []
+    for index, each in enumerate(inputs):
+        description.refuse_tensor_parameters(each.parameters, f"input {show(each.name)}")
+        if raw:
+            check_input(each.name, model, len(raw[index]))
+            if each.HasField("contents"):
+                raise errors.InvalidRequestError(
+                    f"input '{each.name}' has contents, and raw_input_contents are given: expected one of them"
+                )
+            tensors.append(from_bytes(each.name, each.datatype, list(each.shape), raw[index]))
+        else:
+            tensors.append(_from_contents(each, model))
+    return tensors
+
+
+def _from_contents(given: Any, model: str) -> Tensor:
+    field = _CONTENTS.get(given.datatype)
+    data = getattr(given.contents, field) if field else ()
+    check_input(given.name, model, len(data))
+    if others := sorted({descriptor.name for descriptor, _ in given.contents.ListFields()} - {field}):
+        raise errors.InvalidRequestError(
+            f"input '{given.name}' of {show(given.datatype)} has {others[0]}: expected {field or 'raw_input_contents'}"
+        )
+    values: list[Any] = list(data)
+    if given.datatype == BYTES:
+        try:
+            values = [value.decode() for value in values]
+        except UnicodeDecodeError:
+            raise errors.InvalidRequestError(f"input '{given.name}' is not UTF-8 text") from None
+    return from_json(given.name, given.datatype, list(given.shape), values)
+
+
+def _parameters(given: Any) -> dict[str, Any]:
+    found = {}
+    for name, parameter in given.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        found[name] = None if kind is None else getattr(parameter, kind)
+    return found
+
+
+def _set_parameters(response: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if type(value) is bool:
+            response.parameters[name].bool_param = value
+        else:
+            response.parameters[name].int64_param = value
+
+
+_STATUSES: dict[type[errors.RequestError], str] = {
+    errors.RequestError: "INVALID_ARGUMENT",
+    errors.UnknownAdapterError: "NOT_FOUND",
+    errors.UnknownModelError: "NOT_FOUND",
+    errors.AuthenticationError: "UNAUTHENTICATED",
+    errors.ForbiddenError: "PERMISSION_DENIED",
+    errors.OverloadedError: "UNAVAILABLE",
+    errors.TooManyRequestsError: "RESOURCE_EXHAUSTED",
+    errors.NotReadyError: "UNAVAILABLE",
+    errors.RequestTimeoutError: "UNAVAILABLE",
+    errors.GenerationError: "INTERNAL",
+}
+"""gRPC's names of Triton's status codes (`tritonserver.h` of e1db8a6)."""
+
+
+class TritonRpc(RpcService):
+    """`inference.GRPCInferenceService`."""
+
+    name = SERVICE
+    unary = "ModelInfer"
+    stream = "ModelStreamInfer"
+    health = frozenset({"ServerLive", "ServerReady", "ModelReady"})
+    pages = (
+        *sorted(health),
+        "ServerMetadata",
+        "ModelMetadata",
+        "ModelConfig",
+        "ModelStatistics",
+        "RepositoryIndex",
+    )
+    refused = description.REFUSED_METHODS
+
+    def page(self, method: str, message: bytes, models: ModelLookup) -> bytes:
+        if len(message) > SMALL:
+            raise errors.InvalidRequestError(f"the message has {len(message)} bytes: expected at most {SMALL}")
+        try:
+            request = message_class(f"{method}Request").FromString(message)
+        except DecodeError:
+            raise errors.InvalidRequestError(f"the message is not a valid inference.{method}Request") from None
+        # Statistics have more in JSON than in the messages that are here.
+        response = json_format.ParseDict(
+            _described(method, request, models), message_class(f"{method}Response")(), ignore_unknown_fields=True
+        )
+        data: bytes = response.SerializeToString()
+        return data
+
+    def read(self, message: bytes) -> Any:
+        request = ModelInferRequest()
+        try:
+            require_little_work(message, request.DESCRIPTOR)
+            request.ParseFromString(message)
+        except DecodeError:
+            raise errors.InvalidRequestError("the message is not a valid inference.ModelInferRequest") from None
+        return request
+
+    def parse(self, request: Any, model: ModelContext, *, stream: bool) -> Call:
+        description.check_version(request.model_version, request.model_name)
+        description.check_takes_requests(request.model_name)
+        return parse_rpc(request, model, streams=stream)
+
+    def end(self, encoder: Any) -> bytes:
+        data: bytes = encoder.end()
+        return data
+
+    def failure(self, message: str, model_name: str, identifier: str) -> bytes:
+        return failure(message, model_name, identifier)
+
+    def status(self, error: BaseException) -> str:
+        return nearest_row(_STATUSES, error if isinstance(error, errors.RequestError) else None)
+
+    def error_ends_stream(self, metadata: Mapping[str, str]) -> bool:
+        return metadata.get("triton_grpc_error") == "true"
+
+
+def _described(method: str, request: Any, models: ModelLookup) -> dict[str, Any]:
+    """What a method answers that does not generate, as a dictionary of its message's fields."""
+    match method:
+        case "ServerLive":
+            return {"live": True}
+        case "ServerReady":
+            return {"ready": bool(models.all()) and all(model.ready for model in models.all())}
+        case "ServerMetadata":
+            return description.server_metadata()
+        case "RepositoryIndex":
+            return {"models": description.repository_index(models.all(), ready_only=request.ready)}
+        case "ModelStatistics" if not request.name:
+            return description.statistics(models.all())
+        case "ModelReady":
+            try:
+                return {"ready": _model(request, models).ready}
+            except errors.UnknownModelError:
+                return {"ready": False}
+    model = _model(request, models)
+    if method == "ModelStatistics":
+        return description.statistics([model], request.name)
+    context, name = description.require_context(model), request.name or model.name
+    return (
+        {"config": description.model_config(name, context)}
+        if method == "ModelConfig"
+        else description.model_metadata(name)
+    )
+
+
+def _model(request: Any, models: ModelLookup) -> ModelStatus:
+    model = models.find(request.name)
+    description.check_version(request.version, request.name)
+    return model

@@ -1,0 +1,184 @@
+"""The API of Truss's TensorRT-LLM template: a prompt in, raw text out.
+
+Sources: the README of the template, and its `model/model.py` (truss-examples 5da3ff6) where they disagree: `max_tokens`
+are new tokens (the README counts the prompt among them) and `beam_width` is 1 by default (the README: 50). Errors have
+Baseten's headers (`truss/templates/server/common/errors.py`, truss 0bee989): error code 500 where the server fails, 600
+where the model does, 700 where the request is at fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from djl_trtllm import errors
+from djl_trtllm.api.base import (
+    BaseEncoder,
+    Call,
+    Dialect,
+    ModelContext,
+    ModelStatus,
+    Operation,
+    RawRequest,
+    Reply,
+    ResponseEncoder,
+    WholeEncoder,
+    nearest_row,
+)
+from djl_trtllm.api.openapi import STRING, members
+from djl_trtllm.api.parameters import (
+    BOOLEAN,
+    IGNORED,
+    TEXT,
+    Kind,
+    Parameter,
+    Problems,
+    Table,
+    check_text,
+    integer,
+    number,
+    read_object,
+    read_words,
+)
+from djl_trtllm.api.sampling import MESSAGES, MOST_TOKENS, SAMPLING, generation_request, read_messages, read_sampling
+from djl_trtllm.config import Options
+from djl_trtllm.request import OutputChunk
+
+_SERVER, _MODEL, _CLIENT = "500", "600", "700"
+_SOURCE = ("X-BASETEN-ERROR-SOURCE", "04")
+_CODE = "X-BASETEN-ERROR-CODE"
+
+_ERROR_CODES: dict[type[errors.RequestError], str] = {
+    errors.RequestError: _CLIENT,
+    errors.UnknownModelError: _SERVER,
+    errors.OverloadedError: _SERVER,
+    errors.NotReadyError: _SERVER,
+    errors.RequestTimeoutError: _MODEL,
+    errors.GenerationError: _MODEL,
+}
+"""Baseten's error codes."""
+
+
+class TextEncoder(BaseEncoder):
+    """Raw text, in the pieces in which it is generated.
+
+    Raw text cannot express a failure: the body then has no end. (Truss's template puts an error object into the text,
+    where it looks like the model's own words.)
+    """
+
+    stream = True
+    content_type = "application/octet-stream"
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        if chunk.finished is not None and chunk.finished.error is not None:
+            raise chunk.finished.error
+        return "".join([token.text for token in chunk.tokens]).encode()
+
+
+class WholeTextEncoder(WholeEncoder):
+    """`{"text"}` at the end."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def _body(self) -> bytes:
+        return orjson.dumps({"text": self._output.sequences[0].text})
+
+
+_DEFAULT_NEW_TOKENS = 50
+_WORDS = Kind(
+    "a list of words; an empty one means none",
+    read_words,
+    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+)
+
+FIELDS = Table(
+    (row for row in SAMPLING if not {"stop", "bad_words", "n", "best_of"} & set(row.names)),
+    (
+        Parameter(("prompt",), TEXT, "prompt"),
+        Parameter(("messages",), MESSAGES, IGNORED),
+        Parameter(("max_tokens", "max_new_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("temperature",), number(0), "temperature"),
+        Parameter(("bad_words_list", "bad_words"), _WORDS, "bad", union=True),
+        Parameter(("stop_words_list", "stop_words"), _WORDS, "stop", union=True),
+        Parameter(("stream",), BOOLEAN, "stream"),
+        Parameter(("model",), target=IGNORED),
+    ),
+    elsewhere=dict.fromkeys(("inputs", "parameters"), "to /invocations"),
+)
+
+
+def parse(request: RawRequest, options: Options) -> Call:
+    """Read the body. Raises InvalidRequestError."""
+    payload, problems = read_object(request, "prompt"), Problems.of(options)
+    values = FIELDS.read(payload, problems, "field")
+    prompt: str | None = values.get("prompt")
+    messages: list[dict[str, Any]] | None = None
+    if payload.get("messages") is not None:
+        messages = read_messages(payload["messages"], problems)
+        if prompt is not None:
+            problems.invalid.append("'prompt' and 'messages' are both given: expected one of them")
+    else:
+        check_text(payload, "prompt", problems)
+    values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
+    sampling = read_sampling(values, problems)
+    stream: bool = values.get("stream", True)
+    if stream and sampling.beam_width > 1:
+        problems.invalid.append(
+            f"'beam_width' is {sampling.beam_width} and 'stream' not false: which beam is the best is known only at "
+            "the end, expected a beam_width of 1 or 'stream' to be false"
+        )
+    problems.raise_any()
+    encoder: ResponseEncoder = TextEncoder() if stream else WholeTextEncoder()
+    generation = generation_request(values, sampling, False, prompt=None if messages else prompt, messages=messages)
+    return Call((generation,), encoder, problems.headers)
+
+
+_PREDICT = Operation(
+    "Generate from a prompt: raw text as it comes, or `text` at the end if `stream` is false",
+    responses={"application/octet-stream": STRING, "application/json": members({"text": STRING})},
+    example={"prompt": "The wolf", "max_tokens": 16},
+)
+
+
+class Truss(Dialect):
+    """`:predict` of a Truss server, and `/predict` of Baseten's gateway. The model's name in a Truss is `model`."""
+
+    paths = ("/v1/models/{model}:predict", "/predict")
+    pages = ("/v1/models/{model}/loaded",)
+    health = frozenset(pages)
+    aliases = frozenset({"model"})
+    statuses = MappingProxyType({errors.OverloadedError: 429, errors.NotReadyError: 503})
+    tables = dict.fromkeys(paths, (FIELDS,))
+    descriptions = MappingProxyType(
+        {
+            **dict.fromkeys(paths, _PREDICT),
+            "GET /v1/models/{model}/loaded": Operation(
+                "Whether the model is ready", responses={"application/json": members({})}
+            ),
+        }
+    )
+
+    def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+        """An empty object when the model is ready."""
+        for model in models:
+            if not model.ready:
+                raise errors.NotReadyError(f"Model with name {model.name} is not ready.")
+        return Reply.json({})
+
+    def parse(self, request: RawRequest, model: ModelContext) -> Call:
+        return parse(request, model.options)
+
+    def error_body(self, message: str, error: errors.RequestError | None) -> object:
+        return {"error": message if error is not None else "Internal Server Error, see the server's log."}
+
+    def encode_error(self, error: BaseException, options: Options) -> Reply:
+        reply = super().encode_error(error, options)
+        code = nearest_row(_ERROR_CODES, error) if isinstance(error, errors.RequestError) else _SERVER
+        return reply._replace(headers=(_SOURCE, (_CODE, code), *reply.headers))
+
+
+TRUSS = Truss()

@@ -1,0 +1,134 @@
+"""Signs of life of a loaded TensorRT-LLM: its ranks, its own errors and its statistics."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+from msgspec.structs import replace
+
+from djl_trtllm.executor.protocol import Stats, Submit
+from djl_trtllm.request import Sampling
+
+_MODULES = ("mpi4py", "tensorrt_llm")
+
+
+def ranks_below() -> list[psutil.Process]:
+    """The ranks below this process, once the engine is loaded; the death of one means that the engine is lost.
+
+    Ranks that a launcher started (mpirun, trtllm-llmapi-launch) are not below it, and are not watched.
+    """
+    return [process for process in psutil.Process().children(recursive=True) if is_rank(process)]
+
+
+def dead(ranks: list[psutil.Process]) -> list[int]:
+    """Return the ids of the ranks that have ended."""
+    return [process.pid for process in ranks if not is_alive(process)]
+
+
+def is_rank(process: psutil.Process) -> bool:
+    """Return whether this is a process of MPI that runs TensorRT-LLM's tasks (`python -m mpi4py.futures.server`).
+
+    Others below may end at any time, such as the compilers of kernels, whose arguments have TensorRT-LLM's folders.
+    """
+    try:
+        command = process.cmdline()
+    except psutil.Error:
+        return False
+    return any(flag == "-m" and module.startswith(_MODULES) for flag, module in itertools.pairwise(command))
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether the process has not ended; one that nobody has collected yet has."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def background_error(llm: Any) -> Exception | None:
+    """Return an error of TensorRT-LLM's background threads that it has not raised yet.
+
+    It raises the error at the next request or response, but shuts itself down first: it sends aborts to a worker that
+    may be gone, which never comes back.
+    """
+    errors = getattr(getattr(llm, "_executor", None), "_error_queue", None)
+    waiting: list[Exception] = [] if errors is None else list(errors.queue)
+    return waiting[0] if waiting else None
+
+
+def trouble_of(llm: Any) -> str | None:
+    """Return why an LLM cannot go on; None while it can.
+
+    Before 1.3 TensorRT-LLM raises an error of its background threads only at the next request or response, and a worker
+    that has failed sends nothing; so look where they leave it (`executor/executor.py`, about 1.2).
+    """
+    if (error := background_error(llm)) is not None:
+        return f"{type(error).__name__}: {error}"
+    executor = getattr(llm, "_executor", None)
+    if hasattr(llm, "_check_health"):
+        return None if llm._check_health() else "it reports that it is not healthy"
+    if executor is None or (hasattr(executor, "is_shutdown") and executor.is_shutdown()):
+        return "it has shut down"
+    return None
+
+
+def probe_of(message: Submit) -> Submit:
+    """A request for one token that an engine takes which has taken `message`."""
+    sampling = Sampling(1, beam_width=message.sampling.beam_width)
+    return replace(
+        message,
+        prompt_ids=message.prompt_ids[:1],
+        sampling=sampling,
+        guide=None,
+        adapter=None,
+        logprobs=False,
+        top_logprobs=0,
+    )
+
+
+class IterationStatistics:
+    """The last iteration that the engine reported (keys: `IterationStats` of TensorRT-LLM's executor).
+
+    `counts_queued`: PyExecutor's `numQueuedRequests` is the inbox of its loop, which an iteration empties. What waits
+    in it are the requests that are not active.
+    """
+
+    def __init__(self, *, counts_queued: bool = True) -> None:
+        self._counts_queued = counts_queued
+        self._last: Mapping[str, Any] = {}
+
+    def take(self, iteration: Mapping[str, Any]) -> None:
+        self._last = iteration
+
+    def stats(self, running: int) -> Stats:
+        """Return the statistics with `running` requests in the engine; without any, all blocks are free."""
+        last = self._last
+        cache = last.get("kvCacheStats") or {}
+        batch = last.get("inflightBatchingStats") or {}
+        total = cache.get("maxNumBlocks") or None
+        used, queued, paused = (
+            value if running or value is None else 0
+            for value in (cache.get("usedNumBlocks"), self._queued(running), batch.get("numPausedRequests"))
+        )
+        milliseconds = last.get("iterLatencyMS")
+        return Stats(
+            running=max(0, running - (queued or 0)),
+            kv_usage=None if total is None or used is None else used / total,
+            queued=queued,
+            paused=paused,
+            iterations=last.get("iter"),
+            iteration_seconds=None if milliseconds is None else milliseconds / 1000,
+            kv_blocks=total,
+            kv_blocks_used=None if total is None else used,
+            kv_hit_rate=cache.get("cacheHitRate"),
+        )
+
+    def _queued(self, running: int) -> int | None:
+        queued: int | None = self._last.get("numQueuedRequests")
+        active: int | None = self._last.get("numActiveRequests")
+        if self._counts_queued or active is None:
+            return queued
+        return max(queued or 0, running - active)

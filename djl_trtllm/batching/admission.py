@@ -1,0 +1,354 @@
+"""What a rolling batch accepts, and how a request becomes the messages of an executor.
+
+An executor names what it honours (`Ready.features`). Everything else must have its neutral default in a request, so
+that a field which an engine does not name is refused, never dropped.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from msgspec.structs import replace
+
+from djl_trtllm.batching.sequence import OutputSequence, RankedSequence
+from djl_trtllm.errors import (
+    GenerationError,
+    InvalidRequestError,
+    OverloadedError,
+    PromptTooLongError,
+    RequestError,
+    UnsupportedParameterError,
+)
+from djl_trtllm.executor.protocol import Delta, Feature, Limits, Refusal, Submit
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FIELDS, Adapter, FinishReason, GenerationRequest, GuideKind, RequestField, RequestOrigin
+
+logger = logging.getLogger(__name__)
+
+_WITH_A_GUIDE = (
+    "a guide with beams: no engine constrains beams; leave out the guide or 'num_beams' ('beam_width') "
+    "(the PyTorch backend of TensorRT-LLM runs every request with option.max_beam_width beams)"
+)
+_NO_GUIDE = (
+    "this engine cannot constrain its output; on TensorRT-LLM set option.guided_decoding_backend=xgrammar, on OpenVINO "
+    "the engine's folder needs openvino_tokenizer.xml and openvino_detokenizer.xml: compile the model again, with a "
+    "tokenizer that OpenVINO can convert (the compiler's log says if it could not)"
+)
+_GUIDES = {
+    GuideKind.JSON_OBJECT: (Feature.JSON, "a JSON guide"),
+    GuideKind.JSON_SCHEMA: (Feature.JSON, "a JSON guide"),
+    GuideKind.REGEX: (Feature.REGEX, "a regular expression"),
+    GuideKind.GRAMMAR: (Feature.GRAMMAR, "a grammar"),
+}
+"""What an engine needs for a guide, and what refusals call it."""
+_UNKNOWN = RequestOrigin()
+_MAX_CACHED_STOPS = 1024
+_MAX_CACHED_TEXTS = 16_384
+_NONE: Mapping[int, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """The limits of a rolling batch: lengths in tokens, the rest in sequences.
+
+    `max_batch_size` sequences run at once (option.max_rolling_batch_size), `max_queue_size` may wait
+    (job_queue_size). A prompt has at most `max_input_len` tokens, its output `max_output_len`, and both together
+    `max_seq_len`. With `resume`, a request goes on in a new engine process if its own is lost.
+    """
+
+    max_batch_size: int
+    max_queue_size: int
+    max_input_len: int
+    max_output_len: int
+    max_seq_len: int
+    vocab_size: int | None = None
+    """Ids from here on are refused: the tokenizer has them and the model does not. None if it has none of them."""
+    resume: bool = True
+
+
+class SequenceLimits:
+    """How long a sequence may be: the smaller of what the batch and the engine allow."""
+
+    def __init__(self, batch: BatchLimits, engine: Limits) -> None:
+        self._batch = batch
+        self._engine = engine
+        self._max_seq_len = min(batch.max_seq_len, engine.max_seq_len)
+
+    def fit(self, request: GenerationRequest, prompt_ids: list[int]) -> tuple[list[int], int]:
+        """The prompt (truncated if asked) and the number of tokens to generate.
+
+        A number that the client gives is refused where it is over a limit; a default is lowered to it. Raises
+        InvalidRequestError for what can never run.
+        """
+        if request.truncate is not None:
+            prompt_ids = prompt_ids[-request.truncate :]
+        length, wanted, batch = len(prompt_ids), request.sampling.max_new_tokens, self._batch
+        if not length:
+            raise InvalidRequestError("the prompt is empty: it has no tokens")
+        if batch.vocab_size is not None and (highest := max(prompt_ids)) >= batch.vocab_size:
+            raise InvalidRequestError(
+                f"the prompt has a token with the id {highest}, which the tokenizer has and the model does not: its "
+                f"ids end at {batch.vocab_size - 1}; leave that special token out"
+            )
+        if length > batch.max_input_len:
+            raise PromptTooLongError(
+                f"the prompt has {length} tokens, max_input_len is {batch.max_input_len}: "
+                "shorten it, or raise option.max_input_len"
+            )
+        if wanted > batch.max_output_len:
+            raise InvalidRequestError(
+                f"the request asks for {wanted} new tokens, max_output_len is {batch.max_output_len}: "
+                "ask for fewer, or raise option.max_output_len"
+            )
+        room = self._max_seq_len - length
+        if room < max(wanted, 1):
+            asks = f" and the request asks for {wanted} new ones" if wanted else ""
+            raise PromptTooLongError(
+                f"the prompt has {length} tokens{asks}, prompt and output may have {self._max_seq_len} together "
+                f"(max_seq_len): {max(room, 0)} are left for the output"
+            )
+        wanted = wanted or min(request.default_new_tokens or room, room, batch.max_output_len)
+        if request.sampling.min_new_tokens > wanted:
+            raise InvalidRequestError(
+                f"the request asks for at least {request.sampling.min_new_tokens} new tokens, and it gets {wanted} at "
+                f"most (max_output_len is {batch.max_output_len}, max_seq_len {self._max_seq_len}): ask for fewer"
+            )
+        beams, available = request.sampling.beam_width, self._engine.kv_blocks
+        blocks = self.blocks(length, wanted) * beams
+        if available and blocks > available:
+            each = "" if beams == 1 else f" in {beams} beams"
+            raise PromptTooLongError(
+                f"{length} prompt tokens and {wanted} new tokens{each} need {blocks} KV cache blocks, the engine has "
+                f"{available}: shorten the request, or give the KV cache more memory "
+                "(option.max_tokens_in_paged_kv_cache, option.kv_cache_free_gpu_mem_fraction)"
+            )
+        return prompt_ids, wanted
+
+    def blocks(self, prompt_tokens: int, new_tokens: int) -> int:
+        """KV cache blocks of a sequence to its end, and one to spare (with it, no request was ever lost)."""
+        return math.ceil((prompt_tokens + new_tokens) / self._engine.block_size) + 1
+
+
+def supported(request: GenerationRequest, limits: Limits, features: frozenset[str]) -> GenerationRequest:
+    """Return the request as an executor with these limits and features runs it.
+
+    Raises UnsupportedParameterError, naming the parameters that the executor does not honour.
+    """
+    request = _with_beams(request, limits.beams, limits.most_beams)
+    _require(request, features)
+    if request.logprobs and not _gives_logprobs(request, features):
+        return replace(request, logprobs=False)
+    return request
+
+
+def _with_beams(request: GenerationRequest, beams: int, most_beams: int) -> GenerationRequest:
+    """Give a request without beams those that the engine runs for every request; the best ones are returned."""
+    sampling = request.sampling
+    if beams and sampling.beam_width != beams:
+        if problems := _problems(request, beams):
+            raise UnsupportedParameterError(
+                f"this engine runs every request with {beams} beams (option.max_beam_width): {'; '.join(problems)}"
+            )
+        request = replace(request, sampling=replace(sampling, beam_width=beams, best_of=None))
+    if most_beams and request.sampling.beam_width > most_beams:
+        raise UnsupportedParameterError(
+            f"'num_beams' ('beam_width') is {sampling.beam_width}, expected at most {most_beams}: this engine is "
+            "compiled for that many (option.max_beam_width)"
+        )
+    if request.guide is not None and request.sampling.beam_width > 1:
+        raise UnsupportedParameterError(_WITH_A_GUIDE)
+    return request
+
+
+def _problems(request: GenerationRequest, beams: int) -> list[str]:
+    """Return why a request cannot run with this number of beams."""
+    sampling = request.sampling
+    found = []
+    if sampling.beam_width > 1:
+        found.append(f"'num_beams' ('beam_width') is {sampling.beam_width}, expected {beams}, or none")
+    elif sampling.sequences > beams:
+        found.append(f"'n' or 'best_of' is {sampling.sequences}, expected at most {beams}")
+    if sampling.do_sample:
+        found.append(
+            "beams are not sampled, send 'do_sample': false or 'temperature': 0 (chat requests sample by default)"
+        )
+    return found
+
+
+def _gives_logprobs(request: GenerationRequest, features: frozenset[str]) -> bool:
+    """Whether an executor with these features returns log-probabilities for a request that has a place for them."""
+    if request.sampling.beam_width > 1 and Feature.BEAM_LOGPROBS not in features:
+        return False
+    wanted = request.asks_logprobs or request.needs_logprobs or Feature.FREE_LOGPROBS in features
+    return Feature.LOGPROBS in features and wanted
+
+
+def _require(request: GenerationRequest, features: frozenset[str]) -> None:
+    """Raise UnsupportedParameterError, naming the parameters that an executor with these features does not honour."""
+    missing = [_refusal(field) for field in _not_honoured(features) if field.is_set(request)]
+    beams = request.sampling.beam_width > 1
+    if request.guide is not None:
+        feature, shown = _GUIDES[request.guide.kind]
+        if feature not in features:
+            asked_by = f"'{request.guide_from}', which needs " if request.guide_from is not None else ""
+            missing.append(f"{asked_by}{shown}: {_NO_GUIDE}")
+    if beams and request.needs_logprobs and Feature.BEAM_LOGPROBS not in features:
+        missing.append(
+            f"'logprobs' with {FIELDS['beam_width'].trait.shown}: this engine has no log-probabilities of beams; leave "
+            "out one of them"
+        )
+    if beams and request.top_logprobs and "top_logprobs" in features:
+        missing.append(_refusal(FIELDS["top_logprobs"]))
+    if missing:
+        raise UnsupportedParameterError(f"not supported by this backend: {'; '.join(missing)}")
+
+
+@functools.lru_cache(maxsize=8)
+def _not_honoured(features: frozenset[str]) -> list[RequestField]:
+    """The fields that a request to an executor with these features must not set."""
+    return [
+        field
+        for field in FIELDS.values()
+        if field.trait.honoured_by == "engine"
+        and (field.trait.feature or field.name) not in features
+        and field.name != "guide"
+    ]
+
+
+def _refusal(field: RequestField) -> str:
+    shown, advice = field.trait.shown or f"'{field.name}'", field.trait.advice
+    return f"{shown}: {advice}" if advice else shown
+
+
+class Translator:
+    """Turns requests into sequences, and into the executor's messages.
+
+    `engine_stops`: whether the executor ends sequences at stop ids and stop strings (see `Limits.stops`).
+
+    `seeded`: whether its tokens follow from the seed; without it no sequence has one.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, engine_stops: bool = True, *, seeded: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._engine_stops = engine_stops
+        self._seeded = seeded
+        # Some models end with a token that their tokenizer does not list as special.
+        self._special_ids = tokenizer.special_ids | tokenizer.end_ids
+        self._text_of = functools.lru_cache(_MAX_CACHED_TEXTS)(self._text_inside)
+        self._is_exact_in_tokens = functools.lru_cache(_MAX_CACHED_STOPS)(self._survives_tokenising)
+
+    def sequences(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> list[OutputSequence]:
+        """The sequences of a request, each with its seed."""
+        sampling = request.sampling
+        seed = None
+        if sampling.do_sample and self._seeded:
+            seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        shown: Mapping[int, str] = _NONE
+        if request.shown_tokens:
+            ids = {self._tokenizer.raw.token_to_id(text): text for text in request.shown_tokens}
+            shown = {id_: text for id_, text in ids.items() if id_ in self._special_ids}
+        stop_ids: Mapping[int, FinishReason] = _NONE
+        if not self._is_stopped_by_engine(request):
+            end_ids = self._tokenizer.end_ids
+            reasons = (FinishReason.STOP, FinishReason.END_TOKEN)
+            stop_ids = {stop_id: reasons[stop_id in end_ids] for stop_id in self._stop_ids(request)}
+        kind = functools.partial(RankedSequence, text_of=self._text_of) if request.top_logprobs else OutputSequence
+        return [
+            kind(
+                index=index,
+                texts=self._tokenizer.texts,
+                special_ids=self._special_ids,
+                shown=shown,
+                prompt_ids=prompt_ids,
+                stop=request.stop,
+                stop_ids=stop_ids,
+                seed=None if seed is None else (seed + index) % 2**64,
+                logprobs=_wants_logprobs(request),
+            )
+            for index in range(sampling.sequences)
+        ]
+
+    def ending(self, delta: Delta) -> tuple[FinishReason, RequestError | None]:
+        """How the executor has ended a sequence. It does not distinguish the model's end tokens from other stop ids."""
+        assert delta.finish is not None
+        if isinstance(delta.error, Refusal):
+            message, full = delta.error.message, delta.error.full
+            if full is None:
+                return delta.finish, InvalidRequestError(message)
+            return delta.finish, OverloadedError(
+                message, queue_depth=full.depth, capacity=full.capacity, retry_after=full.retry_after
+            )
+        if delta.error:
+            logger.error("request %d of the engine failed: %s", delta.request_id, delta.error)
+            return delta.finish, GenerationError(delta.error)
+        if delta.finish in (FinishReason.STOP, FinishReason.END_TOKEN):
+            ended_by = delta.token_ids[-1] if delta.token_ids else None
+            return FinishReason.END_TOKEN if ended_by in self._tokenizer.end_ids else FinishReason.STOP, None
+        return delta.finish, None
+
+    def message(
+        self,
+        request_id: int,
+        request: GenerationRequest,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        seed: int | None,
+        adapter: Adapter | None,
+        origin: RequestOrigin = _UNKNOWN,
+    ) -> Submit:
+        """The message that starts one sequence, or all beams, in the executor."""
+        sampling = replace(request.sampling, max_new_tokens=max_new_tokens, seed=seed)
+        stops = self._is_stopped_by_engine(request)
+        return Submit(
+            request_id,
+            prompt_ids,
+            sampling,
+            self._stop_ids(request) if stops else [],
+            [text for text in request.stop if self._is_exact_in_tokens(text)] if stops else [],
+            request.bad,
+            request.guide,
+            adapter,
+            _wants_logprobs(request),
+            request.top_logprobs,
+            origin.request_id,
+            origin.client,
+        )
+
+    def learn_stops(self, request: GenerationRequest) -> None:
+        """Tokenise the stop strings of a request; `message` finds the results in the cache."""
+        if self._is_stopped_by_engine(request):
+            for text in request.stop:
+                self._is_exact_in_tokens(text)
+
+    def _is_stopped_by_engine(self, request: GenerationRequest) -> bool:
+        # A beam that is cut later would not be the best one.
+        return self._engine_stops or request.sampling.beam_width > 1
+
+    def _stop_ids(self, request: GenerationRequest) -> list[int]:
+        end_ids = () if request.sampling.ignore_eos else self._tokenizer.end_ids
+        return [*end_ids, *request.stop_token_ids]
+
+    def _text_inside(self, token_id: int) -> str:
+        """A token's text inside a text: alone, some tokenizers leave out the space that it begins with."""
+        before = self._tokenizer.encode("a", False)[-1:]
+        text = self._tokenizer.decode([*before, token_id], False)
+        return text[len(self._tokenizer.decode(before, False)) :]
+
+    def _survives_tokenising(self, text: str) -> bool:
+        """Whether a stop string survives tokenising and decoding.
+
+        An engine stops at tokens. If normalising changes the string, the engine would stop at another text.
+        """
+        return self._tokenizer.decode(self._tokenizer.encode(text, False), False) == text
+
+
+def _wants_logprobs(request: GenerationRequest) -> bool:
+    # Ranking needs the log-probabilities, whether or not the client asked for them.
+    return request.logprobs or request.sampling.best_of is not None

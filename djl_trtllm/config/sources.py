@@ -1,0 +1,388 @@
+"""Settings as users wrote them, each with its origin: property files, the environment, arguments.
+
+The rules for the environment are DJL Serving's: its model server's for `OPTION_*`, `SERVING_*` and `SAGEMAKER_*`, its
+container's start script for the variables it translates.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import javaproperties
+
+from djl_trtllm.config.masking import masked, shortened
+from djl_trtllm.config.options import find, suggest
+from djl_trtllm.config.options.option import as_text
+from djl_trtllm.config.options.server import PROTECTING
+from djl_trtllm.config.tables import read_table
+from djl_trtllm.errors import ConfigError
+from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
+
+_PRESETS = "the presets of "
+
+
+class OriginKind(str, enum.Enum):
+    """The kinds of places that values come from; OVERRIDE is a program or a command line."""
+
+    FILE = "file"
+    ENVIRONMENT = "environment"
+    DEFAULT = "default"
+    DERIVED = "derived"
+    OVERRIDE = "override"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The place that one value came from; `str(origin)` is what messages and tables show.
+
+    `where` is a path (FILE), a variable's name (ENVIRONMENT), the text of a rule (DERIVED) or the caller's text
+    (OVERRIDE). `line` begins at 1 and is None outside files.
+    """
+
+    kind: OriginKind
+    where: str = ""
+    line: int | None = None
+
+    @classmethod
+    def file(cls, path: str, line: int) -> Origin:
+        return cls(OriginKind.FILE, path, line)
+
+    @classmethod
+    def environment(cls, variable: str) -> Origin:
+        return cls(OriginKind.ENVIRONMENT, variable)
+
+    @classmethod
+    def default(cls) -> Origin:
+        return cls(OriginKind.DEFAULT)
+
+    @classmethod
+    def derived(cls, rule: str) -> Origin:
+        """Computed from other values; `rule` says from which and how."""
+        return cls(OriginKind.DERIVED, rule)
+
+    @classmethod
+    def preset(cls, server: str) -> Origin:
+        """A default of another server, for its own files."""
+        return cls.derived(f"{_PRESETS}{server}")
+
+    @classmethod
+    def override(cls, by: str) -> Origin:
+        """Given by a caller, for example `Origin.override("command line --port")`."""
+        return cls(OriginKind.OVERRIDE, by)
+
+    @property
+    def is_user(self) -> bool:
+        """Return whether a person set the value, as opposed to a default or a rule."""
+        return self.kind in (OriginKind.FILE, OriginKind.ENVIRONMENT, OriginKind.OVERRIDE)
+
+    @property
+    def is_preset(self) -> bool:
+        return self.kind is OriginKind.DERIVED and self.where.startswith(_PRESETS)
+
+    def __str__(self) -> str:
+        if self.kind is OriginKind.FILE:
+            return f"{self.where}:{self.line}"
+        if self.kind is OriginKind.ENVIRONMENT:
+            return f"environment variable {self.where}"
+        if self.kind is OriginKind.DERIVED:
+            return f"derived from {self.where}"
+        if self.kind is OriginKind.OVERRIDE:
+            return self.where
+        return "default"
+
+
+_LONGEST = 80
+
+
+class Layer(enum.Enum):
+    """The kinds of sources. `resolve.precedence` has their order."""
+
+    ARGUMENTS = "the command line"
+    SAGEMAKER = "SageMaker variables (SAGEMAKER_*)"
+    NAMED_MODEL = "HF_MODEL_ID and HF_REVISION"
+    FILE = "serving.properties of the model directory"
+    OPTION = "OPTION_* variables"
+    SERVING = "SERVING_* variables"
+    PLAIN = "plain variables (TENSOR_PARALLEL_DEGREE, PREDICT_TIMEOUT, ...)"
+    FOREIGN = "config.pbtxt (Triton) or config.yaml (Truss) of the model directory"
+    TRANSLATED = "variables of other servers (SM_NUM_GPUS, MAX_BATCH_SIZE, ...)"
+    SERVER_FILE = "config.properties of the server"
+    PRESET = "what Triton or Truss presets, where its file is the source"
+
+    @property
+    def has_own_names(self) -> bool:
+        """Return whether users write options by name there, so that two names of one option contradict each other.
+
+        Among the variables of the other layers, the first one is used.
+        """
+        return self in (Layer.ARGUMENTS, Layer.FILE, Layer.OPTION, Layer.SERVER_FILE)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key and its value, as text.
+
+    `name` is what the user wrote (a key or a variable) and `given` the value where it differs from
+    `value`, for example megabytes that became bytes. With `alone` it sets nothing but its own option: LMI's
+    `max_num_tokens` raises other limits, that of other servers does not.
+    """
+
+    key: str
+    value: str
+    origin: Origin
+    name: str
+    given: str | None = None
+    alone: bool = False
+
+    @property
+    def assignment(self) -> str:
+        """`NAME=VALUE` as the user wrote it, with secrets masked and long values shortened."""
+        text = masked(self.name, masked(self.key, self.value if self.given is None else self.given))
+        return f"{self.name}={shortened(text, _LONGEST)}"
+
+    def __str__(self) -> str:
+        """`NAME=VALUE (origin)`, for messages."""
+        return f"{self.assignment} ({self.place})"
+
+    @property
+    def place(self) -> str:
+        """The origin, without the name of a variable, which `name` has already."""
+        return "environment" if self.origin.kind is OriginKind.ENVIRONMENT else str(self.origin)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The settings of one layer in the order in which they were written, and the errors of reading them.
+
+    `unknown` are names that the layer's format does not have: warnings, or problems with `option.strict`.
+    `notes` need no action.
+    """
+
+    layer: Layer
+    settings: tuple[Setting, ...] = ()
+    warnings: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_arguments(pairs: Iterable[str]) -> Source:
+    """Options from a command line, each as KEY=VALUE; `option.` before a key may be left out."""
+    settings: list[Setting] = []
+    problems: list[str] = []
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name.strip():
+            problems.append(f"{masked('', pair)!r} (command line): expected KEY=VALUE, such as max_input_len=2048")
+            continue
+        name = name.strip()
+        key = name if find(name) or name.startswith("option.") else f"option.{name}"
+        settings.append(Setting(key, value, Origin.override("command line"), name))
+    return Source(Layer.ARGUMENTS, tuple(settings), problems=tuple(problems))
+
+
+_MOST_CONTINUED = 200
+
+
+def read_properties(path: Path, layer: Layer = Layer.FILE) -> Source:
+    """Read a properties file; a file that is missing is an empty source, one that cannot be read is a problem."""
+    try:
+        data = read_file(path, MOST_SETTINGS_BYTES)
+    except FileNotFoundError:
+        return Source(layer)
+    except OSError as error:
+        return Source(layer, problems=(f"{path} cannot be read: {error.strerror or error}",))
+    # Java reads Latin-1. A file with other characters is nearly always UTF-8, and was garbled there.
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    return parse_properties(text, str(path), layer)
+
+
+def parse_properties(text: str, path: str, layer: Layer = Layer.FILE) -> Source:
+    """Parse text in the syntax of java.util.Properties; of a key that occurs more than once the last value is used."""
+    # The parser reads a logical line again for each line that continues it.
+    if sum(line.endswith("\\") for line in text.splitlines()) > _MOST_CONTINUED:
+        return Source(layer, problems=(f"{path}: more than {_MOST_CONTINUED} lines end in a backslash; join them",))
+    settings: dict[str, Setting] = {}
+    warnings: list[str] = []
+    line = 1
+    try:
+        for element in javaproperties.parse(text):
+            if isinstance(element, javaproperties.KeyValue):
+                setting = Setting(element.key, element.value, Origin.file(path, line), element.key)
+                earlier = settings.pop(element.key, None)
+                if earlier is not None:
+                    warnings.append(
+                        f"{earlier.origin} and line {line}: {element.key} is set twice; the last one is used"
+                    )
+                settings[element.key] = setting
+            line += _lines(element.source)
+    except javaproperties.InvalidUEscapeError as error:
+        problem = (
+            f"{path}:{line}: {error.escape} is not a \\u escape: expected \\u and four hexadecimal digits; "
+            "write a backslash as \\\\"
+        )
+        return Source(layer, tuple(settings.values()), tuple(warnings), (problem,))
+    return Source(layer, tuple(settings.values()), tuple(warnings))
+
+
+def _lines(source: str) -> int:
+    """Line ends in `source`: one of CR LF, CR and LF each."""
+    return source.count("\n") + source.count("\r") - source.count("\r\n")
+
+
+def _anything(name: str) -> str | None:
+    return None
+
+
+def as_arguments(options: Mapping[str, Any], problem: Callable[[str], str | None] = _anything) -> list[str]:
+    """KEY=VALUE pairs for `load`, of options by name, with or without `option.`; None means not given.
+
+    `problem` says what else is wrong with a name. Raises ConfigError for names that are no options.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    if problems := [text for name in given if (text := problem(name) or _unknown(name)) is not None]:
+        raise ConfigError(problems)
+    return [f"{name}={as_text(value)}" for name, value in given.items()]
+
+
+def _unknown(name: str) -> str | None:
+    if find(name) or find(f"option.{name}"):
+        return None
+    near = suggest(f"option.{name}") or suggest(name)
+    advice = f"did you mean {near.removeprefix('option.')}?" if near else "docs/options.md has the options there are"
+    return f"{name} is not an option; {advice}"
+
+
+OPTION_PREFIX = "OPTION_"
+SERVING_PREFIX = "SERVING_"
+ARGUMENT_PREFIX = "ARGS_"
+_PLAIN_UPPER = re.compile(r"[A-Z_0-9]+")
+_MEBIBYTE = 1024 * 1024
+
+OPTION_SPECIALS: Mapping[str, str] = {"entrypoint": "option.entryPoint", "engine": "engine"}
+"""`OPTION_ENTRYPOINT` and `OPTION_ENGINE`, lower-cased, and the keys they mean."""
+
+SERVING_SPECIALS: Mapping[str, str] = {"min_workers": "minWorkers", "max_workers": "maxWorkers"}
+"""`SERVING_*` variables whose key is not their name in lower case."""
+
+_TABLE = read_table("variables.toml")
+
+
+def _pairs(name: str) -> tuple[tuple[str, str], ...]:
+    return tuple((variable, key) for variable, key in _TABLE[name])
+
+
+SAGEMAKER, NAMED_MODEL, PLAIN, TRANSLATED = map(_pairs, ("sagemaker", "named_model", "plain", "translated"))
+IGNORED_VARIABLES: Mapping[str, str] = _TABLE["ignored"]
+
+
+def read_environment(environ: Mapping[str, str]) -> tuple[Source, ...]:
+    """One source per kind of variable. Empty variables, except those that protect, and other variables are ignored."""
+    problems = tuple(
+        f"{name} is empty, and the server would be open without it: give it a value, or remove it from the environment"
+        for name, value in sorted(environ.items())
+        if not value.strip() and name.startswith(SERVING_PREFIX) and serving_key(name) in PROTECTING
+    )
+    present = {name: value for name, value in environ.items() if value.strip()}
+    # Without HF_MODEL_ID, HF_REVISION is a revision of a model that is named elsewhere.
+    named = tuple(_named(present, NAMED_MODEL)) if "HF_MODEL_ID" in present else ()
+    revision = () if named else tuple(_named(present, NAMED_MODEL[1:]))
+    notes = tuple(f"{name} has no effect: {why}" for name, why in IGNORED_VARIABLES.items() if name in present)
+    return (
+        _sagemaker(present),
+        Source(Layer.NAMED_MODEL, named),
+        Source(Layer.OPTION, tuple(_options(present))),
+        Source(Layer.SERVING, tuple(_serving(present)), problems=problems),
+        Source(Layer.PLAIN, (*revision, *_named(present, PLAIN)), notes=notes),
+        _translated(present),
+    )
+
+
+def option_key(variable: str) -> str:
+    """The key that an `OPTION_*` variable sets: in lower case unless the name has lower-case letters already."""
+    rest = variable[len(OPTION_PREFIX) :]
+    name = rest.lower() if _PLAIN_UPPER.fullmatch(rest) else rest
+    return OPTION_SPECIALS.get(name, f"option.{name}")
+
+
+def serving_key(variable: str) -> str:
+    name = variable[len(SERVING_PREFIX) :].lower()
+    return SERVING_SPECIALS.get(name, name)
+
+
+def variables_of(key: str) -> tuple[str, ...]:
+    """The variables that set `key`, the one to prefer first."""
+    names = []
+    special = {target: name for name, target in (*OPTION_SPECIALS.items(), *SERVING_SPECIALS.items())}
+    if key.startswith("option.") or key in OPTION_SPECIALS.values():
+        names.append(OPTION_PREFIX + special.get(key, key.removeprefix("option.")).upper())
+    else:
+        names.append(SERVING_PREFIX + special.get(key, key).upper())
+    names += [name for name, target in (*SAGEMAKER, *NAMED_MODEL, *PLAIN, *TRANSLATED) if target == key]
+    return tuple(dict.fromkeys(names))
+
+
+def _setting(name: str, key: str, value: str, given: str | None = None) -> Setting:
+    return Setting(key, value, Origin.environment(name), name, given)
+
+
+def _named(environ: Mapping[str, str], table: tuple[tuple[str, str], ...]) -> Iterator[Setting]:
+    return (_setting(name, key, environ[name]) for name, key in table if name in environ)
+
+
+def _options(environ: Mapping[str, str]) -> Iterator[Setting]:
+    for name, value in sorted(environ.items()):
+        if name.startswith(OPTION_PREFIX):
+            yield _setting(name, option_key(name), value)
+        elif name.startswith(ARGUMENT_PREFIX):
+            key = name[len(ARGUMENT_PREFIX) :].lower()
+            if find(key := SERVING_SPECIALS.get(key, key)) is not None:
+                yield _setting(name, key, value)
+
+
+def _serving(environ: Mapping[str, str]) -> Iterator[Setting]:
+    for name, value in sorted(environ.items()):
+        if name.startswith(SERVING_PREFIX):
+            yield _setting(name, serving_key(name), value)
+
+
+def _sagemaker(environ: Mapping[str, str]) -> Source:
+    settings: list[Setting] = []
+    problems: list[str] = []
+    for setting in _named(environ, SAGEMAKER):
+        if setting.name != "SAGEMAKER_MAX_PAYLOAD_IN_MB":
+            settings.append(setting)
+        elif re.fullmatch(r"\s*[1-9][0-9]{0,8}\s*", setting.value):
+            size = str(int(setting.value) * _MEBIBYTE)
+            settings.append(_setting(setting.name, setting.key, size, given=setting.value))
+        else:
+            problems.append(f"{setting.assignment}: expected a whole number (megabytes), at least 1")
+    return Source(Layer.SAGEMAKER, tuple(settings), problems=tuple(problems))
+
+
+def _translated(environ: Mapping[str, str]) -> Source:
+    settings: list[Setting] = []
+    warnings: list[str] = []
+    features = environ.get("SERVING_FEATURES", "trtllm").lower()
+    for setting in _named(environ, TRANSLATED):
+        if setting.name == "SM_NUM_GPUS" and setting.value.strip() == "0":
+            warnings.append("SM_NUM_GPUS=0 means that there is no GPU, and does not set option.tensor_parallel_degree")
+        elif setting.name == "CUDA_MEMORY_FRACTION" and "trtllm" not in features:
+            warnings.append(
+                f"{setting.assignment} has no effect: with SERVING_FEATURES={features} it configures another library; "
+                "set OPTION_KV_CACHE_FREE_GPU_MEM_FRACTION"
+            )
+        elif setting.name == "ENABLE_CUDA_GRAPHS":
+            eager = "false" if setting.value.strip().lower() == "true" else "true"
+            settings.append(_setting(setting.name, setting.key, eager, given=setting.value))
+        else:
+            settings.append(setting)
+    return Source(Layer.TRANSLATED, tuple(settings), tuple(warnings))

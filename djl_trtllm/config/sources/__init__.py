@@ -1,1 +1,0 @@
-"""Where values come from: property files, the environment, arguments."""

@@ -1,0 +1,48 @@
+"""Read files that come from elsewhere: only regular ones, and no more bytes than a file of their kind has.
+
+A model's directory may hold a FIFO, which a plain `open` waits for, or a link to a device without an end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+MOST_SETTINGS_BYTES = 1 << 18
+"""The most of a file of settings. The longest known ones have some tens of kilobytes."""
+
+MOST_JSON_BYTES = 1 << 23
+"""The most of a file of JSON. A model's longest lists each of its thousands of quantised layers: some megabytes."""
+MOST_TOKENIZER_BYTES = 1 << 26
+"""The most of a tokenizer: those of 250,000 tokens have 35 MB."""
+
+_KINDS: Mapping[str, Callable[[int], bool]] = {
+    "a directory": stat.S_ISDIR,
+    "a FIFO": stat.S_ISFIFO,
+    "a device": lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
+}
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Raises OSError for what cannot be opened, and for what is no regular file."""
+    # Without O_NONBLOCK, opening a FIFO waits until somebody writes.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        kind = next((kind for kind, matches in _KINDS.items() if matches(mode)), "no file")
+        raise OSError(errno.EINVAL, f"it is {kind}, expected a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """The content of a regular file with at most `most` bytes. Raises OSError, also for a longer file."""
+    with open_file(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes, the most of such a file", str(path))
+    return content

@@ -1,0 +1,65 @@
+"""What processes do that this package starts, what runs below them, and this process's limit of file descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "ninja", "cc1plus"})
+"""Programs that FlashInfer, DeepGEMM, Triton and torch start to compile kernels."""
+
+
+def leave_end_to_parent() -> None:
+    """Let the parent decide when this process ends, and on Linux end it with the parent."""
+    # Ctrl-C in a terminal reaches the whole process group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if sys.platform == "linux":
+        # A process that hangs does not see its socket close.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def write_no_core_file() -> None:
+    """Turn core files off for a process that its input may crash: each takes as much disk as the process has memory."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def allow_more_memory(bytes_more: int) -> None:
+    """Bound this process's address space to what it has now and this; allocations beyond fail."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + bytes_more, used + bytes_more))
+
+
+def allow_more_processor_time(seconds: int) -> None:
+    """Bound this process's processor time to what it has had and this; SIGXCPU ends it then."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = math.ceil(time.process_time()) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def compiler_below() -> str | None:
+    """Return a compiler of kernels that runs below this process, as `nvcc (process 123)`; None if there is none."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.name() in _COMPILERS and process.status() != psutil.STATUS_ZOMBIE:
+                return f"{process.name()} (process {process.pid})"
+    return None
+
+
+def raise_limit(needed: int) -> int:
+    """Raise the limit of file descriptors to `needed`, as far as the hard limit allows. Returns the new limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # No higher than needed: some libraries close every possible descriptor when they start a process.
+    if soft < needed and soft < hard:
+        soft = min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft

@@ -1,1 +1,0 @@
-"""The live page: what runs, waits and has just ended, as a browser shows it."""

@@ -1,0 +1,406 @@
+"""SageMaker's bidirectional streaming: a WebSocket on which every message is a request, and the bounds of a WebSocket.
+
+A message is the body of a request to `/invocations`, and every part of its response is a message. Requests of one
+socket are answered one after the other. The application that answers is the server's own, so parameters, formats,
+errors and limits are those of `POST /invocations`, with the headers and the query of the handshake. A handshake needs
+what a request to `/invocations` needs: its API key, and the port of the requests.
+
+Messages are read all the time, so that pings are answered and a client that leaves is seen at once. A client that sends
+more than may wait is disconnected. uvicorn bounds a message, and pings its client. `WebSocketProtocol` parses some
+frames at a time, so that many small ones delay nobody else, counts waiting and incomplete messages as body memory, and
+gives a client a time to send its messages to their end and to read its responses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from math import inf
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+from websockets.http11 import Request
+
+from djl_trtllm.api import Reply
+from djl_trtllm.api.front_end import by_name, front_end_error, request_id, with_attributes
+from djl_trtllm.api.registry import DEFAULT
+from djl_trtllm.config import Options
+from djl_trtllm.errors import AuthenticationError, ForbiddenError
+from djl_trtllm.server.access import Role, WrongPort
+from djl_trtllm.server.connections import SLOWEST_BODY, Connections, HttpRefusal, reset
+from djl_trtllm.server.context import ServerContext
+from djl_trtllm.server.exchange import CONNECTION
+from djl_trtllm.service.clients import Places, label
+from djl_trtllm.telemetry import ServedRequest
+
+_MOST_FRAMES = 16
+"""Frames after which other connections have their turn."""
+_PIECE = 1024
+"""Bytes that the parser gets at once: not many more frames."""
+_HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+"""The answer that websockets before 17.0 does not give."""
+_IDLE, _INVALID_DATA, _TOO_MUCH, _INTERNAL_ERROR, _TRY_AGAIN = 1001, 1007, 1008, 1011, 1013
+"""The codes with which a socket is closed."""
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """One WebSocket, from its handshake on."""
+
+    def __init__(self, connections: Connections, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.refusal: HttpRefusal | None = None
+        """Why the library has refused the handshake."""
+        self._connections = connections
+        self._limits = connections.options
+        self._memory = connections.context.bodies
+        self._ahead = bytearray()
+        self._held = self._parsed = 0
+        self._scheduled = False
+        self._complete_by = self._read_by = inf
+
+    @property
+    def deadline(self) -> float:
+        return min(self._complete_by, self._read_by)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._connections.start(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.leave(self)
+        self._memory.release(self._held)
+        super().connection_lost(exc)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if not self._memory.take(self._held, len(data)):
+            self._fail(_TRY_AGAIN, f"max_body_memory={self._memory.limit} bytes leave too little for this")
+            return
+        self._held += len(data)
+        self._complete_by += len(data) / SLOWEST_BODY
+        self._ahead += data
+        if not self._scheduled:
+            self._parse()
+        if not self.handshake_initiated:  # the library takes less in a head
+            response = b"".join(self.conn.data_to_send()) or _HEAD_TOO_LARGE
+            self._refused_with(int(response[len("HTTP/1.1 ") :][:3] or HTTPStatus.BAD_REQUEST))
+            self.transport.write(response)
+            self.transport.close()
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        if self.response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            self._refused_with(self.response.status_code)
+
+    def _refused_with(self, status: int) -> None:
+        self.refusal = HttpRefusal(status, f"expected a WebSocket handshake: {self.conn.handshake_exc}")
+
+    def _parse(self) -> None:
+        """Parse some frames; the rest follows after others had their turn, when the client reads its responses."""
+        self._parsed = 0
+        self._scheduled = False
+        while (
+            self._ahead and self._parsed < _MOST_FRAMES and self.writable.is_set() and not self.transport.is_closing()
+        ):
+            piece = bytes(self._ahead[:_PIECE])
+            del self._ahead[:_PIECE]
+            super().data_received(piece)
+        if self.transport.is_closing():
+            return
+        held = sum(map(len, (self._ahead, self.conn.reader.buffer, *self.frames)))
+        self._memory.release(self._held - held)
+        self._held = held
+        if self.conn.current_size is None and not self.conn.reader.buffer:
+            self._complete_by = inf
+        elif self._complete_by == inf:
+            self._complete_by = self.loop.time() + self._limits.body_read_timeout
+        if self._ahead:
+            self.transport.pause_reading()
+            if self.writable.is_set():
+                self._scheduled = True
+                self.loop.call_soon(self._parse)
+        elif not self.read_paused:
+            self.transport.resume_reading()
+
+    def handle_events(self) -> None:
+        self._parsed += len(self.conn.events)
+        super().handle_events()
+
+    def handle_cont(self, event: Frame) -> None:
+        """Join the parts of a message: each by itself would have many times its bytes."""
+        if len(self.frames) == 1:
+            self.frames.append(bytearray())  # type: ignore[arg-type]
+        self.frames[1] += event.data
+        if event.fin:
+            self.send_receive_event_to_app()
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text":
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self._fail(_INVALID_DATA, "this is not UTF-8")
+                return
+        super().send_receive_event_to_app()
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._read_by = inf
+        self._parse()
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        super().on_task_complete(task)
+        self._await_reader()
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self._await_reader()
+
+    def _await_reader(self) -> None:
+        self._read_by = self.loop.time() + self._limits.stream_write_timeout
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _fail(self, code: int, reason: str) -> None:
+        if self.handshake_complete:
+            self.conn.fail(code, reason)
+            self.handle_parser_exception()
+        else:
+            self.drop()
+
+    def expire(self) -> None:
+        """Close a socket whose message came too slowly, or whose client does not read."""
+        if self._complete_by < self._read_by and not self.transport.is_closing():
+            seconds = self._limits.body_read_timeout
+            self._complete_by = inf
+            self._fail(_TOO_MUCH, f"the message did not come within body_read_timeout={seconds:g} seconds")
+        else:
+            self.drop()
+
+    def drop(self) -> None:
+        """Close the socket without waiting for a client that does not read."""
+        reset(self.transport)
+
+
+logger = logging.getLogger(__name__)
+
+PATH = "/invocations-bidirectional-stream"
+_REQUEST_PATH = "/invocations"
+_MOST_SOCKETS = 512
+"""Half of them for a client that is alone (`Places`)."""
+_MOST_WAITING = 16
+_LONGEST_REASON = 120
+"""A close frame has 123 bytes for it."""
+
+
+class BidirectionalStreams:
+    """An ASGI application: WebSockets here, HTTP and the lifespan in `application`."""
+
+    def __init__(self, application: ASGIApp, context: ServerContext) -> None:
+        self._application = application
+        self._context = context
+        self._places = Places(_MOST_SOCKETS)
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        # A coroutine of its own would be there as long as the request.
+        return (self._serve if scope["type"] == "websocket" else self._application)(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()  # websocket.connect
+        headers = by_name(Headers(scope=scope).items())
+        client, refusal = self._admit(scope, headers)
+        if refusal is not None:
+            identifier = request_id(with_attributes(headers), self._context.options.request_id_header_key)
+            name, path = label(client), scope["path"]
+            served = ServedRequest(identifier, "GET", path, headers, client=name, status=refusal.status)
+            self._context.telemetry.ended(served)
+            await _refuse(scope, send, refusal)
+        else:
+            try:
+                # At once, before any model is asked: SageMaker waits 250 ms.
+                await send({"type": "websocket.accept"})
+                await _Socket(self._application, scope, receive, send, self._context).run()
+            finally:
+                self._places.leave(client)
+
+    def _admit(self, scope: Scope, headers: Mapping[str, str]) -> tuple[str, Reply | None]:
+        """Return the client of a handshake, which has a place then, or also the reply that refuses it."""
+        address = scope.get("client")
+        client_of = partial(self._context.clients.client, headers=headers, address=address and address[0])
+        if scope["path"].removeprefix(scope.get("root_path", "")) != PATH:
+            return client_of(None), front_end_error(404, f"there is no WebSocket at {scope['path']}")
+        try:
+            key = self._context.access.check(Role.INFER, headers, scope.get("server"))
+        except WrongPort as error:
+            return client_of(None), front_end_error(404, f"there is nothing at {PATH}: {error}")
+        except AuthenticationError as error:
+            reply = DEFAULT.encode_error(error, Options())
+            return client_of(None), reply._replace(headers=(*reply.headers, ("WWW-Authenticate", "Bearer")))
+        except ForbiddenError as error:
+            return client_of(None), DEFAULT.encode_error(error, Options())
+        client = client_of(None if key is None else key.name)
+        if not self._places.take(client):
+            return client, front_end_error(503, f"of the WebSockets {self._places}: close one")
+        return client, None
+
+
+async def _refuse(scope: Scope, send: Send, reply: Reply) -> None:
+    """Refuse the handshake."""
+    if "websocket.http.response" in scope.get("extensions", {}):
+        fields = [("content-type", reply.content_type), ("content-length", str(len(reply.body))), *reply.headers]
+        headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields]
+        await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": reply.body})
+    else:
+        await send({"type": "websocket.close"})
+
+
+@dataclass
+class _Request:
+    """A message as a request. With `text` both are text messages; `complete`: the response has ended."""
+
+    body: bytes
+    text: bool
+    complete: bool = False
+    read: bool = False
+
+
+@dataclass(eq=False)
+class _Socket:
+    """One open socket."""
+
+    application: ASGIApp
+    scope: Scope
+    receive: Receive
+    send: Send
+    context: ServerContext
+    _waiting: deque[_Request] = field(default_factory=deque)
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    _gone: asyncio.Event = field(default_factory=asyncio.Event)
+    _held: int = 0
+
+    def __post_init__(self) -> None:
+        options = self.context.options
+        self._bodies = self.context.bodies
+        self._most_bytes, self._idle_seconds = options.max_request_size, options.websocket_idle_timeout
+
+    # -- as a `ServerConnection` -----------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        self._gone.set()
+
+    def write_part(self, part: bytes) -> bool:
+        return False
+
+    def when_lost(self, call: Callable[[], None]) -> None:
+        """Do nothing: `run` cancels the task that answers."""
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        reader = asyncio.create_task(self._read())
+        answering = asyncio.create_task(self._answer_all())
+        try:
+            # The reader ends when the client is gone or sends too much: what it asked for is cancelled.
+            await asyncio.wait({reader, answering}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._gone.set()
+            for task in (reader, answering):
+                task.cancel()
+            await asyncio.gather(reader, answering, return_exceptions=True)
+            self._bodies.release(self._held)
+
+    async def _read(self) -> None:
+        """Take messages until the client is gone or sends too much."""
+        while True:
+            message = await self.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            text = message.get("text")
+            body = message.get("bytes") or b"" if text is None else text.encode()
+            if not self._bodies.take(self._held, len(body)):
+                await self._close(_TRY_AGAIN, f"max_body_memory={self._bodies.limit} bytes leave too little for this")
+                return
+            self._waiting.append(_Request(body, text is not None))
+            self._held += len(body)
+            if len(self._waiting) > _MOST_WAITING or self._held > self._most_bytes:
+                limits = f"at most {_MOST_WAITING} messages of {self._most_bytes} bytes in all may wait"
+                await self._close(_TOO_MUCH, limits)
+                return
+            self._arrived.set()
+
+    async def _answer_all(self) -> None:
+        while True:
+            try:
+                await asyncio.wait_for(self._arrived.wait(), self._idle_seconds)
+            except asyncio.TimeoutError:
+                await self._close(_IDLE, f"no message within websocket_idle_timeout={self._idle_seconds:g} seconds")
+                return
+            self._arrived.clear()
+            while self._waiting:
+                request = self._waiting.popleft()
+                self._held -= len(request.body)
+                self._bodies.release(len(request.body))  # it counts as the body of a request now
+                try:
+                    await self._answer(request)
+                except OSError:
+                    return  # the client is gone
+                except Exception:
+                    logger.exception("answering a message of a WebSocket failed")
+                if not request.complete:
+                    # The format cannot express an error, as HTTP bodies without an end.
+                    await self._close(_INTERNAL_ERROR, "the response cannot be finished")
+                    return
+
+    async def _answer(self, request: _Request) -> None:
+        async def receive() -> Message:
+            if request.read:
+                await self._gone.wait()
+                return {"type": "http.disconnect"}
+            request.read = True
+            return {"type": "http.request", "body": request.body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            if message["type"] != "http.response.body":
+                return
+            if part := message.get("body", b""):
+                await self.send(
+                    {"type": "websocket.send", "text": part.decode("utf-8", "replace")}
+                    if request.text
+                    else {"type": "websocket.send", "bytes": part}
+                )
+            request.complete = not message.get("more_body", False)
+
+        scope = {
+            **self.scope,
+            "type": "http",
+            "scheme": "http",
+            "method": "POST",
+            "path": _REQUEST_PATH,
+            "raw_path": _REQUEST_PATH.encode(),
+            "headers": [(name, value) for name, value in self.scope["headers"] if name != b"content-length"],
+            "extensions": {},
+            CONNECTION: self,
+        }
+        await self.application(scope, receive, send)
+
+    async def _close(self, code: int, reason: str) -> None:
+        logger.info("a WebSocket is closed with %d: %s", code, reason)
+        await self.send({"type": "websocket.close", "code": code, "reason": reason[:_LONGEST_REASON]})

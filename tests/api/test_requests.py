@@ -1,0 +1,226 @@
+"""What requests of every dialect become, or why they are refused: the table is `requests.json`.
+
+A row has a request (`path`, `body` or `raw`, `headers`, the model's `options` and chat `template`) and what is made of
+it: the fields of each `GenerationRequest` that are not neutral, the head of the response, and with `respond` its bytes
+for scripted output. UPDATE_GOLDEN=1 writes what is made of each row; a new one needs its request only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given as draws
+from hypothesis import strategies as st
+
+from djl_trtllm.api import Call, Dialect, RawRequest
+from djl_trtllm.api.dialects.lmi.dialect import INPUTS_PARAMETERS, LMI
+from djl_trtllm.api.dialects.tgi import PARAMETERS
+from djl_trtllm.api.parameters import Table
+from djl_trtllm.api.registry import DIALECTS
+from djl_trtllm.api.sampling import read_schema
+from djl_trtllm.config import Options
+from djl_trtllm.errors import InvalidRequestError
+from djl_trtllm.request import GenerationRequest, Guide, Sampling
+from tests.api.models import PlayedModel, PlayedTokenizer
+from tests.api.scripts import EOS, FAILURE, PROMPT, several
+
+TABLE = Path(__file__).with_name("requests.json")
+ROWS: dict[str, list[dict[str, Any]]] = json.loads(TABLE.read_text())
+MADE = ("refused", "head", "requests", "response")
+"""The members that are made of the others."""
+CHANGING = re.compile(r'[0-9a-f]{32}|(?<="created":)\d+')
+
+
+def given(struct: GenerationRequest | Sampling) -> dict[str, Any]:
+    """The fields that ask for something."""
+    neutral = type(struct)()
+    fields = {name: getattr(struct, name) for name in type(struct).__struct_fields__}
+    return {name: plain(value) for name, value in fields.items() if value != getattr(neutral, name)}
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, (GenerationRequest, Sampling)):
+        return given(value)
+    if isinstance(value, Guide):
+        return [value.kind.name, value.value]
+    return list(value) if isinstance(value, tuple) else value
+
+
+def respond(call: Call) -> str:
+    """The whole response to scripted output, without what is another one every time."""
+    for _ in call.requests:
+        call.encoder.begin(PROMPT)
+    n, alone = call.requests[0].sampling.n, call.sequences == 1
+    chunks = EOS if alone else [chunk for number in range(len(call.requests)) for chunk in several(n, number)]
+    body = b"".join([call.encoder.encode(chunk) for chunk in chunks])
+    return CHANGING.sub("", body.decode("utf-8", "backslashreplace"))
+
+
+def made_of(row: dict[str, Any]) -> dict[str, Any]:
+    (dialect,) = (each for each in DIALECTS if row["path"] in each.paths)
+    body = row["raw"].encode("latin-1") if "raw" in row else json.dumps(row["body"]).encode()
+    model = PlayedModel(Options(**row.get("options", {})), tokenizer=PlayedTokenizer(row.get("template", "")))
+    request = RawRequest(body, row.get("headers", {}), row["path"], {"model": "ensemble", "endpoint": "story"})
+    try:
+        call = dialect.parse(request, model)
+    except InvalidRequestError as error:
+        # Versions of orjson disagree about the place of a surrogate.
+        return {
+            "refused": [type(error).__name__, re.sub(r"(surrogate in string): .*? \(char \d+\)", r"\1", str(error))]
+        }
+    encoder = call.encoder
+    head = [encoder.content_type, *["stream"] * encoder.stream, *["prompt tokens"] * encoder.wants_prompt_tokens]
+    made = {"head": [*head, *map(list, call.headers)], "requests": [given(each) for each in call.requests]}
+    if row.get("respond"):
+        made["response"] = [respond(call), *(list(each) for each in call.late_headers() if "time" not in each[0])]
+    return made
+
+
+@pytest.mark.parametrize("rule", ROWS)
+def test_what_requests_become_is_in_the_table(rule: str) -> None:
+    for row in ROWS[rule]:
+        asked = {name: value for name, value in row.items() if name not in MADE}
+        made = asked | json.loads(json.dumps(made_of(asked)))
+        if os.environ.get("UPDATE_GOLDEN"):
+            row.clear()
+            row.update(made)
+        assert made == row, rule
+    if os.environ.get("UPDATE_GOLDEN"):
+        TABLE.write_text(written())
+
+
+def written() -> str:
+    """The table, a line for each row."""
+    lines = [
+        f"{json.dumps(rule)}: [\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]" for rule, rows in ROWS.items()
+    ]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+NESTED = {"Lmi": INPUTS_PARAMETERS, "Tgi": PARAMETERS}
+"""The parameters in the member `parameters` of a body."""
+
+
+def names_in(value: Any) -> set[str]:
+    """Every name of a member or a tensor in a body."""
+    if isinstance(value, list):
+        return set().union(*map(names_in, value))
+    if not isinstance(value, dict):
+        return set()
+    tensor = {value["name"]} if isinstance(value.get("name"), str) else set()
+    return {*value, *tensor}.union(*map(names_in, value.values()))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: type(dialect).__name__)
+def test_every_parameter_of_a_dialect_has_a_row(dialect: Dialect) -> None:
+    tables = [table.schema() for path in dialect.paths for table in dialect.tables.get(path, ())]
+    rows = [row for rows in ROWS.values() for row in rows if row["path"] in dialect.paths]
+    named = set[str]().union(*(names_in(row.get("body")) for row in rows))
+    known = {name for table in tables for name in table["properties"]}
+    if "parameters" in known:
+        known |= NESTED.get(type(dialect).__name__, Table()).rows.keys()
+    assert known - named == set()
+
+
+def refusal(body: dict[str, Any], path: str = "/invocations") -> str:
+    return str(made_of({"path": path, "body": body})["refused"][1])
+
+
+def test_messages_are_bounded() -> None:
+    assert len(refusal({"inputs": ["a" * 100_000], "b" * 100_000: 1})) < 1000
+    assert "and 190 more" in refusal({"inputs": "a", "parameters": {f"x{i}x": 1 for i in range(200)}})
+
+
+BODIES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["inputs", "parameters", "messages", "stream", "role", "content", "temperature", "stop"]),
+            inner,
+            max_size=4,
+        )
+    ),
+)
+
+
+@draws(BODIES)
+def test_any_payload_is_parsed_or_refused(payload: Any) -> None:
+    for path in ("/invocations", "/generate", "/predict", "/v1/chat/completions", "/v1/completions"):
+        assert len(str(made_of({"path": path, "body": payload}).get("refused", ""))) < 4000
+    compat = {"bedrock_compat": True, "tgi_compat": True}
+    assert made_of({"path": "/invocations", "body": payload, "options": compat})
+
+
+@draws(st.binary(max_size=40), st.sampled_from([{}, {"content-type": "text/plain"}]))
+def test_any_body_is_parsed_or_refused(body: bytes, headers: dict[str, str]) -> None:
+    assert made_of({"path": "/invocations", "raw": body.decode("latin-1"), "headers": headers})
+
+
+def test_an_unknown_formatter_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    unheard, chat = {"output_formatter": "unheard"}, {"messages": [{"role": "user", "content": "Hello"}]}
+    for body in ({"inputs": "a"}, chat):
+        made_of({"path": "/invocations", "body": body})
+    made_of({"path": "/invocations", "body": chat, "options": unheard})
+    assert not caplog.messages
+    made_of({"path": "/invocations", "body": {"inputs": "a", "parameters": unheard}})
+    made_of({"path": "/invocations", "body": chat | unheard})
+    assert caplog.messages == ['Unsupported output formatter: "unheard"; using the default'] * 2
+
+
+def test_an_error_before_the_prompt_was_tokenised_shows_the_inputs() -> None:
+    body = b'{"inputs": "The wolf", "stream": true, "parameters": {"details": true}}'
+    call = LMI.parse(RawRequest(body, {}), PlayedModel())
+    assert json.loads(call.encoder.error(FAILURE))["details"]["inputs"] == "The wolf"
+
+
+def nested(levels: int) -> dict[str, Any]:
+    """A schema of this number of levels of objects and lists."""
+    schema: dict[str, Any] = {"x": "y"}
+    for level in range(levels - 1):
+        schema = {"items": schema} if level % 2 else {"anyOf": schema}
+    return schema
+
+
+def test_guides_are_bounded_in_length_and_levels() -> None:
+    for guide in (
+        {"guided_json": nested(64)},
+        {"guided_json": {"anyOf": [{}] * 1000}},
+        {"guided_regex": "(" * 64 + "a" + ")" * 64},
+        {"guided_regex": "(a)" * 1000},
+        {"guided_regex": "a" * 65_536},
+        # What does not nest: escapes, classes, strings.
+        *({"guided_regex": part * 1000} for part in (r"\(", "[(]", r"[\](]")),
+        *({"guided_regex": text} for text in ("[" + "(" * 1000, "[" * 65_536)),
+        {"guided_choice": ["(" * 100]},
+        {"guided_choice": ["a"] * 64},
+        *({"guided_grammar": text} for text in ('root ::= "(((" [(] ' * 1000, r'"\"("' * 100, '"' + "(" * 1000)),
+    ):
+        assert made_of({"path": "/invocations", "body": {"inputs": "a", "parameters": guide}})["requests"]
+    for guide in (
+        {"guided_json": nested(65)},
+        {"guided_json": '{"a":' * 120 + "1" + "}" * 120},
+        {"guided_regex": "(" * 65 + "a" + ")" * 65},
+        {"guided_regex": ")" + "(" * 66},
+        {"guided_regex": '"' + "(" * 65 + '"'},
+        {"guided_grammar": "root ::= " + "(" * 65 + '"a"' + ")" * 65},
+    ):
+        assert "nested deeper than" in refusal({"inputs": "a", "parameters": guide})
+    for guide, length in (
+        ({"guided_regex": "a" * 65_537}, 65_537),
+        ({"guided_json": {"description": "x" * 65_536}}, 65_554),
+        ({"guided_choice": ["(" * 40_000]}, 80_002),
+    ):
+        told = f"(it has {length} characters, at most 65536 are accepted)"
+        assert told in refusal({"inputs": "a", "parameters": guide})
+    assert "a list of up to 64 strings" in refusal({"inputs": "a", "parameters": {"guided_choice": ["a"] * 65}})
+
+
+def test_a_schema_that_cannot_be_written_is_refused() -> None:
+    with pytest.raises(ValueError, match="nested deeper than 64 levels"):
+        read_schema(nested(300))

@@ -1,0 +1,271 @@
+"""What every encoder makes of scripted output, step by step: the table is `responses.json`, UPDATE_GOLDEN=1 writes it.
+
+A line of the table is what one chunk adds to the response, so that a change of any byte, or of when it is sent, shows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djl_trtllm.api import RawRequest, ResponseEncoder
+from djl_trtllm.api.dialects.lmi.dialect import FORMATTERS
+from djl_trtllm.api.dialects.openai.responses import (
+    ChatEncoder,
+    ChatStreamEncoder,
+    CompletionEncoder,
+    CompletionStreamEncoder,
+    Response,
+)
+from djl_trtllm.api.dialects.tgi import GenerateEncoder, GenerateStreamEncoder, Shown, Timing
+from djl_trtllm.api.dialects.triton.dialect import parse_generate
+from djl_trtllm.api.dialects.truss import TextEncoder, WholeTextEncoder
+from djl_trtllm.errors import GenerationError
+from djl_trtllm.request import Alternative, FinishReason, OutputChunk, RankedToken, SequenceResult, Token
+from tests.api.models import PlayedModel
+from tests.api.scripts import (
+    END,
+    EOS,
+    FAILED,
+    FAILURE,
+    PROMPT,
+    STOP,
+    TEXT,
+    TOKENS,
+    answer,
+    client_lines,
+    make,
+    parse_lines,
+    several,
+)
+
+TABLE = Path(__file__).with_name("responses.json")
+LINE_ENDS = "\0\n\r\x7f\x85\u2028\u2029\ufeff"
+
+
+def ended(reason: FinishReason, count: int) -> SequenceResult:
+    return SequenceResult(reason, count, -0.5, 7)
+
+
+def batch(n: int) -> list[OutputChunk]:
+    """Two generations with `n` sequences each, the second one's first."""
+    return several(n, 1) + several(n)
+
+
+SCRIPTS: dict[str, list[OutputChunk]] = {
+    "end token": EOS,
+    "stop string": STOP,
+    "failed, and a chunk after it": [*FAILED, EOS[-1]],
+    "nothing new": [OutputChunk(0, [], None), OutputChunk(0, [], ended(FinishReason.CANCELLED, 0))],
+    "together": [OutputChunk(0, [*TOKENS[:2], END], ended(FinishReason.LENGTH, 3))],
+    "special, then line ends": [
+        OutputChunk(0, [END, Token(1, LINE_ENDS, 0.0, False)], None),
+        OutputChunk(0, [Token(1, LINE_ENDS, None, False)], ended(FinishReason.STOP, 3)),
+    ],
+    "most likely": [
+        OutputChunk(
+            0,
+            [RankedToken(6, " b", -2.0, False, [Alternative(5, " a", -0.1), Alternative(6, "", -2.0)])],
+            ended(FinishReason.LENGTH, 1),
+        )
+    ],
+}
+
+LMI_VIEWS: dict[str, dict[str, bool]] = {
+    "": {},
+    ", details": {"details": True, "return_full_text": True, "logprobs": True},
+    ", tgi_compat": {"tgi_compat": True},
+    ", all": dict.fromkeys(("details", "tgi_compat", "prefill", "return_full_text", "include_usage", "stream"), True),
+}
+OPENAI: dict[str, Any] = {
+    "chat": ChatEncoder,
+    "chat stream": ChatStreamEncoder,
+    "completion": CompletionEncoder,
+    "completion stream": CompletionStreamEncoder,
+}
+OPENAI_VIEWS: dict[str, dict[str, bool]] = {
+    "": {},
+    ", logprobs": {"logprobs": True},
+    ", usage": {"include_usage": True, "echo": True},
+    ", usage in each": {"include_usage": True, "continuous_usage": True},
+    ", continuous alone": {"continuous_usage": True},
+}
+
+
+def openai(name: str, **view: Any) -> ResponseEncoder:
+    encoder: ResponseEncoder = OPENAI[name](Response("id", "100% wolf", id="0123", created=1700000000, **view))
+    return encoder
+
+
+def triton(verb: str, **body: Any) -> ResponseEncoder:
+    data = orjson.dumps({"text_input": "a wolf", "max_tokens": 5, "id": "100%", **body})
+    request = RawRequest(data, {}, f"/v2/models/{{model}}/{verb}")
+    return parse_generate(request, PlayedModel(), "ensemble").encoder
+
+
+def shown(**view: Any) -> Callable[[], ResponseEncoder]:
+    return lambda: GenerateEncoder(Shown(**view), Timing(8))
+
+
+CASES: dict[str, Callable[[], ResponseEncoder]] = {
+    **{
+        f"lmi {name}{title}": lambda name=name, view=view: make(name, **view)  # type: ignore[misc]
+        for name in FORMATTERS
+        for title, view in LMI_VIEWS.items()
+    },
+    **{
+        f"openai {name}{title}": lambda name=name, view=view: openai(name, **view)  # type: ignore[misc]
+        for name in OPENAI
+        for title, view in OPENAI_VIEWS.items()
+    },
+    "tgi": shown(),
+    "tgi, details": shown(details=True, full_text=True),
+    "tgi, prefill": shown(details=True, prefill=True, as_list=True),
+    "tgi stream": lambda: GenerateStreamEncoder(Shown()),
+    "tgi stream, details": lambda: GenerateStreamEncoder(Shown(details=True, full_text=True)),
+    "truss": WholeTextEncoder,
+    "truss stream": TextEncoder,
+    **{
+        f"triton {verb}{', logprobs' * logprobs}": lambda verb=verb, logprobs=logprobs: triton(  # type: ignore[misc]
+            verb, return_log_probs=logprobs
+        )
+        for verb in ("generate", "generate_stream")
+        for logprobs in (False, True)
+    },
+    "triton generate, prompt": lambda: triton("generate", exclude_input_in_output=False),
+    "triton one event": lambda: triton("generate_stream", stream=False, exclude_input_in_output=False),
+}
+SEVERAL: dict[str, tuple[Callable[[], ResponseEncoder], list[OutputChunk]]] = {
+    **{
+        f"lmi {name}": (lambda name=name: make(name, n=2, details=True, include_usage=True), several(2))  # type: ignore[misc]
+        for name in ("json", "json_chat", "jsonlines_chat", "sse_chat", "none")
+    },
+    **{
+        f"openai {name}": (
+            lambda name=name: openai(name, n=2, generations=1 if "chat" in name else 2, include_usage=True),  # type: ignore[misc]
+            several(2) if "chat" in name else batch(2),
+        )
+        for name in OPENAI
+    },
+    "openai chat, one fails": (lambda: openai("chat stream", n=2), [*several(2)[:2], *FAILED, *several(2)[2:]]),
+    "tgi": (shown(details=True, full_text=True, n=2), several(2)),
+    "triton generate": (lambda: triton("generate", num_return_sequences=2, return_log_probs=True), several(2)),
+    "triton stream": (lambda: triton("generate_stream", num_return_sequences=2, return_log_probs=True), several(2)),
+}
+
+
+def readable(data: bytes) -> str:
+    return data.decode(errors="backslashreplace")
+
+
+def steps(encoder: ResponseEncoder, chunks: list[OutputChunk]) -> list[str]:
+    """What each chunk adds, and how an error would end the response."""
+    encoder.begin(PROMPT)
+    made: list[str] = []
+    for chunk in chunks:
+        try:
+            made.append(readable(encoder.encode(chunk)))
+        except GenerationError as error:
+            made.append(f"raises {type(error).__name__}: {error}")
+    return [*made, f"error: {readable(encoder.error(FAILURE))}"]
+
+
+def responses() -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for case, made in CASES.items():
+        encoder = made()
+        head = [encoder.content_type, "stream" if encoder.stream else "whole", bool(encoder.wants_prompt_tokens)]
+        table[case] = {"": head} | {name: steps(made(), script) for name, script in SCRIPTS.items()}
+    return table | {f"several: {case}": {"": steps(made(), chunks)} for case, (made, chunks) in SEVERAL.items()}
+
+
+def test_every_response_is_that_of_the_table() -> None:
+    made = responses()
+    if os.environ.get("UPDATE_GOLDEN"):
+        TABLE.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
+    expected = json.loads(TABLE.read_text())
+    assert made.keys() == expected.keys()
+    for case, scripts in made.items():
+        for name, lines in scripts.items():
+            assert lines == expected[case][name], (case, name)
+
+
+# -- clients -----------------------------------------------------------------------------------------------------------
+
+
+def test_huggingface_client_reads_streams() -> None:
+    common = pytest.importorskip("huggingface_hub.inference._common")
+    body = answer(make("sse", tgi_compat=True, details=True), EOS)
+    outputs = list(common._stream_text_generation_response(client_lines(body), details=True))
+    assert "".join(output.token.text for output in outputs) == TEXT == outputs[-1].generated_text
+    details = outputs[-1].details
+    assert (details.finish_reason, details.seed, details.input_length) == ("eos_token", 7, PROMPT.length)
+    chunks = list(common._stream_chat_completion_response(client_lines(answer(make("sse_chat"), EOS))))
+    assert "".join(chunk.choices[0].delta.content for chunk in chunks) == TEXT
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_huggingface_client_raises_errors_in_streams() -> None:
+    common = pytest.importorskip("huggingface_hub.inference._common")
+    errors = pytest.importorskip("huggingface_hub.errors")
+    body = answer(make("sse", tgi_compat=True), FAILED)
+    with pytest.raises(errors.GenerationError, match="died"):
+        list(common._stream_text_generation_response(client_lines(body), details=False))
+
+
+# -- any text ----------------------------------------------------------------------------------------------------------
+
+texts = st.lists(
+    st.text(st.characters(codec="utf-8") | st.sampled_from('\n\r"\\\x85\u2028\u2029'), max_size=8),
+    max_size=12,
+)
+
+
+@given(texts, st.data())
+def test_every_answer_parses_and_joins_to_the_same_text(pieces: list[str], data: st.DataObject) -> None:
+    special = st.booleans()
+    tokens = [Token(i, piece, -float(i), piece == "" and data.draw(special)) for i, piece in enumerate(pieces)]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(tokens)), max_size=5)))
+    bounds = [0, *cuts, len(tokens)]
+    groups = [tokens[start:end] for start, end in itertools.pairwise(bounds)]
+    finished = SequenceResult(FinishReason.LENGTH, len(tokens), None, None)
+    updates = [OutputChunk(0, group, None) for group in groups]
+    if data.draw(st.booleans()):
+        updates[-1] = OutputChunk(0, groups[-1], finished)
+    else:
+        updates.append(OutputChunk(0, [], finished))
+    text = "".join(pieces)
+    view = {
+        "details": data.draw(st.booleans()),
+        "tgi_compat": data.draw(st.booleans()),
+        "logprobs": data.draw(st.booleans()),
+    }
+
+    whole = json.loads(answer(make("json", **view), updates))
+    assert (whole[0] if view["tgi_compat"] else whole)["generated_text"] == text
+    assert json.loads(answer(make("json_chat", **view), updates))["choices"][0]["message"]["content"] == text
+    assert json.loads(answer(make("3p", **view), updates))["body"]["generation"] == text
+    for stream in (False, True):
+        assert answer(make("none", stream=stream), updates).decode() == text
+    for name in ("jsonlines", "sse"):
+        lines = parse_lines(answer(make(name, **view), updates))
+        assert "".join(line["token"]["text"] for line in lines) == text
+        assert lines[-1]["generated_text"] == text
+        assert not any("generated_text" in line for line in lines[:-1])
+    for name in ("jsonlines_chat", "sse_chat"):
+        lines = parse_lines(answer(make(name, **view), updates))
+        choices = [line["choices"][0] for line in lines]
+        assert "".join(choice["delta"]["content"] for choice in choices) == text
+        assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
+        assert ["role" in choice["delta"] for choice in choices] == [True] + [False] * (len(choices) - 1)
+    lines = parse_lines(answer(make("3p_stream"), updates))
+    assert "".join(line["body"]["generation"] for line in lines) == text

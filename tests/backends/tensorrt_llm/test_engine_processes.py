@@ -1,0 +1,348 @@
+"""Requests to TensorRT-LLM in real host processes; TensorRT-LLM is the fake."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments
+from djl_trtllm.errors import ExecutorStartError
+from djl_trtllm.executor.protocol import Feature, Refusal
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind
+from tests.backends import rows
+from tests.backends.tensorrt_llm.kit import BACKENDS, LONG, PROMPT, Machine, in_processes, rank
+from tests.executor.kit import Probe, run_checked
+from tests.support.adapters import write_adapter
+
+pytestmark = pytest.mark.slow
+
+
+def copied(model: Path, to: Path, file: str, **changes: Any) -> Path:
+    """The model elsewhere, with changes in one of its JSON files."""
+    copy = Path(shutil.copytree(model, to / "model"))
+    content = json.loads((copy / file).read_text())
+    (copy / file).write_text(json.dumps(content | changes))
+    return copy
+
+
+# -- what is asked of TensorRT-LLM -------------------------------------------------------------------------------------
+
+
+@in_processes
+async def test_guides_adapters_and_beams_reach_the_engine(
+    machine: Machine, tmp_path: Path, tokenizer: Tokenizer
+) -> Probe:
+    adapter = write_adapter(tmp_path / "adapter")
+    guide = Guide(GuideKind.JSON_SCHEMA, '{"type": "object"}')
+    guided = [*tokenizer.encode("{}", False), *tokenizer.end_ids]
+
+    probe = await machine.start(
+        "tensorrt",
+        arguments={"guided_decoding_backend": "xgrammar", "enable_lora": True},
+        build={"max_beam_width": 3, "lora_config": {"class": "LoraConfig", "max_lora_rank": 16}},
+        lora=True,
+        max_beam_width=3,
+    )
+    features = {Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.ADAPTERS, "beam_width"}
+    assert features <= probe.client.features
+    probe.submit(1, 9, guide=guide, stop_token_ids=list(tokenizer.end_ids))
+    probe.submit(2, 3, PROMPT, adapter=Adapter("fables", 2, str(adapter)))
+    probe.submit(3, 3, PROMPT, beam_width=3)
+    assert await probe.end_of(1, 2, 3, 4, 5) == [FinishReason.STOP] + 4 * [FinishReason.LENGTH]
+    assert probe.tokens(1) == guided
+    assert probe.tokens(2) == [7, 8, 5]  # the fake's adapter 2 begins two places later
+    assert [probe.tokens(beam) for beam in (3, 4, 5)] == [[5, 6, 7], [6, 7, 8], [7, 8, 5]]
+    # An adapter that is not there is that request's own error.
+    probe.submit(6, 3, adapter=Adapter("none", 3, str(tmp_path / "none")))
+    assert await probe.end_of(6) == [FinishReason.ERROR]
+    assert "does not exist" in str(probe.of(6)[-1].error)
+    # The guide was tried before.
+    calls = sorted(machine.calls("generate_async"), key=lambda call: "guided_decoding" not in call["sampling_params"])
+    assert calls[0]["sampling_params"]["guided_decoding"] == {
+        "class": "GuidedDecodingParams",
+        **guide_arguments(guide, "xgrammar"),
+    }
+    assert calls[1]["lora_request"] == {
+        "class": "LoRARequest",
+        "lora_name": "fables",
+        "lora_int_id": 2,
+        "lora_path": str(adapter),
+    }
+    assert [call["streaming"] for call in calls] == [True, True, False]
+    assert (calls[2]["sampling_params"]["n"], calls[2]["sampling_params"]["use_beam_search"]) == (3, True)
+    return probe
+
+
+@pytest.mark.parametrize(
+    ("backend", "package", "problem"),
+    [(backend, "xgrammar", "Regex parsing error at position") for backend in BACKENDS]
+    + [("pytorch", "llguidance", "unclosed group")],
+)
+@in_processes
+async def test_a_guide_that_cannot_be_used_never_reaches_the_engine(
+    machine: Machine, backend: str, package: str, problem: str, tokenizer: Tokenizer
+) -> Probe:
+    probe = await machine.start(backend, arguments={"guided_decoding_backend": package})
+    bad, good = Guide(GuideKind.REGEX, "("), Guide(GuideKind.REGEX, "a+")
+    probe.submit(1, LONG, PROMPT)
+    for number, guide in ((2, bad), (3, good), (4, bad)):
+        probe.submit(number, 9, guide=guide, stop_token_ids=list(tokenizer.end_ids))
+    assert await probe.end_of(2, 3, 4) == [FinishReason.ERROR, FinishReason.STOP, FinishReason.ERROR]
+    for number in (2, 4):
+        refusal = probe.of(number)[-1].error
+        assert isinstance(refusal, Refusal)
+        assert refusal.message.startswith(f"the guide cannot be used: {problem}")
+    probe.client.cancel(1)
+    assert await probe.end_of(1) == [FinishReason.CANCELLED]
+    guides = [call["sampling_params"].get("guided_decoding") for call in machine.calls("generate_async")]
+    assert [guide and guide["regex"] for guide in guides] == [None, "a+"]
+    return probe
+
+
+# -- code of the checkpoint --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@in_processes
+async def test_code_of_a_checkpoint_is_run_if_it_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_stories: Path, trusted: bool
+) -> Probe:
+    """TensorRT-LLM runs it, whatever its argument says."""
+    model = copied(tiny_stories, tmp_path, "config.json", auto_map={"AutoConfig": "configuration_own.OwnConfig"})
+    (model / "configuration_own.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')")
+    arguments = {"trust_remote_code": True} if trusted else {}
+    probe = await Machine(tmp_path, model, monkeypatch).start(arguments=arguments)
+    assert (tmp_path / "was-run").exists() is trusted
+    probe.submit(1, 3, PROMPT)
+    assert await probe.end_of(1) == [FinishReason.LENGTH]
+    return probe
+
+
+# -- what compiles at its first use ------------------------------------------------------------------------------------
+
+SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 40, "top_p": 0.9}
+
+
+@in_processes
+async def test_an_engine_is_ready_when_it_has_had_a_request_of_each_kind(
+    machine: Machine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> Probe:
+    caplog.set_level("INFO")
+    arguments = {"guided_decoding_backend": "xgrammar"}
+    probe = await machine.start(script={"compiles": 2}, arguments=arguments, logprobs=True, warm_up=True)
+    assert (tmp_path / ".cache" / "flashinfer" / "sampling.so").exists()
+    assert probe.deltas == []
+    asked = [
+        set(call["sampling_params"]) - {"class", "detokenize", "max_tokens"} for call in machine.calls("generate_async")
+    ]
+    assert asked == [set(), {"temperature", "top_k", "top_p", "seed"}, {"logprobs"}, {"guided_decoding"}]
+    told = [line for line in caplog.messages if line.startswith("warming up")]
+    assert ["greedy" in told[0], "sampled" in told[1], "log-prob" in told[2], "guided" in told[3]] == [True] * 4
+    probe.submit(0, 3, PROMPT, **SAMPLED)
+    assert await probe.end_of(0) == [FinishReason.LENGTH]
+    return probe
+
+
+def test_an_engine_that_cannot_sample_is_not_ready(machine: Machine) -> None:
+    async def body() -> None:
+        with pytest.raises(ExecutorStartError, match=r"a sampled request \(top_k, top_p\) .* has failed"):
+            await machine.start(script={"compiles": "with no compiler"}, warm_up=True)
+
+    run_checked(body)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@in_processes
+async def test_a_tokenizer_that_guides_cannot_use_is_served_without_guides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_stories: Path, backend: str, caplog: pytest.LogCaptureFixture
+) -> Probe:
+    """TensorRT-LLM makes the table of its guides while it loads a model, for whose requests they may never matter."""
+    caplog.set_level("INFO")
+    model = copied(tiny_stories, tmp_path, "tokenizer_config.json", eos_token=None)
+    probe = await Machine(tmp_path, model, monkeypatch).start(
+        backend, arguments={"guided_decoding_backend": "xgrammar"}, warm_up=True
+    )
+    assert not probe.client.features & {Feature.JSON, Feature.REGEX, Feature.GRAMMAR}
+    assert [line for line in caplog.messages if "guides are off" in line and "no end token" in line]
+    return probe
+
+
+@in_processes
+async def test_an_engine_that_compiles_is_silent_for_longer(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> Probe:
+    caplog.set_level("INFO")
+    probe = await machine.start(script={"compiles": 4}, hang_timeout=1.0)
+    probe.submit(1, 3, PROMPT, **SAMPLED)
+    assert await probe.end_of(1) == [FinishReason.LENGTH]
+    (line,) = [line for line in caplog.messages if "nvcc" in line]
+    assert "(option.model_loading_timeout)" in line
+    return probe
+
+
+@in_processes
+async def test_a_compiler_that_does_not_end_is_a_hang_too(machine: Machine) -> Probe:
+    probe = await machine.start(script={"compiles": 60}, hang_timeout=1.0, compile_timeout=2.0)
+    probe.submit(1, 3, PROMPT, **SAMPLED)
+    assert "silent for 2 seconds, and nvcc" in await probe.death()
+    return probe
+
+
+# -- what comes back ---------------------------------------------------------------------------------------------------
+
+
+# -- errors of one request ---------------------------------------------------------------------------------------------
+
+
+# -- cancelling --------------------------------------------------------------------------------------------------------
+
+
+# -- losses of TensorRT-LLM's real worker processes, and loads that fail; TensorRT-LLM is the fake ---------------------
+
+
+# -- loss of the engine ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@in_processes
+async def test_a_killed_worker_is_reported_at_once_under_many_streams(machine: Machine, backend: str) -> Probe:
+    probe = await machine.start(backend, {"steps_per_second": 50})
+    for number in range(64):
+        probe.submit(number, LONG, PROMPT)
+    await probe.until(lambda: all(probe.tokens(number) for number in range(64)))
+    worker = rank(probe)
+    worker.kill()
+    # TensorRT-LLM's queue then waits for a worker, on the event loop.
+    probe.client.cancel(0)
+    message = await probe.death()
+    assert "a worker process of TensorRT-LLM is gone" in message
+    assert str(worker.pid) in message
+    return probe
+
+
+@pytest.mark.parametrize(("version", "backend"), [("1.2.1", "tensorrt"), ("1.2.1", "pytorch"), ("1.3.0", "pytorch")])
+@in_processes
+async def test_an_error_of_the_engine_is_reported_in_its_own_words_with_the_next_request(
+    machine: Machine, version: str, backend: str
+) -> Probe:
+    """TensorRT-LLM's worker keeps the error of its other threads until then."""
+    fault = {"action": "raise", "at_token": 2, "max_new_tokens": 77}
+    probe = await machine.start(backend, {"steps_per_second": 50, "faults": [fault]}, version=version)
+    for number in itertools.count():
+        if probe.deaths:
+            break
+        probe.submit(number, 77 if number == 3 else LONG, PROMPT)
+        await asyncio.sleep(0.05)
+    assert "CppExecutorError: scripted engine failure" in await probe.death()
+    # Their answer is the loss, not an error of their own.
+    assert [delta for delta in probe.deltas if delta.finish] == []
+    return probe
+
+
+@in_processes
+async def test_an_error_of_the_engine_is_found_where_no_request_follows(machine: Machine) -> Probe:
+    fault = {"action": "raise", "at_token": 2, "max_new_tokens": 77}
+    probe = await machine.start(script={"steps_per_second": 50, "faults": [fault]}, hang_timeout=300.0)
+    probe.submit(1, 77, PROMPT)
+    assert "CppExecutorError: scripted engine failure" in await probe.death()
+    return probe
+
+
+@in_processes
+async def test_an_engine_that_has_lost_responses_is_lost_itself(machine: Machine) -> Probe:
+    """TensorRT-LLM gives the error to a request that had nothing to do with it, and does not know its next response."""
+    fault = {"action": "lose", "at_token": 2, "max_new_tokens": 77}
+    probe = await machine.start(script={"steps_per_second": 50, "faults": [fault]})
+    for number in range(3):
+        probe.submit(number, 77 if number == 1 else LONG, PROMPT)
+    assert "TensorRT-LLM cannot go on: KeyError" in await probe.death(timeout=10)
+    return probe
+
+
+@pytest.mark.parametrize(
+    ("backend", "action", "message"),
+    [
+        ("tensorrt", "cuda", "an illegal memory access was encountered"),
+        ("pytorch", "segfault", "a worker process of TensorRT-LLM is gone"),
+    ],
+)
+@in_processes
+async def test_an_engine_that_fails_is_reported_at_once(
+    machine: Machine, backend: str, action: str, message: str
+) -> Probe:
+    fault = {"action": action, "at_token": 2, "max_new_tokens": 77}
+    probe = await machine.start(backend, {"steps_per_second": 50, "faults": [fault]})
+    for number in range(8):
+        probe.submit(number, 77 if number == 3 else LONG, PROMPT)
+    assert message in await probe.death()
+    # Their answer is the loss, not an error of their own.
+    assert [delta for delta in probe.deltas if delta.finish] == []
+    return probe
+
+
+@in_processes
+async def test_an_engine_whose_loop_has_ended_is_reported_also_where_every_client_gives_up(machine: Machine) -> Probe:
+    """PyExecutor's loop ends with an iteration that fails; its process goes on, takes requests and answers none."""
+    fault = {"action": "forward", "at_token": 2, "max_new_tokens": 77, "message": "a shape does not fit"}
+    probe = await machine.start(script={"steps_per_second": 50, "faults": [fault]}, hang_timeout=4.0)
+    probe.submit(1, 77, PROMPT)
+    probe.submit(2, LONG, PROMPT)
+    for number in (1, 2):
+        assert await probe.end_of(number) == [FinishReason.ERROR]
+        assert probe.of(number)[-1].error == "a shape does not fit"
+    probe.submit(3, LONG, PROMPT)
+    await asyncio.sleep(0.2)
+    probe.client.cancel(3)
+    assert await probe.end_of(3) == [FinishReason.CANCELLED]
+    assert "TensorRT-LLM has been silent for 4 seconds with 1 requests in it" in await probe.death()
+    return probe
+
+
+@in_processes
+async def test_a_shutdown_that_the_worker_does_not_follow_is_bounded(machine: Machine) -> Probe:
+    probe = await machine.start()
+    os.kill(rank(probe).pid, signal.SIGSTOP)
+    host = psutil.Process(probe.client.pid)
+    await probe.client.close(timeout=200)
+    assert not host.is_running()
+    return probe
+
+
+# -- loading -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "error", "message"), rows(__file__, "a_load_that_fails_is_reported_with_its_cause")
+)
+def test_a_load_that_fails_is_reported_with_its_cause(machine: Machine, backend: str, error: str, message: str) -> None:
+    async def body() -> None:
+        with pytest.raises(ExecutorStartError, match=message):
+            await machine.start(backend, {"load_error": error}, timeout=60.0)
+
+    run_checked(body)
+
+
+def test_a_load_that_hangs_is_ended_with_its_workers(machine: Machine) -> None:
+    async def body() -> None:
+        with pytest.raises(ExecutorStartError, match=r"not loaded within 4 seconds"):
+            await machine.start(script={"load_error": "hang"}, timeout=4.0)
+
+    run_checked(body)
+    assert not [process for process in psutil.process_iter() if str(machine._directory) in _command(process)]
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join([*process.cmdline(), process.environ().get("FAKE_TENSORRT_LLM_LOG", "")])
+    except psutil.Error:
+        return ""

@@ -1,0 +1,113 @@
+"""JSON schemas as grammars: the grammar as a regular expression of Python decides what it lets through."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from djl_trtllm.backends.json_grammar import SchemaError, any_object, as_grammar, grammar_of
+from djl_trtllm.backends.pattern_grammar import FORMATS, Pattern, ranged
+from djl_trtllm.request import Guide, GuideKind
+
+TABLES = json.loads(Path(__file__).with_name("json_grammar.json").read_text())
+_PIECE = re.compile(r'"((?:[^"\\]|\\.)*)"|(\[(?:[^\]\\]|\\.)*\])|([a-z]\w*)|(\S)')
+_DEPTH = 7
+
+
+def expression(grammar: str, name: str = "root") -> re.Pattern[str]:
+    """The grammar without what is nested deeper than some levels."""
+    rules = dict(line.split(" ::= ", 1) for line in grammar.splitlines())
+
+    @cache
+    def expand(body: str, depth: int) -> str:
+        if depth > _DEPTH:
+            return "(?!)"
+        found = ""
+        for text, characters, rule, other in _PIECE.findall(body):
+            if rule:
+                found += f"(?:{expand(rules[rule], depth + 1)})"
+            elif characters:
+                found += characters.replace("[", r"\[").replace(r"\[", "[", 1)
+            else:
+                found += {"(": "(?:"}.get(other, other) or f"(?:{re.escape(json.loads(f'{chr(34)}{text}{chr(34)}'))})"
+        return found
+
+    return re.compile(expand(rules[name], 0))
+
+
+@pytest.mark.parametrize(("schema", "good", "bad"), TABLES["values"], ids=lambda value: json.dumps(value)[:60])
+def test_a_grammar_lets_through_what_fits_the_schema(schema: Any, good: list[str], bad: list[str]) -> None:
+    text, _ = grammar_of(json.dumps(schema))
+    let_through = expression(text)
+    assert [value for value in good if not let_through.fullmatch(value)] == []
+    assert [value for value in bad if let_through.fullmatch(value)] == []
+
+
+@pytest.mark.parametrize(("schema", "names", "_"), TABLES["not_followed"], ids=lambda value: json.dumps(value)[:60])
+def test_what_a_grammar_does_not_follow_is_named(schema: Any, names: list[str], _: Any) -> None:
+    assert list(grammar_of(json.dumps(schema)).not_followed) == names
+
+
+@pytest.mark.parametrize(("schema", "problem"), TABLES["wrong"], ids=lambda value: json.dumps(value)[:60])
+def test_a_schema_that_is_wrong_is_an_error_that_says_where(schema: Any, problem: str) -> None:
+    with pytest.raises(SchemaError, match=re.escape(problem)):
+        grammar_of(json.dumps(schema))
+
+
+def test_a_schema_of_many_references_is_not_converted_for_ever() -> None:
+    definitions = {f"d{level}": {"allOf": 2 * [{"$ref": f"#/$defs/d{level + 1}"}]} for level in range(40)}
+    doubled = {"$ref": "#/$defs/d0", "$defs": definitions | {"d40": {"type": "null"}}}
+    assert expression(grammar_of(json.dumps(doubled)).text).fullmatch("null")
+    several = {
+        "$defs": {f"d{level}": {"anyOf": 2 * [{"$ref": f"#/$defs/d{level + 1}", "minimum": 1}]} for level in range(40)}
+    }
+    with pytest.raises(SchemaError):
+        grammar_of(json.dumps({"$ref": "#/$defs/d0"} | several))
+    for text in ("", "{", '{"a":' * 5000):
+        with pytest.raises(SchemaError):
+            grammar_of(text)
+
+
+def test_ranges_of_integers_are_exact() -> None:
+    chosen = random.Random(1)
+    for _ in range(300):
+        low = chosen.choice([0, 1, 7, 9, 10, 99, 100, chosen.randrange(5000)])
+        high = low + chosen.choice([0, 1, 5, 90, chosen.randrange(20_000)])
+        let_through = expression(f"root ::= {ranged(low, high)}")
+        near = {low, high, low - 1, high + 1, 0, 9, 10, 99, 100, chosen.randrange(30_000)}
+        wrong = [each for each in near if bool(let_through.fullmatch(str(each))) != (low <= each <= high)]
+        assert not wrong, (low, high)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^a+b?$", "a", "^(x|yz){1,2}$", r"^\w\s\d$", "^[^ab]$", "^.$", "^$", "a$|^b", r"^[\\\"]{2}$", "^a{,2}$"]
+)
+def test_a_pattern_lets_through_the_same_texts_as_a_regular_expression(pattern: str) -> None:
+    characters = 'abxyz1 "\\é{,2}'
+    chosen = random.Random(1)
+    let_through = expression(f"{any_object()}\nroot ::= {Pattern(pattern).text}".replace("root ::= object\n", ""))
+    for _ in range(500):
+        text = "".join(chosen.choices(characters, k=chosen.randrange(6)))
+        inside = json.dumps(text, ensure_ascii=False)[1:-1]
+        # Python's $ also stands before a line end, and its {,2} counts.
+        expected = re.search(pattern.replace("$", r"\Z").replace("{,", r"\{,"), text)
+        assert bool(let_through.fullmatch(inside)) == bool(expected), text
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_a_pattern_that_can_be_read(name: str) -> None:
+    assert Pattern(FORMATS[name]).least > 0
+
+
+def test_guides_that_are_no_json_stay_as_they_are() -> None:
+    regex = Guide(GuideKind.REGEX, "a")
+    assert as_grammar(regex) == (regex, ())
+    found, _ = as_grammar(Guide(GuideKind.JSON_OBJECT))
+    assert expression(found.value).fullmatch('{"a": [1]}') and not expression(found.value).fullmatch("[]")
+    assert as_grammar(Guide(GuideKind.JSON_SCHEMA, '{"not": {}}', strict=True))[0].strict

@@ -1,0 +1,240 @@
+"""`build`: the arguments, the deployment that Ray Serve gets, its GPUs and its autoscaling."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.fleet.rules import RAY_DOWN_SECONDS, RAY_UP_SECONDS
+from djl_trtllm.cluster.application import (
+    KEEPS_VISIBLE_GPUS,
+    Autoscaling,
+    ClusterArguments,
+    QueueAndCachePolicy,
+    build,
+    reserved_gpus,
+)
+from djl_trtllm.config import load
+from djl_trtllm.errors import ConfigError
+from tests.support.models import scripted_model
+
+pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)", exc_type=ImportError)
+
+
+def test_a_configuration_file_gives_values_and_serve_run_gives_texts() -> None:
+    expected = ClusterArguments(model="/m", options={"option.dtype": "fp16"}, replicas=3, gpus=2, cpus=0.5, direct=True)
+    options = {"option.dtype": "fp16"}
+    file = {"model": "/m", "options": options, "replicas": 3, "gpus": 2, "cpus": 0.5, "direct": True}
+    texts = {"model": "/m", "option.dtype": "fp16", "replicas": "3", "gpus": "2", "cpus": "0.5", "direct": "true"}
+    assert ClusterArguments.parse(file) == ClusterArguments.parse(texts) == expected
+    both = {"options": {"a": 1, "option.b": 2}, "option.b": 3}
+    assert ClusterArguments.parse(both).options == {"a": 1, "option.b": 3}
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"replica": 2}, "unknown field `replica`; there are model, options, replicas, autoscale"),
+        ({"replicas": 0}, "Expected `int` >= 1"),
+        ({"replicas": "some"}, "Expected `int`"),
+        ({"gpus": -1}, "Expected `int` >= 0"),
+        ({"cpus": -1}, "Expected `float` >= 0"),
+        ({"name": ""}, "length >= 1"),
+        ({"options": "dtype=fp16"}, "Expected `object`"),
+        ({"replicas": 2, "autoscale": "1:4"}, "replicas and autoscale: leave one out"),
+    ],
+)
+def test_what_is_wrong_with_an_argument_is_an_error_that_names_it(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        ClusterArguments.parse(given)
+    assert problem in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "batch", "scaling"),
+    [
+        ("1:4", 64, (1, 4, 45)),
+        ("2:2:7", 64, (2, 2, 7)),
+        ("1:10000:100000", 1, (1, 10_000, 100_000)),
+        ("1:1", 1, (1, 1, 1)),
+    ],
+)
+def test_autoscaling_has_a_concurrency_of_seven_tenths_of_the_batch(
+    text: str, batch: int, scaling: tuple[int, int, int]
+) -> None:
+    assert Autoscaling.parse(text, batch) == scaling
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("4", "expected MIN:MAX or MIN:MAX:CONCURRENCY"),
+        ("1:2:3:4", "expected MIN:MAX or MIN:MAX:CONCURRENCY"),
+        ("0:4", "MIN is '0', expected a whole number from 1 to 10000"),
+        ("3:1", "MAX is '1', expected a whole number from 3"),
+        ("1:10001", "MAX is '10001'"),
+        ("1:²", "MAX is '²'"),
+        ("1:0000000002", "MAX is '0000000002'"),
+        ("1:4:0", "CONCURRENCY is '0', expected a whole number from 1 to 100000"),
+        ("1:4:", "CONCURRENCY is ''"),
+    ],
+)
+def test_autoscaling_that_is_not_two_or_three_numbers_in_order_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"autoscale={text}: .*{expected}"):
+        Autoscaling.parse(text, 64)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(scripted_model(tmp_path / "model"))
+
+
+def deployment_of(monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The options of the deployment that `build` makes, and its class as `kind`."""
+    made: dict[str, Any] = {}
+
+    def deployment(kind: object, **options: Any) -> Any:
+        made.update(options, kind=kind)
+        return SimpleNamespace(bind=lambda: made)
+
+    monkeypatch.setattr("ray.serve.deployment", deployment)
+    assert build(arguments) is made
+    return dict(made)
+
+
+def test_arguments_and_limits_reach_the_deployment(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"max_rolling_batch_size": 7, "job_queue_size": 50, "shutdown_timeout": 90}
+    given = {"name": "story", "replicas": 3, "gpus": 2, "cpus": 0.5, "options": limits}
+    made = deployment_of(monkeypatch, {"model": model, **given})
+    assert (made["name"], made["num_replicas"]) == ("story", 3)
+    # Ray's own limits are above those of the server.
+    assert made["max_ongoing_requests"] > 57
+    assert made["graceful_shutdown_timeout_s"] > 90
+    actor = made["ray_actor_options"]
+    assert (actor["num_gpus"], actor["num_cpus"]) == (2, 0.5)
+    assert actor["runtime_env"] == {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}}
+    assert ClusterArguments(replicas=3, cpus=2).cpus_at_most == 6
+    assert ClusterArguments(autoscale="1:4", cpus=0.5).cpus_at_most == 2
+
+
+def test_a_replica_reserves_the_gpus_of_its_ranks(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def actor(**options: Any) -> dict[str, Any]:
+        ranks = {"tensor_parallel_degree": 4, "pipeline_parallel_degree": 2, "backend": "pytorch"}
+        return dict(deployment_of(monkeypatch, {"model": model, "options": ranks | options})["ray_actor_options"])
+
+    assert actor()["num_gpus"] == 8
+    assert KEEPS_VISIBLE_GPUS.keys().isdisjoint(actor()["runtime_env"]["env_vars"])
+    spanning = actor(orchestrator_type="ray")
+    assert spanning["num_gpus"] == 0
+    assert spanning["runtime_env"]["env_vars"].items() >= KEEPS_VISIBLE_GPUS.items()
+
+
+def test_autoscaling_has_bounds_and_the_concurrency_of_the_batch(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = deployment_of(monkeypatch, {"model": model, "autoscale": "2:5", "options": {"max_rolling_batch_size": 10}})
+    scaling = made["autoscaling_config"]
+    assert (scaling.min_replicas, scaling.max_replicas) == (2, 5)
+    assert scaling.policy.policy_kwargs == {"concurrency": 7}
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (RAY_UP_SECONDS, RAY_DOWN_SECONDS), (
+        "the simulation's"
+    )
+    assert "num_replicas" not in made
+    assert hasattr(made["kind"], "record_autoscaling_stats")
+
+
+def test_a_model_that_is_not_there_is_reported_before_anything_is_deployed(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="nowhere"):
+        build({"model": str(tmp_path / "nowhere")})
+
+
+def cluster(monkeypatch: pytest.MonkeyPatch, *of_nodes: int) -> None:
+    """This process is connected to a cluster whose nodes have these numbers of GPUs; a dead one had more."""
+    nodes = [
+        {"Alive": True, "NodeManagerAddress": f"10.0.0.{n}", "NodeID": f"{n}" * 20, "Resources": {"GPU": float(count)}}
+        for n, count in enumerate(of_nodes, 1)
+    ]
+    nodes.append({**nodes[0], "Alive": False, "Resources": {"GPU": 64.0}})
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+
+
+RANKS = {"tensor_parallel_degree": 4, "pipeline_parallel_degree": 2}
+SPANNING = {"backend": "pytorch", "orchestrator_type": "ray"}
+
+
+@pytest.mark.parametrize(
+    ("of_nodes", "options", "expected"),
+    [
+        ((), {"backend": "scripted"}, 0),
+        ((), {"backend": "pytorch"}, 8),
+        ((), {"backend": "auto"}, 0),
+        ((), {"backend": "pytorch", "tensor_parallel_degree": "max"}, r"degree=max .* give a number, or the argument"),
+        ((0, 8), {"backend": "auto"}, 8),
+        ((0, 0), {"backend": "auto"}, 0),
+        ((0, 4, 2), {"backend": "pytorch"}, r"reserves 8 GPUs on one node, and no node has more than 4: 0 on 10.0.0.1"),
+        ((0, 0), {"backend": "pytorch"}, 8),  # nodes with GPUs are to come
+        ((4, 4), SPANNING, 0),  # TensorRT-LLM reserves them itself
+        *(
+            (of_nodes, SPANNING, r"the same number of GPUs on each node, .* at least 8 together")
+            for of_nodes in ((0, 8), (8, 4), (2, 2), (0, 0))
+        ),
+    ],
+)
+def test_a_replica_reserves_gpus_where_its_ranks_run_on_its_node(
+    of_nodes: tuple[int, ...], options: dict[str, str], expected: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if of_nodes:
+        cluster(monkeypatch, *of_nodes)
+    arguments = [f"{name}={value}" for name, value in {**RANKS, **options}.items()]
+    if isinstance(expected, int):
+        assert reserved_gpus(load(None, {}, arguments=arguments).options) == expected
+        return
+    with pytest.raises(ConfigError, match=expected):
+        reserved_gpus(load(None, {}, arguments=arguments).options)
+
+
+@pytest.mark.parametrize(
+    ("present", "metrics", "wanted"),
+    [
+        (1, {}, 1),
+        *(
+            (2, {"waiting": waiting, "running": [running] * 2}, wanted)
+            for waiting, running, wanted in (([0, 0], 0, 1), ([0, 0], 10, 2), ([1, 0], 10, 3), ([500, 0], 10, 4))
+        ),
+        # A decision doubles the replicas or adds two, or ends a fifth of them, at most.
+        *((present, {"waiting": [900]}, wanted) for present, wanted in ((0, 2), (1, 3), (3, 6), (6, 6))),
+        *((present, {"waiting": [0]}, wanted) for present, wanted in ((1, 1), (4, 3), (6, 5))),
+        # A replica whose cache is full gets another one beside it.
+        (2, {"waiting": [0, 0], "running": [2, 2], "kv_usage": [0.99, 0.4]}, 3),
+    ],
+)
+def test_there_are_as_many_replicas_as_keep_the_concurrency_on_each(
+    present: int, metrics: dict[str, list[float]], wanted: int
+) -> None:
+    context: Any = SimpleNamespace(
+        aggregated_metrics={name: dict(enumerate(values)) for name, values in metrics.items()},
+        current_num_replicas=present,
+        capacity_adjusted_min_replicas=1,
+        capacity_adjusted_max_replicas=6,
+    )
+    assert QueueAndCachePolicy(concurrency=10)(context) == (wanted, {})
+
+
+def test_ray_calls_it_with_its_own_snapshots() -> None:
+    config = pytest.importorskip("ray.serve.config", reason="Ray is not installed (the extra `ray`)")
+    made = config.AutoscalingPolicy(policy_function=QueueAndCachePolicy, policy_kwargs={"concurrency": 10})
+    names = list(inspect.signature(config.AutoscalingContext.__init__).parameters)[1:]
+    replicas = [f"replica-{number}" for number in range(2)]
+    figures = {"waiting": dict.fromkeys(replicas, 5.0), "running": dict.fromkeys(replicas, 10.0)}
+    known = {
+        "current_num_replicas": 2,
+        "aggregated_metrics": lambda: figures,
+        "capacity_adjusted_min_replicas": 1,
+        "capacity_adjusted_max_replicas": 6,
+    }
+    snapshot = config.AutoscalingContext(**(dict.fromkeys(names) | known))
+    assert made.policy_kwargs == {"concurrency": 10}
+    assert QueueAndCachePolicy(**made.policy_kwargs)(snapshot) == (3, {})

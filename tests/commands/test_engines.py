@@ -1,0 +1,182 @@
+"""`djl-trtllm compile`, `package` and `cache`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from djl_trtllm.cli import app
+from djl_trtllm.commands.compile import CompileArguments, read_arguments
+from djl_trtllm.engines.cache import MANIFEST_FILE, EngineCache
+from djl_trtllm.errors import DjlTrtllmError
+from tests.engines.helpers import build
+
+WORKFLOW = """
+    --checkpoint_dir=/models/trt/llama-trt-ckpt
+    --gpt_attention_plugin=float16
+    --gemm_plugin=float16
+    --remove_input_padding=enable
+    --paged_kv_cache=enable
+    --tp_size=1
+    --max_batch_size=256
+    --max_input_len=2048
+    --max_output_len=1024
+    --max_num_tokens=1024
+    --opt_num_tokens=1024
+    --output_dir=/models/trt/llama-trt-engine
+    --context_fmha=enable --use_paged_context_fmha=enable --context_fmha_fp32_acc=enable --multi_block_mode=enable
+"""
+"""The flags of the workflow for Llama, its variables replaced."""
+
+SETTINGS = """
+    gpt_attention_plugin=float16 gemm_plugin=float16 remove_input_padding=enable paged_kv_cache=enable
+    tensor_parallel_degree=1 max_num_sequences=256 max_input_len=2048 max_output_len=1024 max_num_tokens=1024
+    opt_num_tokens=1024 context_fmha=enable use_paged_context_fmha=enable context_fmha_fp32_acc=enable
+    multi_block_mode=enable
+"""
+runner = CliRunner()
+
+
+def read(line: str) -> CompileArguments:
+    return read_arguments(shlex.split(line))
+
+
+def test_the_workflows_flags_are_options() -> None:
+    settings = tuple(f"option.{setting}" for setting in SETTINGS.split())
+    expected = CompileArguments("/models/trt/llama-trt-ckpt", "/models/trt/llama-trt-engine", settings, ())
+    assert read(WORKFLOW) == expected
+    assert read(WORKFLOW.replace("=", " ")) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "in out --tp_size 2 --fast_build",
+        "--fast_build in --tp-size 2 out",
+        "--tp_size=2 --fast_build --checkpoint_dir in out",
+        "in --output_dir out --fast_build enable --tp_size 2",
+    ],
+)
+def test_checkpoint_and_output_are_places_or_flags(line: str) -> None:
+    arguments = read(line)
+    assert (arguments.checkpoint, arguments.out) == ("in", "out")
+    assert {setting.replace("enable", "true") for setting in arguments.settings} == {
+        "option.tensor_parallel_degree=2",
+        "option.fast_build=true",
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("in out other", "other: expected one CHECKPOINT and one OUT"),
+        ("--checkpoint_dir in --output_dir out other", "other: expected one CHECKPOINT"),
+        ("in out --max_beam_widht=2", r"--max_beam_widht=2: no option has this name, did you mean --max_beam_width\?"),
+        ("in out --mamba_conv1d_plugin=auto", "--mamba_conv1d_plugin=auto: no option has this name"),
+        ("in out --install_requirements=true", "no option has this name"),
+        ("in out --tp_size", "--tp_size needs a value: --tp_size=VALUE"),
+        ("in out --tp_size --fast_build", "--tp_size needs a value"),
+    ],
+)
+def test_what_is_wrong_is_named(line: str, message: str) -> None:
+    with pytest.raises(DjlTrtllmError, match=message):
+        read(line)
+
+
+def test_nothing_is_nothing_and_flags_without_effect_are_reported() -> None:
+    assert read("") == CompileArguments(None, None, (), ())
+    assert read("in") == CompileArguments("in", None, (), ())
+    assert read("--output_dir=out") == CompileArguments(None, "out", (), ())
+    notes = read("in out --workers=4 --log_level=verbose").notes
+    assert [note.partition(":")[0] for note in notes] == ["--workers", "--log_level"]
+    assert all("no effect" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        ("compile FOLDER OUT", ("is empty",)),
+        (
+            "compile --checkpoint_dir=FOLDER --output_dir OUT --workers=2 --max_batch_size many",
+            ("--workers: no effect", "option.max_num_sequences=many (command line)"),
+        ),
+        ("compile FOLDER", ("name a checkpoint and an output",)),
+        ("package FOLDER/none --out OUT", ("is not a directory",)),
+        *(
+            (
+                f"package {address} --out OUT",
+                (f"{address} is an address", f"djl-trtllm serve {address}", f"option.model_id={address}"),
+            )
+            for address in ("s3://bucket/model", "hf://owner/name")
+        ),
+    ],
+)
+def test_what_cannot_be_compiled_or_packed_is_said(tmp_path: Path, words: str, texts: tuple[str, ...]) -> None:
+    places = {"FOLDER": str(tmp_path), "OUT": str(tmp_path / "out")}
+    for name, place in places.items():
+        words = words.replace(name, place)
+    result = runner.invoke(app, words.split())
+    assert result.exit_code == 1
+    for text in texts:
+        assert text in " ".join(result.stderr.split())
+
+
+def test_package_writes_an_archive_and_refuses_what_serving_would_refuse(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.tar.gz"
+    result = runner.invoke(app, ["package", str(model), "--out", str(out)])
+    assert result.exit_code == 0, result.stderr
+    assert "1 files" in result.stderr and out.is_file()
+    (model / "serving.properties").rename(model / "config.json")
+    result = runner.invoke(app, ["package", str(model), "--out", str(out)])
+    assert "note: there is no serving.properties" in result.stderr
+    (model / "serving.properties").write_text("option.max_input_len=many\n")
+    result = runner.invoke(app, ["package", str(model), "--out", str(tmp_path / "other.tar.gz")])
+    assert (result.exit_code, "option.max_input_len=many" in result.stderr) == (1, True)
+    assert not (tmp_path / "other.tar.gz").exists()
+
+
+# -- djl-trtllm cache --------------------------------------------------------------------------------------------------
+
+
+def cache(folder: Path, *words: str) -> Any:
+    return runner.invoke(app, ["cache", *words], env={"OPTION_ENGINE_CACHE_DIR": str(folder), "COLUMNS": "80"})
+
+
+def test_cache_lists_verifies_and_prunes(tmp_path: Path) -> None:
+    key = f"openvino-{'0123456789abcdef' * 2}"
+    build(tmp_path / key)
+    listed = cache(tmp_path, "ls")
+    assert listed.exit_code == 0
+    assert any(line.startswith(f"{key}: ") for line in listed.stdout.splitlines()), "whole, in one line of a pipe"
+    assert cache(tmp_path, "verify").exit_code == 0
+    (tmp_path / key / "model.bin").write_bytes(b"damaged")
+    damaged = cache(tmp_path, "verify")
+    assert damaged.exit_code == 1 and "model.bin" in damaged.stderr
+    (tmp_path / key / MANIFEST_FILE).write_text("{")
+    assert "unreadable manifest" in cache(tmp_path, "ls").stdout
+    kept = cache(tmp_path, "prune", "--keep", "1")
+    assert "1 engines are left" in kept.stderr
+    pruned = cache(tmp_path, "prune")
+    assert pruned.exit_code == 0 and "0 engines are left" in pruned.stderr
+    assert EngineCache(tmp_path).entries() == []
+
+
+@pytest.mark.parametrize("place", [".openvino-two.1.abcd.partial", "overlays/1-abcd"])
+def test_cache_shows_and_prunes_what_interrupted_processes_left(tmp_path: Path, place: str) -> None:
+    left = tmp_path / place
+    left.mkdir(parents=True)
+    (left / "model.bin").write_bytes(bytes(2000))
+    mark = tmp_path / "overlays" / "1-abcd.use"
+    if left.parent == mark.parent:
+        mark.touch()
+    listed = cache(tmp_path, "ls")
+    assert "left by interrupted processes; `prune` removes it:" in listed.stdout
+    assert f"{left} (2.0 kB)" in listed.stdout
+    pruned = cache(tmp_path, "prune")
+    assert f"removed {left} (2.0 kB), left by an interrupted process" in pruned.stderr
+    assert not left.exists() and not mark.exists()
+    assert "left by" not in cache(tmp_path, "ls").stdout

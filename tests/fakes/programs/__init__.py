@@ -1,1 +1,0 @@
-"""What processes with the fake do; run as modules, with the fake installed."""

@@ -1,0 +1,104 @@
+"""The short form of each kind of fault, and of the fuzzer: no more requests fail than may, and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.faults import fuzz
+from tests.faults.__main__ import rows_of, shown
+from tests.faults.fuzz import DEFECTS, NOTHING, Client, Grammar, Made, Way, fuzz_requests, paths
+from tests.faults.kinds import KINDS
+from tests.support.client import raw_post
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "engine"), [(name, engine) for name, kind in KINDS.items() for engine in kind.short])
+def test_a_fault_costs_what_it_may(name: str, engine: str) -> None:
+    for row in rows_of(KINDS[name], engine, streams=8, times=2, short=True):
+        print(shown(row))
+        if row.skipped:
+            pytest.skip(row.note)
+        assert row.passed, row
+
+
+# -- The short form of `python -m tests.faults.fuzz`: no response is a 500, none is missing, and nothing is left -------
+
+REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "100000"))
+ARCHIVES = int(os.environ.get("FUZZ_ARCHIVES", "200"))
+POST = raw_post(b"{}")
+
+
+@pytest.mark.slow
+def test_hostile_archives_are_extracted_or_refused() -> None:
+    assert fuzz.fuzz_archives(ARCHIVES) == []
+
+
+@pytest.mark.parametrize(("path", "link", "noticed"), [("x", False, True), ("m/x", True, True), ("m/x", False, False)])
+def test_a_file_elsewhere_and_a_link_are_noticed(
+    path: str, link: bool, noticed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trusting(_: Path, into: Path) -> None:
+        made = into.parent / path.replace("m/", f"{into.name}/")
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.symlink_to("/etc") if link else made.write_text("")
+
+    monkeypatch.setattr(fuzz, "extract", trusting)
+    assert bool(fuzz.fuzz_archives(1)) == noticed
+
+
+@pytest.mark.slow
+def test_damaged_requests_of_every_dialect_are_answered() -> None:
+    outcome = fuzz_requests(REQUESTS)
+    print(outcome.statuses, outcome.memory)
+    assert outcome.wrong == []
+    assert sum(outcome.statuses.values()) == REQUESTS
+    assert min(outcome.statuses[status] for status in ("200", "400", "424")) > REQUESTS / 50
+    assert min(outcome.statuses[status] for status in ("OK", "INVALID_ARGUMENT", "websocket")) > REQUESTS / 500
+
+
+def test_every_path_that_takes_a_body_is_a_target() -> None:
+    grammar = Grammar(0)
+    found = {grammar.request().target for _ in range(5_000)}
+    assert {*paths()} <= found
+
+
+def test_the_requests_follow_from_the_seed() -> None:
+    first, second, other = (Grammar(seed) for seed in (1, 1, 2))
+    made = [first.request() for _ in range(300)]
+    assert made == [second.request() for _ in range(300)]
+    assert made != [other.request() for _ in range(300)]
+    assert {request.way for request in made} == set(Way)
+
+
+@pytest.mark.parametrize(
+    ("way", "response", "status"),
+    [
+        (Way.HTTP, b"HTTP/1.1 500 no\r\nContent-Length: 0\r\n\r\n", "500"),
+        (Way.RAW, b"HTTP/1.1 400 no\r\nContent-Length: 0\r\n\r\nHTTP/1.1 500 no\r\n\r\n", "500"),
+        (Way.HTTP, b"HTTP/1.1 100 go\r\n\r\nHTTP/1.1 200 ok\r\nContent-Length: 0\r\n\r\n", "200"),
+        (Way.RAW, b"", NOTHING),
+        (Way.HTTP, b"", None),
+        (Way.HTTP, b"what?\r\n\r\n", None),
+    ],
+)
+def test_a_500_and_a_missing_response_are_noticed(way: Way, response: bytes, status: str | None) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"{}")
+        writer.write(response)
+        writer.close()
+
+    async def ask() -> str:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with server, Client(server.sockets[0].getsockname()[1], 0) as client:
+            return (await client.send(Made(way, "/invocations", POST)))[0]
+
+    assert "500" in DEFECTS
+    if status is None:
+        with pytest.raises((OSError, ValueError)):
+            asyncio.run(ask())
+    else:
+        assert asyncio.run(ask()) == status

@@ -1,0 +1,577 @@
+"""DJL: its Java engine without the HTTP front end (see Driver.java), and its Python engine alone."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+import zipfile
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import javaproperties
+import orjson
+import psutil
+import pytest
+from filelock import FileLock
+
+from tests.support.models import scripted_model
+from tests.support.processes import survivors
+
+
+@dataclass
+class DjlAnswer:
+    """Chunks and when they came; `code` and `headers` as DJL would send them."""
+
+    chunks: list[bytes] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    code: int = 0
+    message: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    error: str = ""
+    """An exception in the place of an answer."""
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def body(self) -> bytes:
+        """All chunks."""
+        return b"".join(self.chunks)
+
+    @property
+    def ended(self) -> bool:
+        """Whether its end has come."""
+        return self._ended.is_set()
+
+    def add(self, chunk: bytes) -> None:
+        """A chunk came."""
+        self.chunks.append(chunk)
+        self.times.append(time.monotonic())
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self._ended.set()
+
+    def wait(self, timeout: float = 300.0) -> DjlAnswer:
+        """Wait until its end; AssertionError after `timeout` seconds."""
+        assert self._ended.wait(timeout), f"no end within {timeout:g} s; so far {self.body[-200:]!r}"
+        return self
+
+
+# -- Model directories for DJL -----------------------------------------------------------------------------------------
+
+MODES = ("rolling", "async")
+_TEMPLATES = Path(__file__).parents[3] / "serving" / "djl"
+
+
+def djl_model(directory: Path, mode: str, script: Mapping[str, object] | None = None, /, **options: object) -> Path:
+    """The scripted model behind the handler of a mode, by the file that users start from."""
+    template = javaproperties.loads((_TEMPLATES / mode / "serving.properties").read_text())
+    return scripted_model(directory, script, **{**template, **options})
+
+
+# -- The real thing: DJL's Python engine and djl_python from Maven Central, fetched once into `.djl/` of the checkout --
+
+HERE = Path(__file__).parent
+_CACHE = HERE.parents[2] / ".djl"
+_FETCH_SECONDS = 300
+
+
+def djl_engine() -> Path:
+    """A folder with `lib/` (the jars, and the driver's classes) and `python/` (djl_python and its engine).
+
+    Skips the test where there is no JDK or no Maven; where CI is set, that is a failure.
+    """
+    key = hashlib.sha256(b"".join((HERE / name).read_bytes() for name in ("pom.xml", "Driver.java"))).hexdigest()[:12]
+    folder = _CACHE / f"engine-{key}"
+    if folder.is_dir():
+        return folder
+    missing = [tool for tool in ("mvn", "javac") if shutil.which(tool) is None]
+    if missing:
+        message = f"{' and '.join(missing)} not found: DJL Serving's engine comes from Maven Central"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    _CACHE.mkdir(exist_ok=True)
+    with FileLock(_CACHE / "lock"):
+        if not folder.is_dir():
+            _make(folder)
+    return folder
+
+
+def _make(folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=_CACHE) as temporary:
+        partial = Path(temporary) / "engine"
+        lib = partial / "lib"
+        lib.mkdir(parents=True)
+        maven = ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), "dependency:copy-dependencies"]
+        _run([*maven, "-DincludeScope=runtime", f"-DoutputDirectory={lib}"])
+        _run(["javac", "-cp", f"{lib}/*", "-d", str(lib / "classes"), str(HERE / "Driver.java")])
+        with zipfile.ZipFile(next(lib.glob("python-*.jar"))) as jar:
+            names = [name for name in jar.namelist() if name.startswith(("djl_python/", "djl_python_engine.py"))]
+            jar.extractall(partial / "python", names)
+        partial.rename(folder)
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_SECONDS, check=False)
+    assert done.returncode == 0, f"{command[0]} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+def djl_python() -> Path:
+    """The folder of djl_python and its engine: what DJL_PYTHON_HOME names, else that of Maven Central."""
+    named = os.environ.get("DJL_PYTHON_HOME")
+    return Path(named) if named else djl_engine() / "python"
+
+
+# -- A model directory under DJL's real Java engine, without the HTTP front end (see Driver.java) ----------------------
+
+_START_SECONDS = 300
+
+
+class JavaEngine:
+    """Starts the JVM, which starts the Python worker. Requests run concurrently, each on a thread of Java's."""
+
+    def __init__(self, model: Path, environ: dict[str, str] | None = None) -> None:
+        lib = djl_engine() / "lib"
+        cache = model.parent / "djl-cache"
+        # Not below a test's own folder: a socket's path has at most 107 characters.
+        self._temporary = tempfile.TemporaryDirectory(prefix="djl-")
+        self.log: deque[str] = deque(maxlen=2000)
+        self._answers: dict[int, DjlAnswer] = {}
+        self._measured: deque[dict[str, Any]] = deque()
+        self._news = threading.Condition()
+        self._ready = self._closed = False
+        self._next = 0
+        self._process = subprocess.Popen(
+            # Sockets of DJL have the same names in every JVM, and it kills who has such a one already.
+            [
+                "java",
+                "-Xmx768m",
+                f"-Djava.io.tmpdir={self._temporary.name}",
+                "-Dai.djl.offline=true",
+                "-cp",
+                f"{lib}/*:{lib}/classes",
+                "Driver",
+                str(model),
+            ],
+            env={**os.environ, "PYTHON_EXECUTABLE": sys.executable, "DJL_CACHE_DIR": str(cache), **(environ or {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._read_events, self._read_log)]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> JavaEngine:
+        with self._news:
+            self._news.wait_for(lambda: self._ready or self._closed, _START_SECONDS)
+        if not self._ready:
+            self.close()
+            raise RuntimeError("\n".join(["the model was not loaded:", *self.log]))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the JVM as its user would, by closing it; kill what is left."""
+        children = self.children()
+        self._process.stdin.close()  # type: ignore[union-attr]
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for thread in self._threads:
+            thread.join(10)
+        self._process.stdout.close()  # type: ignore[union-attr]
+        self._process.stderr.close()  # type: ignore[union-attr]
+        alive = survivors(children)
+        for process in alive:
+            process.kill()
+        self._temporary.cleanup()
+        assert not alive, f"outlived DJL: {alive}"
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def request(self, body: bytes, **headers: str) -> DjlAnswer:
+        """Send a request; header names have `_` for `-`. The answer fills by itself."""
+        properties = {"Content-Type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
+        answer = DjlAnswer()
+        with self._news:
+            number, self._next = self._next, self._next + 1
+            self._answers[number] = answer
+            pairs = b"".join(_utf(key) + _utf(value) for key, value in properties.items())
+            self._write(struct.pack(">ih", number, len(properties)) + pairs + struct.pack(">i", len(body)) + body)
+        return answer
+
+    def measure(self, body: bytes, streams: int, requests: int, timeout: float = 300.0) -> dict[str, Any]:
+        """`streams` clients send `requests` one after the other; tok/s and TTFT (seconds), measured in Java."""
+        with self._news:
+            self._write(struct.pack(">iiii", -1, streams, requests, len(body)) + body)
+            assert self._news.wait_for(lambda: bool(self._measured), timeout)
+            return self._measured.popleft()
+
+    # -- processes -------------------------------------------------------------------------------------------------
+
+    def children(self) -> list[psutil.Process]:
+        """Everything below the JVM."""
+        return psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
+
+    def worker(self) -> psutil.Process:
+        """The Python worker."""
+        return self._one("djl_python_engine.py")
+
+    def host(self) -> psutil.Process:
+        """The engine process below the worker."""
+        return self._one("djl_trtllm.executor.process")
+
+    def _one(self, text: str) -> psutil.Process:
+        (found,) = (child for child in self.children() if text in " ".join(child.cmdline()))
+        return found
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _write(self, data: bytes) -> None:
+        self._process.stdin.write(data)  # type: ignore[union-attr]
+        self._process.stdin.flush()  # type: ignore[union-attr]
+
+    def _read_log(self) -> None:
+        for line in self._process.stderr:  # type: ignore[union-attr]
+            self.log.append(line.decode(errors="replace").rstrip())
+
+    def _read_events(self) -> None:
+        stream = self._process.stdout
+        assert stream is not None
+        while len(head := stream.read(9)) == 9:
+            kind, number, length = chr(head[0]), *struct.unpack(">ii", head[1:])
+            data = stream.read(length)
+            if kind == "r":
+                self._tell(ready=True)
+            elif kind == "m":
+                with self._news:
+                    self._measured.append(json.loads(data))
+                    self._news.notify_all()
+            else:
+                self._take(kind, number, data)
+        for answer in list(self._answers.values()):
+            answer.error = answer.error or "the JVM ended"
+            answer.end()
+        self._tell(closed=True)
+
+    def _take(self, kind: str, number: int, data: bytes) -> None:
+        answer = self._answers[number]
+        if kind == "c":
+            answer.add(data)
+            return
+        if kind in "he":
+            code, message, *pairs = data.decode().split("\n")
+            answer.code, answer.message = int(code), message
+            answer.headers = {key: value for key, _, value in (pair.partition("\t") for pair in pairs if pair)}
+        if kind == "x":
+            answer.error = data.decode()
+        if kind in "ex":
+            del self._answers[number]
+            answer.end()
+
+    def _tell(self, *, ready: bool = False, closed: bool = False) -> None:
+        with self._news:
+            self._ready, self._closed = self._ready or ready, self._closed or closed
+            self._news.notify_all()
+
+
+def _utf(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack(">H", len(data)) + data
+
+
+# -- DJL's `djl_python_engine.py` alone, driven over its socket as DJL's Java side does it; for machines without a JVM
+
+_START_SECONDS = 300
+
+
+class _Request:
+    def __init__(self, body: bytes, properties: dict[str, str]) -> None:
+        self.body = body
+        self.properties = properties
+        self.answer = DjlAnswer()
+        self.sent = False
+        self.last = False
+
+    def take(self, content: bytes, headers: dict[str, str]) -> None:
+        """What `ai.djl.python.engine.Request.addResponse` does."""
+        self.answer.headers |= headers
+        pairs = Reader(content)
+        values = {pairs.text(): pairs.text() for _ in range(pairs.short())}
+        data, self.last = values.get("data") or "", values.get("last", "").lower() == "true"
+        if not data and not self.last:
+            return
+        if "code" in values:
+            self.answer.code, self.answer.message = int(values["code"]), values.get("error", "OK")
+            self.answer.add(orjson.dumps({"error": values.get("error"), "code": int(values["code"])}))
+        else:
+            self.answer.code = self.answer.code or 200
+            # DJL may lose what is in the last part (`take` in djl_trtllm/djl/items.py). Here it always does.
+            self.answer.add(b"" if self.last else data.encode())
+        if self.last:
+            self.answer.end()
+
+
+class SocketEngine:
+    """One worker process in one mode, or with `ranks` as many that mpirun starts (`option.mpi_mode=true`).
+
+    `entry_point` None: that of the mode.
+    """
+
+    def __init__(self, model: Path, mode: str, entry_point: str | None = None, ranks: int = 0) -> None:
+        python = djl_python()
+        name = str(model.parent / f"djl-{uuid.uuid4().hex[:8]}")
+        self._async = mode == "async"
+        self._log = model.parent / "worker.log"
+        entry_point = entry_point or ("djl_trtllm.async_handler" if self._async else "djl_trtllm.handler")
+        flags = {
+            "sock-type": "unix",
+            "sock-name": name,
+            "model-dir": str(model),
+            "entry-point": entry_point,
+            "device-id": "-1",
+            "cluster-size": "1",
+            "recommended-entry-point": "",
+            "log-level": "info",
+        }
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(_mpirun(ranks) if ranks else ()),
+                    sys.executable,
+                    str(python / "djl_python_engine.py"),
+                    *(part for flag, value in flags.items() for part in (f"--{flag}", value)),
+                    "--async-mode" if self._async else "--no-async-mode",
+                ],
+                cwd=model,
+                # As DJL does, which also leaves what is there.
+                env={**os.environ, "PYTHONPATH": f"{python}:{model}:{os.environ.get('PYTHONPATH', '')}"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self._socket, *passive = [self._connected(f"{name}.{rank}") for rank in range(ranks)] or [self._connected(name)]
+        self._passive: list[socket.socket] = passive
+        self._file = self._socket.makefile("rb")
+        self._lock = threading.Lock()
+        self._work = threading.Condition()
+        self._list: list[_Request] = []
+        self._by_id: dict[str, _Request] = {}
+        self._stopped = False
+        mode_options = {"rolling_batch": "disable" if self._async else "enable", "async_mode": str(self._async).lower()}
+        # Every rank is asked to load the model; what the passive ones say is not waited for.
+        for rank in (self._socket, *passive):
+            rank.sendall(_encoded({"handler": "handle", **mode_options}, []))
+        code, message, _, _ = self._receive()
+        assert code < 300, f"the model was not loaded: {code} {message}\n{self.log()}"
+        self._thread = threading.Thread(target=self._collect if self._async else self._roll, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> SocketEngine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the worker, as DJL does; nothing of it is left."""
+        children = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
+        with self._work:
+            self._stopped = True
+            self._work.notify_all()
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        # Ranks outlive their mpirun; what ends them, and each thread that reads here, is the end of the connection.
+        for connection in (self._socket, *self._passive):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        self._thread.join(10)
+        self._file.close()
+        alive = survivors(children)
+        assert not alive, f"outlived DJL's worker: {alive}"
+
+    @property
+    def pid(self) -> int:
+        """The process that was started: the worker, or mpirun."""
+        return self._process.pid
+
+    def log(self) -> str:
+        """What the worker printed."""
+        return self._log.read_text(errors="replace")
+
+    def host(self) -> psutil.Process:
+        """The engine process."""
+        (found,) = (
+            child
+            for child in psutil.Process(self._process.pid).children(recursive=True)
+            if "djl_trtllm.executor.process" in " ".join(child.cmdline())
+        )
+        return found
+
+    def request(self, body: bytes, **headers: str) -> DjlAnswer:
+        """Send a request; header names have `_` for `-`. The answer fills by itself."""
+        properties = {"Content-Type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
+        request = _Request(body, properties)
+        if self._async:
+            number = str(uuid.uuid4())
+            self._by_id[number] = request
+            self._send({**properties, "handler": "handle", "request_tracking_id": number}, [("data", body)])
+        else:
+            with self._work:
+                self._list.append(request)
+                self._work.notify_all()
+        return request.answer
+
+    def call(self, function: str, **properties: str) -> DjlAnswer:
+        """Call another function of the handler (async mode)."""
+        request = _Request(b"", {})
+        number = str(uuid.uuid4())
+        self._by_id[number] = request
+        self._send({**properties, "handler": function, "request_tracking_id": number}, [("data", b"")])
+        return request.answer
+
+    def forget(self, *, tell: bool) -> None:
+        """Clear the list, as Java does after a failure; `tell` sends what Java sends then with the next batch."""
+        with self._work:
+            self._list.clear()
+            self._reset = tell
+
+    _reset = False
+
+    # -- the two loops of the Java side ----------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        try:
+            while True:
+                code, message, properties, contents = self._receive()
+                request = self._by_id[properties.pop("request_tracking_id")]
+                assert code == 200, message
+                request.take(contents[0], properties)
+        except (OSError, EOFError, struct.error):
+            return
+
+    def _roll(self) -> None:
+        try:
+            while True:
+                with self._work:
+                    self._work.wait_for(lambda: bool(self._list) or self._stopped)
+                    if self._stopped:
+                        return
+                    batch = list(self._list)
+                    properties = {"handler": "handle", "batch_size": str(len(batch))}
+                    if self._reset:
+                        properties["reset_rollingbatch"], self._reset = "true", False
+                contents: list[tuple[str, bytes]] = []
+                for index, request in enumerate(batch):
+                    prefix = f"batch_{index:03d}."
+                    contents.append((prefix + "data", b"" if request.sent else request.body))
+                    if not request.sent:
+                        properties |= {prefix + key: value for key, value in request.properties.items()}
+                        contents.append((prefix + "seed", b"42"))
+                    request.sent = True
+                self._send(properties, contents)
+                code, message, headers, answers = self._receive()
+                assert (code, len(answers)) == (200, len(batch)), message
+                for index, (request, answer) in enumerate(zip(batch, answers, strict=True)):
+                    prefix = f"batch_{index}_"
+                    own = {key[len(prefix) :]: value for key, value in headers.items() if key.startswith(prefix)}
+                    request.take(answer, own)
+                with self._work:
+                    self._list = [request for request in self._list if not request.last]
+        except (OSError, EOFError, struct.error):
+            return
+
+    # -- the socket ------------------------------------------------------------------------------------------------
+
+    def _connected(self, name: str) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            assert self._process.poll() is None, self.log()
+            try:
+                connection.connect(name)
+                return connection
+            except OSError:
+                assert time.monotonic() < deadline, self.log()
+                time.sleep(0.05)
+
+    def _send(self, properties: dict[str, str], contents: list[tuple[str, bytes]]) -> None:
+        with self._lock:
+            self._socket.sendall(_encoded(properties, contents))
+
+    def _receive(self) -> tuple[int, str, dict[str, str], list[bytes]]:
+        reader = Reader(self._file)
+        code, message = reader.short(), reader.text()
+        properties = {reader.text(): reader.text() for _ in range(reader.short())}
+        contents: deque[bytes] = deque()
+        for _ in range(reader.short()):
+            reader.text()
+            contents.append(reader.data())
+        return code, message, properties, list(contents)
+
+
+def _mpirun(ranks: int) -> list[str]:
+    """The command with which DJL's Java side starts ranks."""
+    options = ["--allow-run-as-root", "--bind-to", "none", "--oversubscribe", "--tag-output", "-x", "PYTHONPATH"]
+    mpirun = str(Path(sys.executable).with_name("mpirun"))
+    return [mpirun, "-np", str(ranks), *options, "-x", "MKL_DYNAMIC=FALSE"]
+
+
+def _encoded(properties: dict[str, str], contents: list[tuple[str, bytes]]) -> bytes:
+    pairs = b"".join(_text(key) + _text(value) for key, value in properties.items())
+    bodies = b"".join(_text(key) + struct.pack(">i", len(value)) + value for key, value in contents)
+    return struct.pack(">h", len(properties)) + pairs + struct.pack(">h", len(contents)) + bodies
+
+
+class Reader:
+    """Big-endian counts, lengths and texts."""
+
+    def __init__(self, source: BinaryIO | bytes) -> None:
+        self._source, self._at = source, 0
+
+    def short(self) -> int:
+        return int(struct.unpack(">h", self._take(2))[0])
+
+    def data(self) -> bytes:
+        return self._take(max(0, struct.unpack(">i", self._take(4))[0]))
+
+    def text(self) -> str:
+        return self.data().decode()
+
+    def _take(self, count: int) -> bytes:
+        if isinstance(self._source, bytes):
+            taken = self._source[self._at : self._at + count]
+            self._at += count
+        else:
+            taken = self._source.read(count)
+        if len(taken) < count:
+            raise EOFError
+        return taken
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack(">i", len(data)) + data

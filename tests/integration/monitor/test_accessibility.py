@@ -1,0 +1,53 @@
+"""axe-core finds nothing wrong with the pages that people read, in light and in dark, on a desk and on a phone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.server import Server, environment, run_cli
+
+SIZES = {"desk": (1280, 800), "phone": (390, 800)}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, server: Server) -> str:
+    """The address of a report of `djl-trtllm bench`, with a warning and more than one load."""
+    pytest.importorskip("matplotlib", reason="charts need matplotlib")
+    folder = tmp_path_factory.mktemp("report")
+    load = ("--concurrency", "1,2", "--requests", "4", "--output-tokens", "4")
+    done = run_cli("bench", server.url, *load, "--html", str(folder / "report.html"), environ=environment(folder))
+    assert done.returncode == 0, done.stderr
+    return f"file://{folder}/report.html"
+
+
+@pytest.mark.parametrize("path", ["/docs", "/monitor", "report"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_has_no_barrier(path: str, size: str, scheme: str, server: Server, browser: Any, report: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
+    width, height = SIZES[size]
+    viewport = {"width": width, "height": height}
+    # axe is a script of the test, which the page's own policy refuses.
+    context = browser.new_context(viewport=viewport, color_scheme=scheme, bypass_csp=True)
+    try:
+        page = context.new_page()
+        page.goto(report if path == "report" else f"{server.url}{path}")
+        page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+        found = axe.Axe().run(page).response["violations"]
+        assert [(each["id"], [node["target"] for node in each["nodes"]][:3]) for each in found] == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "it scrolls to the side"
+    finally:
+        context.close()
+
+
+def test_the_paths_that_generate_stand_first(server: Server, browser: Any) -> None:
+    page = browser.new_page()
+    try:
+        page.goto(f"{server.url}/docs")
+        headings = page.locator("h2").all_inner_texts()
+        assert headings[0] == "Lmi" and headings[-1] == "Server"
+        assert "POST /invocations" in page.locator("summary").first.inner_text()
+    finally:
+        page.close()

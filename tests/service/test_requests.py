@@ -1,0 +1,368 @@
+"""The way of a request into the rolling batch."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from djl_trtllm.api import Call, Prompt
+from djl_trtllm.errors import (
+    ExecutorStartError,
+    InvalidRequestError,
+    NotReadyError,
+    OverloadedError,
+    PromptTooLongError,
+    RequestTimeoutError,
+    UnknownAdapterError,
+    UnsupportedParameterError,
+)
+from djl_trtllm.executor.protocol import Feature
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason, GenerationRequest, Sampling, Token
+from djl_trtllm.service import Model, ModelService, State, Texts
+from tests.service.kit import TOKENIZER, Stage, played
+from tests.support.in_process import PROMPT, Asked, ask, state_of
+from tests.support.models import WordEncoder
+from tests.support.virtual_time import until
+
+INLINE = 2048
+"""Characters of the longest text that is tokenised on the event loop."""
+
+
+class NotedTokenizer:
+    """A tokenizer that notes the threads in which it encodes, and waits in a thread of its own until it is `free`."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.threads: list[threading.Thread] = []
+        self.free = threading.Event()
+
+    def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
+        self.threads.append(threading.current_thread())
+        if threading.current_thread() is not threading.main_thread():
+            assert self.free.wait(60)
+        return self._tokenizer.encode(text, add_special_tokens, most)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def of(self, model: Model) -> Model:
+        """The model with this tokenizer."""
+        return dataclasses.replace(model, texts=lambda: Texts(cast(Tokenizer, self)))
+
+
+class PromptsEncoder(WordEncoder):
+    """An encoder that keeps the prompts."""
+
+    def __init__(self, wants_prompt_tokens: bool = False) -> None:
+        super().__init__()
+        self.wants_prompt_tokens = wants_prompt_tokens
+        self.prompts: list[Prompt] = []
+
+    def begin(self, prompt: Prompt) -> None:
+        self.prompts.append(prompt)
+
+
+async def prompted(stage: Stage, service: ModelService, encoder: PromptsEncoder, **request: Any) -> list[int]:
+    """Send a request; what the engine is given as its prompt."""
+    await service.generate(Call((GenerationRequest(**request),), encoder), Asked())
+    return list(stage.last.submitted[-1].prompt_ids)
+
+
+@played
+async def test_a_model_that_loads_refuses_with_the_time_to_come_again(stage: Stage) -> None:
+    service = stage.service()
+    with pytest.raises(NotReadyError, match="model story is still loading") as refused:
+        await service.generate(Call((GenerationRequest(prompt="a wolf"),), PromptsEncoder()), Asked())
+    assert refused.value.retry_after == 10
+    for part in ("model", "adapters"):
+        with pytest.raises(NotReadyError, match="still loading"):
+            getattr(service, part)
+
+
+# -- tokenising --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wants_tokens", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+@played
+async def test_an_encoder_has_the_prompt_as_the_engine_gets_it(stage: Stage, chat: bool, wants_tokens: bool) -> None:
+    """A text has the model's special tokens, a chat has those of its template and no more."""
+    service, encoder = await stage.load(), PromptsEncoder(wants_tokens)
+    messages = [{"role": "user", "content": "a wolf"}]
+    text = TOKENIZER.render_chat(messages) if chat else "a wolf"
+    ids = TOKENIZER.encode(text, not chat)
+    assert await prompted(stage, service, encoder, **({"messages": messages} if chat else {"prompt": text})) == ids
+    special = TOKENIZER.special_ids
+    tokens = [Token(id_, TOKENIZER.decode([id_], False), None, id_ in special) for id_ in ids]
+    assert encoder.prompts == [Prompt(text, len(ids), tokens if wants_tokens else ())]
+
+
+class Tokenised:
+    """A service, and a long prompt of which it is in the middle."""
+
+    def __init__(self, service: ModelService, noted: NotedTokenizer) -> None:
+        assert service.batch is not None
+        self.service, self.batch, self._noted = service, service.batch, noted
+        self.request = asyncio.ensure_future(ask(service, prompt="a wolf " * INLINE))
+
+    @classmethod
+    async def begin(cls, stage: Stage) -> Tokenised:
+        service, noted = stage.service(), NotedTokenizer(TOKENIZER)
+        await service.load(noted.of(stage.model(max_input_len=8000)))
+        tokenised = cls(service, noted)
+        await until(lambda: bool(noted.threads))
+        return tokenised
+
+    def end(self) -> None:
+        self._noted.free.set()
+
+
+@played
+async def test_a_client_that_leaves_while_its_prompt_is_tokenised_gives_its_place_back(stage: Stage) -> None:
+    tokenised = await Tokenised.begin(stage)
+    assert tokenised.service.load_now == 1
+    tokenised.request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await tokenised.request
+    assert tokenised.batch.idle
+    tokenised.end()
+
+
+@played
+async def test_a_prompt_that_was_being_tokenised_is_answered_while_draining(stage: Stage) -> None:
+    tokenised = await Tokenised.begin(stage)
+    tokenised.service.refuse_new()
+    tokenised.end()
+    asked = await tokenised.request
+    stage.last.step(4)
+    assert asked.reason is FinishReason.LENGTH
+
+
+@played
+async def test_a_prompt_that_is_tokenised_while_its_engine_process_dies_goes_to_the_next_one(stage: Stage) -> None:
+    tokenised = await Tokenised.begin(stage)
+    stage.last.die()
+    await until(lambda: len(stage.made) == 2 and state_of(tokenised.service) is State.READY)
+    tokenised.end()
+    await tokenised.request
+    assert len(stage.last.submitted) == 1
+
+
+@played
+async def test_a_model_that_fails_while_a_prompt_is_tokenised_refuses_it(stage: Stage) -> None:
+    tokenised = await Tokenised.begin(stage)
+    tokenised.service.fail(ExecutorStartError("another worker did not start"))
+    tokenised.end()
+    with pytest.raises(NotReadyError, match="has failed"):
+        await tokenised.request
+    assert tokenised.batch.idle
+
+
+# -- admission ---------------------------------------------------------------------------------------------------------
+
+
+@played
+async def test_a_full_queue_refuses_before_it_tokenises(stage: Stage) -> None:
+    service, noted = stage.service(), NotedTokenizer(TOKENIZER)
+    await service.load(noted.of(stage.model(max_rolling_batch_size=1, job_queue_size=1)))
+    asked = [await ask(service) for _ in range(2)]
+    assert service.load_now == 2
+    tokenised = len(noted.threads)
+    with pytest.raises(OverloadedError, match="1 waiting, job_queue_size is 1"):
+        await ask(service)
+    assert len(noted.threads) == tokenised
+    for one in asked:
+        service.cancel(one.generations)
+        assert one.reason is FinishReason.CANCELLED
+
+
+@played
+async def test_a_refused_request_gives_its_place_back(stage: Stage) -> None:
+    service = await stage.load(max_input_len=5)
+    for prompt, error in ((PROMPT, PromptTooLongError), ("\ud800", InvalidRequestError)):
+        with pytest.raises(error):
+            await service.generate(Call((GenerationRequest(prompt=prompt),), PromptsEncoder()), Asked())
+        assert service.load_now == 0
+
+
+@played
+async def test_a_text_that_no_tokens_make_short_enough_is_not_tokenised(stage: Stage) -> None:
+    service = await stage.load(max_input_len=400)
+    most = 400 * (TOKENIZER.longest_token or 0)
+    for extra, told in ((1, rf"has {most + 1} char.* at least 401 tokens"), (0, r"has \d+ tokens")):
+        with pytest.raises(PromptTooLongError, match=rf"{told}.* max_input_len is 400"):
+            await prompted(stage, service, PromptsEncoder(), prompt="a" * (most + extra))
+    assert len(await prompted(stage, service, PromptsEncoder(), prompt="a" * (most + 1), truncate=5)) == 5
+
+
+@played
+async def test_a_request_runs_with_the_adapter_that_it_names(
+    stage: Stage, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("model")
+    (directory / "adapters" / "dutch").mkdir(parents=True)
+    (directory / "adapters" / "dutch" / "adapter_config.json").write_text("{}")
+    serves = [stage.service().serves_adapters, (await stage.load()).serves_adapters]
+    stage.features |= {Feature.ADAPTERS}
+    service = await stage.load(stage.model(directory))
+    assert [*serves, service.serves_adapters] == [False, False, True]
+    for name, expected in (("dutch", "dutch"), (None, None)):
+        await service.generate(Call((GenerationRequest(prompt="a wolf", adapter=name),), PromptsEncoder()), Asked())
+        adapter = stage.last.submitted[-1].adapter
+        assert (adapter and adapter.name) == expected
+    with pytest.raises(UnknownAdapterError):
+        await service.generate(Call((GenerationRequest(prompt="a wolf", adapter="french"),), PromptsEncoder()), Asked())
+    assert service.load_now == 2
+
+
+# -- the end of a request ----------------------------------------------------------------------------------------------
+
+
+@played
+async def test_a_request_whose_client_is_gone_is_cancelled_once(stage: Stage) -> None:
+    service = await stage.load()
+    running, finished = await ask(service), await ask(service, tokens=1)
+    stage.last.step()
+    for asked in (running, running, finished):
+        service.cancel(asked.generations)
+    assert (running.reason, finished.reason) == (FinishReason.CANCELLED, FinishReason.LENGTH)
+    assert stage.last.cancelled == [stage.last.submitted[0].request_id]
+
+
+@played
+async def test_requests_past_predict_timeout_are_looked_for_four_times_a_second(stage: Stage) -> None:
+    service = await stage.load(predict_timeout=1e-9)
+    for tick in (0.25, 0.5):
+        asked = await ask(service)
+        await asyncio.sleep(0.24)
+        assert asked.finished is None
+        await asyncio.sleep(tick + 0.001 - asyncio.get_running_loop().time())
+        assert isinstance(asked.error, RequestTimeoutError)
+        stage.last.step()
+
+
+@played
+async def test_an_engine_process_is_busy_while_something_runs(stage: Stage) -> None:
+    service = await stage.load()
+    host = stage.last
+    assert not host.busy()
+    await ask(service, tokens=1)
+    assert host.busy()
+    host.step()
+    assert not host.busy()
+    host.die()
+    assert not host.busy()
+
+
+# -- several requests in one call --------------------------------------------------------------------------------------
+
+
+def several(*prompts: str, encoder: PromptsEncoder, **fields: Any) -> Call:
+    return Call(tuple(GenerationRequest(prompt=prompt, **fields) for prompt in prompts), encoder)
+
+
+@played
+async def test_the_requests_of_a_call_run_together_and_their_chunks_say_whose_they_are(stage: Stage) -> None:
+    service, asked, encoder = await stage.load(), Asked(), PromptsEncoder()
+    states = await service.generate(several("a wolf", "a fox", encoder=encoder), asked)
+    assert [prompt.text for prompt in encoder.prompts] == ["a wolf", "a fox"]
+    assert [submitted.prompt_ids for submitted in stage.last.submitted] == [*map(TOKENIZER.encode, ("a wolf", "a fox"))]
+    stage.last.step()
+    assert [(chunk.generation, chunk.index) for chunk in asked.updates] == [(0, 0), (1, 0)]
+    texts = [chunk.tokens[0].id for chunk in asked.updates]
+    assert texts == [TOKENIZER.encode(prompt)[0] for prompt in ("a wolf", "a fox")]
+    service.cancel(states)
+    assert [chunk.finished is not None for chunk in asked.updates] == [False, False, True, True]
+    assert len(stage.last.cancelled) == 2
+
+
+@played
+async def test_a_call_is_admitted_as_a_whole(stage: Stage) -> None:
+    service = await stage.load(max_rolling_batch_size=1, job_queue_size=3)
+    await ask(service)
+    sampling = Sampling(n=2, do_sample=True)
+    with pytest.raises(OverloadedError):
+        await service.generate(several("a wolf", "a fox", encoder=PromptsEncoder(), sampling=sampling), Asked())
+    assert service.load_now == 1
+    await service.generate(several("a wolf", "a fox", encoder=PromptsEncoder()), Asked())
+    assert service.load_now == 3
+
+
+@played
+async def test_a_cancelled_call_starts_none_of_its_requests(stage: Stage) -> None:
+    service = await stage.load(max_rolling_batch_size=1, job_queue_size=3)
+    first = await ask(service)
+    states = await service.generate(several("a wolf", "a fox", "a hen", encoder=PromptsEncoder()), Asked())
+    service.cancel(first.generations)
+    service.cancel(states)
+    stage.last.step()
+    assert (len(stage.last.submitted), service.load_now) == (1, 0)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"prompt": PROMPT}, PromptTooLongError),
+        ({"sampling": Sampling(do_sample=True, min_p=0.5)}, UnsupportedParameterError),
+    ],
+)
+@played
+async def test_a_call_with_a_request_that_cannot_run_runs_none(
+    stage: Stage, place: int, wrong: dict[str, Any], error: type[Exception]
+) -> None:
+    service, asked = await stage.load(max_input_len=5), Asked()
+    fields: dict[str, Any] = {"prompt": "a", "sampling": Sampling(n=2, do_sample=True)}
+    requests = [GenerationRequest(**fields | (wrong if number == place else {})) for number in range(3)]
+    with pytest.raises(error):
+        await service.generate(Call(tuple(requests), PromptsEncoder()), asked)
+    stage.last.step()
+    assert (service.load_now, asked.updates, stage.last.submitted) == (0, [], [])
+
+
+# -- beams and seeds of the engine -------------------------------------------------------------------------------------
+
+OWN = ("X-Own", "1")
+
+
+async def limited(stage: Stage, **limits: object) -> ModelService:
+    """A service whose engine has these limits."""
+    service = await stage.load()
+    stage.last.limits = replace(stage.last.limits, **limits)
+    stage.last.features |= {"beam_width"}
+    return service
+
+
+def call(**sampling: object) -> Call:
+    request = GenerationRequest(prompt="a wolf", sampling=Sampling(**sampling))  # type: ignore[arg-type]
+    return Call((request,), WordEncoder(), (OWN,))
+
+
+@played
+async def test_a_plain_request_has_the_beams_of_its_engine(stage: Stage) -> None:
+    service = await limited(stage, beams=3)
+    await service.generate(call(), Asked())
+    assert [message.sampling.beam_width for message in stage.last.submitted] == [3]
+    assert service.load_now == 3
+    with pytest.raises(UnsupportedParameterError, match="runs every request with 3 beams"):
+        await service.generate(call(beam_width=2), Asked())
+
+
+@played
+async def test_a_seed_that_the_engine_ignores_is_warned_of_in_the_response(stage: Stage) -> None:
+    service = await limited(stage, seeded=False)
+    own, (name, warning) = service.with_warnings(call(do_sample=True, seed=3)).headers
+    assert (own, name) == (OWN, "Warning")
+    assert warning == '299 djl-trtllm "the engine ignores the seed of this request (option.ignored_seed=warn)"'
+    for others in (call(do_sample=True), call(seed=3), call()):
+        assert service.with_warnings(others) is others
+    stage.last.limits = replace(stage.last.limits, seeded=True)
+    assert service.with_warnings(call(do_sample=True, seed=3)).headers == (OWN,)
+    await service.close()
+    assert service.with_warnings(call(do_sample=True, seed=3)).headers == (OWN,)

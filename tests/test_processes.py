@@ -1,0 +1,87 @@
+"""Each rule is tried in a process of its own: signals and limits stay with a process."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from djl_trtllm.processes import raise_limit
+
+BEGIN = """
+import resource, signal
+from djl_trtllm.processes import allow_more_memory, leave_end_to_parent, write_no_core_file
+"""
+MIB = 1024**2
+
+
+def printed(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", BEGIN + program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_signals_of_a_terminal_are_left_to_the_parent() -> None:
+    program = """
+leave_end_to_parent()
+for number in signal.SIGINT, signal.SIGTERM:
+    signal.raise_signal(number)
+print("goes on")
+"""
+    assert printed(program) == "goes on"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what the kernel does at a parent's end")
+def test_the_kernel_ends_it_with_its_parent() -> None:
+    program = """
+import ctypes
+leave_end_to_parent()
+of_parent = ctypes.c_int()
+ctypes.CDLL(None).prctl(2, ctypes.byref(of_parent))  # PR_GET_PDEATHSIG
+print(signal.Signals(of_parent.value).name)
+"""
+    assert printed(program) == "SIGKILL"
+
+
+def test_a_crash_writes_no_core_file() -> None:
+    assert printed("write_no_core_file(); print(resource.getrlimit(resource.RLIMIT_CORE))") == "(0, 0)"
+
+
+@pytest.mark.parametrize(("asked", "outcome"), [(64, "taken"), (512, "MemoryError")])
+def test_a_process_has_what_it_took_before_and_the_memory_that_is_allowed(asked: int, outcome: str) -> None:
+    program = f"""
+before = b"x" * {512 * MIB}
+allow_more_memory({256 * MIB})
+try:
+    more = bytes({asked * MIB})
+    print("taken")
+except MemoryError as error:
+    print("MemoryError")
+limits = resource.getrlimit(resource.RLIMIT_AS)
+assert limits[0] == limits[1]
+"""
+    assert printed(program) == outcome
+
+
+# -- The limit of file descriptors --
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "needed", "given", "result"),
+    [
+        (1024, 4096, 1024, [], 1024),
+        (1024, 4096, 1025, [(1025, 4096)], 1025),
+        (1024, 4096, 9000, [(4096, 4096)], 4096),
+        (1024, 1024, 9000, [], 1024),
+    ],
+)
+def test_the_limit_is_raised_as_far_as_it_is_needed_and_may_be(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, needed: int, given: list[tuple[int, int]], result: int
+) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, wanted: limits.append(wanted))
+    assert raise_limit(needed) == result
+    assert limits == given

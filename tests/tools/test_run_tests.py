@@ -1,0 +1,74 @@
+"""What `.ci/run` makes of tests that fail: which have a second try, and which end the run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+ALWAYS = "def test_{name}():\n    assert False\n"
+ONCE = """
+from pathlib import Path
+
+def test_{name}():
+    seen = Path(__file__ + ".{name}")
+    first = not seen.exists()
+    seen.touch()
+    assert not first
+"""
+PASSES = "def test_{name}():\n    pass\n"
+TEARDOWN = """
+import pytest
+
+@pytest.fixture
+def left():
+    yield
+    assert False
+
+def test_{name}(left):
+    pass
+"""
+SHARED = "import sys\n\ndef test_{name}():\n    assert not hasattr(sys, 'left')\n    sys.left = True\n"
+ENDS = "import os\n\ndef test_{name}():\n    os._exit(9)\n"
+
+
+def run(folder: Path, *sources: str) -> subprocess.CompletedProcess[str]:
+    """Run tests, one file for each source, as `.ci/run` runs those of the repository."""
+    (folder / "scripts").mkdir()
+    (folder / "tests" / "part").mkdir(parents=True)
+    program = f'#!/bin/sh\nshift\nexec "{sys.executable}" -m pytest -p no:cacheprovider -p no:schemathesis "$@"\n'
+    (folder / "scripts" / "test").write_text(program)
+    (folder / "scripts" / "test").chmod(0o755)
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:xdist\n")
+    for number, source in enumerate(sources):
+        (folder / "tests" / "part" / f"test_{number}.py").write_text(source.format(name=f"number_{number}"))
+    command = [sys.executable, "-m", "tools.run_tests"]
+    environ = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("sources", "passes", "said"),
+    [
+        ([PASSES], True, ""),
+        ([PASSES, ONCE], True, "test_number_1"),
+        ([ONCE, ONCE, ONCE], False, "more than 2"),
+        ([PASSES, ALWAYS], False, "1 tests failed in the second try"),
+        ([PASSES] + [ONCE] * 6, False, "6 tests failed"),
+        ([PASSES, TEARDOWN], False, "teardown"),
+        ([SHARED, SHARED], False, "1 tests failed in the second try"),
+        ([ENDS], False, "status"),
+        ([], False, "status 5"),
+    ],
+    ids=["passes", "once", "three", "twice", "many", "teardown", "shared", "crash", "none"],
+)
+def test_a_failed_test_has_a_second_try_with_its_directory(
+    sources: list[str], passes: bool, said: str, tmp_path: Path
+) -> None:
+    done = run(tmp_path, *sources)
+    assert (done.returncode == 0) == passes, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
