@@ -57,16 +57,16 @@ def further_listeners(options: Options) -> list[Listener]:
     ]
 
 
-async def listen(
+async def bind(
     options: Options, protocol: Callable[[], asyncio.Protocol], backlog: int
 ) -> list[asyncio.base_events.Server]:
-    """Listen on all ports. Raises ConfigError if one is in use; then none is open."""
+    """Take all ports; connections wait until `start_serving`. Raises ConfigError if one is in use; then none is open."""
     servers: list[asyncio.base_events.Server] = []
     loop = asyncio.get_running_loop()
     own = Listener(options.host, options.port, "inference_port", " or --port to another one")
     for host, port, name, otherwise in (own, *further_listeners(options)):
         try:
-            server = await loop.create_server(protocol, host, port, backlog=backlog)
+            server = await loop.create_server(protocol, host, port, backlog=backlog, start_serving=False)
         except OSError as error:
             for opened in servers:
                 opened.close()
@@ -81,8 +81,8 @@ async def listen(
     return servers
 
 
-async def listen_grpc(context: ServerContext) -> list[GrpcServer]:
-    """Listen on the ports of the dialects' gRPC services, if grpcio is there. Raises ConfigError if one is in use."""
+def bind_grpc(context: ServerContext) -> list[GrpcServer]:
+    """Take the ports of the dialects' gRPC services, if grpcio is there. Raises ConfigError if one is in use."""
     servers: list[GrpcServer] = []
     for dialect in DIALECTS:
         option = dialect.rpc_port
@@ -103,8 +103,7 @@ async def listen_grpc(context: ServerContext) -> list[GrpcServer]:
         from djl_trtllm.server.grpc_front_end import GrpcServer
 
         server = GrpcServer(context, dialect, port)
-        await server.start()
-        logger.info("listening on %s:%d for gRPC (%s)", context.options.host, server.bound_port, option)
+        server.bind()
         servers.append(server)
     return servers
 
@@ -178,7 +177,6 @@ class Server(uvicorn.Server):
         """Listen on the server's own port and on those for clients of Triton."""
         self._connections.reserve_descriptors()
         self._deadlines = asyncio.create_task(self._connections.watch())
-        await super().startup([] if sockets is None else sockets)
         config = self.config
 
         def http() -> asyncio.Protocol:
@@ -189,18 +187,26 @@ class Server(uvicorn.Server):
             return Handshake(self._connections, config.ssl, http)
 
         try:
-            self.servers += await listen(self._options, http if config.ssl is None else https, config.backlog)
-            self._grpc = await listen_grpc(self.application.context)
+            # Before a model is prepared, so that this reason of a failed start is the last line.
+            servers = await bind(self._options, http if config.ssl is None else https, config.backlog)
+            self._grpc = bind_grpc(self.application.context)
         except ConfigError as error:
             logger.error("%s", error)
             self._exit(1)
             return
+        await super().startup([] if sockets is None else sockets)
         if self.should_exit:  # a model has failed already
             return
+        for server in servers:
+            await server.start_serving()
+        self.servers += servers
         scheme = "http" if config.ssl is None else "https"
         logger.info("listening on %s://%s:%d", scheme, self._options.host, self._options.port)
         for further in further_listeners(self._options):
             logger.info("listening on %s://%s:%d as well (%s)", scheme, *further[:3])
+        for service in self._grpc:
+            await service.start()
+            logger.info("listening on %s:%d for gRPC (%s)", self._options.host, service.bound_port, service.option)
 
     def _show_banner(self) -> None:
         """Show the server's address to the person who started it on a terminal."""

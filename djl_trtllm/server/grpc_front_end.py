@@ -54,6 +54,8 @@ class GrpcServer:
     def __init__(self, context: ServerContext, dialect: Dialect, port: int) -> None:
         self._shared = context
         self._dialect = dialect
+        self.option = dialect.rpc_port
+        """The option that has set the port."""
         self._service = dialect.rpc_service()
         self._models = Models(context.registry, dialect)
         self._options = context.options
@@ -63,8 +65,8 @@ class GrpcServer:
         self.bound_port = 0
         """The port that it listens on, another one if it was to be any."""
 
-    async def start(self) -> None:
-        """Listen. Raises ConfigError."""
+    def bind(self) -> None:
+        """Take the port; calls wait until `start`. Raises ConfigError."""
         # A connection over HTTP has one request at a time, so its bound is that of calls here.
         self._server = grpc.aio.server(
             options=_channel_options(self._options), maximum_concurrent_rpcs=self._options.max_connections
@@ -75,13 +77,15 @@ class GrpcServer:
         try:
             self.bound_port = self._add_port(f"{address}:{self._port}")
         except RuntimeError as error:
-            option = self._dialect.rpc_port
             raise ConfigError(
                 [
-                    f"{option}={self._port}: cannot listen on {address}:{self._port}: {error}; end the program that "
-                    f"uses the port, or set SERVING_{option.upper()} to another one or to 0 for none"
+                    f"{self.option}={self._port}: cannot listen on {address}:{self._port}: {error}; end the program "
+                    f"that uses the port, or set SERVING_{self.option.upper()} to another one or to 0 for none"
                 ]
             ) from None
+
+    async def start(self) -> None:
+        """Answer calls."""
         await self._server.start()
 
     def _add_port(self, address: str) -> int:

@@ -400,7 +400,8 @@ class Server:
         connection.settimeout(60)
 
     def send(self, *messages: ToEngine) -> None:
-        self.connection.sendall(b"".join(frame(message) for message in messages))
+        if messages:  # a host that has nothing to read may have ended
+            self.connection.sendall(b"".join(frame(message) for message in messages))
 
     def receive(self) -> FromEngine:
         while not self._messages:

@@ -7,6 +7,7 @@ import shlex
 import signal
 import socket
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from djl_trtllm.config import Options, load
 from djl_trtllm.errors import ConfigError, LayoutError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server import application
-from djl_trtllm.server.app import Listener, Server, address, banner, further_listeners, listen, run
+from djl_trtllm.server.app import Listener, Server, address, banner, bind, further_listeners, run
 from djl_trtllm.server.application import Startup
 from djl_trtllm.service import Model, State
 from djl_trtllm.version import __version__
@@ -50,6 +51,10 @@ class Running:
     async def ping(self) -> tuple[int, dict[str, str]]:
         answer = await self.client.get("/ping")
         return answer.status, {name: model["status"] for name, model in answer.json.items()}
+
+    def is_ready(self, hosts: Hosts, made: int) -> bool:
+        """Whether the model `story` is ready, with the engine process that was made as the `made`-th."""
+        return len(hosts.made) == made and self.server.application.registry.models["story"].state is State.READY
 
     def signal(self, number: signal.Signals) -> None:
         self.server.handle_exit(number, None)
@@ -115,14 +120,14 @@ async def test_a_server_whose_model_fails_later_ends_with_1_only_if_it_is_to_fai
 async def test_a_model_that_fails_for_a_while_says_when_it_is_started_again(hosts: Hosts, tokenizer: Tokenizer) -> None:
     running = Running([preparing(tokenizer, retry_threshold=1)])
     async with lifespan(running.app):
-        await until(lambda: bool(hosts.made))
-        for _ in range(2):
-            await asyncio.sleep(1)
+        for made in (1, 2):
+            await until(partial(running.is_ready, hosts, made))
             hosts.last.die()
         answer = await running.client.get("/ping")
         assert (answer.status, answer.json["story"]["status"]) == (503, "Unhealthy")
         assert "in 30 seconds" in answer.json["story"]["message"]
-        await asyncio.sleep(31)
+        await until(partial(running.is_ready, hosts, 3))
+        assert 30 <= asyncio.get_running_loop().time() < 40
         assert (await running.client.get("/ping")).json == {"story": {"status": "Healthy"}}
 
 
@@ -395,8 +400,10 @@ async def both_ports_answer() -> None:
             reached.set()
 
     options = Options(host="127.0.0.1", port=free_port(), triton_http_port=free_port(), triton_metrics_port=free_port())
-    servers = await listen(options, Answering, 10)
+    servers = await bind(options, Answering, 10)
     assert len(servers) == 3
+    for server in servers:
+        await server.start_serving()
     for port in (options.port, options.triton_http_port, options.triton_metrics_port):
         reached.clear()
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -418,9 +425,9 @@ def test_a_port_in_use_is_an_error_that_names_the_option_and_leaves_none_open() 
 
         loop.create_server = keep  # type: ignore[method-assign]
         try:
-            await listen(options, asyncio.Protocol, 10)
+            await bind(options, asyncio.Protocol, 10)
         finally:
-            assert not any(server.is_serving() for server in opened)
+            assert not any(server.sockets for server in opened)
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

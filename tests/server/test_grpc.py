@@ -22,7 +22,7 @@ from djl_trtllm.errors import ConfigError, InvalidRequestError
 from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk
-from djl_trtllm.server.app import listen_grpc
+from djl_trtllm.server.app import bind_grpc
 from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.grpc_front_end import GrpcServer
 from djl_trtllm.server.metrics import ServerCounts
@@ -67,6 +67,7 @@ async def served(
     server = GrpcServer(
         ServerContext(Options(host="127.0.0.1", **options), registry, counts=counts or ServerCounts()), TRITON, 0
     )
+    server.bind()
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.bound_port}") as channel:
         try:
@@ -274,7 +275,7 @@ def test_closing_ends_idle_streams_and_the_port(hosts: Hosts, tokenizer: Tokeniz
 def test_a_port_in_use_is_an_error_that_names_the_option() -> None:
     async def run(port: int) -> None:
         with pytest.raises(ConfigError, match=rf"triton_grpc_port={port}: .*SERVING_TRITON_GRPC_PORT"):
-            await GrpcServer(ServerContext(Options(host="127.0.0.1")), TRITON, port).start()
+            GrpcServer(ServerContext(Options(host="127.0.0.1")), TRITON, port).bind()
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -303,7 +304,7 @@ def test_a_port_is_that_of_one_server_and_messages_are_bounded() -> None:
     async def run() -> None:
         async with served(Registry(), max_request_size=100) as (server, client):
             with pytest.raises(ConfigError, match="cannot listen"):
-                await GrpcServer(ServerContext(Options(host="127.0.0.1")), TRITON, server.bound_port).start()
+                GrpcServer(ServerContext(Options(host="127.0.0.1")), TRITON, server.bound_port).bind()
             with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as error:
                 await client.ask("ModelReady", name="x" * 200)
             assert status(error)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -423,17 +424,20 @@ def test_the_port_of_grpc_answers() -> None:
 
 async def the_port_of_grpc_answers() -> None:
     options = Options(host="127.0.0.1", triton_grpc_port=free_port())
-    (server,) = await listen_grpc(ServerContext(options))
+    (server,) = bind_grpc(ServerContext(options))
     assert server.bound_port == options.triton_grpc_port
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.bound_port}") as channel:
+        await asyncio.wait_for(channel.channel_ready(), 60)
     await server.close()
-    assert await listen_grpc(ServerContext(Options())) == []
+    assert bind_grpc(ServerContext(Options())) == []
 
 
 def test_without_grpcio_there_is_http_and_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert asyncio.run(listen_grpc(ServerContext(Options(triton_grpc_port=8001)))) == []
+    assert bind_grpc(ServerContext(Options(triton_grpc_port=8001))) == []
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "triton_grpc_port=8001 is not served: grpcio is not installed" in record.message

@@ -42,20 +42,26 @@ def test_lanes_occupancy_and_numbers_are_those_of_the_metrics(server: Server, op
         wait_until(lambda: has_colour(page, "decode"), what="lanes that decode")
         for name in ("queued", "finished", "cancelled", "failed"):
             wait_until(functools.partial(has_colour, page, name), what=f"lanes with {name}")
-        occupancy = page.locator("#occupancy .plot").get_attribute("aria-label")
-        decode, prefill = map(int, re.findall(r"(\d+) (?:decode|prefill)", occupancy))
-        assert decode + prefill == server.metric("running") == LIMIT
-        assert occupancy.endswith(f"prefill of {LIMIT}, {server.metric('waiting'):.0f} queued")
+        assert server.metric("running") == LIMIT
+
+        def occupied() -> bool:
+            occupancy = page.locator("#occupancy .plot").get_attribute("aria-label")
+            decode, prefill = map(int, re.findall(r"(\d+) (?:decode|prefill)", occupancy))
+            waiting = f"prefill of {LIMIT}, {server.metric('waiting'):.0f} queued"
+            return decode + prefill == LIMIT and bool(occupancy.endswith(waiting))
+
+        wait_until(occupied, what="the occupancy that the metrics have")
 
         def in_all(name: str) -> int:
             return int(re.findall(r"([\d,]+) (?:requests|ended|in)", tile(page, name))[-1].replace(",", ""))
 
         wait_until(lambda: in_all("waiting") == server.metric("requests_total"), what="as many requests")
         wait_until(lambda: in_all("tokens") == server.metric("generated_tokens_total"), what="as many tokens")
-        assert in_all("requests") == server.metric("finished_total")
+        wait_until(lambda: in_all("requests") == server.metric("finished_total"), what="as many finished requests")
         page.select_option("#period", "start")
-        first = page.locator("#first-token .bars").get_attribute("aria-label")
-        assert first.endswith(f", of {server.metric('time_to_first_token_seconds_count'):.0f}")
+        first = f", of {server.metric('time_to_first_token_seconds_count'):.0f}"
+        bars = page.locator("#first-token .bars")
+        wait_until(lambda: bars.get_attribute("aria-label").endswith(first), what="as many first tokens")
         page.click("#as-table")
         wait_until(lambda: states(page).get("queued") == 2, what="the table with two that wait")
         found = states(page)
