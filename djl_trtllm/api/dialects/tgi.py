@@ -23,7 +23,6 @@ from djl_trtllm.api.base import (
     Dialect,
     ModelContext,
     ModelStatus,
-    Operation,
     Prompt,
     RawRequest,
     Reply,
@@ -32,7 +31,7 @@ from djl_trtllm.api.base import (
     nearest_row,
 )
 from djl_trtllm.api.front_end import HUGGING_FACE_ERRORS
-from djl_trtllm.api.openapi import EVENTS, INTEGER, NULL, STRING, list_of, members
+from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import (
     BOOLEAN,
     IGNORED,
@@ -307,24 +306,6 @@ def parse(request: RawRequest, options: Options) -> Call:
     return Call((generation,), encoder, problems.headers, encoder.headers)
 
 
-_GENERATED = members({"generated_text": STRING}, optional={"details": {"type": "object"}})
-_EXAMPLE = {"inputs": "The wolf", "parameters": {"max_new_tokens": 16}}
-_INFO = members(
-    {
-        "model_id": STRING,
-        "model_sha": NULL,
-        "model_pipeline_tag": STRING,
-        "max_concurrent_requests": INTEGER,
-        "max_best_of": INTEGER,
-        "max_stop_sequences": INTEGER,
-        "max_input_tokens": INTEGER,
-        "max_total_tokens": INTEGER,
-        "router": STRING,
-        "version": STRING,
-    }
-)
-
-
 class Tgi(Dialect):
     """`/generate`, `/generate_stream`, and `POST /`, which is either; `/info` and `/health`."""
 
@@ -341,27 +322,7 @@ class Tgi(Dialect):
         }
     )
     tables = dict.fromkeys(paths, (FIELDS,))
-    descriptions = MappingProxyType(
-        {
-            "/generate": Operation(
-                "Generate from a prompt", responses={"application/json": _GENERATED}, example=_EXAMPLE
-            ),
-            "/generate_stream": Operation(
-                "Generate from a prompt as server-sent events",
-                responses={"text/event-stream": EVENTS},
-                example=_EXAMPLE,
-            ),
-            "/": Operation(
-                "Generate from a prompt, whole or with `stream` as server-sent events",
-                responses={"application/json": list_of(_GENERATED), "text/event-stream": EVENTS},
-                example=_EXAMPLE,
-            ),
-            "GET /info": Operation("The model and its limits", responses={"application/json": _INFO}),
-            "GET /health": Operation(
-                "Whether every model is ready", responses={"text/plain": STRING}, errors={503: "A model is not ready"}
-            ),
-        }
-    )
+    descriptions = read_operations("tgi.toml")
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """`/health` is 200 with an empty body when every model is ready; `/info` describes the only model."""

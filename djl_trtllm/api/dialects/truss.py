@@ -21,14 +21,13 @@ from djl_trtllm.api.base import (
     Dialect,
     ModelContext,
     ModelStatus,
-    Operation,
     RawRequest,
     Reply,
     ResponseEncoder,
     WholeEncoder,
     nearest_row,
 )
-from djl_trtllm.api.openapi import STRING, members
+from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import (
     BOOLEAN,
     IGNORED,
@@ -137,13 +136,6 @@ def parse(request: RawRequest, options: Options) -> Call:
     return Call((generation,), encoder, problems.headers)
 
 
-_PREDICT = Operation(
-    "Generate from a prompt: raw text as it comes, or `text` at the end if `stream` is false",
-    responses={"application/octet-stream": STRING, "application/json": members({"text": STRING})},
-    example={"prompt": "The wolf", "max_tokens": 16},
-)
-
-
 class Truss(Dialect):
     """`:predict` of a Truss server, and `/predict` of Baseten's gateway. The model's name in a Truss is `model`."""
 
@@ -153,14 +145,7 @@ class Truss(Dialect):
     aliases = frozenset({"model"})
     statuses = MappingProxyType({errors.OverloadedError: 429, errors.NotReadyError: 503})
     tables = dict.fromkeys(paths, (FIELDS,))
-    descriptions = MappingProxyType(
-        {
-            **dict.fromkeys(paths, _PREDICT),
-            "GET /v1/models/{model}/loaded": Operation(
-                "Whether the model is ready", responses={"application/json": members({})}
-            ),
-        }
-    )
+    descriptions = read_operations("truss.toml")
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """An empty object when the model is ready."""

@@ -35,7 +35,6 @@ from djl_trtllm.api.base import (
     Call,
     Dialect,
     ModelContext,
-    Operation,
     RawRequest,
     Reply,
     RequestParser,
@@ -56,7 +55,7 @@ from djl_trtllm.api.dialects.lmi.responses import (
     Presentation,
 )
 from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events
-from djl_trtllm.api.openapi import EVENTS, INTEGER, STRING, any_of, list_of, members
+from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import (
     BOOLEAN,
     IGNORED,
@@ -394,40 +393,14 @@ _INVOCATIONS = "/endpoints/{endpoint}/invocations"
 _RESPONSE_STREAM = "/endpoints/{endpoint}/invocations-response-stream"
 _VARIANT = ("x-Amzn-Invoked-Production-Variant", "AllTraffic")
 """What SageMaker's runtime adds to the container's response."""
-_OBJECT = {"type": "object"}
-_GENERATED = members({"generated_text": STRING}, optional={"details": _OBJECT})
-_CHAT = members({"id": STRING, "object": STRING, "created": INTEGER, "choices": list_of(_OBJECT), "usage": _OBJECT})
-_BEDROCK = members({"body": _OBJECT, "metering": _OBJECT, "content_type": STRING})
-_GENERATE = Operation(
-    "Generate from a prompt or from chat messages",
-    # The prompt itself. No schema, because every text is one.
-    bodies={"text/plain": {}},
-    responses={
-        "application/json": any_of(_GENERATED, list_of(_GENERATED), _CHAT, _BEDROCK),
-        "application/jsonlines": EVENTS,
-        "text/event-stream": EVENTS,
-        "text/plain": STRING,
-    },
-    example={"inputs": "The wolf", "parameters": {"max_new_tokens": 16}},
-)
-_STREAM = _GENERATE._replace(
-    summary="Generate, as an event stream of AWS", responses={"application/vnd.amazon.eventstream": EVENTS}
-)
-_PATHS = (
-    "/invocations",
-    "/predictions/{model}",
-    "/models/{model}/invoke",
-    _INVOCATIONS,
-    _RESPONSE_STREAM,
-)
 
 
 class Lmi(Dialect):
     """The API of the DJL containers, `{"inputs", "parameters", "stream"}` and `{"messages", ...}`."""
 
-    paths = _PATHS
-    tables = dict.fromkeys(_PATHS, (INPUTS_FIELDS, CHAT_FIELDS, BEDROCK_FIELDS))
-    descriptions = MappingProxyType({**dict.fromkeys(_PATHS, _GENERATE), _RESPONSE_STREAM: _STREAM})
+    paths = ("/invocations", "/predictions/{model}", "/models/{model}/invoke", _INVOCATIONS, _RESPONSE_STREAM)
+    tables = dict.fromkeys(paths, (INPUTS_FIELDS, CHAT_FIELDS, BEDROCK_FIELDS))
+    descriptions = read_operations("lmi.toml")
     sagemaker = True
     formatters_file = "model.py"
     # DJL's statuses, odd ones included; its options can change them.

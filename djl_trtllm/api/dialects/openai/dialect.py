@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, Operation, RawRequest, Reply
+from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply
 from djl_trtllm.api.dialects.openai.responses import (
     ChatEncoder,
     ChatStreamEncoder,
@@ -31,7 +31,7 @@ from djl_trtllm.api.dialects.openai.tools import (
     fit_messages,
     read_tool_use,
 )
-from djl_trtllm.api.openapi import EVENTS, INTEGER, STRING, list_of, members, nullable
+from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.output_parsers import reasoning_format
 from djl_trtllm.api.parameters import (
     BOOLEAN,
@@ -452,37 +452,9 @@ _PREFIXES = (
 )
 
 
-_OBJECT = {"type": "object"}
-_HEAD = {"id": STRING, "object": STRING, "created": INTEGER, "model": STRING}
-_USAGE = members({"prompt_tokens": INTEGER, "completion_tokens": INTEGER, "total_tokens": INTEGER})
-_MESSAGE = members(
-    {"role": STRING, "content": nullable(STRING), "refusal": nullable(STRING)},
-    optional={"tool_calls": list_of(_OBJECT), "reasoning_content": nullable(STRING)},
-)
-_END = {"index": INTEGER, "logprobs": nullable(_OBJECT), "finish_reason": STRING}
-_CHAT_RESPONSE = members({**_HEAD, "choices": list_of(members({**_END, "message": _MESSAGE})), "usage": _USAGE})
-_COMPLETION_RESPONSE = members({**_HEAD, "choices": list_of(members({**_END, "text": STRING})), "usage": _USAGE})
-_MODEL = members({"id": STRING, "object": STRING, "created": INTEGER, "owned_by": STRING})
-_TOKENS = members(
-    {"count": INTEGER, "max_model_len": INTEGER, "tokens": list_of(INTEGER)},
-    optional={"token_strs": list_of(STRING)},
-)
-
 _CHAT_PATHS = tuple(prefix + "/chat/completions" for prefix in _PREFIXES)
 _COMPLETION_PATHS = tuple(prefix + "/completions" for prefix in _PREFIXES)
-_CHAT = Operation(
-    "Generate a chat message, whole or with `stream` as server-sent events",
-    responses={"application/json": _CHAT_RESPONSE, "text/event-stream": EVENTS},
-    example={"messages": [{"role": "user", "content": "Hello"}], "max_completion_tokens": 16},
-)
-_COMPLETION = Operation(
-    "Generate from prompts, whole or with `stream` as server-sent events",
-    responses={"application/json": _COMPLETION_RESPONSE, "text/event-stream": EVENTS},
-    example={"prompt": "The wolf", "max_tokens": 16},
-)
-_MODELS = Operation(
-    "The served models", responses={"application/json": members({"object": STRING, "data": list_of(_MODEL)})}
-)
+_OPERATIONS = read_operations("openai.toml")
 
 
 class OpenAi(Dialect):
@@ -501,20 +473,12 @@ class OpenAi(Dialect):
     )
     descriptions = MappingProxyType(
         {
-            **dict.fromkeys(_CHAT_PATHS, _CHAT),
-            **dict.fromkeys(_COMPLETION_PATHS, _COMPLETION),
-            "/tokenize": Operation(
-                "Token ids of a prompt or of chat messages",
-                responses={"application/json": _TOKENS},
-                example={"prompt": "The wolf"},
-            ),
-            "/detokenize": Operation(
-                "The text of token ids",
-                responses={"application/json": members({"prompt": STRING})},
-                example={"tokens": [5, 6]},
-            ),
-            **{f"GET {prefix}/models": _MODELS for prefix in _PREFIXES},
-            "GET /v1/models/{model}": Operation("One served model", responses={"application/json": _MODEL}),
+            **dict.fromkeys(_CHAT_PATHS, _OPERATIONS["chat"]),
+            **dict.fromkeys(_COMPLETION_PATHS, _OPERATIONS["complete"]),
+            "/tokenize": _OPERATIONS["tokenize"],
+            "/detokenize": _OPERATIONS["detokenize"],
+            **{f"GET {prefix}/models": _OPERATIONS["models"] for prefix in _PREFIXES},
+            "GET /v1/models/{model}": _OPERATIONS["one_model"],
         }
     )
     names_model = True

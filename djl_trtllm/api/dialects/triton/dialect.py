@@ -25,7 +25,6 @@ from djl_trtllm.api.base import (
     Dialect,
     ModelContext,
     ModelStatus,
-    Operation,
     Prompt,
     RawRequest,
     Reply,
@@ -53,7 +52,7 @@ from djl_trtllm.api.dialects.triton.inference import (
     sequence_output,
     to_bytes,
 )
-from djl_trtllm.api.openapi import EVENTS, STRING, Schema, list_of, members
+from djl_trtllm.api.openapi import STRING, list_of, members, read_operations
 from djl_trtllm.api.parameters import Problems, show
 from djl_trtllm.config.compat.triton import repository_files
 from djl_trtllm.request import OutputChunk, Token
@@ -407,63 +406,36 @@ _VERSION = _MODEL + "/versions/{version}"
 _MODELS = (_MODEL, _VERSION)
 _LONGEST_INDEX_REQUEST = 65_536
 
-_OBJECT: Schema = {"type": "object"}
-_EXAMPLE = {"text_input": "The wolf", "max_tokens": 16}
-_INFER = members(
-    {"inputs": list_of({**_OBJECT, "required": ["name", "shape", "datatype"]})},
-    optional={"id": STRING, "outputs": {}, "parameters": {}},
-)
-_INFER_EXAMPLE = {
-    "inputs": [
-        {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["The wolf"]},
-        {"name": "max_tokens", "shape": [1, 1], "datatype": "INT32", "data": [16]},
-    ]
-}
-_REQUESTS = {
-    "generate": Operation("Generate, as one JSON object", responses={"application/json": _OBJECT}, example=_EXAMPLE),
-    "generate_stream": Operation(
-        "Generate, as server-sent events", responses={"text/event-stream": EVENTS}, example=_EXAMPLE
-    ),
-    "infer": Operation(
-        "Generate from tensors, as JSON or as bytes after the JSON",
-        bodies={"application/json": _INFER, "application/octet-stream": {}},
-        responses={"application/json": _OBJECT, "application/octet-stream": STRING},
-        example=_INFER_EXAMPLE,
+_OPERATIONS = read_operations("triton.toml")
+# The only body whose objects may have further members.
+_TENSORS = list_of({"type": "object", "required": ["name", "shape", "datatype"]})
+_INFER = members({"inputs": _TENSORS}, optional={"id": STRING, "outputs": {}, "parameters": {}})
+_VERBS = {
+    "generate": _OPERATIONS["generate"],
+    "generate_stream": _OPERATIONS["generate_stream"],
+    "infer": _OPERATIONS["infer"]._replace(
+        bodies={"application/json": _INFER, **_OPERATIONS["infer"].bodies},
     ),
 }
 _PAGES = {
-    "/v2": "The server",
-    "/v2/models/stats": "Statistics of all models",
-    "": "The inputs and outputs of a model",
-    "/config": "The configuration of a model",
-    "/stats": "Statistics of a model",
+    "/v2": "server",
+    "/v2/health/live": "live",
+    "/v2/health/ready": "all_ready",
+    "/v2/models/stats": "all_statistics",
+    **{
+        model + page: operation
+        for page, operation in {"": "metadata", "/ready": "ready", "/config": "config", "/stats": "stats"}.items()
+        for model in _MODELS
+    },
 }
-_HEALTH = {"/v2/health/live": "Whether the server runs", "/v2/health/ready": "Whether every model is ready"}
-
-
-def _page(path: str) -> Operation:
-    """What the description says of a page."""
-    name = path.removeprefix(_VERSION).removeprefix(_MODEL)
-    if name in _PAGES:
-        return Operation(_PAGES[name], responses={"application/json": _OBJECT})
-    summary = _HEALTH.get(name, "Whether the model is ready")
-    return Operation(summary, responses={"text/plain": STRING}, errors={400: "It is not"})
+"""The rows of triton.toml that describe the pages."""
 
 
 class Triton(Dialect):
     """Requests, health, metadata, configuration, statistics and the index of the repository."""
 
-    paths = tuple(
-        model + "/" + verb for verb in ("generate", "generate_stream", "infer") for model in (_MODEL, _VERSION)
-    )
-    pages = (
-        "/v2",
-        "/v2/health/live",
-        "/v2/health/ready",
-        "/v2/models/stats",
-        *(model + page for page in ("", "/ready", "/config", "/stats") for model in (_MODEL, _VERSION)),
-        *description.REFUSED_PAGES,
-    )
+    paths = tuple(f"{model}/{verb}" for verb in _VERBS for model in _MODELS)
+    pages = (*_PAGES, *description.REFUSED_PAGES)
     health = frozenset(page for page in pages if page.endswith(("/live", "/ready")))
     actions = ("/v2/repository/index", *description.REFUSED_ACTIONS)
     ports = ("triton_http_port", "triton_metrics_port")
@@ -484,16 +456,11 @@ class Triton(Dialect):
     )
     descriptions = MappingProxyType(
         {
-            **{f"{model}/{verb}": operation for verb, operation in _REQUESTS.items() for model in _MODELS},
-            **{f"GET {path}": _page(path) for path in pages},
-            **{f"GET {path}": description.REFUSED for path in description.REFUSED_PAGES},
-            **dict.fromkeys(description.REFUSED_ACTIONS, description.REFUSED),
-            "/v2/repository/index": Operation(
-                "The models of the repository",
-                bodies={"application/json": members({}, optional={"ready": {"type": "boolean"}})},
-                responses={"application/json": list_of(_OBJECT)},
-                example={"ready": True},
-            ),
+            **{f"{model}/{verb}": operation for verb, operation in _VERBS.items() for model in _MODELS},
+            **{f"GET {path}": _OPERATIONS[name] for path, name in _PAGES.items()},
+            **{f"GET {path}": _OPERATIONS["refused"] for path in description.REFUSED_PAGES},
+            **dict.fromkeys(description.REFUSED_ACTIONS, _OPERATIONS["refused"]),
+            "/v2/repository/index": _OPERATIONS["index"],
         }
     )
 
