@@ -41,7 +41,7 @@ from djl_trtllm.service import ServedModel, State
 from djl_trtllm.service.clients import Caller, Session, Sessions
 from djl_trtllm.service.lifecycle import parse_call, shutting_down
 from djl_trtllm.service.threads import WorkerThreads, run_by_size
-from djl_trtllm.telemetry.request_log import Asked
+from djl_trtllm.telemetry.reports import Asked
 from djl_trtllm.version import __version__
 
 

@@ -24,7 +24,7 @@ from djl_trtllm.server.grpc_front_end import GrpcStream, Models, RpcRequests, Ru
 from djl_trtllm.service import Registry
 from djl_trtllm.service.clients import Clients
 from djl_trtllm.telemetry import ServedRequest, Telemetry
-from djl_trtllm.telemetry.request_log import Generated
+from djl_trtllm.telemetry.reports import Generated
 from tests.server.application import application
 from tests.support.in_process import PROMPT, Hosts
 

@@ -21,13 +21,11 @@ from djl_trtllm.api.dialects.openai.responses import (
     ChatStreamEncoder,
     CompletionEncoder,
     CompletionStreamEncoder,
-    Response,
-    error_object,
-)
-from djl_trtllm.api.dialects.openai.tools import (
     ParsedChatEncoder,
     ParsedChatStreamEncoder,
     Parsing,
+    Response,
+    error_object,
     fit_messages,
     read_tool_use,
 )
