@@ -33,20 +33,13 @@ from functools import partial
 
 import msgspec
 
+from djl_trtllm import errors
 from djl_trtllm.api import Call, Dialect, ModelContext, Prompt, RawRequest, ResponseEncoder
 from djl_trtllm.batching.admission import supported
 from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.engines.hardware import Hardware
-from djl_trtllm.errors import (
-    DjlTrtllmError,
-    ExecutorError,
-    GenerationError,
-    ModelError,
-    NotReadyError,
-    RequestError,
-)
 from djl_trtllm.executor.protocol import Feature, Start
 from djl_trtllm.request import Adapter, Consumer, GenerationRequest, OutputChunk
 from djl_trtllm.service.adapters import FOLDER as ADAPTERS_FOLDER
@@ -62,9 +55,9 @@ _EXPIRY_SECONDS = 0.25
 _SEED_IGNORED = ("Warning", '299 djl-trtllm "the engine ignores the seed of this request (option.ignored_seed=warn)"')
 
 
-def shutting_down(name: str) -> NotReadyError:
+def shutting_down(name: str) -> errors.NotReadyError:
     """The error of a request to a model that drains: another server may take it."""
-    return NotReadyError(f"model {name} is shutting down", retry_after=1)
+    return errors.NotReadyError(f"model {name} is shutting down", retry_after=1)
 
 
 async def parse_call(dialect: Dialect, request: RawRequest, model: ModelContext) -> Call:
@@ -92,14 +85,14 @@ class ModelService:
         self,
         name: str,
         *,
-        on_failed: Callable[[DjlTrtllmError], None] | None = None,
+        on_failed: Callable[[errors.DjlTrtllmError], None] | None = None,
         statistics: Statistics | None = None,
         adapters: Adapters | None = None,
     ) -> None:
         """Pass `statistics` and `adapters` to share them between several services of one model."""
         self.name = name
         self.state = State.LOADING
-        self.failure: DjlTrtllmError | None = None
+        self.failure: errors.DjlTrtllmError | None = None
         self._retry_at: float | None = None
         self.statistics = statistics or Statistics(name)
         self.restarts = 0
@@ -132,13 +125,13 @@ class ModelService:
         )
         try:
             await self._engine.start()
-        except DjlTrtllmError as error:
+        except errors.DjlTrtllmError as error:
             self.fail(error)
             raise
         self._model = model
         self._expire()
 
-    def fail(self, error: DjlTrtllmError) -> None:
+    def fail(self, error: errors.DjlTrtllmError) -> None:
         self.state = State.FAILED
         self.failure = error
         logger.error("model %s has failed: %s", self.name, error)
@@ -176,7 +169,7 @@ class ModelService:
         if self._engine is not None:
             if self._engine.batch is not None:
                 self._engine.batch.fail(
-                    NotReadyError(f"model {self.name} was shut down while it was answering", retry_after=1)
+                    errors.NotReadyError(f"model {self.name} was shut down while it was answering", retry_after=1)
                 )
             await self._engine.close()
             self._engine = None
@@ -261,7 +254,7 @@ class ModelService:
         for number, (request, ids, adapter) in enumerate(zip(requests, prompts, adapters, strict=True)):
             try:
                 states.append(batch.submit(request, ids, _numbered(consumer, number), adapter, call.origin))
-            except RequestError:
+            except errors.RequestError:
                 # `submit` has given back the room of this one.
                 if left := sum(later.sampling.sequences for later in requests[number + 1 :]):
                     batch.withdraw(left, call.origin.client)
@@ -322,16 +315,16 @@ class ModelService:
             encoder.begin(Prompt(text, len(ids), tokens))
         return [ids for _, ids in found]
 
-    def _not_ready(self) -> NotReadyError:
+    def _not_ready(self) -> errors.NotReadyError:
         match self.state:
             case State.LOADING:
-                return NotReadyError(f"model {self.name} is still loading", retry_after=10)
+                return errors.NotReadyError(f"model {self.name} is still loading", retry_after=10)
             case State.DRAINING | State.STOPPED:
                 return shutting_down(self.name)
             case _:
                 again = "" if self.retry_in is None else f"; it is started again in {self.retry_in} seconds"
                 text = f"model {self.name} has failed; the server's log says why{again}"
-                return NotReadyError(text, retry_after=self.retry_in)
+                return errors.NotReadyError(text, retry_after=self.retry_in)
 
     def _engine_lost(self) -> bool:
         """There is no engine process now; whether another one is to be started."""
@@ -347,11 +340,11 @@ class ModelService:
             self.state = State.READY
             self.failure = self._retry_at = None
 
-    def _engine_failed(self, error: ExecutorError, retry_in: float | None) -> bool:
+    def _engine_failed(self, error: errors.ExecutorError, retry_in: float | None) -> bool:
         """There will be no engine process for long: all that waits for one gets its end. Whether to try again."""
         if self.batch is not None:
             cause = str(error).partition("\n")[0]
-            failure = GenerationError(f"the engine failed and could not be replaced ({cause})")
+            failure = errors.GenerationError(f"the engine failed and could not be replaced ({cause})")
             failure.__cause__ = error  # with all lines of the message
             self.batch.fail(failure)
         if self.state is State.DRAINING:
@@ -398,7 +391,7 @@ class ServedModel:
         source: str,
         *,
         at_startup: bool = True,
-        on_failed: Callable[[DjlTrtllmError], None] | None = None,
+        on_failed: Callable[[errors.DjlTrtllmError], None] | None = None,
     ) -> None:
         self.name = name
         self.source = source
@@ -422,7 +415,11 @@ class ServedModel:
             await self.scale(workers)
         except Exception as error:
             if first.failure is None:
-                first.fail(error if isinstance(error, DjlTrtllmError) else ModelError(f"loading it failed: {error!r}"))
+                first.fail(
+                    error
+                    if isinstance(error, errors.DjlTrtllmError)
+                    else errors.ModelError(f"loading it failed: {error!r}")
+                )
             raise
 
     async def scale(self, workers: int) -> None:
@@ -433,14 +430,14 @@ class ServedModel:
         async with self._changing:
             model = self._model
             if model is None:
-                raise ModelError(f"model {self.name} is still loading")
+                raise errors.ModelError(f"model {self.name} is still loading")
             starts = [_start(model, number, self.name) for number in range(workers)]
             for start in starts[len(self.workers) :]:
                 worker = ModelService(self.name, statistics=self.statistics, adapters=self.adapters)
                 await worker.load(model, start)
                 if self._ended:
                     await worker.close()
-                    raise ModelError(f"model {self.name} was unregistered while it was scaled")
+                    raise errors.ModelError(f"model {self.name} was unregistered while it was scaled")
                 worker.on_failed = self._on_failed
                 self.workers.append(worker)
             surplus, self.workers = self.workers[workers:], self.workers[:workers]
@@ -480,7 +477,7 @@ class ServedModel:
         return max(known) if known and len(known) == len(times) else None
 
     @property
-    def failure(self) -> DjlTrtllmError | None:
+    def failure(self) -> errors.DjlTrtllmError | None:
         return next((worker.failure for worker in self.workers if worker.failure is not None), None)
 
     @property
@@ -522,7 +519,7 @@ def _start(model: Model, number: int, name: str) -> Start:
     visible = named or [str(index) for index in range(len(Hardware.probe().gpus))]
     own = visible[number * model.gpus : (number + 1) * model.gpus]
     if len(own) < model.gpus:
-        raise ModelError(
+        raise errors.ModelError(
             f"{number + 1} workers of model {name} need {(number + 1) * model.gpus} GPUs, {model.gpus} each "
             f"(tensor_parallel_degree x pipeline_parallel_degree), and {len(visible)} are visible"
         )

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from djl_trtllm import errors
+from djl_trtllm.api import output_parsers as parsers
 from djl_trtllm.api.base import (
     CollectedSequence,
     ModelContext,
@@ -24,23 +25,6 @@ from djl_trtllm.api.base import (
     WholeEncoder,
     dump_line,
     nearest_row,
-)
-from djl_trtllm.api.output_parsers import (
-    THINK_MARKERS,
-    CallArguments,
-    CallStart,
-    Content,
-    Event,
-    NamedParser,
-    OutputParser,
-    PlainParser,
-    Reasoning,
-    ReasoningParser,
-    RequiredParser,
-    ToolFormat,
-    closes_reasoning,
-    opens_reasoning,
-    tool_format,
 )
 from djl_trtllm.api.parameters import Problems, show
 from djl_trtllm.api.sampling import read_schema
@@ -373,7 +357,7 @@ def completion_logprobs(tokens: list[Token], offset: int) -> dict[str, Any]:
     }
 
 
-_OTHER_FORMAT = ToolFormat(lambda names: RequiredParser())
+_OTHER_FORMAT = parsers.ToolFormat(lambda names: parsers.RequiredParser())
 """The format of a model whose own is not known: only its ids are used."""
 
 
@@ -385,8 +369,8 @@ class ToolUse:
     `guide` constrains the output to calls. `parallel`: more than one call is returned.
     """
 
-    parser: Callable[[], OutputParser] | None
-    format: ToolFormat
+    parser: Callable[[], parsers.OutputParser] | None
+    format: parsers.ToolFormat
     shown_tokens: tuple[str, ...] = ()
     guide: Guide | None = None
     parallel: bool = True
@@ -405,11 +389,13 @@ def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problem
     if "tools" not in source:
         problems.unsupported.append("'tools' is given, and the model's chat template has no place for tools")
         return None
-    own = tool_format(setting, source)
+    own = parsers.tool_format(setting, source)
     parallel = values.get("parallel_tool_calls", True)
     if forced:
         guide = _guide(choice, tools, parallel, values, problems)
-        parser = RequiredParser if choice == "required" else functools.partial(NamedParser, choice["name"])
+        parser = (
+            parsers.RequiredParser if choice == "required" else functools.partial(parsers.NamedParser, choice["name"])
+        )
         return ToolUse(parser, own or _OTHER_FORMAT, (), guide, parallel)
     if own is None:
         problems.unsupported.append(
@@ -427,11 +413,11 @@ def fit_messages(messages: list[dict[str, Any]], model: ModelContext, problems: 
     their arguments (`ChatTemplate.render`)."""
     if not any("tool_calls" in message or "tool_call_id" in message for message in messages):
         return messages
-    own = tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or _OTHER_FORMAT
+    own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or _OTHER_FORMAT
     return [_fit(message, f"messages[{at}]", own, problems) for at, message in enumerate(messages)]
 
 
-def _fit(message: dict[str, Any], where: str, own: ToolFormat, problems: Problems) -> dict[str, Any]:
+def _fit(message: dict[str, Any], where: str, own: parsers.ToolFormat, problems: Problems) -> dict[str, Any]:
     message = dict(message)
     if type(message.get("tool_call_id")) is str:
         message["tool_call_id"] = own.fit_id(message["tool_call_id"])
@@ -525,13 +511,15 @@ class Parsing:
     def shown_tokens(self) -> tuple[str, ...]:
         """The special tokens that the parsers have to see."""
         tools = () if self.tools is None else self.tools.shown_tokens
-        return tools if self.reasoning is ReasoningFormat.NONE else (*tools, *THINK_MARKERS)
+        return tools if self.reasoning is ReasoningFormat.NONE else (*tools, *parsers.THINK_MARKERS)
 
     def choice(self, prompt: str) -> ParsedChoice:
-        parser = self.tools.parser() if self.tools is not None and self.tools.parser is not None else PlainParser()
+        parser = (
+            self.tools.parser() if self.tools is not None and self.tools.parser is not None else parsers.PlainParser()
+        )
         if self.reasoning is not ReasoningFormat.NONE:
-            thinks = self.reasoning is ReasoningFormat.DEEPSEEK_R1 and not closes_reasoning(prompt)
-            parser = ReasoningParser(parser, thinking=thinks or opens_reasoning(prompt))
+            thinks = self.reasoning is ReasoningFormat.DEEPSEEK_R1 and not parsers.closes_reasoning(prompt)
+            parser = parsers.ReasoningParser(parser, thinking=thinks or parsers.opens_reasoning(prompt))
         return ParsedChoice(parser, self.tools)
 
 
@@ -539,7 +527,7 @@ class Parsing:
 class ParsedChoice:
     """One sequence: what was found in it becomes deltas of OpenAI's stream."""
 
-    parser: OutputParser
+    parser: parsers.OutputParser
     tools: ToolUse | None
     calls: int = 0
     _dropped: bool = field(default=False)
@@ -559,13 +547,13 @@ class ParsedChoice:
     def reason(self, finished: SequenceResult) -> str:
         return "tool_calls" if self.calls and finished.reason in _ENDS else FINISH_REASONS[finished.reason]
 
-    def _delta(self, event: Event) -> dict[str, Any] | None:
+    def _delta(self, event: parsers.Event) -> dict[str, Any] | None:
         match event:
-            case Content(text):
+            case parsers.Content(text):
                 return {"content": text}
-            case Reasoning(text):
+            case parsers.Reasoning(text):
                 return {"reasoning_content": text}
-            case CallStart(name):
+            case parsers.CallStart(name):
                 assert self.tools is not None
                 self._dropped = self.calls > 0 and not self.tools.parallel
                 if self._dropped:
@@ -574,7 +562,7 @@ class ParsedChoice:
                 function = {"name": name, "arguments": ""}
                 call = {"index": self.calls - 1, "id": self.tools.format.new_id(), "type": "function"}
                 return {"tool_calls": [call | {"function": function}]}
-            case CallArguments(text):
+            case parsers.CallArguments(text):
                 if self._dropped:
                     return None
                 return {"tool_calls": [{"index": self.calls - 1, "function": {"arguments": text}}]}
