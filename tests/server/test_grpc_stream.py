@@ -242,7 +242,7 @@ async def test_a_defect_is_reported_without_its_message(
         talk = Talk(served.registry)
         talk.send(message())
         await settle()
-        monkeypatch.setattr("djl_trtllm.api.dialects.triton.rpc.output_tensors", broken)
+        monkeypatch.setattr("djl_trtllm.api.dialects.triton.inference.output_tensors", broken)
         hosts.last.step()
         talk.send(None)
         await asyncio.wait_for(talk.task, 30)

@@ -146,39 +146,19 @@ def parse_generate(request: base.RawRequest, model: base.ModelContext, name: str
     return base.Call((read.generation,), encoder, problems.headers)
 
 
-class TritonGenerateEncoder(base.WholeEncoder):
+class TritonGenerateEncoder(inference.BatchEncoder):
     """One object at the end; `as_event`: as the only event of a stream."""
 
     def __init__(self, request: inference.InferenceRequest, head: dict[str, Any], *, as_event: bool = False) -> None:
-        super().__init__(request.n)
+        super().__init__([request], inference.ALWAYS)
         self.stream = as_event
         self.content_type = _SSE if as_event else "application/json"
-        self._request = request
         self._head = head
-        self._prompt = ""
-
-    def begin(self, prompt: base.Prompt) -> None:
-        if self._request.prompt:
-            self._prompt = prompt.text
 
     def _body(self) -> bytes:
-        body = self._object()
+        outputs = {name: _unwrapped(tensor.data) for name, tensor in self.tensors().items()}
+        body = dict(sorted((self._head | outputs).items()))
         return b"data: " + dump_line(body) + b"\n\n" if self.stream else orjson.dumps(body)
-
-    def _object(self) -> dict[str, Any]:
-        sequences = []
-        for each in self._output.sequences:
-            assert each.finished is not None
-            sequences.append(
-                inference.sequence_output(
-                    self._prompt + each.text,
-                    each.tokens,
-                    logprobs=self._request.logprobs,
-                    cumulative=each.finished.cumulative_logprob,
-                )
-            )
-        outputs = {tensor.name: _unwrapped(tensor.data) for tensor in inference.output_tensors(sequences)}
-        return dict(sorted((self._head | outputs).items()))
 
 
 class TritonStreamEncoder(base.BaseEncoder):
@@ -262,7 +242,7 @@ def parse_infer(request: base.RawRequest, model: base.ModelContext, name: str) -
     return base.Call(tuple(each.generation for each in requests), encoder, late_headers=encoder.headers)
 
 
-class InferEncoder(base.WholeEncoder):
+class InferEncoder(inference.BatchEncoder):
     """The response to the requests of one batch. `wanted` says of each output whether it is bytes, not JSON.
 
     `encoding` compresses the response.
@@ -276,39 +256,32 @@ class InferEncoder(base.WholeEncoder):
         identifier: str,
         encoding: str,
     ) -> None:
-        super().__init__(requests[0].n, len(requests))
-        self._requests = requests
-        self._wanted = wanted
+        super().__init__(requests, wanted)
+        self._binary = wanted
         if any(wanted.values()):
             self.content_type = "application/octet-stream"
         self._head: dict[str, Any] = {"id": identifier} if identifier else {}
         self._head |= {"model_name": name, "model_version": VERSION, "parameters": SEQUENCE_PARAMETERS}
         self._encoding = encoding
-        self._prompts: list[str] = []
         self._headers: tuple[tuple[str, str], ...] = ()
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         """Headers of the response, once its body is encoded."""
         return self._headers
 
-    def begin(self, prompt: base.Prompt) -> None:
-        self._prompts.append(prompt.text if self._requests[len(self._prompts)].prompt else "")
-
     def _body(self) -> bytes:
-        tensors = inference.batch_tensors(self._requests, self._prompts, self._output.sequences)
         outputs: list[dict[str, Any]] = []
         binary = b""
-        for name, is_binary in self._wanted.items():
-            tensor = tensors[name]
+        for name, tensor in self.tensors().items():
             output = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-            if is_binary:
+            if self._binary[name]:
                 raw = inference.to_bytes(tensor)
                 binary += raw
                 outputs.append(output | {"parameters": {"binary_data_size": len(raw)}})
             else:
                 outputs.append(output | {"data": tensor.data})
         head = orjson.dumps(self._head | {"outputs": outputs})
-        if any(self._wanted.values()):
+        if any(self._binary.values()):
             self._headers = ((HEADER_LENGTH, str(len(head))),)
         if not self._encoding:
             return head + binary

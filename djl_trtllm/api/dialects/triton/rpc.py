@@ -154,13 +154,9 @@ class RpcEncoder(base.BaseEncoder):
 
     content_type = "application/grpc"
 
-    def __init__(
-        self, requests: list[inference.InferenceRequest], wanted: tuple[str, ...], message: Any, frame: Frame
-    ) -> None:
-        self._requests = requests
-        self._wanted = wanted
+    def __init__(self, message: Any, frame: Frame, *, empty_final: bool) -> None:
         self._frame = frame
-        self._final = frame is Frame.DECOUPLED and requests[0].empty_final_response
+        self._final = frame is Frame.DECOUPLED and empty_final
         self.head = ModelInferResponse(model_name=message.model_name, model_version=description.VERSION, id=message.id)
         _set_parameters(self.head, SEQUENCE_PARAMETERS)
 
@@ -186,27 +182,17 @@ class RpcEncoder(base.BaseEncoder):
         return data
 
 
-class RpcWholeEncoder(RpcEncoder):
+class RpcWholeEncoder(RpcEncoder, inference.BatchEncoder):
     """One response, at the end."""
-
-    stream = False
 
     def __init__(
         self, requests: list[inference.InferenceRequest], wanted: tuple[str, ...], message: Any, frame: Frame
     ) -> None:
-        super().__init__(requests, wanted, message, frame)
-        self._prompts: list[str] = []
-        self._output = base.SequenceCollector(requests[0].n, len(requests))
+        RpcEncoder.__init__(self, message, frame, empty_final=requests[0].empty_final_response)
+        inference.BatchEncoder.__init__(self, requests, wanted)
 
-    def begin(self, prompt: base.Prompt) -> None:
-        self._prompts.append(prompt.text if self._requests[len(self._prompts)].prompt else "")
-
-    def encode(self, chunk: OutputChunk) -> bytes:
-        failed = chunk.finished is not None and chunk.finished.error is not None
-        if not self._output.add(chunk) or failed:
-            return b""
-        tensors = inference.batch_tensors(self._requests, self._prompts, self._output.sequences)
-        return self._message({name: tensors[name] for name in self._wanted})
+    def _body(self) -> bytes:
+        return self._message(self.tensors())
 
 
 class RpcStreamEncoder(RpcEncoder):
@@ -220,7 +206,8 @@ class RpcStreamEncoder(RpcEncoder):
     def __init__(
         self, requests: list[inference.InferenceRequest], wanted: tuple[str, ...], message: Any, frame: Frame
     ) -> None:
-        super().__init__(requests, wanted, message, frame)
+        super().__init__(message, frame, empty_final=requests[0].empty_final_response)
+        self._requests = requests
         self._n = requests[0].n
         self._begun = [False] * (self._n * len(requests))
         self._cumulative = [0.0] * (self._n * len(requests))
@@ -239,12 +226,9 @@ class RpcStreamEncoder(RpcEncoder):
         if self._requests[chunk.generation].logprobs:
             logprobs = [token.logprob or 0.0 for token in chunk.tokens]
             self._cumulative[number] += sum(logprobs)
-        output = inference.SequenceOutput(
-            "".join([token.text for token in chunk.tokens]), logprobs, self._cumulative[number]
-        )
-        tensors = {tensor.name: tensor for tensor in inference.output_tensors([output])}
-        tensors["batch_index"] = inference.index_tensor("batch_index", chunk.generation)
-        tensors["sequence_index"] = inference.index_tensor("sequence_index", chunk.index)
+        text = "".join([token.text for token in chunk.tokens])
+        output = inference.SequenceOutput(text, logprobs, self._cumulative[number])
+        tensors = inference.output_tensors([output], [chunk.generation], [chunk.index])
         return self._message({name: tensors[name] for name in self._shown})
 
 
