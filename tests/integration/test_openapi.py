@@ -23,14 +23,15 @@ schemathesis = pytest.importorskip("schemathesis")
 QUICK = 12
 EXAMPLES = int(os.environ.get("OPENAPI_EXAMPLES", "100"))
 
+OWN = [(method.lower(), path) for method, path in map(str.split, OPERATIONS)]
 ALL = [
-    *OPERATIONS,
+    *OWN,
     *(("post", path) for dialect in DIALECTS for path in (*dialect.paths, *dialect.actions)),
     *(("get", path) for dialect in DIALECTS for path in dialect.pages),
 ]
 # Other paths of the same tables, of SageMaker's for one, are read by the same code.
 DIFFERENT = [
-    *OPERATIONS,
+    *OWN,
     *{
         (type(dialect), dialect.tables.get(path) or path): ("post", path)
         for dialect in DIALECTS
