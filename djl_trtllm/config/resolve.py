@@ -17,7 +17,6 @@ from djl_trtllm.config.configuration import Config, format_value
 from djl_trtllm.config.fetched import within_bounds
 from djl_trtllm.config.options import OPTIONS, DeclaredOption, Options, find, suggest
 from djl_trtllm.config.options.option import NotAValueError, Scope, as_text, is_quoted, without_comment
-from djl_trtllm.config.options.server import ServerOptions
 from djl_trtllm.config.rules import RuleContext, When, check
 from djl_trtllm.config.sources import (
     Layer,
@@ -364,8 +363,8 @@ def _split_addresses(draft: _Draft) -> None:
     """`inference_address` and `management_address` set host and port, unless they are set."""
     _split_address(draft, "inference_address", "host", "port")
     _split_address(draft, "management_address", "management_host", "management_port")
-    values, server = draft.values, ServerOptions()
-    one = (values.get("host", server.host), values.get("port", server.port))
+    values = draft.values
+    one = (draft.value("host"), draft.value("port"))
     if not draft.is_set("management_port") and one == (values.get("management_host"), values.get("management_port")):
         # DJL Serving's way to say that it has no port of its own.
         draft.derive("management_port", 0, f"{draft.chosen['management_address']}, that of the requests")

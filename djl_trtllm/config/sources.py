@@ -18,7 +18,6 @@ import javaproperties
 from djl_trtllm.config.masking import masked, shortened
 from djl_trtllm.config.options import find, suggest
 from djl_trtllm.config.options.option import as_text
-from djl_trtllm.config.options.server import PROTECTING
 from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
@@ -272,6 +271,9 @@ OPTION_SPECIALS: Mapping[str, str] = {"entrypoint": "option.entryPoint", "engine
 
 SERVING_SPECIALS: Mapping[str, str] = {"min_workers": "minWorkers", "max_workers": "maxWorkers"}
 """`SERVING_*` variables whose key is not their name in lower case."""
+
+PROTECTING = ("api_key", "api_keys_file", "certificate_file", "private_key_file", "client_ca_file")
+"""Options that must not be empty: `SERVING_API_KEY=$KEY` without a KEY would leave the server open."""
 
 _TABLE = read_table("variables.toml")
 
