@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from djl_trtllm.batching.sequence import RequestState
-from djl_trtllm.config.masking import shortened
+from djl_trtllm.config.sources import shortened
 from djl_trtllm.logs import of_request
 from djl_trtllm.request import FINISH_WORDS, GenerationRequest
 

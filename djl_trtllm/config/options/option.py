@@ -14,14 +14,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from djl_trtllm.config.options.choices import Choice
 
-LMI = "lmi-trt-llm.md"
-FINDING = "finding-max-num-tokens.md"
-RUNTIME = "useful-runtime-options.md"
-TRITON = "Triton's TensorRT-LLM backend"
-TRUSS = "truss-trt-llm.md"
-DJL = "DJL Serving"
-TRTLLM = "TensorRT-LLM"
-
 
 class Scope(enum.Enum):
     """Whose an option is, which decides its order of precedence (see `resolve.precedence`).
