@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.config import Options
-from djl_trtllm.config.masking import shortened
+from djl_trtllm.config.sources import shortened
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.logs import of_request
 from djl_trtllm.request import FINISH_WORDS, GenerationRequest

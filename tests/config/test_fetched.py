@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.config import load
-from djl_trtllm.config.fetched import MAY_SET, WITHIN, listed
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import Scope
+from djl_trtllm.config.resolve import MAY_SET, WITHIN, listed
 
 PAGE = Path(__file__).parents[2] / "docs" / "fetched-models.md"
 

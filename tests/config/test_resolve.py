@@ -19,10 +19,10 @@ from djl_trtllm.config import (
     read_arguments,
     resolve,
 )
-from djl_trtllm.config.masking import MASK
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.resolve import precedence
+from djl_trtllm.config.sources import MASK
 from djl_trtllm.errors import ConfigError
 from tests.config.fuzz import KEYS, MODEL_TYPES, VARIABLES, WORDS, generated, resolved
 from tests.config.helpers import from_text, problems_of, rows

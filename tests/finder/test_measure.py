@@ -32,8 +32,7 @@ from djl_trtllm.finder.measure import (
 )
 from djl_trtllm.finder.search import candidates, most_trials
 from djl_trtllm.finder.subject import LOWEST, open_subject
-from djl_trtllm.finder.trial import Phase, TrialLoad, TrialReport, TrialSpec
-from djl_trtllm.finder.trials import run_trial
+from djl_trtllm.finder.trial import Phase, TrialLoad, TrialReport, TrialSpec, run_trial
 from djl_trtllm.progress import display_on
 from tests.fakes.installation import fake_tensorrt_llm
 from tests.finder.helpers import Played, model_with, one_gpu

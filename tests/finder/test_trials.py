@@ -23,14 +23,19 @@ from djl_trtllm.finder import trial
 from djl_trtllm.finder.trial import (
     NEW_TOKENS,
     EngineLog,
+    Failure,
+    Outcome,
     TrialLoad,
     TrialReport,
     TrialSpec,
+    classify,
+    is_crash,
+    oom_kills,
     prompt_limit,
     requests_of,
     run,
+    run_trial,
 )
-from djl_trtllm.finder.trials import Failure, Outcome, classify, is_crash, oom_kills, run_trial
 from djl_trtllm.offline.llm import open_offline_model
 from djl_trtllm.service import Model
 from tests.finder.helpers import model_with

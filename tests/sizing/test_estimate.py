@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djl_trtllm.errors import SizingError
-from djl_trtllm.sizing.architecture import LayerCache
-from djl_trtllm.sizing.checkpoint import CheckpointSizes
+from djl_trtllm.sizing.checkpoint import CheckpointSizes, LayerCache
 from djl_trtllm.sizing.estimate import (
     FITTED,
     GIB,
@@ -278,26 +277,6 @@ def test_the_recommended_number_is_at_most_16384() -> None:
     assert found.max_num_tokens > 2 * MOST
     assert found.recommended == MOST
     assert found.sequences_of(4096) == found.sequences_of(4096, MOST)
-
-
-def test_limits_are_widened_as_the_document_says() -> None:
-    wide = Estimate(LLAMA, Conditions(80 * GIB, max_batch_size=512, max_input_len=32_000))
-    assert wide.limits == {
-        "max_num_tokens": MOST,
-        "max_input_len": 32_000,
-        "max_output_len": 4096,
-        "max_rolling_batch_size": 512,
-    }
-    narrow = Estimate(LLAMA, Conditions(int(20 * GIB), max_batch_size=16))
-    assert narrow.limits["max_input_len"] == narrow.limits["max_output_len"] == narrow.recommended < 4096
-    assert narrow.limits["max_rolling_batch_size"] == 256
-
-
-def test_the_batch_is_what_fits_and_what_buffers_are_for() -> None:
-    found = Estimate(LLAMA, Conditions(80 * GIB, max_batch_size=32))
-    assert found.sequences_of(1024) > 32
-    assert found.batch_size(1024) == 32
-    assert found.batch_size(100_000) == found.sequences_of(100_000) < 32
 
 
 def test_a_draft_model_is_on_the_last_stage_and_adapters_are_on_every_one() -> None:
