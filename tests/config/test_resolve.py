@@ -237,13 +237,7 @@ def test_the_revision_of_another_model_does_not_become_that_of_hf_model_id() -> 
 
 @pytest.mark.parametrize(
     ("revision", "environ", "arguments"),
-    [
-        ("v2", {"HF_MODEL_ID": "b", "HF_REVISION": "v2"}, ()),
-        ("v3", {"HF_MODEL_ID": "b"}, ("revision=v3",)),
-        ("v1", {"HF_REVISION": "v2"}, ()),
-        ("v1", {}, ("model_id=b",)),
-        ("v1", {"OPTION_MODEL_ID": "b"}, ()),
-    ],
+    rows("a_revision_that_is_of_the_model_counts"),
 )
 def test_a_revision_that_is_of_the_model_counts(
     tmp_path: Path, revision: str, environ: dict[str, str], arguments: tuple[str, ...]
@@ -368,13 +362,7 @@ def test_a_value_at_the_limit_is_left_alone_and_one_that_is_raised_is_reported_w
 
 @pytest.mark.parametrize(
     ("text", "environ", "host", "port"),
-    [
-        ("inference_address=http://127.0.0.1:9000", {}, "127.0.0.1", 9000),
-        ("inference_address=http://0.0.0.0:9000/", {}, "0.0.0.0", 9000),
-        ("inference_address=http://example", {}, "example", 80),
-        ("inference_address=http://[::1]:9000", {}, "::1", 9000),
-        ("inference_address=https://host", {"SERVING_CERTIFICATE_FILE": "/c.pem"}, "host", 443),
-    ],
+    rows("an_address_is_split_into_host_and_port"),
 )
 def test_an_address_is_split_into_host_and_port(text: str, environ: dict[str, str], host: str, port: int) -> None:
     config = from_text(text, environ)
