@@ -256,6 +256,9 @@ def test_what_cannot_be_looked_at_is_said(
 
 # Where the fake is not like the real one, and need not be.
 SIMPLER_IN_THE_FAKE = {
+    "LLM": "generates asynchronously alone",
+    "RequestOutput": "has what the server reads, and the steps of its asynchronous iteration",
+    "CompletionOutput": "its text is not made",
     "generate_async": "takes any arguments and checks them against the table",
     "LoadFormat": "its members' values are text",
     "SpeculativeDecodingMode": "its members' values are text",
