@@ -199,7 +199,7 @@ class OutOfMemoryError(RuntimeError):
 OutOfMemoryError.__module__ = "torch"
 
 
-def build(rank: int, plan: dict[str, Any]) -> list[tuple[str, float]]:
+def build(plan: dict[str, Any], *, rank: int) -> list[tuple[str, float]]:
     """One rank's share of the build; labels and seconds of its steps."""
     steps: list[tuple[str, Callable[[int, dict[str, Any]], None]]]
     if plan["format"] == HF:

@@ -418,7 +418,7 @@ class _TrtLLM(BaseLLM):
             "build_config": args.build_config_json(described),
         }
         if self.mpi_session is None:
-            self.llm_build_stats.build_steps_info = build(0, plan)
+            self.llm_build_stats.build_steps_info = build(plan, rank=0)
         else:
             self.llm_build_stats.build_steps_info = self.mpi_session.submit_sync(build, plan)[0]
         return engine_dir
