@@ -123,6 +123,9 @@ def _install(site: Path, version: str) -> None:
     if Version(version) >= Version("1.4.0rc0"):
         # Requests' seeds (#17172, August 2026); the version is about that of the time.
         _write_module(site, "tensorrt_llm._torch.pyexecutor.sampler.seed_manager", {})
+    _write_module(
+        site, "tensorrt_llm.llmapi.mpi_session", {"RemoteMpiCommSessionClient": ("real_mpi", "RemoteSession")}
+    )
     banner = "TensorRT LLM" if Version(version) >= Version("1.1") else "TensorRT-LLM"
     initial = (package / "__init__.py").read_text()
     (package / "__init__.py").write_text(

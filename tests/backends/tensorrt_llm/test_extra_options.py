@@ -133,9 +133,10 @@ def test_what_options_make_something_else_is_refused_by_both_names(
         ({"kv_cache_config": {"_private": 1}}, ["no such argument"]),
         ({"brand_new": {"kind": "x"}}, ["no such argument"]),
         ({"model": "/other"}, ["model: the server sets this argument: set option.model_id"]),
+        ({"trust_remote_code": True}, ["trust_remote_code: the server sets this argument"]),
         (
-            {"trust_remote_code": True},
-            ["trust_remote_code: the server sets this argument"],
+            {"num_postprocess_workers": 4},
+            ["the server sets this argument: it reads token ids and makes the text itself"],
         ),
         ({"custom_tokenizer": "pkg.Class"}, ["custom_tokenizer: it brings code", "option.trust_remote_code=true"]),
         ({"brand_new": {"loader_cls": "pkg.Class"}}, ["brand_new.loader_cls: it brings code"]),

@@ -174,7 +174,7 @@ class OutOfMemoryError(RuntimeError):
 OutOfMemoryError.__module__ = "torch"
 
 
-def build(rank: int, plan: dict[str, Any]) -> None:
+def build(plan: dict[str, Any], *, rank: int) -> None:
     """One rank's share of the build."""
     steps: list[tuple[str, Callable[[int, dict[str, Any]], None]]]
     if plan["format"] == HF:

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from queue import Queue
@@ -89,14 +89,20 @@ def load_engine(settings: WorkerSettings, rank: int) -> Engine:
 
 
 def worker_main(
-    rank: int, settings: WorkerSettings, addresses: tuple[tuple[str, bytes], ...], world_size: int, barrier: str
+    settings: WorkerSettings,
+    addresses: tuple[tuple[str, bytes], ...],
+    world_size: int,
+    barrier: str,
+    *,
+    rank: int,
+    worker_cls: Callable[[WorkerSettings, int], Engine],
 ) -> None:
     """Ends when the proxy says so; an error of the engine is the future's."""
     # Requests, status, results and statistics.
     queues = [IpcQueue(address=address) for address in addresses] if rank == 0 else []
     peers: list[Connection] = []
     try:
-        engine = load_engine(settings, rank)
+        engine = worker_cls(settings, rank)
         mpi_barrier()  # collective operations, such as those that make NCCL's communicator
         peers = _connect(rank, world_size, barrier)
     except Exception as error:
@@ -345,7 +351,9 @@ class GenerationExecutorProxy(GenerationExecutor):
         queues = (self.request_queue, self.status_queue, self.result_queue, self.stats_queue)
         addresses = tuple(ipc.address for ipc in queues)
         barrier = f"{self.mpi_session.directory}/nccl"
-        self.mpi_futures = self.mpi_session.submit(worker_main, settings, addresses, world_size, barrier)
+        self.mpi_futures = self.mpi_session.submit(
+            worker_main, settings, addresses, world_size, barrier, worker_cls=load_engine
+        )
         for future in self.mpi_futures:
             future.add_done_callback(done)
         self.workers_started = True

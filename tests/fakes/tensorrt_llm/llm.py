@@ -316,7 +316,7 @@ class _TrtLLM(BaseLLM):
             "build_config": args.build_config_json(described),
         }
         if self.mpi_session is None:
-            build(0, plan)
+            build(plan, rank=0)
         else:
             self.mpi_session.submit_sync(build, plan)
         return engine_dir
