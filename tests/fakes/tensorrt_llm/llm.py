@@ -96,7 +96,8 @@ class BaseLLM:
         if sampling_params.end_id is None:
             sampling_params._setup(self.tokenizer)
         self._check_arguments(len(inputs), sampling_params)
-        return self._executor.generate_async(inputs, sampling_params, lora_request, streaming)
+        result: RequestOutput = self._executor.generate_async(inputs, sampling_params, lora_request, streaming)
+        return result
 
     def _check_arguments(self, prompt_length: int, params: Any) -> None:
         raise NotImplementedError
