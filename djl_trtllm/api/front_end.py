@@ -165,11 +165,6 @@ def front_end_error(
     return Reply(status, "application/json", encoded, headers)
 
 
-def method_not_allowed(message: str, allow: str) -> Reply:
-    """405; `allow` lists the methods that the path takes."""
-    return front_end_error(405, message, headers=(("Allow", allow),))
-
-
 # Errors as SageMaker's runtime sends them, for clients that use this server in its place.
 #
 # boto3 raises `ModelError` by the type in a header. The fields are those of the shape `ModelError` in botocore's model

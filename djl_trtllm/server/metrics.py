@@ -20,15 +20,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from djl_trtllm.api import Reply
+from djl_trtllm.batching import statistics as figures
 from djl_trtllm.batching.rolling_batch import RollingBatch
-from djl_trtllm.batching.statistics import (
-    FIRST_TOKEN_SECONDS,
-    PER_TOKEN_SECONDS,
-    PREFILL_SECONDS,
-    REQUEST_SECONDS,
-    Histogram,
-    Statistics,
-)
 from djl_trtllm.config.tables import read_table
 from djl_trtllm.executor.protocol import Stats
 from djl_trtllm.request import FINISH_WORDS, FinishReason
@@ -43,14 +36,6 @@ _SUCCESS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP: "stop", FinishRea
 """TensorRT-LLM's finish reasons."""
 
 
-_BUCKETS = {
-    "first_token": FIRST_TOKEN_SECONDS,
-    "per_token": PER_TOKEN_SECONDS,
-    "prefill": PREFILL_SECONDS,
-    "request": REQUEST_SECONDS,
-}
-
-
 class _Names(NamedTuple):
     """A set of names for the figures of models: a table of metrics.toml."""
 
@@ -60,6 +45,7 @@ class _Names(NamedTuple):
     gauges: list[list[str]]
     counters: list[list[str]]
     histograms: list[list[str]]
+    """A fourth member is the constant of `batching.statistics` with the buckets."""
 
 
 _OWN, _TRTLLM = (_Names(**names) for names in read_table("metrics.toml", "djl_trtllm.server").values())
@@ -79,7 +65,7 @@ class ModelFigures:
     name: str
     engine: str | None
     """The backend that runs it."""
-    statistics: Statistics
+    statistics: figures.Statistics
     ready: bool
     workers: int
     restarts: int
@@ -183,7 +169,7 @@ class ServerCounts:
 class MetricsPage(Collector):
     """Reads the models' statistics on each scrape, so that counting a token needs no lock."""
 
-    def __init__(self, registry: Registry, counts: ServerCounts, stall: Histogram) -> None:
+    def __init__(self, registry: Registry, counts: ServerCounts, stall: figures.Histogram) -> None:
         self._models = registry
         self._counts = counts
         self._stall = stall
@@ -278,7 +264,8 @@ def _figures(names: _Names, models: Sequence[ModelFigures], counted: Iterable[Me
         family = HistogramMetricFamily(names.prefix + name, text, labels=names.labels)
         for model in models:
             if model.statistics.requests:  # histograms are most of the page: only those of models that were used
-                _observe(family, _labels(names, model), attrgetter(field)(model), *map(_BUCKETS.get, buckets))
+                bounds = (getattr(figures, each) for each in buckets)
+                _observe(family, _labels(names, model), attrgetter(field)(model), *bounds)
         yield family
 
 
@@ -298,7 +285,7 @@ def _known(
 
 
 def _observe(
-    family: HistogramMetricFamily, labels: Sequence[str], seen: Histogram, bounds: Sequence[float] | None = None
+    family: HistogramMetricFamily, labels: Sequence[str], seen: figures.Histogram, bounds: Sequence[float] | None = None
 ) -> None:
     buckets = [(_as_text(bound), count) for bound, count in seen.cumulative(bounds)]
     family.add_metric(labels, buckets, seen.sum)
