@@ -64,6 +64,15 @@ def read_json(data: bytes) -> Any:
     return orjson.loads(data)
 
 
+def parse_json(data: bytes, what: str = "the body") -> Any:
+    """The value. Raises InvalidRequestError, in which the data is called `what`, if it is too much or no JSON."""
+    try:
+        return read_json(data)
+    except orjson.JSONDecodeError as error:
+        shown = data[:80].decode(errors="replace")
+        raise errors.InvalidRequestError(f"{what} is not valid JSON: {error}. Received {shown!r}") from None
+
+
 def _count(data: bytes) -> bytes:
     """The brackets of the JSON, if it does not take too long to read."""
     containers = members = quotes = outside = within = escapes = 0
@@ -158,11 +167,7 @@ class RawRequest:
     @cached_property
     def json(self) -> Any:
         """The body as JSON, whatever its content type. Raises InvalidRequestError."""
-        try:
-            return read_json(self.body)
-        except orjson.JSONDecodeError as error:
-            shown = self.body[:80].decode(errors="replace")
-            raise errors.InvalidRequestError(f"the body is not valid JSON: {error}. Received {shown!r}") from None
+        return parse_json(self.body)
 
 
 class Prompt(NamedTuple):

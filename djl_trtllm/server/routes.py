@@ -276,10 +276,10 @@ class Routes:
         return Reply.json({"version": __version__})
 
     async def openapi(self, exchange: Exchange) -> Reply:
-        return self._description.document()
+        return self._description.document
 
     async def docs(self, exchange: Exchange) -> Reply:
-        return self._description.page()
+        return self._description.page
 
     async def metrics(self, exchange: Exchange) -> Reply:
         return self.metrics_page.reply(exchange.properties.get("accept", ""))

@@ -16,6 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from djl_trtllm import errors
+from djl_trtllm.api import choices
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply
 from djl_trtllm.api.dialects.openai import responses
@@ -309,7 +310,7 @@ def read_template(values: dict[str, Any]) -> dict[str, Any] | None:
 
 def _read(
     values: dict[str, Any], model: ModelContext, problems: Problems, prefix: str, *, generations: int
-) -> tuple[Sampling, responses.Response]:
+) -> tuple[Sampling, choices.Response]:
     values.setdefault("do_sample", True)
     sampling = shared.read_sampling(values, problems)
     stream: bool = values.get("stream", False)
@@ -318,7 +319,7 @@ def _read(
     options = STREAM_OPTIONS.read(values.get("stream_options", {}), problems, "member of 'stream_options'")
     if values.get("stream_options") and not stream:
         problems.invalid.append("'stream_options' is given without 'stream': expected 'stream' to be true")
-    response = responses.Response(
+    response = choices.Response(
         prefix,
         model.name,
         n=sampling.n,
