@@ -42,12 +42,12 @@ MOST_WORK = 8_000_000
 OF_A_CONTAINER, OF_A_MEMBER, OF_A_TEXT, OF_A_BYTE = 60, 150, 40, 4
 """The work of a list or object, of a member of an object, of a text's quotation marks, and of a byte outside texts."""
 OF_A_TEXT_BYTE, OF_A_BACKSLASH = 1, 1
-"""The work of a byte of a text, and beside that of a backslash in it."""
+"""The work of a byte of a text, and the further work of a backslash in it."""
 _USUAL_BYTES = 6 << 20
 """The default of `max_request_size`. Where the operator allows more, what is beyond it may be texts."""
 
 SMALL = 32_768
-"""Bytes of which no JSON takes long to read."""
+"""JSON of up to this number of bytes never takes long to read."""
 _PIECE = 65_536
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _ALIKE = bytes.maketrans(b"{}", b"[]")
@@ -351,7 +351,7 @@ class Dialect(ABC):
     """Whether `model_name` finds the model's name in the request, for `paths` and `actions` without it."""
     sagemaker: bool = False
     """Whether SageMaker's runtime calls these `paths`: errors on those with `{endpoint}` have the shape that it gives
-    them (`endpoint_errors`), and requests may belong to stateful sessions."""
+    them (`endpoint_error`), and requests may belong to stateful sessions."""
     aliases: frozenset[str] = frozenset()
     """Names that mean the only model, if no model has that name."""
     statuses: Mapping[type[errors.RequestError], int | str] = MappingProxyType({})
@@ -470,7 +470,7 @@ class RpcService(ABC):
 
     @abstractmethod
     def end(self, encoder: Any) -> bytes:
-        """The message in a stream after all those of an encoder's sequences; b"" if there is none."""
+        """The message that follows in a stream when all sequences of an encoder have ended; b"" if there is none."""
 
     @abstractmethod
     def failure(self, message: str, model_name: str, identifier: str) -> bytes:

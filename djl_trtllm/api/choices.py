@@ -14,7 +14,7 @@ from djl_trtllm.api.base import CollectedSequence, Prompt, WholeEncoder, dump_li
 from djl_trtllm.request import OutputChunk, SequenceResult, Token, new_uuid
 
 _USAGE = b"\0"
-"""Where an event's usage belongs; JSON has no such byte."""
+"""Marks the place of the usage in an event. JSON has no such byte."""
 
 
 @dataclass(slots=True)

@@ -340,7 +340,7 @@ class HttpProtocol(asyncio.Protocol):
         task.add_done_callback(self._server_state.tasks.discard)
 
     async def _run(self, cycle: RequestResponseCycle) -> None:
-        """Run the application. A response that goes on without it has no task."""
+        """Run the application. Its response may go on when this task has ended."""
         try:
             await self._config.loaded_app(cycle.scope, cycle.receive, cycle.send)
         except BaseException as error:

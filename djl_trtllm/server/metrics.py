@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -41,7 +41,7 @@ class _Names(NamedTuple):
 
     prefix: str
     labels: list[str]
-    """The label of the model's name, and perhaps that of its engine."""
+    """The labels: the model's name and, in one of the sets, its engine."""
     gauges: list[list[str]]
     counters: list[list[str]]
     histograms: list[list[str]]
@@ -57,10 +57,7 @@ _BY_REASON = (
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """The figures of a model; None where a figure is unknown: no engine process runs, or it does not report it.
-
-    Numbers of sequences, requests and blocks are sums over the workers, ratios and times the largest of the workers.
-    """
+    """The figures of a model; None where a figure is unknown: no engine process runs, or it does not report it."""
 
     name: str
     engine: str | None
@@ -75,22 +72,14 @@ class ModelFigures:
     max_waiting: int | None
     memory: int | None
     """Bytes of host memory of the engine processes."""
-    kv_usage: float | None
-    kv_blocks: int | None
-    kv_blocks_used: int | None
     kv_block_tokens: int | None
-    kv_hit_rate: float | None
-    queued: int | None
-    paused: int | None
-    iterations: float | None
-    iteration_seconds: float | None
-    guides_waiting: int | None
-    guide_trials: int | None
-    guide_seconds: float | None
+    stats: Stats
+    """What the engines report. The rolling batches count what runs: `running`, and not `stats.running`."""
 
     @property
     def kv_blocks_free(self) -> int | None:
-        return None if self.kv_blocks is None or self.kv_blocks_used is None else self.kv_blocks - self.kv_blocks_used
+        blocks, used = self.stats.kv_blocks, self.stats.kv_blocks_used
+        return None if blocks is None or used is None else blocks - used
 
     @property
     def completed(self) -> int:
@@ -100,8 +89,7 @@ class ModelFigures:
     @classmethod
     def of(cls, model: ServedModel) -> ModelFigures:
         batches = [worker.batch for worker in model.workers if worker.batch is not None]
-        stats = [batch.engine_stats for batch in batches]
-        blocks = _sum(stats, "kv_blocks")
+        stats = _together([batch.engine_stats for batch in batches])
         return cls(
             name=model.name,
             engine=model.engine,
@@ -114,32 +102,22 @@ class ModelFigures:
             max_running=_limit(batches, "max_batch_size"),
             max_waiting=_limit(batches, "max_queue_size"),
             memory=sum(worker.memory for worker in model.workers) or None,
-            kv_usage=_most(stats, "kv_usage"),
-            kv_blocks=blocks,
-            kv_blocks_used=_sum(stats, "kv_blocks_used"),
-            kv_block_tokens=max(batch.block_size for batch in batches) if blocks else None,
-            kv_hit_rate=_most(stats, "kv_hit_rate"),
-            queued=_sum(stats, "queued"),
-            paused=_sum(stats, "paused"),
-            iterations=_most(stats, "iterations"),
-            iteration_seconds=_most(stats, "iteration_seconds"),
-            guides_waiting=_sum(stats, "guides_waiting"),
-            guide_trials=_sum(stats, "guide_trials"),
-            guide_seconds=sum(_reported(stats, "guide_seconds")) or None,
+            kv_block_tokens=max(batch.block_size for batch in batches) if stats.kv_blocks else None,
+            stats=stats,
         )
 
 
-def _reported(stats: list[Stats], name: str) -> list[float]:
-    return [value for value in map(attrgetter(name), stats) if value is not None]
+_LARGEST = ("kv_usage", "kv_hit_rate", "iterations", "iteration_seconds")
 
 
-def _sum(stats: list[Stats], name: str) -> int | None:
-    known = _reported(stats, name)
-    return int(sum(known)) if known else None
-
-
-def _most(stats: list[Stats], name: str) -> float | None:
-    return max(_reported(stats, name), default=None)
+def _together(reported: list[Stats]) -> Stats:
+    """Numbers of sequences, blocks and guides are sums over the workers, ratios and times the largest of them."""
+    found: dict[str, Any] = {}
+    for name in Stats.__struct_fields__:
+        known = [value for value in map(attrgetter(name), reported) if value is not None]
+        if known:
+            found[name] = max(known) if name in _LARGEST else sum(known)
+    return Stats(**found)
 
 
 def _limit(batches: list[RollingBatch], name: str) -> int | None:

@@ -37,7 +37,7 @@ _ROWS = 128
 _CLIENTS = 5
 """The most clients in a snapshot."""
 _ENDED_ROWS = 32
-"""Rows that live requests leave to ended ones."""
+"""Rows that are kept for ended requests, however many are live."""
 _LONGEST_ID = 80
 _LONGEST_FAILURE = 300
 
@@ -60,7 +60,7 @@ def snapshot(registry: Registry, name: str | None, began: float, now: float) -> 
 
 def _model(model: ServedModel, began: float) -> dict[str, Any]:
     figures = ModelFigures.of(model)
-    statistics = figures.statistics
+    statistics, stats = figures.statistics, figures.stats
     live = list(statistics.live.values())
     prefill = sum(each.sequences for each in live if each.started is not None and each.first_token_at is None)
     failure = model.failure
@@ -82,7 +82,7 @@ def _model(model: ServedModel, began: float) -> dict[str, Any]:
         "reused_prompt_tokens": statistics.reused_prompt_tokens,
         "generated_tokens": statistics.generated_tokens,
         "finished": {reason.name.lower(): count for reason, count in statistics.finished.items()},
-        "kv": {"usage": figures.kv_usage, "blocks": figures.kv_blocks, "used": figures.kv_blocks_used},
+        "kv": {"usage": stats.kv_usage, "blocks": stats.kv_blocks, "used": stats.kv_blocks_used},
         "latency": {
             "first_token": _buckets(statistics.time_to_first_token),
             "inter_token": _buckets(statistics.inter_token_latency),

@@ -51,7 +51,7 @@ DJL_ERRORS: dict[type[errors.RequestError], str | None] = {
     errors.RequestTimeoutError: "TranslateException",
     errors.GenerationError: None,
 }
-"""DJL's exceptions. None, also of those that are not here: the body is the handler's."""
+"""What DJL's front end calls an error. Errors with None, or without a row, have the handler's body."""
 
 
 @dataclass(slots=True)

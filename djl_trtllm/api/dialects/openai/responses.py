@@ -445,7 +445,7 @@ def _join(last: dict[str, Any], delta: dict[str, Any]) -> bool:
 
 
 class ParsedChatEncoder(ChatEncoder):
-    """One `chat.completion`."""
+    """One `chat.completion`, with the tool calls and the reasoning that its text has."""
 
     def __init__(self, response: Response, parsing: Parsing) -> None:
         super().__init__(response)
@@ -480,7 +480,7 @@ class ParsedChatEncoder(ChatEncoder):
 
 
 class ParsedChatStreamEncoder(ChatStreamEncoder):
-    """`chat.completion.chunk`s."""
+    """`chat.completion.chunk`s, with tool calls and reasoning as they are found in the text."""
 
     def __init__(self, response: Response, parsing: Parsing) -> None:
         super().__init__(response)
