@@ -182,24 +182,21 @@ class Prompt(NamedTuple):
     tokens: Sequence[Token] = ()
 
 
-class ResponseEncoder(Protocol):
-    """Encodes the response to one request. One object per request: it keeps what was generated so far."""
+class ResponseEncoder(ABC):
+    """Encodes the response to one request. One object per request: it keeps what was generated so far.
 
-    @property
-    def stream(self) -> bool:
-        """Whether to send bytes as they come. False: one body, at the end."""
+    `stream`: whether bytes are sent as they come, or one body at the end. `content_type` is the media type.
+    `wants_prompt_tokens`: whether `begin` needs `Prompt.tokens`.
+    """
 
-    @property
-    def content_type(self) -> str:
-        """Media type of the response."""
+    stream: bool
+    content_type: str
+    wants_prompt_tokens: bool = False
 
-    @property
-    def wants_prompt_tokens(self) -> bool:
-        """Whether `begin` needs `Prompt.tokens`."""
-
-    def begin(self, prompt: Prompt) -> None:
+    def begin(self, prompt: Prompt) -> None:  # noqa: B027  most responses show nothing of it
         """Receive a tokenised prompt: called once for each prompt of the call, in order, before the first `encode`."""
 
+    @abstractmethod
     def encode(self, chunk: OutputChunk) -> bytes:
         """The bytes that this chunk adds to the response; `b""` if none.
 
@@ -214,6 +211,7 @@ class ResponseEncoder(Protocol):
 
         `b""` if the format cannot express it; the caller then closes the connection without ending the body.
         """
+        return b""
 
 
 class Call(NamedTuple):
@@ -534,27 +532,7 @@ class SequenceCollector:
         return self._running == 0
 
 
-class BaseEncoder(ABC):
-    """A `ResponseEncoder` that shows nothing of the prompt, and whose format cannot express an error."""
-
-    stream: bool
-    content_type: str
-    wants_prompt_tokens = False
-
-    def begin(self, prompt: Prompt) -> None:
-        """Receive a prompt, see `ResponseEncoder`."""
-        return
-
-    @abstractmethod
-    def encode(self, chunk: OutputChunk) -> bytes:
-        """See `ResponseEncoder`."""
-
-    def error(self, error: errors.RequestError) -> bytes:
-        """See `ResponseEncoder`."""
-        return b""
-
-
-class WholeEncoder(BaseEncoder):
+class WholeEncoder(ResponseEncoder):
     """A `ResponseEncoder` of one body, which `_body` makes when every sequence has ended.
 
     A chunk that ends with an error adds nothing: no byte was sent yet, so the caller replies with the error.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api.base import CollectedSequence, Prompt, WholeEncoder, dump_line
+from djl_trtllm.api.base import CollectedSequence, Prompt, ResponseEncoder, WholeEncoder, dump_line
 from djl_trtllm.request import OutputChunk, SequenceResult, Token, new_uuid
 
 _USAGE = b"\0"
@@ -87,11 +87,10 @@ class ObjectEncoder(WholeEncoder):
         """One of `choices`."""
 
 
-class EventEncoder(ABC):
-    """A `ResponseEncoder` of objects with one choice: server-sent events and `[DONE]`, or without `sse` lines."""
+class EventEncoder(ResponseEncoder):
+    """Encodes objects with one choice: server-sent events and `[DONE]`, or without `sse` lines."""
 
     stream = True
-    wants_prompt_tokens = False
     kind: str
     """The value of `object`."""
 

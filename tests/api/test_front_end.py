@@ -210,7 +210,7 @@ def exception(kind: str) -> dict[str, str]:
     return {":message-type": "exception", ":exception-type": kind, ":content-type": "application/json"}
 
 
-class Broken:
+class Broken(ResponseEncoder):
     """An encoder that fails at its second chunk; nothing of it can express an error."""
 
     stream = True

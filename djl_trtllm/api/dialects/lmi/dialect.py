@@ -136,22 +136,8 @@ PREFIX = "Input Parsing failed. Ensure that the request payload is valid. "
 ACCEPTED = "application/json or text/plain"
 _DEFAULT_NEW_TOKENS = 30
 _BEDROCK_NEW_TOKENS = 512
-_NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 _NO_TYPE = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 """What boto3 and others send if the caller sets no type."""
-
-
-def parse(
-    body: bytes,
-    content_type: str | None = None,
-    options: Options = Options(),  # noqa: B008  immutable
-    properties: Mapping[str, str] = _NO_PROPERTIES,
-) -> base.Call:
-    """Parse a request. `properties` are its headers and custom attributes, with lower-case names.
-
-    See `Dialect.parse` for what it raises.
-    """
-    return parse_payload(decode(body, content_type), options, properties)
 
 
 def decode(body: bytes, content_type: str | None) -> Any:
@@ -191,9 +177,12 @@ def decode(body: bytes, content_type: str | None) -> Any:
 def parse_payload(
     payload: Any,
     options: Options = Options(),  # noqa: B008  immutable
-    properties: Mapping[str, str] = _NO_PROPERTIES,
+    properties: Mapping[str, str] = MappingProxyType({}),
 ) -> base.Call:
-    """`parse` from the decoded payload on."""
+    """Read a decoded payload. `properties` are the headers and custom attributes of the request.
+
+    See `Dialect.parse` for what it raises.
+    """
     problems = Problems.of(options)
     if type(payload) is not dict:
         problems.invalid.append(
@@ -424,7 +413,7 @@ class Lmi(base.Dialect):
 def _parse(request: base.RawRequest, model: base.ModelContext) -> base.Call:
     if model.custom is not None:
         return model.custom.parse(request, model.options)
-    return parse(request.body, request.content_type, model.options, request.properties)
+    return parse_payload(decode(request.body, request.content_type), model.options, request.properties)
 
 
 LMI = Lmi()

@@ -28,9 +28,9 @@ import orjson
 from djl_trtllm import errors
 from djl_trtllm.api import choices
 from djl_trtllm.api.base import (
-    BaseEncoder,
     CollectedSequence,
     Prompt,
+    ResponseEncoder,
     SequenceCollector,
     WholeEncoder,
     dump_line,
@@ -100,7 +100,7 @@ class Presentation:
         return self.inputs + generated if self.return_full_text else generated
 
 
-class PresentingEncoder(BaseEncoder):
+class PresentingEncoder(ResponseEncoder):
     """The base of the encoders of this dialect."""
 
     def __init__(self, presentation: Presentation) -> None:

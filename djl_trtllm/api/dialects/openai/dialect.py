@@ -228,14 +228,6 @@ _MOST_SEQUENCES = 128
 """The most sequences of all prompts of one completion request."""
 
 
-def read_model_name(request: RawRequest) -> str | None:
-    """The model that the body names; None for "" and for none."""
-    name = read_object(request).get("model")
-    if name is not None and type(name) is not str:
-        raise errors.InvalidRequestError(f"'model' is {show(name)}: expected a string")
-    return name or None
-
-
 def parse_chat(request: RawRequest, model: ModelContext) -> Call:
     """Read the body of `/v1/chat/completions`. Raises InvalidRequestError."""
     payload, problems = read_object(request), Problems.of(model.options)
@@ -457,7 +449,11 @@ class OpenAi(Dialect):
     """What huggingface_hub's client and TGI's documents send where an address has one model."""
 
     def model_name(self, request: RawRequest) -> str | None:
-        return read_model_name(request)
+        """The model that the body names; None for "" and for none."""
+        name = read_object(request).get("model")
+        if name is not None and type(name) is not str:
+            raise errors.InvalidRequestError(f"'model' is {show(name)}: expected a string")
+        return name or None
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """The models as a list, or the one that the path names."""

@@ -157,7 +157,7 @@ class TritonGenerateEncoder(inference.BatchEncoder):
         return b"data: " + dump_line(body) + b"\n\n" if self.stream else orjson.dumps(body)
 
 
-class TritonStreamEncoder(base.BaseEncoder):
+class TritonStreamEncoder(base.ResponseEncoder):
     """An event for each chunk, with its new text and the log-probabilities of its tokens. There is no last event."""
 
     stream = True

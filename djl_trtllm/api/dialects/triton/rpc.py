@@ -146,7 +146,7 @@ class Frame(Enum):
     ONLY = auto()
 
 
-class RpcEncoder(base.BaseEncoder):
+class RpcEncoder(base.ResponseEncoder):
     """Encodes the responses to one request; in a stream they are wrapped.
 
     After a chunk that ends with an error, `error` has the last response, after all others `end`.
