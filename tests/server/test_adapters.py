@@ -136,21 +136,6 @@ async def test_what_cannot_be_registered_is_400(
         assert told in answer.json["message"]
 
 
-@pytest.mark.parametrize(
-    ("path", "method", "allow", "told"),
-    [
-        ("/adapters", "PUT", "GET, POST", "this takes GET and POST"),
-        ("/adapters/dutch", "POST", "GET, DELETE", "this takes GET and DELETE"),
-    ],
-)
-async def test_a_wrong_method_is_405_and_names_the_right_ones(
-    hosts: Hosts, tokenizer: Tokenizer, directory: Path, path: str, method: str, allow: str, told: str
-) -> None:
-    async with adapting(hosts, tokenizer, directory) as served:
-        answer = await served.client.get(path, method=method)
-        assert (answer.status, answer.headers["allow"], answer.json["message"]) == (405, allow, told)
-
-
 @pytest.mark.parametrize("path", ["/adapters", "/adapters/dutch"])
 async def test_a_model_without_lora_says_how_to_get_it(hosts: Hosts, tokenizer: Tokenizer, path: str) -> None:
     async with application(tokenizer) as served:

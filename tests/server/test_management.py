@@ -95,21 +95,6 @@ async def test_an_unknown_model_is_404(method: str) -> None:
         assert (answer.status, answer.json["message"]) == (404, "there is no model named 'hen' here")
 
 
-@pytest.mark.parametrize(
-    ("path", "allow", "told"),
-    [
-        ("/models", "GET, POST", "this takes GET and POST"),
-        ("/models/story", "GET, PUT, DELETE", "this takes GET, PUT and DELETE"),
-    ],
-)
-async def test_a_wrong_method_is_405_and_names_the_right_ones(path: str, allow: str, told: str) -> None:
-    async with application() as served:
-        served.registry.add(ServedModel("story", "/story"))
-        answer = await served.client.get(path, method="PATCH")
-        assert (answer.status, answer.headers["allow"], answer.json["message"]) == (405, allow, told)
-        assert answer.json["type"] == "MethodNotAllowedException"
-
-
 # -- scaling -----------------------------------------------------------------------------------------------------------
 
 

@@ -352,6 +352,10 @@ async def test_an_unknown_path_is_404_in_djls_shape(method: str, path: str) -> N
         ("PUT", "/ping", "GET, POST"),
         ("POST", "/metrics", "GET"),
         ("DELETE", "/metrics", "GET"),
+        ("PATCH", "/models", "GET, POST"),
+        ("PATCH", "/models/story", "DELETE, GET, PUT"),
+        ("PUT", "/adapters", "GET, POST"),
+        ("POST", "/models/story/adapters/dutch", "DELETE, GET"),
     ],
 )
 async def test_a_wrong_method_is_405_and_names_the_right_one(method: str, path: str, allow: str) -> None:
@@ -359,6 +363,7 @@ async def test_a_wrong_method_is_405_and_names_the_right_one(method: str, path: 
         answer = await served.client.get(path, method=method)
         assert (answer.status, answer.headers["allow"]) == (405, allow)
         assert answer.json["message"] == f"{path} takes {allow}, not {method}"
+        assert answer.json["type"] == "MethodNotAllowedException"
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
