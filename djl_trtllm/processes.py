@@ -1,4 +1,4 @@
-"""What processes do that this package starts, what runs below them, and this process's limit of file descriptors."""
+"""Helpers for the processes that this package starts: their end, their bounds, compilers below them, descriptors."""
 
 from __future__ import annotations
 
