@@ -99,6 +99,10 @@ _EXPERTS = MappingProxyType({1: 22.0, 2: 13.0, 4: 10.0, 8: 10.0})
 _MOE_BLOCK = 128
 _PYTORCH_OVERHEAD = 3 * GIB + 150 * MIB
 """AIConfigurator's 3.5 GiB are of a capacity of 80 GiB; of the 79.65 GiB that NVML reports it is this much."""
+_ENGINE_PROCESS = 548 * MIB
+"""The CUDA context of TensorRT-LLM's proxy, which is in the engine process, on the first GPU beside its rank's: a third
+of the 1,644 MiB that two ranks' contexts and it took on an H200 (docs/verification.md, "On a GPU"). With one rank the
+overhead has it already: so the estimate is within 0.1 % of the capacities measured on H100, and 0.5 % on GB300."""
 _PYTORCH_RESERVED = 0.015
 """The part of the KV cache's memory that its allocator does not hand out (AIConfigurator)."""
 
@@ -328,8 +332,10 @@ class Estimate:
 
     @cached_property
     def overhead(self) -> int:
-        """Bytes of each GPU that driver, CUDA, libraries and runtime take."""
-        return self.constants.overhead if self.conditions.backend == "tensorrt" else _PYTORCH_OVERHEAD
+        """Bytes that driver, CUDA, libraries and runtime take on the first GPU, which has the others' KV cache too."""
+        if self.conditions.backend == "tensorrt":
+            return self.constants.overhead
+        return _PYTORCH_OVERHEAD + (_ENGINE_PROCESS if self.conditions.ranks > 1 else 0)
 
     def activations(self, max_num_tokens: int) -> int:
         conditions = self.conditions

@@ -117,7 +117,7 @@ class Bench:
 
     def step(self, *deltas: Delta) -> None:
         """One iteration."""
-        self.batch.process([Step(list(deltas), Stats(running=len(deltas)))])
+        self.batch.process([Step.of(deltas, Stats(running=len(deltas)))])
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, False)

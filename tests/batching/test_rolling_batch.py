@@ -119,8 +119,8 @@ def test_a_request_reaches_the_executor_with_its_adapter_and_the_length_that_fit
 def test_merged_iterations_are_one_update_per_sequence(bench: Bench) -> None:
     _, first = bench.submit()
     _, second = bench.submit()
-    steps = [Step([Delta(0, [10 + k]), Delta(1, [20 + k])], Stats(kv_usage=k)) for k in range(3)]
-    steps.append(Step([Delta(1, [30], finish=LENGTH)], Stats()))
+    steps = [Step.of([Delta(0, [10 + k]), Delta(1, [20 + k])], Stats(kv_usage=k)) for k in range(3)]
+    steps.append(Step.of([Delta(1, [30], finish=LENGTH)]))
     bench.batch.process(steps)
     assert [[token.id for token in update.tokens] for update in first.updates] == [[10, 11, 12]]
     assert [[token.id for token in update.tokens] for update in second.updates] == [[20, 21, 22, 30]]
@@ -177,7 +177,7 @@ def test_a_stop_string_ends_the_sequence_and_what_comes_after_is_thrown_away(ben
 def test_the_engines_state_is_that_of_its_last_iteration(bench: Bench) -> None:
     assert bench.batch.engine_stats == Stats()
     assert Bench(bench.tokenizer, kv_blocks=5).batch.engine_stats == Stats(kv_usage=0, kv_blocks=5, kv_blocks_used=0)
-    bench.batch.process([Step([], Stats(running=number)) for number in (1, 2, 3)])
+    bench.batch.process([Step(stats=Stats(running=number)) for number in (1, 2, 3)])
     assert bench.batch.engine_stats == Stats(running=3)
     bench.batch.process([])
     assert bench.batch.engine_stats == Stats(running=3)
@@ -241,7 +241,9 @@ def test_100_000_requests_with_stops_take_no_memory(tokenizer: Tokenizer) -> Non
         batch.admit(1)
         batch.submit(GenerationRequest(prompt_ids=prompt, sampling=Sampling(30), **stops), prompt, count, None)
         while batch.waiting or (number == REQUESTS - 1 and executor.busy):
-            batch.process([Step(executor.step(), executor.stats())])
+            step = executor.step()
+            step.stats = executor.stats()
+            batch.process([step])
         if number == REQUESTS // 5:
             warm = psutil.Process().memory_info().rss
     assert ended == {"ran": REQUESTS // 2, "id": REQUESTS // 2}

@@ -32,7 +32,7 @@ BUFFER = 64 * 1024
 
 
 def step(*token_ids: int, finish: FinishReason | None = None) -> Step:
-    return Step([Delta(1, list(token_ids), finish=finish)], Stats(running=1))
+    return Step.of([Delta(1, list(token_ids), finish=finish)], Stats(running=1))
 
 
 # -- starting ----------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from djl_trtllm.executor.protocol import Delta, Failed, Ping, Pong, Stats, Step
+from djl_trtllm.executor.protocol import Delta, Failed, Ping, Pong, Step
 from tests.executor.kit import PID, PlayedHost, played, settled, started, started_8_seconds
 
 GONE = f"the engine process (pid {PID}) is gone: "
@@ -110,7 +110,7 @@ async def test_a_failure_while_steps_are_handled_is_a_death_that_names_it(host: 
     await host.start()
     host.probe.error = ZeroDivisionError("in the rolling batch")
     messages = [Failed("first")] if said else []
-    host.process.say(*messages, Step([Delta(1, [5])], Stats()))
+    host.process.say(*messages, Step.of([Delta(1, [5])]))
     cause = "first" if said else "its messages could not be handled: ZeroDivisionError: in the rolling batch"
     assert await host.probe.death() == GONE + cause
     assert host.process.kills == 1
@@ -139,7 +139,7 @@ async def test_a_busy_engine_process_that_sends_is_never_taken_for_hung(host: Pl
     host.probe.busy = True
     for _ in range(20):
         await asyncio.sleep(7.5)
-        host.process.say(Step([], Stats()))
+        host.process.say(Step())
     await settled()
     assert (host.process.kills, host.probe.deaths) == (0, [])
 

@@ -36,6 +36,7 @@ from djl_trtllm.executor.protocol import (
 from djl_trtllm.logs import RequestContext
 from djl_trtllm.request import FinishReason
 from tests.executor.kit import Server
+from tests.support.steps import deltas_of
 
 
 class Ends:
@@ -110,7 +111,7 @@ def test_a_connection_that_ends_or_is_reset_has_ended(ends: Ends, unread: bool) 
 
 def big(number: int) -> Step:
     """A message larger than what lies in a socket."""
-    return Step([Delta(number, [1 << 30] * 200_000)], Stats())
+    return Step.of([Delta(number, [1 << 30] * 200_000)])
 
 
 @pytest.mark.parametrize("blocking", [False, True])
@@ -157,7 +158,7 @@ def test_output_waits_for_iterations_and_seconds(iterations: int, seconds: float
     tokens: list[list[int]] = []
     for number in range(1, sent[-1] + 1):
         now += 0.25
-        tokens += [delta.token_ids for delta in held.add([Delta(1, [number])])]
+        tokens += [delta.token_ids for delta in deltas_of(held.add(Step.of([Delta(1, [number])])))]
     ends = [0, *sent]
     assert tokens == [list(range(before + 1, end + 1)) for before, end in zip(ends, sent, strict=False)]
 
@@ -180,47 +181,47 @@ def test_beginnings_and_ends_do_not_wait(steps: str, sent: str) -> None:
         for sequence in step.replace("!", ""):
             finish = FinishReason.LENGTH if f"{sequence}!" in step else None
             deltas.append(Delta(int(sequence), [number], None, finish))
-        out = held.add(deltas)
+        out = deltas_of(held.add(Step.of(deltas)))
         assert all(bool(delta.finish) == (f"{delta.request_id}!" in step) for delta in out)
         found.append(",".join(f"{delta.request_id}:{''.join(map(str, delta.token_ids))}" for delta in out))
     assert "|".join(found) == sent
 
 
 def test_what_is_merged_has_all_log_probabilities_and_the_last_reason_and_can_be_taken() -> None:
+    def add(*deltas: Delta) -> list[Delta]:
+        return deltas_of(held.add(Step.of(deltas)))
+
     held = HeldOutput(9, 0.0)
     first = Delta(1, [1], [-0.1], cached_tokens=4)
-    assert held.add([first]) == [first]
-    assert [held.add([Delta(1, [token], [-token / 10])]) for token in (2, 3)] == [[], []]
-    assert held.add([Delta(1, [], None, FinishReason.ERROR, "lost")]) == [
-        Delta(1, [2, 3], [-0.2, -0.3], FinishReason.ERROR, "lost")
-    ]
+    assert add(first) == [first]
+    assert [add(Delta(1, [token], [-token / 10])) for token in (2, 3)] == [[], []]
+    last = add(Delta(1, [], None, FinishReason.ERROR, "lost"))
+    assert last == [Delta(1, [2, 3], [-0.2, -0.3], FinishReason.ERROR, "lost")]
     held = HeldOutput(3, 0.0)
-    assert [bool(held.add([Delta(1, [token])])) for token in (1, 2)] == [True, False]
-    assert (held.take_all(), held.take_all()) == ([Delta(1, [2])], [])
-    assert [bool(held.add([Delta(1, [3])])) for _ in range(3)] == [False, False, True], "the count begins anew"
+    assert [bool(add(Delta(1, [token]))) for token in (1, 2)] == [True, False]
+    assert (held.take_all().tokens, held.take_all().tokens) == ([2], [])
+    assert [bool(add(Delta(1, [3]))) for _ in range(3)] == [False, False, True], "the count begins anew"
 
 
 # -- one wake-up of an event loop as one message -----------------------------------------------------------------------
 
 
 def backlog(buffer: StepBuffer) -> None:
-    buffer.extend(7, [1], [-0.1]).cached_tokens = 4
-    buffer.extend(7, [2, 3], [-0.2, -0.3])
-    buffer.extend(7, [], None).finish = FinishReason.LENGTH
+    buffer.step.add(7, [1], [-0.1])
+    buffer.step.cached[7] = 4
+    buffer.step.add(7, [2, 3], [-0.2, -0.3])
+    buffer.step.end(7, FinishReason.LENGTH)
 
 
 @pytest.mark.parametrize(
     ("put_in", "sent"),
     [
-        (lambda buffer: [buffer.extend(each, [each], None) for each in range(2)], [[Delta(0, [0]), Delta(1, [1])]]),
-        (backlog, [[Delta(7, [1, 2, 3], [-0.1, -0.2, -0.3], FinishReason.LENGTH, None, 4)]]),
-        # A flush without news is a sign of life.
-        (StepBuffer.flush, [[]]),
+        (lambda buffer: [buffer.step.add(each, [each]) for each in range(2)], [Delta(0, [0]), Delta(1, [1])]),
+        (backlog, [Delta(7, [1, 2, 3], [-0.1, -0.2, -0.3], FinishReason.LENGTH, None, 4)]),
+        (StepBuffer.flush, []),  # a sign of life
     ],
 )
-def test_what_one_wake_up_brings_is_one_message(
-    put_in: Callable[[StepBuffer], object], sent: list[list[Delta]]
-) -> None:
+def test_what_one_wake_up_brings_is_one_message(put_in: Callable[[StepBuffer], object], sent: list[Delta]) -> None:
     steps: list[Step] = []
 
     async def main() -> None:
@@ -229,10 +230,10 @@ def test_what_one_wake_up_brings_is_one_message(
             put_in(buffer)
             for _ in range(3):
                 await asyncio.sleep(0)
-            assert buffer.sent == len(steps) == turn * len(sent)
+            assert buffer.sent == len(steps) == turn
 
     asyncio.run(main())
-    assert steps == [Step(deltas, Stats(running=2)) for deltas in sent * 2]
+    assert [(deltas_of(step), step.stats) for step in steps] == [(sent, Stats(running=2))] * 2
 
 
 # -- lines that are printed for a request ------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,7 +21,6 @@ from djl_trtllm.executor.protocol import (
     Ready,
     Shutdown,
     Start,
-    Stats,
     Step,
     Submit,
     ToEngine,
@@ -69,10 +69,52 @@ def test_a_message_is_a_length_and_a_list_that_begins_with_its_name() -> None:
         "ping": Ping(),
         "shutdown": Shutdown(),
         "ready": Ready(Limits(1, 2, 3, 4)),
-        "step": Step([Delta(1, [5])], Stats()),
+        "step": Step.of([Delta(1, [5]), Delta(2, [6])]),
         "pong": Pong(),
         "failed": Failed("lost"),
     }
     decoded = {name: msgspec.msgpack.decode(body_of(frame(message))) for name, message in messages.items()}
     assert {name: fields[0] for name, fields in decoded.items()} == {name: name for name in messages}
-    assert decoded["step"][1] == [[1, [5], None, None, None, 0]]
+    assert decoded["step"][1:7] == [[1, 2], [5, 6], [], [], [], {}]
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 5),
+        st.lists(st.integers(0, 9), max_size=3),
+        st.booleans(),
+    ),
+    max_size=6,
+)
+
+
+@given(ROWS)
+def test_columns_have_every_row_as_it_was_added(rows: list[tuple[int, list[int], bool]]) -> None:
+    step = Step()
+    for request_id, token_ids, wanted in rows:
+        step.add(request_id, token_ids, [-token / 10 for token in token_ids] if wanted else None)
+    read = decode_from_engine(body_of(frame(step)))
+    assert isinstance(read, Step)
+    found = list(read.rows())
+    assert [row[:2] for row in found] == [row[:2] for row in rows]
+    for (_, token_ids, wanted), (_, _, logprobs) in zip(rows, found, strict=True):
+        values = [-token / 10 if wanted else None for token in token_ids]
+        assert logprobs == values or (logprobs is None and not any(wanted and ids for _, ids, wanted in rows))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"ids": [1], "tokens": []},
+        {"ids": [1, 2], "tokens": [5, 6], "counts": [2]},
+        {"ids": [1, 2], "tokens": [5, 6], "counts": [1, 2]},
+        {"ids": [1, 2], "tokens": [5, 6], "counts": [3, -1]},
+        {"ids": [1], "tokens": [5], "logprobs": [-0.5, -0.5]},
+    ],
+)
+def test_columns_that_do_not_fit_together_are_refused(columns: dict[str, Any]) -> None:
+    step = Step()
+    for name, values in columns.items():
+        setattr(step, name, values)
+    with pytest.raises(ValueError, match="a step"):
+        decode_from_engine(body_of(frame(step)))

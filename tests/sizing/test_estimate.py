@@ -98,6 +98,19 @@ def test_ranks_need_buffers_to_communicate(tensor: int, pipeline: int, backend: 
 def test_the_runtime_takes_what_was_fitted_for_an_engine_and_measured_for_pytorch() -> None:
     assert Estimate(LLAMA, Conditions(1), BARE).overhead == 5
     assert 3 * GIB < Estimate(LLAMA, Conditions(1, backend="pytorch"), BARE).overhead < 3.5 * GIB
+
+
+@pytest.mark.parametrize(("backend", "context"), [("tensorrt", 0), ("pytorch", 1644 * MIB // 3)])
+@pytest.mark.parametrize("degrees", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}])
+def test_beside_several_ranks_of_pytorch_the_engine_process_has_a_context(
+    backend: Any, context: int, degrees: dict[str, Any]
+) -> None:
+    alone = Estimate(LLAMA, Conditions(1, backend=backend), BARE)
+    several = Estimate(LLAMA, Conditions(1, backend=backend, **degrees), BARE)
+    assert several.overhead == alone.overhead + context
+
+
+def test_the_constants_of_engines_are_those_of_the_fit() -> None:
     assert EngineConstants(scale=2.4, overhead=2560 * 1024**2, eight_ranks=2816 * 1024**2) == FITTED
 
 
