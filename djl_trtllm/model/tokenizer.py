@@ -423,7 +423,10 @@ def _add_tokens(raw: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path
 
 
 def _mark_special(raw: tokenizers.Tokenizer, tokens: Mapping[str, Any]) -> None:
-    """Mark named tokens as special if the vocabulary has them. Add none: the model has no embedding for them."""
+    """Mark the named tokens that the vocabulary has as special.
+
+    The others are not added: the model has no embedding for them.
+    """
     known = raw.get_added_tokens_decoder()
     named = [*(tokens[name] for name in _NAMED if name in tokens), *tokens.get("additional_special_tokens", ())]
     for text in named:

@@ -1,4 +1,4 @@
-"""Every option, declared once: a row in TOML, and its type in `types.OptionTypes`.
+"""Every option, declared once: a row in TOML, and its type in `choices.OptionTypes`.
 
 `model.toml`, `engine.toml` and `server.toml` have the options that do something, by group; `config/compat/legacy.toml`
 has those without effect. Messages, the resolved table, the pages of `docs/options/` and `serving.properties.example`
@@ -18,9 +18,8 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, create_model
 
-from djl_trtllm.config.options.choices import Choice
+from djl_trtllm.config.options.choices import Choice, OptionTypes
 from djl_trtllm.config.options.option import Option, ValueType, as_text, option_of
-from djl_trtllm.config.options.types import OptionTypes
 from djl_trtllm.config.tables import read_table
 
 _HINTS = get_type_hints(OptionTypes)

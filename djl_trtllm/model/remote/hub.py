@@ -52,9 +52,9 @@ _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "scheduler.bin", "optimizer
 def needed(names: Iterable[str]) -> list[str]:
     """The files to download from a repository, given the paths of all its files; sorted.
 
-    All files of a compiled engine. Of a checkpoint, configuration, tokenizer, code and one set of weights: safetensors
-    before pickled ones, shards before their consolidated copy. Without other libraries' formats, pictures, hidden files
-    and training leftovers.
+    A compiled engine needs all its files. A checkpoint needs configuration, tokenizer, code and one set of weights:
+    safetensors are preferred to pickled files, and shards to their consolidated copy. Other libraries' formats,
+    pictures, hidden files and leftovers of training are never needed.
     """
     paths = sorted({PurePosixPath(name) for name in names if name and not name.endswith("/")})
     kept = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
