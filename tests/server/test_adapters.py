@@ -15,6 +15,7 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.service import ServedModel
 from tests.server.application import Application, application
 from tests.support.in_process import Hosts
+from tests.support.tables import by_table
 
 COLLECTIONS = ["/adapters", "/models/story/adapters"]
 
@@ -136,13 +137,7 @@ async def test_what_cannot_be_registered_is_400(
         assert told in answer.json["message"]
 
 
-@pytest.mark.parametrize(
-    ("path", "method", "allow", "told"),
-    [
-        ("/adapters", "PUT", "GET, POST", "this takes GET and POST"),
-        ("/adapters/dutch", "POST", "GET, DELETE", "this takes GET and DELETE"),
-    ],
-)
+@by_table("path", "method", "allow", "told")
 async def test_a_wrong_method_is_405_and_names_the_right_ones(
     hosts: Hosts, tokenizer: Tokenizer, directory: Path, path: str, method: str, allow: str, told: str
 ) -> None:

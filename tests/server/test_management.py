@@ -18,6 +18,7 @@ from tests.server.application import Application, application, body
 from tests.support.asgi import Connection
 from tests.support.in_process import Hosts
 from tests.support.models import scripted_model
+from tests.support.tables import by_table
 from tests.support.virtual_time import until
 
 
@@ -95,13 +96,7 @@ async def test_an_unknown_model_is_404(method: str) -> None:
         assert (answer.status, answer.json["message"]) == (404, "there is no model named 'hen' here")
 
 
-@pytest.mark.parametrize(
-    ("path", "allow", "told"),
-    [
-        ("/models", "GET, POST", "this takes GET and POST"),
-        ("/models/story", "GET, PUT, DELETE", "this takes GET, PUT and DELETE"),
-    ],
-)
+@by_table("path", "allow", "told")
 async def test_a_wrong_method_is_405_and_names_the_right_ones(path: str, allow: str, told: str) -> None:
     async with application() as served:
         served.registry.add(ServedModel("story", "/story"))
@@ -113,16 +108,7 @@ async def test_a_wrong_method_is_405_and_names_the_right_ones(path: str, allow: 
 # -- scaling -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("query", "workers", "most"),
-    [
-        ("min_worker=3", 3, 3),
-        ("min_worker=1&max_worker=5", 1, 5),
-        ("min_worker=2&max_worker=2", 2, 2),
-        ("max_worker=4", 2, 4),
-        ("", 2, 2),
-    ],
-)
+@by_table("query", "workers", "most")
 async def test_a_model_is_scaled(hosts: Hosts, tokenizer: Tokenizer, query: str, workers: int, most: int) -> None:
     async with application(tokenizer, workers=2) as served:
         answer = await served.client.get("/models/story", query, method="PUT")
@@ -131,19 +117,7 @@ async def test_a_model_is_scaled(hosts: Hosts, tokenizer: Tokenizer, query: str,
         assert len(served.registry.models["story"].workers) == workers
 
 
-@pytest.mark.parametrize(
-    ("query", "told"),
-    [
-        ("min_worker=many", "min_worker is 'many': expected a whole number up to 64"),
-        ("max_worker=-1", "max_worker is '-1': expected a whole number up to 64"),
-        ("min_worker=65", "min_worker is '65': expected a whole number up to 64"),
-        ("min_worker=65&max_worker=66", "min_worker is '65': expected a whole number up to 64"),
-        ("min_worker=", "min_worker is '': expected a whole number up to 64"),
-        ("min_worker=0", "min_worker=0 and max_worker=0: expected 1 <= min_worker <= max_worker"),
-        ("min_worker=3&max_worker=2", "min_worker=3 and max_worker=2: expected 1 <= min_worker <= max_worker"),
-        ("max_worker=0", "min_worker=1 and max_worker=0: expected 1 <= min_worker <= max_worker"),
-    ],
-)
+@by_table("query", "told")
 async def test_wrong_numbers_of_workers_are_reported(hosts: Hosts, tokenizer: Tokenizer, query: str, told: str) -> None:
     async with application(tokenizer) as served:
         answer = await served.client.get("/models/story", query, method="PUT")
@@ -183,15 +157,7 @@ async def test_a_server_without_a_store_keeps_its_models(hosts: Hosts, tokenizer
         assert (await served.client.get("/ping")).json == {"story": {"status": "Healthy"}}
 
 
-@pytest.mark.parametrize(
-    ("source", "at_startup", "status"),
-    [
-        ("/elsewhere/story", True, 503),
-        ("/store/story", True, 200),
-        ("story", True, 200),
-        ("/elsewhere/story", False, 200),
-    ],
-)
+@by_table("source", "at_startup", "status")
 async def test_ping_tells_of_a_model_of_the_start_that_cannot_come_back(
     source: str, at_startup: bool, status: int
 ) -> None:
@@ -307,16 +273,7 @@ async def test_an_archive_has_the_name_before_its_suffix(
         assert list(served.registry.models) == ["packed"]
 
 
-@pytest.mark.parametrize(
-    ("query", "workers"),
-    [
-        ("", 1),
-        ("&min_worker=3", 3),
-        ("&initial_workers=2", 2),
-        ("&min_worker=3&initial_workers=2", 3),
-        ("&min_worker=0", 1),
-    ],
-)
+@by_table("query", "workers")
 async def test_a_model_is_registered_with_workers(hosts: Hosts, store: Path, query: str, workers: int) -> None:
     async with application(store=store) as served:
         await register(served, f"url=red{query}")

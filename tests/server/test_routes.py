@@ -28,6 +28,7 @@ from djl_trtllm.telemetry import Telemetry
 from tests.server.application import application, body
 from tests.support.asgi import JSON, lifespan
 from tests.support.in_process import PROMPT, Hosts
+from tests.support.tables import by_table
 from tests.support.virtual_time import until
 
 # A path is found by itself before those with placeholders, wherever the application lies.
@@ -65,18 +66,7 @@ async def _answer(application: ASGIApp, path: str, root_path: str) -> str:
 
 
 @pytest.mark.parametrize("root_path", ["", "/app"])
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("/v2/models", "/v2/models []"),
-        ("/v2/models/ready", "/v2/models/ready []"),
-        ("/v2/models/story", "/v2/models/{name} [('name', 'story')]"),
-        ("/v2/story:predict", "/v2/{model}:predict [('model', 'story')]"),
-        ("/v2/story", "/v2/{model} [('model', 'story')]"),
-        ("/elsewhere", "/{rest:path} [('rest', 'elsewhere')]"),
-        ("/v2/models/", "/{rest:path} [('rest', 'v2/models/')]"),
-    ],
-)
+@by_table("path", "expected")
 def test_the_path_with_the_most_fixed_characters_answers(path: str, expected: str, root_path: str) -> None:
     router = PathRouter({path: Named(path) for path in PATHS}, Named("default"), life)
     assert answer(router, root_path + path, root_path) == expected
@@ -121,14 +111,7 @@ def test_an_endpoint_may_be_the_name_of_a_model() -> None:
     assert find_model(registry("story", "tale"), TRITON, None, "tale").name == "tale"
 
 
-@pytest.mark.parametrize(
-    ("name", "endpoint", "message"),
-    [
-        ("hen", None, "there is no model named 'hen' here; loaded: story, tale"),
-        (None, None, "Parameter model_name is required; loaded: story, tale"),
-        (None, "hen", "there is no model named 'hen' here; loaded: story, tale"),
-    ],
-)
+@by_table("name", "endpoint", "message")
 def test_a_model_that_is_not_there(name: str | None, endpoint: str | None, message: str) -> None:
     with pytest.raises(UnknownModelError, match=message):
         find_model(registry("story", "tale"), TRITON, name, endpoint)
@@ -142,21 +125,7 @@ def text(tokenizer: Tokenizer, tokens: int) -> str:
 # -- generating --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "query", "headers"),
-    [
-        ("/invocations", "", {}),
-        ("/predictions/story", "", {}),
-        ("/models/story/invoke", "", {}),
-        ("/endpoints/story/invocations", "", {}),
-        ("/invocations", "model_name=story", {}),
-        ("/invocations", "", {"model_name": "story"}),
-        ("/predictions/story", "model_name=fable", {}),
-        ("/invocations", "", {"X-Amzn-SageMaker-Target-Model": "story"}),
-        ("/endpoints/fable/invocations", "", {"X-Amzn-SageMaker-Target-Model": "story.tar.gz"}),
-        ("/models/story/invoke", "", {"X-Amzn-SageMaker-Target-Model": "fable"}),
-    ],
-)
+@by_table("path", "query", "headers")
 async def test_every_path_of_a_model_generates(
     hosts: Hosts, tokenizer: Tokenizer, path: str, query: str, headers: dict[str, str]
 ) -> None:
@@ -341,19 +310,7 @@ async def test_an_unknown_path_is_404_in_djls_shape(method: str, path: str) -> N
         }
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "allow"),
-    [
-        ("GET", "/invocations", "POST"),
-        ("HEAD", "/invocations", "POST"),
-        ("PUT", "/predictions/story", "POST"),
-        ("GET", "/models/story/invoke", "POST"),
-        ("GET", "/endpoints/story/invocations", "POST"),
-        ("PUT", "/ping", "GET, POST"),
-        ("POST", "/metrics", "GET"),
-        ("DELETE", "/metrics", "GET"),
-    ],
-)
+@by_table("method", "path", "allow")
 async def test_a_wrong_method_is_405_and_names_the_right_one(method: str, path: str, allow: str) -> None:
     async with application() as served:
         answer = await served.client.get(path, method=method)
@@ -488,15 +445,9 @@ async def test_a_request_that_is_refused_or_invalid_does_not_count_any_more(host
         assert not limited._requests
 
 
-@pytest.mark.parametrize(
-    ("headers", "expected"),
-    [
-        ({"Authorization": "Bearer secret"}, ("key web-app", 0)),
-        ({"x-api-key": "other", "x-user-id": "ann", "x-priority": "high"}, ("key batch", 1)),
-    ],
-)
+@by_table("headers", "expected")
 async def test_a_key_has_its_share_and_its_priority(
-    hosts: Hosts, tokenizer: Tokenizer, headers: dict[str, str], expected: tuple[str, int]
+    hosts: Hosts, tokenizer: Tokenizer, headers: dict[str, str], expected: list[object]
 ) -> None:
     some = clients(client_header="x-user-id", priority_header="x-priority")
     async with application(tokenizer, clients=some, access=KEYS) as served:
@@ -505,7 +456,7 @@ async def test_a_key_has_its_share_and_its_priority(
         batch = served.registry.models["story"].workers[0].batch
         assert batch is not None
         (slot,) = batch._running.values()
-        assert (slot.client.key, slot.priority) == expected
+        assert [slot.client.key, slot.priority] == expected
         hosts.last.step(4)
         assert (await request.end()).status == 200
 
