@@ -44,7 +44,6 @@ from tests.support.tables import constant
 
 HERMES = "{# <tool_call> #}{% if tools %}{{ tools | tojson }}{% endif %}{{ messages | tojson }}"
 MISTRAL = HERMES.replace("<tool_call>", "[TOOL_CALLS]")
-THINKING = "{# <tool_call> </think> #}{{ tools }}{{ messages }}<think>\n"
 
 WEATHER: dict[str, Any] = constant(__file__, "WEATHER")
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}

@@ -138,20 +138,6 @@ async def test_every_path_of_a_model_generates(
         assert hosts.made[0].submitted != []
 
 
-async def test_an_endpoints_name_says_nothing_where_there_is_one_model(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    hosts.alone = True
-    async with application(tokenizer) as served:
-        answer = await served.client.post("/endpoints/any-name/invocations", body())
-        assert answer.status == 200
-        await served.load(tokenizer, "fable")
-        answer = await served.client.post("/endpoints/any-name/invocations", body())
-        assert answer.status == 400
-        assert answer.headers["x-amzn-errortype"] == "ValidationError"
-        route = "/endpoints/{endpoint}/invocations"
-        assert served.counts.responses == {(200, route, "story"): 1, (400, route, ""): 1}
-        assert answer.json["Message"] == "there is no model named 'any-name' here; loaded: fable, story"
-
-
 async def test_an_endpoints_openai_body_names_the_model_before_the_endpoint(hosts: Hosts, tokenizer: Tokenizer) -> None:
     hosts.alone = True
     async with application(tokenizer) as served:
@@ -166,33 +152,6 @@ async def test_an_endpoints_openai_body_names_the_model_before_the_endpoint(host
         assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_custom_attributes_come_back(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    hosts.alone = True
-    header = "x-amzn-sagemaker-custom-attributes"
-    async with application(tokenizer) as served:
-        for value, path, returned in (
-            ("trace=1;a", "/invocations", "trace=1;a"),
-            ("x" * 1024, "/endpoints/story/invocations-response-stream", "x" * 1024),
-            ("x" * 1025, "/invocations", None),
-            ("", "/invocations", None),
-            ("trace=1", "/generate", None),
-        ):
-            answer = await served.client.post(path, body(), {header: value})
-            assert (answer.status, answer.headers.get(header)) == (200, returned)
-        assert header not in (await served.client.post("/invocations", body(0), {header: "trace=1"})).headers
-
-
-async def test_errors_of_an_endpoint_are_in_sagemakers_shape(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
-        for content, status in ((b"{", 424), (b" " * 1001, 413)):
-            own = await served.client.post("/invocations", content)
-            answer = await served.client.post("/endpoints/story/invocations", content)
-            assert (own.status, answer.status, answer.json["OriginalStatusCode"]) == (status, 424, status)
-            assert answer.headers["x-amzn-errortype"] == "ModelError"
-            assert "x-amzn-errortype" not in own.headers
-            assert answer.json["OriginalMessage"] == own.body.decode().strip()
-
-
 async def test_a_stream_has_a_part_for_every_iteration(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer) as served:
         stream = served.client.begin("POST", "/invocations", body(3, stream=True))
@@ -204,15 +163,6 @@ async def test_a_stream_has_a_part_for_every_iteration(hosts: Hosts, tokenizer: 
         await stream.end()
         assert stream.complete
         assert stream.lines[-1]["generated_text"] == text(tokenizer, 3)
-
-
-async def test_a_body_is_read_by_its_content_type(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    hosts.alone = True
-    async with application(tokenizer) as served:
-        answer = await served.client.post("/invocations", b"a wolf", {"content-type": "text/plain"})
-        assert answer.status == 200
-        answer = await served.client.post("/invocations", b"a wolf")
-        assert answer.status == 424
 
 
 async def test_a_request_goes_to_the_worker_with_the_least_to_do(hosts: Hosts, tokenizer: Tokenizer) -> None:
@@ -250,42 +200,6 @@ async def test_a_handler_that_is_cancelled_cancels_its_generation(hosts: Hosts, 
 # -- refusing ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_for_no_model_names_those_that_are_there(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application() as served:
-        answer = await served.client.post("/invocations", body())
-        assert (answer.status, answer.json["message"]) == (400, "Parameter model_name is required; loaded: none")
-        for name in ("wolf", "fox"):
-            await served.load(tokenizer, name)
-        answer = await served.client.post("/invocations", body())
-        assert (answer.status, answer.json["message"]) == (400, "Parameter model_name is required; loaded: fox, wolf")
-
-
-@pytest.mark.parametrize(
-    ("path", "query"), [("/predictions/hen", "model_name=cat"), ("/invocations", "model_name=hen")]
-)
-async def test_an_unknown_model_is_named(hosts: Hosts, tokenizer: Tokenizer, path: str, query: str) -> None:
-    async with application(tokenizer) as served:
-        answer = await served.client.post(path, body(), query=query)
-        assert (answer.status, answer.json["message"]) == (404, "there is no model named 'hen' here; loaded: story")
-
-
-@pytest.mark.parametrize(("size", "status"), [(1000, 424), (1001, 413)])
-async def test_a_body_above_the_limit_is_413(hosts: Hosts, tokenizer: Tokenizer, size: int, status: int) -> None:
-    async with application(tokenizer) as served:
-        answer = await served.client.post("/invocations", b" " * size)
-        assert answer.status == status
-        if status == 413:
-            assert answer.json["message"] == "the request body is larger than max_request_size=1000 bytes"
-
-
-async def test_a_model_that_loads_refuses_with_the_time_to_come_again(hosts: Hosts) -> None:
-    async with application() as served:
-        served.registry.add(ServedModel("story", "/story"))
-        answer = await served.client.post("/invocations", body())
-        assert (answer.status, answer.headers["retry-after"]) == (529, "10")
-        assert "connection" not in answer.headers
-
-
 async def test_a_model_that_ends_tells_clients_to_go_elsewhere(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer) as served:
         served.registry.models["story"].refuse_new()
@@ -295,27 +209,6 @@ async def test_a_model_that_ends_tells_clients_to_go_elsewhere(hosts: Hosts, tok
 
 
 # -- what is no request of a model -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-@pytest.mark.parametrize("path", ["/nowhere", "/ping/", "/invocations/", "/predictions/a/b"])
-async def test_an_unknown_path_is_404_in_djls_shape(method: str, path: str) -> None:
-    async with application() as served:
-        answer = await served.client.get(path, method=method)
-        assert (answer.status, served.counts.responses) == (404, {(404, "unknown", ""): 1})
-        assert answer.json == {
-            "code": 404,
-            "type": "ResourceNotFoundException",
-            "message": f"there is nothing at {path}",
-        }
-
-
-@by_table("method", "path", "allow")
-async def test_a_wrong_method_is_405_and_names_the_right_one(method: str, path: str, allow: str) -> None:
-    async with application() as served:
-        answer = await served.client.get(path, method=method)
-        assert (answer.status, answer.headers["allow"]) == (405, allow)
-        assert answer.json["message"] == f"{path} takes {allow}, not {method}"
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
