@@ -393,7 +393,9 @@ class HttpProtocol(asyncio.Protocol):
     def write_part(self, part: bytes) -> bool:
         if self.unwritable is not None or not self._cycles or not self._cycles[0].takes_parts():
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        cycle = self._cycles[0]
+        self.transport.write(b"%b%x\r\n%b\r\n" % (cycle.head, len(part), part))
+        cycle.head = b""
         return True
 
     def pause_writing(self) -> None:
@@ -510,6 +512,7 @@ class RequestResponseCycle:
         "announced",
         "body",
         "disconnected",
+        "head",
         "keep_alive",
         "more_body",
         "response_complete",
@@ -528,6 +531,8 @@ class RequestResponseCycle:
         self._protocol = protocol
         self._event: asyncio.Event | None = None
         self._news = self._asked = self._chunked = False
+        self.head = b""
+        """The head of the response, which goes with the first bytes of its body: each write is a system call."""
         self._to_come = 0
         """Bytes of the response's body, where its length is known."""
 
@@ -596,18 +601,20 @@ class RequestResponseCycle:
             if self._chunked:
                 lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
-        self._protocol.transport.write(b"".join(lines))
+        self.head = b"".join(lines)
 
     def _write_body(self, body: bytes, *, more: bool) -> None:
-        write = self._protocol.transport.write
+        data = self.head
         if self._chunked:
-            part = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            write(part if more else part + b"0\r\n\r\n")
+            data += b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            data += b"" if more else b"0\r\n\r\n"
         elif self.scope["method"] != "HEAD":
             self._to_come -= len(body)
             if self._to_come < 0 or (self._to_come and not more):
                 raise RuntimeError("the body of the response has not the length that its head says")
-            write(body)
+            data += body
+        self.head = b""
+        self._protocol.transport.write(data)
         if not more:
             self._complete()
 
@@ -617,7 +624,8 @@ class RequestResponseCycle:
             return
         if not self.response_started:
             headers = [*self._protocol.default_headers, (b"content-type", b"text/plain; charset=utf-8")]
-            self._protocol.transport.write(whole_response(500, headers, b"Internal Server Error"))
+            self.head = whole_response(500, headers, b"Internal Server Error")
+        self._protocol.transport.write(self.head)
         self.keep_alive = False
         self._complete()
 

@@ -147,7 +147,9 @@ class RequestLog:
         fields = {**_fields(request, self._clock()), **fields}
         head = (_shown(fields[name]) for name in _HEAD)
         text = " ".join([*head, *(f"{name}={_shown(value)}" for name, value in fields.items() if name not in _HEAD)])
-        logger.log(level, "%s", text, extra={**_belonging(request), **fields})
+        # As `logger.log` does it, which would look for the file and line where it is called.
+        extra = {**_belonging(request), **fields}
+        logger.handle(logger.makeRecord(logger.name, level, "", 0, text, (), None, extra=extra))
 
     def _has_room(self, request: ServedRequest) -> bool:
         now = self._clock()
@@ -209,4 +211,4 @@ def _belonging(request: ServedRequest) -> dict[str, str]:
 
 def _shown(value: Any) -> str:
     text = str(value)
-    return text if _BARE.fullmatch(text) else json.dumps(text)
+    return text if type(value) is not str or _BARE.fullmatch(text) else json.dumps(text)

@@ -396,7 +396,7 @@ def test_a_busy_engine_process_sends_something_every_second(
     iterations = 0
 
     class Timed(ScriptedExecutor):
-        def step(self) -> list[Delta]:
+        def step(self) -> Step:
             nonlocal iterations
             now[0] += seconds
             iterations += 1
