@@ -48,17 +48,6 @@ def test_admission_is_refused_with_the_numbers_before_there_are_tokens(bench: Be
     bench.batch.admit(8)
 
 
-def test_the_batch_counts_sequences_and_not_requests(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer, max_batch_size=64, max_queue_size=64)
-    bench.submit(n=20, do_sample=True)
-    bench.submit(best_of=20, do_sample=True)
-    bench.submit(beam_width=20)
-    bench.submit(n=5, do_sample=True)
-    # 20, 20, 20, and 4 of the last five.
-    assert len(bench.executor.submitted) == 20 + 20 + 1 + 4
-    assert (bench.batch.running, bench.batch.waiting) == (64, 1)
-
-
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [((), 2), ((6,), 12), ((2, 6), 8), ((0.25, 0.35), 1), ((0.0,), 1), ((15,), 30), ((14.6,), 30), ((16,), 30)],
