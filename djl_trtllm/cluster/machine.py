@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 from packaging.version import Version
 
+from djl_trtllm.cluster.application import NODES
 from djl_trtllm.cluster.control import Place
-from djl_trtllm.cluster.replica import NODES
 from djl_trtllm.errors import DjlTrtllmError
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ _SERVE_AND_RAY_SECONDS = 60.0
 """How long Serve and Ray may take to end once the replicas have; Serve alone takes up to 30."""
 _END_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
-_DRIVER = (sys.executable, "-m", "djl_trtllm.cluster.driver")
+_DRIVER = (sys.executable, "-m", "djl_trtllm.cluster.control")
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 

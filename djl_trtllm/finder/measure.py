@@ -21,9 +21,18 @@ from djl_trtllm.engines.cache import EngineCache
 from djl_trtllm.errors import DjlTrtllmError, SizingError
 from djl_trtllm.finder.search import Search, candidates
 from djl_trtllm.finder.subject import LOWEST, Subject, open_subject
-from djl_trtllm.finder.trial import Phase, TrialLoad, TrialReport, TrialSpec
-from djl_trtllm.finder.trials import Outcome, TrialResult, doing, is_crash, run_trial
-from djl_trtllm.progress import Display
+from djl_trtllm.finder.trial import (
+    Outcome,
+    Phase,
+    TrialLoad,
+    TrialReport,
+    TrialResult,
+    TrialSpec,
+    doing,
+    is_crash,
+    run_trial,
+)
+from djl_trtllm.progress import Display, LogDisplay
 from djl_trtllm.sizing.machines import bytes_of
 
 _FORMAT = 1
@@ -211,131 +220,12 @@ class TrialStep:
     bracket: tuple[int | None, int | None]
 
 
-class MeasurementListener:
-    """Gets what happens, in order; this one shows nothing."""
-
-    def begin(self, subject: Subject, state: MeasurementState, most: int) -> None:
-        """Start with the state of an earlier run; `most` trials are enough."""
-
-    def trial(self, step: TrialStep) -> None:
-        """Begin a trial."""
-
-    def report(self, report: TrialReport | None) -> None:
-        """Take a report of the running trial, or None about every second."""
-
-    def ended(self, attempt: Attempt) -> None:
-        """End a trial."""
-
-
-@dataclass
-class Finder:
-    """One measurement."""
-
-    subject: Subject
-    settings: Settings
-    listener: MeasurementListener = field(default_factory=MeasurementListener)
-    run: RunTrial = run_trial
-
-    def measure(self) -> Measured:
-        """Find the largest number that fits; goes on where an interrupted measurement was.
-
-        Raises DjlTrtllmError, with the reason, if a trial fails for anything but memory.
-        """
-        subject, settings = self.subject, self.settings
-        if settings.memory is not None and subject.plan.gpus:
-            raise DjlTrtllmError(
-                f"a bound of {settings.memory} bytes is for an engine in host memory, and {subject.backend} runs on "
-                "GPUs, whose own memory is measured: leave --memory out"
-            )
-        precision = self._precision()
-        file = StateFile(subject.config.engine_cache_dir / _FOLDER, subject.conditions(settings.memory, precision))
-        with file.held():
-            if settings.fresh:
-                file.forget()
-            state = file.read()
-            if state.memory is None:
-                state.memory = settings.memory or subject.default_bound()
-            search = Search.over(candidates(LOWEST, subject.highest, precision), subject.guess(state.memory))
-            most = search.left
-            for attempt in state.attempts:
-                search = search.after(attempt.tokens, attempt.fits)
-            earlier = len(state.attempts)
-            self.listener.begin(subject, state, most)
-            while (tokens := search.next) is not None:
-                self.listener.trial(
-                    TrialStep(len(state.attempts) + 1, len(state.attempts) + search.left, tokens, search.bracket)
-                )
-                attempt = self._try(tokens, state.memory, file)
-                state.attempts.append(attempt)
-                search = search.after(tokens, attempt.fits)
-                state.complete = search.next is None
-                file.write(state)
-                self.listener.ended(attempt)
-        return Measured(subject, search.found, tuple(state.attempts), state.memory, earlier, file.path)
-
-    def _precision(self) -> float:
-        if self.settings.precision is not None:
-            return self.settings.precision
-        return 0.0 if self.subject.backend is Backend.SCRIPTED else PRECISION
-
-    def _try(self, tokens: int, memory: int | None, file: StateFile) -> Attempt:
-        spec = TrialSpec(
-            model=self.subject.model,
-            options={**self.subject.options, **_IN_TRIALS, "option.max_num_tokens": str(tokens)},
-            load=self.subject.load,
-            memory=memory,
-        )
-        cache = EngineCache(self.subject.config.engine_cache_dir)
-        before = {entry.key for entry in cache.entries()}
-        engines: set[str] = set()
-
-        def listen(report: TrialReport | None) -> None:
-            if report is not None and report.engine is not None and Path(report.engine).parent == cache.root:
-                engines.add(Path(report.engine).name)
-            self.listener.report(report)
-
-        try:
-            result = self.run(spec, file.log_path, listen)
-            if memory is not None and is_crash(result.outcome):
-                # A lack of memory if it does not happen without the bound.
-                crashed, again = result, self.run(msgspec.structs.replace(spec, memory=None), file.log_path, listen)
-                result = _blamed_on_the_bound(crashed) if again.outcome.kind == "fits" else crashed
-        finally:
-            # Engines of other trials, and of what is served, have another max_num_tokens.
-            for key in engines - before:
-                cache.remove(key)
-        outcome = result.outcome
-        if outcome.kind == "failed":
-            raise DjlTrtllmError(
-                f"max_num_tokens={tokens}, {doing(outcome.phase)}: {outcome.reason}\nThis is no lack of memory, so the "
-                f"search stops; the trials before it are kept. Log of the trial: {file.log_path}"
-            )
-        return Attempt(tokens, outcome.kind == "fits", outcome.phase, outcome.reason, result.seconds)
-
-
-def _blamed_on_the_bound(crashed: TrialResult) -> TrialResult:
-    outcome = crashed.outcome
-    reason = f"{outcome.reason.splitlines()[0]}, which does not happen without the memory bound"
-    return replace(crashed, outcome=Outcome("memory", outcome.phase, reason))
-
-
-def measure(
-    model: str,
-    options: Mapping[str, Any],
-    load: TrialLoad,
-    settings: Settings,
-    listener: MeasurementListener | None = None,
-) -> Measured:
-    """Measure a model as it is served here with `options`. Raises DjlTrtllmError."""
-    return Finder(open_subject(model, options, load), settings, listener or MeasurementListener(), run_trial).measure()
-
-
 _TRIAL = "trial"
 _DOWNLOADS = logging.getLogger("djl_trtllm.service.model")
 
 
-class ShownMeasurement(MeasurementListener):
-    """A listener that shows a measurement on a display, and the model's downloads while its block runs."""
+class ShownMeasurement:
+    """Shows what happens in a measurement on a display, and the model's downloads while its block runs."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
@@ -416,3 +306,102 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._display.say(record.getMessage())
+
+
+@dataclass
+class Finder:
+    """One measurement."""
+
+    subject: Subject
+    settings: Settings
+    shown: ShownMeasurement = field(default_factory=lambda: ShownMeasurement(LogDisplay(lambda line: None)))
+    run: RunTrial = run_trial
+
+    def measure(self) -> Measured:
+        """Find the largest number that fits; goes on where an interrupted measurement was.
+
+        Raises DjlTrtllmError, with the reason, if a trial fails for anything but memory.
+        """
+        subject, settings = self.subject, self.settings
+        if settings.memory is not None and subject.plan.gpus:
+            raise DjlTrtllmError(
+                f"a bound of {settings.memory} bytes is for an engine in host memory, and {subject.backend} runs on "
+                "GPUs, whose own memory is measured: leave --memory out"
+            )
+        precision = self._precision()
+        file = StateFile(subject.config.engine_cache_dir / _FOLDER, subject.conditions(settings.memory, precision))
+        with file.held():
+            if settings.fresh:
+                file.forget()
+            state = file.read()
+            if state.memory is None:
+                state.memory = settings.memory or subject.default_bound()
+            search = Search.over(candidates(LOWEST, subject.highest, precision), subject.guess(state.memory))
+            most = search.left
+            for attempt in state.attempts:
+                search = search.after(attempt.tokens, attempt.fits)
+            earlier = len(state.attempts)
+            self.shown.begin(subject, state, most)
+            while (tokens := search.next) is not None:
+                self.shown.trial(
+                    TrialStep(len(state.attempts) + 1, len(state.attempts) + search.left, tokens, search.bracket)
+                )
+                attempt = self._try(tokens, state.memory, file)
+                state.attempts.append(attempt)
+                search = search.after(tokens, attempt.fits)
+                state.complete = search.next is None
+                file.write(state)
+                self.shown.ended(attempt)
+        return Measured(subject, search.found, tuple(state.attempts), state.memory, earlier, file.path)
+
+    def _precision(self) -> float:
+        if self.settings.precision is not None:
+            return self.settings.precision
+        return 0.0 if self.subject.backend is Backend.SCRIPTED else PRECISION
+
+    def _try(self, tokens: int, memory: int | None, file: StateFile) -> Attempt:
+        spec = TrialSpec(
+            model=self.subject.model,
+            options={**self.subject.options, **_IN_TRIALS, "option.max_num_tokens": str(tokens)},
+            load=self.subject.load,
+            memory=memory,
+        )
+        cache = EngineCache(self.subject.config.engine_cache_dir)
+        before = {entry.key for entry in cache.entries()}
+        engines: set[str] = set()
+
+        def listen(report: TrialReport | None) -> None:
+            if report is not None and report.engine is not None and Path(report.engine).parent == cache.root:
+                engines.add(Path(report.engine).name)
+            self.shown.report(report)
+
+        try:
+            result = self.run(spec, file.log_path, listen)
+            if memory is not None and is_crash(result.outcome):
+                # A lack of memory if it does not happen without the bound.
+                crashed, again = result, self.run(msgspec.structs.replace(spec, memory=None), file.log_path, listen)
+                result = _blamed_on_the_bound(crashed) if again.outcome.kind == "fits" else crashed
+        finally:
+            # Engines of other trials, and of what is served, have another max_num_tokens.
+            for key in engines - before:
+                cache.remove(key)
+        outcome = result.outcome
+        if outcome.kind == "failed":
+            raise DjlTrtllmError(
+                f"max_num_tokens={tokens}, {doing(outcome.phase)}: {outcome.reason}\nThis is no lack of memory, so the "
+                f"search stops; the trials before it are kept. Log of the trial: {file.log_path}"
+            )
+        return Attempt(tokens, outcome.kind == "fits", outcome.phase, outcome.reason, result.seconds)
+
+
+def _blamed_on_the_bound(crashed: TrialResult) -> TrialResult:
+    outcome = crashed.outcome
+    reason = f"{outcome.reason.splitlines()[0]}, which does not happen without the memory bound"
+    return replace(crashed, outcome=Outcome("memory", outcome.phase, reason))
+
+
+def measure(
+    model: str, options: Mapping[str, Any], load: TrialLoad, settings: Settings, shown: ShownMeasurement
+) -> Measured:
+    """Measure a model as it is served here with `options`. Raises DjlTrtllmError."""
+    return Finder(open_subject(model, options, load), settings, shown, run_trial).measure()

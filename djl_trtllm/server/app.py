@@ -60,7 +60,7 @@ def further_listeners(options: Options) -> list[Listener]:
 async def bind(
     options: Options, protocol: Callable[[], asyncio.Protocol], backlog: int
 ) -> list[asyncio.base_events.Server]:
-    """Take all ports; connections wait until `start_serving`. Raises ConfigError if one is in use; then none is open."""
+    """Take all ports; connections wait until `start_serving`. Raises ConfigError, with none open, if one is in use."""
     servers: list[asyncio.base_events.Server] = []
     loop = asyncio.get_running_loop()
     own = Listener(options.host, options.port, "inference_port", " or --port to another one")

@@ -31,7 +31,7 @@ from djl_trtllm.server.access import ApiKey
 from djl_trtllm.server.context import ServerContext
 from djl_trtllm.service import ModelService
 from djl_trtllm.service.clients import Caller, label
-from djl_trtllm.telemetry.request_log import CLIENT_LEFT, ServedRequest
+from djl_trtllm.telemetry.reports import CLIENT_LEFT, ServedRequest
 
 Headers: TypeAlias = Iterable[tuple[str, str]]
 T = TypeVar("T")

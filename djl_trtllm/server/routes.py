@@ -16,18 +16,11 @@ from typing import Any, NamedTuple
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
+from djl_trtllm import errors
 from djl_trtllm.api import Dialect, ModelStatus, RawRequest, Reply
 from djl_trtllm.api.base import SMALL
 from djl_trtllm.api.front_end import front_end_error, returned_attributes
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
-from djl_trtllm.errors import (
-    InvalidRequestError,
-    MethodNotAllowedError,
-    OverloadedError,
-    RequestError,
-    SessionError,
-    clipped,
-)
 from djl_trtllm.logs import RequestContext
 from djl_trtllm.server.access import Role, WrongPort
 from djl_trtllm.server.context import ServerContext, find_model, status_of
@@ -41,7 +34,7 @@ from djl_trtllm.service import ServedModel, State
 from djl_trtllm.service.clients import Caller, Session, Sessions
 from djl_trtllm.service.lifecycle import parse_call, shutting_down
 from djl_trtllm.service.threads import WorkerThreads, run_by_size
-from djl_trtllm.telemetry.request_log import Asked
+from djl_trtllm.telemetry.reports import Asked
 from djl_trtllm.version import __version__
 
 
@@ -144,7 +137,7 @@ class Endpoint:
             exchange.key = context.access.check(self.role, exchange.headers, scope.get("server"))
             if self.method is not None and not self.takes(scope["method"]):
                 allow = self.allow or self.method
-                raise MethodNotAllowedError(f"{scope['path']} takes {allow}, not {scope['method']}", allow=allow)
+                raise errors.MethodNotAllowedError(f"{scope['path']} takes {allow}, not {scope['method']}", allow=allow)
             await self.handler(exchange)
         except ClientGone:
             pass
@@ -152,7 +145,7 @@ class Endpoint:
             await exchange.reply(refused.reply)
         except WrongPort as error:
             await exchange.reply(front_end_error(404, f"there is nothing at {scope['path']}: {error}"))
-        except RequestError as error:
+        except errors.RequestError as error:
             await exchange.fail(error)
         except ConnectionError as error:
             logger.info("the client has left (%s)", error or type(error).__name__)
@@ -297,7 +290,7 @@ class Routes:
         if name is None and dialect.names_model:
             request = await _read(exchange, path)
             name = await _name_in(dialect, request)
-        served.model = clipped(name or "")
+        served.model = errors.clipped(name or "")
         model = find_model(self._registry, dialect, name, exchange.endpoint)
         served.model = exchange.model = model.name
         if model.state is State.DRAINING:
@@ -346,7 +339,7 @@ class Routes:
             name = await _name_in(dialect, request)
         models = [status._replace(render=self._renderer(status.name)) for status in self._named(dialect, name)]
         if _ACTIONS.waiting >= _MOST_ACTIONS_WAITING:
-            raise OverloadedError(
+            raise errors.OverloadedError(
                 f"{_ACTIONS.waiting} requests wait that do not generate",
                 queue_depth=_ACTIONS.waiting,
                 capacity=_MOST_ACTIONS_WAITING,
@@ -420,14 +413,14 @@ class SessionRequests:
         if not identifier and kind is None:
             return SessionUse(request)
         if self._sessions is None:
-            raise SessionError(
+            raise errors.SessionError(
                 f"Invalid payload. stateful sessions not enabled, {_TYPE} and {_SESSION} are not supported: set "
                 "option.enable_stateful_sessions=true (SAGEMAKER_ENABLE_STATEFUL_SESSIONS)"
             )
         if kind is None and identifier == _NEW and not request.body.strip():
             kind = _NEW
         if kind is not None and request.path.endswith("-response-stream"):
-            raise SessionError("a session is opened and closed by InvokeEndpoint, not by a response stream")
+            raise errors.SessionError("a session is opened and closed by InvokeEndpoint, not by a response stream")
         if kind == _CLOSE:
             await asyncio.to_thread(self._sessions.close, identifier)
             return _replied(request, "closed", identifier, (_CLOSED_SESSION, identifier))
@@ -452,13 +445,13 @@ def _kind(request: RawRequest) -> str | None:
         return None
     try:
         payload = request.json
-    except InvalidRequestError:
+    except errors.InvalidRequestError:
         return None
     if type(payload) is not dict or _TYPE not in payload:
         return None
     kind = payload[_TYPE]
     if kind not in (_NEW, _CLOSE) or len(payload) > 1:
-        raise SessionError(f'a request with {_TYPE} is {{"{_TYPE}": "{_NEW}"}} or {{"{_TYPE}": "{_CLOSE}"}}')
+        raise errors.SessionError(f'a request with {_TYPE} is {{"{_TYPE}": "{_NEW}"}} or {{"{_TYPE}": "{_CLOSE}"}}')
     return str(kind)
 
 

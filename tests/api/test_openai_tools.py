@@ -11,12 +11,12 @@ import orjson
 import pytest
 
 from djl_trtllm.api import Prompt
-from djl_trtllm.api.dialects.openai.responses import Response
-from djl_trtllm.api.dialects.openai.tools import (
+from djl_trtllm.api.dialects.openai.responses import (
     ParsedChatEncoder,
     ParsedChatStreamEncoder,
     ParsedChoice,
     Parsing,
+    Response,
     ToolUse,
     fit_messages,
     read_tool_use,

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from djl_trtllm.cluster.replica import (
+from djl_trtllm.cluster.application import (
     DIRECT,
     NODES,
     AutoscaledReplica,

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from djl_trtllm.config import Config
-from djl_trtllm.config.masking import MASK
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.choices import SchedulerPolicy
 from djl_trtllm.config.rules import RULES, RuleContext, Severity, When, check_model, check_running
-from djl_trtllm.config.sources import Origin
+from djl_trtllm.config.sources import MASK, Origin
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text, rows
 

@@ -17,11 +17,11 @@ from djl_trtllm.config import (
     read_arguments,
     read_properties,
 )
-from djl_trtllm.config.masking import MASK
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.sources import (
     IGNORED_VARIABLES,
+    MASK,
     as_arguments,
     variables_of,
 )

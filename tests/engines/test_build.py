@@ -23,7 +23,8 @@ from djl_trtllm.engines.compiler import Compiler
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import BuildError, CompilerMissingError, EngineError, EngineMismatchError, TokenizerError
 from djl_trtllm.model import Layout, inspect
-from tests.engines.helpers import CPU_ONLY, alive, built, configured, wait_until, write_engine_files
+from tests.engines.helpers import CPU_ONLY, alive, built, configured, write_engine_files
+from tests.support.processes import wait_until
 from tests.support.s3 import Store
 
 Fake = Callable[..., list[str]]

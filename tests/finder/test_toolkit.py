@@ -16,6 +16,7 @@ from djl_trtllm.finder.toolkit import max_token_finder
 from djl_trtllm.finder.trial import TrialLoad
 from tests.finder.helpers import Played, model_with
 from tests.support.hub_server import Hub, hub_server
+from tests.support.tables import rows
 
 ROOT = Path(__file__).parents[2]
 FINDER = """from tensorrt_llm_toolkit.utils.utils import max_token_finder
@@ -72,12 +73,7 @@ def test_an_impossible_bound_is_refused_by_name(tmp_path: Path, trials: Played, 
 
 @pytest.mark.parametrize(
     ("properties", "message"),
-    [
-        ({}, "properties has no model_id"),
-        ({"model_id": None}, "properties has no model_id"),
-        ({"option.model_id": "DIR", "max_num_tokens": 5}, "max_num_tokens is what is measured"),
-        ({"model_id": "DIR", "quantise": "fp8"}, "quantise is not an option; did you mean quantize?"),
-    ],
+    rows(__file__, "keys_are_options_or_are_refused"),
 )
 def test_keys_are_options_or_are_refused(tmp_path: Path, properties: dict[str, object], message: str) -> None:
     model = str(model_with(tmp_path / "model"))
@@ -121,13 +117,7 @@ def test_the_documents_program_runs_as_it_is(tiny_stories: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [
-        ("create_model_repo", "djl-trtllm compile"),
-        ("init_inference", "djl_trtllm.LLM"),
-        ("generate", "djl_trtllm.LLM"),
-        ("fetch", "djl-trtllm serve"),
-        ("tokenizer", "AutoTokenizer"),
-    ],
+    rows(__file__, "each_other_name_of_the_real_toolkit_says_what_to_use_instead"),
 )
 def test_each_other_name_of_the_real_toolkit_says_what_to_use_instead(tmp_path: Path, name: str, instead: str) -> None:
     for program in (f"from tensorrt_llm_toolkit import {name}\n", f"import tensorrt_llm_toolkit as t; t.{name}\n"):

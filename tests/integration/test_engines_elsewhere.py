@@ -184,14 +184,6 @@ def test_compiling_from_s3_to_s3_and_serving_from_there(text: str, fake: dict[st
             assert not server.says("compiling:")
 
 
-@pytest.mark.slow
-def test_a_store_that_cannot_be_reached_is_an_error_for_the_reader(tmp_path: Path) -> None:
-    settings = environment(tmp_path, **variables("http://127.0.0.1:9"))
-    missing = run_cli("compile", "s3://models/nothing", str(tmp_path / "out"), environ=settings)
-    assert missing.returncode == 1
-    assert "cannot be reached" in missing.stderr
-
-
 # -- a hub -------------------------------------------------------------------------------------------------------------
 
 

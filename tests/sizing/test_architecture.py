@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.sizing.architecture import (
+from djl_trtllm.sizing.checkpoint import (
     LayerCache,
     expected_tensors,
     first_positive,

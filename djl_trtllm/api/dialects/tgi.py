@@ -17,22 +17,10 @@ from typing import Any
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api.base import (
-    Call,
-    CollectedSequence,
-    Dialect,
-    ModelContext,
-    ModelStatus,
-    Operation,
-    Prompt,
-    RawRequest,
-    Reply,
-    WholeEncoder,
-    dump_line,
-    nearest_row,
-)
+from djl_trtllm.api import base
+from djl_trtllm.api.base import dump_line
 from djl_trtllm.api.front_end import HUGGING_FACE_ERRORS
-from djl_trtllm.api.openapi import EVENTS, INTEGER, NULL, STRING, list_of, members
+from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import (
     BOOLEAN,
     IGNORED,
@@ -59,7 +47,7 @@ _ERROR_TYPES: dict[type[errors.RequestError], str] = {
 
 
 def _error_body(message: str, error: errors.RequestError | None) -> dict[str, str]:
-    return {"error": message, "error_type": nearest_row(_ERROR_TYPES, error)}
+    return {"error": message, "error_type": base.nearest_row(_ERROR_TYPES, error)}
 
 
 # Source: `generate_internal` in `router/src/server.rs` of TGI (003eaec). Its `x-compute-type` is the name of the
@@ -126,7 +114,7 @@ class Shown:
     input_length: int = 0
     prompt_tokens: Sequence[Token] = ()
 
-    def begin(self, prompt: Prompt) -> None:
+    def begin(self, prompt: base.Prompt) -> None:
         self.inputs, self.input_length = prompt.text, prompt.length
         if self.prefill:
             self.prompt_tokens = prompt.tokens
@@ -135,7 +123,7 @@ class Shown:
         return self.inputs + generated if self.full_text else generated
 
 
-class GenerateEncoder(WholeEncoder):
+class GenerateEncoder(base.WholeEncoder):
     """`{"generated_text", "details"?}`."""
 
     def __init__(self, shown: Shown, timing: Timing) -> None:
@@ -144,7 +132,7 @@ class GenerateEncoder(WholeEncoder):
         self._timing = timing
         self.wants_prompt_tokens = shown.prefill
 
-    def begin(self, prompt: Prompt) -> None:
+    def begin(self, prompt: base.Prompt) -> None:
         self._shown.begin(prompt)
         self._timing.tokenised(prompt.length)
 
@@ -165,7 +153,7 @@ class GenerateEncoder(WholeEncoder):
                 ]
         return orjson.dumps([response] if self._shown.as_list else response)
 
-    def _details(self, sequence: CollectedSequence) -> dict[str, Any]:
+    def _details(self, sequence: base.CollectedSequence) -> dict[str, Any]:
         assert sequence.finished is not None
         return {
             **_end(sequence.finished),
@@ -186,7 +174,7 @@ class GenerateStreamEncoder:
         self._texts: list[str] = []
         self._last_id = -1
 
-    def begin(self, prompt: Prompt) -> None:
+    def begin(self, prompt: base.Prompt) -> None:
         self._shown.begin(prompt)
 
     def encode(self, chunk: OutputChunk) -> bytes:
@@ -267,7 +255,7 @@ FIELDS = Table(
 """The body."""
 
 
-def parse(request: RawRequest, options: Options) -> Call:
+def parse(request: base.RawRequest, options: Options) -> base.Call:
     """Read a body. On `/generate_stream` the response is a stream, on `/` if `stream` says so. Raises
     InvalidRequestError.
     """
@@ -302,30 +290,12 @@ def parse(request: RawRequest, options: Options) -> Call:
     )
     generation = generation_request(values, sampling, stream or shown.details, prompt=inputs)
     if stream:
-        return Call((generation,), GenerateStreamEncoder(shown), (*problems.headers, *stream_headers(len(inputs))))
+        return base.Call((generation,), GenerateStreamEncoder(shown), (*problems.headers, *stream_headers(len(inputs))))
     encoder = GenerateEncoder(shown, Timing(len(inputs)))
-    return Call((generation,), encoder, problems.headers, encoder.headers)
+    return base.Call((generation,), encoder, problems.headers, encoder.headers)
 
 
-_GENERATED = members({"generated_text": STRING}, optional={"details": {"type": "object"}})
-_EXAMPLE = {"inputs": "The wolf", "parameters": {"max_new_tokens": 16}}
-_INFO = members(
-    {
-        "model_id": STRING,
-        "model_sha": NULL,
-        "model_pipeline_tag": STRING,
-        "max_concurrent_requests": INTEGER,
-        "max_best_of": INTEGER,
-        "max_stop_sequences": INTEGER,
-        "max_input_tokens": INTEGER,
-        "max_total_tokens": INTEGER,
-        "router": STRING,
-        "version": STRING,
-    }
-)
-
-
-class Tgi(Dialect):
+class Tgi(base.Dialect):
     """`/generate`, `/generate_stream`, and `POST /`, which is either; `/info` and `/health`."""
 
     paths = ("/generate", "/generate_stream", "/")
@@ -341,34 +311,14 @@ class Tgi(Dialect):
         }
     )
     tables = dict.fromkeys(paths, (FIELDS,))
-    descriptions = MappingProxyType(
-        {
-            "/generate": Operation(
-                "Generate from a prompt", responses={"application/json": _GENERATED}, example=_EXAMPLE
-            ),
-            "/generate_stream": Operation(
-                "Generate from a prompt as server-sent events",
-                responses={"text/event-stream": EVENTS},
-                example=_EXAMPLE,
-            ),
-            "/": Operation(
-                "Generate from a prompt, whole or with `stream` as server-sent events",
-                responses={"application/json": list_of(_GENERATED), "text/event-stream": EVENTS},
-                example=_EXAMPLE,
-            ),
-            "GET /info": Operation("The model and its limits", responses={"application/json": _INFO}),
-            "GET /health": Operation(
-                "Whether every model is ready", responses={"text/plain": STRING}, errors={503: "A model is not ready"}
-            ),
-        }
-    )
+    descriptions = read_operations("tgi.toml")
 
-    def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+    def page(self, request: base.RawRequest, models: Sequence[base.ModelStatus]) -> base.Reply:
         """`/health` is 200 with an empty body when every model is ready; `/info` describes the only model."""
         if request.path == "/health":
             if models and all(model.ready for model in models):
-                return Reply(200, "text/plain", b"")
-            return Reply.json({"error": "unhealthy", "error_type": "healthcheck"}, 503)
+                return base.Reply(200, "text/plain", b"")
+            return base.Reply.json({"error": "unhealthy", "error_type": "healthcheck"}, 503)
         if len(models) != 1:
             names = ", ".join(model.name for model in models) or "none"
             raise errors.UnknownModelError(f"/info describes the only model; loaded: {names}", name=None)
@@ -376,7 +326,7 @@ class Tgi(Dialect):
         if model.context is None:
             raise errors.NotReadyError(f"model {model.name} is still loading", retry_after=10)
         options = model.context.options
-        return Reply.json(
+        return base.Reply.json(
             {
                 "model_id": model.name,
                 "model_sha": None,
@@ -391,7 +341,7 @@ class Tgi(Dialect):
             }
         )
 
-    def parse(self, request: RawRequest, model: ModelContext) -> Call:
+    def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
         return parse(request, model.options)
 
     def error_body(self, message: str, error: errors.RequestError | None) -> object:

@@ -20,6 +20,7 @@ from djl_trtllm.backends.tensorrt_llm.engine_watch import (
     IterationStatistics,
     background_error,
     dead,
+    launched_ranks,
     probe_of,
     ranks_below,
     trouble_of,
@@ -133,7 +134,8 @@ class TensorRtLlmExecutor:
         self._warms_up = warm_up
         self._reads_statistics = iteration_stats
         self._statistics = IterationStatistics(counts_queued=backend == "tensorrt")
-        self._ranks = ranks_below()
+        below = ranks_below()
+        self._ranks = [*below, *launched_ranks()]
         self._requests: dict[int, RunningRequest] = {}
         self._unanswered: list[RunningRequest] = []
         """Aborted requests that have ended for the server, while the engine may be silent since before their abort."""
@@ -170,7 +172,7 @@ class TensorRtLlmExecutor:
             "TensorRT-LLM": version,
             "backend": backend,
             "GPUs": gpus,
-            "worker processes": len(self._ranks),
+            "worker processes": len(below),
         }
 
     # -- life ------------------------------------------------------------------------------------------------------

@@ -46,8 +46,8 @@ _OURS = {
     "revision": "set option.revision",
     "skip_tokenizer_init": "the engine needs the tokenizer for guides",
     "reasoning_parser": "set option.reasoning_parser: the server finds reasoning",
-    "num_postprocess_workers": "the server makes the text itself",
-    "postprocess_tokenizer_dir": "the server makes the text itself",
+    "num_postprocess_workers": "it reads token ids and makes the text itself",
+    "postprocess_tokenizer_dir": "it reads token ids and makes the text itself",
     "trust_remote_code": "set option.trust_remote_code: a file that comes with a model cannot allow the model's code",
     "enable_lora": "set option.enable_lora",
     "lora_config": "set option.enable_lora and the options of adapters",
@@ -73,6 +73,9 @@ class ExtraArgument:
     value: Any
     place: str
 
+    def __str__(self) -> str:
+        return f"{self.target}={self.value!r} ({self.place})"
+
 
 Signatures = Mapping[str, Mapping[str, str]]
 """The arguments of classes with their annotations; those of LLM itself under the name of its row in the table."""
@@ -91,7 +94,7 @@ def apply_extra_options(
     reader = _Reader(config, effects, llm, version)
     reader.read(text)
     notes += [format_setting(reader.config, name) for name in reader.became]
-    notes += [f"{each.target}={each.value!r} ({_KEY}, {each.place})" for each in reader.found]
+    notes += [f"{_KEY}: {each}" for each in reader.found]
     return reader.config, tuple(reader.found)
 
 

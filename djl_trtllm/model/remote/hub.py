@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from djl_trtllm.config.compat.truss import TRUSS_REPOSITORY
+from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.checkpoint import bounded
 from djl_trtllm.progress import ProgressMeter, format_bytes
@@ -290,15 +291,7 @@ _LOGS_OF_REQUESTS = ("httpx2", "httpcore2", "httpx", "httpcore", "urllib3")
 """huggingface_hub 2 uses httpx2, 1 httpx, older ones requests."""
 _NOT_REACHED = {"TransportError", "ConnectionError", "Timeout"}
 """Exceptions of both libraries if there is no response."""
-_ADVICE = {
-    "GatedRepoError": "it is gated: request access on its page with the account whose token is in {token} (a token "
-    "with read access)",
-    "RevisionNotFoundError": "it has no such branch, tag or commit (option.revision)",
-    "RepositoryNotFoundError": "there is no such model, or it is private and {token} is not set or has no access to "
-    "it; a local path must exist, and an S3 address begins with s3://",
-    "LocalEntryNotFoundError": "it is not complete in the hub's cache, and the hub cannot be reached (or "
-    "HF_HUB_OFFLINE is set): check the network, HF_ENDPOINT and HF_HOME",
-}
+_ADVICE: dict[str, str] = read_table("advice.toml", __package__)["hub"]
 
 
 def hub_id(text: str) -> str:

@@ -54,29 +54,6 @@ class TransformersTokenizer:
         token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return token_ids
 
-    def decode(
-        self, token_ids: list[int], skip_special_tokens: bool = False, spaces_between_special_tokens: bool = True
-    ) -> str:
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        return text
-
-    def decode_incrementally(
-        self,
-        token_ids: list[int],
-        prev_text: str | None = None,
-        states: dict[str, Any] | None = None,
-        *,
-        skip_special_tokens: bool = False,
-        spaces_between_special_tokens: bool = True,
-    ) -> tuple[str, dict[str, Any]]:
-        if states is None:
-            from tokenizers.decoders import DecodeStream
-
-            states = {"decode_stream": DecodeStream(skip_special_tokens=skip_special_tokens)}
-        stream = states["decode_stream"]
-        steps = (stream.step(self._tokenizer, token_id) for token_id in token_ids)
-        return (prev_text or "") + "".join(text for text in steps if text is not None), states
-
     def save_pretrained(self, directory: Path) -> None:
         copy_tokenizer(self._directory, directory)
 
@@ -107,8 +84,6 @@ def load_hf_tokenizer(directory: Path) -> Any:
 def _read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
-
-# -- From a checkpoint to an engine directory, with the real phases' log lines (facts §3.4) ----------------------------
 
 # -- what is in a directory, and what an engine directory holds (facts §3.1 to §3.3) -----------------------------------
 
@@ -199,14 +174,13 @@ class OutOfMemoryError(RuntimeError):
 OutOfMemoryError.__module__ = "torch"
 
 
-def build(rank: int, plan: dict[str, Any]) -> list[tuple[str, float]]:
-    """One rank's share of the build; labels and seconds of its steps."""
+def build(plan: dict[str, Any], *, rank: int) -> None:
+    """One rank's share of the build."""
     steps: list[tuple[str, Callable[[int, dict[str, Any]], None]]]
     if plan["format"] == HF:
         steps = [("Loading HF model to memory", _load), ("Building TRT-LLM engine", _build)]
     else:
         steps = [("Loading TRT checkpoints to memory", _load), ("Build TRT-LLM engine", _build)]
-    info = []
     started = time.monotonic()
     for number, (label, step) in enumerate(steps, 1):
         if rank == 0:
@@ -218,12 +192,10 @@ def build(rank: int, plan: dict[str, Any]) -> list[tuple[str, float]]:
         time.sleep(script()["build_seconds"] / len(steps))
         if rank == 0:
             print_colored(f"Time: {time.monotonic() - began:.3f}s\n", "grey")
-        info.append((label, time.monotonic() - began))
     if rank == 0:
         print_colored("Loading model done.\n", "bold_green")
         print_colored(f"Total latency: {time.monotonic() - started:.3f}s\n", "grey")
     _save(rank, plan)
-    return info
 
 
 def _load(rank: int, plan: dict[str, Any]) -> None:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from tests.integration.server.conftest import Start
+from tests.integration.server.conftest import Start, with_every_executor
 from tests.support.client import JSON, body
 from tests.support.hostile import Pinging
 from tests.support.processes import wait_until
 from tests.support.server import Server
+
+pytestmark = with_every_executor
 
 HANG_TIMEOUT = 2.0
 

@@ -11,11 +11,6 @@ from tests.support.processes import wait_until
 from tests.support.server import Server
 
 
-def test_boto3_invokes_an_endpoint(runtime: Any) -> None:
-    answer = runtime.invoke_endpoint(EndpointName="story", Body=body(3), ContentType="application/json")
-    assert "generated_text" in json.loads(answer["Body"].read())
-
-
 @pytest.mark.parametrize(
     ("content", "status", "expected"),
     [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from djl_trtllm.api.base import ModelContext, ModelStatus, Operation
+from djl_trtllm.api.base import ModelContext, ModelStatus
 from djl_trtllm.api.dialects.triton.inference import BLS_INPUTS, INPUTS, OUTPUTS, InputSpec
 from djl_trtllm.api.parameters import show
 from djl_trtllm.batching.statistics import Histogram
@@ -225,8 +225,6 @@ REFUSED_METHODS = {
     "LogSettings": _SETTINGS,
 }
 """Methods of the gRPC API."""
-
-REFUSED = Operation("Refused: not available here", responses={}, errors={400: "Not available"})
 
 
 def refuse_tensor_parameters(given: Iterable[str], tensor: str, known: str = "") -> None:
