@@ -37,7 +37,7 @@ from djl_trtllm.api.parameters import (
     show,
 )
 from djl_trtllm.config import ReasoningFormat
-from djl_trtllm.request import GenerationRequest, Sampling
+from djl_trtllm.request import Sampling
 
 _MOST_TOOLS = 128
 _LONGEST_NAME = 256
@@ -282,8 +282,10 @@ def parse_completion(request: RawRequest, model: ModelContext) -> Call:
         )
     problems.raise_any()
     response.echo = echo
+    one = shared.generation_request(values, sampling, response.logprobs)
     requests = tuple(
-        _with_prompt(shared.generation_request(values, sampling, response.logprobs), prompt) for prompt in prompts
+        replace(one, prompt=prompt) if isinstance(prompt, str) else replace(one, prompt_ids=prompt)
+        for prompt in prompts
     )
     encoder = responses.CompletionStreamEncoder(response) if response.stream else responses.CompletionEncoder(response)
     return Call(requests, encoder, problems.headers)
@@ -345,10 +347,6 @@ def _read_prompts(prompt: Any, model: ModelContext, problems: Problems) -> list[
 
 def _is_ids(value: Any) -> bool:
     return type(value) is list and bool(value) and all(type(item) is int for item in value)
-
-
-def _with_prompt(request: GenerationRequest, prompt: str | list[int]) -> GenerationRequest:
-    return replace(request, prompt=prompt) if isinstance(prompt, str) else replace(request, prompt_ids=prompt)
 
 
 _MOST_IDS = 2**20

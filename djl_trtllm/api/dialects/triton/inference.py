@@ -503,6 +503,7 @@ _LARGEST_NEUTRAL = 256
 """Bytes or elements of an input that no engine here has. A larger one is refused before its values are read; a smaller
 one may ask for nothing."""
 _OUTPUT_NAMES = frozenset(output.name for output in OUTPUTS)
+_EXPECTED_OUTPUTS = ", ".join(f"'{output.name}'" for output in OUTPUTS)
 
 
 def read_batch(
@@ -551,14 +552,10 @@ def check_outputs(names: Sequence[Any], model: str) -> tuple[str, ...]:
     """The outputs that a request names, or those of one that names none. Raises InvalidRequestError."""
     for name in names:
         if type(name) is str and name in NOT_PRODUCED:
-            raise UnsupportedParameterError(f"output '{name}' is not available: expected {_expected_outputs()}")
+            raise UnsupportedParameterError(f"output '{name}' is not available: expected {_EXPECTED_OUTPUTS}")
         if type(name) is not str or name not in _OUTPUT_NAMES:
             raise InvalidRequestError(f"unexpected inference output {show(name)} for model '{model}'")
     return tuple(dict.fromkeys(names)) or ALWAYS
-
-
-def _expected_outputs() -> str:
-    return ", ".join(f"'{output.name}'" for output in OUTPUTS)
 
 
 def _check_shape(tensor: Tensor, model: str) -> None:
