@@ -31,8 +31,7 @@ from djl_trtllm.config.options import find
 from djl_trtllm.config.sources import as_arguments
 from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError, NotReadyError, OverloadedError, RequestError
 from djl_trtllm.model.remote.fetch import is_remote
-from djl_trtllm.offline.configurations import flattened
-from djl_trtllm.offline.sampling import SamplingParams
+from djl_trtllm.offline.arguments import SamplingParams, flattened
 from djl_trtllm.progress import batch_progress
 from djl_trtllm.request import FINISH_WORDS, FinishReason, GenerationRequest, OutputChunk
 from djl_trtllm.service import Model, ModelService, open_remote, open_source, prepare

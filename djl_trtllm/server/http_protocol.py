@@ -394,7 +394,9 @@ class HttpProtocol(asyncio.Protocol):
     def write_part(self, part: bytes) -> bool:
         if self.unwritable is not None or not self._cycles or not self._cycles[0].takes_parts():
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
+        cycle = self._cycles[0]
+        self.transport.write(b"%b%x\r\n%b\r\n" % (cycle.head, len(part), part))
+        cycle.head = b""
         return True
 
     def pause_writing(self) -> None:
@@ -512,6 +514,8 @@ class RequestResponseCycle:
     disconnected: bool = False
     response_started: bool = False
     response_complete: bool = False
+    head: bytes = b""
+    """The head of the response, which goes with the first bytes of its body: each write is a system call."""
     _event: asyncio.Event | None = None
     _news: bool = False
     _asked: bool = False
@@ -589,18 +593,20 @@ class RequestResponseCycle:
             if self._chunked:
                 lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
-        self.protocol.transport.write(b"".join(lines))
+        self.head = b"".join(lines)
 
     def _write_body(self, body: bytes, *, more: bool) -> None:
-        write = self.protocol.transport.write
+        data = self.head
         if self._chunked:
-            part = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            write(part if more else part + b"0\r\n\r\n")
+            data += b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            data += b"" if more else b"0\r\n\r\n"
         elif self.scope["method"] != "HEAD":
             self._to_come -= len(body)
             if self._to_come < 0 or (self._to_come and not more):
                 raise RuntimeError("the body of the response has not the length that its head says")
-            write(body)
+            data += body
+        self.head = b""
+        self.protocol.transport.write(data)
         if not more:
             self._complete()
 
@@ -610,7 +616,8 @@ class RequestResponseCycle:
             return
         if not self.response_started:
             headers = [*self.protocol.default_headers, (b"content-type", b"text/plain; charset=utf-8")]
-            self.protocol.transport.write(whole_response(500, headers, b"Internal Server Error"))
+            self.head = whole_response(500, headers, b"Internal Server Error")
+        self.protocol.transport.write(self.head)
         self.keep_alive = False
         self._complete()
 

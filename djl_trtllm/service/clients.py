@@ -16,6 +16,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,10 +28,12 @@ from djl_trtllm.request import RequestOrigin
 
 _LONGEST_NAME = 128
 _DIGITS = 12
+_MOST_LABELS = 4096
 
 _PRIORITIES = {"high": 1, "normal": 0, "low": -1}
 
 
+@lru_cache(_MOST_LABELS)
 def label(client: str) -> str:
     """Return what logs, traces and pages call a client: the name of its key, or a hash of its header or address.
 

@@ -453,6 +453,8 @@ class ServedModel:
 
     def pick(self, preferred: object = None) -> ModelService:
         """The worker for the next request: `preferred` if that is ready, else the ready one with the least to do."""
+        if len(self.workers) == 1:
+            return self.workers[0]
         for worker in self.workers:
             if worker is preferred and worker.state is State.READY:
                 return worker

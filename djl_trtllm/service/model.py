@@ -21,9 +21,9 @@ from djl_trtllm.backends.base import this_machine
 from djl_trtllm.backends.compilation import compile_checkpoint
 from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.config import Backend, Config, Options, load, names_configuration
-from djl_trtllm.config.masking import masked
 from djl_trtllm.config.options.option import MOST_GPUS
 from djl_trtllm.config.rules import check_model
+from djl_trtllm.config.sources import masked
 from djl_trtllm.engines.build import prepare_engine
 from djl_trtllm.engines.cache import MANIFEST_FILE
 from djl_trtllm.engines.config_overlay import with_rotary_options

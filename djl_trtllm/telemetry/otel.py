@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from djl_trtllm.api.front_end import with_attributes
-from djl_trtllm.config.masking import shortened
+from djl_trtllm.config.sources import shortened
 from djl_trtllm.telemetry.reports import GRPC, LONGEST, Generated, ServedRequest
 from djl_trtllm.version import __version__
 

@@ -32,6 +32,7 @@ from djl_trtllm.errors import (
 )
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult
 from tests.api.scripts import EOS, FAILED, PROMPT, TOKENS
+from tests.support.tables import by_table
 
 
 def test_custom_attributes_become_properties() -> None:
@@ -75,23 +76,7 @@ def test_request_id_is_generated_where_none_is_usable() -> None:
         assert uuid.UUID(front_end.request_id(given))
 
 
-@pytest.mark.parametrize(
-    ("accept", "wanted"),
-    [
-        ("text/event-stream", True),
-        ("Application/JSON, Text/Event-Stream;q=0.5", True),
-        ("application/jsonlines", False),
-        ("application/x-ndjson", False),
-        ("application/jsonlines, text/event-stream", False),
-        ("application/jsonlines;q=0.5, text/event-stream", True),
-        ("text/event-stream; charset=utf-8; q=0.4, application/json-lines; q=0.6", False),
-        ("text/event-stream;q=0", None),
-        ("text/event-stream;q=x", True),
-        ("application/json", None),
-        ("*/*", None),
-        ("", None),
-    ],
-)
+@by_table("accept", "wanted")
 def test_accept_says_whether_a_stream_is_events(accept: str, wanted: bool | None) -> None:
     assert front_end.prefers_events({"accept": accept}) is wanted
 
@@ -126,18 +111,7 @@ def test_custom_attributes_that_sagemaker_does_not_take_are_not_returned(value: 
     assert front_end.returned_attributes({}) == ()
 
 
-@pytest.mark.parametrize(
-    ("status", "djl_type"),
-    [
-        (400, "BadRequestException"),
-        (404, "ResourceNotFoundException"),
-        (405, "MethodNotAllowedException"),
-        (413, "RequestEntityTooLargeException"),
-        (415, "UnsupportedMediaTypeException"),
-        (418, "BadRequestException"),
-        (503, "ServiceUnavailableException"),
-    ],
-)
+@by_table("status", "djl_type")
 def test_front_end_errors_have_djls_shape(status: int, djl_type: str) -> None:
     answer = front_end_error(status, "no")
     assert (answer.status, answer.content_type, answer.headers) == (status, "application/json", ())

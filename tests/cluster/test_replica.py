@@ -28,6 +28,7 @@ from djl_trtllm.server.metrics import ModelFigures
 from djl_trtllm.service import State
 from djl_trtllm.service.adapters import Adapters
 from tests.support.asgi import Connection
+from tests.support.tables import by_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,14 +146,7 @@ def test_the_application_of_a_replica_has_its_model_and_knows_whether_there_are_
     assert open_application(str(tiny_stories), {"model_name": "other"}, shared=True).shared
 
 
-@pytest.mark.parametrize(
-    ("requests", "refused"),
-    [
-        ("POST /models, PUT /models/m, DELETE /models/m, POST /models/m/adapters, DELETE /models/m/adapters/a", True),
-        ("POST /adapters, DELETE /adapters/a", True),
-        ("GET /models, GET /adapters, POST /models/m/invoke", False),
-    ],
-)
+@by_table("requests", "refused")
 def test_what_would_change_one_of_several_replicas_is_refused(requests: str, refused: bool) -> None:
     async def told(method: str, path: str, *, shared: bool = True, root: str = "") -> bool:
         app = ReplicaApplication(Options(), [])

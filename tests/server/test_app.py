@@ -28,6 +28,7 @@ from tests.support.asgi import Client, lifespan
 from tests.support.in_process import Hosts, played_model
 from tests.support.models import scripted_model
 from tests.support.server import free_port
+from tests.support.tables import by_table
 from tests.support.virtual_time import until
 
 
@@ -142,15 +143,6 @@ async def test_models_may_be_registered_from_the_store(hosts: Hosts, tmp_path: P
     # Nothing goes on when the server has ended, and nothing was waited for.
     assert [host.closed for host in hosts.made] == [True, True]
     assert asyncio.get_running_loop().time() < 30
-
-
-async def test_the_end_of_a_server_does_not_wait_for_what_loads(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    hosts.load_seconds = 60
-    running = Running([preparing(tokenizer)])
-    async with lifespan(running.app):
-        await until(lambda: bool(hosts.made))
-    assert asyncio.get_running_loop().time() < 30
-    assert hosts.last.closed
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------
@@ -327,16 +319,7 @@ def test_the_process_ends_with_the_servers_status(monkeypatch: pytest.MonkeyPatc
     assert len(ran) == 1
 
 
-@pytest.mark.parametrize(
-    ("terminal", "options", "names"),
-    [
-        (True, {}, "serves story"),
-        (True, {"api_key": "secret", "inference_port": 7070}, "Bearer $KEY"),
-        (True, {"monitor": "false"}, "serves story"),
-        (True, {"log_format": "json"}, None),
-        (False, {}, None),
-    ],
-)
+@by_table("terminal", "options", "names")
 async def test_a_person_at_a_terminal_sees_where_the_server_is_when_it_is_ready(
     hosts: Hosts,
     tokenizer: Tokenizer,
@@ -463,14 +446,6 @@ def test_a_name_cannot_control_the_terminal() -> None:
     assert "\x1b" not in banner(URL, ["\x1b[2J"], [], key=False)
 
 
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [
-        ("0.0.0.0", "http://localhost:80"),
-        ("::", "http://localhost:80"),
-        ("127.0.0.1", "http://127.0.0.1:80"),
-        ("::1", "http://[::1]:80"),
-    ],
-)
+@by_table("host", "url")
 def test_the_address_is_one_that_a_client_here_can_use(host: str, url: str) -> None:
     assert address("http", host, 80) == url

@@ -289,16 +289,6 @@ async def test_the_end_refuses_new_requests_and_lets_running_ones_end(hosts: Hos
     assert hosts.last.closed
 
 
-async def test_the_end_waits_for_shutdown_timeout_seconds(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    app = Application(Options(shutdown_timeout=7), [preparing(tokenizer)], wait_until_ready=True)
-    async with lifespan(app):
-        request = Client(app).begin("POST", "/invocations", body(100))
-        await until(lambda: bool(hosts.last.submitted))
-        before = asyncio.get_running_loop().time()
-    assert asyncio.get_running_loop().time() - before == pytest.approx(7, abs=1)
-    assert (await request.end()).status == 503
-
-
 async def test_draining_again_waits_for_the_same_end(hosts: Hosts, tokenizer: Tokenizer) -> None:
     hosts.load_seconds = 60
     app = Application(Options(), [preparing(tokenizer)])
