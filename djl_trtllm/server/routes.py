@@ -46,7 +46,7 @@ class PathRouter(Router):
     """
 
     def __init__(self, endpoints: Mapping[str, ASGIApp], default: ASGIApp, lifespan: Lifespan[Router]) -> None:
-        in_order = sorted(endpoints.items(), key=lambda item: -_fixed_characters(item[0]))
+        in_order = sorted(endpoints.items(), key=lambda item: -len(re.sub(r"\{.*?\}", "", item[0])))
         routes = [Route(path, endpoint) for path, endpoint in in_order]
         super().__init__(routes, default=default, lifespan=lifespan, redirect_slashes=False)
         self._without_placeholders = {path: endpoint for path, endpoint in endpoints.items() if "{" not in path}
@@ -61,10 +61,6 @@ class PathRouter(Router):
             return
         scope.update(router=self, endpoint=endpoint, path_params=dict(scope.get("path_params", {})))
         await endpoint(scope, receive, send)
-
-
-def _fixed_characters(path: str) -> int:
-    return len(re.sub(r"\{.*?\}", "", path))
 
 
 logger = logging.getLogger(__name__)
