@@ -12,6 +12,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -526,12 +527,13 @@ class RollingBatch:
     def _receive(self, step: Step, touched: dict[int, Slot]) -> None:
         """Give each sequence its tokens, end those that have ended, and note the slots of both."""
         running, complete = self._running, []
-        for request_id, token_ids, logprobs in step.rows():
+        ids = step.ids if not step.counts else chain.from_iterable(map(repeat, step.ids, step.counts))
+        for request_id, token_id, logprob in zip(ids, step.tokens, step.logprobs or repeat(None), strict=False):
             slot = running.get(request_id)
             if slot is None:
                 continue
             touched[request_id] = slot
-            if slot.sequence.finished is None and not slot.sequence.take(token_ids, logprobs):
+            if slot.sequence.finished is None and not slot.sequence.take(token_id, logprob):
                 complete.append(request_id)
         for request_id, tokens in step.cached.items():
             if (slot := running.get(request_id)) is not None and slot.begins:

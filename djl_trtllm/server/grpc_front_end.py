@@ -323,7 +323,7 @@ class Running:
 
 @dataclass
 class RpcRequests:
-    """Reads and starts the requests of a call; its errors are RequestErrors. `exports`: OpenTelemetry gets them."""
+    """Reads and starts the requests of a call. Both raise RequestError. `exports`: OpenTelemetry gets the requests."""
 
     dialect: Dialect
     service: RpcService

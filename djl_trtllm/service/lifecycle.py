@@ -327,7 +327,7 @@ class ModelService:
                 return errors.NotReadyError(text, retry_after=self.retry_in)
 
     def _engine_lost(self) -> bool:
-        """There is no engine process now; whether another one is to be started."""
+        """Note that the engine process is lost. Returns whether another one is to be started."""
         if self.state is State.READY:
             self.state = State.RECOVERING
         # A model that drains needs one as long as it has requests.
@@ -341,7 +341,7 @@ class ModelService:
             self.failure = self._retry_at = None
 
     def _engine_failed(self, error: errors.ExecutorError, retry_in: float | None) -> bool:
-        """There will be no engine process for long: all that waits for one gets its end. Whether to try again."""
+        """Note that no engine process will run for long, and end all requests. Returns whether to try again."""
         if self.batch is not None:
             cause = str(error).partition("\n")[0]
             failure = errors.GenerationError(f"the engine failed and could not be replaced ({cause})")
@@ -361,7 +361,7 @@ class ModelService:
 
 
 def _numbered(consumer: Consumer, generation: int) -> Consumer:
-    """A consumer that numbers the chunks of a generation; those of the first have the right number already."""
+    """A consumer that numbers the chunks of a generation. Those of generation 0 have the right number already."""
     if not generation:
         return consumer
 
@@ -458,6 +458,8 @@ class ServedModel:
 
     def pick(self, preferred: object = None) -> ModelService:
         """The worker for the next request: `preferred` if that is ready, else the ready one with the least to do."""
+        if len(self.workers) == 1:
+            return self.workers[0]
         for worker in self.workers:
             if worker is preferred and worker.state is State.READY:
                 return worker
@@ -512,7 +514,7 @@ async def _end(workers: list[ModelService], timeout: float) -> None:
 
 
 def _start(model: Model, number: int, name: str) -> Start:
-    """How to start worker `number`: the first as the model says, each on GPUs of its own."""
+    """How to start worker `number`: the first one as the model says, the others like it on further GPUs."""
     if not model.gpus or not number:
         return model.start
     named = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]

@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -109,22 +109,17 @@ class ServedRequest:
         if not records:
             return None
         return Generated(
-            sum(record.prompt_tokens for record in records),
-            sum(record.generated_tokens for record in records),
-            min(record.arrived for record in records),
-            _of_those_known(min, (record.started for record in records)),
-            _of_those_known(min, (record.first_token_at for record in records)),
-            _of_those_known(max, (record.last_token_at for record in records)),
-            tuple(dict.fromkeys(FINISH_WORDS[record.reason] for record in records if record.reason is not None)),
+            sum([record.prompt_tokens for record in records]),
+            sum([record.generated_tokens for record in records]),
+            min([record.arrived for record in records]),
+            min([record.started for record in records if record.started is not None], default=None),
+            min([record.first_token_at for record in records if record.first_token_at is not None], default=None),
+            max([record.last_token_at for record in records if record.last_token_at is not None], default=None),
+            tuple(dict.fromkeys([FINISH_WORDS[record.reason] for record in records if record.reason is not None])),
             next((record.error for record in records if record.error), ""),
-            sum(record.resumes for record in records),
+            sum([record.resumes for record in records]),
             any(record.reseeded for record in records),
         )
-
-
-def _of_those_known(choose: Callable[[list[float]], float], times: Iterable[float | None]) -> float | None:
-    known = [time for time in times if time is not None]
-    return choose(known) if known else None
 
 
 _requests = logging.getLogger("djl_trtllm.requests")
@@ -158,9 +153,10 @@ class RequestLog:
         if not request.generations and level > logging.DEBUG and not self._has_room(request):
             return
         fields = {**_fields(request, self._clock()), **fields}
-        head = (_shown(fields[name]) for name in _HEAD)
-        text = " ".join([*head, *(f"{name}={_shown(value)}" for name, value in fields.items() if name not in _HEAD)])
-        _requests.log(level, "%s", text, extra={**_belonging(request), **fields})
+        shown = [_shown(value) if name in _HEAD else f"{name}={_shown(value)}" for name, value in fields.items()]
+        # As `log` does it, which would look for the file and line where it is called.
+        extra = {**_belonging(request), **fields}
+        _requests.handle(_requests.makeRecord(_requests.name, level, "", 0, " ".join(shown), (), None, extra=extra))
 
     def _has_room(self, request: ServedRequest) -> bool:
         now = self._clock()
@@ -222,7 +218,7 @@ def _belonging(request: ServedRequest) -> dict[str, str]:
 
 def _shown(value: Any) -> str:
     text = str(value)
-    return text if _BARE.fullmatch(text) else json.dumps(text)
+    return text if type(value) is not str or _BARE.fullmatch(text) else json.dumps(text)
 
 
 logger = logging.getLogger(__name__)

@@ -143,7 +143,7 @@ class Channel:
 
     def __init__(self) -> None:
         self.ours, self.theirs = socket.socketpair()
-        self.ours.settimeout(10)
+        self.ours.settimeout(60)
 
     def told(self) -> dict[str, Any]:
         """What the driver has said; empty if it has closed its side."""

@@ -140,17 +140,6 @@ def test_every_spelling_finds_its_option_only() -> None:
     ] == []
 
 
-def test_an_option_has_a_key_its_spellings_an_example_and_an_expectation() -> None:
-    declared = OPTIONS["max_rolling_batch_size"]
-    assert declared.spellings == (declared.key,) == ("option.max_rolling_batch_size",)
-    assert (declared.default, declared.example) == (32, "32")
-    assert declared.expectation == "a whole number (sequences), at least 1"
-    unset, reuse = OPTIONS["max_num_tokens"], OPTIONS["enable_kv_cache_reuse"]
-    assert unset.default is None and unset.example == unset.option.example != ""
-    assert reuse.spellings[0] == reuse.key
-    assert find("option.nonsense") is None and find("enable_kv_cache_reuse") is None
-
-
 @pytest.mark.parametrize(
     ("key", "suggestion"),
     rows("suggestions"),

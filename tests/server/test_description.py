@@ -109,7 +109,7 @@ async def test_the_page_shows_every_operation_and_loads_nothing() -> None:
 
 
 def test_a_dialect_needs_no_change_here_to_be_shown() -> None:
-    reply = Description([TRIAL], Options()).page()
+    reply = Description([TRIAL], Options()).page
     assert "/trial/{model}/stream" in Page(reply.body.decode()).texts
 
 

@@ -26,6 +26,7 @@ from djl_trtllm.telemetry.reports import (
     open_metrics,
     open_traces,
 )
+from tests.support.tables import by_table
 from tests.telemetry.requests import served, state
 
 # What asks OpenTelemetry for traces and metrics.
@@ -129,15 +130,7 @@ def test_what_does_not_open_is_an_error_with_its_reason(
     assert isinstance(error, ValueError) or f"OTEL_SDK_DISABLED=true switches {signal} off" in problem
 
 
-@pytest.mark.parametrize(
-    ("given", "more", "used"),
-    [
-        ("http://collector:4318", {}, "http://collector:4318/v1/traces"),
-        ("http://collector:4318/", {"OTEL_TRACES_EXPORTER": "none"}, "http://collector:4318/v1/traces"),
-        ("http://collector/own", {}, "http://collector/own"),
-        ("http://collector:4317", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "http://collector:4317"),
-    ],
-)
+@by_table("given", "more", "used")
 def test_traces_go_to_the_endpoint_of_the_option(
     given: str, more: dict[str, str], used: str, exported: list[tuple[str, str, str | None]]
 ) -> None:

@@ -50,7 +50,7 @@ _ERROR_CODES: dict[type[errors.RequestError], str] = {
 """Baseten's error codes."""
 
 
-class TextEncoder(base.BaseEncoder):
+class TextEncoder(base.ResponseEncoder):
     """Raw text, in the pieces in which it is generated.
 
     Raw text cannot express a failure: the body then has no end. (Truss's template puts an error object into the text,
@@ -99,32 +99,6 @@ FIELDS = Table(
 )
 
 
-def parse(request: base.RawRequest, options: Options) -> base.Call:
-    """Read the body. Raises InvalidRequestError."""
-    payload, problems = read_object(request, "prompt"), Problems.of(options)
-    values = FIELDS.read(payload, problems, "field")
-    prompt: str | None = values.get("prompt")
-    messages: list[dict[str, Any]] | None = None
-    if payload.get("messages") is not None:
-        messages = read_messages(payload["messages"], problems)
-        if prompt is not None:
-            problems.invalid.append("'prompt' and 'messages' are both given: expected one of them")
-    else:
-        check_text(payload, "prompt", problems)
-    values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
-    sampling = read_sampling(values, problems)
-    stream: bool = values.get("stream", True)
-    if stream and sampling.beam_width > 1:
-        problems.invalid.append(
-            f"'beam_width' is {sampling.beam_width} and 'stream' not false: which beam is the best is known only at "
-            "the end, expected a beam_width of 1 or 'stream' to be false"
-        )
-    problems.raise_any()
-    encoder: base.ResponseEncoder = TextEncoder() if stream else WholeTextEncoder()
-    generation = generation_request(values, sampling, False, prompt=None if messages else prompt, messages=messages)
-    return base.Call((generation,), encoder, problems.headers)
-
-
 class Truss(base.Dialect):
     """`:predict` of a Truss server, and `/predict` of Baseten's gateway. The model's name in a Truss is `model`."""
 
@@ -144,7 +118,28 @@ class Truss(base.Dialect):
         return base.Reply.json({})
 
     def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
-        return parse(request, model.options)
+        payload, problems = read_object(request, "prompt"), Problems.of(model.options)
+        values = FIELDS.read(payload, problems, "field")
+        prompt: str | None = values.get("prompt")
+        messages: list[dict[str, Any]] | None = None
+        if payload.get("messages") is not None:
+            messages = read_messages(payload["messages"], problems)
+            if prompt is not None:
+                problems.invalid.append("'prompt' and 'messages' are both given: expected one of them")
+        else:
+            check_text(payload, "prompt", problems)
+        values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
+        sampling = read_sampling(values, problems)
+        stream: bool = values.get("stream", True)
+        if stream and sampling.beam_width > 1:
+            problems.invalid.append(
+                f"'beam_width' is {sampling.beam_width} and 'stream' not false: which beam is the best is known only "
+                "at the end, expected a beam_width of 1 or 'stream' to be false"
+            )
+        problems.raise_any()
+        encoder: base.ResponseEncoder = TextEncoder() if stream else WholeTextEncoder()
+        generation = generation_request(values, sampling, False, prompt=None if messages else prompt, messages=messages)
+        return base.Call((generation,), encoder, problems.headers)
 
     def error_body(self, message: str, error: errors.RequestError | None) -> object:
         return {"error": message if error is not None else "Internal Server Error, see the server's log."}

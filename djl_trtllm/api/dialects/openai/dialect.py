@@ -16,6 +16,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from djl_trtllm import errors
+from djl_trtllm.api import choices
+from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply
 from djl_trtllm.api.dialects.openai import responses
 from djl_trtllm.api.openapi import read_operations
@@ -33,17 +35,6 @@ from djl_trtllm.api.parameters import (
     number,
     read_object,
     show,
-)
-from djl_trtllm.api.sampling import (
-    ADAPTER,
-    MESSAGES,
-    MOST_TOKENS,
-    NOT_HONOURED,
-    SAMPLING,
-    generation_request,
-    read_messages,
-    read_sampling,
-    refuse_ranked_stream,
 )
 from djl_trtllm.config import ReasoningFormat
 from djl_trtllm.request import GenerationRequest, Sampling
@@ -149,14 +140,14 @@ def _read_modalities(value: Any) -> None:
 
 
 CHAT_FIELDS = Table(
-    SAMPLING,
-    ADAPTER,
-    NOT_HONOURED,
+    shared.SAMPLING,
+    shared.ADAPTER,
+    shared.NOT_HONOURED,
     _COMMON,
     _NO_MEANING,
     (
-        Parameter(("messages",), MESSAGES, IGNORED),
-        Parameter(("max_completion_tokens", "max_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("messages",), shared.MESSAGES, IGNORED),
+        Parameter(("max_completion_tokens", "max_tokens"), integer(1, shared.MOST_TOKENS), "max_new_tokens"),
         Parameter(("logprobs",), BOOLEAN, "logprobs"),
         Parameter(("top_logprobs",), integer(0, 20), "top_logprobs"),
         Parameter(("add_generation_prompt",), BOOLEAN, "add_generation_prompt"),
@@ -175,14 +166,14 @@ CHAT_FIELDS = Table(
 """The body of `/v1/chat/completions`."""
 
 COMPLETION_FIELDS = Table(
-    SAMPLING,
-    ADAPTER,
-    NOT_HONOURED,
+    shared.SAMPLING,
+    shared.ADAPTER,
+    shared.NOT_HONOURED,
     _COMMON,
     _NO_MEANING,
     (
         Parameter(("prompt",), _PROMPT, IGNORED),
-        Parameter(("max_tokens", "max_completion_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("max_tokens", "max_completion_tokens"), integer(1, shared.MOST_TOKENS), "max_new_tokens"),
         Parameter(("logprobs",), integer(0, 5), "logprobs"),
         Parameter(("echo",), BOOLEAN, "echo"),
         Parameter(("suffix",), neutral=("",), advice="models are given a prompt, not a text with a gap"),
@@ -209,7 +200,7 @@ TOKENIZE_FIELDS = Table(
     (
         Parameter(("model",), TEXT, IGNORED),
         Parameter(("prompt",), TEXT, "prompt"),
-        Parameter(("messages",), MESSAGES, IGNORED),
+        Parameter(("messages",), shared.MESSAGES, IGNORED),
         Parameter(("add_special_tokens",), BOOLEAN, "add_special_tokens"),
         Parameter(("add_generation_prompt",), BOOLEAN, "add_generation_prompt"),
         Parameter(("return_token_strs",), BOOLEAN, "return_token_strs"),
@@ -237,18 +228,10 @@ _MOST_SEQUENCES = 128
 """The most sequences of all prompts of one completion request."""
 
 
-def read_model_name(request: RawRequest) -> str | None:
-    """The model that the body names; None for "" and for none."""
-    name = read_object(request).get("model")
-    if name is not None and type(name) is not str:
-        raise errors.InvalidRequestError(f"'model' is {show(name)}: expected a string")
-    return name or None
-
-
 def parse_chat(request: RawRequest, model: ModelContext) -> Call:
     """Read the body of `/v1/chat/completions`. Raises InvalidRequestError."""
     payload, problems = read_object(request), Problems.of(model.options)
-    messages = responses.fit_messages(read_messages(payload.get("messages"), problems), model, problems)
+    messages = responses.fit_messages(shared.read_messages(payload.get("messages"), problems), model, problems)
     values = CHAT_FIELDS.read(payload, problems, "field")
     tools = responses.read_tool_use(values, model, problems)
     if values.get("top_logprobs") and not values.get("logprobs"):
@@ -259,7 +242,7 @@ def parse_chat(request: RawRequest, model: ModelContext) -> Call:
         values.pop("tools", None)
     elif tools.guide is not None:
         values["guide"] = tools.guide
-    generation = generation_request(
+    generation = shared.generation_request(
         values, sampling, response.logprobs, messages=messages, template=read_template(values)
     )
     parsing = responses.Parsing(tools, _reasoning(model, values))
@@ -300,7 +283,7 @@ def parse_completion(request: RawRequest, model: ModelContext) -> Call:
     problems.raise_any()
     response.echo = echo
     requests = tuple(
-        _with_prompt(generation_request(values, sampling, response.logprobs), prompt) for prompt in prompts
+        _with_prompt(shared.generation_request(values, sampling, response.logprobs), prompt) for prompt in prompts
     )
     encoder = responses.CompletionStreamEncoder(response) if response.stream else responses.CompletionEncoder(response)
     return Call(requests, encoder, problems.headers)
@@ -319,16 +302,16 @@ def read_template(values: dict[str, Any]) -> dict[str, Any] | None:
 
 def _read(
     values: dict[str, Any], model: ModelContext, problems: Problems, prefix: str, *, generations: int
-) -> tuple[Sampling, responses.Response]:
+) -> tuple[Sampling, choices.Response]:
     values.setdefault("do_sample", True)
-    sampling = read_sampling(values, problems)
+    sampling = shared.read_sampling(values, problems)
     stream: bool = values.get("stream", False)
     if stream:
-        refuse_ranked_stream(sampling, problems)
+        shared.refuse_ranked_stream(sampling, problems)
     options = STREAM_OPTIONS.read(values.get("stream_options", {}), problems, "member of 'stream_options'")
     if values.get("stream_options") and not stream:
         problems.invalid.append("'stream_options' is given without 'stream': expected 'stream' to be true")
-    response = responses.Response(
+    response = choices.Response(
         prefix,
         model.name,
         n=sampling.n,
@@ -387,7 +370,7 @@ def tokenize(request: RawRequest, model: ModelContext, render: Render | None = N
         problems.invalid.append("expected either 'prompt' or 'messages'")
     messages = None
     if "messages" in payload:
-        messages = responses.fit_messages(read_messages(payload["messages"], problems), model, problems)
+        messages = responses.fit_messages(shared.read_messages(payload["messages"], problems), model, problems)
     problems.raise_any()
     tokenizer = model.tokenizer
     if messages is None:
@@ -466,7 +449,11 @@ class OpenAi(Dialect):
     """What huggingface_hub's client and TGI's documents send where an address has one model."""
 
     def model_name(self, request: RawRequest) -> str | None:
-        return read_model_name(request)
+        """The model that the body names; None for "" and for none."""
+        name = read_object(request).get("model")
+        if name is not None and type(name) is not str:
+            raise errors.InvalidRequestError(f"'model' is {show(name)}: expected a string")
+        return name or None
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """The models as a list, or the one that the path names."""

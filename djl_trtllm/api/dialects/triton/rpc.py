@@ -60,7 +60,7 @@ ModelStreamInferResponse = message_class("ModelStreamInferResponse")
 
 
 _OF_A_FIELD, _OF_A_PACKED_BYTE = 1600, 20
-"""About nanoseconds."""
+"""The work of a field, and of a byte of packed numbers: about nanoseconds."""
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 _LONGEST_VARINT = 10
 _NUMBERS = range(1, 9)
@@ -146,7 +146,7 @@ class Frame(Enum):
     ONLY = auto()
 
 
-class RpcEncoder(base.BaseEncoder):
+class RpcEncoder(base.ResponseEncoder):
     """Encodes the responses to one request; in a stream they are wrapped.
 
     After a chunk that ends with an error, `error` has the last response, after all others `end`.
