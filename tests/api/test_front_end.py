@@ -21,7 +21,6 @@ from djl_trtllm.api.front_end import (
     event_stream,
     forwarded,
     front_end_error,
-    method_not_allowed,
 )
 from djl_trtllm.errors import (
     GenerationError,
@@ -118,12 +117,6 @@ def test_further_fields_follow_those_that_are_always_there() -> None:
     assert reply.headers == (("Retry-After", "1"),)
 
 
-def test_a_method_that_is_not_allowed_comes_with_those_that_are() -> None:
-    reply = method_not_allowed("this takes GET and POST", "GET, POST")
-    assert (reply.status, reply.headers) == (405, (("Allow", "GET, POST"),))
-    assert json.loads(reply.body)["message"] == "this takes GET and POST"
-
-
 REFUSED = InvalidRequestError("no")
 
 
@@ -180,7 +173,7 @@ def exception(kind: str) -> dict[str, str]:
     return {":message-type": "exception", ":exception-type": kind, ":content-type": "application/json"}
 
 
-class Broken:
+class Broken(ResponseEncoder):
     """An encoder that fails at its second chunk; nothing of it can express an error."""
 
     stream = True

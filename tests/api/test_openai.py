@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from djl_trtllm.api import RawRequest
-from djl_trtllm.api.dialects.openai.dialect import OPENAI, detokenize, read_model_name, tokenize
+from djl_trtllm.api.dialects.openai.dialect import OPENAI, detokenize, tokenize
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
@@ -100,6 +100,6 @@ def test_a_token_id_of_a_prompt_is_one_of_the_vocabulary(tokenizer: Tokenizer) -
     ("body", "name"), [({}, None), ({"model": None}, None), ({"model": ""}, None), ({"model": "a"}, "a")]
 )
 def test_the_body_may_name_the_model(body: dict[str, Any], name: str | None) -> None:
-    assert read_model_name(RawRequest(orjson.dumps(body), {})) == name
+    assert OPENAI.model_name(RawRequest(orjson.dumps(body), {})) == name
     with pytest.raises(InvalidRequestError, match="'model' is 0: expected a string"):
-        read_model_name(RawRequest(b'{"model": 0}', {}))
+        OPENAI.model_name(RawRequest(b'{"model": 0}', {}))

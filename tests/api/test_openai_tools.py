@@ -11,8 +11,8 @@ import orjson
 import pytest
 
 from djl_trtllm.api import Prompt
-from djl_trtllm.api.dialects.openai.responses import Response
-from djl_trtllm.api.dialects.openai.tools import (
+from djl_trtllm.api.choices import Response
+from djl_trtllm.api.dialects.openai.responses import (
     ParsedChatEncoder,
     ParsedChatStreamEncoder,
     ParsedChoice,

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from djl_trtllm.cluster.replica import (
+from djl_trtllm.cluster.application import (
     DIRECT,
     NODES,
     AutoscaledReplica,
@@ -23,6 +23,7 @@ from djl_trtllm.cluster.replica import (
 )
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, InvalidRequestError, ModelError
+from djl_trtllm.executor.protocol import Stats
 from djl_trtllm.server.metrics import ModelFigures
 from djl_trtllm.service import State
 from djl_trtllm.service.adapters import Adapters
@@ -52,8 +53,8 @@ def test_a_replica_is_unhealthy_only_when_a_model_of_its_start_has_failed() -> N
 
 def test_figures_are_those_of_all_models_and_the_fullest_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelFigures, "of", lambda model: model)
-    one = SimpleNamespace(name="one", waiting=1, running=2, kv_usage=0.5)
-    two = SimpleNamespace(name="two", waiting=10, running=20, kv_usage=None)
+    one = SimpleNamespace(name="one", waiting=1, running=2, stats=Stats(kv_usage=0.5))
+    two = SimpleNamespace(name="two", waiting=10, running=20, stats=Stats())
     expected = {"waiting": 11, "running": 22, "kv_usage": 0.5}
     autoscaled = AutoscaledReplica()
     autoscaled.app = of_models(one, two).app

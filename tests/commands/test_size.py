@@ -1,4 +1,4 @@
-"""`djl-trtllm size`: flags, status and output; `size_report` has what is printed, `size_plot` what is drawn."""
+"""`djl-trtllm size`: flags, status and output; `size_report` has what is printed and drawn."""
 
 from __future__ import annotations
 

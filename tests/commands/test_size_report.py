@@ -15,8 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from djl_trtllm.commands import size_report
-from djl_trtllm.commands.size_plot import draw
-from djl_trtllm.commands.size_report import Comparison, machines_of, read_request
+from djl_trtllm.commands.size_report import Comparison, draw, machines_of, read_request
 from djl_trtllm.config import load
 from djl_trtllm.engines import hardware
 from djl_trtllm.engines.hardware import Gpu, GpuState
@@ -30,7 +29,7 @@ from tests.support.tables import by_table, constant
 MIB, GIB = 1 << 20, 1 << 30
 GEMMA: dict[str, Any] = constant(__file__, "GEMMA")
 COUNTED = "the weights were counted from config.json: their files are not known, or are not safetensors"
-H200 = GpuState("NVIDIA H200", (9, 0), 140 * GIB, 139 * GIB, 18, (1,), (1,))
+H200 = GpuState(140 * GIB, 139 * GIB, (1,))
 
 # -- what is asked --
 

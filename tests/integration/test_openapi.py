@@ -23,9 +23,10 @@ schemathesis = pytest.importorskip("schemathesis")
 QUICK = 12
 EXAMPLES = int(os.environ.get("OPENAPI_EXAMPLES", "40"))
 
+OWN = [(method.lower(), path) for method, path in map(str.split, OPERATIONS)]
 # Other paths of the same tables, of SageMaker's for one, are read by the same code.
 DIFFERENT = [
-    *OPERATIONS,
+    *OWN,
     *(("get", path) for dialect in DIALECTS for path in dialect.pages),
     *{
         (type(dialect), dialect.tables.get(path) or path): ("post", path)

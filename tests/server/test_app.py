@@ -19,7 +19,6 @@ from djl_trtllm.api.dialects.lmi.dialect import Lmi
 from djl_trtllm.config import Options, load
 from djl_trtllm.errors import ConfigError, LayoutError
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.server import application
 from djl_trtllm.server.app import Listener, Server, address, banner, bind, further_listeners, run
 from djl_trtllm.server.application import Startup
 from djl_trtllm.service import Model, State
@@ -37,7 +36,7 @@ from tests.support.virtual_time import until
 def settled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often the garbage collector was settled, which is for a process of its own."""
     times: list[int] = []
-    monkeypatch.setattr(application, "settle_garbage_collector", lambda: times.append(1))
+    monkeypatch.setattr("djl_trtllm.service.settle_garbage_collector", lambda: times.append(1))
     return times
 
 

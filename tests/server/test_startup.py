@@ -14,7 +14,6 @@ from djl_trtllm import create_app
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, LayoutError
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.server import application
 from djl_trtllm.server.application import Application, Startup, plan_startup
 from djl_trtllm.service import Model, open_source
 from tests.server.application import body
@@ -107,8 +106,8 @@ def test_a_remote_model_is_fetched_while_the_server_listens(monkeypatch: pytest.
         opened.append((text, environ, arguments))
         return "source"
 
-    monkeypatch.setattr(application, "open_remote", open_remote)
-    monkeypatch.setattr(application, "prepare", lambda source: f"prepared {source}")
+    monkeypatch.setattr("djl_trtllm.service.open_remote", open_remote)
+    monkeypatch.setattr("djl_trtllm.service.prepare", lambda source: f"prepared {source}")
     environ = {"OPTION_PREDICT_TIMEOUT": "77"}
     options, [planned], store = plan_startup("acme/tiny-stories", environ, ["max_rolling_batch_size=3"])
     assert (planned.name, planned.source, options.predict_timeout, store) == (
@@ -138,7 +137,7 @@ def test_an_empty_folder_stands_for_the_model_that_a_variable_names(
 
 
 def test_a_remote_model_by_a_variable_has_the_name_of_load_models(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    monkeypatch.setattr(application, "open_remote", lambda text, environ: open_source(model, environ))
+    monkeypatch.setattr("djl_trtllm.service.open_remote", lambda text, environ: open_source(model, environ))
     environ = {"SERVING_LOAD_MODELS": f"fable::MPI={model / 'nowhere'}", "OPTION_MODEL_ID": "acme/tiny"}
     _, [planned], _ = plan_startup(None, environ, found="acme/tiny")
     assert (planned.name, planned.source) == ("fable", "acme/tiny")
@@ -151,7 +150,7 @@ def test_a_remote_model_by_a_variable_has_the_name_of_load_models(monkeypatch: p
 @pytest.fixture(autouse=True)
 def _of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is for a process of the server's own is not done to that of the tests."""
-    monkeypatch.setattr(application, "settle_garbage_collector", lambda: None)
+    monkeypatch.setattr("djl_trtllm.service.settle_garbage_collector", lambda: None)
 
 
 def preparing(tokenizer: Tokenizer, name: str = "story", **options: Any) -> Startup:

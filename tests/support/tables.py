@@ -37,3 +37,11 @@ def constant(module: str, name: str) -> Any:
 @cache
 def _file(folder: Path) -> bytes:
     return (folder / "tables.json").read_bytes()
+
+
+def rows(module: str, name: str, **places: object) -> Any:
+    """Return a table of the folder that has this module (`__file__`), with `{PLACE}` in texts replaced."""
+    text = json.dumps(json.loads(_file(Path(module).parent))[name])
+    for place, path in places.items():
+        text = text.replace(f"{{{place}}}", str(path))
+    return json.loads(text)

@@ -17,10 +17,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from djl_trtllm.config import load
 from djl_trtllm.errors import ConfigError
-from djl_trtllm.telemetry import ServedRequest, Telemetry, otel
-from djl_trtllm.telemetry import telemetry as telemetry_module
-from djl_trtllm.telemetry.request_log import RequestLog
-from djl_trtllm.telemetry.telemetry import (
+from djl_trtllm.telemetry import ServedRequest, Telemetry, otel, reports
+from djl_trtllm.telemetry.reports import (
+    RequestLog,
     Signal,
     open_metrics,
     open_traces,
@@ -230,7 +229,7 @@ def test_the_end_waits_for_what_is_sent_but_not_for_a_collector_that_does_not_an
 
     joined = threading.Thread.join
     monkeypatch.setattr(threading.Thread, "join", join)
-    monkeypatch.setattr(telemetry_module, "time", SimpleNamespace(monotonic=iter((10.0, 10.0, 12.0, 0, 0, 9)).__next__))
+    monkeypatch.setattr(reports, "time", SimpleNamespace(monotonic=iter((10.0, 10.0, 12.0, 0, 0, 9)).__next__))
     traced, metrics = Waiting(), Measured()
     telemetry_of(None, traced, metrics).close()
     assert not traced.closed
