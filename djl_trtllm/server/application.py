@@ -42,10 +42,13 @@ from djl_trtllm.service import (
     open_remote,
     open_source,
     prepare,
+    prepare_apart,
     remote_name,
     settle_garbage_collector,
 )
+from djl_trtllm.service.bounded import Calls
 from djl_trtllm.service.clients import open_sessions
+from djl_trtllm.service.model import ModelSource
 
 MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"
 _VARIABLE = "SERVING_MODEL_STORE"
@@ -144,11 +147,11 @@ def _single(
         options = load(None, environ, arguments=arguments).options
         remote = name or options.model_name or remote_name(model)
 
-        def fetched() -> Model:
-            source = open_remote(model, environ, arguments)
-            return prepare(source if name is None else replace(source, name=name))
+        def opened(calls: Calls) -> ModelSource:
+            source = open_remote(model, environ, arguments, calls=calls)
+            return source if name is None else replace(source, name=name)
 
-        return options, [Startup(remote, model, fetched)], store
+        return options, [Startup(remote, model, partial(prepare_apart, model, opened))], store
     source = open_source(Path(model), environ, arguments)
     if name is not None:
         source = replace(source, name=name)
@@ -156,7 +159,8 @@ def _single(
 
 
 def _of_store(path: Path, environ: Mapping[str, str], arguments: Sequence[str]) -> Startup:
-    return Startup(path.name.removesuffix(".tar.gz"), str(path), lambda: prepare(open_source(path, environ, arguments)))
+    opened = partial(open_source, path, environ, arguments)
+    return Startup(path.name.removesuffix(".tar.gz"), str(path), partial(prepare_apart, str(path), opened))
 
 
 def _names(store: Path, wanted: str | None) -> list[str]:

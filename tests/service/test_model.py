@@ -349,8 +349,9 @@ def test_a_tokenizer_is_loaded_when_it_is_asked_for_and_once(checkpoint: Path, m
 def test_a_tokenizer_that_only_the_engine_names_is_loaded_and_checked(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "load_fitting_tokenizer", lambda layout, **options: None)
     engine = EngineDir(write_engine_files(checkpoint.parent / "engine"), "openvino", None, checkpoint)
+    inside = replace(model.inspect(checkpoint), tokenizer_dir=None, bundled_engine=engine.path)
+    monkeypatch.setattr(model, "inspect", lambda files: inside)
     monkeypatch.setattr(model, "prepare_engine", lambda *arguments, **options: engine)
     assert prepare(open_source(checkpoint, OPENVINO)).tokenizer.encode("a wolf")
     described = json.loads((checkpoint / "tokenizer.json").read_text())

@@ -43,12 +43,13 @@ ROWS: dict[str, dict[str, dict[str, Any]]] = read_table("legacy.toml")
 """The rows of each group by field, in the order of the file."""
 
 
-def _field(row: dict[str, Any], group: str) -> tuple[Any, Any]:
+def _field(name: str, row: dict[str, Any], group: str) -> tuple[Any, Any]:
     """Type and declaration of a row's field."""
     kind = row["type"]
     if isinstance(kind, list):
         choice: Any = Choice
-        base = choice("LegacyChoice", {word.upper(): word for word in kind})
+        base = choice(f"Legacy_{name}", {word.upper(): word for word in kind}, module=__name__)
+        globals()[base.__name__] = base  # where pickle looks for it
     else:
         base = _TYPES[kind]
     declared = {name: value for name, value in row.items() if name not in _OF_THE_FIELD}
@@ -64,7 +65,7 @@ def _field(row: dict[str, Any], group: str) -> tuple[Any, Any]:
     return (base if "default" in row else base | None), field
 
 
-_FIELDS: dict[str, Any] = {name: _field(row, group) for group, rows in ROWS.items() for name, row in rows.items()}
+_FIELDS: dict[str, Any] = {name: _field(name, row, group) for group, rows in ROWS.items() for name, row in rows.items()}
 LegacyOptions = create_model("LegacyOptions", __base__=OptionGroup, **_FIELDS)
 """The values of these options: they are parsed and checked as all others."""
 
