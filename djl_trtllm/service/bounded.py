@@ -32,7 +32,7 @@ _PROCESSOR_SECONDS = 60
 _SECONDS = 900.0
 _MEMORY = 2 * 1024**3
 """The most bytes of a process beyond its start. The largest files take 0.4 GB."""
-_NICENESS = 10
+_NICENESS = 5
 """The server has the processor first."""
 _PROGRAM = "import sys; from djl_trtllm.service.bounded import serve_calls; serve_calls(*map(int, sys.argv[1:]))"
 

@@ -395,7 +395,9 @@ def test_a_required_call_that_is_cut_off_is_no_content() -> None:
     first, second = text.index('{"a"'), text.index('{"b"')
     for cut in range(2, len(text)):
         calls = (("f", text[first:cut][:8]), ("g", text[second:cut][:8]))[: (cut > first) + (cut > second)]
-        assert parse(RequiredParser(), text[:cut]) == parse(RequiredParser(), *text[:cut]) == Answer("", calls), text[:cut]
+        assert parse(RequiredParser(), text[:cut]) == parse(RequiredParser(), *text[:cut]) == Answer("", calls), text[
+            :cut
+        ]
 
 
 def test_the_output_of_a_named_call_is_its_arguments() -> None:

@@ -151,4 +151,4 @@ def large_tokenizer() -> str:
     merges = pairs + [(first + last, letter) for first, last in pairs for letter in letters]
     merges = merges[:250_000]
     vocabulary = {token: id_ for id_, token in enumerate([*letters, *(first + last for first, last in merges)])}
-    return Tokenizer(BPE(vocab=vocabulary, merges=merges)).to_str()
+    return str(Tokenizer(BPE(vocab=vocabulary, merges=merges)).to_str())

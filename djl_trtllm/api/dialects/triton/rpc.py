@@ -141,6 +141,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 FINAL = "triton_final_response"
+_RESEEDED = "reseeded"
+"""A parameter of responses to a request with a seed that went on in another engine process, with another seed."""
 _NO_STREAM = (
     "'stream' is true: ModelInfer RPC doesn't support models with decoupled transaction policy; use ModelStreamInfer"
 )
@@ -197,6 +199,13 @@ class RpcEncoder(BaseEncoder):
         """The empty last response of a stream, if the request asks for it."""
         return self._message({}, final=True) if self._final else b""
 
+    def _is_reseeded(self, chunk: OutputChunk) -> bool:
+        """Whether the chunk says so. All responses from here on do, too."""
+        reseeded = chunk.finished is not None and chunk.finished.reseeded
+        if reseeded:
+            self.head.parameters[_RESEEDED].bool_param = True
+        return reseeded
+
     def _message(self, tensors: Mapping[str, Tensor], *, final: bool = False) -> bytes:
         response = ModelInferResponse()
         response.CopyFrom(self.head)
@@ -226,6 +235,7 @@ class RpcWholeEncoder(RpcEncoder):
 
     def encode(self, chunk: OutputChunk) -> bytes:
         failed = chunk.finished is not None and chunk.finished.error is not None
+        self._is_reseeded(chunk)
         if not self._output.add(chunk) or failed:
             return b""
         tensors = batch_tensors(self._requests, self._prompts, self._output.sequences)
@@ -252,8 +262,9 @@ class RpcStreamEncoder(RpcEncoder):
         finished = chunk.finished
         failed = finished is not None and finished.error is not None
         number = chunk.generation * self._n + chunk.index
-        # The end by itself is no response, unless there was none before.
-        if not chunk.tokens and (failed or (finished is not None and self._begun[number])):
+        # The end by itself is no response, unless there was none before or it says something.
+        silent = not self._is_reseeded(chunk) and finished is not None and self._begun[number]
+        if not chunk.tokens and (failed or silent):
             return b""
         self._begun[number] = True
         logprobs = [0.0] * len(chunk.tokens)
