@@ -73,6 +73,7 @@ def guided(model: Path, tmp_path: Path) -> Any:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BOMB)
 def test_small_schemas_are_answered_while_bombs_are_tried(guided: Server, kind: str) -> None:
     bomb = BOMB[kind]
