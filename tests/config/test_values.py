@@ -147,7 +147,7 @@ def test_a_text_means_a_value(kind: type | ValueType, text: str, value: object) 
         (float, "1_0.5"),
         (bool, "2"),
         (bool, "t"),
-        (Backend, "vllm"),
+        (Backend, "lmi"),
         (WORDS, "other"),
         (ValueType(int, keywords=("max",)), "min"),
         (ValueType(int, many=True), ""),

@@ -32,6 +32,7 @@ from djl_trtllm.config.options.server import (
     TritonOptions,
 )
 from djl_trtllm.config.options.serving import ServingOptions
+from djl_trtllm.config.options.vllm import VllmOptions
 from djl_trtllm.config.tables import read_table
 
 _TYPES: dict[str, type] = {"boolean": bool, "whole number": int, "number": float, "text": str, "path": Path}
@@ -91,6 +92,7 @@ class Options(
     ServerOptions,
     ServingOptions,
     LoraOptions,
+    VllmOptions,
     PyTorchOptions,
     DecodingOptions,
     ArchitectureOptions,

@@ -28,6 +28,7 @@ class Backend(Choice):
     TENSORRT = "tensorrt"
     PYTORCH = "pytorch"
     AUTODEPLOY = "autodeploy"
+    VLLM = "vllm"
     OPENVINO = "openvino"
     SCRIPTED = "scripted"
 
@@ -47,6 +48,19 @@ class Backend(Choice):
 
 _ADDED: dict[str, Backend] = {}
 """Values beside the members. There is one object of each, so that `is` compares them."""
+
+
+class RollingBatch(Choice):
+    """LMI's batching libraries."""
+
+    AUTO = "auto"
+    TRTLLM = "trtllm"
+    VLLM = "vllm"
+    LMI_DIST = "lmi-dist"
+    ENABLE = "enable"
+    DISABLE = "disable"
+    DEEPSPEED = "deepspeed"
+    SCHEDULER = "scheduler"
 
 
 class SchedulingPolicy(Choice):

@@ -14,6 +14,7 @@ from djl_trtllm.config.options.choices import (
     LoadFormat,
     QuantAlgorithm,
     Quantization,
+    RollingBatch,
     RotaryScaling,
 )
 from djl_trtllm.config.options.option import DJL, LMI, TRITON, TRTLLM, TRUSS, OptionGroup, Scope, count, option, unset
@@ -55,11 +56,27 @@ class ModelOptions(OptionGroup, name="model", heading="Model", source=DJL):
         Backend.AUTO,
         "The engine that runs the model. `auto`: an engine directory names its own; otherwise TensorRT-LLM where "
         "it is installed and a GPU is present (compiled engine where this TensorRT-LLM has one, else its PyTorch "
-        "backend); otherwise OpenVINO on the CPU. `scripted` answers from `option.script` and is for tests and "
+        "backend); otherwise vLLM where it is installed, on a CPU only where OpenVINO is not; otherwise OpenVINO on the "
+        "CPU. `scripted` answers from `option.script` and is for tests and "
         "benchmarks.",
         value_aliases={"trt": "tensorrt", "torch": "pytorch", "_autodeploy": "autodeploy"},
         effect="chooses the backend; the choice and its reason are logged",
         source=TRTLLM,
+    )
+    rolling_batch: RollingBatch = option(
+        RollingBatch.AUTO,
+        "LMI's batching library. `vllm` and `lmi-dist` (which is vLLM in LMI too) mean `option.backend=vllm`, unless "
+        "that is set. The others choose no engine, and requests are always batched in flight. Under DJL Serving "
+        "`enable` selects its rolling batch mode (docs/djl-serving.md says why not `auto`), `disable` its async mode.",
+        value_aliases={
+            "lmi_dist": "lmi-dist",
+            "tensorrt_llm": "trtllm",
+            "tensorrt-llm": "trtllm",
+            "trt-llm": "trtllm",
+            "trt_llm": "trtllm",
+        },
+        effect="vllm and lmi-dist choose option.backend=vllm; requests are always batched in flight",
+        under_djl="DJL Serving's rolling batch mode if it is `enable` or `trtllm`",
     )
     tokenizer: str | None = unset(
         "Where the tokenizer's files are, if not beside the model's: a folder, a model of the hub, or s3://.",
