@@ -6,28 +6,65 @@ left out, so that its own default for the model and the GPU counts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from djl_trtllm.backends.effects import Effects, Passed, read_effects
-from djl_trtllm.backends.vllm.names import OWNER, arguments_of
+from djl_trtllm.backends.effects import Effects, Passed, Target, read_effects
+from djl_trtllm.backends.extra_options import Library, options_of, read_extra_options
+from djl_trtllm.backends.vllm.names import OWNER, arguments_of, declared_objects, installed_package
 from djl_trtllm.config import Config, DType, KvCacheDType, Quantization
 from djl_trtllm.config.configuration import format_setting
-from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.config.sources import Origin
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import planned_length, planned_sequences
+from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import Layout
 
 EFFECTS: Effects = read_effects(__package__, "vllm")
 """On vLLM (`option.backend=vllm`)."""
 
 _DTYPES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
-_OBJECTS = ("speculative_config", "compilation_config", "hf_overrides", "kv_transfer_config", "limit_mm_per_prompt")
-"""Options that are JSON objects."""
+_OBJECTS = {
+    "speculative_config": "SpeculativeConfig | None",
+    "compilation_config": "CompilationConfig",
+    "hf_overrides": "dict",
+    "kv_transfer_config": "KVTransferConfig | None",
+    "limit_mm_per_prompt": "dict",
+}
+"""Options that are JSON objects, with the classes that vLLM makes of them."""
+_SERVED_HERE = "the server does that itself"
+_OURS = {
+    "model": "set option.model_id",
+    "tokenizer": "set option.tokenizer",
+    "tokenizer_revision": "set option.tokenizer_revision",
+    "revision": "set option.revision",
+    "hf_token": "set HF_TOKEN",
+    "served_model_name": "set option.model_name",
+    "skip_tokenizer_init": "vLLM needs the tokenizer for guides and bad words",
+    "trust_remote_code": "set option.trust_remote_code: a file that comes with a model cannot allow the model's code",
+    "enable_lora": "set option.enable_lora",
+    "structured_outputs_config": "set option.guided_decoding_backend",
+    "reasoning_parser": "set option.reasoning_parser: the server finds reasoning",
+    "runner": "text is generated here",
+    "convert": "text is generated here",
+    "disable_log_stats": "the server shows vLLM's figures",
+    "tokens_only": _SERVED_HERE,
+    "shutdown_timeout": _SERVED_HERE,
+    "scheduling_policy": "set option.scheduling_policy: the server decides who is next",
+    "data_parallel_size": "start as many workers of the model (minWorkers)",
+}
+"""Arguments that the server sets itself, with what to do instead."""
+_DERIVED = {
+    "dtype": "dtype",
+    "max_model_len": "max_seq_len",
+    "max_num_seqs": "max_rolling_batch_size",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "tensor_parallel_size": "tensor_parallel_degree",
+}
+"""Arguments that are options under another name, where code derives the argument."""
 _LIBRARIES = {GuidedDecoding.LLGUIDANCE: "guidance"}
+_OPTIONS = options_of(EFFECTS, {Target(OWNER, argument): option for argument, option in _DERIVED.items()})
 _SEQUENCES = 256
 _FITTED = -1
 """`max_model_len` of a model whose context vLLM lowers to what the KV cache holds."""
@@ -55,10 +92,54 @@ def with_own_defaults(config: Config, layout: Layout) -> Config:
     return config.replace(Origin.derived("vLLM's own default"), **own)
 
 
+def with_extra_arguments(config: Config, version: str, notes: list[str]) -> tuple[Config, dict[str, Any]]:
+    """The configuration with the arguments of `extra_engine_args` that have options, and all others.
+
+    Options that are JSON objects are read in the same way. Raises ConfigError with every problem found.
+    """
+    package = installed_package()
+    signatures = {
+        **({} if package is None else declared_objects(package)),
+        OWNER: {**arguments_of(version), **_OBJECTS},
+    }
+    found: dict[str, Any] = {}
+    problems: list[str] = []
+    for name in ("extra_engine_args", *_OBJECTS):
+        library = Library(
+            option=name,
+            engine=f"vLLM {version}",
+            owner=OWNER,
+            root=OWNER,
+            signatures=signatures,
+            ours=_OURS,
+            options={target: option for target, option in _OPTIONS.items() if option not in _OBJECTS},
+            argument="" if name == "extra_engine_args" else name,
+        )
+        try:
+            config, extra = read_extra_options(config, library, notes)
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        twice = [each.target.name for each in extra if each.target.name in found]
+        problems += [
+            f"{format_setting(config, name)}: option.extra_engine_args has {each} too; keep one" for each in twice
+        ]
+        found |= {each.target.name: each.value for each in extra}
+    if problems:
+        raise ConfigError(problems)
+    return config, found
+
+
 def engine_arguments(
-    config: Config, layout: Layout, hardware: Hardware, version: str, problems: list[str], notes: list[str]
+    config: Config,
+    layout: Layout,
+    hardware: Hardware,
+    version: str,
+    extra: Mapping[str, Any],
+    problems: list[str],
+    notes: list[str],
 ) -> dict[str, Any]:
-    """The arguments, without those of `extra_engine_args`; adds to `problems` and `notes`."""
+    """The arguments with `extra` ones; adds to `problems` and `notes`."""
     options = config.options
     arguments: dict[str, Any] = {
         "model": str(layout.path),
@@ -67,7 +148,8 @@ def engine_arguments(
         "max_model_len": _longest(config, layout, notes),
         "tensor_parallel_size": _tensor_parallel(config, hardware, problems),
         "structured_outputs_config": {"backend": _LIBRARIES.get(options.guided_decoding_backend, "xgrammar")},
-        **_passed(config, problems),
+        **_passed(config),
+        **extra,
     }
     if options.dtype in _DTYPES:
         arguments["dtype"] = _DTYPES[options.dtype]
@@ -82,6 +164,9 @@ def engine_arguments(
         problems.append(f"{setting} is not available with vLLM: option.kv_cache_dtype=fp8, or auto")
     if options.quantize is not None and not config.is_set("quantization"):
         arguments |= _quantized(config, layout, problems)
+    if config.options.limit_mm_per_prompt is not None and any(arguments.get("limit_mm_per_prompt", {}).values()):
+        setting = format_setting(config, "limit_mm_per_prompt")
+        problems.append(f"{setting}: only text is served, no images, videos or sounds; leave it out")
     known = arguments_of(version)
     for name in [name for name in arguments if name not in known]:
         del arguments[name]
@@ -89,43 +174,28 @@ def engine_arguments(
     return arguments
 
 
-def _passed(config: Config, problems: list[str]) -> dict[str, Any]:
+def _passed(config: Config) -> dict[str, Any]:
     """The values of options that are passed as they are."""
     found: dict[str, Any] = {}
     for name, effect in EFFECTS.items():
         value = getattr(config.options, name)
-        if not isinstance(effect, Passed) or value is None or (effect.needs and not effect.needs.met(config)):
+        if (
+            not isinstance(effect, Passed)
+            or value is None
+            or name in _OBJECTS
+            or (effect.needs and not effect.needs.met(config))
+        ):
             continue
         if effect.when_set and not config.is_set(name):
             continue
-        if name in _OBJECTS:
-            value = _object(config, name, problems)
         found |= {target.name: list(value) if isinstance(value, tuple) else value for target in effect.targets}
     return found
 
 
-def _object(config: Config, name: str, problems: list[str]) -> Any:
-    setting, example = format_setting(config, name), OPTIONS[name].option.example
-    try:
-        value = json.loads(getattr(config.options, name))
-    except ValueError as error:
-        problems.append(f"{setting}: expected a JSON object ({error}), such as {example}")
-        return None
-    if not isinstance(value, dict):
-        problems.append(f"{setting}: expected a JSON object, such as {example}")
-    elif name == "limit_mm_per_prompt" and any(value.values()):
-        problems.append(f"{setting}: only text is served, no images, videos or sounds; leave it out, or set {example}")
-    return value
-
-
 def _origin_of(config: Config, argument: str) -> str:
     """The setting that an argument comes from, else the argument's name."""
-    names = [
-        name
-        for name, effect in EFFECTS.items()
-        if argument in (target.name for target in getattr(effect, "targets", ())) and config.is_set(name)
-    ]
-    return format_setting(config, names[0]) if names else argument
+    option = _OPTIONS.get(Target(OWNER, argument))
+    return argument if option is None else format_setting(config, option)
 
 
 def _longest(config: Config, layout: Layout, notes: list[str]) -> int:

@@ -17,7 +17,7 @@ from packaging.version import Version
 
 from djl_trtllm.backends.base import EngineBackend, Offer
 from djl_trtllm.backends.effects import Effects
-from djl_trtllm.backends.vllm.arguments import EFFECTS, engine_arguments, with_own_defaults
+from djl_trtllm.backends.vllm.arguments import EFFECTS, engine_arguments, with_extra_arguments, with_own_defaults
 from djl_trtllm.backends.vllm.names import architectures, installed_package, installed_version, known_versions
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.configuration import format_setting
@@ -67,7 +67,10 @@ class VllmBackend(EngineBackend):
             return Offer(None, problem)
         if not hardware.gpus and _openvino_is_installed():
             return Offer(None, f"vLLM {hardware.vllm} is installed, and OpenVINO, which is taken on a CPU")
-        _check_architecture(layout, hardware)
+        try:
+            _check_architecture(layout, hardware)
+        except EngineError as error:
+            return Offer(None, str(error))
         where = "there is a GPU" if hardware.gpus else "OpenVINO is not"
         return Offer(Backend.VLLM, f"vLLM {hardware.vllm} is installed and {where}")
 
@@ -86,7 +89,8 @@ class VllmBackend(EngineBackend):
         problems: list[str] = []
         notes: list[str] = []
         version = hardware.vllm or known_versions()[-1]
-        arguments = engine_arguments(config, layout, hardware, version, problems, notes)
+        config, extra = with_extra_arguments(config, version, notes)
+        arguments = engine_arguments(config, layout, hardware, version, extra, problems, notes)
         if problems:
             raise ConfigError(problems)
         options = config.options

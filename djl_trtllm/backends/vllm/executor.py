@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import time
 import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from djl_trtllm.backends.json_grammar import as_grammar, with_options
+from djl_trtllm.backends.vllm.names import arguments_of
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.executor.guides import GuideGate
 from djl_trtllm.executor.protocol import Delta, Feature, Limits, Logprob, Ranked, Refusal, Stats, Submit, Try
@@ -126,7 +128,7 @@ class VllmExecutor:
         self._losses = (EngineDeadError,)
         self._wrong = (ValueError, TypeError, getattr(vllm_exceptions, "VLLMClientError", ValueError))
         engine = LLMEngine.from_engine_args(
-            EngineArgs(**arguments),
+            EngineArgs(**_with_objects(arguments, arguments_of(vllm.__version__))),
             # Of defaults that depend on what vLLM is used for, those of a server.
             usage_context=UsageContext.OPENAI_API_SERVER,
         )
@@ -290,6 +292,19 @@ class VllmExecutor:
         if scheduler.prefix_cache_stats is not None:
             self._queried += scheduler.prefix_cache_stats.queries
             self._hits += scheduler.prefix_cache_stats.hits
+
+
+def _with_objects(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments with objects of vLLM's configuration classes in place of dicts: not every version makes them."""
+    import vllm.config
+
+    found = dict(arguments)
+    for name, value in arguments.items():
+        classes = re.findall(r"\w+Config\b", types.get(name, ""))
+        made = next((found for each in classes if (found := getattr(vllm.config, each, None)) is not None), None)
+        if isinstance(value, dict) and made is not None:
+            found[name] = made(**value)
+    return found
 
 
 def guide_arguments(guide: Guide, library: str) -> dict[str, Any]:

