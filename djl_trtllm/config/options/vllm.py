@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from djl_trtllm.config.options.option import LMI, OURS, OptionGroup, count, option, unset
+from djl_trtllm.config.options.option import OURS, OptionGroup, count, option, unset
 
-_ON_VLLM = f"{LMI} (vLLM)"
+_ON_VLLM = "LMI (vLLM)"
 
 
 class VllmOptions(OptionGroup, name="vllm", heading="vLLM", source=_ON_VLLM):
