@@ -125,8 +125,11 @@ class VllmPlan(EnginePlan):
     def executor_options(self) -> dict[str, Any]:
         return {
             "arguments": self.arguments,
-            # Without the second vLLM sends usage statistics.
-            "environment": {"VLLM_CACHE_ROOT": self.kernels, "VLLM_NO_USAGE_STATS": "1"},
+            "environment": {
+                "VLLM_CACHE_ROOT": self.kernels,
+                "TORCHINDUCTOR_CACHE_DIR": f"{self.kernels}/torchinductor",
+                "VLLM_NO_USAGE_STATS": "1",  # otherwise it sends usage statistics
+            },
             "tokenizer_dir": str(self.tokenizer_dir),
             "guides": self.guides,
             "max_sequences": self.max_sequences,

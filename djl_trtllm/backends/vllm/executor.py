@@ -15,7 +15,7 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from djl_trtllm.backends.json_grammar import as_grammar, with_options
@@ -23,7 +23,7 @@ from djl_trtllm.backends.vllm.names import arguments_of
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.executor.guides import GuideGate
 from djl_trtllm.executor.protocol import Delta, Feature, Limits, Logprob, Ranked, Refusal, Stats, Submit, Try
-from djl_trtllm.request import FinishReason, Guide, GuideKind
+from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -62,12 +62,19 @@ FEATURES: frozenset[str] = frozenset(
         "bad",
         "top_logprobs",
         Feature.LOGPROBS,
-        Feature.JSON,
-        Feature.REGEX,
-        Feature.GRAMMAR,
     }
 )
 """The features that vLLM honours, see `Ready.features`."""
+GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR})
+"""Those that it also honours where it can use the tokenizer for guides."""
+
+_FIRST = {
+    "a greedy request": Submit(0, [1, 1], Sampling(2, repetition_penalty=1.1, presence_penalty=0.1)),
+    "a sampled request": Submit(0, [1, 1], Sampling(2, do_sample=True, top_k=5, top_p=0.9, min_p=0.1, seed=1)),
+    "a request with log-probabilities": Submit(0, [1, 1], Sampling(2), logprobs=True, top_logprobs=2),
+    "a request with a guide": Submit(0, [1, 1], Sampling(2), guide=Guide(GuideKind.REGEX, "(a|b)+")),
+}
+"""What the engine gets before clients' requests: vLLM compiles some kernels at their first use."""
 
 
 def sampling_arguments(request: Submit) -> dict[str, Any]:
@@ -153,7 +160,9 @@ class VllmExecutor:
             lookahead=lookahead,
             tries_guides=True,
         )
-        self.features = FEATURES | ({Feature.ADAPTERS} if configuration.lora_config is not None else set())
+        lost = self._warm_up()
+        adapters = {Feature.ADAPTERS} if configuration.lora_config is not None else set()
+        self.features = (FEATURES | GUIDES | adapters) - lost
         self.details = {
             "vLLM": vllm.__version__,
             "device": str(configuration.device_config.device_type),
@@ -229,6 +238,27 @@ class VllmExecutor:
             )
         )
 
+    def _warm_up(self) -> frozenset[str]:
+        """Run the first requests; returns the features of those that fail. Raises for one that any client may send."""
+        lost: frozenset[str] = frozenset()
+        for kind, request in _FIRST.items():
+            began = time.monotonic()
+            self._add(request)
+            deltas = [delta for delta in self._to_end() if delta.error is not None]
+            if not deltas:
+                print(f"warming up: {kind} took {time.monotonic() - began:.1f} s", flush=True)
+            elif request.guide is None:
+                raise RuntimeError(f"{kind} that is to warm vLLM up has failed: {deltas[0].error}")
+            else:
+                lost |= GUIDES
+                print(f"warming up: {kind} has failed, so vLLM does without guides: {deltas[0].error}", flush=True)
+        self._queried = self._hits = 0
+        return lost
+
+    def _to_end(self) -> Iterator[Delta]:
+        while self.busy:
+            yield from self.step()
+
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _let_through(self, request: Submit | Try) -> None:
@@ -300,8 +330,8 @@ def _with_objects(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dic
 
     found = dict(arguments)
     for name, value in arguments.items():
-        classes = re.findall(r"\w+Config\b", types.get(name, ""))
-        made = next((found for each in classes if (found := getattr(vllm.config, each, None)) is not None), None)
+        named = (getattr(vllm.config, each, None) for each in re.findall(r"\w+Config\b", types.get(name, "")))
+        made = next((each for each in named if each is not None), None)
         if isinstance(value, dict) and made is not None:
             found[name] = made(**value)
     return found

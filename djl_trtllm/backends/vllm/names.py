@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
@@ -67,8 +68,7 @@ def tabled_arguments(version: str) -> Mapping[str, str]:
 
 def known_versions() -> list[str]:
     """The versions whose arguments the table has, the oldest first."""
-    versions: list[str] = _table()["versions"]
-    return versions
+    return list(_table()["versions"])
 
 
 @cache
@@ -114,7 +114,7 @@ def _body(path: Path) -> list[ast.stmt]:
 
 
 @cache
-def _table() -> dict[str, dict[str, list[tuple[str, str, str | None]]]]:
+def _table() -> dict[str, Any]:
     text = resources.files(__package__).joinpath("names.json").read_text(encoding="utf-8")
-    table: dict[str, dict[str, list[tuple[str, str, str | None]]]] = json.loads(text)
+    table: dict[str, Any] = json.loads(text)
     return table
