@@ -22,7 +22,7 @@ from djl_trtllm.backends.json_grammar import as_grammar, with_options
 from djl_trtllm.backends.vllm.names import arguments_of
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.executor.guides import GuideGate
-from djl_trtllm.executor.protocol import Delta, Feature, Limits, Logprob, Ranked, Refusal, Stats, Submit, Try
+from djl_trtllm.executor.protocol import End, Feature, Limits, Logprob, Ranked, Refusal, Stats, Step, Submit, Try
 from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class VllmExecutor:
         configuration = engine.vllm_config
         self._kv_blocks: int = configuration.cache_config.num_gpu_blocks or 0
         self._sequences: dict[str, _Sequence] = {}
-        self._ended: list[Delta] = []
+        self._news = Step()
         self._names = map(str, itertools.count())
         """Names of requests in vLLM: one of ours is free again when it is cancelled, and there a batch may have it."""
         self._library = guides
@@ -177,7 +177,7 @@ class VllmExecutor:
 
     @property
     def busy(self) -> bool:
-        return bool(self._sequences or self._ended or self._guides)
+        return bool(self._sequences or self._news.has_news or self._guides)
 
     def submit(self, request: Submit) -> None:
         sampling = request.sampling
@@ -200,9 +200,9 @@ class VllmExecutor:
                 return
             del self._sequences[name]
             self._core.abort_requests([name])
-        self._ended.append(Delta(request_id, [], finish=FinishReason.CANCELLED))
+        self._news.end(request_id, FinishReason.CANCELLED)
 
-    def step(self) -> list[Delta]:
+    def step(self) -> Step:
         if self._guides:
             self._guides.advance(0.0 if self._sequences else _GUIDE_SECONDS)
         if self._sequences:
@@ -216,8 +216,8 @@ class VllmExecutor:
             self._empty = 0 if outputs.outputs else self._empty + 1
             if self._empty > 1:
                 time.sleep(_EMPTY_SECONDS)
-        deltas, self._ended = self._ended, []
-        return deltas
+        step, self._news = self._news, Step()
+        return step
 
     def stats(self) -> Stats:
         scheduler, running = self._scheduler, len(self._sequences)
@@ -244,20 +244,20 @@ class VllmExecutor:
         for kind, request in _FIRST.items():
             began = time.monotonic()
             self._add(request)
-            deltas = [delta for delta in self._to_end() if delta.error is not None]
-            if not deltas:
+            errors = [end.error for end in self._to_end() if end.error is not None]
+            if not errors:
                 print(f"warming up: {kind} took {time.monotonic() - began:.1f} s", flush=True)
             elif request.guide is None:
-                raise RuntimeError(f"{kind} that is to warm vLLM up has failed: {deltas[0].error}")
+                raise RuntimeError(f"{kind} that is to warm vLLM up has failed: {errors[0]}")
             else:
                 lost |= GUIDES
-                print(f"warming up: {kind} has failed, so vLLM does without guides: {deltas[0].error}", flush=True)
+                print(f"warming up: {kind} has failed, so vLLM does without guides: {errors[0]}", flush=True)
         self._queried = self._hits = 0
         return lost
 
-    def _to_end(self) -> Iterator[Delta]:
+    def _to_end(self) -> Iterator[End]:
         while self.busy:
-            yield from self.step()
+            yield from self.step().ends
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -265,10 +265,10 @@ class VllmExecutor:
         if isinstance(request, Submit):
             self._add(request)
         else:
-            self._ended.append(Delta(request.request_id, [], finish=FinishReason.STOP))
+            self._news.end(request.request_id, FinishReason.STOP)
 
     def _refuse(self, request: Submit | Try, error: str | Refusal) -> None:
-        self._ended.append(Delta(request.request_id, [], finish=FinishReason.ERROR, error=error))
+        self._news.end(request.request_id, FinishReason.ERROR, error)
 
     def _add(self, request: Submit) -> None:
         name, adapter = next(self._names), request.adapter
@@ -299,23 +299,25 @@ class VllmExecutor:
         return self._sampling_params(**arguments, detokenize=False, skip_clone=True)
 
     def _take(self, outputs: list[Any]) -> None:
+        sequences, news = self._sequences, self._news
         for output in outputs:
-            sequence = self._sequences.get(output.request_id)
+            sequence = sequences.get(output.request_id)
             if sequence is None:
                 continue
-            delta = Delta(sequence.request_id, output.new_token_ids)
-            if sequence.wants_logprobs and output.new_logprobs is not None:
-                delta.logprobs = _logprobs(output.new_logprobs, sequence.top)
+            wanted = sequence.wants_logprobs and output.new_logprobs is not None
+            if output.new_token_ids:
+                logprobs = _logprobs(output.new_logprobs, sequence.top) if wanted else None
+                news.add(sequence.request_id, output.new_token_ids, logprobs)
             if not sequence.begun:
                 sequence.begun = True
-                delta.cached_tokens = 0 if output.prefill_stats is None else output.prefill_stats.num_cached_tokens
+                if output.prefill_stats is not None and output.prefill_stats.num_cached_tokens:
+                    news.cached[sequence.request_id] = output.prefill_stats.num_cached_tokens
             if output.finish_reason is not None:
                 reason = str(output.finish_reason)
-                delta.finish = _FINISH.get(reason, FinishReason.ERROR)
-                if delta.finish is FinishReason.ERROR:
-                    delta.error = f"vLLM ended the request with {reason!r}"
-                del self._sequences[output.request_id]
-            self._ended.append(delta)
+                finish = _FINISH.get(reason, FinishReason.ERROR)
+                error = f"vLLM ended the request with {reason!r}" if finish is FinishReason.ERROR else None
+                news.end(sequence.request_id, finish, error)
+                del sequences[output.request_id]
 
     def _count(self, scheduler: Any) -> None:
         self._scheduler = scheduler

@@ -12,6 +12,7 @@ import pytest
 from djl_trtllm.executor.protocol import Delta, Refusal, Submit, Try
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
 from tests.backends.vllm import FAKE, IS_INSTALLED
+from tests.support.steps import deltas_of
 
 END = 2
 PROMPTS = [[1, 300 + 7 * k, 500, *range(600, 610 + 3 * k)] for k in range(6)]
@@ -78,7 +79,7 @@ class Output:
 def step(executor: Any, steps: int) -> dict[int, Output]:
     outputs: dict[int, Output] = {}
     for _ in range(steps):
-        for delta in executor.step():
+        for delta in deltas_of(executor.step()):
             outputs.setdefault(delta.request_id, Output()).deltas.append(delta)
     return outputs
 
@@ -89,7 +90,7 @@ def finish(executor: Any, outputs: dict[int, Output] | None = None) -> dict[int,
     for _ in range(20_000):
         if not executor.busy:
             return outputs
-        for delta in executor.step():
+        for delta in deltas_of(executor.step()):
             outputs.setdefault(delta.request_id, Output()).deltas.append(delta)
     raise AssertionError("still busy")
 
