@@ -10,8 +10,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from djl_trtllm.commands.arguments import ModelArgument, find_model
-from djl_trtllm.commands.console import errors_for_the_reader, print_json, say, show, warn, width_of
+from djl_trtllm.commands.console import (
+    ModelArgument,
+    errors_for_the_reader,
+    find_model,
+    print_json,
+    say,
+    show,
+    warn,
+    width_of,
+)
 
 app = typer.Typer(add_completion=False)
 _CANNOT = "cannot be served:"

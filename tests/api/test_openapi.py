@@ -11,17 +11,13 @@ import pytest
 from djl_trtllm import errors
 from djl_trtllm.api import Dialect, Operation
 from djl_trtllm.api.openapi import (
-    BOOLEAN,
     INTEGER,
     NULL,
-    NUMBER,
     STRING,
-    OwnPath,
     any_of,
     describe,
     document,
     joined,
-    list_of,
     members,
     request_errors,
     resolved,
@@ -32,22 +28,10 @@ from djl_trtllm.api.registry import DEFAULT, DIALECTS
 from djl_trtllm.config import Options
 from djl_trtllm.errors import RequestError
 from tests.support.plugin import TRIAL, Trial
+from tests.support.tables import by_table
 
 
-@pytest.mark.parametrize(
-    ("value", "schema"),
-    [
-        ("a", STRING),
-        (1, INTEGER),
-        (1.5, NUMBER),
-        (True, BOOLEAN),
-        (None, NULL),
-        ([], list_of({})),
-        ([1, 2], list_of(INTEGER)),
-        ([1, "a", 2], list_of(any_of(INTEGER, STRING))),
-        ({"a": {"b": 1}}, members({"a": members({"b": INTEGER})})),
-    ],
-)
+@by_table("value", "schema")
 def test_the_schema_of_a_value(value: object, schema: object) -> None:
     assert schema_of(value) == schema
 
@@ -92,7 +76,9 @@ class Described(Trial):
     )
 
 
-def described(*dialects: Dialect, own: tuple[OwnPath, ...] = (), **options: Any) -> dict[str, Any]:
+def described(
+    *dialects: Dialect, own: Mapping[str, Operation] = MappingProxyType({}), **options: Any
+) -> dict[str, Any]:
     return document(dialects, own, Options(**options), DEFAULT)
 
 
@@ -197,7 +183,7 @@ def test_errors_of_sagemakers_path_are_sagemakers() -> None:
 
 def test_own_paths_have_the_errors_of_defects() -> None:
     operation = Operation("Look", responses={"application/json": members({"a": STRING})}, errors={409: "Taken"})
-    made = described(own=(OwnPath("put", "/own/{name}", operation),))
+    made = described(own={"PUT /own/{name}": operation})
     own = made["paths"]["/own/{name}"]["put"]
     assert (own["operationId"], own["tags"], own["summary"]) == ("Server_put_own_name", ["Server"], "Look")
     assert list(own["responses"]) == ["200", "409", "500"]
@@ -214,7 +200,7 @@ def test_there_is_an_error_of_every_class() -> None:
 
 
 def test_a_response_without_a_body_is_described() -> None:
-    made = described(own=(OwnPath("get", "/own", Operation("Look", responses={})),))
+    made = described(own={"GET /own": Operation("Look", responses={})})
     assert made["paths"]["/own"]["get"]["responses"]["200"] == {"description": "OK"}
 
 

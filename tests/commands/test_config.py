@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
-from djl_trtllm.commands import arguments
+from djl_trtllm.commands import console
 from tests.engines.helpers import write_checkpoint
 
 runner = CliRunner()
@@ -38,7 +38,7 @@ def model(path: Path, text: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(arguments, "SAGEMAKER_MODEL_DIR", tmp_path / "opt-ml-model")
+    monkeypatch.setattr(console, "SAGEMAKER_MODEL_DIR", tmp_path / "opt-ml-model")
     for name in ("DJL_SERVING_HOME", "HF_MODEL_ID", "OPTION_MODEL_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -10,10 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
-from djl_trtllm.commands import arguments, serve
-from djl_trtllm.commands.arguments import find_model, json_object
+from djl_trtllm.commands import console, serve
+from djl_trtllm.commands.console import find_model, json_object
 from djl_trtllm.commands.serve import demo_model
 from djl_trtllm.errors import DjlTrtllmError, ModelError
+from tests.support.tables import by_table
 
 runner = CliRunner()
 
@@ -22,26 +23,10 @@ runner = CliRunner()
 def no_sagemaker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("HF_MODEL_ID", "OPTION_MODEL_ID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(arguments, "SAGEMAKER_MODEL_DIR", tmp_path / "opt-ml-model")
+    monkeypatch.setattr(console, "SAGEMAKER_MODEL_DIR", tmp_path / "opt-ml-model")
 
 
-@pytest.mark.parametrize(
-    ("words", "environ", "status", "texts"),
-    [
-        ("FOLDER", {}, 1, ("2 configuration problems", "serving.properties:1")),
-        ("", {}, 1, ("name a model directory",)),
-        ("", {"HF_MODEL_ID": "/nowhere"}, 1, ("no model at /nowhere",)),
-        ("FOLDER", {"SERVING_LOG_LEVEL": "loud"}, 1, ("expected one of debug, info, warning, error, critical",)),
-        ("/nowhere --log-level DEBUG", {}, 1, ("no model at",)),
-        ("--demo some/model", {}, 1, ("--demo serves a model of its own: leave out some/model",)),
-        ("--log-level loud", {}, 2, ("'debug', 'info',",)),
-        ("--log-format loud", {}, 2, ("'text', 'json'",)),
-        ("--port 70000", {}, 2, ("'--port'", "0<=x<=65535")),
-        ("--port -1", {}, 2, ("'--port'", "0<=x<=65535")),
-        ("--model-store /no/such/folder", {}, 2, ("'--model-store'", "does not exist")),
-        (f"--model-store {__file__}", {}, 2, ("'--model-store'", "is a file")),
-    ],
-)
+@by_table("words", "environ", "status", "texts")
 def test_what_is_wrong_is_a_message_that_names_it(
     tmp_path: Path, words: str, environ: dict[str, str], status: int, texts: tuple[str, ...]
 ) -> None:

@@ -29,7 +29,7 @@ IMPORTS = """
 import pkgutil, sys
 import djl_trtllm
 # What other extras, and DJL, bring.
-without = ("openvino", "cluster", "__main__", "commands.size_plot", "handler", "async_handler")
+without = ("openvino", "cluster", "__main__", "handler", "async_handler")
 for module in pkgutil.walk_packages(djl_trtllm.__path__, "djl_trtllm."):
     if not any(f".{name}" in module.name for name in without):
         __import__(module.name)

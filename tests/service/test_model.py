@@ -20,11 +20,12 @@ from djl_trtllm.engines.cache import EngineDir
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import ConfigError, ModelError, TokenizerError
 from djl_trtllm.executor.protocol import Start
-from djl_trtllm.model import Layout, Tokenizer, load_tokenizer, tokenizer
+from djl_trtllm.model import Layout, Tokenizer, inspect, load_tokenizer, tokenizer
 from djl_trtllm.service import model, open_remote, open_source, plan, prepare, remote_name
 from tests.engines.helpers import gpu_machine, write_checkpoint, write_engine_files, write_tensorrt_engine
 from tests.support import models
 from tests.support.models import scripted_model
+from tests.support.tables import rows
 
 OPENVINO = {"OPTION_BACKEND": "openvino"}
 
@@ -121,13 +122,7 @@ def test_everything_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [
-        ("acme/tiny-stories", "acme_tiny_stories"),
-        ("hf://acme/tiny-stories", "acme_tiny_stories"),
-        ("s3://models/team/story.tar.gz", "story"),
-        ("s3://models/team/my-story/", "my_story"),
-        ("s3://models/X/X", "X"),
-    ],
+    rows(__file__, "a_remote_model_has_the_name_that_djl_gives_it"),
 )
 def test_a_remote_model_has_the_name_that_djl_gives_it(text: str, name: str) -> None:
     assert remote_name(text) == name
@@ -349,8 +344,9 @@ def test_a_tokenizer_is_loaded_when_it_is_asked_for_and_once(checkpoint: Path, m
 def test_a_tokenizer_that_only_the_engine_names_is_loaded_and_checked(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "load_fitting_tokenizer", lambda layout, **options: None)
     engine = EngineDir(write_engine_files(checkpoint.parent / "engine"), "openvino", None, checkpoint)
+    inside = replace(inspect(checkpoint), tokenizer_dir=None, bundled_engine=engine.path)
+    monkeypatch.setattr(model, "inspect", lambda files: inside)
     monkeypatch.setattr(model, "prepare_engine", lambda *arguments, **options: engine)
     assert prepare(open_source(checkpoint, OPENVINO)).tokenizer.encode("a wolf")
     described = json.loads((checkpoint / "tokenizer.json").read_text())

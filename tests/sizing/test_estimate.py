@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djl_trtllm.errors import SizingError
-from djl_trtllm.sizing.architecture import LayerCache
-from djl_trtllm.sizing.checkpoint import CheckpointSizes
+from djl_trtllm.sizing.checkpoint import CheckpointSizes, LayerCache
 from djl_trtllm.sizing.estimate import (
     FITTED,
     GIB,
@@ -29,6 +28,7 @@ from djl_trtllm.sizing.estimate import (
     weights_by_stage,
 )
 from djl_trtllm.sizing.machines import gpu_named
+from djl_trtllm.sizing.tensors import Part
 from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h, qwen3_32b_fp8, rows
 
 
@@ -152,10 +152,18 @@ WIDE = CheckpointSizes.from_config(llama(torch_dtype="float32"))
         (WIDE, {"dtype": "float16"}, ALL),
         (replace(LLAMA, shape=WIDE.shape, exact=True), {}, 2 * ALL),
         (replace(LLAMA, quantization="FP8"), {"dtype": "float32"}, LAYERS // 2 + 2 * (NORMS + 2 * EMBEDDING)),
+        # Queries and keys in one matrix: 2 of 32 heads, and one of 8 for keys and values, which two ranks share.
+        (replace(LLAMA, parts=(Part("fused", 0, "BF16", True, 4800, 9600),)), {"tensor_parallel": 16}, 9600 * 4 // 48),
     ],
 )
 def test_weights_of_one_stage(sizes: CheckpointSizes, conditions: dict[str, Any], size: int) -> None:
     assert weights(sizes, **conditions) == (size,)
+
+
+def test_a_feed_forward_part_of_unknown_width_has_four_times_that_of_the_model() -> None:
+    known, unknown = (CheckpointSizes.from_config(llama(intermediate_size=width)) for width in (4 * 4096, None))
+    assert weights(unknown) == weights(known)
+    assert Estimate(unknown, Conditions(1)).activations(10) == Estimate(known, Conditions(1)).activations(10)
 
 
 def test_keys_of_fewer_heads_than_ranks_are_replicated() -> None:
@@ -291,26 +299,6 @@ def test_the_recommended_number_is_at_most_16384() -> None:
     assert found.max_num_tokens > 2 * MOST
     assert found.recommended == MOST
     assert found.sequences_of(4096) == found.sequences_of(4096, MOST)
-
-
-def test_limits_are_widened_as_the_document_says() -> None:
-    wide = Estimate(LLAMA, Conditions(80 * GIB, max_batch_size=512, max_input_len=32_000))
-    assert wide.limits == {
-        "max_num_tokens": MOST,
-        "max_input_len": 32_000,
-        "max_output_len": 4096,
-        "max_rolling_batch_size": 512,
-    }
-    narrow = Estimate(LLAMA, Conditions(int(20 * GIB), max_batch_size=16))
-    assert narrow.limits["max_input_len"] == narrow.limits["max_output_len"] == narrow.recommended < 4096
-    assert narrow.limits["max_rolling_batch_size"] == 256
-
-
-def test_the_batch_is_what_fits_and_what_buffers_are_for() -> None:
-    found = Estimate(LLAMA, Conditions(80 * GIB, max_batch_size=32))
-    assert found.sequences_of(1024) > 32
-    assert found.batch_size(1024) == 32
-    assert found.batch_size(100_000) == found.sequences_of(100_000) < 32
 
 
 def test_a_draft_model_is_on_the_last_stage_and_adapters_are_on_every_one() -> None:

@@ -3,8 +3,8 @@
 From 1.3 on TensorRT-LLM has a file `usage/llm_args_golden_manifest.json`: the arguments that its usage report knows,
 which are numbers, switches and choices, not texts and objects. `python -m tools.tensorrt_llm.manifest` takes such a
 file and its `--version`, or without a file the paths of 1.4.0rc1 beside this module. Status 1 where the table has an
-argument in that version that the manifest lacks (it ended, and its row needs an `until`), or other choices of one, which
-planning would refuse. Arguments that the table lacks are counted: `option.extra_llm_api_options` passes them.
+argument in that version that the manifest lacks (it ended, and its row needs an `until`), or other choices of one,
+which planning would refuse. Arguments that the table lacks are counted: `option.extra_llm_api_options` passes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's LLM, driven by the process's event loop: ids in, deltas out."""
+"""TensorRT-LLM's LLM, driven by the process's event loop: ids in, steps out."""
 
 from __future__ import annotations
 
@@ -316,15 +316,14 @@ class TensorRtLlmExecutor:
         self._end(message, FinishReason.ERROR, refusal)
 
     def _end(self, message: Submit | Try, finish: FinishReason, error: Refusal | None = None) -> None:
-        """The terminal delta of what did not reach the engine; a guide has no beams."""
-        delta = self._step_buffer.extend(message.request_id, [], None)
-        delta.finish, delta.error = finish, error
+        """End what did not reach the engine; a guide has no beams."""
+        self._step_buffer.step.end(message.request_id, finish, error)
 
     def _made(self, message: Submit) -> RunningRequest:
         return RunningRequest(message, self._step_buffer, self._heartbeat, self._end_id, self._settle)
 
     def cancel(self, request_id: int) -> None:
-        """End a request early; unknown ids are ignored. Its terminal delta comes with the engine's last response."""
+        """End a request early; unknown ids are ignored. Its end comes with the engine's last response."""
         if self._guides is not None and (held := self._guides.cancel(request_id)) is not None:
             self._end(held, FinishReason.CANCELLED)
             return
