@@ -96,11 +96,10 @@ class EngineProcess:
 
     def _take(self, steps: list[Step]) -> None:
         for step in steps:
-            for delta in step.deltas:
-                if delta.finish:
-                    if delta.error is not None:
-                        sys.exit(f"a request failed: {delta.error}")
-                    self._left.discard(delta.request_id)
+            for end in step.ends:
+                if end.error is not None:
+                    sys.exit(f"a request failed: {end.error}")
+                self._left.discard(end.request_id)
         if not self._left:
             self._ended.set()
 

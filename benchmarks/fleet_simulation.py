@@ -56,7 +56,8 @@ def estimate_of(arguments: argparse.Namespace) -> Estimate:
 def fleet_of(arguments: argparse.Namespace, *, cached: bool = True) -> Fleet:
     """A replica of the arguments."""
     estimate = estimate_of(arguments)
-    places = estimate.batch_size(arguments.prompt + arguments.output)
+    most = estimate.sequences_of(arguments.prompt + arguments.output)
+    places = min(estimate.conditions.max_batch_size, most)
     if not places:
         sys.exit(f"{arguments.model} has no room for a sequence on {arguments.tp} x {arguments.gpu}")
     weights = estimate.weights * arguments.tp

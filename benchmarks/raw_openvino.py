@@ -31,7 +31,7 @@ def main() -> None:
             request_id += 1
         tokens = 0
         while executor.busy:
-            tokens += sum(len(delta.token_ids) for delta in executor.step())
+            tokens += len(executor.step().tokens)
         print(json.dumps({"tokens": tokens, "seconds": time.perf_counter() - started}), flush=True)
 
 

@@ -1,40 +1,5 @@
 """The exceptions that the package raises on purpose.
 
-    DjlTrtllmError
-    ├── ConfigError                 options: all problems of one resolution at once
-    ├── ModelError                  model files
-    │   ├── ArchiveError            an archive that is broken or unsafe to extract
-    │   ├── DownloadError           files from the hub or S3 that are unavailable or incomplete
-    │   ├── LayoutError             a directory that is not a model, or not one that this server can run
-    │   ├── NotDescribedError       a model of which only the description was fetched, which does not say what it is
-    │   └── TokenizerError          missing or unreadable tokenizer files
-    ├── EngineError                 compiled engines
-    │   ├── BuildError              compiling failed (carries the log's path and last lines)
-    │   ├── CompilerMissingError    the checkpoint must be compiled and the compiler is not installed
-    │   └── EngineMismatchError     an engine that does not fit this machine, these options or its manifest
-    ├── ExecutorError               the engine process
-    │   ├── ExecutorStartError      it did not start
-    │   └── ExecutorDiedError       it was killed, stopped responding or raised an error
-    ├── SizingError                 no such GPU or instance type, or numbers that no memory can be estimated from
-    ├── BenchmarkError              no server to measure, or a load that cannot be made
-    └── RequestError                one request; other requests are not affected
-        ├── InvalidRequestError     malformed, or a value out of range
-        │   ├── SessionError        no such stateful session, or sessions are not enabled
-        │   ├── UnknownAdapterError     no LoRA adapter of that name
-        │   ├── PromptTooLongError  prompt, or prompt plus output, above a limit
-        │   ├── HarmfulRequestError     engine processes were lost because of the same request
-        │   └── UnsupportedParameterError   a known parameter that this backend does not have
-        ├── OverloadedError         refused at admission: the queue is full
-        │   └── TooManyRequestsError    refused because of the client's own requests: it has too many at once
-        ├── NotReadyError           the model is loading, recovering, draining or failed
-        ├── UnknownModelError       no model of the name that the request gives
-        ├── AuthenticationError     no API key, or none of this server's
-        ├── ForbiddenError          the API key lacks the role
-        ├── MethodNotAllowedError   the path takes other HTTP methods
-        ├── RequestTooLargeError    the body is larger than max_request_size
-        ├── RequestTimeoutError     not finished within predict_timeout
-        └── GenerationError         the engine failed while this request was running
-
 Every layer raises these for expected failures, and nothing else. Each dialect maps them to HTTP statuses
 (`djl_trtllm.api`); a test asserts that every dialect maps every `RequestError`.
 """

@@ -15,8 +15,7 @@ from typing import Any
 
 from djl_trtllm.djl import worker
 from djl_trtllm.djl.items import QUIET, Item, content, count, text
-from djl_trtllm.djl.rolling import RollingWorker
-from djl_trtllm.djl.worker import is_passive, load_status, open_worker_model, require_mode
+from djl_trtllm.djl.worker import RollingWorker, is_passive, load_status, open_worker_model, require_mode
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.service import ModelService
 

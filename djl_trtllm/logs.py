@@ -10,7 +10,7 @@ one of the log. JSON escapes both. A thread writes, so that the code that logs n
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import logging
 import queue
 import re
@@ -19,6 +19,7 @@ import threading
 import time
 from contextvars import ContextVar
 from logging.handlers import QueueHandler
+from typing import TextIO
 
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
@@ -115,6 +116,8 @@ class JsonLines(JsonFormatter):
 
 _MOST_WAITING = 10_000
 """Lines that wait to be written; more are dropped and counted."""
+_MOST_TOGETHER = 100
+"""Lines that are written at once."""
 _LAST_SECONDS = 2.0
 """How long the end of the process waits for its last lines to be read."""
 
@@ -125,8 +128,9 @@ class BackgroundHandler(QueueHandler):
     """Passes lines on to `target` in a thread of its own, at most `most` of them waiting."""
 
     def __init__(self, target: logging.Handler, most: int = _MOST_WAITING) -> None:
-        self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(most)
+        self._lines: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
         super().__init__(self._lines)
+        self._most = most
         self._target = target
         self._dropped = 0
         """Only threads that log change it, so that the writing thread needs no lock to read it."""
@@ -134,7 +138,8 @@ class BackgroundHandler(QueueHandler):
         self._thread.start()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        record = copy.copy(record)
+        given, record = record, logging.LogRecord.__new__(type(record))  # copy.copy takes ten times as long
+        vars(record).update(vars(given))
         mark(record)
         record.msg, record.args = record.getMessage(), None
         if record.exc_info:
@@ -144,19 +149,15 @@ class BackgroundHandler(QueueHandler):
         return record
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        try:
-            self._lines.put_nowait(record)
-        except queue.Full:
+        if self._lines.qsize() < self._most:
+            self._lines.put(record)
+        else:
             self._dropped += 1
 
     def close(self) -> None:
         """Write the waiting lines, if somebody reads them."""
-        try:
-            self._lines.put(None, timeout=_LAST_SECONDS)
-        except queue.Full:
-            return
-        finally:
-            super().close()
+        self._lines.put(None)
+        super().close()
         self._thread.join(_LAST_SECONDS)
 
     def _write(self) -> None:
@@ -168,6 +169,32 @@ class BackgroundHandler(QueueHandler):
                 reported += dropped
                 text = "%d lines were dropped: the log is read more slowly than it is written"
                 self._target.handle(logger.makeRecord(logger.name, logging.WARNING, "", 0, text, (dropped,), None))
+            if self._lines.empty():
+                self._target.flush()
+        self._target.flush()
+
+
+class Lines(logging.StreamHandler[TextIO]):
+    """Writes what it was given by `flush`, or when that is much: each write is a system call."""
+
+    def __init__(self) -> None:
+        self._unwritten: list[str] = []
+        super().__init__()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._unwritten.append(self.format(record) + self.terminator)
+        except Exception:
+            self.handleError(record)
+        if len(self._unwritten) >= _MOST_TOGETHER:
+            self.flush()
+
+    def flush(self) -> None:
+        with self.lock or contextlib.nullcontext():
+            unwritten, self._unwritten = self._unwritten, []
+            if unwritten:
+                self.stream.write("".join(unwritten))
+            super().flush()
 
 
 def configure(
@@ -184,6 +211,8 @@ def configure(
     for handler in ours:
         root.removeHandler(handler)
         handler.close()
+    # Neither format has them, and to find them out takes longer than all else of a line.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root.addHandler(BackgroundHandler(_handler(json=json, console=console)))
     root.setLevel(level.upper())
 
@@ -203,7 +232,7 @@ def _marked(record: logging.LogRecord) -> bool:
 
 def _handler(*, json: bool, console: Console | None) -> logging.Handler:
     if json or not sys.stderr.isatty():
-        handler: logging.Handler = logging.StreamHandler()
+        handler: logging.Handler = Lines()
         handler.setFormatter(JsonLines() if json else TextFormatter())
         return handler
     handler = RichHandler(console=console or Console(stderr=True), show_path=False, rich_tracebacks=False)

@@ -35,7 +35,7 @@ settings.register_profile("thorough", settings.get_profile("quick"), max_example
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
-LONG = ("integration", "trtllm", "finder", "fakes", "docker", "backends", "engines", "executor")
+LONG = ("integration", "trtllm", "finder", "docker", "backends", "engines", "executor")
 """Directories of tests that start processes."""
 
 

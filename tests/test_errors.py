@@ -1,42 +1,17 @@
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from djl_trtllm import errors
 from djl_trtllm.errors import (
     BuildError,
     ConfigError,
-    DjlTrtllmError,
     GenerationError,
     InvalidRequestError,
     NotReadyError,
     OverloadedError,
 )
-
-
-def subclasses(of: type[DjlTrtllmError], depth: int = 0) -> list[tuple[int, str]]:
-    found = [(depth, of.__name__)]
-    for child in of.__subclasses__():
-        if child.__module__ == errors.__name__:
-            found += subclasses(child, depth + 1)
-    return found
-
-
-def test_the_tree_in_the_docstring_is_that_of_the_classes() -> None:
-    lines = re.findall(r"^    ([│ ├└─]*)(\w+Error)\b", errors.__doc__ or "", re.MULTILINE)
-    drawn = [(len(branches) // 4, name) for branches, name in lines]
-    assert len(drawn) > 20
-    # Each under the class that it derives from; the order of siblings is that of the reader.
-    parents: dict[str, str] = {}
-    above: list[str] = []
-    for depth, name in drawn:
-        above[depth:] = [name]
-        parents[name] = above[depth - 1] if depth else ""
-    derived = {name: getattr(errors, name).__base__.__name__ for _, name in subclasses(DjlTrtllmError)}
-    assert parents == derived | {"DjlTrtllmError": ""}
 
 
 def test_a_configuration_error_is_all_problems_and_what_else_was_noticed() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.djl import rolling
+from djl_trtllm.djl import worker as worker_module
 from djl_trtllm.djl.items import Item
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.executor.protocol import Feature
@@ -37,7 +37,7 @@ def hosts(hosts: Hosts) -> Hosts:
 def handler(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module, imported anew."""
     install_djl_python(monkeypatch)
-    monkeypatch.setattr(rolling, "settle_garbage_collector", lambda: None)
+    monkeypatch.setattr(worker_module, "settle_garbage_collector", lambda: None)
     monkeypatch.delenv("OMPI_COMM_WORLD_RANK", raising=False)
     monkeypatch.delitem(sys.modules, NAME, raising=False)
     module = importlib.import_module(NAME)

@@ -9,7 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from djl_trtllm.config.options import OPTIONS
-from djl_trtllm.config.options.option import DJL, FINDING, LMI, RUNTIME, TRITON, TRTLLM, TRUSS, as_text
+from djl_trtllm.config.options.option import as_text
+
+LMI = "lmi-trt-llm.md"
+FINDING = "finding-max-num-tokens.md"
+RUNTIME = "useful-runtime-options.md"
+TRITON = "Triton's TensorRT-LLM backend"
+TRUSS = "truss-trt-llm.md"
+DJL = "DJL Serving"
+TRTLLM = "TensorRT-LLM"
 
 HANDLER = "DJL Serving's handler of 0.33"
 GUIDE = "the LMI guide of 0.27 to 0.33"

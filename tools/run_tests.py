@@ -3,8 +3,9 @@
     python -m tools.run_tests [OPTION ...]    options go to pytest
 
 Real servers share the machine with other tests, and a deadline of theirs may pass on a slow one. So up to five failed
-tests run again, each with all tests of its directory and in the same random order: what fails because of a test before
-it fails again. Who fails twice fails. At most two tests may need their second try, and each is printed.
+tests run again, each with all tests of its own directory (not of those below it) and in the same random order: what
+fails because of a test before it fails again. Who fails twice fails. At most two tests may need their second try, and
+each is printed.
 
 A second try is not for these: tests that cannot be collected, an error of a teardown, which is where leaked processes
 are found, a crashed test process, an interrupt, and a run without tests. They fail at once.
@@ -26,7 +27,7 @@ TESTS_FAILED = 1
 """pytest's status of a run whose tests were all run, and of which some failed."""
 _MOST_AGAIN = 5
 _MOST_PASSED_AGAIN = 2
-_FIRST_SECONDS, _AGAIN_SECONDS = 4200, 900
+_FIRST_SECONDS, _AGAIN_SECONDS = 4200, 1800
 _END_SECONDS = 60
 _SLOWEST = 25
 """Tests whose times are printed."""
@@ -54,7 +55,8 @@ def outcomes(report: Path) -> Iterator[Outcome]:
     """Read the tests that did not pass from a JUnit report. A test whose teardown failed too is there twice."""
     for case in ElementTree.parse(report).getroot().iter("testcase"):  # noqa: S314  # pytest has just written it
         file = case.attrib.get("file", "")
-        directory, test = file.rpartition("/")[0], f"{file}::{case.attrib['name']}"
+        # An interrupted run ends with a case that has no name.
+        directory, test = file.rpartition("/")[0], f"{file}::{case.attrib.get('name', '')}"
         for problem in (*case.findall("failure"), *case.findall("error")):
             yield Outcome(test, directory, problem.attrib.get("message", "").startswith("failed on teardown"))
 
@@ -98,7 +100,8 @@ def verdict(arguments: Sequence[str]) -> int:
         return _refused(f"{len(failed)} tests failed; up to {_MOST_AGAIN} have a second try")
     directories = sorted({outcome.directory for outcome in first.failed})
     print(f"{len(failed)} tests failed beside others; again with all of {', '.join(directories)}", flush=True)
-    again = run([seed, *directories], _AGAIN_SECONDS)
+    files = [str(file) for directory in directories for file in sorted(Path(directory).glob("test_*.py"))]
+    again = run([seed, *files], _AGAIN_SECONDS)
     if again.status != 0:
         return _refused(f"{len(again.failed)} tests failed in the second try", again.status)
     print(f"{len(failed)} tests passed in their second try only:", *sorted(failed), sep="\n  ", flush=True)

@@ -15,17 +15,8 @@ from struct import pack
 
 import orjson
 
+from djl_trtllm import errors
 from djl_trtllm.api.base import Call, Prompt, RawRequest, Reply, ResponseEncoder
-from djl_trtllm.errors import (
-    GenerationError,
-    MethodNotAllowedError,
-    NotReadyError,
-    OverloadedError,
-    RequestError,
-    RequestTimeoutError,
-    UnknownModelError,
-    clipped,
-)
 from djl_trtllm.request import OutputChunk, new_uuid
 
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
@@ -133,12 +124,12 @@ def _quality(parameters: Iterable[str]) -> float:
     return 1.0
 
 
-HUGGING_FACE_ERRORS: dict[type[RequestError], str] = {
-    RequestError: "validation",
-    OverloadedError: "overloaded",
-    NotReadyError: "unhealthy",
-    RequestTimeoutError: "incomplete_generation",
-    GenerationError: "generation",
+HUGGING_FACE_ERRORS: dict[type[errors.RequestError], str] = {
+    errors.RequestError: "validation",
+    errors.OverloadedError: "overloaded",
+    errors.NotReadyError: "unhealthy",
+    errors.RequestTimeoutError: "incomplete_generation",
+    errors.GenerationError: "generation",
 }
 """The `error_type` by which TGI's clients choose the exception to raise (`router/src/infer/mod.rs` of TGI)."""
 
@@ -166,17 +157,12 @@ def front_end_error(
     body: dict[str, object] = {
         "code": status,
         "type": djl_type or _TYPES.get(status, "BadRequestException"),
-        "message": clipped(message),
+        "message": errors.clipped(message),
         **(fields or {}),
     }
     # As DJL prints it: indented, with a line end.
     encoded = orjson.dumps(body, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
     return Reply(status, "application/json", encoded, headers)
-
-
-def method_not_allowed(message: str, allow: str) -> Reply:
-    """405; `allow` lists the methods that the path takes."""
-    return front_end_error(405, message, headers=(("Allow", allow),))
 
 
 # Errors as SageMaker's runtime sends them, for clients that use this server in its place.
@@ -195,9 +181,9 @@ def endpoint_error(error: BaseException, reply: Reply) -> Reply:
     boto3 raises `ValidationError` for an endpoint that is no model, and `ModelError` for all else. No method but POST
     comes from boto3: the reply to others stays.
     """
-    if isinstance(error, MethodNotAllowedError):
+    if isinstance(error, errors.MethodNotAllowedError):
         return reply
-    if isinstance(error, UnknownModelError):
+    if isinstance(error, errors.UnknownModelError):
         return Reply.json({"Message": str(error)}, 400)._replace(headers=((_ERROR_TYPE, "ValidationError"),))
     content = reply.body.decode("utf-8", "replace").strip()
     side = "client" if reply.status < 500 else "server"
@@ -243,8 +229,8 @@ def event_stream(call: Call) -> Call:
     return call._replace(encoder=EventStreamEncoder(call.encoder), headers=headers)
 
 
-class EventStreamEncoder:
-    """A `ResponseEncoder` that puts the bytes of another one into events, one for each of its lines or events.
+class EventStreamEncoder(ResponseEncoder):
+    """Puts the bytes of another one into events, one for each of its lines or events.
 
     Behind SageMaker an event has what the model sent at once, nearly always one line. Some clients (litellm 1.106)
     parse each event as one JSON object, and lose those of an event with several.
@@ -258,13 +244,10 @@ class EventStreamEncoder:
 
     def __init__(self, encoder: ResponseEncoder) -> None:
         self._encoder = encoder
+        self.wants_prompt_tokens = encoder.wants_prompt_tokens
         self._end = _ENDS.get(encoder.content_type)
         self._begun = False
         self._failed = False
-
-    @property
-    def wants_prompt_tokens(self) -> bool:
-        return self._encoder.wants_prompt_tokens
 
     def begin(self, prompt: Prompt) -> None:
         self._encoder.begin(prompt)
@@ -274,7 +257,7 @@ class EventStreamEncoder:
             return b""
         try:
             data = self._parts(self._encoder.encode(chunk))
-        except RequestError:
+        except errors.RequestError:
             raise
         except Exception as error:
             if not self._begun:
@@ -285,7 +268,7 @@ class EventStreamEncoder:
             data += self._exception(chunk.finished.error)
         return data
 
-    def error(self, error: RequestError) -> bytes:
+    def error(self, error: errors.RequestError) -> bytes:
         return self._parts(b"" if isinstance(error, _Defect) else self._encoder.error(error)) + self._exception(error)
 
     def _parts(self, data: bytes) -> bytes:
@@ -301,12 +284,12 @@ class EventStreamEncoder:
         *whole, rest = data.split(self._end)
         return [*(part + self._end for part in whole), rest]
 
-    def _exception(self, error: RequestError) -> bytes:
+    def _exception(self, error: errors.RequestError) -> bytes:
         self._failed = True
         kind, body = "ModelStreamError", {"Message": str(error)}
         if isinstance(error, _Defect):
             kind = "InternalStreamFailure"
-        elif isinstance(error, RequestTimeoutError):
+        elif isinstance(error, errors.RequestTimeoutError):
             body["ErrorCode"] = "ModelInvocationTimeExceeded"
         else:
             body["ErrorCode"] = "StreamBroken"
@@ -314,7 +297,7 @@ class EventStreamEncoder:
         return message(orjson.dumps(body), encode_headers(headers))
 
 
-class _Defect(GenerationError):
+class _Defect(errors.GenerationError):
     """The other encoder failed."""
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import orjson
 
 from djl_trtllm.api.base import Dialect, Operation, Reply
 from djl_trtllm.api.front_end import endpoint_error
 from djl_trtllm.config import Options
+from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import MethodNotAllowedError, NotReadyError, OverloadedError, RequestError, UnknownModelError
 from djl_trtllm.version import __version__
 
@@ -26,17 +27,11 @@ INTEGER: Schema = {"type": "integer"}
 NUMBER: Schema = {"type": "number"}
 BOOLEAN: Schema = {"type": "boolean"}
 NULL: Schema = {"type": "null"}
-EVENTS: Schema = {}
-"""The schema of a stream: OpenAPI 3.1 has none for one event or line."""
 
 
 def any_of(*schemas: Schema) -> Schema:
     """Values that fit one of the schemas."""
     return schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
-
-
-def nullable(schema: Schema) -> Schema:
-    return any_of(schema, NULL)
 
 
 def list_of(items: Schema) -> Schema:
@@ -51,6 +46,41 @@ def members(members: Mapping[str, Schema], *, optional: Mapping[str, Schema] | N
         "required": list(members),
         "additionalProperties": False,
     }
+
+
+def read_operations(file: str, package: str = "djl_trtllm.api.dialects") -> dict[str, Operation]:
+    """The operations of a TOML file beside the modules of `package`, by the names in the keys ("a,b" are two).
+
+    The members of a row are those of `Operation`; `json` is the response of type application/json. A schema is the name
+    of a type or of a table in `schemas`, or several of them with " or " between; "any" is any value, as OpenAPI 3.1 has
+    no schema for an event of a stream. `["object"]` is a list of objects, a table an object with these members and no
+    others, and a member "name?" may be absent.
+    """
+    rows = read_table(file, package)
+    named = rows.pop("schemas", {})
+
+    def schemas(short: Mapping[str, Any]) -> dict[str, Schema]:
+        return {name: schema(value) for name, value in short.items()}
+
+    def schema(short: Any) -> Schema:
+        if isinstance(short, list):
+            return list_of(schema(short[0]))
+        if isinstance(short, dict):
+            inner = schemas(short)
+            optional = {name.removesuffix("?"): value for name, value in inner.items() if name.endswith("?")}
+            return members({name: inner[name] for name in inner if not name.endswith("?")}, optional=optional)
+        names = short.split(" or ")
+        if len(names) > 1:
+            return any_of(*map(schema, names))
+        return schema(named[short]) if short in named else {} if short == "any" else {"type": short}
+
+    def operation(row: Mapping[str, Any]) -> Operation:
+        responses = row.get("responses", {"application/json": row["json"]} if "json" in row else {"*/*": "any"})
+        errors = {int(status): text for status, text in row.get("errors", {}).items()}
+        bodies, query = schemas(row.get("bodies", {})), schemas(row.get("query", {}))
+        return Operation(row["summary"], bodies, schemas(responses), query, row.get("example"), errors)
+
+    return {name: operation(row) for names, row in rows.items() for name in names.split(",")}
 
 
 def schema_of(value: object) -> Schema:
@@ -87,16 +117,10 @@ _MESSAGES = ("message", "'name' is 0: expected 1")
 """Some dialects repeat the parameter that a message begins with."""
 
 
-class OwnPath(NamedTuple):
-    """A path of the server itself."""
-
-    method: str
-    path: str
-    operation: Operation
-
-
-def document(dialects: Sequence[Dialect], own: Iterable[OwnPath], options: Options, default: Dialect) -> dict[str, Any]:
-    """The description of dialects and of the server's own paths, whose errors are those of the dialect `default`."""
+def document(
+    dialects: Sequence[Dialect], own: Mapping[str, Operation], options: Options, default: Dialect
+) -> dict[str, Any]:
+    """The description of dialects and of the server's `own` paths ("GET /ping"), which have the errors of `default`."""
     return _Document(options).of(dialects, own, default)
 
 
@@ -131,9 +155,10 @@ class _Document:
         self._components: dict[str, dict[str, Any]] = {"schemas": {}, "responses": {}}
         self._known: dict[bytes, str] = {}
 
-    def of(self, dialects: Sequence[Dialect], own: Iterable[OwnPath], default: Dialect) -> dict[str, Any]:
-        for at in own:
-            self._add(SERVER, at.method, at.path, at.operation, self._errors(default, at.path, ()))
+    def of(self, dialects: Sequence[Dialect], own: Mapping[str, Operation], default: Dialect) -> dict[str, Any]:
+        for name, operation in own.items():
+            method, path = name.split()
+            self._add(SERVER, method.lower(), path, operation, self._errors(default, path, ()))
         tags = [{"name": SERVER, "description": "The server's own paths."}]
         for dialect in dialects:
             tag = type(dialect).__name__
@@ -142,13 +167,8 @@ class _Document:
                 operation = _with_model_name(path, describe(dialect, path))
                 self._add(tag, "post", path, operation, self._errors(dialect, path, _of_requests))
             for path in dialect.pages:
-                self._add(
-                    tag,
-                    "get",
-                    path,
-                    describe(dialect, path, page=True),
-                    self._errors(dialect, path, _of_pages),
-                )
+                operation = describe(dialect, path, page=True)
+                self._add(tag, "get", path, operation, self._errors(dialect, path, _of_pages))
         return {
             "openapi": "3.1.0",
             "info": {"title": "djl-trtllm", "version": __version__, "license": {"name": "Apache-2.0"}},

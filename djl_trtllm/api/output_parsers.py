@@ -194,7 +194,7 @@ class ValueEnd:
 
 
 class CallParser(Reader):
-    """Content in which calls begin with `opener`. A subclass has what stands after the opener, and after a call.
+    """Content in which calls begin with `opener`. A subclass reads what stands after the opener.
 
     A call starts when its name is known and its arguments begin; what goes wrong from then on ends it.
     """

@@ -101,10 +101,11 @@ def fitted_to_memory(config: Config, layout: Layout, hardware: Hardware) -> Conf
 def plan_fitted(
     config: Config, layout: Layout, hardware: Hardware | None = None, *, compile_only: bool = False
 ) -> tuple[Config, EnginePlan]:
-    """`fitted_to_memory`, and the plan of what it returns. Raises what both raise."""
+    """`fitted_to_memory`, and the plan of what it returns with the options that it sets. Raises what both raise."""
     hardware = this_machine() if hardware is None else hardware
     config = fitted_to_memory(config, layout, hardware)
-    return config, plan_engine(config, layout, hardware, compile_only=compile_only)
+    plan = plan_engine(config, layout, hardware, compile_only=compile_only)
+    return plan.settled(config), plan
 
 
 def plan_engine(

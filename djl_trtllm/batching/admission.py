@@ -26,7 +26,7 @@ from djl_trtllm.errors import (
     RequestError,
     UnsupportedParameterError,
 )
-from djl_trtllm.executor.protocol import Delta, Feature, Limits, Refusal, Submit
+from djl_trtllm.executor.protocol import End, Feature, Limits, Refusal, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FIELDS, Adapter, FinishReason, GenerationRequest, GuideKind, RequestField, RequestOrigin
 
@@ -275,23 +275,24 @@ class Translator:
             for index in range(sampling.sequences)
         ]
 
-    def ending(self, delta: Delta) -> tuple[FinishReason, RequestError | None]:
-        """How the executor has ended a sequence. It does not distinguish the model's end tokens from other stop ids."""
-        assert delta.finish is not None
-        if isinstance(delta.error, Refusal):
-            message, full = delta.error.message, delta.error.full
+    def ending(self, end: End, last_token: int | None) -> tuple[FinishReason, RequestError | None]:
+        """How the executor has ended a sequence, with its last token if there is one.
+
+        It does not distinguish the model's end tokens from other stop ids.
+        """
+        if isinstance(end.error, Refusal):
+            message, full = end.error.message, end.error.full
             if full is None:
-                return delta.finish, InvalidRequestError(message)
-            return delta.finish, OverloadedError(
+                return end.finish, InvalidRequestError(message)
+            return end.finish, OverloadedError(
                 message, queue_depth=full.depth, capacity=full.capacity, retry_after=full.retry_after
             )
-        if delta.error:
-            logger.error("request %d of the engine failed: %s", delta.request_id, delta.error)
-            return delta.finish, GenerationError(delta.error)
-        if delta.finish in (FinishReason.STOP, FinishReason.END_TOKEN):
-            ended_by = delta.token_ids[-1] if delta.token_ids else None
-            return FinishReason.END_TOKEN if ended_by in self._tokenizer.end_ids else FinishReason.STOP, None
-        return delta.finish, None
+        if end.error:
+            logger.error("request %d of the engine failed: %s", end.request_id, end.error)
+            return end.finish, GenerationError(end.error)
+        if end.finish in (FinishReason.STOP, FinishReason.END_TOKEN):
+            return FinishReason.END_TOKEN if last_token in self._tokenizer.end_ids else FinishReason.STOP, None
+        return end.finish, None
 
     def message(
         self,

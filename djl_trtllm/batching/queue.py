@@ -118,7 +118,7 @@ class ExecutorPort(Protocol):
         """Begin to try a guide, if its limits say that it does."""
 
     def cancel(self, request_id: int) -> None:
-        """End a sequence early; its terminal delta comes later."""
+        """End a sequence early; the executor says so later."""
 
 
 @dataclass(slots=True, eq=False)
@@ -177,7 +177,7 @@ class Places:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A sequence in the rolling batch, from `RollingBatch.submit` to the executor's terminal delta.
+    """A sequence in the rolling batch, from `RollingBatch.submit` to its end in the executor.
 
     The beams of a request share one message, and enter the executor together. `places` are those of the executor in
     which it runs, None while it waits. `seeded`: its client has given the seed with which it is sampled.

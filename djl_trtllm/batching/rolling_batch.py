@@ -12,6 +12,7 @@ import math
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -30,7 +31,7 @@ from djl_trtllm.errors import (
     RequestError,
     RequestTimeoutError,
 )
-from djl_trtllm.executor.protocol import Delta, Limits, Stats, Step, Submit, Try
+from djl_trtllm.executor.protocol import End, Limits, Stats, Step, Submit, Try
 from djl_trtllm.logs import of_request
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FIELDS, Adapter, Consumer, FinishReason, GenerationRequest, RequestOrigin, Resume
@@ -133,8 +134,8 @@ class RollingBatch:
     """The requests of a model, in one engine process after the other.
 
     `admit` reserves room before any work is done for a request, `submit` uses it (or `withdraw` gives it back). A
-    sequence ends for its consumer in `_deliver`. Its slot and KV cache blocks are free again in `_receive`, on the
-    executor's terminal delta.
+    sequence ends for its consumer in `_deliver`. Its slot and KV cache blocks are free again in `_receive_end`,
+    when it has ended in the executor.
 
     Sequences start in the executor of the last `attach`; while there is none they wait. After `lose` those that ran in
     the lost one wait too, before all others, and go on where they were.
@@ -361,13 +362,7 @@ class RollingBatch:
         touched: dict[int, Slot] = {}
         running, trials = len(self._running), len(self._trials)
         for step in steps:
-            for delta in step.deltas:
-                slot = self._running.get(delta.request_id)
-                if slot is None and delta.finish and delta.request_id in self._trials:
-                    self._end_trial(delta)
-                elif slot is not None:
-                    touched[delta.request_id] = slot
-                    self._receive(slot, delta)
+            self._receive(step, touched)
         if steps:
             self.engine_stats = steps[-1].stats
         if self._places is not None:
@@ -474,13 +469,13 @@ class RollingBatch:
         else:
             self._let_wait(self._trials.pop(trial))
 
-    def _end_trial(self, delta: Delta) -> None:
+    def _end_trial(self, end: End) -> None:
         """The executor has tried the guide of a request, whose client still waits."""
-        state = self._trials.pop(delta.request_id)
-        if delta.error is None:
+        state = self._trials.pop(end.request_id)
+        if end.error is None:
             self._let_wait(state)
         else:
-            self._abort(state, *self._translator.ending(delta))
+            self._abort(state, *self._translator.ending(end, None))
 
     def _let_wait(self, state: RequestState) -> None:
         """The sequences of a request wait for places from now on; those of a suspect are held back."""
@@ -529,34 +524,48 @@ class RollingBatch:
         self._admitted -= 1
         self._clients.release(slot.client)
 
-    def _receive(self, slot: Slot, delta: Delta) -> None:
-        """Process one iteration's delta of a sequence; the terminal delta frees its slot."""
-        sequence, finish = slot.sequence, delta.finish
-        if delta.cached_tokens and slot.begins:
-            self.statistics.prompt_reused(slot.state.record, delta.cached_tokens)
-        if sequence.finished is None:
-            if not sequence.take(delta.token_ids, delta.logprobs):
-                if not finish:
-                    self._cancel(delta.request_id, slot)
-            elif finish:
-                self._finish(slot, delta)
-        if finish:
-            if sequence.finished is not None and sequence.finished.reason <= FinishReason.LENGTH:
-                self._blame.ended(slot.state.digest)
-                assert slot.places is not None
-                slot.places.proved = True
-            self._leave(delta.request_id, slot)
-            if sequence.finished is None:
-                self._waiting.put_back(delta.request_id, slot)
-            else:
-                self._release(slot)
+    def _receive(self, step: Step, touched: dict[int, Slot]) -> None:
+        """Give each sequence its tokens, end those that have ended, and note the slots of both."""
+        running, complete = self._running, []
+        ids = step.ids if not step.counts else chain.from_iterable(map(repeat, step.ids, step.counts))
+        for request_id, token_id, logprob in zip(ids, step.tokens, step.logprobs or repeat(None), strict=False):
+            slot = running.get(request_id)
+            if slot is None:
+                continue
+            touched[request_id] = slot
+            if slot.sequence.finished is None and not slot.sequence.take(token_id, logprob):
+                complete.append(request_id)
+        for request_id, tokens in step.cached.items():
+            if (slot := running.get(request_id)) is not None and slot.begins:
+                self.statistics.prompt_reused(slot.state.record, tokens)
+        for end in step.ends:
+            if (slot := running.get(end.request_id)) is not None:
+                touched[end.request_id] = slot
+                self._receive_end(slot, end)
+            elif end.request_id in self._trials:
+                self._end_trial(end)
+        for request_id in complete:
+            if (slot := running.get(request_id)) is not None:
+                self._cancel(request_id, slot)
 
-    def _finish(self, slot: Slot, delta: Delta) -> None:
-        """The executor has ended a sequence. One that gave its place away goes on, if it has not all its tokens."""
-        if delta.finish is not FinishReason.CANCELLED or delta.request_id not in self._moving:
-            slot.sequence.finish(*self._translator.ending(delta))
-        elif slot.complete:
-            slot.sequence.finish(FinishReason.LENGTH)
+    def _receive_end(self, slot: Slot, end: End) -> None:
+        """The executor has ended a sequence, so its slot is free. One that gave its place away goes on."""
+        sequence, request_id = slot.sequence, end.request_id
+        if sequence.finished is None:
+            if end.finish is not FinishReason.CANCELLED or request_id not in self._moving:
+                last_token = sequence.token_ids[-1] if sequence.token_ids else None
+                sequence.finish(*self._translator.ending(end, last_token))
+            elif slot.complete:
+                sequence.finish(FinishReason.LENGTH)
+        if sequence.finished is not None and sequence.finished.reason <= FinishReason.LENGTH:
+            self._blame.ended(slot.state.digest)
+            assert slot.places is not None
+            slot.places.proved = True
+        self._leave(request_id, slot)
+        if sequence.finished is None:
+            self._waiting.put_back(request_id, slot)
+        else:
+            self._release(slot)
 
     def _abort(self, state: RequestState, reason: FinishReason, error: RequestError | None) -> None:
         for trial in [trial for trial, tried in self._trials.items() if tried is state]:

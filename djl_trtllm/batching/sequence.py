@@ -196,30 +196,27 @@ class OutputSequence:
     """Tokens that wait for a possible stop string to resolve, with the offset where each one's text begins."""
     _text_end: int = 0
 
-    def take(self, token_ids: Sequence[int], logprobs: Sequence[Any] | None) -> bool:
-        """Append tokens, with a number or None for each. False if a stop string or stop id ended the sequence; later
-        tokens are discarded."""
+    def take(self, token_id: int, logprob: Any = None) -> bool:
+        """Append a token, with its log-probability if it has one. False if a stop string or stop id ended the sequence;
+        it takes no more then."""
         detokenizer = self._detokenizer
         if detokenizer is None:
             detokenizer = self._detokenizer = Detokenizer(self.texts, self.prompt_ids)
             self._matcher = StopMatcher(self.stop) if self.stop else None
-        for position, token_id in enumerate(token_ids):
-            self.token_ids.append(token_id)
-            logprob = None
-            if logprobs is not None:
-                logprob = logprobs[position]
-                self.cumulative_logprob += logprob or 0.0
-            if token_id in self.special_ids:
-                token = Token(token_id, self.shown.get(token_id, ""), logprob, True)
-            else:
-                token = Token(token_id, detokenizer.step(token_id), logprob, False)
-            if self._matcher is None and not detokenizer.pending and not self._held:
-                self._ready.append(token)
-            elif self._hold(token, unfinished=detokenizer.pending):
-                return False
-            if token_id in self.stop_ids:
-                self.finish(self.stop_ids[token_id])
-                return False
+        self.token_ids.append(token_id)
+        if logprob is not None:
+            self.cumulative_logprob += logprob
+        if token_id in self.special_ids:
+            token = Token(token_id, self.shown.get(token_id, ""), logprob, True)
+        else:
+            token = Token(token_id, detokenizer.step(token_id), logprob, False)
+        if self._matcher is None and not detokenizer.pending and not self._held:
+            self._ready.append(token)
+        elif self._hold(token, unfinished=detokenizer.pending):
+            return False
+        if token_id in self.stop_ids:
+            self.finish(self.stop_ids[token_id])
+            return False
         return True
 
     def finish(self, reason: FinishReason, error: RequestError | None = None) -> None:
@@ -272,12 +269,10 @@ class RankedSequence(OutputSequence):
     _ranked: deque[Logprob] = field(default_factory=deque)
     """The engine's entry for each token that is not delivered yet, in their order."""
 
-    def take(self, token_ids: Sequence[int], logprobs: Sequence[Any] | None) -> bool:
-        entries = [None] * len(token_ids) if logprobs is None else logprobs
-        self._ranked.extend(entries)
-        chosen = [entry.logprob if isinstance(entry, Ranked) else entry for entry in entries]
+    def take(self, token_id: int, logprob: Any = None) -> bool:
+        self._ranked.append(logprob)
         # Not super(): a dataclass with slots is another class than the one that super() finds here.
-        return OutputSequence.take(self, token_ids, None if logprobs is None else chosen)
+        return OutputSequence.take(self, token_id, logprob.logprob if isinstance(logprob, Ranked) else logprob)
 
     def drain(self) -> OutputChunk:
         chunk = OutputSequence.drain(self)

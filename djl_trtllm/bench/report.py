@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from djl_trtllm.bench.figures import Distribution, Figures
-from djl_trtllm.bench.load import Progress
-from djl_trtllm.bench.session import SHARE, Result
+from djl_trtllm.bench.session import SHARE, Progress, Result
 from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.version import __version__
 

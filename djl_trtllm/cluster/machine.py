@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 from packaging.version import Version
 
+from djl_trtllm.cluster.application import NODES
 from djl_trtllm.cluster.control import Place
-from djl_trtllm.cluster.replica import NODES
 from djl_trtllm.errors import DjlTrtllmError
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ _PORTS_OF_REPLICAS, _REPLICAS = (30000, 31000), 100
 
 
 def environment_of_machine(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return `environ` with what it lacks for the nodes of this machine, whose files are in `folder`.
+    """Return `environ` with the variables that it lacks for the nodes of this machine, whose files are in `folder`.
 
     Other clusters may run beside this one, so ports and files are its own. Ray's own proxy is better than none: Ray
     before 2.56 looks in PATH for HAProxy and for what speaks to it.
@@ -108,7 +108,7 @@ _SERVE_AND_RAY_SECONDS = 60.0
 """How long Serve and Ray may take to end once the replicas have; Serve alone takes up to 30."""
 _END_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
-_DRIVER = (sys.executable, "-m", "djl_trtllm.cluster.driver")
+_DRIVER = (sys.executable, "-m", "djl_trtllm.cluster.control")
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -147,7 +147,7 @@ def serve_here(arguments: Mapping[str, Any], place: Place, host: str, port: int,
 
 
 def _follow(task: Mapping[str, Any], environ: Mapping[str, str], ready: Callable[[], None]) -> str | None:
-    """Start the driver, and return when it has ended, or should have; what went wrong. Raises _Stopped."""
+    """Start the driver and wait until it has ended, or should have. Returns what went wrong. Raises _Stopped."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from djl_trtllm.commands.arguments import json_object
-from djl_trtllm.commands.console import errors_for_the_reader, print_json, say, warn
+from djl_trtllm.commands.console import errors_for_the_reader, json_object, print_json, say, warn
 from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.listing import columns
 
 if TYPE_CHECKING:
-    from djl_trtllm.bench.load import Load, Progress
-    from djl_trtllm.bench.session import Plan, Result
+    from djl_trtllm.bench.session import Load, Plan, Progress, Result
 
 app = typer.Typer(add_completion=False)
 _UNITS = {"ms": 0.001, "s": 1.0, "": 1.0}
@@ -74,9 +72,8 @@ def bench(
         from djl_trtllm.bench.apis import APIS
         from djl_trtllm.bench.client import Target
         from djl_trtllm.bench.figures import Objectives
-        from djl_trtllm.bench.load import Load
         from djl_trtllm.bench.report import require_matplotlib
-        from djl_trtllm.bench.session import Plan
+        from djl_trtllm.bench.session import Load, Plan
 
         if api not in APIS:
             raise BenchmarkError(f"--api {api}: expected one of {', '.join(APIS)}")

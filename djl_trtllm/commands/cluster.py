@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from djl_trtllm.commands.arguments import ModelArgument
-from djl_trtllm.commands.console import errors_for_the_reader, progress_printer, say
+from djl_trtllm.commands.console import ModelArgument, errors_for_the_reader, progress_printer, say
 from djl_trtllm.errors import ConfigError
 
 app = typer.Typer(

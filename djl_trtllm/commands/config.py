@@ -10,8 +10,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from djl_trtllm.commands.arguments import ModelArgument, find_model
-from djl_trtllm.commands.console import errors_for_the_reader, print_json, say, show, warn, width_of
+from djl_trtllm.commands.console import (
+    ModelArgument,
+    errors_for_the_reader,
+    find_model,
+    print_json,
+    say,
+    show,
+    warn,
+    width_of,
+)
 
 app = typer.Typer(add_completion=False)
 _CANNOT = "cannot be served:"
@@ -59,8 +67,8 @@ def show_configuration(
     with errors_for_the_reader():
         from djl_trtllm.backends.planning import describe as describe_effect
         from djl_trtllm.backends.planning import likely_backend, setting_line, with_effects
-        from djl_trtllm.config import explain
-        from djl_trtllm.config.options import OPTIONS
+        from djl_trtllm.config import Backend, explain
+        from djl_trtllm.config.options import OPTIONS, DeclaredOption
         from djl_trtllm.engines.hardware import gpus_named
         from djl_trtllm.service.model import preview
 
@@ -70,7 +78,12 @@ def show_configuration(
         if plan is None:
             config = with_effects(config, chosen, under_djl=found.under_djl)
         # Inside DJL Serving some options have another effect.
-        describe = partial(describe_effect, under_djl=found.under_djl)
+        on_backend = partial(describe_effect, under_djl=found.under_djl)
+
+        def describe(declared: DeclaredOption, backend: Backend) -> str:
+            known = {} if plan is None else plan.effects
+            return known.get(declared.name) or on_backend(declared, backend)
+
         planned = [] if plan is None or refusal is not None else [plan.describe(), *plan.details(), *plan.notes]
         summary = [*planned, *found.remarks, *[_IN_ORDER] * found.offline]
         if as_json:

@@ -1,4 +1,4 @@
-"""Console output of commands; errors and progress are on standard error.
+"""What commands share: output on the console, and arguments. Errors and progress are on standard error.
 
 A terminal gets lines that are wrapped between words, a pipe or a file gets each message in one line.
 """
@@ -11,6 +11,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -92,3 +94,36 @@ def print_json(value: object) -> None:
 def progress_printer() -> Callable[[str], None]:
     console = Console(stderr=True)
     return lambda line: say(console, line)
+
+
+# -- arguments: the model that a command is about, and options whose value is JSON -------------------------------------
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[DIR | FILE.tar.gz | OWNER/NAME | s3://...]",
+        help="The model. Default: SageMaker's /opt/ml/model if it exists, else HF_MODEL_ID or OPTION_MODEL_ID.",
+    ),
+]
+
+SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
+
+
+def find_model(model: str | None) -> str | None:
+    """Return `model`, else SageMaker's model directory if it has files, else the model that the environment names."""
+    if model is not None:
+        return model
+    if SAGEMAKER_MODEL_DIR.is_dir() and any(SAGEMAKER_MODEL_DIR.iterdir()):
+        return str(SAGEMAKER_MODEL_DIR)
+    return os.environ.get("HF_MODEL_ID") or os.environ.get("OPTION_MODEL_ID") or None
+
+
+def json_object(option: str, text: str) -> dict[str, Any]:
+    """Parse the value of an option that is a JSON object. Raises DjlTrtllmError."""
+    try:
+        value = json.loads(text)
+        if not isinstance(value, dict):
+            raise ValueError("not an object")
+    except ValueError as error:
+        raise DjlTrtllmError(f"{option} {text}: expected a JSON object: {error}") from None
+    return value

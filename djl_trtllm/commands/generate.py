@@ -8,8 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from djl_trtllm.commands.arguments import SAGEMAKER_MODEL_DIR, ModelArgument, find_model, json_object
-from djl_trtllm.commands.console import drop_stdout, errors_for_the_reader
+from djl_trtllm.commands.console import (
+    SAGEMAKER_MODEL_DIR,
+    ModelArgument,
+    drop_stdout,
+    errors_for_the_reader,
+    find_model,
+    json_object,
+)
 from djl_trtllm.config.options.choices import LogLevel
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.logs import configure

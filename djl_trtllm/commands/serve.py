@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from djl_trtllm.commands.arguments import ModelArgument, find_model
-from djl_trtllm.commands.console import errors_for_the_reader
+from djl_trtllm.commands.console import ModelArgument, errors_for_the_reader, find_model
 from djl_trtllm.config import Options, load
 from djl_trtllm.config.options.choices import LogFormat, LogLevel
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, ModelError

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from djl_trtllm.commands.arguments import find_model
-from djl_trtllm.commands.console import errors_for_the_reader, print_json, say, warn
+from djl_trtllm.commands.console import errors_for_the_reader, find_model, print_json, say, warn
 from djl_trtllm.errors import SizingError
 
 if TYPE_CHECKING:
@@ -178,7 +177,7 @@ def _print_report(
 
     report = SizeReport(request, machine, request.on(machine, request.degree_on(machine)))
     if plot is not None:
-        from djl_trtllm.commands.size_plot import draw
+        from djl_trtllm.commands.size_report import draw
 
         draw(plot, report)
     if as_json:
@@ -252,7 +251,7 @@ def _measure_here(
 
 def _result_lines(found: Measured) -> list[str]:
     """The result for people; the last line is the option to paste."""
-    from djl_trtllm.finder.trials import doing
+    from djl_trtllm.finder.trial import doing
 
     if found.max_num_tokens is None:
         last = found.attempts[-1]

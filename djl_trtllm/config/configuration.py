@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from djl_trtllm.config.masking import masked
 from djl_trtllm.config.options import OPTIONS, Options
 from djl_trtllm.config.options.option import NotAValueError, as_text
-from djl_trtllm.config.sources import Origin, Setting
+from djl_trtllm.config.sources import Origin, Setting, masked
 from djl_trtllm.errors import ConfigError
 
 

@@ -7,18 +7,16 @@ it a number, `_raise_limits_for_max_num_tokens` raises other limits by it, and t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from djl_trtllm.config.compat.detect import names_configuration, read_model, read_source
 from djl_trtllm.config.configuration import Config, format_value
-from djl_trtllm.config.fetched import within_bounds
 from djl_trtllm.config.options import OPTIONS, DeclaredOption, Options, find, suggest
 from djl_trtllm.config.options.choices import Backend, RollingBatch
 from djl_trtllm.config.options.option import NotAValueError, Scope, as_text, is_quoted, without_comment
-from djl_trtllm.config.options.server import ServerOptions
 from djl_trtllm.config.rules import RuleContext, When, check
 from djl_trtllm.config.sources import (
     Layer,
@@ -31,6 +29,7 @@ from djl_trtllm.config.sources import (
     read_properties,
     variables_of,
 )
+from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import ConfigError
 
 _DEFAULTS = Options()
@@ -115,7 +114,7 @@ def load(
     last of its layer.
     `model_dir` may also be a configuration file; then its folder is the model directory. `arguments` are KEY=VALUE
     pairs, `server_properties` is a `config.properties` of the server, if it has one.
-    `fetched` is the name of a model whose directory was fetched: its files may set what `config.fetched` lists.
+    `fetched` is the name of a model whose directory was fetched: its files may set what `fetched.toml` lists.
     Raises `ConfigError` with every problem found.
     """
     sources = list(read_environment(environ))
@@ -373,8 +372,8 @@ def _split_addresses(draft: _Draft) -> None:
     """`inference_address` and `management_address` set host and port, unless they are set."""
     _split_address(draft, "inference_address", "host", "port")
     _split_address(draft, "management_address", "management_host", "management_port")
-    values, server = draft.values, ServerOptions()
-    one = (values.get("host", server.host), values.get("port", server.port))
+    values = draft.values
+    one = (draft.value("host"), draft.value("port"))
     if not draft.is_set("management_port") and one == (values.get("management_host"), values.get("management_port")):
         # DJL Serving's way to say that it has no port of its own.
         draft.derive("management_port", 0, f"{draft.chosen['management_address']}, that of the requests")
@@ -438,3 +437,46 @@ def _report_unknown(draft: _Draft) -> None:
             advice = f"did you mean {variables_of(suggestion)[0] if in_environment else suggestion}?"
         # The value is not shown: that of an unknown option may be a secret.
         into.append(f"{setting.name} ({setting.place}) is not an option and has no effect; {advice}")
+
+
+# -- what a fetched repository's configuration may set -----------------------------------------------------------------
+
+# It is a list, so that a new option is not on it by itself. The owner of a repository on the hub or in S3 may say how
+# its model runs. Files and addresses of this machine, its caches and secrets, and permissions are the operator's: set
+# them in the environment or on the command line.
+_TABLE = read_table("fetched.toml", "djl_trtllm.config")
+MAY_SET = frozenset(_TABLE["may_set"])
+WITHIN = frozenset(_TABLE["within"])
+
+
+def within_bounds(source: Source, model: str) -> Source:
+    """The source, a file of the fetched `model`, without what it may not set, and a warning of each such setting."""
+    kept = tuple(setting for setting in source.settings if _may_set(setting))
+    warnings = tuple(_ignored(setting, model) for setting in source.settings if setting not in kept)
+    return replace(source, settings=kept, warnings=(*source.warnings, *warnings))
+
+
+def _ignored(setting: Setting, model: str) -> str:
+    declared = find(setting.key)
+    variable = variables_of(setting.key if declared is None else declared.key)[0]
+    return (
+        f"{setting} is ignored: {model} was fetched, and its own files may set only what "
+        f"docs/fetched-models.md lists; if you want it, set {variable} in the environment"
+    )
+
+
+def _may_set(setting: Setting) -> bool:
+    declared = find(setting.key)
+    if declared is None or declared.option.legacy:
+        return True  # it has no effect
+    if declared.name in WITHIN:
+        path = Path(setting.value.strip())
+        return (
+            not path.is_absolute() and ".." not in path.parts and not setting.value.strip().startswith(("~", "file:"))
+        )
+    return declared.name in MAY_SET
+
+
+def listed() -> list[str]:
+    """The keys of the options in the order of their groups, for the documents."""
+    return [declared.key for name, declared in OPTIONS.items() if name in MAY_SET or name in WITHIN]

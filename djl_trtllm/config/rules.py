@@ -17,7 +17,7 @@ from typing import Any
 from djl_trtllm.config.configuration import Config, format_setting
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.choices import ChatGlmVersion, QuantAlgorithm, Quantization, SchedulerPolicy
-from djl_trtllm.config.options.option import DJL, LMI, RUNTIME, TRTLLM
+from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import ConfigError
 
 
@@ -71,15 +71,10 @@ class When(enum.Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule.
-
-    `options` are names of fields, `condition` describes the rule, and `broken` returns a message, or None if the rule
-    holds. `lifted` describes whether today's engines still have the rule; `document` is its source. If `broken` is
-    None, the type of the option checks the rule.
-    """
+    """One row of `rules.toml`. `broken` returns a message, or None if the rule holds; without it the type checks it."""
 
     name: str
-    options: tuple[str, ...]
+    options: list[str]
     condition: str
     severity: Severity
     lifted: str
@@ -88,25 +83,13 @@ class Rule:
     when: When = When.OPTIONS
 
 
-_RULES: list[Rule] = []
+_BROKEN: dict[str, Broken] = {}
 
 
-def _rule(
-    options: tuple[str, ...],
-    condition: str,
-    severity: Severity,
-    lifted: str,
-    document: str,
-    when: When = When.OPTIONS,
-    name: str = "",
-) -> Callable[[Broken], Broken]:
-    """Add the rule that the decorated function checks, under `name` or the function's name; see `Rule`."""
-
-    def add(broken: Broken) -> Broken:
-        _RULES.append(Rule(name or broken.__name__, options, condition, severity, lifted, document, broken, when))
-        return broken
-
-    return add
+def _rule(broken: Broken) -> Broken:
+    """The function checks the rule of its name in `rules.toml`."""
+    _BROKEN[broken.__name__] = broken
+    return broken
 
 
 @dataclass
@@ -154,7 +137,7 @@ def check_running(config: Config, value: Callable[[str], Any]) -> Config:
     return check(replace(RuleContext.of(config), value=value), When.RUNNING).added_to(config)
 
 
-@_rule(("engine",), "Python or MPI", Severity.WARNING, "yes: option.backend chooses the engine", DJL)
+@_rule
 def engine_of_djl_serving(context: RuleContext) -> str | None:
     engine = context.value("engine")
     if engine is None or engine.lower() in ("python", "mpi"):
@@ -165,13 +148,7 @@ def engine_of_djl_serving(context: RuleContext) -> str | None:
     )
 
 
-@_rule(
-    ("rotary_scaling_type", "rotary_scaling_factor"),
-    "both or neither",
-    Severity.WARNING,
-    "no: neither has an effect alone",
-    LMI,
-)
+@_rule
 def rotary_scaling_pair(context: RuleContext) -> str | None:
     pair = ("rotary_scaling_type", "rotary_scaling_factor")
     missing = [name for name in pair if context.value(name) is None]
@@ -183,10 +160,6 @@ def rotary_scaling_pair(context: RuleContext) -> str | None:
         f"{context.format_setting(present)} needs option.{missing[0]} beside it: write option.{missing[0]}={example}, "
         "or neither"
     )
-
-
-_RULES.append(Rule("rotary_scaling_words", ("rotary_scaling_type",), "linear or dynamic", Severity.ERROR, "no", LMI))
-_RULES.append(Rule("rotary_scaling_range", ("rotary_scaling_factor",), "greater than 1", Severity.ERROR, "no", LMI))
 
 
 def _is_of(context: RuleContext, families: tuple[str, ...]) -> bool:
@@ -205,19 +178,15 @@ def _outside(context: RuleContext, name: str, families: tuple[str, ...], names: 
     return f"{context.format_setting(name)} is documented for {names} only, and this model is {context.model_type}"
 
 
-_ANY_CONFIG = "yes: any model whose config.json has it"
-for _name, _families, _names, _lifted in (
-    ("rotary_dim", ("gptj",), "GPT-J", _ANY_CONFIG),
-    ("rotary_base", ("llama", "internlm", "qwen"), "Llama, InternLM and Qwen", _ANY_CONFIG),
-    ("use_fused_mlp", ("llama",), "Llama", "yes: every model with a gated MLP"),
+for _name, _families, _names in (
+    ("rotary_dim", ("gptj",), "GPT-J"),
+    ("rotary_base", ("llama", "internlm", "qwen"), "Llama, InternLM and Qwen"),
+    ("use_fused_mlp", ("llama",), "Llama"),
 ):
-    _outside_family = partial(_outside, name=_name, families=_families, names=_names)
-    _rule((_name,), f"only for {_names}", Severity.NOTE, _lifted, LMI, When.MODEL, f"{_name}_family")(_outside_family)
+    _BROKEN[f"{_name}_family"] = partial(_outside, name=_name, families=_families, names=_names)
 
 
-@_rule(
-    ("multi_block_mode",), "not for Qwen", Severity.NOTE, "yes: every model, and on by default", LMI, when=When.MODEL
-)
+@_rule
 def multi_block_mode_family(context: RuleContext) -> str | None:
     if not context.value("multi_block_mode") or not _is_of(context, ("qwen",)):
         return None
@@ -227,14 +196,7 @@ def multi_block_mode_family(context: RuleContext) -> str | None:
     )
 
 
-@_rule(
-    ("quantize",),
-    "smoothquant only for Llama, Mistral, InternLM and Baichuan",
-    Severity.WARNING,
-    "in part: the quantiser of TensorRT-LLM takes further decoders",
-    LMI,
-    when=When.MODEL,
-)
+@_rule
 def smoothquant_family(context: RuleContext) -> str | None:
     families = ("llama", "mistral", "internlm", "baichuan")
     if _quantization(context) != "smoothquant" or context.model_type is None or _is_of(context, families):
@@ -245,13 +207,7 @@ def smoothquant_family(context: RuleContext) -> str | None:
     )
 
 
-@_rule(
-    ("smoothquant_alpha", "smoothquant_per_token", "smoothquant_per_channel", "multi_query_mode"),
-    "only with option.quantize=smoothquant",
-    Severity.WARNING,
-    "no",
-    LMI,
-)
+@_rule
 def smoothquant_parts(context: RuleContext) -> str | None:
     if _quantization(context) == "smoothquant":
         return None
@@ -259,14 +215,7 @@ def smoothquant_parts(context: RuleContext) -> str | None:
     return _without(context, names, "smoothquant")
 
 
-@_rule(
-    ("quantize",),
-    "awq only for Llama and Mistral",
-    Severity.NOTE,
-    "yes: most decoders, on TensorRT-LLM and on OpenVINO",
-    LMI,
-    when=When.MODEL,
-)
+@_rule
 def awq_family(context: RuleContext) -> str | None:
     if _quantization(context) != "awq" or context.model_type is None or _is_of(context, ("llama", "mistral")):
         return None
@@ -276,13 +225,7 @@ def awq_family(context: RuleContext) -> str | None:
     )
 
 
-@_rule(
-    ("awq_format", "awq_block_size", "calib_size"),
-    "only with option.quantize=awq (calib_size also with smoothquant, fp8 and NVFP4)",
-    Severity.WARNING,
-    "no",
-    LMI,
-)
+@_rule
 def awq_parts(context: RuleContext) -> str | None:
     chosen = _quantization(context)
     if chosen in ("awq", "w4a8_awq"):
@@ -294,7 +237,7 @@ def awq_parts(context: RuleContext) -> str | None:
     return _without(context, tuple(names), "awq")
 
 
-@_rule(("quantize", "quant_algo"), "only when compiling", Severity.ERROR, "no", LMI, when=When.MODEL)
+@_rule
 def quantize_compiled(context: RuleContext) -> str | None:
     if not context.is_engine:
         return None
@@ -312,14 +255,7 @@ def quantize_compiled(context: RuleContext) -> str | None:
     )
 
 
-@_rule(
-    ("chatglm_model_version",),
-    "required for ChatGLM",
-    Severity.NOTE,
-    "yes: the path or config.json has the version",
-    LMI,
-    when=When.MODEL,
-)
+@_rule
 def chatglm_version(context: RuleContext) -> str | None:
     if not _is_of(context, ("chatglm",)) or context.is_set("chatglm_model_version"):
         return None
@@ -329,14 +265,7 @@ def chatglm_version(context: RuleContext) -> str | None:
     )
 
 
-@_rule(
-    ("chatglm_model_version",),
-    "not unspecified for ChatGLM",
-    Severity.ERROR,
-    "no: TensorRT-LLM would read it as the version",
-    LMI,
-    when=When.MODEL,
-)
+@_rule
 def chatglm_unspecified(context: RuleContext) -> str | None:
     unspecified = context.value("chatglm_model_version") is ChatGlmVersion.UNSPECIFIED
     if not _is_of(context, ("chatglm",)) or not context.is_set("chatglm_model_version") or not unspecified:
@@ -347,39 +276,14 @@ def chatglm_unspecified(context: RuleContext) -> str | None:
     )
 
 
-@_rule(
-    ("chatglm_model_version", "gpt_model_version"),
-    "only for ChatGLM, and for GPT-2 and its variants",
-    Severity.NOTE,
-    "no: other models have no versions that a path must name",
-    LMI,
-    when=When.MODEL,
-)
+@_rule
 def model_version_family(context: RuleContext) -> str | None:
     return _outside(context, "chatglm_model_version", ("chatglm",), "ChatGLM") or _outside(
         context, "gpt_model_version", ("gpt2", "gptbigcode"), "GPT-2, SantaCoder and StarCoder"
     )
 
 
-_RULES.append(
-    Rule(
-        "memory_fraction_range",
-        ("kv_cache_free_gpu_mem_fraction",),
-        "strictly between 0 and 1",
-        Severity.ERROR,
-        "no: inputs and outputs need memory too",
-        RUNTIME,
-    )
-)
-
-
-@_rule(
-    ("max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction"),
-    "the smaller of the two is used",
-    Severity.NOTE,
-    "no",
-    RUNTIME,
-)
+@_rule
 def cap_and_fraction(context: RuleContext) -> str | None:
     cap, fraction = "max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction"
     if context.value(cap) is None or context.value(fraction) is None:
@@ -391,14 +295,7 @@ def cap_and_fraction(context: RuleContext) -> str | None:
     )
 
 
-@_rule(
-    ("max_num_tokens", "max_input_len", "enable_chunked_prefill"),
-    "max_num_tokens at least max_input_len, without chunked prefill",
-    Severity.WARNING,
-    "no; OpenVINO always splits prompts",
-    TRTLLM,
-    when=When.RUNNING,
-)
+@_rule
 def max_num_tokens_holds_a_prompt(context: RuleContext) -> str | None:
     tokens, longest = context.value("max_num_tokens"), context.value("max_input_len")
     if tokens is None or tokens >= longest or context.value("enable_chunked_prefill"):
@@ -410,14 +307,7 @@ def max_num_tokens_holds_a_prompt(context: RuleContext) -> str | None:
     )
 
 
-@_rule(
-    ("batch_scheduler_policy",),
-    "static_batch is not for production",
-    Severity.WARNING,
-    "no",
-    RUNTIME,
-    when=When.RUNNING,
-)
+@_rule
 def static_batch(context: RuleContext) -> str | None:
     if context.value("batch_scheduler_policy") is not SchedulerPolicy.STATIC_BATCH:
         return None
@@ -427,7 +317,7 @@ def static_batch(context: RuleContext) -> str | None:
     )
 
 
-@_rule(("max_attention_window",), "not below the longest sequence", Severity.WARNING, "no", RUNTIME, when=When.RUNNING)
+@_rule
 def attention_window(context: RuleContext) -> str | None:
     windows = context.value("max_attention_window")
     if windows is None:
@@ -469,5 +359,10 @@ def _without(context: RuleContext, names: tuple[str, ...], method: str) -> str |
     return f"{' and '.join(given)} {verb} no effect without option.quantize={method}: add that, or leave it out"
 
 
-RULES = tuple(_RULES)
+def _declared(name: str, row: dict[str, Any]) -> Rule:
+    kinds = {"severity": Severity(row["severity"]), "when": When(row.get("when", When.OPTIONS))}
+    return Rule(**row | kinds, name=name, broken=_BROKEN.get(name))
+
+
+RULES = tuple(_declared(name, row) for name, row in read_table("rules.toml", "djl_trtllm.config").items())
 """Every rule between options."""

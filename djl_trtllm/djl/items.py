@@ -15,7 +15,7 @@ from djl_trtllm.errors import RequestError
 from djl_trtllm.logs import of_request
 from djl_trtllm.request import OutputChunk
 from djl_trtllm.telemetry import ServedRequest
-from djl_trtllm.telemetry.request_log import Asked
+from djl_trtllm.telemetry.reports import Asked
 
 _LENGTH = struct.Struct(">i")
 _COUNT = struct.Struct(">h")

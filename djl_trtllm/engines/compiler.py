@@ -124,25 +124,4 @@ class Compiler:
         return None
 
 
-GPU_MEMORY = Cause(
-    "out of GPU memory",
-    re.compile(
-        r"CUDA out of memory|OutOfMemoryError|insufficient GPU memory|Requested amount of GPU memory"
-        r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|Cuda Runtime \(out of memory\)"
-    ),
-    "lower option.max_num_tokens, option.max_rolling_batch_size or the lengths, quantise the weights "
-    "(option.quantize), or spread the model over more GPUs (option.tensor_parallel_degree)",
-)
-HOST_MEMORY = Cause(
-    "out of host memory",
-    re.compile(r"^MemoryError|std::bad_alloc|Cannot allocate memory|DefaultCPUAllocator|signal 9 \(Killed\)"),
-    "give the machine or the container more memory: a checkpoint is loaded into host memory before it is compiled, "
-    "once per GPU",
-)
-DISK = Cause(
-    "no space on the disk",
-    # The last is OpenVINO's: a C++ stream that could not be written.
-    re.compile(r"No space left on device|Disk quota exceeded|basic_ios::clear: iostream error"),
-    "free some space, or name a larger disk with option.engine_cache_dir: compiling an engine takes three times the "
-    "size of its weights",
-)
+GPU_MEMORY, HOST_MEMORY, DISK = read_causes("djl_trtllm.engines")

@@ -198,28 +198,17 @@ def gpus_named(text: str) -> tuple[Gpu, ...]:
     return (Gpu(f"NVIDIA {machine.gpu}", machine.compute_capability, machine.memory),) * (machine.gpus or 1)
 
 
-# Of nvml.h's nvmlGpuP2PCapsIndex_t: nvidia-ml-py has tuples in their place, which its own function does not take.
+# Of nvml.h's nvmlGpuP2PCapsIndex_t: nvidia-ml-py has a tuple in its place, which its own function does not take.
 _READ = 0
-_NVLINK = 2
 
 
 @dataclass(frozen=True)
 class GpuState:
-    """One GPU, in order of PCI bus. `total` and `free` are bytes; unknown fields are None.
+    """One GPU, in order of PCI bus: bytes of its memory, and the GPUs (by number) whose memory it reaches."""
 
-    `nvlinks` is the number of active links, `peers` are the GPUs whose memory this one reaches, and `nvlink_peers`
-    those that it reaches over NVLink. PCIe is that of the slot: an idle GPU slows its link down.
-    """
-
-    name: str
-    compute_capability: tuple[int, int]
     total: int
     free: int
-    nvlinks: int = 0
     peers: tuple[int, ...] = ()
-    nvlink_peers: tuple[int, ...] = ()
-    pcie_generation: int | None = None
-    pcie_width: int | None = None
 
 
 def read_states() -> tuple[GpuState, ...]:
@@ -228,41 +217,17 @@ def read_states() -> tuple[GpuState, ...]:
 
 
 def _read(nvml: Any, handles: list[Any], index: int) -> GpuState:
-    handle = handles[index]
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return GpuState(
-        name=_text(nvml.nvmlDeviceGetName(handle)),
-        compute_capability=(major, minor),
-        total=int(memory.total),
-        free=int(memory.free),
-        nvlinks=sum(
-            _asked(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link) == nvml.NVML_FEATURE_ENABLED
-            for link in range(nvml.NVML_NVLINK_MAX_LINKS)
-        ),
-        peers=_peers(nvml, handles, index, _READ),
-        nvlink_peers=_peers(nvml, handles, index, _NVLINK),
-        pcie_generation=_asked(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-        pcie_width=_asked(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-    )
+    memory = nvml.nvmlDeviceGetMemoryInfo(handles[index])
+    others = (other for other in range(len(handles)) if other != index)
+    peers = tuple(other for other in others if _reaches(nvml, handles[index], handles[other]))
+    return GpuState(int(memory.total), int(memory.free), peers)
 
 
-def _peers(nvml: Any, handles: list[Any], index: int, capability: int) -> tuple[int, ...]:
-    return tuple(
-        other
-        for other in range(len(handles))
-        if other != index
-        and _asked(nvml, nvml.nvmlDeviceGetP2PStatus, handles[index], handles[other], capability)
-        == nvml.NVML_P2P_STATUS_OK
-    )
-
-
-def _asked(nvml: Any, function: Callable[..., int], *arguments: Any) -> int | None:
-    """None where the GPU or the driver does not answer this question."""
+def _reaches(nvml: Any, handle: Any, other: Any) -> bool:
     try:
-        return int(function(*arguments))
+        return bool(nvml.nvmlDeviceGetP2PStatus(handle, other, _READ) == nvml.NVML_P2P_STATUS_OK)
     except nvml.NVMLError:
-        return None
+        return False  # the GPU or the driver does not answer this question
 
 
 _CGROUP = Path("/sys/fs/cgroup")

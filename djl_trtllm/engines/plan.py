@@ -172,6 +172,15 @@ class EnginePlan(ABC):
         """The LoRA adapters that the engine takes; None where it takes none."""
         return None
 
+    def settled(self, config: Config) -> Config:
+        """The configuration from which this was derived, with options that other options set."""
+        return config
+
+    @property
+    def effects(self) -> Mapping[str, str]:
+        """What options do in this plan, by name, where that depends on their value."""
+        return {}
+
     @property
     def versions(self) -> dict[str, str]:
         """Installed versions of the packages that affect an engine."""

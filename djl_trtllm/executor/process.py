@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NoReturn, Protocol, TextIO, cast
@@ -29,11 +29,11 @@ from djl_trtllm.executor.protocol import (
     Cancel,
     Deframer,
     Delta,
+    End,
     Failed,
     FirstRequest,
     FromEngine,
     Limits,
-    Logprob,
     Ping,
     Pong,
     Ready,
@@ -82,10 +82,10 @@ class AnyExecutor(Protocol):
     features: frozenset[str]
 
     def submit(self, request: Submit) -> None:
-        """Start a request; an error becomes its terminal delta."""
+        """Start a request; an error becomes its end."""
 
     def cancel(self, request_id: int) -> None:
-        """End a request or a trial early; unknown ids are ignored. Its terminal delta comes later."""
+        """End a request or a trial early; unknown ids are ignored. Its end comes later."""
 
     def stats(self) -> Stats:
         """The state after the last iteration."""
@@ -95,7 +95,7 @@ class GuideTrier(Protocol):
     """An executor with `limits.tries_guides`."""
 
     def try_guide(self, trial: Try) -> None:
-        """Begin to try a guide; the verdict becomes the trial's terminal delta."""
+        """Begin to try a guide; the verdict becomes the trial's end."""
 
 
 class Executor(AnyExecutor, Protocol):
@@ -105,8 +105,11 @@ class Executor(AnyExecutor, Protocol):
     def busy(self) -> bool:
         """Return whether `step` has something to do."""
 
-    def step(self) -> list[Delta]:
-        """Run one iteration. An exception means that the engine is lost."""
+    def step(self) -> Step | list[Delta]:
+        """Run one iteration; its output in columns, without stats, or as a list, which takes ten times as long.
+
+        An exception means that the engine is lost.
+        """
 
 
 class AsyncExecutor(AnyExecutor, Protocol):
@@ -205,43 +208,44 @@ class HeldOutput:
         self._iterations = iterations
         self._seconds = seconds
         self._clock = clock
-        self._deltas: dict[int, Delta] = {}
+        self._held: dict[int, Step] = {}
+        """The tokens of each request."""
         self._begun: set[int] = set()
         self._waited = 0
         self._sent_all_at = clock()
 
-    def add(self, deltas: list[Delta]) -> list[Delta]:
+    def add(self, step: Step) -> Step:
         """Take the output of an iteration; returns what is to be sent after it."""
         if self._iterations == 1 and not self._seconds:
-            return deltas
-        held, begun = self._deltas, self._begun
-        urgent: list[int] = []
-        for delta in deltas:
-            request_id = delta.request_id
-            earlier = held.setdefault(request_id, delta)
-            if earlier is not delta:
-                earlier.add(delta.token_ids, delta.logprobs)
-                earlier.finish, earlier.error = delta.finish, delta.error
-            if delta.finish:
-                begun.discard(request_id)
-                urgent.append(request_id)
-            elif request_id not in begun:
-                begun.add(request_id)
-                urgent.append(request_id)
+            return step
+        for row in step.rows():
+            self._held.setdefault(row[0], Step()).add(*row)
+        ended = {end.request_id for end in step.ends}
         self._waited += 1
         if self._waited >= self._iterations and self._clock() - self._sent_all_at >= self._seconds:
-            return self.take_all()
-        return [held.pop(request_id) for request_id in urgent]
+            sent = self.take_all()
+        else:
+            sent = self._take([each for each in self._held if each in ended or each not in self._begun])
+        self._begun.update(step.ids)
+        self._begun -= ended
+        sent.ends, sent.cached = step.ends, step.cached
+        return sent
 
-    def take_all(self) -> list[Delta]:
+    def take_all(self) -> Step:
         """Return the output that is held back, to be sent now."""
-        deltas, self._deltas = list(self._deltas.values()), {}
         self._waited, self._sent_all_at = 0, self._clock()
-        return deltas
+        return self._take(list(self._held))
+
+    def _take(self, request_ids: Iterable[int]) -> Step:
+        taken = Step()
+        for request_id in request_ids:
+            held = self._held.pop(request_id)
+            taken.add(request_id, held.tokens, held.logprobs)
+        return taken
 
 
 class StepBuffer:
-    """Collects deltas, merged per request, and sends them when the tasks that are awake have had their turn.
+    """Collects output, and sends it when the tasks that are awake have had their turn.
 
     However many tasks an engine's iteration wakes, and however large a backlog each finds, it becomes one `Step`.
     `send` may block while the server is slow, and with it the loop. Must be made on the loop.
@@ -253,33 +257,27 @@ class StepBuffer:
         self._send = send
         self._stats = stats
         self._loop = asyncio.get_running_loop()
-        self._deltas: dict[int, Delta] = {}
+        self._step = Step()
         self._scheduled = False
 
-    def extend(self, request_id: int, token_ids: list[int], logprobs: list[Logprob] | None) -> Delta:
-        """Add tokens of a request, whose list is the buffer's from now on; the delta they go into."""
-        delta = self._deltas.get(request_id)
-        if delta is None:
-            delta = self._deltas[request_id] = Delta(request_id, token_ids, logprobs)
-            if not self._scheduled:
-                self._schedule()
-            return delta
-        delta.add(token_ids, logprobs)
-        return delta
+    @property
+    def step(self) -> Step:
+        """The step that is sent at the end of this wake-up."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._end_wake_up)
+        return self._step
 
     def flush(self) -> None:
         """Send now, also where there is nothing new: a sign of life."""
-        deltas, self._deltas = list(self._deltas.values()), {}
-        self._send(Step(deltas, self._stats()))
+        step, self._step = self._step, Step()
+        step.stats = self._stats()
+        self._send(step)
         self.sent += 1
-
-    def _schedule(self) -> None:
-        self._scheduled = True
-        self._loop.call_soon(self._end_wake_up)
 
     def _end_wake_up(self) -> None:
         self._scheduled = False
-        if self._deltas:
+        if self._step.has_news:
             self.flush()
 
 
@@ -348,14 +346,18 @@ def run(channel: Channel, executor: Executor, held: HeldOutput) -> None:
             if not _take(message, channel, executor):
                 return
             prompts |= isinstance(message, Submit)
-        if prompts and (waiting := held.take_all()):
-            # An iteration that reads a prompt may take many times as long as one that does not.
-            channel.send(Step(waiting, executor.stats()))
+        # An iteration that reads a prompt may take many times as long as one that does not.
+        if prompts and (waiting := held.take_all()).has_news:
+            waiting.stats = executor.stats()
+            channel.send(waiting)
             last_sent = time.monotonic()
         if executor.busy:
-            deltas = held.add(executor.step())
-            if deltas or time.monotonic() - last_sent > _SIGN_OF_LIFE_SECONDS:
-                channel.send(Step(deltas or held.take_all(), executor.stats()))
+            output = executor.step()
+            step = held.add(Step.of(output) if isinstance(output, list) else output)
+            if step.has_news or time.monotonic() - last_sent > _SIGN_OF_LIFE_SECONDS:
+                step = step if step.has_news else held.take_all()
+                step.stats = executor.stats()
+                channel.send(step)
                 last_sent = time.monotonic()
 
 
@@ -368,14 +370,14 @@ class WarmUp:
         """The features of requests that have failed."""
         self._executor = executor
         self._send = send
-        self._answers: asyncio.Queue[Delta] = asyncio.Queue()
+        self._ends: asyncio.Queue[End] = asyncio.Queue()
 
     def send(self, step: Step) -> None:
         """Send the engine's output to whom it belongs."""
         if self.is_over:
             return self._send(step)
-        for delta in step.deltas:
-            self._answers.put_nowait(delta)
+        for end in step.ends:
+            self._ends.put_nowait(end)
 
     async def run(self) -> None:
         """Send the first requests, one after the other. Raises if one fails that any client may send."""
@@ -383,26 +385,25 @@ class WarmUp:
             began = time.monotonic()
             self._executor.submit(request)
             for _ in range(request.sampling.beam_width):
-                while not (delta := await self._answer(kind, began)).finish:
-                    pass
-            if delta.error is None:
+                error = (await self._end(kind, began)).error
+            if error is None:
                 print(f"warming up: {kind} took {time.monotonic() - began:.1f} s", flush=True)
                 continue
-            message = delta.error if isinstance(delta.error, str) else delta.error.message
+            message = error if isinstance(error, str) else error.message
             if not features:
                 raise RuntimeError(f"{kind} that is to warm the engine up has failed: {message}")
             self.lost |= features
             without = ", ".join(sorted(features))
             print(f"warming up: {kind} has failed, so the engine does without {without}: {message}", flush=True)
 
-    async def _answer(self, kind: str, began: float) -> Delta:
-        """Return the next answer. What takes long is said in the log, with the compiler that it may wait for."""
-        answer = asyncio.ensure_future(self._answers.get())
-        while not (await asyncio.wait({answer}, timeout=_WARM_UP_LINE_SECONDS))[0]:
+    async def _end(self, kind: str, began: float) -> End:
+        """Return the next end. What takes long is said in the log, with the compiler that it may wait for."""
+        end = asyncio.ensure_future(self._ends.get())
+        while not (await asyncio.wait({end}, timeout=_WARM_UP_LINE_SECONDS))[0]:
             compiler = compiler_below()
             cause = f"{compiler} compiles kernels for it" if compiler else "it has no answer yet"
             print(f"warming up: {kind} takes {time.monotonic() - began:.0f} s so far, {cause}", flush=True)
-        return answer.result()
+        return end.result()
 
 
 def run_async(channel: Channel, executor: AsyncExecutor) -> None:

@@ -5,10 +5,10 @@ Token ids in, token ids out. The server does everything that concerns text: stop
 
 What an executor promises:
 
-- `Submit` never fails; an error arrives as the request's terminal `Delta`.
-- Deltas carry new tokens only, in order, one delta per request and message.
-- Every request gets exactly one delta with a `finish`. Its sequence slot and KV cache blocks are free once that
-  delta is sent, not before. This holds for cancelled requests too: their terminal delta comes late.
+- `Submit` never fails; an error arrives as the request's end.
+- Steps carry new tokens only, in order.
+- Every request gets exactly one end. Its sequence slot and KV cache blocks are free once that end is sent, not before.
+  This holds for cancelled requests too: their end comes late.
 - While a request is unfinished the engine process sends a `Step` at least every few seconds; it answers `Ping` between
   two steps. An engine process that is silent for longer is hung.
 """
@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
 import json
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -66,7 +67,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Generate one sequence. `request_id` is unique among live requests and never negative.
 
     With a `beam_width` of k it is k sequences, whose ids are `request_id` to `request_id` + k - 1, the best first. Each
-    gets deltas of its own and its one terminal delta; a `Cancel` of the first ends them all.
+    gets tokens of its own and its one end; a `Cancel` of the first ends them all.
     """
 
     request_id: int
@@ -104,7 +105,7 @@ class FirstRequest(NamedTuple):
 class Try(msgspec.Struct, frozen=True, array_like=True, tag="try"):
     """Try a guide for a request that has no place yet (`Limits.tries_guides`).
 
-    `request_id` is an id as of `Submit`, of the trial alone: it has one terminal delta, STOP for a guide that can be
+    `request_id` is an id as of `Submit`, of the trial alone: it has one end, STOP for a guide that can be
     used. `origin` and `client` as in `Submit`.
     """
 
@@ -115,7 +116,7 @@ class Try(msgspec.Struct, frozen=True, array_like=True, tag="try"):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """Stop generating for a request, or a trial. Unknown and finished ids are ignored: it may cross the last delta."""
+    """Stop generating for a request, or a trial. Unknown and finished ids are ignored: it may cross the end."""
 
     request_id: int
 
@@ -191,7 +192,7 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Delta(msgspec.Struct, array_like=True, gc=False):
-    """New tokens of one request.
+    """New tokens of one request, of which an executor may return a list instead of columns.
 
     `cached_tokens` is set once, in the first delta: how many prompt tokens came from the prefix cache.
     """
@@ -206,11 +207,13 @@ class Delta(msgspec.Struct, array_like=True, gc=False):
     """The error of the engine, or what is wrong with the request."""
     cached_tokens: int = 0
 
-    def add(self, token_ids: list[int], logprobs: list[Logprob] | None) -> None:
-        """Append tokens of later iterations."""
-        self.token_ids += token_ids
-        if logprobs is not None:
-            self.logprobs = logprobs if self.logprobs is None else self.logprobs + logprobs
+
+class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The end of one request, see `Delta`."""
+
+    request_id: int
+    finish: FinishReason
+    error: str | Refusal | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -237,10 +240,73 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Step(msgspec.Struct, array_like=True, tag="step"):
-    """The news of one iteration, or of several (see `Start`)."""
+    """The news of one iteration, or of several (see `Start`), in columns.
 
-    deltas: list[Delta]
-    stats: Stats
+    `[7, 8, 7]` with the counts `[2, 1, 1]` and the tokens `[5, 6, 90, 9]`: request 7 has the tokens 5, 6 and 9, request
+    8 has 90. Nearly every step has one token for each request, so it has no counts. Ends come after all tokens.
+    """
+
+    ids: list[int] = []
+    """The request of each row; one may have several rows."""
+    tokens: list[int] = []
+    """The tokens of all rows, one row's after the other's."""
+    counts: list[int] = []
+    """How many tokens each row has. Empty: one each."""
+    logprobs: list[Logprob] = []
+    """For each token; None where they are not wanted. Empty: nobody wants them."""
+    ends: list[End] = []
+    cached: dict[int, int] = {}
+    """Prompt tokens from the prefix cache, by request, in its first step."""
+    stats: Stats = Stats()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where the columns do not fit together; decoding does so, too."""
+        rows, tokens = len(self.ids), len(self.tokens)
+        if self.counts and (len(self.counts) != rows or min(self.counts) < 0):
+            raise ValueError(f"a step has {rows} rows and {len(self.counts)} counts")
+        if tokens != (sum(self.counts) if self.counts else rows):
+            raise ValueError(f"a step of {rows} rows has {tokens} tokens")
+        if self.logprobs and len(self.logprobs) != tokens:
+            raise ValueError(f"a step has {tokens} tokens and {len(self.logprobs)} log-probabilities")
+
+    @classmethod
+    def of(cls, deltas: Iterable[Delta], stats: Stats = Stats()) -> Step:  # noqa: B008  immutable
+        """Put deltas into columns."""
+        step = cls(stats=stats)
+        for delta in deltas:
+            if delta.token_ids:
+                step.add(delta.request_id, delta.token_ids, delta.logprobs)
+            if delta.finish is not None:
+                step.end(delta.request_id, delta.finish, delta.error)
+            if delta.cached_tokens:
+                step.cached[delta.request_id] = delta.cached_tokens
+        return step
+
+    def add(self, request_id: int, token_ids: Sequence[int], logprobs: Sequence[Logprob] | None = None) -> None:
+        """Add tokens of a request."""
+        if self.counts or len(token_ids) != 1:
+            self.counts = self.counts or [1] * len(self.ids)
+            self.counts.append(len(token_ids))
+        if logprobs or self.logprobs:
+            self.logprobs.extend([None] * (len(self.tokens) - len(self.logprobs)))
+            self.logprobs.extend(logprobs or [None] * len(token_ids))
+        self.ids.append(request_id)
+        self.tokens.extend(token_ids)
+
+    def end(self, request_id: int, finish: FinishReason, error: str | Refusal | None = None) -> None:
+        """End a request."""
+        self.ends.append(End(request_id, finish, error))
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.ids or self.ends)
+
+    def rows(self) -> Iterator[tuple[int, list[int], list[Logprob] | None]]:
+        """Each row's request, tokens and log-probabilities."""
+        tokens, logprobs, end = self.tokens, self.logprobs, 0
+        for request_id, count in zip(self.ids, self.counts or itertools.repeat(1), strict=False):
+            start, end = end, end + count
+            yield request_id, tokens[start:end], logprobs[start:end] if logprobs else None
 
 
 class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):

@@ -7,7 +7,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,12 +20,114 @@ from filelock import FileLock, Timeout
 from djl_trtllm.config import Backend
 from djl_trtllm.engines.cache import EngineCache
 from djl_trtllm.errors import DjlTrtllmError, SizingError
-from djl_trtllm.finder.search import Search, candidates
 from djl_trtllm.finder.subject import LOWEST, Subject, open_subject
-from djl_trtllm.finder.trial import Phase, TrialLoad, TrialReport, TrialSpec
-from djl_trtllm.finder.trials import Outcome, TrialResult, doing, is_crash, run_trial
-from djl_trtllm.progress import Display
+from djl_trtllm.finder.trial import (
+    Outcome,
+    Phase,
+    TrialLoad,
+    TrialReport,
+    TrialResult,
+    TrialSpec,
+    doing,
+    is_crash,
+    run_trial,
+)
+from djl_trtllm.progress import Display, LogDisplay
 from djl_trtllm.sizing.machines import bytes_of
+
+# -- the search, which does no I/O -------------------------------------------------------------------------------------
+
+# With c candidates there are c + 1 results: each candidate, and none. A trial halves them at best, so that
+# ceil(log2(c + 1)) trials are needed, and enough. A guess may come before the middle only where what is left after
+# either outcome can still be found within that number.
+_NEAR = 0.1
+"""After a guess, the next number is this share away from it, then twice as far, and so on."""
+
+
+def candidates(low: int, high: int, precision: float) -> Sequence[int]:
+    """Numbers from `low` to `high`, both included, neighbours at most the share `precision` apart; 0: every number."""
+    if precision <= 0:
+        return range(low, high + 1)
+    numbers = []
+    number = low
+    while number < high:
+        numbers.append(number)
+        number = max(number + 1, int(number * (1 + precision)))
+    return [*numbers, high]
+
+
+@dataclass(frozen=True)
+class Search:
+    """The state of a search over ascending `numbers`.
+
+    `fitting` is the place of the largest number that is known to fit (-1: none yet), `failing` that of the smallest
+    that is known not to (one after the last: none yet). `left` trials are certain to be enough. `guess` is the place
+    near which the result is expected.
+    """
+
+    numbers: Sequence[int]
+    fitting: int
+    failing: int
+    left: int
+    guess: int | None = None
+    tried: int = 0
+
+    @classmethod
+    def over(cls, numbers: Sequence[int], guess: int | None = None) -> Search:
+        """A search that has not begun; `guess` is a number, not a place."""
+        place = None if guess is None else max(bisect_right(numbers, guess) - 1, 0)
+        return cls(numbers, -1, len(numbers), most_trials(len(numbers)), place)
+
+    @property
+    def next(self) -> int | None:
+        """The number to try; None if the result is known."""
+        place = self._place()
+        return None if place is None else self.numbers[place]
+
+    @property
+    def found(self) -> int | None:
+        """The largest number that is known to fit, the result once `next` is None."""
+        return None if self.fitting < 0 else self.numbers[self.fitting]
+
+    @property
+    def bracket(self) -> tuple[int | None, int | None]:
+        """The largest number known to fit, and the smallest known not to."""
+        return self.found, None if self.failing == len(self.numbers) else self.numbers[self.failing]
+
+    def after(self, number: int, fits: bool) -> Search:
+        """The search with the outcome of a trial of one of its numbers, whether `next` named it or not."""
+        place = bisect_right(self.numbers, number) - 1
+        fitting = max(self.fitting, place) if fits else self.fitting
+        failing = self.failing if fits else min(self.failing, place)
+        left = max(self.left - 1, most_trials(failing - fitting - 1))
+        return replace(self, fitting=fitting, failing=failing, left=left, tried=self.tried + 1)
+
+    def _place(self) -> int | None:
+        if self.failing - self.fitting <= 1:
+            return None
+        # What is left after either outcome can be found in one trial less.
+        most = 1 << (self.left - 1)
+        lowest = max(self.failing - most, self.fitting + 1)
+        highest = min(self.fitting + most, self.failing - 1)
+        return min(max(self._wanted(), lowest), highest)
+
+    def _wanted(self) -> int:
+        """Around the guess in growing steps until the result is between two trials, then the middle."""
+        middle = (self.fitting + self.failing) // 2
+        if self.guess is None or (self.fitting >= 0 and self.failing < len(self.numbers)):
+            return middle
+        if not self.tried:
+            return self.guess
+        near = self.numbers[self.guess] * _NEAR
+        reach = bisect_right(self.numbers, self.numbers[self.guess] + near) - 1 - self.guess
+        step = max(reach, 1) << (self.tried - 1)
+        return self.fitting + step if self.fitting >= 0 else self.failing - step
+
+
+def most_trials(numbers: int) -> int:
+    """Trials that are certain to find the largest fitting one of this many numbers, or that none fits."""
+    return numbers.bit_length()
+
 
 _FORMAT = 1
 
@@ -211,131 +314,12 @@ class TrialStep:
     bracket: tuple[int | None, int | None]
 
 
-class MeasurementListener:
-    """Gets what happens, in order; this one shows nothing."""
-
-    def begin(self, subject: Subject, state: MeasurementState, most: int) -> None:
-        """Start with the state of an earlier run; `most` trials are enough."""
-
-    def trial(self, step: TrialStep) -> None:
-        """Begin a trial."""
-
-    def report(self, report: TrialReport | None) -> None:
-        """Take a report of the running trial, or None about every second."""
-
-    def ended(self, attempt: Attempt) -> None:
-        """End a trial."""
-
-
-@dataclass
-class Finder:
-    """One measurement."""
-
-    subject: Subject
-    settings: Settings
-    listener: MeasurementListener = field(default_factory=MeasurementListener)
-    run: RunTrial = run_trial
-
-    def measure(self) -> Measured:
-        """Find the largest number that fits; goes on where an interrupted measurement was.
-
-        Raises DjlTrtllmError, with the reason, if a trial fails for anything but memory.
-        """
-        subject, settings = self.subject, self.settings
-        if settings.memory is not None and subject.plan.gpus:
-            raise DjlTrtllmError(
-                f"a bound of {settings.memory} bytes is for an engine in host memory, and {subject.backend} runs on "
-                "GPUs, whose own memory is measured: leave --memory out"
-            )
-        precision = self._precision()
-        file = StateFile(subject.config.engine_cache_dir / _FOLDER, subject.conditions(settings.memory, precision))
-        with file.held():
-            if settings.fresh:
-                file.forget()
-            state = file.read()
-            if state.memory is None:
-                state.memory = settings.memory or subject.default_bound()
-            search = Search.over(candidates(LOWEST, subject.highest, precision), subject.guess(state.memory))
-            most = search.left
-            for attempt in state.attempts:
-                search = search.after(attempt.tokens, attempt.fits)
-            earlier = len(state.attempts)
-            self.listener.begin(subject, state, most)
-            while (tokens := search.next) is not None:
-                self.listener.trial(
-                    TrialStep(len(state.attempts) + 1, len(state.attempts) + search.left, tokens, search.bracket)
-                )
-                attempt = self._try(tokens, state.memory, file)
-                state.attempts.append(attempt)
-                search = search.after(tokens, attempt.fits)
-                state.complete = search.next is None
-                file.write(state)
-                self.listener.ended(attempt)
-        return Measured(subject, search.found, tuple(state.attempts), state.memory, earlier, file.path)
-
-    def _precision(self) -> float:
-        if self.settings.precision is not None:
-            return self.settings.precision
-        return 0.0 if self.subject.backend is Backend.SCRIPTED else PRECISION
-
-    def _try(self, tokens: int, memory: int | None, file: StateFile) -> Attempt:
-        spec = TrialSpec(
-            model=self.subject.model,
-            options={**self.subject.options, **_IN_TRIALS, "option.max_num_tokens": str(tokens)},
-            load=self.subject.load,
-            memory=memory,
-        )
-        cache = EngineCache(self.subject.config.engine_cache_dir)
-        before = {entry.key for entry in cache.entries()}
-        engines: set[str] = set()
-
-        def listen(report: TrialReport | None) -> None:
-            if report is not None and report.engine is not None and Path(report.engine).parent == cache.root:
-                engines.add(Path(report.engine).name)
-            self.listener.report(report)
-
-        try:
-            result = self.run(spec, file.log_path, listen)
-            if memory is not None and is_crash(result.outcome):
-                # A lack of memory if it does not happen without the bound.
-                crashed, again = result, self.run(msgspec.structs.replace(spec, memory=None), file.log_path, listen)
-                result = _blamed_on_the_bound(crashed) if again.outcome.kind == "fits" else crashed
-        finally:
-            # Engines of other trials, and of what is served, have another max_num_tokens.
-            for key in engines - before:
-                cache.remove(key)
-        outcome = result.outcome
-        if outcome.kind == "failed":
-            raise DjlTrtllmError(
-                f"max_num_tokens={tokens}, {doing(outcome.phase)}: {outcome.reason}\nThis is no lack of memory, so the "
-                f"search stops; the trials before it are kept. Log of the trial: {file.log_path}"
-            )
-        return Attempt(tokens, outcome.kind == "fits", outcome.phase, outcome.reason, result.seconds)
-
-
-def _blamed_on_the_bound(crashed: TrialResult) -> TrialResult:
-    outcome = crashed.outcome
-    reason = f"{outcome.reason.splitlines()[0]}, which does not happen without the memory bound"
-    return replace(crashed, outcome=Outcome("memory", outcome.phase, reason))
-
-
-def measure(
-    model: str,
-    options: Mapping[str, Any],
-    load: TrialLoad,
-    settings: Settings,
-    listener: MeasurementListener | None = None,
-) -> Measured:
-    """Measure a model as it is served here with `options`. Raises DjlTrtllmError."""
-    return Finder(open_subject(model, options, load), settings, listener or MeasurementListener(), run_trial).measure()
-
-
 _TRIAL = "trial"
 _DOWNLOADS = logging.getLogger("djl_trtllm.service.model")
 
 
-class ShownMeasurement(MeasurementListener):
-    """A listener that shows a measurement on a display, and the model's downloads while its block runs."""
+class ShownMeasurement:
+    """Shows what happens in a measurement on a display, and the model's downloads while its block runs."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
@@ -416,3 +400,102 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._display.say(record.getMessage())
+
+
+@dataclass
+class Finder:
+    """One measurement."""
+
+    subject: Subject
+    settings: Settings
+    shown: ShownMeasurement = field(default_factory=lambda: ShownMeasurement(LogDisplay(lambda line: None)))
+    run: RunTrial = run_trial
+
+    def measure(self) -> Measured:
+        """Find the largest number that fits; goes on where an interrupted measurement was.
+
+        Raises DjlTrtllmError, with the reason, if a trial fails for anything but memory.
+        """
+        subject, settings = self.subject, self.settings
+        if settings.memory is not None and subject.plan.gpus:
+            raise DjlTrtllmError(
+                f"--memory {settings.memory} bounds the host memory of an engine, and {subject.backend} runs on GPUs, "
+                "whose memory is measured as it is: leave --memory out"
+            )
+        precision = self._precision()
+        file = StateFile(subject.config.engine_cache_dir / _FOLDER, subject.conditions(settings.memory, precision))
+        with file.held():
+            if settings.fresh:
+                file.forget()
+            state = file.read()
+            if state.memory is None:
+                state.memory = settings.memory or subject.default_bound()
+            search = Search.over(candidates(LOWEST, subject.highest, precision), subject.guess(state.memory))
+            most = search.left
+            for attempt in state.attempts:
+                search = search.after(attempt.tokens, attempt.fits)
+            earlier = len(state.attempts)
+            self.shown.begin(subject, state, most)
+            while (tokens := search.next) is not None:
+                self.shown.trial(
+                    TrialStep(len(state.attempts) + 1, len(state.attempts) + search.left, tokens, search.bracket)
+                )
+                attempt = self._try(tokens, state.memory, file)
+                state.attempts.append(attempt)
+                search = search.after(tokens, attempt.fits)
+                state.complete = search.next is None
+                file.write(state)
+                self.shown.ended(attempt)
+        return Measured(subject, search.found, tuple(state.attempts), state.memory, earlier, file.path)
+
+    def _precision(self) -> float:
+        if self.settings.precision is not None:
+            return self.settings.precision
+        return 0.0 if self.subject.backend is Backend.SCRIPTED else PRECISION
+
+    def _try(self, tokens: int, memory: int | None, file: StateFile) -> Attempt:
+        spec = TrialSpec(
+            model=self.subject.model,
+            options={**self.subject.options, **_IN_TRIALS, "option.max_num_tokens": str(tokens)},
+            load=self.subject.load,
+            memory=memory,
+        )
+        cache = EngineCache(self.subject.config.engine_cache_dir)
+        before = {entry.key for entry in cache.entries()}
+        engines: set[str] = set()
+
+        def listen(report: TrialReport | None) -> None:
+            if report is not None and report.engine is not None and Path(report.engine).parent == cache.root:
+                engines.add(Path(report.engine).name)
+            self.shown.report(report)
+
+        try:
+            result = self.run(spec, file.log_path, listen)
+            if memory is not None and is_crash(result.outcome):
+                # A lack of memory if it does not happen without the bound.
+                crashed, again = result, self.run(msgspec.structs.replace(spec, memory=None), file.log_path, listen)
+                result = _blamed_on_the_bound(crashed) if again.outcome.kind == "fits" else crashed
+        finally:
+            # Engines of other trials, and of what is served, have another max_num_tokens.
+            for key in engines - before:
+                cache.remove(key)
+        outcome = result.outcome
+        if outcome.kind == "failed":
+            raise DjlTrtllmError(
+                f"max_num_tokens={tokens}, {doing(outcome.phase)}: {outcome.reason}\nThis is no lack of memory, so the "
+                f"search stops; the trials before it are kept. Log of the trial: {file.log_path}"
+            )
+        return Attempt(tokens, outcome.kind == "fits", outcome.phase, outcome.reason, result.seconds)
+
+
+def _blamed_on_the_bound(crashed: TrialResult) -> TrialResult:
+    outcome = crashed.outcome
+    reason = f"{outcome.reason.splitlines()[0]}, which does not happen without the memory bound"
+    return replace(crashed, outcome=Outcome("memory", outcome.phase, reason))
+
+
+def measure(
+    model: str, options: Mapping[str, Any], load: TrialLoad, settings: Settings, shown: ShownMeasurement
+) -> Measured:
+    """Measure a model as it is served here with `options`. Raises DjlTrtllmError."""
+    return Finder(open_subject(model, options, load), settings, shown, run_trial).measure()

@@ -215,21 +215,18 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
         """Encode `text`; `add_special_tokens` adds those that the model expects around a text (often a BOS token).
 
-        Encodes a long text without the GIL, so that other threads can run. Raises `InvalidRequestError` if the
+        Encodes without the GIL, so that other threads can run. Raises `InvalidRequestError` if the
         text is not valid Unicode (a lone surrogate) or the tokenizer fails on it, and `PromptTooLongError` for more
         than `most` tokens.
         """
         try:
-            # `encode` holds the GIL all the time, seconds for a megabyte. The batch calls release it.
-            if len(text) <= _LONG_TEXT:
-                encoding = self.raw.encode(text, add_special_tokens=add_special_tokens)
-            else:
-                part = len(text) if most is None else _CHARACTERS_OF_A_TOKEN * most + _LEAST_PART
-                if 2 * part < len(text):
-                    # A hundred bytes of memory for a character: a part of the text may be enough.
-                    (encoding,) = self.raw.encode_batch_fast([text[:part]], add_special_tokens=add_special_tokens)
-                    _require_few(2 * len(encoding) // 3, most, "more than ")
-                (encoding,) = self.raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            # `encode` holds the GIL all the time, seconds for a megabyte, and takes longer: it also finds offsets.
+            part = len(text) if most is None else _CHARACTERS_OF_A_TOKEN * most + _LEAST_PART
+            if 2 * part < len(text):
+                # A hundred bytes of memory for a character: a part of the text may be enough.
+                (encoding,) = self.raw.encode_batch_fast([text[:part]], add_special_tokens=add_special_tokens)
+                _require_few(2 * len(encoding) // 3, most, "more than ")
+            (encoding,) = self.raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:
             raise InvalidRequestError(f"the prompt is not valid Unicode text: {_reason(text, error)}") from error
         except RequestError:
@@ -423,7 +420,10 @@ def _add_tokens(raw: tokenizers.Tokenizer, config: Mapping[str, Any], path: Path
 
 
 def _mark_special(raw: tokenizers.Tokenizer, tokens: Mapping[str, Any]) -> None:
-    """Mark named tokens as special if the vocabulary has them. Add none: the model has no embedding for them."""
+    """Mark the named tokens that the vocabulary has as special.
+
+    The others are not added: the model has no embedding for them.
+    """
     known = raw.get_added_tokens_decoder()
     named = [*(tokens[name] for name in _NAMED if name in tokens), *tokens.get("additional_special_tokens", ())]
     for text in named:

@@ -6,16 +6,16 @@ The page is rendered here from `docs.html` beside this module: it needs no scrip
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from djl_trtllm.api import Dialect, Operation, Reply
-from djl_trtllm.api.openapi import SERVER, OwnPath, document, list_of, members, resolved
+from djl_trtllm.api import Dialect, Reply
+from djl_trtllm.api.openapi import SERVER, document, read_operations, resolved
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options
-from djl_trtllm.config.tables import read_table
 
 _TEMPLATE = Path(__file__).with_name("docs.html")
 _SECURITY = (("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),)
@@ -27,36 +27,8 @@ OPEN = ("/version", "/openapi.json", "/docs", "/ping", "/monitor", "/monitor/{fi
 """The server's own paths that need no API key."""
 
 
-def _schema(short: Any) -> Mapping[str, Any]:
-    """The JSON schema of a value in operations.toml."""
-    if isinstance(short, str):
-        return {"type": short}
-    if isinstance(short, list):
-        return list_of(_schema(short[0]))
-    schemas = {name: _schema(value) for name, value in short.items()}
-    optional = {name.removesuffix("?"): schema for name, schema in schemas.items() if name.endswith("?")}
-    return members({name: schema for name, schema in schemas.items() if not name.endswith("?")}, optional=optional)
-
-
-def _operation(row: Mapping[str, Any]) -> Operation:
-    responses = row.get("responses", {"application/json": row["json"]} if "json" in row else {})
-    return Operation(
-        row["summary"],
-        bodies={"*/*": {}} if row.get("any_body") else {},
-        responses={media_type: _schema(short) for media_type, short in responses.items()} or {"*/*": {}},
-        query={name: _schema(short) for name, short in row.get("query", {}).items()},
-        errors={int(status): text for status, text in row.get("errors", {}).items()},
-    )
-
-
-OPERATIONS: dict[tuple[str, str], Operation] = {
-    (method, path): _operation(row)
-    for key, row in read_table("operations.toml", "djl_trtllm.server").items()
-    for methods, paths in [key.split()]
-    for path in paths.split(",")
-    for method in methods.split(",")
-}
-"""The operations by method and path."""
+OPERATIONS = read_operations("operations.toml", "djl_trtllm.server")
+"""The operations by "METHOD PATH"."""
 
 
 class Description:
@@ -67,24 +39,19 @@ class Description:
         self._dialects = dialects
         self._keys = keys
         self._options = options
-        self._replies: dict[str, Reply] = {}
 
+    @cached_property
     def document(self) -> Reply:
-        """Return the body of `/openapi.json`."""
-        if "document" not in self._replies:
-            self._replies["document"] = Reply.json(self._described())
-        return self._replies["document"]
+        """The body of `/openapi.json`."""
+        return Reply.json(self._described())
 
+    @cached_property
     def page(self) -> Reply:
-        """Return the page `/docs`."""
-        if "page" not in self._replies:
-            html = _render(self._described())
-            self._replies["page"] = Reply(200, "text/html; charset=utf-8", html.encode(), _SECURITY)
-        return self._replies["page"]
+        """The page `/docs`."""
+        return Reply(200, "text/html; charset=utf-8", _render(self._described()).encode(), _SECURITY)
 
     def _described(self) -> dict[str, Any]:
-        own = [OwnPath(method, path, operation) for (method, path), operation in OPERATIONS.items()]
-        described = document(self._dialects, own, self._options, DEFAULT)
+        described = document(self._dialects, OPERATIONS, self._options, DEFAULT)
         if self._keys:
             described["components"]["securitySchemes"] = _KEYS
             described["security"] = [{name: []} for name in _KEYS]

@@ -18,7 +18,6 @@ from types import coroutine
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qs
 
-from starlette.datastructures import Headers as RequestHeaders
 from starlette.types import Receive, Scope, Send
 
 from djl_trtllm.api import Call, Dialect, Reply
@@ -32,7 +31,7 @@ from djl_trtllm.server.access import ApiKey
 from djl_trtllm.server.context import ServerContext
 from djl_trtllm.service import ModelService
 from djl_trtllm.service.clients import Caller, label
-from djl_trtllm.telemetry.request_log import CLIENT_LEFT, ServedRequest
+from djl_trtllm.telemetry.reports import CLIENT_LEFT, ServedRequest
 
 Headers: TypeAlias = Iterable[tuple[str, str]]
 T = TypeVar("T")
@@ -120,7 +119,8 @@ class Exchange:
     served: ServedRequest = field(init=False)
 
     def __post_init__(self) -> None:
-        self.headers = by_name(RequestHeaders(scope=self.scope).items())
+        latin = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in self.scope["headers"])
+        self.headers = by_name(latin)
         self.properties = with_attributes(self.headers)
         self.request_id = request_id(self.properties, self.context.options.request_id_header_key)
         method = self.scope["method"]
@@ -130,6 +130,8 @@ class Exchange:
 
     @property
     def query(self) -> dict[str, str]:
+        if not self.scope["query_string"]:
+            return {}
         pairs = parse_qs(self.scope["query_string"].decode("latin-1"), keep_blank_values=True)
         return {name: values[0] for name, values in pairs.items()}
 
@@ -236,7 +238,7 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": reply.body})
 
     async def fail(self, error: Exception, more: tuple[tuple[str, str], ...] = ()) -> None:
-        """Send an error with additional headers; nothing may have been sent yet."""
+        """Send an error, with additional headers. Call it only while nothing has been sent."""
         self.served.error = type(error).__name__
         reply = self.dialect.encode_error(error, self.context.options)
         if self.endpoint is not None and self.dialect.sagemaker:

@@ -28,7 +28,7 @@ from djl_trtllm.service.clients import Caller, label
 from djl_trtllm.service.lifecycle import shutting_down
 from djl_trtllm.service.threads import run_by_size
 from djl_trtllm.telemetry import ServedRequest, Telemetry
-from djl_trtllm.telemetry.request_log import Asked
+from djl_trtllm.telemetry.reports import Asked
 
 logger = logging.getLogger(__name__)
 
@@ -323,7 +323,7 @@ class Running:
 
 @dataclass
 class RpcRequests:
-    """Reads and starts the requests of a call; its errors are RequestErrors. `exports`: OpenTelemetry gets them."""
+    """Reads and starts the requests of a call. Both raise RequestError. `exports`: OpenTelemetry gets the requests."""
 
     dialect: Dialect
     service: RpcService

@@ -16,18 +16,11 @@ from typing import Any, NamedTuple
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
+from djl_trtllm import errors
 from djl_trtllm.api import Dialect, ModelStatus, RawRequest, Reply
 from djl_trtllm.api.base import SMALL
 from djl_trtllm.api.front_end import front_end_error, returned_attributes
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
-from djl_trtllm.errors import (
-    InvalidRequestError,
-    MethodNotAllowedError,
-    OverloadedError,
-    RequestError,
-    SessionError,
-    clipped,
-)
 from djl_trtllm.logs import RequestContext
 from djl_trtllm.server.access import Role, WrongPort
 from djl_trtllm.server.context import ServerContext, find_model, status_of
@@ -41,7 +34,7 @@ from djl_trtllm.service import ServedModel, State
 from djl_trtllm.service.clients import Caller, Session, Sessions
 from djl_trtllm.service.lifecycle import parse_call, shutting_down
 from djl_trtllm.service.threads import WorkerThreads, run_by_size
-from djl_trtllm.telemetry.request_log import Asked
+from djl_trtllm.telemetry.reports import Asked
 from djl_trtllm.version import __version__
 
 
@@ -100,7 +93,8 @@ _ACTIONS = WorkerThreads(2)
 _MOST_ACTIONS_WAITING = 64
 
 
-Handler = Callable[[Exchange], Awaitable[None]]
+Handler = Callable[[Exchange], Awaitable[Reply | None]]
+"""Answers a request: the reply, or None where the handler has sent the response, or lets it go on."""
 
 
 @dataclass
@@ -144,15 +138,16 @@ class Endpoint:
             exchange.key = context.access.check(self.role, exchange.headers, scope.get("server"))
             if self.method is not None and not self.takes(scope["method"]):
                 allow = self.allow or self.method
-                raise MethodNotAllowedError(f"{scope['path']} takes {allow}, not {scope['method']}", allow=allow)
-            await self.handler(exchange)
+                raise errors.MethodNotAllowedError(f"{scope['path']} takes {allow}, not {scope['method']}", allow=allow)
+            if (reply := await self.handler(exchange)) is not None:
+                await exchange.reply(reply)
         except ClientGone:
             pass
         except Refused as refused:
             await exchange.reply(refused.reply)
         except WrongPort as error:
             await exchange.reply(front_end_error(404, f"there is nothing at {scope['path']}: {error}"))
-        except RequestError as error:
+        except errors.RequestError as error:
             await exchange.fail(error)
         except ConnectionError as error:
             logger.info("the client has left (%s)", error or type(error).__name__)
@@ -207,7 +202,7 @@ class Routes:
     def _own(self) -> Iterator[tuple[str, Endpoint]]:
         adapters = AdapterRoutes(self._registry)
         manage = Role.MANAGE
-        handlers: list[tuple[str, str | None, Handler, Role | None]] = [
+        handlers: list[tuple[str, str, Handler, Role | None]] = [
             ("/", "GET", self.root, Role.INFER),
             ("/version", "GET", self.version, None),
             ("/openapi.json", "GET", self.openapi, None),
@@ -220,11 +215,19 @@ class Routes:
             (PAGE, "GET", self.monitor.page, None),
             (PAGE + "/{file}", "GET", self.monitor.file, None),
             (PAGE + "/events", "GET", self.monitor.events, Role.METRICS),
-            (MODELS, None, self.models.collection, manage),
-            (MODELS + "/{model}", None, self.models.member, manage),
-            *((path, None, adapters.collection, manage) for path in ADAPTER_PATHS),
-            *((path + "/{adapter}", None, adapters.member, manage) for path in ADAPTER_PATHS),
+            (MODELS, "GET", self.models.page, manage),
+            (MODELS, "POST", self.models.register, manage),
+            (MODELS + "/{model}", "GET", self.models.describe, manage),
+            (MODELS + "/{model}", "PUT", self.models.scale, manage),
+            (MODELS + "/{model}", "DELETE", self.models.unregister, manage),
         ]
+        for path in ADAPTER_PATHS:
+            handlers += [
+                (path, "GET", adapters.list, manage),
+                (path, "POST", adapters.register, manage),
+                (path + "/{adapter}", "GET", adapters.describe, manage),
+                (path + "/{adapter}", "DELETE", adapters.unregister, manage),
+            ]
         for path, method, handler, role in handlers:
             yield path, Endpoint(handler, method, self, role, health=path == "/ping")
 
@@ -240,7 +243,7 @@ class Routes:
                     bound = partial(handler, dialect, path)
                     yield path, Endpoint(bound, method, self, None if health else Role.INFER, dialect, health=health)
 
-    async def ping(self, exchange: Exchange) -> None:
+    async def ping(self, exchange: Exchange) -> Reply:
         """Answer 200 only if every model that the server was started with is ready.
 
         Reads the states only, so load does not slow it down.
@@ -251,9 +254,9 @@ class Routes:
         status = max(codes, key=lambda code: (code == 500, code), default=200)
         body = {model.name: _health(model)[1] for model in models}
         body |= {name: {"status": "Unregistered"} for name in lost}
-        await exchange.reply(Reply.json(body, status))
+        return Reply.json(body, status)
 
-    async def root(self, exchange: Exchange) -> None:
+    async def root(self, exchange: Exchange) -> Reply:
         """Say what this server is, for people who open its address in a browser."""
         models = [{"name": model.name, "state": model.state.value} for model in self._registry.models.values()]
         apis = {type(dialect).__name__: [*dialect.paths, *dialect.pages, *dialect.actions] for dialect in DIALECTS}
@@ -267,19 +270,19 @@ class Routes:
         if self.monitor.shown:
             links["monitor"] = PAGE
         about = {"name": "djl-trtllm", "version": __version__, "models": models, "links": links, "apis": apis}
-        await exchange.reply(Reply.json(about))
+        return Reply.json(about)
 
-    async def version(self, exchange: Exchange) -> None:
-        await exchange.reply(Reply.json({"version": __version__}))
+    async def version(self, exchange: Exchange) -> Reply:
+        return Reply.json({"version": __version__})
 
-    async def openapi(self, exchange: Exchange) -> None:
-        await exchange.reply(self._description.document())
+    async def openapi(self, exchange: Exchange) -> Reply:
+        return self._description.document
 
-    async def docs(self, exchange: Exchange) -> None:
-        await exchange.reply(self._description.page())
+    async def docs(self, exchange: Exchange) -> Reply:
+        return self._description.page
 
-    async def metrics(self, exchange: Exchange) -> None:
-        await exchange.reply(self.metrics_page.reply(exchange.properties.get("accept", "")))
+    async def metrics(self, exchange: Exchange) -> Reply:
+        return self.metrics_page.reply(exchange.properties.get("accept", ""))
 
     async def generate(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
         exchange.served.dialect = dialect.name
@@ -297,7 +300,7 @@ class Routes:
         if name is None and dialect.names_model:
             request = await _read(exchange, path)
             name = await _name_in(dialect, request)
-        served.model = clipped(name or "")
+        served.model = errors.clipped(name or "")
         model = find_model(self._registry, dialect, name, exchange.endpoint)
         served.model = exchange.model = model.name
         if model.state is State.DRAINING:
@@ -332,12 +335,12 @@ class Routes:
         exchange.service = service
         exchange.go_on(writer.until_closed())
 
-    async def page(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
+    async def page(self, dialect: Dialect, path: str, exchange: Exchange) -> Reply:
         """Answer with a dialect's page, about all models or the one that the path names."""
         models = self._named(dialect, exchange.scope["path_params"].get("model"))
-        await exchange.reply(dialect.page(_request(exchange, path), models))
+        return dialect.page(_request(exchange, path), models)
 
-    async def act(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
+    async def act(self, dialect: Dialect, path: str, exchange: Exchange) -> Reply:
         """Run a dialect's action, on all models or on the one that the request names."""
         exchange.served.dialect = dialect.name
         request = await _read(exchange, path)
@@ -346,16 +349,16 @@ class Routes:
             name = await _name_in(dialect, request)
         models = [status._replace(render=self._renderer(status.name)) for status in self._named(dialect, name)]
         if _ACTIONS.waiting >= _MOST_ACTIONS_WAITING:
-            raise OverloadedError(
+            raise errors.OverloadedError(
                 f"{_ACTIONS.waiting} requests wait that do not generate",
                 queue_depth=_ACTIONS.waiting,
                 capacity=_MOST_ACTIONS_WAITING,
                 retry_after=1,
             )
-        await exchange.reply(await _ACTIONS.run(partial(dialect.act, request, models)))
+        return await _ACTIONS.run(partial(dialect.act, request, models))
 
-    async def not_found(self, exchange: Exchange) -> None:
-        await exchange.reply(front_end_error(404, f"there is nothing at {exchange.scope['path']}"))
+    async def not_found(self, exchange: Exchange) -> Reply:
+        return front_end_error(404, f"there is nothing at {exchange.scope['path']}")
 
     def _renderer(self, name: str) -> Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]:
         """Renders the chat messages of an action, for the thread that the action has."""
@@ -420,14 +423,14 @@ class SessionRequests:
         if not identifier and kind is None:
             return SessionUse(request)
         if self._sessions is None:
-            raise SessionError(
+            raise errors.SessionError(
                 f"Invalid payload. stateful sessions not enabled, {_TYPE} and {_SESSION} are not supported: set "
                 "option.enable_stateful_sessions=true (SAGEMAKER_ENABLE_STATEFUL_SESSIONS)"
             )
         if kind is None and identifier == _NEW and not request.body.strip():
             kind = _NEW
         if kind is not None and request.path.endswith("-response-stream"):
-            raise SessionError("a session is opened and closed by InvokeEndpoint, not by a response stream")
+            raise errors.SessionError("a session is opened and closed by InvokeEndpoint, not by a response stream")
         if kind == _CLOSE:
             await asyncio.to_thread(self._sessions.close, identifier)
             return _replied(request, "closed", identifier, (_CLOSED_SESSION, identifier))
@@ -452,13 +455,13 @@ def _kind(request: RawRequest) -> str | None:
         return None
     try:
         payload = request.json
-    except InvalidRequestError:
+    except errors.InvalidRequestError:
         return None
     if type(payload) is not dict or _TYPE not in payload:
         return None
     kind = payload[_TYPE]
     if kind not in (_NEW, _CLOSE) or len(payload) > 1:
-        raise SessionError(f'a request with {_TYPE} is {{"{_TYPE}": "{_NEW}"}} or {{"{_TYPE}": "{_CLOSE}"}}')
+        raise errors.SessionError(f'a request with {_TYPE} is {{"{_TYPE}": "{_NEW}"}} or {{"{_TYPE}": "{_CLOSE}"}}')
     return str(kind)
 
 

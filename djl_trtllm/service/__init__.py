@@ -5,9 +5,8 @@ server has a `Registry` of `ServedModel`s, each with one or more such services.
 """
 
 from djl_trtllm.service.engine import settle_garbage_collector
-from djl_trtllm.service.lifecycle import ModelService, State
+from djl_trtllm.service.lifecycle import ModelService, Registry, ServedModel, State
 from djl_trtllm.service.model import Model, Texts, open_remote, open_source, plan, prepare, remote_name
-from djl_trtllm.service.registry import Registry, ServedModel
 
 __all__ = [
     "Model",

@@ -16,21 +16,14 @@ from typing import NamedTuple
 
 from djl_trtllm.api.base import RequestParser
 from djl_trtllm.api.registry import DEFAULT
+from djl_trtllm.backends import planning
 from djl_trtllm.backends.base import this_machine
 from djl_trtllm.backends.compilation import compile_checkpoint
-from djl_trtllm.backends.planning import (
-    compiled_quantization,
-    describe_limits,
-    plan_fitted,
-    served_as_built,
-    suppose_machine,
-    with_effects,
-)
 from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.config import Backend, Config, Options, load, names_configuration
-from djl_trtllm.config.masking import masked
 from djl_trtllm.config.options.option import MOST_GPUS
 from djl_trtllm.config.rules import check_model
+from djl_trtllm.config.sources import masked
 from djl_trtllm.engines.build import prepare_engine
 from djl_trtllm.engines.cache import MANIFEST_FILE
 from djl_trtllm.engines.config_overlay import with_rotary_options
@@ -195,14 +188,14 @@ def plan(
         replace(source.config, warnings=(*source.config.warnings, *told)),
         layout.shape.model_type,
         layout.kind.is_engine,
-        compiled_as=compiled_quantization(layout),
+        compiled_as=planning.compiled_quantization(layout),
     )
-    config = served_as_built(config, layout)
+    config = planning.served_as_built(config, layout)
     # The description of a remote model does not say whether it has one.
     if not layout.kind.is_engine and layout.weight_files:
         require_tokenizer(layout)
-    config, engine_plan = plan_fitted(config, layout, hardware)
-    return with_effects(config, engine_plan.backend, engine_plan, under_djl=under_djl), layout, engine_plan
+    config, engine_plan = planning.plan_fitted(config, layout, hardware)
+    return planning.with_effects(config, engine_plan.backend, engine_plan, under_djl=under_djl), layout, engine_plan
 
 
 def layout_of(source: ModelSource) -> Layout:
@@ -225,7 +218,7 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
     config, layout, engine_plan = plan(source, under_djl=under_djl)
     options = config.options
     logger.info("%s", engine_plan.describe())
-    logger.info("%s", describe_limits(config))
+    logger.info("%s", planning.describe_limits(config))
     for line in config.notes:
         logger.info("%s", line)
     for line in (*config.warnings, *engine_plan.notes):
@@ -456,7 +449,7 @@ class _Machine:
     @property
     def hardware(self) -> Hardware:
         if self.gpus or self.asked:
-            return suppose_machine(self.here, self.gpus or self.here.gpus)
+            return planning.suppose_machine(self.here, self.gpus or self.here.gpus)
         return self.here
 
     def remarks(self, engine_plan: EnginePlan | None = None) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -10,8 +10,7 @@ from typing import Literal
 
 from djl_trtllm.errors import SizingError
 from djl_trtllm.model.checkpoint import ModelShape
-from djl_trtllm.sizing.architecture import LayerCache
-from djl_trtllm.sizing.checkpoint import CheckpointSizes
+from djl_trtllm.sizing.checkpoint import CheckpointSizes, LayerCache
 from djl_trtllm.sizing.tensors import (
     BITS,
     FLOATS,
@@ -42,7 +41,7 @@ class LoraSlots:
 
 @dataclass(frozen=True)
 class Conditions:
-    """The machine, the division and the formats that a model is to run with.
+    """The machine that a model is to run on, how its GPUs share the model, and the number formats.
 
     `gpu_memory` is that of one GPU in bytes, as NVML reports it. Raises SizingError for impossible values.
     """
@@ -100,6 +99,10 @@ _EXPERTS = MappingProxyType({1: 22.0, 2: 13.0, 4: 10.0, 8: 10.0})
 _MOE_BLOCK = 128
 _PYTORCH_OVERHEAD = 3 * GIB + 150 * MIB
 """AIConfigurator's 3.5 GiB are of a capacity of 80 GiB; of the 79.65 GiB that NVML reports it is this much."""
+_ENGINE_PROCESS = 548 * MIB
+"""The CUDA context of TensorRT-LLM's proxy, which is in the engine process, on the first GPU beside its rank's: a third
+of the 1,644 MiB that two ranks' contexts and it took on an H200 (docs/verification.md, "On a GPU"). With one rank the
+overhead has it already: so the estimate is within 0.1 % of the capacities measured on H100, and 0.5 % on GB300."""
 _PYTORCH_RESERVED = 0.015
 """The part of the KV cache's memory that its allocator does not hand out (AIConfigurator)."""
 
@@ -110,7 +113,7 @@ _LOGITS_COPIES = 5
 
 @dataclass(frozen=True)
 class EngineConstants:
-    """Constants fitted for TensorRT engines. `scale` multiplies a token's live tensors; the others are bytes."""
+    """Constants fitted for TensorRT engines. `scale` multiplies the size of a token's live tensors."""
 
     scale: float
     overhead: int
@@ -281,7 +284,6 @@ MOST = 16_384
 """The recommended max_num_tokens is at most this: more hardly makes an engine faster (docs/sizing.md)."""
 
 _WIDENED = 4096
-_WIDENED_BATCH = 256
 _BOUND = 1 << 26
 
 
@@ -330,8 +332,10 @@ class Estimate:
 
     @cached_property
     def overhead(self) -> int:
-        """Bytes of each GPU that driver, CUDA, libraries and runtime take."""
-        return self.constants.overhead if self.conditions.backend == "tensorrt" else _PYTORCH_OVERHEAD
+        """Bytes that driver, CUDA, libraries and runtime take on the first GPU, which has the others' KV cache too."""
+        if self.conditions.backend == "tensorrt":
+            return self.constants.overhead
+        return _PYTORCH_OVERHEAD + (_ENGINE_PROCESS if self.conditions.ranks > 1 else 0)
 
     def activations(self, max_num_tokens: int) -> int:
         conditions = self.conditions
@@ -382,10 +386,6 @@ class Estimate:
             self._kv_bytes(stage, tokens) // max(1, cache.sequence(length)) for stage, cache in enumerate(self._caches)
         )
 
-    def batch_size(self, length: int, max_num_tokens: int | None = None) -> int:
-        """The batch for sequences of `length` tokens: as many as fit, at most what the buffers are for."""
-        return min(self.conditions.max_batch_size, self.sequences_of(length, max_num_tokens))
-
     @cached_property
     def max_num_tokens(self) -> int:
         """The largest max_num_tokens beside which the longest sequence fits; 0: out of memory."""
@@ -407,17 +407,6 @@ class Estimate:
     def recommended(self) -> int:
         """Half of the maximum, at most 16,384: the other half is for the KV cache."""
         return min(self.max_num_tokens // 2, MOST)
-
-    @property
-    def limits(self) -> Mapping[str, int]:
-        """The limits that the finder document's widening gives the recommended engine."""
-        limit = min(_WIDENED, self.recommended)
-        return {
-            "max_num_tokens": self.recommended,
-            "max_input_len": max(limit, self.conditions.max_input_len or 0),
-            "max_output_len": max(limit, self.conditions.max_output_len or 0),
-            "max_rolling_batch_size": max(_WIDENED_BATCH, self.conditions.max_batch_size),
-        }
 
 
 _FEW_SEQUENCES = 32

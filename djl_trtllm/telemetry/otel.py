@@ -26,9 +26,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from djl_trtllm.api.front_end import with_attributes
-from djl_trtllm.config.masking import shortened
-from djl_trtllm.telemetry.request_log import LONGEST, Generated, ServedRequest
-from djl_trtllm.telemetry.telemetry import GRPC
+from djl_trtllm.config.sources import shortened
+from djl_trtllm.telemetry.reports import GRPC, LONGEST, Generated, ServedRequest
 from djl_trtllm.version import __version__
 
 SERVICE = "djl-trtllm"

@@ -16,7 +16,6 @@ from djl_trtllm.api.openapi import (
     NULL,
     NUMBER,
     STRING,
-    OwnPath,
     any_of,
     describe,
     document,
@@ -92,7 +91,9 @@ class Described(Trial):
     )
 
 
-def described(*dialects: Dialect, own: tuple[OwnPath, ...] = (), **options: Any) -> dict[str, Any]:
+def described(
+    *dialects: Dialect, own: Mapping[str, Operation] = MappingProxyType({}), **options: Any
+) -> dict[str, Any]:
     return document(dialects, own, Options(**options), DEFAULT)
 
 
@@ -197,7 +198,7 @@ def test_errors_of_sagemakers_path_are_sagemakers() -> None:
 
 def test_own_paths_have_the_errors_of_defects() -> None:
     operation = Operation("Look", responses={"application/json": members({"a": STRING})}, errors={409: "Taken"})
-    made = described(own=(OwnPath("put", "/own/{name}", operation),))
+    made = described(own={"PUT /own/{name}": operation})
     own = made["paths"]["/own/{name}"]["put"]
     assert (own["operationId"], own["tags"], own["summary"]) == ("Server_put_own_name", ["Server"], "Look")
     assert list(own["responses"]) == ["200", "409", "500"]
@@ -214,7 +215,7 @@ def test_there_is_an_error_of_every_class() -> None:
 
 
 def test_a_response_without_a_body_is_described() -> None:
-    made = described(own=(OwnPath("get", "/own", Operation("Look", responses={})),))
+    made = described(own={"GET /own": Operation("Look", responses={})})
     assert made["paths"]["/own"]["get"]["responses"]["200"] == {"description": "OK"}
 
 

@@ -35,6 +35,7 @@ from djl_trtllm.api.output_parsers import (
     tool_format,
 )
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
+from tests.support.tables import by_table
 
 MakeParser = Callable[[], OutputParser]
 
@@ -186,23 +187,7 @@ def test_arguments_are_passed_on_as_they_are(arguments: dict[str, Any], name: st
         assert hermes(text) == Answer("rest", ((name, raw),))
 
 
-@pytest.mark.parametrize(
-    ("text", "seen"),
-    [
-        ("x", 1),
-        ("{x", 2),
-        ('{"name" "f"', 9),
-        ('{"name": }', 10),
-        ('{"name": "f"; ', 13),
-        ("{}", 2),
-        ('{"arguments": {}}', 17),
-        ('{"arguments": {}, "name": "g"}', 29),
-        ('{"wolf": 1}', 7),
-        ('{"name": tru,', 13),
-        ('{"id": <', 8),
-        ('{"arguments": {<', 16),
-    ],
-)
+@by_table("text", "seen")
 def test_what_cannot_be_a_call_is_content_as_soon_as_that_is_seen(text: str, seen: int) -> None:
     parser = Llama3JsonParser({"f"})
     assert all(not parser.feed(char) for char in text[: seen - 1])
@@ -257,22 +242,7 @@ def test_calls_are_found_in_the_text(text: str, answer: Answer) -> None:
     assert parse(HermesParser(), text) == parse(HermesParser(), *text) == answer
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<tool_call>hello</tool_call>",
-        "<tool_call></tool_call>",
-        'x <tool_call>{"name": "f", "arguments": [1]}</tool_call> y',
-        'x <tool_call>{"name": 3}</tool_call>',
-        '<tool_call>{"name": ""}</tool_call>',
-        '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
-        '<tool_call>{"function": "f"}</tool_call>',
-        "a <tool_call> {",
-        'a <tool_call> {"name": "f", "arg',
-        "a <tool_c",
-        "</tool_call>",
-    ],
-)
+@by_table("text")
 def test_what_is_no_call_is_content(text: str) -> None:
     assert parse(HermesParser(), text) == parse(HermesParser(), *text) == Answer(text)
 

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 import pytest
 
-from djl_trtllm.api import Call, RawRequest
+from djl_trtllm.api import Call, Prompt, RawRequest
 from djl_trtllm.api.dialects.triton.dialect import (
     accepted_encoding,
     compress,
@@ -24,15 +24,15 @@ from djl_trtllm.api.dialects.triton.inference import (
     MOST_ELEMENTS,
     NOT_PRODUCED,
     OUTPUTS,
+    BatchEncoder,
+    InferenceRequest,
     SequenceOutput,
     Tensor,
     check_input,
     check_outputs,
     from_bytes,
     from_json,
-    index_tensor,
     output_tensors,
-    sequence_output,
     to_bytes,
 )
 from djl_trtllm.config import Options
@@ -41,18 +41,9 @@ from djl_trtllm.errors import (
     RequestTooLargeError,
     UnsupportedParameterError,
 )
-from djl_trtllm.request import Token
+from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, Sampling, SequenceResult, Token
 from tests.api.models import PlayedModel
 from tests.api.scripts import EOS, FAILED, FAILURE, answer
-
-"""The request of the workflow for Llama."""
-
-"""An input, a value of it, and the sampling that it makes."""
-
-"""Inputs that no engine here has, with a value that would have an effect."""
-
-"""Inputs that have tests of their own."""
-
 
 TOKENS = [Token(1, "a", -0.5, False), Token(2, "b", None, False)]
 
@@ -63,25 +54,42 @@ def test_every_output_of_the_ensemble_is_there_or_known_not_to_be() -> None:
     assert set(ALWAYS) < names
 
 
-def test_log_probabilities_are_0_unless_they_are_wanted() -> None:
-    assert sequence_output("ab", TOKENS, logprobs=False, cumulative=-1.0) == SequenceOutput("ab", [0.0, 0.0], 0.0)
-    assert sequence_output("ab", TOKENS, logprobs=True, cumulative=-1.0) == SequenceOutput("ab", [-0.5, 0.0], -1.0)
-    assert sequence_output("ab", TOKENS, logprobs=True, cumulative=None).cumulative == 0.0
+class Encoder(BatchEncoder):
+    def _body(self) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cumulative", "rows", "total"),
+    [(False, -1.0, [0.0, 0.0], 0.0), (True, -1.0, [-0.5, 0.0], -1.0), (True, None, [-0.5, 0.0], 0.0)],
+)
+def test_log_probabilities_are_0_unless_they_are_wanted(
+    wanted: bool, cumulative: float | None, rows: list[float], total: float
+) -> None:
+    encoder = Encoder([InferenceRequest(GenerationRequest(sampling=Sampling()), 1, wanted, False, None)], ALWAYS)
+    encoder.begin(Prompt("a prompt", 2))
+    encoder.encode(OutputChunk(0, TOKENS, SequenceResult(FinishReason.LENGTH, 2, cumulative, None)))
+    shown = [(name, tensor.data) for name, tensor in encoder.tensors().items()]
+    assert shown == [("text_output", ["ab"]), ("cum_log_probs", [total]), ("output_log_probs", rows)]
 
 
 def test_a_text_for_each_sequence_and_rows_of_equal_length() -> None:
     sequences = [SequenceOutput("a", [-1.0], -1.0), SequenceOutput("bc", [-2.0, -3.0], -5.0)]
     log_probabilities = [-1.0, 0.0, -2.0, -3.0]
-    assert output_tensors(sequences) == [
-        Tensor("text_output", "BYTES", (2,), ["a", "bc"]),
-        Tensor("cum_log_probs", "FP32", (1, 2), [-1.0, -5.0]),
-        Tensor("output_log_probs", "FP32", (1, 2, 2), log_probabilities),
-    ]
-    assert [tensor.shape for tensor in output_tensors(sequences, 2)] == [(2,), (2, 1), (2, 1, 2)]
+    assert output_tensors(sequences, [0], [0, 1]) == {
+        "text_output": Tensor("text_output", "BYTES", (2,), ["a", "bc"]),
+        "cum_log_probs": Tensor("cum_log_probs", "FP32", (1, 2), [-1.0, -5.0]),
+        "output_log_probs": Tensor("output_log_probs", "FP32", (1, 2, 2), log_probabilities),
+        "batch_index": Tensor("batch_index", "INT32", (1, 1), [0]),
+        "sequence_index": Tensor("sequence_index", "INT32", (1, 2), [0, 1]),
+    }
+    shapes = [tensor.shape for tensor in output_tensors(sequences, [0, 1], [0]).values()]
+    assert shapes == [(2,), (2, 1), (2, 1, 2), (2, 1), (2, 1)]
 
 
 def test_an_index_has_a_batch_dimension() -> None:
-    assert index_tensor("batch_index", 3) == Tensor("batch_index", "INT32", (1, 1), [3])
+    index = output_tensors([SequenceOutput("a", [])], [3], [1])["batch_index"]
+    assert index == Tensor("batch_index", "INT32", (1, 1), [3])
 
 
 def test_inputs_are_known_and_those_that_are_refused_are_small() -> None:

@@ -1,15 +1,5 @@
-"""Tables of the tests: `tables.json` beside them, by what a test is called."""
+"""Tests of the backends."""
 
-from __future__ import annotations
+from tests.support.tables import rows
 
-import json
-from pathlib import Path
-from typing import Any
-
-
-def rows(module: str, name: str, **places: object) -> Any:
-    """Return a table of the folder that has this module (`__file__`), with `{PLACE}` in texts replaced."""
-    text = json.dumps(json.loads(Path(module).with_name("tables.json").read_bytes())[name])
-    for place, path in places.items():
-        text = text.replace(f"{{{place}}}", str(path))
-    return json.loads(text)
+__all__ = ["rows"]

@@ -24,12 +24,13 @@ from djl_trtllm.model import inspect
 from djl_trtllm.request import FinishReason, Sampling
 from tests.engines.helpers import CPU_ONLY, configured
 from tests.support import models
+from tests.support.steps import deltas_of
 
 
 def run(executor: ScriptedExecutor) -> list[Delta]:
     deltas = []
     while executor.busy:
-        deltas += executor.step()
+        deltas += deltas_of(executor.step())
     return deltas
 
 
@@ -73,7 +74,7 @@ def test_a_cancelled_request_gets_its_terminal_delta_with_the_next_step() -> Non
     executor.step()
     executor.cancel(1)
     executor.cancel(99)
-    assert executor.step() == [Delta(1, [], finish=FinishReason.CANCELLED)]
+    assert deltas_of(executor.step()) == [Delta(1, [], finish=FinishReason.CANCELLED)]
     assert not executor.busy
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.batching.rolling_batch import RollingBatch
-from djl_trtllm.batching.sequence import RequestState
+from djl_trtllm.batching.sequence import OutputSequence, RequestState
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.executor.protocol import Delta, Limits, Stats, Step, Submit, Try
 from djl_trtllm.model import Tokenizer
@@ -21,6 +21,12 @@ from djl_trtllm.request import (
 )
 
 _UNKNOWN = RequestOrigin()
+
+
+def take(sequence: OutputSequence, token_ids: Sequence[int], logprobs: Sequence[Any] | None = None) -> bool:
+    """Give a sequence tokens until it ends; whether it goes on."""
+    values = logprobs or [None] * len(token_ids)
+    return all(sequence.take(token_id, value) for token_id, value in zip(token_ids, values, strict=True))
 
 
 class FakeExecutor:
@@ -117,7 +123,7 @@ class Bench:
 
     def step(self, *deltas: Delta) -> None:
         """One iteration."""
-        self.batch.process([Step(list(deltas), Stats(running=len(deltas)))])
+        self.batch.process([Step.of(deltas, Stats(running=len(deltas)))])
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, False)

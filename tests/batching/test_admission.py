@@ -27,6 +27,7 @@ from djl_trtllm.request import (
     RequestOrigin,
     Sampling,
 )
+from tests.batching.helpers import take
 
 BATCH = BatchLimits(
     max_batch_size=4, max_queue_size=4, max_input_len=50, max_output_len=20, max_seq_len=60, vocab_size=100
@@ -297,7 +298,7 @@ def message(
 
 
 def text_of(sequence: OutputSequence, *token_ids: int) -> str:
-    sequence.take(token_ids, None)
+    take(sequence, token_ids)
     sequence.finish(FinishReason.LENGTH)
     return "".join(token.text for token in sequence.drain().tokens)
 
@@ -308,7 +309,7 @@ def test_the_most_likely_tokens_are_asked_for_and_their_texts_are_those_inside_a
     assert message(tokenizer, asking()).top_logprobs == 0
     (sequence,) = Translator(tokenizer).sequences(request, [3])
     (id_,) = tokenizer.encode("the wolf", False)[-1:]
-    sequence.take([5], [Ranked(-1.0, [id_], [-1.0])])
+    take(sequence, [5], [Ranked(-1.0, [id_], [-1.0])])
     (token,) = sequence.drain().tokens
     assert isinstance(token, RankedToken)
     assert [each.text for each in token.top] == [" wolf"]
@@ -336,7 +337,7 @@ def test_ranking_asks_for_log_probabilities_too(lower_case: Tokenizer, fields: d
     request = asking(**fields)
     assert message(lower_case, request).logprobs is asked
     sequence = Translator(lower_case).sequences(request, [3])[0]
-    sequence.take([3], [-0.5])
+    take(sequence, [3], [-0.5])
     sequence.finish(FinishReason.LENGTH)
     assert sequence.finished is not None
     assert sequence.finished.cumulative_logprob == (-0.5 if asked else None)
@@ -397,9 +398,9 @@ def test_an_engine_that_does_not_stop_is_given_no_stops_and_the_sequences_know_t
     assert (message.stop_token_ids, message.stop) == sent
     for stop_id in (4, END):
         one = translator.sequences(replace(request, stop=()), [3])[0]
-        assert one.take([5, stop_id, 3], None) is (stop_id not in ends)
+        assert take(one, [5, stop_id, 3]) is (stop_id not in ends)
         assert (one.finished and one.finished.reason) == ends.get(stop_id)
-    assert not translator.sequences(request, [3])[0].take([5, 4], None)
+    assert not take(translator.sequences(request, [3])[0], [5, 4])
 
 
 def test_a_first_token_has_the_space_between_it_and_the_prompt(tokenizer: Tokenizer) -> None:

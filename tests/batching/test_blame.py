@@ -160,37 +160,6 @@ def test_kills_in_quick_succession_are_nobodys_fault_beside_a_stream_that_goes_o
     assert engine.guilty == []
 
 
-def test_what_is_new_starts_before_a_suspect_is_tried_and_not_meanwhile() -> None:
-    engine = Engine({}, {"stream": 20, "suspect": 0})
-    engine.lose()
-    engine.new = ["first"]
-    engine.tick()
-    assert set(engine.tokens) == {"stream", "first"}
-    for _ in range(15):
-        engine.tick()
-    engine.new = ["second"]
-    for _ in range(3):
-        engine.tick()
-        assert set(engine.tokens) == {"stream", "first", "suspect"}
-    engine.tick()
-    assert set(engine.tokens) == {"stream", "first", "suspect", "second"}
-
-
-def test_a_suspect_waits_until_the_others_have_16_tokens_and_nothing_else_waits_for_it() -> None:
-    engine = Engine({}, {"stream": 20, "new": 0})
-    engine.lose()
-    assert (set(engine.tokens), engine.held) == ({"stream"}, {"new"})
-    for _ in range(15):
-        engine.tick()
-    assert engine.held == {"new"}
-    engine.tick()
-    assert (engine.held, engine.blame.searching) == (set(), True)
-    for _ in range(4):
-        assert engine.blame.searching
-        engine.tick()
-    assert not engine.blame.searching
-
-
 # -- what is remembered ------------------------------------------------------------------------------------------------
 
 

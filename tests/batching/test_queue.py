@@ -295,14 +295,6 @@ def test_a_client_that_was_away_has_not_saved_up() -> None:
     assert order in ("abababab", "aabababb", "babababa")
 
 
-def test_a_client_that_comes_back_has_what_it_was_given() -> None:
-    queue = Queue()
-    queue.end(_started(queue, "much"), tokens=100)
-    for key in ("much", "less", "less"):
-        queue.add(key)
-    assert queue.order() == ["less", "less", "much"]
-
-
 def _started(queue: Queue, key: str) -> int:
     request_id = queue.add(key)
     assert queue.start() == request_id
@@ -322,32 +314,6 @@ def test_one_of_eight_is_the_sequence_that_waits_longest() -> None:
     for _ in range(20):
         queue.add("high", priority=1)
     assert [queue.start() for _ in range(8)].index(low) == 7
-
-
-def test_clients_that_come_anew_do_not_starve_one_that_was_given_more() -> None:
-    queue = Queue(places=1)
-    queue.add("old", 1000)
-    running = queue.start()
-    old = queue.add("old", 1000)
-    for number in range(9):
-        assert running is not None
-        queue.add(f"new {number}")
-        queue.add(f"newer {number}")
-        queue.end(running)
-        if (running := queue.start()) == old:
-            break
-    assert running == old
-
-
-def test_a_sequence_that_does_not_fit_is_waited_for() -> None:
-    queue = Queue(places=4, kv_blocks=10)
-    first = _started_with(queue, "a", 6)
-    _started_with(queue, "b", 1)
-    large = queue.add("c", blocks=8)
-    queue.add("b", blocks=1)
-    assert queue.start() is None
-    queue.end(first)
-    assert queue.start() == large
 
 
 def _started_with(queue: Queue, key: str, blocks: int) -> int:

@@ -15,15 +15,26 @@ from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.errors import (
     GenerationError,
+    HarmfulRequestError,
     InvalidRequestError,
     OverloadedError,
     PromptTooLongError,
+    RequestError,
 )
 from djl_trtllm.executor.protocol import Delta, FullQueue, Refusal, Stats, Step, Submit, Try
 from djl_trtllm.logs import request_id_of
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import Adapter, FinishReason, GenerationRequest, OutputChunk, RequestOrigin, Sampling
-from tests.batching.helpers import Bench, Recorder
+from djl_trtllm.request import (
+    Adapter,
+    FinishReason,
+    GenerationRequest,
+    Guide,
+    GuideKind,
+    OutputChunk,
+    RequestOrigin,
+    Sampling,
+)
+from tests.batching.helpers import Bench, FakeExecutor, Recorder
 
 LENGTH, END, CANCELLED, ERROR = FinishReason.LENGTH, FinishReason.STOP, FinishReason.CANCELLED, FinishReason.ERROR
 
@@ -46,17 +57,6 @@ def test_admission_is_refused_with_the_numbers_before_there_are_tokens(bench: Be
     bench.batch.withdraw(8)
     assert bench.batch.idle
     bench.batch.admit(8)
-
-
-def test_the_batch_counts_sequences_and_not_requests(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer, max_batch_size=64, max_queue_size=64)
-    bench.submit(n=20, do_sample=True)
-    bench.submit(best_of=20, do_sample=True)
-    bench.submit(beam_width=20)
-    bench.submit(n=5, do_sample=True)
-    # 20, 20, 20, and 4 of the last five.
-    assert len(bench.executor.submitted) == 20 + 20 + 1 + 4
-    assert (bench.batch.running, bench.batch.waiting) == (64, 1)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_a_request_reaches_the_executor_with_its_adapter_and_the_length_that_fit
 def test_merged_iterations_are_one_update_per_sequence(bench: Bench) -> None:
     _, first = bench.submit()
     _, second = bench.submit()
-    steps = [Step([Delta(0, [10 + k]), Delta(1, [20 + k])], Stats(kv_usage=k)) for k in range(3)]
-    steps.append(Step([Delta(1, [30], finish=LENGTH)], Stats()))
+    steps = [Step.of([Delta(0, [10 + k]), Delta(1, [20 + k])], Stats(kv_usage=k)) for k in range(3)]
+    steps.append(Step.of([Delta(1, [30], finish=LENGTH)]))
     bench.batch.process(steps)
     assert [[token.id for token in update.tokens] for update in first.updates] == [[10, 11, 12]]
     assert [[token.id for token in update.tokens] for update in second.updates] == [[20, 21, 22, 30]]
@@ -177,7 +177,7 @@ def test_a_stop_string_ends_the_sequence_and_what_comes_after_is_thrown_away(ben
 def test_the_engines_state_is_that_of_its_last_iteration(bench: Bench) -> None:
     assert bench.batch.engine_stats == Stats()
     assert Bench(bench.tokenizer, kv_blocks=5).batch.engine_stats == Stats(kv_usage=0, kv_blocks=5, kv_blocks_used=0)
-    bench.batch.process([Step([], Stats(running=number)) for number in (1, 2, 3)])
+    bench.batch.process([Step(stats=Stats(running=number)) for number in (1, 2, 3)])
     assert bench.batch.engine_stats == Stats(running=3)
     bench.batch.process([])
     assert bench.batch.engine_stats == Stats(running=3)
@@ -241,7 +241,9 @@ def test_100_000_requests_with_stops_take_no_memory(tokenizer: Tokenizer) -> Non
         batch.admit(1)
         batch.submit(GenerationRequest(prompt_ids=prompt, sampling=Sampling(30), **stops), prompt, count, None)
         while batch.waiting or (number == REQUESTS - 1 and executor.busy):
-            batch.process([Step(executor.step(), executor.stats())])
+            step = executor.step()
+            step.stats = executor.stats()
+            batch.process([step])
         if number == REQUESTS // 5:
             warm = psutil.Process().memory_info().rss
     assert ended == {"ran": REQUESTS // 2, "id": REQUESTS // 2}
@@ -305,3 +307,110 @@ def test_a_consumer_that_raises_is_cancelled_and_disturbs_nobody(
         bench.step(Delta(0, [], finish=CANCELLED))
     assert other.finished().reason is FinishReason.LENGTH
     assert bench.batch.idle
+
+
+# -- requests whose guides are being tried: they have no place, and wait for one afterwards ----------------------------
+
+GUIDE = Guide(GuideKind.REGEX, "a")
+
+
+@pytest.fixture
+def tries(tokenizer: Tokenizer) -> Bench:
+    tries = Bench(tokenizer, max_batch_size=2)
+    tries.batch.attach(trying(tries))
+    return tries
+
+
+def trying(tries: Bench) -> FakeExecutor:
+    tries.executor = FakeExecutor(msgspec.structs.replace(tries.executor.limits, tries_guides=True))
+    return tries.executor
+
+
+def tried(tries: Bench, error: Refusal | None = None) -> None:
+    """The news of the oldest trial."""
+    finish = FinishReason.STOP if error is None else FinishReason.ERROR
+    tries.step(Delta(tries.executor.trials.pop(0).request_id, [], finish=finish, error=error))
+
+
+def test_a_request_has_no_place_while_its_guide_is_tried(tries: Bench) -> None:
+    guided, recorder = tries.submit(guide=GUIDE, n=2, do_sample=True)
+    tries.submit()
+    tries.submit()
+    (trial,) = tries.executor.trials
+    assert trial.guide == GUIDE, "one trial for all sequences"
+    plain = tries.executor.ids
+    assert (len(plain), tries.batch.running, tries.batch.waiting) == (2, 2, 2)
+    tried(tries)
+    assert tries.executor.ids == plain, "the places are taken"
+    tries.step(*(Delta(id_, [9], finish=FinishReason.LENGTH) for id_ in plain))
+    assert tries.executor.ids == [*plain, *guided.ids]
+    tries.step(*(Delta(id_, [9], finish=FinishReason.LENGTH) for id_ in guided.ids))
+    assert recorder.ids(0) == recorder.ids(1) == [9]
+    assert tries.batch.idle
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error"),
+    [(Refusal("wrong"), InvalidRequestError), (Refusal("full", FullQueue(64, 64, 10)), OverloadedError)],
+)
+def test_a_guide_that_cannot_be_used_is_the_error_of_its_request(
+    tries: Bench, refusal: Refusal, error: type[RequestError]
+) -> None:
+    _, recorder = tries.submit(guide=GUIDE)
+    tried(tries, refusal)
+    assert isinstance(recorder.finished().error, error)
+    assert (tries.batch.idle, tries.executor.ids) == (True, [])
+
+
+def test_the_trial_ends_with_the_last_client_that_waits_for_it(tries: Bench) -> None:
+    left, _ = tries.submit(guide=GUIDE)
+    _, late = tries.submit(guide=GUIDE)
+    trials = [trial.request_id for trial in tries.executor.trials]
+    tries.batch.cancel(left)
+    assert tries.executor.cancelled == trials[:1]
+    tries.now += 100
+    tries.batch.expire(50)
+    assert (tries.executor.cancelled, tries.batch.idle) == (trials, True)
+    assert late.finished().error is not None
+    tried(tries)  # the news crosses the cancellation
+    assert tries.executor.ids == []
+
+
+def test_a_trial_begins_again_in_the_next_engine_process(tries: Bench) -> None:
+    tries.batch.hold()
+    _, recorder = tries.submit(guide=GUIDE)
+    assert tries.executor.trials == []
+    for _ in range(2):
+        tries.batch.attach(trying(tries))
+        assert len(tries.executor.trials) == 1
+        tries.batch.lose(tries.executor, RequestError("gone"))
+    tries.batch.attach(FakeExecutor(tries.executor.limits))
+    tries.batch.fail(RequestError("no more"))
+    assert (tries.batch.idle, recorder.finished().reason) == (True, FinishReason.ERROR)
+    again, _ = tries.submit(guide=GUIDE)
+    executor = FakeExecutor(msgspec.structs.replace(tries.executor.limits, tries_guides=False))
+    tries.batch.attach(executor)
+    assert executor.ids == again.ids, "an engine that tries none gets them at once"
+
+
+def test_a_suspect_is_held_back_after_its_trial_and_a_guilty_one_is_not_tried(tokenizer: Tokenizer) -> None:
+    tries = Bench(tokenizer, max_output_len=200, max_seq_len=300)
+    tries.batch.attach(trying(tries))
+    tries.submit([5, 6], max_new_tokens=200)
+    for _ in range(4):
+        tries.step(Delta(0, [8]))
+    verdict = None
+    for steps in (1, 16, 64):  # the news of a trial is a step
+        poison, _ = tries.submit([9, 9], guide=GUIDE)
+        tried(tries)
+        for _ in range(steps - 1):
+            assert tries.executor.ids == [0]
+            tries.step(Delta(0, [8]))
+        assert tries.executor.ids == [0, *poison.ids]
+        verdict = tries.batch.lose(tries.executor, RequestError("gone")).guilty
+        tries.batch.cancel(poison)
+        tries.batch.attach(trying(tries))
+    assert verdict is not None
+    with pytest.raises(HarmfulRequestError):
+        tries.submit([9, 9], guide=GUIDE)
+    assert tries.executor.trials == []

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from djl_trtllm.batching.blame import LOSSES
 from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
-from djl_trtllm.executor.protocol import Delta, Stats, Step, Submit
+from djl_trtllm.executor.protocol import Delta, Step, Submit
 from djl_trtllm.model import load_tokenizer
 from djl_trtllm.request import FinishReason
 from tests.batching.helpers import Bench, Recorder
@@ -183,7 +183,7 @@ class RollingBatchMachine(RuleBasedStateMachine):
                 deltas.append(delta)
                 if delta.finish:
                     del self.live[sequence_id]
-            steps.append(Step(deltas, Stats()))
+            steps.append(Step.of(deltas))
         self.bench.batch.process(steps)
 
     def advance(self, sequence_id: int, request: Submit, data: st.DataObject) -> Delta:

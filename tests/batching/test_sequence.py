@@ -24,7 +24,7 @@ from djl_trtllm.batching.statistics import RequestRecord
 from djl_trtllm.executor.protocol import Ranked
 from djl_trtllm.model import Tokenizer, TokenTexts
 from djl_trtllm.request import Alternative, FinishReason, OutputChunk, RankedToken, RequestOrigin, Sampling, Token
-from tests.batching.helpers import Recorder
+from tests.batching.helpers import Recorder, take
 
 short_text = st.text(alphabet="ab\n", max_size=20)
 
@@ -202,7 +202,7 @@ def test_tokens_are_there_as_soon_as_they_are_taken(tokenizer: Tokenizer) -> Non
     one = sequence(tokenizer)
     ids = tokenizer.encode("the wolf", False)
     for token_id in ids:
-        assert one.take([token_id], None)
+        assert take(one, [token_id])
         update = one.drain()
         assert update == OutputChunk(0, [Token(token_id, update.tokens[0].text, None, False)], None)
     assert one.drain().tokens == []
@@ -211,7 +211,7 @@ def test_tokens_are_there_as_soon_as_they_are_taken(tokenizer: Tokenizer) -> Non
 @pytest.mark.parametrize("stop", [(), ("xyz",)])
 def test_special_tokens_that_are_to_be_shown_have_their_text(tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
     one = sequence(tokenizer, *stop, shown={3: "<call>"})
-    one.take([3, *tokenizer.encode("the", False), 3, 1], None)
+    take(one, [3, *tokenizer.encode("the", False), 3, 1])
     one.finish(FinishReason.LENGTH)
     tokens = one.drain().tokens
     assert "".join(token.text for token in tokens).replace(" ", "") == "<call>the<call>"
@@ -220,7 +220,7 @@ def test_special_tokens_that_are_to_be_shown_have_their_text(tokenizer: Tokenize
 
 def test_a_character_that_a_shown_token_cuts_off_stands_before_it(tokenizer: Tokenizer) -> None:
     one = sequence(tokenizer, shown={3: "<call>"})
-    one.take([*tokenizer.encode("😀", False)[:-1], 3], None)
+    take(one, [*tokenizer.encode("😀", False)[:-1], 3])
     one.finish(FinishReason.LENGTH)
     assert "".join(texts(one.drain())).strip().endswith("\ufffd<call>")
 
@@ -230,16 +230,16 @@ def test_tokens_of_an_unfinished_character_are_held_back(tokenizer: Tokenizer, s
     one = sequence(tokenizer, *stop)
     ids = tokenizer.encode("😀", False)
     assert len(ids) > 1
-    one.take(ids[:-1], None)
+    take(one, ids[:-1])
     assert one.drain().tokens == []
-    one.take(ids[-1:], None)
+    take(one, ids[-1:])
     assert texts(one.drain()) == [""] * (len(ids) - 1) + ["😀"]
 
 
 def test_an_unfinished_character_is_let_go_with_the_last_token_that_has_text(tokenizer: Tokenizer) -> None:
     one = sequence(tokenizer)
     ids = [*tokenizer.encode("the", False), *tokenizer.encode("😀", False)[:2], 2]
-    one.take(ids, None)
+    take(one, ids)
     one.finish(FinishReason.END_TOKEN)
     update = one.drain()
     assert [token.id for token in update.tokens] == ids
@@ -251,10 +251,10 @@ def test_an_unfinished_character_is_let_go_with_the_last_token_that_has_text(tok
 def test_what_may_become_a_stop_is_held_back_and_let_go_when_it_does_not(tokenizer: Tokenizer) -> None:
     one = sequence(tokenizer, " the wolf ran")
     ids = tokenizer.encode("so the wolf sat", False)
-    one.take(ids[:-1], None)
+    take(one, ids[:-1])
     held = one.drain()
     assert "".join(texts(held)) == "so"
-    one.take(ids[-1:], None)
+    take(one, ids[-1:])
     assert "".join(texts(one.drain())) == " the wolf sat"
 
 
@@ -268,7 +268,7 @@ def test_any_tokens_in_any_portions_join_to_the_text_before_the_stop(
     one = sequence(tokenizer, *stops)
     updates = []
     for start, end in pairwise(cuts):
-        going = one.take(ids[start:end], None)
+        going = take(one, ids[start:end])
         updates.append(one.drain())
         if not going:
             break
@@ -297,8 +297,8 @@ def test_a_stop_id_that_the_engine_does_not_know_ends_the_sequence_and_is_its_la
     tokenizer: Tokenizer, stop: tuple[str, ...], reason: FinishReason
 ) -> None:
     one = sequence(tokenizer, *stop, stop_ids={40: reason}, logprobs=True)
-    assert one.take([5, 6], [-1.0, -1.0])
-    assert not one.take([7, 40, 8], [-1.0, -1.0, -1.0])
+    assert take(one, [5, 6], [-1.0, -1.0])
+    assert not take(one, [7, 40, 8], [-1.0, -1.0, -1.0])
     update = one.drain()
     assert [token.id for token in update.tokens] == [5, 6, 7, 40]
     assert update.finished is not None
@@ -309,7 +309,7 @@ def test_a_stop_id_that_the_engine_does_not_know_ends_the_sequence_and_is_its_la
 def test_a_stop_string_that_ends_with_a_stop_id_comes_first(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("wolf", False)
     one = sequence(tokenizer, "wolf", stop_ids={ids[-1]: FinishReason.END_TOKEN})
-    assert not one.take(ids, None)
+    assert not take(one, ids)
     assert one.finished is not None
     assert (one.finished.reason, one.finished.stop_sequence) == (FinishReason.STOP, "wolf")
 
@@ -324,13 +324,13 @@ def ranks(tokens: list[Token]) -> list[list[int]]:
 
 def test_each_token_has_the_most_likely_ones_at_its_position(tokenizer: Tokenizer) -> None:
     one = ranked(tokenizer)
-    assert one.take([70, 71], [Ranked(-0.5, [70, 8], [-0.5, -2.0]), Ranked(None, [9], [-1.0])])
+    assert take(one, [70, 71], [Ranked(-0.5, [70, 8], [-0.5, -2.0]), Ranked(None, [9], [-1.0])])
     first, second = one.drain().tokens
     assert isinstance(first, RankedToken)
     assert first.top == [Alternative(70, first.text, -0.5), Alternative(8, "<8>", -2.0)]
     assert (first.logprob, second.logprob, one.cumulative_logprob) == (-0.5, None, -0.5)
     assert ranks([second]) == [[9]]
-    assert one.take([72], [-0.25])
+    assert take(one, [72], [-0.25])
     assert (ranks(one.drain().tokens), one.drain().tokens) == ([[]], [])
 
 
@@ -339,7 +339,7 @@ def test_a_token_that_is_held_back_keeps_its_own(tokenizer: Tokenizer) -> None:
     one = ranked(tokenizer, "wolf sat")
     found = []
     for number, id_ in enumerate(ids):
-        one.take([id_], [Ranked(-1.0, [number], [-1.0])])
+        take(one, [id_], [Ranked(-1.0, [number], [-1.0])])
         found += ranks(one.drain().tokens)
     one.finish(FinishReason.LENGTH)
     assert found + ranks(one.drain().tokens) == [[number] for number in range(len(ids))]
@@ -347,7 +347,7 @@ def test_a_token_that_is_held_back_keeps_its_own(tokenizer: Tokenizer) -> None:
 
 def test_an_engine_may_report_nothing(tokenizer: Tokenizer) -> None:
     one = ranked(tokenizer)
-    one.take([70, 71], None)
+    take(one, [70, 71])
     tokens = one.drain().tokens
     assert (ranks(tokens), [token.logprob for token in tokens]) == ([[], []], [None, None])
 
@@ -372,7 +372,7 @@ class Script:
         """New tokens of a sequence, and perhaps its end; the ids of what was delivered."""
         before = len(self.consumer.updates)
         sequence = self.sequences[number]
-        sequence.take(token_ids, [logprob] * len(token_ids))
+        take(sequence, token_ids, [logprob] * len(token_ids))
         if end is not None:
             sequence.finish(end)
         self.generation.deliver(sequence)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from djl_trtllm.bench import load as module
+from djl_trtllm.bench import session as module
 from djl_trtllm.bench.apis import Requests, synthetic
 from djl_trtllm.bench.client import Client, Target, clock
 from djl_trtllm.bench.figures import Figures
-from djl_trtllm.bench.load import Load, Progress, Run
+from djl_trtllm.bench.session import Load, Progress, Run
 from tests.support.stub_http import Answer, Asked, streamed, stub_server, usage_events, whole
 
 

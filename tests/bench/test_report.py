@@ -11,9 +11,8 @@ import pytest
 from djl_trtllm.bench import report
 from djl_trtllm.bench.client import Counted, Stream, Target
 from djl_trtllm.bench.figures import Figures, Objectives
-from djl_trtllm.bench.load import Load, Progress
 from djl_trtllm.bench.report import Line, charts, describe, page, picture
-from djl_trtllm.bench.session import Plan, Result, Sweep
+from djl_trtllm.bench.session import Load, Plan, Progress, Result, Sweep
 from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.listing import columns
 

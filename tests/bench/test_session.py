@@ -13,8 +13,7 @@ from starlette.responses import Response
 from djl_trtllm.bench import session
 from djl_trtllm.bench.client import Target
 from djl_trtllm.bench.figures import Figures
-from djl_trtllm.bench.load import Load, Progress
-from djl_trtllm.bench.session import Plan, Result, Sweep, find_knee, run
+from djl_trtllm.bench.session import Load, Plan, Progress, Result, Sweep, find_knee, run
 from djl_trtllm.errors import BenchmarkError
 from tests.support.stub_http import OpenAiStub
 

@@ -1,4 +1,7 @@
-"""One server with the bundled model for all clients. `scripts/test-clients` installs them and sets the variable."""
+"""One server with the bundled model for all clients. `scripts/test-clients` installs them and sets the variable.
+
+It also runs the tests of other clients in `tests/integration/server`, with the newest versions of these.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server import Server, check_leaks, free_port, serving
+from tests.support.server import Server, check_leaks, serving
 
 if "DJL_TRTLLM_TEST_CLIENTS" not in os.environ:
     collect_ignore_glob = ["test_*.py"]
@@ -20,17 +23,9 @@ MODEL = "tiny-stories"
 
 
 @pytest.fixture(scope="session")
-def grpc_address() -> str:
-    """The address of Triton's gRPC port."""
-    return f"127.0.0.1:{free_port()}"
-
-
-@pytest.fixture(scope="session")
-def server(tiny_stories: Path, grpc_address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server of `scripts/serve`, with Triton's gRPC port."""
-    port = grpc_address.rpartition(":")[2]
-    given = {"SERVING_TRITON_GRPC_PORT": port}
-    with serving(tiny_stories, tmp_path_factory.mktemp("server"), **given) as started:
+def server(tiny_stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The server of `scripts/serve`."""
+    with serving(tiny_stories, tmp_path_factory.mktemp("server")) as started:
         yield started
 
 

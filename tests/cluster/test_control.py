@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.cluster import driver
+from djl_trtllm.cluster import control
 from djl_trtllm.cluster.control import Place, as_current_cluster, delete, deploy, status
 from djl_trtllm.errors import DjlTrtllmError
 from tests.support.models import scripted_model
@@ -143,7 +143,7 @@ class Channel:
 
     def __init__(self) -> None:
         self.ours, self.theirs = socket.socketpair()
-        self.ours.settimeout(10)
+        self.ours.settimeout(60)
 
     def told(self) -> dict[str, Any]:
         """What the driver has said; empty if it has closed its side."""
@@ -173,7 +173,7 @@ def model(tmp_path: Path) -> str:
 def serve_by(channel: Channel, model: str, **arguments: Any) -> None:
     task = {"arguments": {"model": model, **arguments}, "app": "default", "route": "/", "host": "::1", "port": 8000}
     with contextlib.ExitStack() as ending:
-        driver.serve(task, channel.theirs, ending)
+        control.serve(task, channel.theirs, ending)
 
 
 def test_the_application_is_removed_when_the_other_side_closes(
@@ -266,5 +266,5 @@ def test_what_is_wrong_is_told_before_the_end(
     task = {"arguments": {"model": model}, "app": "default", "route": "/", "host": "::1", "port": 8000}
     channel.ours.sendall(json.dumps(task).encode() + b"\n")
     monkeypatch.setattr("sys.argv", ["driver", str(channel.theirs.detach())])
-    driver.main()
+    control.main()
     assert told == [{"error": "default does not start: no room"}, {}]

@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
-from djl_trtllm.commands import arguments
+from djl_trtllm.commands import console
 from tests.engines.helpers import write_checkpoint
 
 runner = CliRunner()
@@ -38,7 +38,7 @@ def model(path: Path, text: str) -> Path:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(arguments, "SAGEMAKER_MODEL_DIR", tmp_path / "opt-ml-model")
+    monkeypatch.setattr(console, "SAGEMAKER_MODEL_DIR", tmp_path / "opt-ml-model")
     for name in ("DJL_SERVING_HOME", "HF_MODEL_ID", "OPTION_MODEL_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -215,6 +215,17 @@ def in_a_terminal(arguments: list[str], folder: Path, columns: int) -> tuple[int
         output += part
     os.close(here)
     return process.wait(60), output.decode().replace("\r\n", "\n")
+
+
+def test_an_argument_of_the_engine_is_shown_with_its_line(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "model")
+    (checkpoint / "extra.yaml").write_text("max_num_tokens: 512\nkv_cache_config:\n  cross_kv_cache_fraction: 0.5\n")
+    (checkpoint / "serving.properties").write_text("option.extra_llm_api_options=extra.yaml\n")
+    options = options_of(str(checkpoint), "--backend", "pytorch")
+    assert options["max_num_tokens"]["value"] == 512
+    assert options["max_num_tokens"]["origin"]["text"].endswith("extra.yaml line 1")
+    effect = options["extra_llm_api_options"]["effect"]
+    assert "KvCacheConfig.cross_kv_cache_fraction=0.5 (" in effect and "extra.yaml line 3)" in effect
 
 
 def test_where_max_num_tokens_comes_from_is_shown(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
-from djl_trtllm.commands import arguments, serve
-from djl_trtllm.commands.arguments import find_model, json_object
+from djl_trtllm.commands import console, serve
+from djl_trtllm.commands.console import find_model, json_object
 from djl_trtllm.commands.serve import demo_model
 from djl_trtllm.errors import DjlTrtllmError, ModelError
 
@@ -22,7 +22,7 @@ runner = CliRunner()
 def no_sagemaker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("HF_MODEL_ID", "OPTION_MODEL_ID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(arguments, "SAGEMAKER_MODEL_DIR", tmp_path / "opt-ml-model")
+    monkeypatch.setattr(console, "SAGEMAKER_MODEL_DIR", tmp_path / "opt-ml-model")
 
 
 @pytest.mark.parametrize(

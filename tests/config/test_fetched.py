@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.config import load
-from djl_trtllm.config.fetched import MAY_SET, WITHIN, listed
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import Scope
+from djl_trtllm.config.resolve import MAY_SET, WITHIN, listed
+from tests.config.helpers import rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "fetched-models.md"
 
@@ -43,17 +44,7 @@ def test_the_page_has_the_list() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "option.trust_remote_code=true",
-        "option.engine_cache_dir=/etc",
-        "option.chat_template_timeout=1e9",
-        "option.sessions_path=/root",
-        "option.model_id=/etc",
-        "option.model_id=../other",
-        "option.tokenizer=~/secrets",
-        "inference_address=http://0.0.0.0:1",
-        "download_dir=/etc",
-    ],
+    rows("what_is_not_listed_is_ignored_by_name"),
 )
 def test_what_is_not_listed_is_ignored_by_name(tmp_path: Path, line: str) -> None:
     (tmp_path / "serving.properties").write_text(f"{line}\noption.max_input_len=77\n")

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.config.masking import is_secret_key, masked, shortened
 from djl_trtllm.config.options import OPTIONS
+from djl_trtllm.config.sources import is_secret_key, masked, shortened
 from tests.config.helpers import rows
 
 

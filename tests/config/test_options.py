@@ -12,7 +12,7 @@ import pytest
 from djl_trtllm.config import Options
 from djl_trtllm.config.options import GROUPS, OPTIONS, ROWS, find, suggest, with_legacy
 from djl_trtllm.config.options.choices import Backend, Choice
-from djl_trtllm.config.options.option import NotAValueError, Option, OptionGroup, Scope, as_text, declaration, option
+from djl_trtllm.config.options.option import NotAValueError, Option, Scope, as_text, option_of
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text, rows
 
@@ -114,17 +114,16 @@ def test_an_option_says_its_range_and_its_effect_and_without_one_what_happens_in
     assert Option("k", "d", legacy="use another", warn=True).effect_everywhere == "no effect any more: use another"
 
 
-class Fields(OptionGroup):
-    tokens: int = option(7, "Tokens.", unit="tokens", aliases=("option.length",))
-    port: int | None = option(None, "A port.", key="port", scope=Scope.SERVER)
-
-
-def test_a_field_has_its_default_and_all_that_is_declared() -> None:
-    assert Fields().model_dump() == {"tokens": 7, "port": None}
-    assert declaration("tokens", Fields.model_fields["tokens"], Fields) == Option(
-        "option.tokens", "Tokens.", unit="tokens", aliases=("option.length",)
+def test_a_row_has_the_key_of_its_field_and_bounds_for_counts_amounts_and_devices() -> None:
+    row = {"description": "Tokens.", "default": 7, "aliases": ["option.length"], "count": "tokens"}
+    assert option_of("tokens", row) == Option(
+        "option.tokens", "Tokens.", unit="tokens", at_least=1, aliases=("option.length",)
     )
-    assert declaration("port", Fields.model_fields["port"], Fields) == Option("port", "A port.", scope=Scope.SERVER)
+    row = {"description": "A port.", "prefix": "", "scope": "server", "today": "nothing"}
+    assert option_of("port", row) == Option("port", "A port.", scope=Scope.SERVER, legacy="nothing")
+    assert option_of("port", {**row, "key": "its_port"}).key == "its_port"
+    bounds = [option_of("n", {"description": "N.", kind: "u"}).range_text for kind in ("amount", "devices")]
+    assert bounds == ["greater than 0", "at least 1 and at most 65536"]
 
 
 def test_a_choice_is_its_word() -> None:
@@ -139,17 +138,6 @@ def test_every_spelling_finds_its_option_only() -> None:
     assert [
         spelling for declared in OPTIONS.values() for spelling in declared.spellings if find(spelling) is not declared
     ] == []
-
-
-def test_an_option_has_a_key_its_spellings_an_example_and_an_expectation() -> None:
-    declared = OPTIONS["max_rolling_batch_size"]
-    assert declared.spellings == (declared.key,) == ("option.max_rolling_batch_size",)
-    assert (declared.default, declared.example) == (32, "32")
-    assert declared.expectation == "a whole number (sequences), at least 1"
-    unset, reuse = OPTIONS["max_num_tokens"], OPTIONS["enable_kv_cache_reuse"]
-    assert unset.default is None and unset.example == unset.option.example != ""
-    assert reuse.spellings[0] == reuse.key
-    assert find("option.nonsense") is None and find("enable_kv_cache_reuse") is None
 
 
 @pytest.mark.parametrize(

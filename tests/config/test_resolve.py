@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 import re
 from pathlib import Path
 
@@ -17,14 +16,15 @@ from djl_trtllm.config import (
     load,
     parse_properties,
     read_arguments,
+    read_environment,
     resolve,
 )
-from djl_trtllm.config.masking import MASK
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.resolve import precedence
+from djl_trtllm.config.rules import check_model
+from djl_trtllm.config.sources import IGNORED_VARIABLES, MASK, variables_of
 from djl_trtllm.errors import ConfigError
-from tests.config.fuzz import KEYS, MODEL_TYPES, VARIABLES, WORDS, generated, resolved
 from tests.config.helpers import from_text, problems_of, rows
 
 
@@ -237,13 +237,7 @@ def test_the_revision_of_another_model_does_not_become_that_of_hf_model_id() -> 
 
 @pytest.mark.parametrize(
     ("revision", "environ", "arguments"),
-    [
-        ("v2", {"HF_MODEL_ID": "b", "HF_REVISION": "v2"}, ()),
-        ("v3", {"HF_MODEL_ID": "b"}, ("revision=v3",)),
-        ("v1", {"HF_REVISION": "v2"}, ()),
-        ("v1", {}, ("model_id=b",)),
-        ("v1", {"OPTION_MODEL_ID": "b"}, ()),
-    ],
+    rows("a_revision_that_is_of_the_model_counts"),
 )
 def test_a_revision_that_is_of_the_model_counts(
     tmp_path: Path, revision: str, environ: dict[str, str], arguments: tuple[str, ...]
@@ -368,13 +362,7 @@ def test_a_value_at_the_limit_is_left_alone_and_one_that_is_raised_is_reported_w
 
 @pytest.mark.parametrize(
     ("text", "environ", "host", "port"),
-    [
-        ("inference_address=http://127.0.0.1:9000", {}, "127.0.0.1", 9000),
-        ("inference_address=http://0.0.0.0:9000/", {}, "0.0.0.0", 9000),
-        ("inference_address=http://example", {}, "example", 80),
-        ("inference_address=http://[::1]:9000", {}, "::1", 9000),
-        ("inference_address=https://host", {"SERVING_CERTIFICATE_FILE": "/c.pem"}, "host", 443),
-    ],
+    rows("an_address_is_split_into_host_and_port"),
 )
 def test_an_address_is_split_into_host_and_port(text: str, environ: dict[str, str], host: str, port: int) -> None:
     config = from_text(text, environ)
@@ -433,6 +421,15 @@ def test_the_engine_cache_follows_djls_folders() -> None:
     assert from_text("").options.engine_cache_dir is None
 
 
+KEYS = tuple(spelling for declared in OPTIONS.values() for spelling in declared.spellings)
+VARIABLES = (
+    *dict.fromkeys(name for declared in OPTIONS.values() for name in variables_of(declared.key)),
+    *IGNORED_VARIABLES,
+)
+MODEL_TYPES = (None, "llama", "mistral", "qwen2", "gptj", "chatglm", "baichuan", "", "\0", "falcon")
+_WORDS = """true false none max auto 0 1 -1 0.5 1.0 1e5 nan inf 4096 99999999999999999999 1,2,3 [ ["a"] [[1]] [true]
+a,,b , "4" K=V,K2=V2 http://[::1 https://u:p@h/x s3://b/k ~nobody é {} %s [red]"""
+WORDS = (*_WORDS.split(), "8 # comment", "[1, 2]", "", " ", "\0", "\ud800", "\u2028")
 _nasty = st.sampled_from(WORDS) | st.text(max_size=12) | st.integers(-10, 10**9).map(str) | st.floats().map(str)
 _lines = st.lists(st.tuples(st.sampled_from(KEYS) | st.text(max_size=12), _nasty).map("=".join), max_size=6)
 _variables = st.dictionaries(st.sampled_from(VARIABLES) | st.text(min_size=1, max_size=12), _nasty, max_size=6)
@@ -442,10 +439,14 @@ _variables = st.dictionaries(st.sampled_from(VARIABLES) | st.text(min_size=1, ma
 def test_any_file_and_environment_resolve_or_are_refused(
     lines: list[str], environ: dict[str, str], arguments: list[str], model_type: str | None
 ) -> None:
-    resolved("\n".join(lines), environ, arguments, model_type)
-
-
-def test_the_generator_of_the_fuzzer_makes_cases_of_both_kinds() -> None:
-    choose = random.Random(1)
-    outcomes = {resolved(*generated(choose), "llama") is None for _ in range(300)}
-    assert outcomes == {True, False}
+    text = "\n".join(lines)
+    sources: list[Source] = [*read_environment(environ), parse_properties(text, "f"), read_arguments(arguments)]
+    try:
+        config = check_model(resolve(sources), model_type, is_engine=len(text) % 2 == 0)
+    except ConfigError as error:
+        assert error.problems and all(problem.strip() for problem in error.problems)
+        return
+    assert config.origins.keys() == OPTIONS.keys()
+    for name in config.user_set:
+        declared, value = OPTIONS[name], getattr(config.options, name)
+        assert declared.type.check(value, declared.option) == value, name

@@ -7,7 +7,7 @@ import pytest
 
 from djl_trtllm.config.options.choices import Backend
 from djl_trtllm.config.options.option import NotAValueError, Option, ValueType, as_text, is_quoted, without_comment
-from tests.config.helpers import from_text, problems_of
+from tests.config.helpers import from_text, problems_of, rows
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,24 @@ BOUND = Option("option.x", "d", unit="tokens", at_least=1)
 WORDS = ValueType(str, words=("NONE", "Some"))
 ALIASED = Option("option.x", "d", value_aliases={"ov": "openvino"})
 
+TYPES = {
+    **{kind.__name__: ValueType(kind) for kind in (int, float, bool, str, Path, Backend)},
+    "words": WORDS,
+    "int or max": ValueType(int, keywords=("max",)),
+    "int, max or auto": ValueType(int, keywords=("max", "auto")),
+    **{f"{kind.__name__} or nothing": ValueType(kind, optional=True) for kind in (int, str)},
+    **{f"{kind.__name__}s": ValueType(kind, many=True) for kind in (int, float, str)},
+    "floats or nothing": ValueType(float, many=True, optional=True),
+}
+"""What the tables call a type."""
+
+
+def read(kind: str, value: Any) -> Any:
+    """A value of a table as one of its type."""
+    if kind in ("Path", "Backend"):
+        return TYPES[kind].base(value)
+    return tuple(value) if isinstance(value, list) else value
+
 
 def parse(kind: type | ValueType, text: str, option: Option = FREE) -> Any:
     return (kind if isinstance(kind, ValueType) else ValueType(kind)).parse(text, option)
@@ -63,112 +81,22 @@ def test_a_type_is_read_from_the_annotation_of_a_field() -> None:
     assert {annotation: ValueType.of(annotation) for annotation in read} == read
 
 
-@pytest.mark.parametrize(
-    ("kind", "option", "text"),
-    [
-        (ValueType(int), FREE, "a whole number"),
-        (ValueType(int), BOUND, "a whole number (tokens), at least 1"),
-        (ValueType(float), BOUND, "a number (tokens), at least 1"),
-        (ValueType(float), FREE, "a number"),
-        (ValueType(int, keywords=("max", "auto")), BOUND, "a whole number (tokens), at least 1 or max or auto"),
-        (ValueType(bool), BOUND, "true or false"),
-        (ValueType(str), BOUND, "text"),
-        (ValueType(Path), BOUND, "a path"),
-        (WORDS, FREE, "one of NONE, Some"),
-        (ValueType(int, many=True), BOUND, "whole numbers (tokens) with commas between them, each at least 1"),
-        (ValueType(float, many=True), FREE, "numbers with commas between them"),
-        (ValueType(str, many=True), FREE, "names with commas between them"),
-    ],
-)
-def test_a_type_says_what_a_value_has_to_be(kind: ValueType, option: Option, text: str) -> None:
-    assert kind.describe(option) == text
+@pytest.mark.parametrize(("kind", "bound", "text"), rows("kinds_described"))
+def test_a_type_says_what_a_value_has_to_be(kind: str, bound: bool, text: str) -> None:
+    assert TYPES[kind].describe(BOUND if bound else FREE) == text
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "value"),
-    [
-        (int, " 42 ", 42),
-        (int, "-7", -7),
-        (int, "+7", 7),
-        (int, "9" * 18, int("9" * 18)),
-        (float, "1", 1.0),
-        (float, "-1.5", -1.5),
-        (float, ".5", 0.5),
-        (float, "5.", 5.0),
-        (float, "1e3", 1000.0),
-        (float, "1.5E-3", 0.0015),
-        (float, "1e+100", 1e100),
-        *((bool, word, True) for word in ("true", "TRUE", "1", "Yes", "enable")),
-        *((bool, word, False) for word in ("false", "no", "disable")),
-        (bool, "on", True),
-        (bool, "OFF", False),
-        (bool, "0", False),
-        (str, " a b ", "a b"),
-        (str, "none", "none"),
-        (Path, "/a", Path("/a")),
-        (Backend, "OpenVINO", Backend.OPENVINO),
-        (WORDS, "none", "NONE"),
-        (WORDS, "SOME", "Some"),
-        (ValueType(int, keywords=("max",)), "MAX", "max"),
-        (ValueType(int, optional=True), "None", None),
-        (ValueType(int, optional=True), "null", None),
-        (ValueType(str, optional=True), "none", "none"),
-        (ValueType(int, many=True), "1, 2", (1, 2)),
-        (ValueType(int, many=True), "1,", (1,)),
-        (ValueType(int, many=True), "[1, 2]", (1, 2)),
-        (ValueType(str, many=True), '["a", "b"]', ("a", "b")),
-        (ValueType(str, many=True), '["a,b"]', ("a,b",)),
-        (ValueType(str, many=True), "a , b", ("a", "b")),
-        (ValueType(float, many=True), "[-1200.0, 3]", (-1200.0, 3.0)),
-        (ValueType(float, many=True, optional=True), "none", None),
-    ],
-)
-def test_a_text_means_a_value(kind: type | ValueType, text: str, value: object) -> None:
-    parsed = parse(kind, text)
-    assert parsed == value and type(parsed) is type(value)
+@pytest.mark.parametrize(("kind", "text", "value"), rows("texts_that_mean_a_value"))
+def test_a_text_means_a_value(kind: str, text: str, value: object) -> None:
+    parsed, expected = parse(TYPES[kind], text), read(kind, value)
+    assert parsed == expected and type(parsed) is type(expected)
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        (int, ""),
-        (int, "1.0"),
-        (int, "1e3"),
-        (int, "0x10"),
-        (int, "none"),
-        (int, "9" * 19),
-        (int, "\uff11"),
-        (float, "."),
-        (float, "inf"),
-        (float, "nan"),
-        (float, "1e999"),
-        (float, "1e1000"),
-        (float, "9" * 19),
-        (float, "1_0.5"),
-        (bool, "2"),
-        (bool, "t"),
-        (Backend, "lmi"),
-        (WORDS, "other"),
-        (ValueType(int, keywords=("max",)), "min"),
-        (ValueType(int, many=True), ""),
-        (ValueType(int, many=True), ","),
-        (ValueType(int, many=True), "1,,2"),
-        (ValueType(int, many=True), "[]"),
-        (ValueType(int, many=True), "[1"),
-        (ValueType(int, many=True), "[" * 100_000),
-        (ValueType(int, many=True), "[true]"),
-        (ValueType(int, many=True), "[[1]]"),
-        (ValueType(str, many=True), "[{}]"),
-        (ValueType(str, many=True), '["a", true]'),
-        (ValueType(str, many=True), '["a", ["b"]]'),
-        (ValueType(str, many=True), '["a", " "]'),
-    ],
-)
-def test_a_text_that_means_none_is_refused_with_what_is_expected(kind: type | ValueType, text: str) -> None:
-    described = (kind if isinstance(kind, ValueType) else ValueType(kind)).describe(FREE)
+@pytest.mark.parametrize(("kind", "text"), [*rows("texts_that_mean_none"), ("ints", "[" * 100_000)])
+def test_a_text_that_means_none_is_refused_with_what_is_expected(kind: str, text: str) -> None:
     with pytest.raises(NotAValueError) as caught:
-        parse(kind, text)
-    assert str(caught.value) == f"expected {described}"
+        parse(TYPES[kind], text)
+    assert str(caught.value) == f"expected {TYPES[kind].describe(FREE)}"
 
 
 def test_a_number_out_of_bounds_is_refused_wherever_it_stands() -> None:
@@ -186,14 +114,7 @@ def test_a_nul_character_is_refused_in_any_type() -> None:
 
 @pytest.mark.parametrize(
     ("text", "hint"),
-    [
-        ('"256"', ", without quotes"),
-        ("'256'", ", without quotes"),
-        ("4_096", ", in digits only"),
-        ("4,096", ", in digits only"),
-        ("4,,096", ""),
-        ('"', ""),
-    ],
+    rows("a_hint_says_what_is_too_much"),
 )
 def test_a_hint_says_what_is_too_much(text: str, hint: str) -> None:
     with pytest.raises(NotAValueError) as caught:
@@ -204,56 +125,21 @@ def test_a_hint_says_what_is_too_much(text: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "given", "value"),
     [
-        (ValueType(int), 3, 3),
-        (ValueType(int), "3", 3),
-        (ValueType(float), 3, 3.0),
-        (ValueType(float), 2.5, 2.5),
-        (ValueType(bool), True, True),
-        (ValueType(bool), "yes", True),
-        (ValueType(str), " a ", " a "),
-        (ValueType(Path), "/a", Path("/a")),
-        (ValueType(Path), Path("/a"), Path("/a")),
-        (ValueType(Backend), "openvino", Backend.OPENVINO),
-        (ValueType(Backend), Backend.OPENVINO, Backend.OPENVINO),
-        (WORDS, "some", "Some"),
-        (ValueType(int, optional=True), None, None),
-        (ValueType(int, keywords=("max",)), "max", "max"),
-        (ValueType(int, many=True), [1, 2], (1, 2)),
-        (ValueType(int, many=True), (1,), (1,)),
-        (ValueType(int, many=True), "1,2", (1, 2)),
-        (ValueType(float, many=True), [1], (1.0,)),
+        *rows("values_of_a_program"),
+        ("Path", Path("/a"), "/a"),
+        ("Backend", Backend.OPENVINO, "openvino"),
+        ("ints", (1,), [1]),
     ],
 )
-def test_a_value_of_a_program_is_taken(kind: ValueType, given: object, value: object) -> None:
-    checked = kind.check(given, FREE)
-    assert checked == value and type(checked) is type(value)
+def test_a_value_of_a_program_is_taken(kind: str, given: object, value: object) -> None:
+    checked, expected = TYPES[kind].check(given, FREE), read(kind, value)
+    assert checked == expected and type(checked) is type(expected)
 
 
-@pytest.mark.parametrize(
-    ("kind", "given"),
-    [
-        (ValueType(int), 2.0),
-        (ValueType(int), True),
-        (ValueType(int), None),
-        (ValueType(int), 0),
-        (ValueType(float), True),
-        (ValueType(float), 0.5),
-        (ValueType(bool), 1),
-        (ValueType(str), 3),
-        (ValueType(Path), 3),
-        (ValueType(Backend), 3),
-        (WORDS, "other"),
-        (WORDS, 3),
-        (ValueType(int, many=True), []),
-        (ValueType(int, many=True), 3),
-        (ValueType(int, many=True), [1, 0]),
-        (ValueType(int, many=True), [1, None]),
-        (ValueType(int, many=True), {1}),
-    ],
-)
-def test_a_value_of_a_program_that_is_none_is_refused(kind: ValueType, given: object) -> None:
+@pytest.mark.parametrize(("kind", "given"), [*rows("values_of_a_program_refused"), ("ints", {1})])
+def test_a_value_of_a_program_that_is_none_is_refused(kind: str, given: object) -> None:
     with pytest.raises(NotAValueError, match="expected "):
-        kind.check(given, BOUND)
+        TYPES[kind].check(given, BOUND)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from djl_trtllm.djl import rolling
+from djl_trtllm.djl import worker as worker_module
 from djl_trtllm.djl.items import Item
-from djl_trtllm.djl.rolling import RollingWorker
+from djl_trtllm.djl.worker import RollingWorker
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.service import State
@@ -100,7 +100,7 @@ class Djl:
 @pytest.fixture
 def make(hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """`make(**options)`: a worker whose model is `story`. Its thread ends with the test."""
-    monkeypatch.setattr(rolling, "settle_garbage_collector", lambda: None)
+    monkeypatch.setattr(worker_module, "settle_garbage_collector", lambda: None)
     made: list[RollingWorker] = []
 
     def make_one(**options: Any) -> Djl:
@@ -250,7 +250,7 @@ def test_a_request_that_is_dropped_while_its_prompt_is_tokenised_is_cancelled(
 def test_a_model_that_does_not_load_is_an_error_and_is_not_tried_again(
     make: Make, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rolling, "_RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(worker_module, "_RESTART_SECONDS", 0.0)
     hosts.failures = [ExecutorStartError("no such engine")]
     with pytest.raises(ExecutorStartError, match="no such engine"):
         make()
@@ -260,7 +260,7 @@ def test_a_model_that_does_not_load_is_an_error_and_is_not_tried_again(
 def test_a_model_that_has_failed_is_started_anew(
     make: Make, hosts: Hosts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rolling, "_RESTART_SECONDS", 0.01)
+    monkeypatch.setattr(worker_module, "_RESTART_SECONDS", 0.01)
     djl = make(retry_threshold=0)
     (lost,) = djl.begin(plain(9))
     failed = djl.worker.service
@@ -281,7 +281,7 @@ def test_a_model_that_has_failed_is_started_anew(
 def test_a_model_that_is_to_start_again_by_itself_is_not_started_anew(
     make: Make, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rolling, "_RESTART_SECONDS", 0.0)
+    monkeypatch.setattr(worker_module, "_RESTART_SECONDS", 0.0)
     monkeypatch.setattr("djl_trtllm.service.engine._FIRST_PAUSE_SECONDS", 0.1)
     djl = make(retry_threshold=1)
     service = djl.worker.service
@@ -294,7 +294,7 @@ def test_a_model_that_is_to_start_again_by_itself_is_not_started_anew(
 def test_metrics_are_printed_now_and_then(
     make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rolling, "METRICS_SECONDS", 0.01)
+    monkeypatch.setattr(worker_module, "METRICS_SECONDS", 0.01)
     djl = make()
     djl.begin(plain(9))
     printed: list[str] = []

@@ -23,6 +23,7 @@ from tests.support.client import JSON, body
 from tests.support.models import scripted_model, without_sagemakers_model
 from tests.support.processes import wait_until
 from tests.support.server import START_SECONDS, free_port
+from tests.support.tables import rows
 
 ENTRYPOINT = Path(__file__).parent.parent.parent / "docker" / "entrypoint.sh"
 PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
@@ -220,11 +221,7 @@ def test_partition_takes_the_old_arguments_and_is_that_of_a_training_job_without
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ([], "--save-mp-checkpoint-path"),
-        (["--model-id"], "--model-id needs a value"),
-        (["--batch", "3"], "--batch is no argument"),
-    ],
+    rows(__file__, "partition_that_cannot_be"),
 )
 def test_partition_that_cannot_be(image: Path, arguments: list[str], message: str) -> None:
     done = run(image, "partition", *arguments, environ=variables(image))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.docker.test_dockerfiles import DOCKERFILES, ROOT, final_stage
+from tests.support.tables import rows
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "launch_triton_server.py"
 PROGRAM = f"""#!{sys.executable}
@@ -74,16 +75,7 @@ def test_it_serves_the_repository_with_the_ports_as_options_whatever_the_other_a
 
 @pytest.mark.parametrize(
     ("arguments", "environ", "port"),
-    [
-        ((), {}, "8000"),
-        (("--http_port=7000",), {}, "7000"),
-        ((), {"SERVING_TRITON_HTTP_PORT": "7000"}, "7000"),
-        (("--http_port=0",), {}, "8002"),
-        (("--http_port=0", "--metrics_port=7002"), {}, "7002"),
-        (("--http_port=0", "--metrics_port=0"), {}, None),
-        ((), {"SERVING_INFERENCE_PORT": "9000"}, "9000"),
-        ((), {"SERVING_INFERENCE_ADDRESS": "0.0.0.0:9000"}, None),
-    ],
+    rows(__file__, "the_servers_own_port_is_one_of_tritons_unless_it_is_set"),
 )
 def test_the_servers_own_port_is_one_of_tritons_unless_it_is_set(
     repository: Path, arguments: tuple[str, ...], environ: dict[str, str], port: str | None
@@ -121,11 +113,7 @@ def test_the_log_goes_to_a_file(repository: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (("--world_size=0",), "expected at least 1"),
-        (("--model_repo=/nowhere",), "no such folder"),
-        (("--hen",), "--hen"),
-    ],
+    rows(__file__, "what_is_wrong_is_named"),
 )
 def test_what_is_wrong_is_named(repository: Path, arguments: tuple[str, ...], message: str) -> None:
     done = launch(repository, *arguments)

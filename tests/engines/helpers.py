@@ -7,8 +7,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,14 +28,6 @@ LAYERS, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCABULARY, CONTEXT = 2, 4, 2, 
 HIDDEN = HEADS * HEAD_DIM
 CPU_ONLY = Hardware(gpus=(), tensorrt_llm=None, available_memory=8 * 10**9)
 H200 = Gpu("NVIDIA H200", (9, 0), 143_771 * 2**20)
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 300) -> None:
-    """Look until it holds; AssertionError when that takes too long for any machine."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def gpu_machine(tensorrt_llm: str | None = "1.2.1", gpus: int = 1, *, gpu: Gpu = H200) -> Hardware:

@@ -21,7 +21,8 @@ from djl_trtllm.engines.cache import (
     cache_key,
 )
 from djl_trtllm.errors import EngineError
-from tests.engines.helpers import KEY, Builder, build, is_free, locked, started, wait_until
+from tests.engines.helpers import KEY, Builder, build, is_free, locked, started
+from tests.support.processes import wait_until
 
 
 @pytest.fixture
@@ -195,7 +196,7 @@ def test_a_builder_killed_half_way_leaves_nothing_that_is_taken_for_whole(tmp_pa
         wait_until((tmp_path / "built-by-killed").exists)
         waiter = threading.Thread(target=cache.get_or_build, args=(KEY, builder, told.append), daemon=True)
         waiter.start()
-        wait_until(lambda: told)
+        wait_until(lambda: bool(told))
         assert cache.lookup(KEY) is None
         process.kill()
         waiter.join(300)

@@ -16,7 +16,8 @@ from djl_trtllm.engines.cache import EngineCache, Manifest
 from djl_trtllm.engines.fleet_cache import FleetCache, Lease
 from djl_trtllm.errors import DownloadError, EngineError
 from djl_trtllm.model.remote.s3 import S3Address
-from tests.engines.helpers import KEY, Builder, started, wait_until
+from tests.engines.helpers import KEY, Builder, started
+from tests.support.processes import wait_until
 from tests.support.s3 import BUCKET, Fault, Request, Store, keys, moto_server, variables
 
 QUICK = 0.04

@@ -14,7 +14,8 @@ import pytest
 from djl_trtllm.engines.leftovers import Leftover, find_leftovers, noted_output
 from djl_trtllm.model import work_directory
 from djl_trtllm.model.work_directory import TEMPORARY_PREFIX, marked
-from tests.engines.helpers import KEY, build, locked, wait_until
+from tests.engines.helpers import KEY, build, locked
+from tests.support.processes import wait_until
 
 DEAD = 2**22 + 1
 """More than any process id."""

@@ -34,7 +34,8 @@ from djl_trtllm.engines.plan import (
 )
 from djl_trtllm.errors import CompilerMissingError, ModelError
 from djl_trtllm.model import inspect
-from tests.engines.helpers import CONTEXT, CPU_ONLY, alive, configured, table, wait_until
+from tests.engines.helpers import CONTEXT, CPU_ONLY, alive, configured, table
+from tests.support.processes import wait_until
 
 IDENTITY = "sha256:5522f077077760885474add44c76ed7f3185b54b1ceca983a837a7f30765fcec"
 

@@ -39,6 +39,7 @@ from djl_trtllm.executor.protocol import (
 )
 from djl_trtllm.request import FinishReason, Sampling
 from tests.support import models
+from tests.support.steps import deltas_of
 from tests.support.virtual_time import VirtualLoop
 
 T = TypeVar("T")
@@ -149,7 +150,7 @@ class Probe:
         if self.error is not None:
             raise self.error
         self.steps.append(steps)
-        self.deltas += [delta for step in steps for delta in step.deltas]
+        self.deltas += [delta for step in steps for delta in deltas_of(step)]
         self.stats += [step.stats for step in steps]
         self._told.set()
 
@@ -423,8 +424,8 @@ class Server:
         while ends:
             message = self.receive()
             if isinstance(message, Step):
-                deltas += message.deltas
-                ends -= sum(bool(delta.finish) for delta in message.deltas)
+                deltas += deltas_of(message)
+                ends -= len(message.ends)
         return deltas
 
 

@@ -6,12 +6,17 @@ import asyncio
 import io
 import logging
 import socket
+import struct
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from djl_trtllm.executor import process
 from djl_trtllm.executor.process import (
@@ -22,20 +27,31 @@ from djl_trtllm.executor.process import (
     StepBuffer,
 )
 from djl_trtllm.executor.protocol import (
+    MAX_FRAME,
     Cancel,
+    Deframer,
     Delta,
     Failed,
+    FromEngine,
+    Limits,
+    Ping,
     Pong,
+    Ready,
     Shutdown,
+    Start,
     Stats,
     Step,
+    Submit,
     ToEngine,
+    decode_from_engine,
     frame,
     split_mark,
 )
 from djl_trtllm.logs import RequestContext
-from djl_trtllm.request import FinishReason
+from djl_trtllm.request import FinishReason, Sampling
 from tests.executor.kit import Server
+from tests.support import models
+from tests.support.steps import deltas_of
 
 
 class Ends:
@@ -110,7 +126,7 @@ def test_a_connection_that_ends_or_is_reset_has_ended(ends: Ends, unread: bool) 
 
 def big(number: int) -> Step:
     """A message larger than what lies in a socket."""
-    return Step([Delta(number, [1 << 30] * 200_000)], Stats())
+    return Step.of([Delta(number, [1 << 30] * 200_000)])
 
 
 @pytest.mark.parametrize("blocking", [False, True])
@@ -157,7 +173,7 @@ def test_output_waits_for_iterations_and_seconds(iterations: int, seconds: float
     tokens: list[list[int]] = []
     for number in range(1, sent[-1] + 1):
         now += 0.25
-        tokens += [delta.token_ids for delta in held.add([Delta(1, [number])])]
+        tokens += [delta.token_ids for delta in deltas_of(held.add(Step.of([Delta(1, [number])])))]
     ends = [0, *sent]
     assert tokens == [list(range(before + 1, end + 1)) for before, end in zip(ends, sent, strict=False)]
 
@@ -180,47 +196,47 @@ def test_beginnings_and_ends_do_not_wait(steps: str, sent: str) -> None:
         for sequence in step.replace("!", ""):
             finish = FinishReason.LENGTH if f"{sequence}!" in step else None
             deltas.append(Delta(int(sequence), [number], None, finish))
-        out = held.add(deltas)
+        out = deltas_of(held.add(Step.of(deltas)))
         assert all(bool(delta.finish) == (f"{delta.request_id}!" in step) for delta in out)
         found.append(",".join(f"{delta.request_id}:{''.join(map(str, delta.token_ids))}" for delta in out))
     assert "|".join(found) == sent
 
 
 def test_what_is_merged_has_all_log_probabilities_and_the_last_reason_and_can_be_taken() -> None:
+    def add(*deltas: Delta) -> list[Delta]:
+        return deltas_of(held.add(Step.of(deltas)))
+
     held = HeldOutput(9, 0.0)
     first = Delta(1, [1], [-0.1], cached_tokens=4)
-    assert held.add([first]) == [first]
-    assert [held.add([Delta(1, [token], [-token / 10])]) for token in (2, 3)] == [[], []]
-    assert held.add([Delta(1, [], None, FinishReason.ERROR, "lost")]) == [
-        Delta(1, [2, 3], [-0.2, -0.3], FinishReason.ERROR, "lost")
-    ]
+    assert add(first) == [first]
+    assert [add(Delta(1, [token], [-token / 10])) for token in (2, 3)] == [[], []]
+    last = add(Delta(1, [], None, FinishReason.ERROR, "lost"))
+    assert last == [Delta(1, [2, 3], [-0.2, -0.3], FinishReason.ERROR, "lost")]
     held = HeldOutput(3, 0.0)
-    assert [bool(held.add([Delta(1, [token])])) for token in (1, 2)] == [True, False]
-    assert (held.take_all(), held.take_all()) == ([Delta(1, [2])], [])
-    assert [bool(held.add([Delta(1, [3])])) for _ in range(3)] == [False, False, True], "the count begins anew"
+    assert [bool(add(Delta(1, [token]))) for token in (1, 2)] == [True, False]
+    assert (held.take_all().tokens, held.take_all().tokens) == ([2], [])
+    assert [bool(add(Delta(1, [3]))) for _ in range(3)] == [False, False, True], "the count begins anew"
 
 
 # -- one wake-up of an event loop as one message -----------------------------------------------------------------------
 
 
 def backlog(buffer: StepBuffer) -> None:
-    buffer.extend(7, [1], [-0.1]).cached_tokens = 4
-    buffer.extend(7, [2, 3], [-0.2, -0.3])
-    buffer.extend(7, [], None).finish = FinishReason.LENGTH
+    buffer.step.add(7, [1], [-0.1])
+    buffer.step.cached[7] = 4
+    buffer.step.add(7, [2, 3], [-0.2, -0.3])
+    buffer.step.end(7, FinishReason.LENGTH)
 
 
 @pytest.mark.parametrize(
     ("put_in", "sent"),
     [
-        (lambda buffer: [buffer.extend(each, [each], None) for each in range(2)], [[Delta(0, [0]), Delta(1, [1])]]),
-        (backlog, [[Delta(7, [1, 2, 3], [-0.1, -0.2, -0.3], FinishReason.LENGTH, None, 4)]]),
-        # A flush without news is a sign of life.
-        (StepBuffer.flush, [[]]),
+        (lambda buffer: [buffer.step.add(each, [each]) for each in range(2)], [Delta(0, [0]), Delta(1, [1])]),
+        (backlog, [Delta(7, [1, 2, 3], [-0.1, -0.2, -0.3], FinishReason.LENGTH, None, 4)]),
+        (StepBuffer.flush, []),  # a sign of life
     ],
 )
-def test_what_one_wake_up_brings_is_one_message(
-    put_in: Callable[[StepBuffer], object], sent: list[list[Delta]]
-) -> None:
+def test_what_one_wake_up_brings_is_one_message(put_in: Callable[[StepBuffer], object], sent: list[Delta]) -> None:
     steps: list[Step] = []
 
     async def main() -> None:
@@ -229,10 +245,10 @@ def test_what_one_wake_up_brings_is_one_message(
             put_in(buffer)
             for _ in range(3):
                 await asyncio.sleep(0)
-            assert buffer.sent == len(steps) == turn * len(sent)
+            assert buffer.sent == len(steps) == turn
 
     asyncio.run(main())
-    assert steps == [Step(deltas, Stats(running=2)) for deltas in sent * 2]
+    assert [(deltas_of(step), step.stats) for step in steps] == [(sent, Stats(running=2))] * 2
 
 
 # -- lines that are printed for a request ------------------------------------------------------------------------------
@@ -285,3 +301,95 @@ def test_a_line_without_a_mark_is_left_as_it_is() -> None:
     unmarked = ["", "plain", "\x1e", '\x1e"open', '\x1e"no end"', "\x1eno quotes\x1e text", 'x\x1e"a"\x1e b']
     for line in (*unmarked, '\x1e"\\q"\x1e text'):
         assert split_mark(line) == ("", line)
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def body_of(framed: bytes) -> bytes:
+    (body,) = Deframer().feed(framed)
+    return body
+
+
+@given(st.lists(st.binary(max_size=40), max_size=8), st.data())
+def test_any_chopping_of_the_stream_gives_the_same_bodies(bodies: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(struct.pack("<I", len(body)) + body for body in bodies)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    deframer = Deframer()
+    got: list[bytes] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        got += deframer.feed(stream[start:end])
+    assert got == bodies
+
+
+def test_a_frame_above_the_bound_is_refused_before_it_is_read() -> None:
+    with pytest.raises(ValueError, match=str(MAX_FRAME + 1)):
+        Deframer().feed(struct.pack("<I", MAX_FRAME + 1))
+    assert Deframer().feed(struct.pack("<I", MAX_FRAME)) == []
+    assert MAX_FRAME == 256 * 1024 * 1024
+
+
+def test_a_message_for_the_other_direction_is_refused() -> None:
+    with pytest.raises(Exception, match="ping"):
+        decode_from_engine(body_of(frame(Ping())))
+
+
+def test_a_message_is_a_length_and_a_list_that_begins_with_its_name() -> None:
+    """Little: what goes over the socket for each token."""
+    assert frame(Ping()) == b"\x06\x00\x00\x00" + msgspec.msgpack.encode(["ping"])
+    messages: dict[str, ToEngine | FromEngine] = {
+        "start": Start(models.SCRIPTED, {}),
+        "submit": Submit(1, [5], Sampling(9)),
+        "cancel": Cancel(1),
+        "ping": Ping(),
+        "shutdown": Shutdown(),
+        "ready": Ready(Limits(1, 2, 3, 4)),
+        "step": Step.of([Delta(1, [5]), Delta(2, [6])]),
+        "pong": Pong(),
+        "failed": Failed("lost"),
+    }
+    decoded = {name: msgspec.msgpack.decode(body_of(frame(message))) for name, message in messages.items()}
+    assert {name: fields[0] for name, fields in decoded.items()} == {name: name for name in messages}
+    assert decoded["step"][1:7] == [[1, 2], [5, 6], [], [], [], {}]
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 5),
+        st.lists(st.integers(0, 9), max_size=3),
+        st.booleans(),
+    ),
+    max_size=6,
+)
+
+
+@given(ROWS)
+def test_columns_have_every_row_as_it_was_added(rows: list[tuple[int, list[int], bool]]) -> None:
+    step = Step()
+    for request_id, token_ids, wanted in rows:
+        step.add(request_id, token_ids, [-token / 10 for token in token_ids] if wanted else None)
+    read = decode_from_engine(body_of(frame(step)))
+    assert isinstance(read, Step)
+    found = list(read.rows())
+    assert [row[:2] for row in found] == [row[:2] for row in rows]
+    for (_, token_ids, wanted), (_, _, logprobs) in zip(rows, found, strict=True):
+        values = [-token / 10 if wanted else None for token in token_ids]
+        assert logprobs == values or (logprobs is None and not any(wanted and ids for _, ids, wanted in rows))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"ids": [1], "tokens": []},
+        {"ids": [1, 2], "tokens": [5, 6], "counts": [2]},
+        {"ids": [1, 2], "tokens": [5, 6], "counts": [1, 2]},
+        {"ids": [1, 2], "tokens": [5, 6], "counts": [3, -1]},
+        {"ids": [1], "tokens": [5], "logprobs": [-0.5, -0.5]},
+    ],
+)
+def test_columns_that_do_not_fit_together_are_refused(columns: dict[str, Any]) -> None:
+    step = Step()
+    for name, values in columns.items():
+        setattr(step, name, values)
+    with pytest.raises(ValueError, match="a step"):
+        decode_from_engine(body_of(frame(step)))

@@ -39,6 +39,7 @@ from djl_trtllm.executor.protocol import (
 from djl_trtllm.request import FinishReason
 from tests.executor.kit import Server, request
 from tests.support import models
+from tests.support.steps import deltas_of
 
 
 class PushingExecutor(ScriptedExecutor):
@@ -58,9 +59,10 @@ class PushingExecutor(ScriptedExecutor):
         try:
             while True:
                 await asyncio.sleep(0 if self.busy else 0.001)
-                for delta in self.step() if self.busy else ():
-                    pending = step_buffer.extend(delta.request_id, delta.token_ids, delta.logprobs)
-                    pending.finish, pending.error = delta.finish, delta.error
+                for delta in deltas_of(self.step()) if self.busy else ():
+                    step_buffer.step.add(delta.request_id, delta.token_ids, delta.logprobs)
+                    if delta.finish is not None:
+                        step_buffer.step.end(delta.request_id, delta.finish, delta.error)
         except asyncio.CancelledError:
             self.cancelled = True
             raise
@@ -366,8 +368,8 @@ def test_iterations_are_sent_with_the_state_after_them() -> None:
     follow(script, ScriptedExecutor(max_sequences=4))
     first = [Delta(1, [5], None, FinishReason.LENGTH), Delta(2, [5])]
     assert script.sent == [
-        Step(first, Stats(running=1, kv_usage=0.25)),
-        Step([Delta(2, [6], None, FinishReason.LENGTH)], Stats(kv_usage=0.0)),
+        Step.of(first, Stats(running=1, kv_usage=0.25)),
+        Step.of([Delta(2, [6], None, FinishReason.LENGTH)], Stats(kv_usage=0.0)),
     ]
 
 
@@ -394,16 +396,16 @@ def test_a_busy_engine_process_sends_something_every_second(
     iterations = 0
 
     class Timed(ScriptedExecutor):
-        def step(self) -> list[Delta]:
+        def step(self) -> Step:
             nonlocal iterations
             now[0] += seconds
             iterations += 1
-            return super().step() if iterations <= news else []
+            return super().step() if iterations <= news else Step()
 
     class Noted(Script):
         def send(self, message: FromEngine) -> None:
             assert isinstance(message, Step)
-            found.append((now[0] - 100, [token for delta in message.deltas for token in delta.token_ids]))
+            found.append((now[0] - 100, message.tokens))
 
     arrivals: list[list[ToEngine]] = [[request(1, tokens=10)], *([] for _ in range(round(9 / (seconds or 1))))]
     follow(Noted(*arrivals[:10]), Timed(), stream_interval)
@@ -413,7 +415,7 @@ def test_a_busy_engine_process_sends_something_every_second(
 def test_nothing_held_back_waits_for_an_iteration_that_reads_a_prompt() -> None:
     script = Script([request(1, tokens=9)], [], [Ping()], [request(2, tokens=9)])
     follow(script, ScriptedExecutor(max_sequences=4), stream_interval=9)
-    sent = [message.deltas for message in script.sent if isinstance(message, Step)]
+    sent = [deltas_of(message) for message in script.sent if isinstance(message, Step)]
     assert sent == [[Delta(1, [5])], [Delta(1, [6, 7])], [Delta(2, [5])]]
 
 
@@ -498,7 +500,7 @@ def test_an_engine_that_cannot_be_loaded_is_reported(system: System, capfd: pyte
 def test_an_engine_that_is_lost_is_reported_after_what_it_brought(system: System) -> None:
     lost = Start(models.SCRIPTED, {"faults": [{"action": "raise", "at_token": 2}]})
     _, *steps, failed = system.main(lost, request(1, tokens=2), request(2, tokens=9), stays=True)
-    deltas = [delta for step in steps if isinstance(step, Step) for delta in step.deltas]
+    deltas = [delta for step in steps if isinstance(step, Step) for delta in deltas_of(step)]
     assert [(delta.request_id, delta.token_ids, delta.finish) for delta in deltas] == [
         (1, [5], None),
         (2, [5], None),

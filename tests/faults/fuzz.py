@@ -1,4 +1,4 @@
-"""Requests of every dialect, and archives, made by a grammar and then damaged: `python -m tests.faults.fuzz`.
+"""Requests of every dialect, made by a grammar and then damaged: `python -m tests.faults.fuzz`.
 
 No response is a 500, none is missing, and nothing of them is left. The short form is `tests/faults/test_faults.py`.
 """
@@ -10,15 +10,12 @@ import asyncio
 import collections
 import contextlib
 import enum
-import io
 import itertools
 import json
 import math
 import random
 import re
-import shutil
 import sys
-import tarfile
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -34,8 +31,6 @@ from websockets.exceptions import WebSocketException
 
 from djl_trtllm.api.dialects.triton.rpc import SERVICE, ModelInferRequest, TritonRpc
 from djl_trtllm.api.registry import DIALECTS
-from djl_trtllm.errors import ArchiveError
-from djl_trtllm.model.archive import extract
 from tests.support.client import raw_post
 from tests.support.models import scripted_model
 from tests.support.random_requests import random_request
@@ -60,71 +55,6 @@ def damaged(source: random.Random, data: bytes) -> bytes:
             return data[:at] + source.choice(_FILLING) * source.choice((1, 200, 5000)) + data[at:]
         case _:
             return data * 2
-
-
-_KINDS = (*[tarfile.REGTYPE] * 6, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE,
-          tarfile.GNUTYPE_SPARSE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, b"\xff")  # fmt: skip
-_ABSOLUTE = Path("/etc/of-a-hostile-archive")
-_PATHS = (
-    "config.json",
-    "a/b",
-    "../x",
-    str(_ABSOLUTE),
-    "a/../../x",
-    "a" * 300,
-    "d/" * 40 + "x",
-    "",
-    ".",
-    "a\0b",
-    "ü\udcff",
-    "a",
-)
-
-
-def hostile_archive(source: random.Random) -> bytes:
-    """A tar of random members, which may be compressed, and is damaged every other time."""
-    target = io.BytesIO()
-    mode = source.choice(("w", "w:gz", "w:bz2", "w:xz"))
-    with tarfile.open(fileobj=target, mode=mode, format=source.choice((0, 1, 2))) as tar:  # type: ignore[call-overload]
-        for _ in range(source.randrange(6)):
-            info = tarfile.TarInfo(source.choice(_PATHS))
-            info.type, info.linkname = source.choice(_KINDS), source.choice(_PATHS)
-            info.size = source.choice((0, 1, 512, 5000, 2**40)) if source.random() < 0.1 else 10
-            info.mode, info.pax_headers = source.randrange(0o10000), {"path": "x"} if source.random() < 0.1 else {}
-            try:
-                tar.addfile(info, io.BytesIO(bytes(10)) if info.size == 10 and info.isreg() else None)
-            except (ValueError, OverflowError, OSError):
-                continue  # this format cannot say it
-    data = target.getvalue()
-    return damaged(source, data) if source.random() < 0.5 else data
-
-
-def fuzz_archives(count: int, seed: int = 0) -> list[str]:
-    """Extract `count` archives; what was wrong."""
-    source, wrong = random.Random(seed), []
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        packed, into = root / "m.tar.gz", root / "inner" / "model"
-        for number in range(count):
-            packed.write_bytes(hostile_archive(source))
-            try:
-                extract(packed, into)
-            except ArchiveError:
-                if into.exists():
-                    wrong.append(f"archive {number} of seed {seed} is refused, and there")
-            except BaseException as error:
-                wrong.append(f"archive {number} of seed {seed}: {error!r}")
-            wrong += [f"archive {number} of seed {seed} {what}" for what in _stray(root, into)]
-            shutil.rmtree(into, ignore_errors=True)
-    return wrong
-
-
-def _stray(root: Path, into: Path) -> list[str]:
-    """What is anywhere but below `into`, where the paths of the archives lead, or is neither a file nor a folder."""
-    outside = [path for path in (*root.iterdir(), *into.parent.glob("*"), _ABSOLUTE) if path.exists()]
-    found = [f"has written {path}" for path in outside if path not in (root / "m.tar.gz", into.parent, into)]
-    inside = [path for path in into.rglob("*") if path.is_symlink() or not (path.is_file() or path.is_dir())]
-    return found + [f"has made {path}" for path in inside]
 
 
 # -- Makes requests from the parameter tables of every dialect. Every one follows from the seed ------------------------
@@ -545,23 +475,19 @@ class Client:
             return error.code().name, (error.details() or "").encode()[-_END:]
 
 
-# -- `python -m tests.faults.fuzz [--requests N] [--archives N] [--seed S] [--minutes M]` ------------------------------
+# -- `python -m tests.faults.fuzz [--requests N] [--seed S] [--minutes M]` ---------------------------------------------
 
 
 def main() -> int:
     """Print what came of it; 1 if a rule was broken."""
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.fuzz", description="Damaged requests and archives.")
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.fuzz", description="Damaged requests.")
     parser.add_argument("--requests", type=int, default=100_000)
-    parser.add_argument("--archives", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=math.inf, help="of requests, at most")
     given = parser.parse_args()
     began = time.monotonic()
-    wrong = fuzz_archives(given.archives, given.seed)
-    print(f"{given.archives} archives in {time.monotonic() - began:.0f} s", flush=True)
-    began = time.monotonic()
     outcome = fuzz_requests(given.requests, given.seed, given.minutes * 60)
-    wrong += outcome.wrong
+    wrong = outcome.wrong
     print(f"{outcome.ways.total()} requests in {time.monotonic() - began:.0f} s")
     print({way.name: count for way, count in outcome.ways.items()})
     print(dict(sorted(outcome.statuses.items())))

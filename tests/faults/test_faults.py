@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from pathlib import Path
 
 import pytest
 
-from tests.faults import fuzz
 from tests.faults.__main__ import rows_of, shown
 from tests.faults.fuzz import DEFECTS, NOTHING, Client, Grammar, Made, Way, fuzz_requests, paths
 from tests.faults.kinds import KINDS
@@ -27,27 +25,8 @@ def test_a_fault_costs_what_it_may(name: str, engine: str) -> None:
 
 # -- The short form of `python -m tests.faults.fuzz`: no response is a 500, none is missing, and nothing is left -------
 
-REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "100000"))
-ARCHIVES = int(os.environ.get("FUZZ_ARCHIVES", "200"))
+REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "30000"))
 POST = raw_post(b"{}")
-
-
-@pytest.mark.slow
-def test_hostile_archives_are_extracted_or_refused() -> None:
-    assert fuzz.fuzz_archives(ARCHIVES) == []
-
-
-@pytest.mark.parametrize(("path", "link", "noticed"), [("x", False, True), ("m/x", True, True), ("m/x", False, False)])
-def test_a_file_elsewhere_and_a_link_are_noticed(
-    path: str, link: bool, noticed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def trusting(_: Path, into: Path) -> None:
-        made = into.parent / path.replace("m/", f"{into.name}/")
-        made.parent.mkdir(parents=True, exist_ok=True)
-        made.symlink_to("/etc") if link else made.write_text("")
-
-    monkeypatch.setattr(fuzz, "extract", trusting)
-    assert bool(fuzz.fuzz_archives(1)) == noticed
 
 
 @pytest.mark.slow
@@ -62,16 +41,8 @@ def test_damaged_requests_of_every_dialect_are_answered() -> None:
 
 def test_every_path_that_takes_a_body_is_a_target() -> None:
     grammar = Grammar(0)
-    found = {grammar.request().target for _ in range(5_000)}
-    assert {*paths()} <= found
-
-
-def test_the_requests_follow_from_the_seed() -> None:
-    first, second, other = (Grammar(seed) for seed in (1, 1, 2))
-    made = [first.request() for _ in range(300)]
-    assert made == [second.request() for _ in range(300)]
-    assert made != [other.request() for _ in range(300)]
-    assert {request.way for request in made} == set(Way)
+    made = [grammar.request() for _ in range(5_000)]
+    assert {*paths()} <= {request.target for request in made} and {request.way for request in made} == set(Way)
 
 
 @pytest.mark.parametrize(

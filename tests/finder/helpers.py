@@ -11,8 +11,7 @@ import pytest
 from djl_trtllm.backends.base import this_machine
 from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.finder import measure
-from djl_trtllm.finder.trial import TrialReport, TrialSpec
-from djl_trtllm.finder.trials import Outcome, TrialResult
+from djl_trtllm.finder.trial import Outcome, TrialReport, TrialResult, TrialSpec
 from tests.support.models import scripted_model
 
 LIMITS: dict[str, object] = {"option.max_input_len": 4096, "option.max_output_len": 64, "option.max_seq_len": 4160}

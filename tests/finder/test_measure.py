@@ -29,14 +29,15 @@ from djl_trtllm.finder.measure import (
     ShownMeasurement,
     StateFile,
     TrialStep,
+    candidates,
+    most_trials,
 )
-from djl_trtllm.finder.search import candidates, most_trials
 from djl_trtllm.finder.subject import LOWEST, open_subject
-from djl_trtllm.finder.trial import Phase, TrialLoad, TrialReport, TrialSpec
-from djl_trtllm.finder.trials import run_trial
+from djl_trtllm.finder.trial import Phase, TrialLoad, TrialReport, TrialSpec, run_trial
 from djl_trtllm.progress import display_on
 from tests.fakes.installation import fake_tensorrt_llm
 from tests.finder.helpers import Played, model_with, one_gpu
+from tests.support.tables import rows
 
 CONDITIONS = {"model": "m", "options": {"dtype": "float16"}}
 ATTEMPTS = [Attempt(100, True, "requests", "", 1.5), Attempt(200, False, "load", "no room", 2.5)]
@@ -333,13 +334,7 @@ def on_a_gpu(model: Path, home: Path, monkeypatch: pytest.MonkeyPatch, backend: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "phase", "memory"),
-    [
-        ("tensorrt", "build", {"building": 200_000, "loaded": 1000}),
-        ("tensorrt", "load", {"building": 1000, "loaded": 200_000}),
-        ("pytorch", "load", {"loaded": 200_000}),
-        ("pytorch", "requests", {"loaded": 1000, "running": 1_000_000}),
-        ("tensorrt", "requests", {"loaded": 1000, "running": 1_000_000}),
-    ],
+    rows(__file__, "tensorrt_llm_runs_out_of_memory_in_every_phase"),
 )
 def test_tensorrt_llm_runs_out_of_memory_in_every_phase(
     tiny_stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, phase: Phase, memory: Any

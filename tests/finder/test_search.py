@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.finder.search import Search, candidates, most_trials
+from djl_trtllm.finder.measure import Search, candidates, most_trials
+from tests.support.tables import rows
 
 
 def run(numbers: Sequence[int], bound: int, guess: int | None = None) -> tuple[int | None, list[int]]:
@@ -79,11 +80,7 @@ def test_trials_that_are_known_already_are_not_repeated_and_those_in_another_ord
 
 @pytest.mark.parametrize(
     ("bound", "tried"),
-    [
-        (8000, [6000, 6600, 7800, 8192, 7996]),
-        (500, [1000, 900, 700, 300, 500, 600, 550]),
-        (0, [1000, 900, 700, 300, 1]),
-    ],
+    rows(__file__, "after_a_guess_the_steps_are_a_tenth_of_it_and_grow_twofold"),
 )
 def test_after_a_guess_the_steps_are_a_tenth_of_it_and_grow_twofold(bound: int, tried: list[int]) -> None:
     found, numbers = run(range(1, 8193), bound, guess=tried[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from djl_trtllm.finder.toolkit import max_token_finder
 from djl_trtllm.finder.trial import TrialLoad
 from tests.finder.helpers import Played, model_with
 from tests.support.hub_server import Hub, hub_server
+from tests.support.tables import rows
 
 ROOT = Path(__file__).parents[2]
 FINDER = """from tensorrt_llm_toolkit.utils.utils import max_token_finder
@@ -72,12 +74,7 @@ def test_an_impossible_bound_is_refused_by_name(tmp_path: Path, trials: Played, 
 
 @pytest.mark.parametrize(
     ("properties", "message"),
-    [
-        ({}, "properties has no model_id"),
-        ({"model_id": None}, "properties has no model_id"),
-        ({"option.model_id": "DIR", "max_num_tokens": 5}, "max_num_tokens is what is measured"),
-        ({"model_id": "DIR", "quantise": "fp8"}, "quantise is not an option; did you mean quantize?"),
-    ],
+    rows(__file__, "keys_are_options_or_are_refused"),
 )
 def test_keys_are_options_or_are_refused(tmp_path: Path, properties: dict[str, object], message: str) -> None:
     model = str(model_with(tmp_path / "model"))
@@ -121,21 +118,17 @@ def test_the_documents_program_runs_as_it_is(tiny_stories: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [
-        ("create_model_repo", "djl-trtllm compile"),
-        ("init_inference", "djl_trtllm.LLM"),
-        ("generate", "djl_trtllm.LLM"),
-        ("fetch", "djl-trtllm serve"),
-        ("tokenizer", "AutoTokenizer"),
-    ],
+    rows(__file__, "each_other_name_of_the_real_toolkit_says_what_to_use_instead"),
 )
-def test_each_other_name_of_the_real_toolkit_says_what_to_use_instead(tmp_path: Path, name: str, instead: str) -> None:
-    for program in (f"from tensorrt_llm_toolkit import {name}\n", f"import tensorrt_llm_toolkit as t; t.{name}\n"):
-        done = run_finder(tmp_path, program)
-        last = done.stderr.rstrip().splitlines()[-1]
-        assert last.startswith(f"ImportError: tensorrt_llm_toolkit.{name} ") and instead in last
-    program = "import tensorrt_llm_toolkit as t; print(hasattr(t, 'other'), t.utils.utils.__name__)\n"
-    assert run_finder(tmp_path, program).stdout == "False djl_trtllm.finder.toolkit\n"
+def test_each_other_name_of_the_real_toolkit_says_what_to_use_instead(name: str, instead: str) -> None:
+    for program in (f"from tensorrt_llm_toolkit import {name}", f"import tensorrt_llm_toolkit as t; t.{name}"):
+        with pytest.raises(ImportError, match=rf"^tensorrt_llm_toolkit\.{name} .*{re.escape(instead)}"):
+            exec(program, {})
+
+
+def test_the_toolkits_modules_are_there_and_nothing_else_is() -> None:
+    toolkit = importlib.import_module("tensorrt_llm_toolkit")
+    assert not hasattr(toolkit, "other") and toolkit.utils.utils.__name__ == "djl_trtllm.finder.toolkit"
 
 
 def test_the_real_toolkit_wins_wherever_it_is_and_what_is_left_of_one_does_not(tmp_path: Path) -> None:

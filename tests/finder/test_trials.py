@@ -23,17 +23,23 @@ from djl_trtllm.finder import trial
 from djl_trtllm.finder.trial import (
     NEW_TOKENS,
     EngineLog,
+    Failure,
+    Outcome,
     TrialLoad,
     TrialReport,
     TrialSpec,
+    classify,
+    is_crash,
+    oom_kills,
     prompt_limit,
     requests_of,
     run,
+    run_trial,
 )
-from djl_trtllm.finder.trials import Failure, Outcome, classify, is_crash, oom_kills, run_trial
 from djl_trtllm.offline.llm import open_offline_model
 from djl_trtllm.service import Model
 from tests.finder.helpers import model_with
+from tests.support.tables import rows
 
 # -- The requests of a trial --
 
@@ -157,11 +163,7 @@ def test_below_a_bound_the_model_is_planned_for_it(tiny_stories: Path, tmp_path:
 
 @pytest.mark.parametrize(
     ("line", "tokens"),
-    [
-        ("[MemUsageChange] Allocated 63.44 GiB for max tokens in paged KV cache (259840).", 259840),
-        ("Estimated max tokens in KV cache : 352", 352),
-        ("max tokens", None),
-    ],
+    rows(__file__, "the_engines_log_says_how_much_its_kv_cache_holds"),
 )
 def test_the_engines_log_says_how_much_its_kv_cache_holds(line: str, tokens: int | None) -> None:
     logger = logging.getLogger("djl_trtllm.executor.process")

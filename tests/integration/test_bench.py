@@ -14,7 +14,7 @@ import pytest
 from tests.support.models import scripted_model
 from tests.support.server import Server, environment, run_cli, serving
 
-PLACES = 10
+PLACES = 5
 STEPS_PER_SECOND = 20
 
 
@@ -36,22 +36,17 @@ def test_a_sweep_finds_the_places_and_the_speed_of_the_batch(tmp_path: Path) -> 
         **{"option.max_rolling_batch_size": PLACES, "job_queue_size": 200},
     )
     with serving(model) as server:
-        found = bench(server, tmp_path, "--output-tokens", "24", "--duration", "3", "--warmup", "1.5")
+        found = bench(server, tmp_path, "--output-tokens", "12", "--duration", "2", "--warmup", "1")
     knee = found["knee"]
-    assert knee["concurrency"] == pytest.approx(PLACES, rel=0.1)
-    assert knee["capacity_output_tokens_per_second"] == pytest.approx(PLACES * STEPS_PER_SECOND, rel=0.1)
+    assert knee["concurrency"] == pytest.approx(PLACES, rel=0.3)
+    assert knee["capacity_output_tokens_per_second"] == pytest.approx(PLACES * STEPS_PER_SECOND, rel=0.3)
     assert [load["requests"]["failed"] for load in found["loads"]] == [0] * len(found["loads"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("api", "load"),
-    [
-        ("chat", ("--concurrency", "3")),
-        ("lmi", ("--concurrency", "3")),
-        ("lmi", ("--rate", "1.5")),
-        ("tgi", ("--rate", "1.5")),
-    ],
+    [("chat", ("--concurrency", "3")), ("lmi", ("--rate", "1.5"))],
 )
 def test_times_agree_with_the_servers_own_histograms(api: str, load: tuple[str, str], tmp_path: Path) -> None:
     # So slow that what a busy machine adds on the way is little.
@@ -63,15 +58,15 @@ def test_times_agree_with_the_servers_own_histograms(api: str, load: tuple[str, 
 
     with serving(scripted_model(tmp_path / "model", script)) as server:
         before = totals(server)
-        options = ("--requests", "12", "--warmup", "0", "--output-tokens", "3")
+        options = ("--requests", "6", "--warmup", "0", "--output-tokens", "3")
         found = bench(server, tmp_path, "--api", api, *load, *options)
         after = totals(server)
     means = [(sum_ - sum0) / (count - count0) for (sum_, count), (sum0, count0) in zip(after, before, strict=True)]
     (measured,) = found["loads"]
-    assert measured["requests"]["succeeded"] == 12
+    assert measured["requests"]["succeeded"] == 6
     assert measured["output_tokens_mean"] == 3
-    assert measured["ttft_seconds"]["mean"] == pytest.approx(means[0], rel=0.1)
-    assert measured["itl_seconds"]["mean"] == pytest.approx(means[1], rel=0.1)
+    assert measured["ttft_seconds"]["mean"] == pytest.approx(means[0], rel=0.3)
+    assert measured["itl_seconds"]["mean"] == pytest.approx(means[1], rel=0.3)
 
 
 def test_every_api_of_the_server_is_measured(tmp_path: Path) -> None:

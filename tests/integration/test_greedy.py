@@ -36,20 +36,6 @@ def test_the_golden_file_is_what_transformers_says(reference: Reference, golden_
             assert said == kept, f"{name}, prompt {at}"
 
 
-def test_the_prompts_are_of_many_lengths(tokenizer: Tokenizer) -> None:
-    lengths = [len(tokenizer.encode(prompt)) for prompt in SIXTEEN]
-    assert len(lengths) == 16
-    assert min(lengths) <= 3
-    assert max(lengths) >= 400
-    assert len(set(lengths)) >= 12
-
-
-@pytest.mark.slow
-def test_greedy_alone_equals_transformers(server: Server, expected: list[list[int]]) -> None:
-    for prompt, ids in zip(SIXTEEN, expected, strict=True):
-        assert server.token_ids(prompt, max_new_tokens=golden.NEW_TOKENS) == ids, prompt
-
-
 def test_greedy_among_sixteen_equals_transformers(server: Server, expected: list[list[int]]) -> None:
     answers = server.together([lmi(prompt, stream=True, max_new_tokens=golden.NEW_TOKENS) for prompt in SIXTEEN])
     for prompt, ids, answer in zip(SIXTEEN, expected, answers, strict=True):
@@ -234,12 +220,6 @@ def prefix(number: int, sentences: int) -> str:
     return f"Story number {number}. {story(sentences, number % 16)}"
 
 
-def first_token_seconds(server: Server, prompt: str) -> float:
-    (answer,) = server.together([lmi(prompt, stream=True, max_new_tokens=2)])
-    assert answer.complete
-    return answer.time_to_first_token
-
-
 def test_a_shared_prefix_is_counted(reusing: Server, tokenizer: Tokenizer) -> None:
     shared = prefix(0, 14)
     length = len(tokenizer.encode(shared))
@@ -251,18 +231,6 @@ def test_a_shared_prefix_is_counted(reusing: Server, tokenizer: Tokenizer) -> No
     reused = reusing.metric(REUSED) - before
     assert length - 32 <= reused <= length
     assert reused % 32 == 0
-
-
-@pytest.mark.slow
-def test_a_shared_prefix_makes_the_first_token_come_sooner(reusing: Server, tokenizer: Tokenizer) -> None:
-    cold, warm = [], []
-    for number in range(1, 8):
-        shared = prefix(number, 85)
-        assert 1200 < len(tokenizer.encode(shared)) < 2200
-        cold.append(first_token_seconds(reusing, f"{shared} The wolf"))
-        warm.append(first_token_seconds(reusing, f"{shared} The grandmother"))
-    # The least of several, which a busy machine disturbs least.
-    assert min(warm) < min(cold) / 2, f"cold {cold}, warm {warm}"
 
 
 def test_reuse_does_not_change_the_answer(reusing: Server, server: Server) -> None:

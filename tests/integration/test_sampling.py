@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import openai
 import pytest
 
-from djl_trtllm.model import Tokenizer
 from tests.support import reference as golden
 from tests.support.client import lmi
-from tests.support.reference import DOCUMENT, SHORT, story
-from tests.support.server import Server, serving
+from tests.support.reference import DOCUMENT, SHORT
+from tests.support.server import Server
+from tests.support.tables import by_table, constant
 
 END = 2
 
@@ -50,10 +49,6 @@ def test_sampling_that_leaves_no_choice_is_greedy(server: Server) -> None:
     assert sampled(server) != greedy != sampled(server, **hot)
 
 
-def test_temperature_changes_a_seeded_result(server: Server) -> None:
-    assert len({sampled(server, temperature=temperature) for temperature in (0.5, 1.0, 2.0)}) == 3
-
-
 def test_seed_decides_the_result(server: Server) -> None:
     assert sampled(server, seed=1) == sampled(server, seed=1)
     assert len({sampled(server, seed=seed) for seed in range(4)}) == 4
@@ -63,14 +58,6 @@ def test_unseeded_requests_differ(server: Server) -> None:
     # Hot enough that two equal answers are out of the question.
     request = {"do_sample": True, "temperature": 3.0}
     assert len({text(server, **request) for _ in range(4)}) == 4
-
-
-def test_max_new_tokens_is_the_length(server: Server) -> None:
-    longer = server.token_ids(DOCUMENT, max_new_tokens=40)
-    for count in (1, 7, 39):
-        details = server.answer(DOCUMENT, max_new_tokens=count)["details"]
-        assert [token["id"] for token in details["tokens"]] == longer[:count]
-        assert (details["finish_reason"], details["generated_tokens"]) == ("length", count)
 
 
 @pytest.mark.parametrize("name", ["min_length", "min_new_tokens"])
@@ -95,34 +82,6 @@ def test_ignore_eos_generates_on(server: Server, ending: str) -> None:
     assert tokens[: alone["generated_tokens"]] == [token["id"] for token in alone["tokens"]]
 
 
-@pytest.mark.parametrize("name", ["stop_sequences", "stop"])
-def test_stop_sequences_end_before_the_stop(server: Server, name: str) -> None:
-    whole = text(server)
-    stop = whole[len(whole) // 2 : len(whole) // 2 + 5]
-    for given in ([stop], [stop, "no such text"]):
-        answer = server.answer(DOCUMENT, max_new_tokens=40, **{name: given})
-        assert answer["generated_text"] == whole[: whole.index(stop)]
-        assert answer["details"]["finish_reason"] == "stop_sequence"
-
-
-def test_n_answers_with_the_sequences_of_the_following_seeds(server: Server) -> None:
-    request = {"do_sample": True, "max_new_tokens": 20, "temperature": 1.3}
-    answer = server.answer(DOCUMENT, n=3, seed=7, **request)
-    several = [answer["generated_text"], *(s["generated_text"] for s in answer["details"]["best_of_sequences"])]
-    singles = [server.answer(DOCUMENT, seed=seed, **request)["generated_text"] for seed in (7, 8, 9)]
-    assert sorted(several) == sorted(singles)
-    assert len(set(several)) == 3
-
-
-def test_best_of_answers_with_the_likeliest(server: Server) -> None:
-    request = {"do_sample": True, "max_new_tokens": 20, "temperature": 1.3}
-    best = server.answer(DOCUMENT, best_of=4, seed=7, **request)
-    singles = [server.answer(DOCUMENT, seed=seed, **request) for seed in range(7, 11)]
-    likeliest = max(singles, key=lambda answer: sum(token["log_prob"] for token in answer["details"]["tokens"]))
-    assert best["generated_text"] == likeliest["generated_text"]
-    assert best["generated_text"] != singles[0]["generated_text"] or likeliest is singles[0]
-
-
 # -- penalties ---------------------------------------------------------------------------------------------------------
 
 
@@ -135,13 +94,6 @@ def test_a_penalty_is_transformers(server: Server, golden_tokens: golden.Tokens,
         server.token_ids(prompt, max_new_tokens=len(expected)) != expected
         for prompt, expected in zip(golden.PENALISED, golden_tokens[name], strict=True)
     )
-
-
-def test_the_prompts_tokens_count_for_the_repetition_penalty(server: Server, tokenizer: Tokenizer) -> None:
-    prompt = story(6)
-    plain = server.token_ids(prompt, max_new_tokens=1)
-    assert plain[0] in tokenizer.encode(prompt)
-    assert server.token_ids(prompt, max_new_tokens=1, repetition_penalty=5.0) != plain
 
 
 # -- seeds in company --------------------------------------------------------------------------------------------------
@@ -160,23 +112,8 @@ def test_a_seeded_request_is_the_same_alone_and_among_32(server: Server) -> None
 
 # -- guided decoding over HTTP with the bundled model: OpenAI's client and LMI's parameters, beside plain requests -----
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "animal": {"enum": ["wolf", "cat"]},
-        "age": {"type": "integer", "minimum": 0, "maximum": 99},
-        "name": {"type": "string", "maxLength": 20},
-    },
-    "required": ["animal", "age", "name"],
-    "additionalProperties": False,
-}
+SCHEMA: dict[str, Any] = constant(__file__, "SCHEMA")
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story"}]
-
-
-@pytest.fixture(scope="module")
-def server(tiny_stories: Path) -> Iterator[Server]:
-    with serving(tiny_stories) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -219,47 +156,9 @@ def test_response_format_gives_json_of_the_schema_whole_and_streamed(client: ope
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
 
 
-@pytest.mark.parametrize(
-    ("parameters", "expected"),
-    [
-        ({"guided_regex": "(yes|no)"}, ("yes", "no")),
-        ({"guided_choice": ["a wolf", "a cat"]}, ("a wolf", "a cat")),
-        ({"guided_grammar": 'root ::= "x" | "y"'}, ("x", "y")),
-        ({"guided_json": {"enum": [1, 2]}}, ("1", "2")),
-        ({"grammar": {"type": "regex", "value": "[0-3]"}}, ("0", "1", "2", "3")),
-        ({"guided_decoding": {"regex": "[0-3]"}}, ("0", "1", "2", "3")),
-    ],
-)
+@by_table("parameters", "expected")
 def test_the_guides_of_lmi_work(server: Server, parameters: dict[str, Any], expected: tuple[str, ...]) -> None:
     assert generate(server, **parameters).json()["generated_text"] in expected
-
-
-def test_an_unusable_guide_is_the_error_of_its_request(server: Server, client: openai.OpenAI) -> None:
-    refused = generate(server, guided_regex="(?=a)b")
-    assert refused.status_code == 424
-    assert "the guide cannot be used" in refused.json()["error"]
-    with pytest.raises(openai.BadRequestError, match="the guide cannot be used: #/type is 5"):
-        client.chat.completions.create(
-            model="",
-            messages=MESSAGES,
-            stream=True,
-            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 5}}},
-        )
-    assert generate(server, guided_regex="(" * 65 + ")" * 65).status_code == 424
-
-
-def test_a_strict_schema_is_followed_in_all_its_keywords_or_refused(server: Server, client: openai.OpenAI) -> None:
-    even = {"type": "integer", "minimum": 0, "maximum": 9, "multipleOf": 2}
-    loose: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "schema": even}}
-    strict: dict[str, Any] = {"type": "json_schema", "json_schema": {**loose["json_schema"], "strict": True}}
-    assert int(generate(server, response_format=loose).json()["generated_text"]) in range(10)
-    named = "'multipleOf' at #"
-    refused = generate(server, response_format=strict)
-    assert (refused.status_code, named in refused.json()["error"]) == (424, True)
-    with pytest.raises(openai.BadRequestError, match=named):
-        client.chat.completions.create(model="", messages=MESSAGES, response_format=strict)  # type: ignore[call-overload]
-    wrong: dict[str, Any] = {"type": "json_schema", "json_schema": {"schema": even, "strict": 1}}
-    assert "strict is true or false" in generate(server, response_format=wrong).json()["error"]
 
 
 def test_plain_requests_beside_guides_are_the_same_and_no_engine_ends(server: Server) -> None:
@@ -270,8 +169,7 @@ def test_plain_requests_beside_guides_are_the_same_and_no_engine_ends(server: Se
         beside = [pool.submit(generate, server) for _ in range(12)]
         assert all(answer.result().json() == plain for answer in beside)
         assert {answer.result().status_code for answer in guided} == {200, 424}
-    metrics = httpx.get(f"{server.url}/metrics").text
-    assert 'djl_trtllm_executor_restarts_total{model="tiny-stories"} 0' in metrics
+    assert server.metric("executor_restarts_total") == 0
 
 
 # -- Sampled tokens are distributed as transformers' are ---------------------------------------------------------------

@@ -132,17 +132,26 @@ _KINDS = st.sampled_from(
         ),
         min_size=1,
         max_size=6,
-    )
+    ),
+    mode=st.sampled_from(["w", "w", "w:gz", "w:bz2", "w:xz"]),
+    damage=st.none() | st.tuples(st.floats(0, 1), st.binary(max_size=3), st.floats(0, 1)),
 )
 def test_nothing_is_ever_written_outside(
-    tmp_path_factory: pytest.TempPathFactory, members: list[tuple[list[str], bool, bytes, str]]
+    tmp_path_factory: pytest.TempPathFactory,
+    members: list[tuple[list[str], bool, bytes, str]],
+    mode: str,
+    damage: tuple[float, bytes, float] | None,
 ) -> None:
+    """`damage`: bytes at some place of the archive, in the stead of others up to another place."""
     root = tmp_path_factory.mktemp("escape")
     packed = root / "m.tar"
-    with tarfile.open(packed, "w", format=tarfile.PAX_FORMAT) as tar:
+    with tarfile.open(packed, mode, format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
         for parts, absolute, kind, link in members:
             info, content = member(("/" if absolute else "") + "/".join(parts), b"x", kind, link)
             tar.addfile(info, io.BytesIO(content))
+    if damage is not None:
+        data = packed.read_bytes()
+        packed.write_bytes(data[: int(damage[0] * len(data))] + damage[1] + data[int(damage[2] * len(data)) :])
     work = root / "deep" / "work"
     before = {entry.name for entry in root.iterdir()} | {"deep"}
     try:

@@ -62,17 +62,16 @@ class Calls:
         return getattr(self.raw, name)
 
 
-@pytest.mark.parametrize(("length", "call"), [(1024, "encode"), (1025, "encode_batch_fast")])
-def test_a_long_text_is_encoded_by_the_call_that_releases_the_gil(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, length: int, call: str
+def test_a_text_is_encoded_by_the_call_that_releases_the_gil(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = ("the wolf and the girl. " * 60)[:length]
+    text, call = "the wolf and the girl. " * 60, "encode_batch_fast"
     calls = Calls(tokenizer.raw)
     monkeypatch.setattr(tokenizer, "raw", calls)
     for special in (True, False):
         assert tokenizer.encode(text, special) == calls.raw.encode(text, add_special_tokens=special).ids
     assert calls.names == [call, call]
-    with pytest.raises(InvalidRequestError, match=rf"lone surrogate \\ud800 at position {length}"):
+    with pytest.raises(InvalidRequestError, match=rf"lone surrogate \\ud800 at position {len(text)}"):
         tokenizer.encode(text + "\ud800")
     with pytest.raises(InvalidRequestError, match="expected text, got int"):
         tokenizer.encode(3)  # type: ignore[arg-type]
@@ -186,6 +185,15 @@ def test_listed_added_tokens_are_added_and_marked_special(make_model: MakeModel)
     assert tokenizer.end_ids == {size} and size in tokenizer.special_ids
     assert tokenizer.encode("a<|im_end|>")[-1] == size
     assert tokenizer.vocab_size == size + 1
+
+
+@pytest.mark.parametrize("flag", ["single_word", "lstrip", "rstrip", "normalized", "special"])
+def test_an_added_token_has_the_flags_that_are_listed(make_model: MakeModel, flag: str) -> None:
+    size = byte_level().get_vocab_size()
+    for value in (True, False):
+        listed = {str(size): {"content": "<|im_end|>", flag: value}}
+        tokenizer = load_tokenizer(make_model(**{"tokenizer_config.json": {"added_tokens_decoder": listed}}))
+        assert getattr(tokenizer.raw.get_added_tokens_decoder()[size], flag) is value
 
 
 @pytest.mark.parametrize(("config", "expected"), table("affixes"))

@@ -23,8 +23,9 @@ from djl_trtllm.backends.tensorrt_llm.names import owners
 from djl_trtllm.config.options import find
 from djl_trtllm.errors import ConfigError, InvalidRequestError
 from djl_trtllm.offline import GuidedDecodingParams, SamplingParams
-from djl_trtllm.offline.configurations import Configuration, flattened
+from djl_trtllm.offline.arguments import Configuration, flattened
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
+from tests.support.tables import rows
 
 # -- objects -----------------------------------------------------------------------------------------------------------
 
@@ -168,16 +169,7 @@ def test_the_programs_of_the_document_run_with_their_import_lines_changed(
 
 @pytest.mark.parametrize(
     ("fields", "greedy"),
-    [
-        ({}, True),
-        ({"temperature": 0}, True),
-        ({"temperature": 0.7, "top_k": 1}, True),
-        ({"temperature": 0.7, "top_p": 0.0}, True),
-        ({"temperature": 1.0}, False),
-        ({"top_p": 1.0}, False),
-        ({"top_k": 0}, False),
-        ({"seed": 3}, True),
-    ],
+    rows(__file__, "greedy_is_what_tensorrt_llm_takes_for_greedy"),
 )
 def test_greedy_is_what_tensorrt_llm_takes_for_greedy(fields: dict[str, float], greedy: bool) -> None:
     sampling = SamplingParams(**fields).template().sampling  # type: ignore[arg-type]
@@ -186,21 +178,7 @@ def test_greedy_is_what_tensorrt_llm_takes_for_greedy(fields: dict[str, float], 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [
-        ({"temperature": -1}, "'temperature' is -1"),
-        ({"top_p": 1.5}, "'top_p' is 1.5"),
-        ({"max_tokens": 0}, "'max_tokens' is 0"),
-        ({"max_tokens": "9"}, "'max_tokens' is \"9\""),
-        ({"n": 2}, "greedy decoding gives the same"),
-        ({"best_of": 2}, "greedy decoding gives the same"),
-        ({"n": 3, "best_of": 2, "temperature": 1}, "'best_of' is 2"),
-        ({"stop": ""}, "'stop' is"),
-        ({"n": 1025, "temperature": 1}, "1025 sequences: .* up to 1024"),
-        ({"best_of": 1025, "temperature": 1}, "1025 sequences: .* up to 1024"),
-        ({"min_tokens": 4, "max_tokens": 3}, "'min_tokens' is 4: expected at most 'max_tokens', which is 3"),
-        ({"n": 0}, "'n' is 0"),
-        ({"bad": 3.5}, "'bad' is 3.5"),
-    ],
+    rows(__file__, "wrong_parameters_are_refused_when_they_are_made"),
 )
 def test_wrong_parameters_are_refused_when_they_are_made(fields: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message) as refused:

@@ -24,7 +24,7 @@ from djl_trtllm.server.grpc_front_end import GrpcStream, Models, RpcRequests, Ru
 from djl_trtllm.service import Registry
 from djl_trtllm.service.clients import Clients
 from djl_trtllm.telemetry import ServedRequest, Telemetry
-from djl_trtllm.telemetry.request_log import Generated
+from djl_trtllm.telemetry.reports import Generated
 from tests.server.application import application
 from tests.support.in_process import PROMPT, Hosts
 
@@ -242,7 +242,7 @@ async def test_a_defect_is_reported_without_its_message(
         talk = Talk(served.registry)
         talk.send(message())
         await settle()
-        monkeypatch.setattr("djl_trtllm.api.dialects.triton.rpc.output_tensors", broken)
+        monkeypatch.setattr("djl_trtllm.api.dialects.triton.inference.output_tensors", broken)
         hosts.last.step()
         talk.send(None)
         await asyncio.wait_for(talk.task, 30)

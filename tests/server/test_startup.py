@@ -14,7 +14,6 @@ from djl_trtllm import create_app
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, LayoutError
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.server import application
 from djl_trtllm.server.application import Application, Startup, plan_startup
 from djl_trtllm.service import Model, open_source
 from tests.server.application import body
@@ -169,8 +168,8 @@ def test_a_remote_model_is_fetched_while_the_server_listens(monkeypatch: pytest.
         opened.append((text, environ, arguments))
         return "source"
 
-    monkeypatch.setattr(application, "open_remote", open_remote)
-    monkeypatch.setattr(application, "prepare", lambda source: f"prepared {source}")
+    monkeypatch.setattr("djl_trtllm.service.open_remote", open_remote)
+    monkeypatch.setattr("djl_trtllm.service.prepare", lambda source: f"prepared {source}")
     environ = {"OPTION_PREDICT_TIMEOUT": "77"}
     options, [planned], store = plan_startup("acme/tiny-stories", environ, ["max_rolling_batch_size=3"])
     assert (planned.name, planned.source, options.predict_timeout, store) == (
@@ -200,7 +199,7 @@ def test_an_empty_folder_stands_for_the_model_that_a_variable_names(
 
 
 def test_a_remote_model_by_a_variable_has_the_name_of_load_models(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    monkeypatch.setattr(application, "open_remote", lambda text, environ: open_source(model, environ))
+    monkeypatch.setattr("djl_trtllm.service.open_remote", lambda text, environ: open_source(model, environ))
     environ = {"SERVING_LOAD_MODELS": f"fable::MPI={model / 'nowhere'}", "OPTION_MODEL_ID": "acme/tiny"}
     _, [planned], _ = plan_startup(None, environ, found="acme/tiny")
     assert (planned.name, planned.source) == ("fable", "acme/tiny")
@@ -213,7 +212,7 @@ def test_a_remote_model_by_a_variable_has_the_name_of_load_models(monkeypatch: p
 @pytest.fixture(autouse=True)
 def _of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is for a process of the server's own is not done to that of the tests."""
-    monkeypatch.setattr(application, "settle_garbage_collector", lambda: None)
+    monkeypatch.setattr("djl_trtllm.service.settle_garbage_collector", lambda: None)
 
 
 def preparing(tokenizer: Tokenizer, name: str = "story", **options: Any) -> Startup:
@@ -288,16 +287,6 @@ async def test_the_end_refuses_new_requests_and_lets_running_ones_end(hosts: Hos
     assert (await request.end()).status == 200
     assert 5 <= asyncio.get_running_loop().time() < 20
     assert hosts.last.closed
-
-
-async def test_the_end_waits_for_shutdown_timeout_seconds(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    app = Application(Options(shutdown_timeout=7), [preparing(tokenizer)], wait_until_ready=True)
-    async with lifespan(app):
-        request = Client(app).begin("POST", "/invocations", body(100))
-        await until(lambda: bool(hosts.last.submitted))
-        before = asyncio.get_running_loop().time()
-    assert asyncio.get_running_loop().time() - before == pytest.approx(7, abs=1)
-    assert (await request.end()).status == 503
 
 
 async def test_draining_again_waits_for_the_same_end(hosts: Hosts, tokenizer: Tokenizer) -> None:

@@ -14,6 +14,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, InvalidRequestError, OverloadedError, SessionError, TooManyRequestsError
 from djl_trtllm.service import clients as module
 from djl_trtllm.service.clients import Clients, Places, Sessions, open_sessions
+from tests.support.tables import rows
 
 
 def clients(**options: Any) -> Clients:
@@ -115,12 +116,7 @@ def test_proxies_are_addresses_networks_or_any(given: tuple[str, ...], expected:
 
 @pytest.mark.parametrize(
     ("limit", "clients", "taken"),
-    [
-        (8, "aaaaaa", "1111.."),
-        (8, "aaabbbbccc", "11111..1.."),
-        (3, "aabcd", "1.11."),
-        (1, "aab", "1.."),
-    ],
+    rows(__file__, "a_client_has_as_many_places_as_are_free_after_it"),
 )
 def test_a_client_has_as_many_places_as_are_free_after_it(limit: int, clients: str, taken: str) -> None:
     places = Places(limit)

@@ -25,6 +25,7 @@ from djl_trtllm.service import model, open_remote, open_source, plan, prepare, r
 from tests.engines.helpers import gpu_machine, write_checkpoint, write_engine_files, write_tensorrt_engine
 from tests.support import models
 from tests.support.models import scripted_model
+from tests.support.tables import rows
 
 OPENVINO = {"OPTION_BACKEND": "openvino"}
 
@@ -121,13 +122,7 @@ def test_everything_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [
-        ("acme/tiny-stories", "acme_tiny_stories"),
-        ("hf://acme/tiny-stories", "acme_tiny_stories"),
-        ("s3://models/team/story.tar.gz", "story"),
-        ("s3://models/team/my-story/", "my_story"),
-        ("s3://models/X/X", "X"),
-    ],
+    rows(__file__, "a_remote_model_has_the_name_that_djl_gives_it"),
 )
 def test_a_remote_model_has_the_name_that_djl_gives_it(text: str, name: str) -> None:
     assert remote_name(text) == name

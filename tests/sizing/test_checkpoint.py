@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djl_trtllm.errors import LayoutError
-from djl_trtllm.sizing.architecture import expected_tensors
-from djl_trtllm.sizing.checkpoint import CheckpointSizes
+from djl_trtllm.sizing.checkpoint import CheckpointSizes, expected_tensors
 from djl_trtllm.sizing.estimate import GIB, Conditions, Estimate, warnings_of
 from tests.sizing.configs import deepseek, llama, nemotron_h
 from tests.support.hub_server import Hub, hub_server

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djl_trtllm.errors import SizingError
-from djl_trtllm.sizing.architecture import LayerCache
-from djl_trtllm.sizing.checkpoint import CheckpointSizes
+from djl_trtllm.sizing.checkpoint import CheckpointSizes, LayerCache
 from djl_trtllm.sizing.estimate import (
     FITTED,
     GIB,
@@ -99,6 +98,19 @@ def test_ranks_need_buffers_to_communicate(tensor: int, pipeline: int, backend: 
 def test_the_runtime_takes_what_was_fitted_for_an_engine_and_measured_for_pytorch() -> None:
     assert Estimate(LLAMA, Conditions(1), BARE).overhead == 5
     assert 3 * GIB < Estimate(LLAMA, Conditions(1, backend="pytorch"), BARE).overhead < 3.5 * GIB
+
+
+@pytest.mark.parametrize(("backend", "context"), [("tensorrt", 0), ("pytorch", 1644 * MIB // 3)])
+@pytest.mark.parametrize("degrees", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}])
+def test_beside_several_ranks_of_pytorch_the_engine_process_has_a_context(
+    backend: Any, context: int, degrees: dict[str, Any]
+) -> None:
+    alone = Estimate(LLAMA, Conditions(1, backend=backend), BARE)
+    several = Estimate(LLAMA, Conditions(1, backend=backend, **degrees), BARE)
+    assert several.overhead == alone.overhead + context
+
+
+def test_the_constants_of_engines_are_those_of_the_fit() -> None:
     assert EngineConstants(scale=2.4, overhead=2560 * 1024**2, eight_ranks=2816 * 1024**2) == FITTED
 
 
@@ -278,26 +290,6 @@ def test_the_recommended_number_is_at_most_16384() -> None:
     assert found.max_num_tokens > 2 * MOST
     assert found.recommended == MOST
     assert found.sequences_of(4096) == found.sequences_of(4096, MOST)
-
-
-def test_limits_are_widened_as_the_document_says() -> None:
-    wide = Estimate(LLAMA, Conditions(80 * GIB, max_batch_size=512, max_input_len=32_000))
-    assert wide.limits == {
-        "max_num_tokens": MOST,
-        "max_input_len": 32_000,
-        "max_output_len": 4096,
-        "max_rolling_batch_size": 512,
-    }
-    narrow = Estimate(LLAMA, Conditions(int(20 * GIB), max_batch_size=16))
-    assert narrow.limits["max_input_len"] == narrow.limits["max_output_len"] == narrow.recommended < 4096
-    assert narrow.limits["max_rolling_batch_size"] == 256
-
-
-def test_the_batch_is_what_fits_and_what_buffers_are_for() -> None:
-    found = Estimate(LLAMA, Conditions(80 * GIB, max_batch_size=32))
-    assert found.sequences_of(1024) > 32
-    assert found.batch_size(1024) == 32
-    assert found.batch_size(100_000) == found.sequences_of(100_000) < 32
 
 
 def test_a_draft_model_is_on_the_last_stage_and_adapters_are_on_every_one() -> None:

@@ -179,15 +179,7 @@ def test_rows_are_of_unquantised_weights() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [
-        {"num_layers": 33},
-        {"hidden": 4097},
-        {"num_heads": 64},
-        {"num_kv_heads": 4},
-        {"intermediate": 11008},
-        {"vocab_size": 32768},
-        {"vocab_size": None},
-    ],
+    rows("another_shape_is_another_model"),
 )
 def test_another_shape_is_another_model(other: dict[str, int | None]) -> None:
     wanted: Any = other

@@ -161,13 +161,7 @@ def test_tensors_are_summed_by_what_decides_their_division() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "h.0.attn.bias",
-        "gpt_neox.layers.0.attention.masked_bias",
-        "model.layers.0.self_attn.rotary_emb.inv_freq",
-        "model.layers.2.mlp.up_proj.weight",
-        "mtp.layers.0.mlp.up_proj.weight",
-    ],
+    rows("what_an_engine_computes_or_does_not_load_is_left_out"),
 )
 def test_what_an_engine_computes_or_does_not_load_is_left_out(name: str) -> None:
     assert parts_of([WeightTensor(name, "F16", (4, 4))], 2) == ()

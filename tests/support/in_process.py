@@ -192,19 +192,24 @@ class PlayedHost:
     def step(self, times: int = 1) -> None:
         """Iterations of the engine, each with a token for every request that runs."""
         for _ in range(times):
-            self._on_steps([Step(self._executor.step(), self._executor.stats())])
+            self._on_steps([self._stepped()])
 
     def send(self, *deltas: Delta) -> None:
         """An iteration of the test's own."""
-        self._on_steps([Step(list(deltas), self._executor.stats())])
+        self._on_steps([Step.of(deltas, self._executor.stats())])
 
     def die(self, message: str = "it was killed by SIGKILL") -> None:
         """The host's end."""
         self._on_death(ExecutorDiedError(f"the engine process (pid {self.pid}) is gone: {message}"))
 
+    def _stepped(self) -> Step:
+        step = self._executor.step()
+        step.stats = self._executor.stats()
+        return step
+
     def _step_alone(self) -> None:
         # Of what was submitted until now: what comes during an iteration joins the next one, as in an engine.
-        step = Step(self._executor.step(), self._executor.stats())
+        step = self._stepped()
         self._next_step = asyncio.get_running_loop().call_later(self._hosts.step_seconds, self._end_step, step)
 
     def _end_step(self, step: Step) -> None:

@@ -22,9 +22,9 @@ from ray import serve
 from ray.cluster_utils import Cluster
 
 from djl_trtllm.cluster import build
+from djl_trtllm.cluster.application import NODES
 from djl_trtllm.cluster.control import current_cluster
 from djl_trtllm.cluster.machine import files_of_haproxy
-from djl_trtllm.cluster.replica import NODES
 from tests.support.processes import survivors, wait_until
 from tests.support.server import Reachable, environment, free_port
 

@@ -9,7 +9,7 @@ from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.batching.statistics import RequestRecord
 from djl_trtllm.request import FinishReason, GenerationRequest, RequestOrigin, Sampling
 from djl_trtllm.telemetry import ServedRequest
-from djl_trtllm.telemetry.request_log import Asked
+from djl_trtllm.telemetry.reports import Asked
 
 BEGAN = 100.0
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

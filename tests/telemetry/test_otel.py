@@ -17,6 +17,7 @@ from djl_trtllm.request import FinishReason
 from djl_trtllm.telemetry import ServedRequest
 from djl_trtllm.telemetry.otel import DURATION, EACH, FIRST, USAGE, OtelMetrics, SpanTraces, exporter
 from djl_trtllm.version import __version__
+from tests.support.tables import by_table
 from tests.telemetry.requests import BEGAN, TRACEPARENT, served, state
 
 NOW = 112.0
@@ -212,15 +213,7 @@ def test_the_log_gets_the_ids_of_the_trace() -> None:
     assert len(found["span_id"]) == 16
 
 
-@pytest.mark.parametrize(
-    ("environ", "name"),
-    [
-        ({}, "djl-trtllm"),
-        ({"OTEL_SERVICE_NAME": "own"}, "own"),
-        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=own,a=b"}, "own"),
-        ({"OTEL_RESOURCE_ATTRIBUTES": "a=b"}, "djl-trtllm"),
-    ],
-)
+@by_table("environ", "name")
 def test_the_service_has_the_name_that_the_environment_gives_it(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], name: str
 ) -> None:

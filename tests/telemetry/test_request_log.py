@@ -9,7 +9,7 @@ import pytest
 from djl_trtllm.logs import request_id_of
 from djl_trtllm.request import FinishReason, GenerationRequest, Sampling
 from djl_trtllm.telemetry import ServedRequest
-from djl_trtllm.telemetry.request_log import Asked, Generated, RequestLog
+from djl_trtllm.telemetry.reports import Asked, Generated, RequestLog
 from tests.support.virtual_time import in_virtual_time
 from tests.telemetry.requests import served, state
 

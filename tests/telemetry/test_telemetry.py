@@ -17,16 +17,16 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from djl_trtllm.config import load
 from djl_trtllm.errors import ConfigError
-from djl_trtllm.telemetry import ServedRequest, Telemetry, otel
-from djl_trtllm.telemetry import telemetry as telemetry_module
-from djl_trtllm.telemetry.request_log import RequestLog
-from djl_trtllm.telemetry.telemetry import (
+from djl_trtllm.telemetry import ServedRequest, Telemetry, otel, reports
+from djl_trtllm.telemetry.reports import (
     GRPC,
     HTTP,
+    RequestLog,
     Signal,
     open_metrics,
     open_traces,
 )
+from tests.support.tables import by_table
 from tests.telemetry.requests import served, state
 
 # What asks OpenTelemetry for traces and metrics.
@@ -130,15 +130,7 @@ def test_what_does_not_open_is_an_error_with_its_reason(
     assert isinstance(error, ValueError) or f"OTEL_SDK_DISABLED=true switches {signal} off" in problem
 
 
-@pytest.mark.parametrize(
-    ("given", "more", "used"),
-    [
-        ("http://collector:4318", {}, "http://collector:4318/v1/traces"),
-        ("http://collector:4318/", {"OTEL_TRACES_EXPORTER": "none"}, "http://collector:4318/v1/traces"),
-        ("http://collector/own", {}, "http://collector/own"),
-        ("http://collector:4317", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "http://collector:4317"),
-    ],
-)
+@by_table("given", "more", "used")
 def test_traces_go_to_the_endpoint_of_the_option(
     given: str, more: dict[str, str], used: str, exported: list[tuple[str, str, str | None]]
 ) -> None:
@@ -265,7 +257,7 @@ def test_the_end_waits_for_what_is_sent_but_not_for_a_collector_that_does_not_an
 
     joined = threading.Thread.join
     monkeypatch.setattr(threading.Thread, "join", join)
-    monkeypatch.setattr(telemetry_module, "time", SimpleNamespace(monotonic=iter((10.0, 10.0, 12.0, 0, 0, 9)).__next__))
+    monkeypatch.setattr(reports, "time", SimpleNamespace(monotonic=iter((10.0, 10.0, 12.0, 0, 0, 9)).__next__))
     traced, metrics = Waiting(), Measured()
     telemetry_of(None, traced, metrics).close()
     assert not traced.closed

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import rows
 from tools.images import __main__ as command
 from tools.images import contents, stand_ins
 from tools.images.engine import EngineError, count_steps, find_engine
@@ -74,15 +75,7 @@ def test_an_unknown_base_has_no_stand_in() -> None:
 
 @pytest.mark.parametrize(
     ("path", "kind"),
-    [
-        ("/usr/local/lib/python3.12/site-packages/numpy/lib/tests/test_io.py", "tests"),
-        ("/root/.cache/pip/selfcheck/fe30", "a cache"),
-        ("/tmp/left", "a temporary file"),
-        ("/wheels/djl_trtllm-0.1.0-py3-none-any.whl", "a package's archive"),
-        ("/usr/bin/gcc-12", "a compiler"),
-        ("/usr/local/lib/python3.12/site-packages/djl_trtllm/cli.py", None),
-        ("/opt/java/openjdk/bin/java", None),
-    ],
+    rows(__file__, "what_should_not_be_in_an_image"),
 )
 def test_what_should_not_be_in_an_image(path: str, kind: str | None) -> None:
     assert contents.unwanted([path]) == ({path: kind} if kind else {})

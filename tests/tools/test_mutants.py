@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from tests.support.tables import rows
 from tools.mutants import equivalents, mutants_of
 from tools.mutate import NAMESPACE, PACKAGE, ROOT, Suite, chosen, modules, package_of
 
@@ -57,14 +58,7 @@ def test_a_line_has_these_mutants(line: str, mutants: set[str]) -> None:
 
 @pytest.mark.parametrize(
     ("source", "mutant"),
-    [
-        ("def f(a: int, b: int):\n    g(a)", "g(b)"),
-        ("def f(a):\n    a = g()\n    h(a)", "pass"),
-        ("def f(a, b):\n    if a < b: c()", "if a < 1: c()"),
-        ("def f(n):\n    range(n)", "range(1)"),
-        ("class A:\n    def f(self, x):\n        self.x = 1\n        g(x)", "g(self.x)"),
-        ("class A:\n    def f(self, x):\n        g(self.x, x)", "g(x, x)"),
-    ],
+    rows(__file__, "names_statements_and_bounds_are_exchanged"),
 )
 def test_names_statements_and_bounds_are_exchanged(source: str, mutant: str) -> None:
     assert mutant in changes(source)

@@ -20,6 +20,14 @@ def test_{name}():
     seen.touch()
     assert not first
 """
+TWICE = """
+from pathlib import Path
+
+def test_below():
+    seen = Path(__file__ + ".seen")
+    assert not seen.exists()
+    seen.touch()
+"""
 PASSES = "def test_{name}():\n    pass\n"
 TEARDOWN = """
 import pytest
@@ -44,8 +52,10 @@ def run(folder: Path, *sources: str) -> subprocess.CompletedProcess[str]:
     (folder / "scripts" / "test").write_text(program)
     (folder / "scripts" / "test").chmod(0o755)
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:xdist\n")
+    (folder / "tests" / "part" / "below").mkdir()
     for number, source in enumerate(sources):
-        (folder / "tests" / "part" / f"test_{number}.py").write_text(source.format(name=f"number_{number}"))
+        place = "below" if source is TWICE else "."
+        (folder / "tests" / "part" / place / f"test_{number}.py").write_text(source.format(name=f"number_{number}"))
     command = [sys.executable, "-m", "tools.run_tests"]
     environ = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
@@ -56,6 +66,7 @@ def run(folder: Path, *sources: str) -> subprocess.CompletedProcess[str]:
     [
         ([PASSES], True, ""),
         ([PASSES, ONCE], True, "test_number_1"),
+        ([TWICE, ONCE], True, "test_number_1"),
         ([ONCE, ONCE, ONCE], False, "more than 2"),
         ([PASSES, ALWAYS], False, "1 tests failed in the second try"),
         ([PASSES] + [ONCE] * 6, False, "6 tests failed"),
@@ -64,7 +75,7 @@ def run(folder: Path, *sources: str) -> subprocess.CompletedProcess[str]:
         ([ENDS], False, "status"),
         ([], False, "status 5"),
     ],
-    ids=["passes", "once", "three", "twice", "many", "teardown", "shared", "crash", "none"],
+    ids=["passes", "once", "below", "three", "twice", "many", "teardown", "shared", "crash", "none"],
 )
 def test_a_failed_test_has_a_second_try_with_its_directory(
     sources: list[str], passes: bool, said: str, tmp_path: Path

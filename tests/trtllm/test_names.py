@@ -13,12 +13,11 @@ from tests.trtllm.conftest import START_SECONDS, Installation
 
 pytestmark = pytest.mark.timeout(START_SECONDS + 60)
 
-# Where the fake is simpler than the real package; see tests/tools/tensorrt_llm/test_check.py.
-FAKES_OWN = ("generate_async", "LoadFormat", "SpeculativeDecodingMode")
-
 
 def test_the_table_is_what_is_there(installation: Installation) -> None:
     """Names that were not seen are no failure: the report lists them, and nothing calls them verified."""
+    if installation.is_fake:
+        pytest.skip("tests/tools/tensorrt_llm/test_check.py compares the fake")
     process = subprocess.run(
         [sys.executable, "-m", "tools.tensorrt_llm.check"],
         cwd=Path(__file__).parents[2],  # where tools/ is
@@ -29,9 +28,4 @@ def test_the_table_is_what_is_there(installation: Installation) -> None:
     )
     print(process.stdout)
     assert f"TensorRT-LLM {installation.version}, imported from" in process.stdout, process.stderr
-    owner, differences = "", []
-    for line in process.stdout.splitlines():
-        owner = line.partition(":")[0] if not line.startswith(" ") else owner
-        if line.startswith("  different") and not (installation.is_fake and owner in FAKES_OWN):
-            differences.append(f"{owner}: {line.strip()}")
-    assert not differences, "\n".join(differences)
+    assert "\n  different" not in process.stdout

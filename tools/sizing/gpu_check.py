@@ -51,23 +51,17 @@ def _gpus(torch: Any, states: tuple[GpuState, ...]) -> Iterator[str]:
     print(f"torch {torch.__version__}, {torch.cuda.device_count()} GPUs; NVML: {len(states)} GPUs")
     for index, gpu in enumerate(states[: torch.cuda.device_count()]):
         free, total = torch.cuda.mem_get_info(index)
-        told = torch.cuda.get_device_properties(index)
         reached = tuple(
             other
             for other in range(torch.cuda.device_count())
             if other != index and torch.cuda.can_device_access_peer(index, other)
         )
         rows = [
-            ("name", gpu.name, told.name, gpu.name == told.name),
-            ("architecture", gpu.compute_capability, (told.major, told.minor), None),
             ("total GiB", f"{gpu.total / GIB:.2f}", f"{total / GIB:.2f}", abs(gpu.total / total - 1) <= _NEAR),
             ("free GiB", f"{gpu.free / GIB:.2f}", f"{free / GIB:.2f}", abs(gpu.free - free) <= _NEAR * gpu.total),
             ("peers", gpu.peers, reached, None),
         ]
-        print(
-            f"GPU {index}: {gpu.nvlinks} NVLinks, to GPUs {gpu.nvlink_peers}, "
-            f"PCIe {gpu.pcie_generation} x{gpu.pcie_width}"
-        )
+        print(f"GPU {index}: {torch.cuda.get_device_properties(index).name}")
         for what, read, seen, right in rows:
             good = read == seen if right is None else right
             line = f"{'same' if good else 'differs'}: {what}: NVML {read}, torch {seen}"

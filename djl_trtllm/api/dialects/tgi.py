@@ -17,22 +17,10 @@ from typing import Any
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api.base import (
-    Call,
-    CollectedSequence,
-    Dialect,
-    ModelContext,
-    ModelStatus,
-    Operation,
-    Prompt,
-    RawRequest,
-    Reply,
-    WholeEncoder,
-    dump_line,
-    nearest_row,
-)
+from djl_trtllm.api import base
+from djl_trtllm.api.base import dump_line
 from djl_trtllm.api.front_end import HUGGING_FACE_ERRORS
-from djl_trtllm.api.openapi import EVENTS, INTEGER, NULL, STRING, list_of, members
+from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import (
     BOOLEAN,
     IGNORED,
@@ -47,7 +35,6 @@ from djl_trtllm.api.parameters import (
     show,
 )
 from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING, generation_request, read_sampling
-from djl_trtllm.config import Options
 from djl_trtllm.request import FINISH_WORDS, OutputChunk, SequenceResult, Token
 from djl_trtllm.version import __version__
 
@@ -59,7 +46,7 @@ _ERROR_TYPES: dict[type[errors.RequestError], str] = {
 
 
 def _error_body(message: str, error: errors.RequestError | None) -> dict[str, str]:
-    return {"error": message, "error_type": nearest_row(_ERROR_TYPES, error)}
+    return {"error": message, "error_type": base.nearest_row(_ERROR_TYPES, error)}
 
 
 # Source: `generate_internal` in `router/src/server.rs` of TGI (003eaec). Its `x-compute-type` is the name of the
@@ -126,7 +113,7 @@ class Shown:
     input_length: int = 0
     prompt_tokens: Sequence[Token] = ()
 
-    def begin(self, prompt: Prompt) -> None:
+    def begin(self, prompt: base.Prompt) -> None:
         self.inputs, self.input_length = prompt.text, prompt.length
         if self.prefill:
             self.prompt_tokens = prompt.tokens
@@ -135,7 +122,7 @@ class Shown:
         return self.inputs + generated if self.full_text else generated
 
 
-class GenerateEncoder(WholeEncoder):
+class GenerateEncoder(base.WholeEncoder):
     """`{"generated_text", "details"?}`."""
 
     def __init__(self, shown: Shown, timing: Timing) -> None:
@@ -144,7 +131,7 @@ class GenerateEncoder(WholeEncoder):
         self._timing = timing
         self.wants_prompt_tokens = shown.prefill
 
-    def begin(self, prompt: Prompt) -> None:
+    def begin(self, prompt: base.Prompt) -> None:
         self._shown.begin(prompt)
         self._timing.tokenised(prompt.length)
 
@@ -165,7 +152,7 @@ class GenerateEncoder(WholeEncoder):
                 ]
         return orjson.dumps([response] if self._shown.as_list else response)
 
-    def _details(self, sequence: CollectedSequence) -> dict[str, Any]:
+    def _details(self, sequence: base.CollectedSequence) -> dict[str, Any]:
         assert sequence.finished is not None
         return {
             **_end(sequence.finished),
@@ -174,19 +161,18 @@ class GenerateEncoder(WholeEncoder):
         }
 
 
-class GenerateStreamEncoder:
+class GenerateStreamEncoder(base.ResponseEncoder):
     """Events `{"index", "token", "generated_text", "details"}`; the last has the whole text, and details if wanted."""
 
     stream = True
     content_type = "text/event-stream"
-    wants_prompt_tokens = False
 
     def __init__(self, shown: Shown) -> None:
         self._shown = shown
         self._texts: list[str] = []
         self._last_id = -1
 
-    def begin(self, prompt: Prompt) -> None:
+    def begin(self, prompt: base.Prompt) -> None:
         self._shown.begin(prompt)
 
     def encode(self, chunk: OutputChunk) -> bytes:
@@ -267,65 +253,7 @@ FIELDS = Table(
 """The body."""
 
 
-def parse(request: RawRequest, options: Options) -> Call:
-    """Read a body. On `/generate_stream` the response is a stream, on `/` if `stream` says so. Raises
-    InvalidRequestError.
-    """
-    payload, problems = read_object(request, "inputs"), Problems.of(options)
-    fields = FIELDS.read(payload, problems, "field")
-    inputs: str = fields.get("inputs", "")
-    check_text(payload, "inputs", problems)
-    parameters: Any = payload.get("parameters")
-    if parameters is None:
-        parameters = {}
-    elif type(parameters) is not dict:
-        problems.invalid.append(f"'parameters' is {show(parameters)}: expected an object")
-        parameters = {}
-    values = PARAMETERS.read(parameters, problems, "parameter")
-    values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
-    if "best_of" in values:
-        values.setdefault("n", values["best_of"])
-    sampling = read_sampling(values, problems, ranked=True)
-    stream = request.path == "/generate_stream" or (request.path == "/" and fields.get("stream", False))
-    if stream and sampling.sequences > 1:
-        problems.invalid.append("'best_of' is above 1: expected 1 in a stream, where the best is not known")
-    if stream and values.get("prefill"):
-        problems.invalid.append("'decoder_input_details' is true: expected false in a stream")
-    problems.raise_any()
-    shown = Shown(
-        # As TGI: the tokens of the prompt have their place in the details.
-        details=values.get("details", False) or values.get("prefill", False) or sampling.n > 1,
-        full_text=values.get("return_full_text", False),
-        prefill=values.get("prefill", False),
-        as_list=request.path == "/",
-        n=sampling.n,
-    )
-    generation = generation_request(values, sampling, stream or shown.details, prompt=inputs)
-    if stream:
-        return Call((generation,), GenerateStreamEncoder(shown), (*problems.headers, *stream_headers(len(inputs))))
-    encoder = GenerateEncoder(shown, Timing(len(inputs)))
-    return Call((generation,), encoder, problems.headers, encoder.headers)
-
-
-_GENERATED = members({"generated_text": STRING}, optional={"details": {"type": "object"}})
-_EXAMPLE = {"inputs": "The wolf", "parameters": {"max_new_tokens": 16}}
-_INFO = members(
-    {
-        "model_id": STRING,
-        "model_sha": NULL,
-        "model_pipeline_tag": STRING,
-        "max_concurrent_requests": INTEGER,
-        "max_best_of": INTEGER,
-        "max_stop_sequences": INTEGER,
-        "max_input_tokens": INTEGER,
-        "max_total_tokens": INTEGER,
-        "router": STRING,
-        "version": STRING,
-    }
-)
-
-
-class Tgi(Dialect):
+class Tgi(base.Dialect):
     """`/generate`, `/generate_stream`, and `POST /`, which is either; `/info` and `/health`."""
 
     paths = ("/generate", "/generate_stream", "/")
@@ -341,34 +269,14 @@ class Tgi(Dialect):
         }
     )
     tables = dict.fromkeys(paths, (FIELDS,))
-    descriptions = MappingProxyType(
-        {
-            "/generate": Operation(
-                "Generate from a prompt", responses={"application/json": _GENERATED}, example=_EXAMPLE
-            ),
-            "/generate_stream": Operation(
-                "Generate from a prompt as server-sent events",
-                responses={"text/event-stream": EVENTS},
-                example=_EXAMPLE,
-            ),
-            "/": Operation(
-                "Generate from a prompt, whole or with `stream` as server-sent events",
-                responses={"application/json": list_of(_GENERATED), "text/event-stream": EVENTS},
-                example=_EXAMPLE,
-            ),
-            "GET /info": Operation("The model and its limits", responses={"application/json": _INFO}),
-            "GET /health": Operation(
-                "Whether every model is ready", responses={"text/plain": STRING}, errors={503: "A model is not ready"}
-            ),
-        }
-    )
+    descriptions = read_operations("tgi.toml")
 
-    def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+    def page(self, request: base.RawRequest, models: Sequence[base.ModelStatus]) -> base.Reply:
         """`/health` is 200 with an empty body when every model is ready; `/info` describes the only model."""
         if request.path == "/health":
             if models and all(model.ready for model in models):
-                return Reply(200, "text/plain", b"")
-            return Reply.json({"error": "unhealthy", "error_type": "healthcheck"}, 503)
+                return base.Reply(200, "text/plain", b"")
+            return base.Reply.json({"error": "unhealthy", "error_type": "healthcheck"}, 503)
         if len(models) != 1:
             names = ", ".join(model.name for model in models) or "none"
             raise errors.UnknownModelError(f"/info describes the only model; loaded: {names}", name=None)
@@ -376,7 +284,7 @@ class Tgi(Dialect):
         if model.context is None:
             raise errors.NotReadyError(f"model {model.name} is still loading", retry_after=10)
         options = model.context.options
-        return Reply.json(
+        return base.Reply.json(
             {
                 "model_id": model.name,
                 "model_sha": None,
@@ -391,8 +299,44 @@ class Tgi(Dialect):
             }
         )
 
-    def parse(self, request: RawRequest, model: ModelContext) -> Call:
-        return parse(request, model.options)
+    def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
+        """See `Dialect`. On `/generate_stream` the response is a stream, on `/` if `stream` says so."""
+        payload, problems = read_object(request, "inputs"), Problems.of(model.options)
+        fields = FIELDS.read(payload, problems, "field")
+        inputs: str = fields.get("inputs", "")
+        check_text(payload, "inputs", problems)
+        parameters: Any = payload.get("parameters")
+        if parameters is None:
+            parameters = {}
+        elif type(parameters) is not dict:
+            problems.invalid.append(f"'parameters' is {show(parameters)}: expected an object")
+            parameters = {}
+        values = PARAMETERS.read(parameters, problems, "parameter")
+        values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
+        if "best_of" in values:
+            values.setdefault("n", values["best_of"])
+        sampling = read_sampling(values, problems, ranked=True)
+        stream = request.path == "/generate_stream" or (request.path == "/" and fields.get("stream", False))
+        if stream and sampling.sequences > 1:
+            problems.invalid.append("'best_of' is above 1: expected 1 in a stream, where the best is not known")
+        if stream and values.get("prefill"):
+            problems.invalid.append("'decoder_input_details' is true: expected false in a stream")
+        problems.raise_any()
+        shown = Shown(
+            # As TGI: the tokens of the prompt have their place in the details.
+            details=values.get("details", False) or values.get("prefill", False) or sampling.n > 1,
+            full_text=values.get("return_full_text", False),
+            prefill=values.get("prefill", False),
+            as_list=request.path == "/",
+            n=sampling.n,
+        )
+        generation = generation_request(values, sampling, stream or shown.details, prompt=inputs)
+        if stream:
+            return base.Call(
+                (generation,), GenerateStreamEncoder(shown), (*problems.headers, *stream_headers(len(inputs)))
+            )
+        encoder = GenerateEncoder(shown, Timing(len(inputs)))
+        return base.Call((generation,), encoder, problems.headers, encoder.headers)
 
     def error_body(self, message: str, error: errors.RequestError | None) -> object:
         return _error_body(message, error)

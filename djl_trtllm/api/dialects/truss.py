@@ -15,20 +15,8 @@ from typing import Any
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api.base import (
-    BaseEncoder,
-    Call,
-    Dialect,
-    ModelContext,
-    ModelStatus,
-    Operation,
-    RawRequest,
-    Reply,
-    ResponseEncoder,
-    WholeEncoder,
-    nearest_row,
-)
-from djl_trtllm.api.openapi import STRING, members
+from djl_trtllm.api import base
+from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import (
     BOOLEAN,
     IGNORED,
@@ -62,7 +50,7 @@ _ERROR_CODES: dict[type[errors.RequestError], str] = {
 """Baseten's error codes."""
 
 
-class TextEncoder(BaseEncoder):
+class TextEncoder(base.ResponseEncoder):
     """Raw text, in the pieces in which it is generated.
 
     Raw text cannot express a failure: the body then has no end. (Truss's template puts an error object into the text,
@@ -78,7 +66,7 @@ class TextEncoder(BaseEncoder):
         return "".join([token.text for token in chunk.tokens]).encode()
 
 
-class WholeTextEncoder(WholeEncoder):
+class WholeTextEncoder(base.WholeEncoder):
     """`{"text"}` at the end."""
 
     def __init__(self) -> None:
@@ -111,40 +99,7 @@ FIELDS = Table(
 )
 
 
-def parse(request: RawRequest, options: Options) -> Call:
-    """Read the body. Raises InvalidRequestError."""
-    payload, problems = read_object(request, "prompt"), Problems.of(options)
-    values = FIELDS.read(payload, problems, "field")
-    prompt: str | None = values.get("prompt")
-    messages: list[dict[str, Any]] | None = None
-    if payload.get("messages") is not None:
-        messages = read_messages(payload["messages"], problems)
-        if prompt is not None:
-            problems.invalid.append("'prompt' and 'messages' are both given: expected one of them")
-    else:
-        check_text(payload, "prompt", problems)
-    values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
-    sampling = read_sampling(values, problems)
-    stream: bool = values.get("stream", True)
-    if stream and sampling.beam_width > 1:
-        problems.invalid.append(
-            f"'beam_width' is {sampling.beam_width} and 'stream' not false: which beam is the best is known only at "
-            "the end, expected a beam_width of 1 or 'stream' to be false"
-        )
-    problems.raise_any()
-    encoder: ResponseEncoder = TextEncoder() if stream else WholeTextEncoder()
-    generation = generation_request(values, sampling, False, prompt=None if messages else prompt, messages=messages)
-    return Call((generation,), encoder, problems.headers)
-
-
-_PREDICT = Operation(
-    "Generate from a prompt: raw text as it comes, or `text` at the end if `stream` is false",
-    responses={"application/octet-stream": STRING, "application/json": members({"text": STRING})},
-    example={"prompt": "The wolf", "max_tokens": 16},
-)
-
-
-class Truss(Dialect):
+class Truss(base.Dialect):
     """`:predict` of a Truss server, and `/predict` of Baseten's gateway. The model's name in a Truss is `model`."""
 
     paths = ("/v1/models/{model}:predict", "/predict")
@@ -153,31 +108,45 @@ class Truss(Dialect):
     aliases = frozenset({"model"})
     statuses = MappingProxyType({errors.OverloadedError: 429, errors.NotReadyError: 503})
     tables = dict.fromkeys(paths, (FIELDS,))
-    descriptions = MappingProxyType(
-        {
-            **dict.fromkeys(paths, _PREDICT),
-            "GET /v1/models/{model}/loaded": Operation(
-                "Whether the model is ready", responses={"application/json": members({})}
-            ),
-        }
-    )
+    descriptions = read_operations("truss.toml")
 
-    def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+    def page(self, request: base.RawRequest, models: Sequence[base.ModelStatus]) -> base.Reply:
         """An empty object when the model is ready."""
         for model in models:
             if not model.ready:
                 raise errors.NotReadyError(f"Model with name {model.name} is not ready.")
-        return Reply.json({})
+        return base.Reply.json({})
 
-    def parse(self, request: RawRequest, model: ModelContext) -> Call:
-        return parse(request, model.options)
+    def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
+        payload, problems = read_object(request, "prompt"), Problems.of(model.options)
+        values = FIELDS.read(payload, problems, "field")
+        prompt: str | None = values.get("prompt")
+        messages: list[dict[str, Any]] | None = None
+        if payload.get("messages") is not None:
+            messages = read_messages(payload["messages"], problems)
+            if prompt is not None:
+                problems.invalid.append("'prompt' and 'messages' are both given: expected one of them")
+        else:
+            check_text(payload, "prompt", problems)
+        values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
+        sampling = read_sampling(values, problems)
+        stream: bool = values.get("stream", True)
+        if stream and sampling.beam_width > 1:
+            problems.invalid.append(
+                f"'beam_width' is {sampling.beam_width} and 'stream' not false: which beam is the best is known only "
+                "at the end, expected a beam_width of 1 or 'stream' to be false"
+            )
+        problems.raise_any()
+        encoder: base.ResponseEncoder = TextEncoder() if stream else WholeTextEncoder()
+        generation = generation_request(values, sampling, False, prompt=None if messages else prompt, messages=messages)
+        return base.Call((generation,), encoder, problems.headers)
 
     def error_body(self, message: str, error: errors.RequestError | None) -> object:
         return {"error": message if error is not None else "Internal Server Error, see the server's log."}
 
-    def encode_error(self, error: BaseException, options: Options) -> Reply:
+    def encode_error(self, error: BaseException, options: Options) -> base.Reply:
         reply = super().encode_error(error, options)
-        code = nearest_row(_ERROR_CODES, error) if isinstance(error, errors.RequestError) else _SERVER
+        code = base.nearest_row(_ERROR_CODES, error) if isinstance(error, errors.RequestError) else _SERVER
         return reply._replace(headers=(_SOURCE, (_CODE, code), *reply.headers))
 
 

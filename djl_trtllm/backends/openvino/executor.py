@@ -22,7 +22,7 @@ from djl_trtllm.backends.openvino.compile import NO_ATTENTION, has_tokenizer
 from djl_trtllm.backends.openvino.guides import CompiledGuides, GuideCompiler, read_vocabulary, structured_output
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS
 from djl_trtllm.executor.guides import GuideGate
-from djl_trtllm.executor.protocol import Delta, Feature, Limits, Refusal, Stats, Submit, Try
+from djl_trtllm.executor.protocol import Feature, Limits, Refusal, Stats, Step, Submit, Try
 from djl_trtllm.request import FinishReason
 
 _GUIDE_PROGRAM = "djl_trtllm.backends.openvino.guides"
@@ -163,7 +163,8 @@ class OpenVinoExecutor:
                 f"{NO_ATTENTION}: the model in {engine_dir} has no attention layers whose KV cache could be paged"
             ) from error
         self._sequences: dict[int, _Sequence] = {}
-        self._ended: list[Delta] = []
+        self._ended = Step()
+        """The next step: what has ended outside of an iteration."""
         self._prefixes = (
             PrefixCacheMirror(capacity=num_kv_blocks, block_size=BLOCK_TOKENS) if enable_prefix_caching else None
         )
@@ -195,7 +196,7 @@ class OpenVinoExecutor:
     @property
     def busy(self) -> bool:
         # A cancelled request's blocks are given back at the end of the next step.
-        return bool(self._sequences or self._ended or self._guides or self._pipeline.has_non_finished_requests())
+        return bool(self._sequences or self._ended.ends or self._guides or self._pipeline.has_non_finished_requests())
 
     def submit(self, request: Submit) -> None:
         sampling = request.sampling
@@ -216,7 +217,7 @@ class OpenVinoExecutor:
         if isinstance(request, Submit):
             self._add(request)
         else:
-            self._ended.append(Delta(request.request_id, [], finish=FinishReason.STOP))
+            self._ended.end(request.request_id, FinishReason.STOP)
 
     def _add(self, request: Submit) -> None:
         prompt = np.array([request.prompt_ids], dtype=np.int64)
@@ -229,7 +230,7 @@ class OpenVinoExecutor:
         self._sequences[request.request_id] = _Sequence(handle, request, cached)
 
     def _reject(self, request: Submit | Try, error: str | Refusal) -> None:
-        self._ended.append(Delta(request.request_id, [], finish=FinishReason.ERROR, error=error))
+        self._ended.end(request.request_id, FinishReason.ERROR, error)
 
     def cancel(self, request_id: int) -> None:
         sequence = self._sequences.get(request_id)
@@ -237,21 +238,17 @@ class OpenVinoExecutor:
             sequence.cancelled = True
             sequence.handle.cancel()
         elif self._guides is not None and self._guides.cancel(request_id) is not None:
-            self._ended.append(Delta(request_id, [], finish=FinishReason.CANCELLED))
+            self._ended.end(request_id, FinishReason.CANCELLED)
 
-    def step(self) -> list[Delta]:
+    def step(self) -> Step:
         if self._guides:
             self._guides.advance(0.0 if self._pipeline.has_non_finished_requests() else _WAIT_SECONDS)
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
-        deltas, self._ended = self._ended, []
+        step, self._ended = self._ended, Step()
         for request_id, sequence in list(self._sequences.items()):
-            delta = self._collect(request_id, sequence)
-            if delta is not None:
-                deltas.append(delta)
-                if delta.finish:
-                    del self._sequences[request_id]
-        return deltas
+            self._collect(request_id, sequence, step)
+        return step
 
     def stats(self) -> Stats:
         # The pipeline's figures are those of its last schedule, stale when it has nothing to run.
@@ -260,30 +257,31 @@ class OpenVinoExecutor:
         stats = Stats(len(self._sequences), usage, kv_blocks=blocks, kv_blocks_used=round(usage * blocks))
         return stats if self._guides is None else self._guides.count_in(stats)
 
-    def _collect(self, request_id: int, sequence: _Sequence) -> Delta | None:
+    def _collect(self, request_id: int, sequence: _Sequence, step: Step) -> None:
         if sequence.cancelled:
-            return self._end(sequence, Delta(request_id, [], finish=FinishReason.CANCELLED))
+            return self._end(request_id, step, FinishReason.CANCELLED)
         handle = sequence.handle
         # read() with nothing queued blocks for ever, with the GIL held.
         if not handle.can_read():
             if handle.get_status() == GenerationStatus.IGNORED:
                 error = "the engine dropped the request: its KV cache is over-committed"
-                return self._end(sequence, Delta(request_id, [], finish=FinishReason.ERROR, error=error))
+                self._end(request_id, step, FinishReason.ERROR, error)
             return None
         (output,) = handle.read().values()
-        delta = Delta(request_id, output.generated_ids, output.generated_log_probs if sequence.logprobs else None)
+        token_ids = output.generated_ids
+        step.add(request_id, token_ids, output.generated_log_probs if sequence.logprobs else None)
         if sequence.cached_tokens:
-            delta.cached_tokens, sequence.cached_tokens = sequence.cached_tokens, 0
+            step.cached[request_id], sequence.cached_tokens = sequence.cached_tokens, 0
         if self._prefixes:
-            sequence.token_ids += delta.token_ids
+            sequence.token_ids += token_ids
         reason = output.finish_reason
         if reason != GenerationFinishReason.NONE:
-            delta.finish = FinishReason.LENGTH if reason == _LENGTH else FinishReason.STOP
-            self._end(sequence, delta)
-        return delta
+            self._end(request_id, step, FinishReason.LENGTH if reason == _LENGTH else FinishReason.STOP)
+        return None
 
-    def _end(self, sequence: _Sequence, delta: Delta) -> Delta:
+    def _end(self, request_id: int, step: Step, finish: FinishReason, error: str | None = None) -> None:
+        sequence = self._sequences.pop(request_id)
+        step.end(request_id, finish, error)
         if self._prefixes and sequence.token_ids:
             # The KV cache of the last token is never computed.
             self._prefixes.remember(sequence.token_ids[:-1])
-        return delta

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from djl_trtllm.executor.protocol import Delta, Feature, Limits, Stats, Submit
+from djl_trtllm.executor.protocol import Feature, Limits, Stats, Step, Submit
 from djl_trtllm.request import FinishReason
 
 FEATURES: frozenset[str] = frozenset(
@@ -110,16 +110,15 @@ class ScriptedExecutor:
         if request_id in self._sequences:
             self._sequences[request_id].cancelled = True
 
-    def step(self) -> list[Delta]:
+    def step(self) -> Step:
         self._wait_for_turn()
         self._require_memory()
-        deltas = []
-        for request_id, sequence in list(self._sequences.items()):
-            delta = self._advance(request_id, sequence)
-            deltas.append(delta)
-            if delta.finish:
-                del self._sequences[request_id]
-        return deltas
+        step = Step()
+        for sequence in self._sequences.values():
+            self._advance(sequence, step)
+        for end in step.ends:
+            del self._sequences[end.request_id]
+        return step
 
     def stats(self) -> Stats:
         running = len(self._sequences)
@@ -138,14 +137,16 @@ class ScriptedExecutor:
             self._next_step += 1 / self._script.steps_per_second
             time.sleep(max(0.0, self._next_step - time.monotonic()))
 
-    def _advance(self, request_id: int, sequence: _Sequence) -> Delta:
-        if sequence.cancelled:
-            return Delta(request_id, [], finish=FinishReason.CANCELLED)
+    def _advance(self, sequence: _Sequence, step: Step) -> None:
         request = sequence.request
+        if sequence.cancelled:
+            step.end(request.request_id, FinishReason.CANCELLED)
+            return
         for fault in self._script.faults:
             if fault.at_token == sequence.emitted and fault.max_new_tokens in (None, request.sampling.max_new_tokens):
                 if fault.action == "error":
-                    return Delta(request_id, [], finish=FinishReason.ERROR, error="scripted error")
+                    step.end(request.request_id, FinishReason.ERROR, "scripted error")
+                    return
                 _fail(fault)
         token_id = sequence.period[sequence.emitted % len(sequence.period)]
         finish: FinishReason | None = None
@@ -156,7 +157,9 @@ class ScriptedExecutor:
         sequence.emitted += 1
         if finish is None and sequence.emitted >= request.sampling.max_new_tokens:
             finish = FinishReason.LENGTH
-        return Delta(request_id, [token_id], [-0.5] if request.logprobs else None, finish)
+        step.add(request.request_id, (token_id,), (-0.5,) if request.logprobs else None)
+        if finish is not None:
+            step.end(request.request_id, finish)
 
 
 def _period(token_ids: list[int]) -> list[int]:

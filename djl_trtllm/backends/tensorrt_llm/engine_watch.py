@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,15 +14,24 @@ from msgspec.structs import replace
 from djl_trtllm.executor.protocol import Stats, Submit
 from djl_trtllm.request import Sampling
 
+LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
+"""`trtllm-llmapi-launch` sets this variable to 1: there are ranks already, on other machines too."""
 _MODULES = ("mpi4py", "tensorrt_llm")
 
 
 def ranks_below() -> list[psutil.Process]:
-    """The ranks below this process, once the engine is loaded; the death of one means that the engine is lost.
-
-    Ranks that a launcher started (mpirun, trtllm-llmapi-launch) are not below it, and are not watched.
-    """
+    """The ranks below this process, once the engine is loaded; the death of one means that the engine is lost."""
     return [process for process in psutil.Process().children(recursive=True) if is_rank(process)]
+
+
+def launched_ranks() -> list[psutil.Process]:
+    """The ranks of trtllm-llmapi-launch on this machine, of which the leader is beside this process or its parents."""
+    if os.environ.get(LAUNCHED) == "1":
+        for above in psutil.Process().parents():
+            with contextlib.suppress(psutil.Error):  # it has ended
+                if ranks := [process for process in (above, *above.children(recursive=True)) if is_rank(process)]:
+                    return ranks
+    return []
 
 
 def dead(ranks: list[psutil.Process]) -> list[int]:
@@ -29,7 +40,9 @@ def dead(ranks: list[psutil.Process]) -> list[int]:
 
 
 def is_rank(process: psutil.Process) -> bool:
-    """Return whether this is a process of MPI that runs TensorRT-LLM's tasks (`python -m mpi4py.futures.server`).
+    """Return whether this is a process of MPI that runs TensorRT-LLM's tasks.
+
+    They are `python -m mpi4py.futures.server` and a launcher's `python -m tensorrt_llm.llmapi.mgmn_leader_node`.
 
     Others below may end at any time, such as the compilers of kernels, whose arguments have TensorRT-LLM's folders.
     """

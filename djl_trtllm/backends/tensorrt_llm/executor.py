@@ -1,4 +1,4 @@
-"""TensorRT-LLM's LLM, driven by the process's event loop: ids in, deltas out."""
+"""TensorRT-LLM's LLM, driven by the process's event loop: ids in, steps out."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from djl_trtllm.backends.tensorrt_llm.engine_watch import (
     IterationStatistics,
     background_error,
     dead,
+    launched_ranks,
     probe_of,
     ranks_below,
     trouble_of,
@@ -133,7 +134,8 @@ class TensorRtLlmExecutor:
         self._warms_up = warm_up
         self._reads_statistics = iteration_stats
         self._statistics = IterationStatistics(counts_queued=backend == "tensorrt")
-        self._ranks = ranks_below()
+        below = ranks_below()
+        self._ranks = [*below, *launched_ranks()]
         self._requests: dict[int, RunningRequest] = {}
         self._unanswered: list[RunningRequest] = []
         """Aborted requests that have ended for the server, while the engine may be silent since before their abort."""
@@ -170,7 +172,7 @@ class TensorRtLlmExecutor:
             "TensorRT-LLM": version,
             "backend": backend,
             "GPUs": gpus,
-            "worker processes": len(self._ranks),
+            "worker processes": len(below),
         }
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -314,15 +316,14 @@ class TensorRtLlmExecutor:
         self._end(message, FinishReason.ERROR, refusal)
 
     def _end(self, message: Submit | Try, finish: FinishReason, error: Refusal | None = None) -> None:
-        """The terminal delta of what did not reach the engine; a guide has no beams."""
-        delta = self._step_buffer.extend(message.request_id, [], None)
-        delta.finish, delta.error = finish, error
+        """End what did not reach the engine; a guide has no beams."""
+        self._step_buffer.step.end(message.request_id, finish, error)
 
     def _made(self, message: Submit) -> RunningRequest:
         return RunningRequest(message, self._step_buffer, self._heartbeat, self._end_id, self._settle)
 
     def cancel(self, request_id: int) -> None:
-        """End a request early; unknown ids are ignored. Its terminal delta comes with the engine's last response."""
+        """End a request early; unknown ids are ignored. Its end comes with the engine's last response."""
         if self._guides is not None and (held := self._guides.cancel(request_id)) is not None:
             self._end(held, FinishReason.CANCELLED)
             return

@@ -9,13 +9,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 import psutil
 
-from djl_trtllm.backends.tensorrt_llm.engine_watch import is_alive, is_rank
+from djl_trtllm.backends.tensorrt_llm.engine_watch import dead, is_alive, is_rank, launched_ranks
 from djl_trtllm.model.work_directory import folder_in_memory
 
 T = TypeVar("T")
@@ -49,6 +50,8 @@ _SPAWN_SECONDS = 40.0
 """MPI's daemon starts the ranks within a second or two; they import TensorRT-LLM later."""
 _JOIN_SECONDS = 5.0
 _UNWINDING_SECONDS = 10.0
+_WORDS_SECONDS = 10.0
+"""So long a launcher's rank has to say why it failed, and the leader to tell the engine process if it failed too."""
 _STATUS = 3
 
 
@@ -118,7 +121,7 @@ def watched_ranks() -> Iterator[None]:
     thread = threading.Thread(target=watch.run, name="rank-watch", daemon=True)
     thread.start()
     try:
-        with _bounded_pools(watch):
+        with _bounded_pools(watch), _guarded_launcher(watch):
             yield
     except Exception:
         if watch.error is not None:
@@ -164,6 +167,53 @@ def _bounded_pools(watch: _Watch) -> Iterator[None]:
         pool.submit, pool.shutdown = submit, shutdown
 
 
+@contextlib.contextmanager
+def _guarded_launcher(watch: _Watch) -> Iterator[None]:
+    """Send TensorRT-LLM's workers to a launcher's ranks inside `run_on_rank`; nobody says what becomes of them."""
+    if not watch.launched:
+        yield
+        return
+    session = import_module("tensorrt_llm.llmapi.mpi_session").RemoteMpiCommSessionClient
+    submit = session.submit
+
+    def guarding(self: Any, task: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if "worker_cls" in options:
+            return submit(self, run_on_rank, task, *args, **options)
+        return submit(self, task, *args, **options)
+
+    session.submit = guarding
+    try:
+        yield
+    finally:
+        session.submit = submit
+
+
+def run_on_rank(task: Callable[..., T], *args: Any, worker_cls: Callable[..., Any], **options: Any) -> T:
+    """Run `worker_main` (executor/worker.py) on a launcher's rank; all ranks end if this one cannot make its worker.
+
+    TensorRT-LLM logs the error, and the rank waits in a barrier for the others, which wait for it in a collective
+    operation of the load.
+    """
+
+    def make(*worker_args: Any, **worker_options: Any) -> Any:
+        try:
+            return worker_cls(*worker_args, **worker_options)
+        except Exception:
+            end = threading.Timer(_WORDS_SECONDS, _end_all_ranks)
+            end.daemon = True
+            end.start()
+            raise
+
+    return task(*args, worker_cls=make, **options)
+
+
+def _end_all_ranks() -> None:
+    from mpi4py import MPI
+
+    print("a rank cannot load the model (above), and the others wait for it: all ranks end", flush=True)
+    MPI.COMM_WORLD.Abort(_STATUS)
+
+
 class _Watch:
     """Looks for ranks that end or do not come."""
 
@@ -171,6 +221,7 @@ class _Watch:
         self.error: RankError | None = None
         self.tasks: list[Future[Any]] = []
         self.over = threading.Event()
+        self.launched = launched_ranks()
 
     def fail(self, error: RankError) -> None:
         if self.error is None:
@@ -191,6 +242,9 @@ class _Watch:
                 self.fail(SpawnError(f"{REFUSED}: there is none after {_SPAWN_SECONDS:g} seconds"))
             elif lost := ranks - living:
                 self.fail(RankError(f"{DIED} (process {', '.join(str(process.pid) for process in lost)})"))
+            elif gone := dead(self.launched):
+                why = "the output of its launcher says why"
+                self.fail(RankError(f"{DIED} (process {', '.join(map(str, gone))}): {why}"))
         # The block raises what its tasks raise, if it waits for them.
         if self.error is not None and not self.over.wait(_UNWINDING_SECONDS):
             os._exit(_STATUS)

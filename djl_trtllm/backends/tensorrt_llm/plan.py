@@ -109,6 +109,14 @@ class TensorRtLlmPlan(EnginePlan):
             **options,
         }
 
+    def settled(self, config: Config) -> Config:
+        return self.config
+
+    @property
+    def effects(self) -> dict[str, str]:
+        passed = ", ".join(f"{each.target}={each.value!r} ({each.place})" for each in self.inputs.extra)
+        return {"extra_llm_api_options": f"{passed}; arguments that have an option are in its row"} if passed else {}
+
     @property
     def adapter_limits(self) -> AdapterLimits | None:
         return adapter_limits(self.config, self.shape, self.backend)

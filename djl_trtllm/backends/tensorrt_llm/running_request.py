@@ -1,4 +1,4 @@
-"""A request in TensorRT-LLM: turns each step of its result into deltas.
+"""A request in TensorRT-LLM: puts each step of its result into columns.
 
 Found in TensorRT-LLM's `executor/result.py` (about 1.2): one object per request, which every step of its iteration
 changes and returns again, one step per response of the engine; `token_ids` and `logprobs` grow (before 1.2 the engine
@@ -74,12 +74,12 @@ class RunningRequest:
         self._output: Any
         """TensorRT-LLM's output of its one sequence, without beams."""
         self._over = False
-        """Whether its terminal deltas were sent."""
+        """Whether its ends were sent."""
         self._seen = 0
         """Tokens that were put in."""
 
     def follow(self, result: Any) -> None:
-        """Put the output of `result` into the step_buffer as it comes, with the terminal deltas."""
+        """Put the output of `result` into the step_buffer as it comes, with the ends."""
         self.result = result
         self._output = result.outputs[0]
         self._notify = result.aqueue.notify
@@ -90,7 +90,7 @@ class RunningRequest:
         self.result.aqueue.notify = self._notify
 
     def end(self, finish: FinishReason, error: str | Refusal | None = None) -> None:
-        """The terminal deltas of all its sequences."""
+        """End all its sequences."""
         self._over = True
         for request_id in sequence_ids(self.message):
             self._end(request_id, finish, error)
@@ -133,7 +133,7 @@ class RunningRequest:
                 # Not every version gives a beam's log-probabilities.
                 wants_logprobs = self.message.logprobs and output.logprobs
                 logprobs = _chosen(output.logprobs, output.token_ids) if wants_logprobs else None
-                self._step_buffer.extend(request_id, list(output.token_ids), logprobs)
+                self._step_buffer.step.add(request_id, output.token_ids, logprobs)
             self._finish(request_id, output)
 
     def collect(self) -> None:
@@ -144,9 +144,10 @@ class RunningRequest:
             return
         message, new = self.message, token_ids[seen:]
         logprobs = _chosen(output.logprobs, new, message.top_logprobs) if message.logprobs else None
-        delta = self._step_buffer.extend(message.request_id, new, logprobs)
-        if not seen:
-            delta.cached_tokens = getattr(self.result, "cached_tokens", 0)
+        step = self._step_buffer.step
+        step.add(message.request_id, new, logprobs)
+        if not seen and (cached := getattr(self.result, "cached_tokens", 0)):
+            step.cached[message.request_id] = cached
         self._seen = len(token_ids)
 
     def _finish(self, request_id: int, output: Any) -> None:
@@ -163,11 +164,10 @@ class RunningRequest:
         ended_by = self._end_id if output.stop_reason is None else output.stop_reason
         ends = {*self.message.stop_token_ids, self._end_id}
         if isinstance(ended_by, int) and not (output.token_ids and output.token_ids[-1] in ends):
-            self._step_buffer.extend(request_id, [ended_by], [None] if self.message.logprobs else None)
+            self._step_buffer.step.add(request_id, [ended_by])
 
     def _end(self, request_id: int, finish: FinishReason, error: str | Refusal | None = None) -> None:
-        delta = self._step_buffer.extend(request_id, [], None)
-        delta.finish, delta.error = finish, error
+        self._step_buffer.step.end(request_id, finish, error)
 
 
 def _without_waiting(get: Coroutine[Any, Any, Any]) -> Any:

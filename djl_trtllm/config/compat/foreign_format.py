@@ -9,8 +9,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from djl_trtllm.config.masking import is_secret_key, masked, shortened
-from djl_trtllm.config.sources import Layer, Origin, Setting, Source
+from djl_trtllm.config.sources import Layer, Origin, Setting, Source, is_secret_key, masked, shortened
 
 _LONGEST = 60
 

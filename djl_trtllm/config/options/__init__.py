@@ -1,9 +1,11 @@
-"""Every option, declared once.
+"""Every option, declared once: a row in TOML, and its type in `choices.OptionTypes`.
 
-A field has a type and `option(DEFAULT, DESCRIPTION, ...)`, or `unset(DESCRIPTION, ...)` without a default. A group is
-described by the keywords of its class. Messages, the resolved table, the pages of
-`docs/options/` and `serving.properties.example` are made from these declarations. Options without effect are rows of
-`config/compat/legacy.toml`.
+`model.toml`, `engine.toml` and `server.toml` have the options that do something, by group; `config/compat/legacy.toml`
+has those without effect. Messages, the resolved table, the pages of `docs/options/` and `serving.properties.example`
+are made from these rows.
+
+A group has a `heading`, and what all its options have unless they say otherwise: the `prefix` of their keys, `scope`,
+`source`. A row has the `default` and the fields of `Option`; `count`, `amount` and `devices` are units with a bound.
 """
 
 from __future__ import annotations
@@ -12,62 +14,34 @@ import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from pydantic import create_model
+from pydantic import ConfigDict, create_model
 
-from djl_trtllm.config.options.build import BuildOptions, PluginOptions
-from djl_trtllm.config.options.choices import Choice
-from djl_trtllm.config.options.engine import EngineOptions, ParallelismOptions, PyTorchOptions
-from djl_trtllm.config.options.model import ArchitectureOptions, LoraOptions, ModelOptions, QuantizationOptions
-from djl_trtllm.config.options.option import Option, OptionGroup, Scope, ValueType, as_text, declaration, option
-from djl_trtllm.config.options.scheduling import DecodingOptions, KvCacheOptions, LimitOptions, SchedulerOptions
-from djl_trtllm.config.options.server import (
-    AccessOptions,
-    ClientOptions,
-    ConnectionOptions,
-    DjlServerOptions,
-    ServerOptions,
-    TelemetryOptions,
-    TritonOptions,
-)
-from djl_trtllm.config.options.serving import ServingOptions
-from djl_trtllm.config.options.vllm import VllmOptions
+from djl_trtllm.config.options.choices import Choice, OptionTypes
+from djl_trtllm.config.options.option import Option, ValueType, as_text, option_of
 from djl_trtllm.config.tables import read_table
 
+_HINTS = get_type_hints(OptionTypes)
+_FILES = ("model.toml", "engine.toml", "server.toml")
+_TABLES = {name: table for file in _FILES for name, table in read_table(file, __package__).items()}
+ROWS: dict[str, dict[str, dict[str, Any]]] = read_table("legacy.toml")
+"""The rows of options without effect, by group and field, in the order of the file."""
+
 _TYPES: dict[str, type] = {"boolean": bool, "whole number": int, "number": float, "text": str, "path": Path}
-_OF_THE_FIELD = ("type", "default", "after", "today", "djl", "warn", "scope", "aliases")
 _OF_DJL_SERVING = ("djl_worker", "djl_server")
 
 
-ROWS: dict[str, dict[str, dict[str, Any]]] = read_table("legacy.toml")
-"""The rows of each group by field, in the order of the file."""
+@dataclass(frozen=True)
+class Group:
+    """A group of options as documents show it; `name` is that of its page and of its rows.
 
+    `fields` are in the order of the documents, those without effect in their places.
+    """
 
-def _field(row: dict[str, Any], group: str) -> tuple[Any, Any]:
-    """Type and declaration of a row's field."""
-    kind = row["type"]
-    if isinstance(kind, list):
-        choice: Any = Choice
-        base = choice("LegacyChoice", {word.upper(): word for word in kind})
-    else:
-        base = _TYPES[kind]
-    declared = {name: value for name, value in row.items() if name not in _OF_THE_FIELD}
-    field = option(
-        base(row["default"]) if "default" in row else None,
-        **declared,
-        aliases=tuple(row.get("aliases", ())),
-        scope=Scope(row.get("scope", Scope.MODEL.value)),
-        legacy=row["today"],
-        under_djl=row.get("djl", "read by DJL Serving" if group in _OF_DJL_SERVING else ""),
-        warn=row.get("warn", False),
-    )
-    return (base if "default" in row else base | None), field
-
-
-_FIELDS: dict[str, Any] = {name: _field(row, group) for group, rows in ROWS.items() for name, row in rows.items()}
-LegacyOptions = create_model("LegacyOptions", __base__=OptionGroup, **_FIELDS)
-"""The values of these options: they are parsed and checked as all others."""
+    name: str
+    title: str
+    fields: tuple[str, ...]
 
 
 def with_legacy(group: str, names: list[str]) -> list[str]:
@@ -81,58 +55,12 @@ def with_legacy(group: str, names: list[str]) -> list[str]:
     return names
 
 
-class Options(
-    LegacyOptions,  # type: ignore[valid-type, misc]  # made at run time
-    DjlServerOptions,
-    TritonOptions,
-    TelemetryOptions,
-    ClientOptions,
-    AccessOptions,
-    ConnectionOptions,
-    ServerOptions,
-    ServingOptions,
-    LoraOptions,
-    VllmOptions,
-    PyTorchOptions,
-    DecodingOptions,
-    ArchitectureOptions,
-    QuantizationOptions,
-    PluginOptions,
-    BuildOptions,
-    EngineOptions,
-    ParallelismOptions,
-    SchedulerOptions,
-    KvCacheOptions,
-    LimitOptions,
-    ModelOptions,
-):
-    """The values of all options, typed and frozen. Made by `resolve`; where values came from is in `Config`.
-
-    The groups are in reverse, so that the fields are in the order of the documents.
-    """
+def _group(name: str, table: dict[str, Any]) -> Group:
+    fields = [field for field, row in table.items() if isinstance(row, dict)]
+    return Group(name, table["heading"], tuple(with_legacy(name, fields)))
 
 
-@dataclass(frozen=True)
-class Group:
-    """A group of options as documents show it; `name` is that of its page and of its rows in `legacy.toml`."""
-
-    name: str
-    title: str
-    declarations: type[OptionGroup] = OptionGroup
-
-    @property
-    def fields(self) -> list[str]:
-        """The fields of the group in the order of the documents, those without effect in their places."""
-        return with_legacy(self.name, list(self.declarations.model_fields))
-
-
-_DECLARED = [Group(group.group_name, group.heading, group) for group in reversed(Options.__bases__[1:])]
-GROUPS: tuple[Group, ...] = (
-    *_DECLARED[:-1],
-    Group("djl_handler", "Options of DJL Serving's handlers"),
-    Group("djl_worker", "DJL Serving's workers"),
-    _DECLARED[-1],
-)
+GROUPS: tuple[Group, ...] = tuple(_group(name, table) for name, table in _TABLES.items())
 """The groups of options, in the order of the documents."""
 
 
@@ -165,17 +93,53 @@ class DeclaredOption:
         return self.type.describe(self.option)
 
 
+def _legacy_type(row: dict[str, Any]) -> ValueType:
+    """The type of an option without effect, which its row names."""
+    kind = row["type"]
+    if isinstance(kind, list):
+        choice: Any = Choice
+        base = choice("LegacyChoice", {word.upper(): word for word in kind})
+    else:
+        base = _TYPES[kind]
+    return ValueType(base, optional="default" not in row)
+
+
 def _declared() -> Iterator[DeclaredOption]:
     for group in GROUPS:
+        table = _TABLES[group.name]
+        shared = {name: value for name, value in table.items() if name != "heading" and not isinstance(value, dict)}
         for name in group.fields:
-            info = Options.model_fields[name]
-            yield DeclaredOption(
-                name, declaration(name, info, group.declarations), ValueType.of(info.annotation), info.default, group
-            )
+            if name in table:
+                row, type_ = shared | table[name], ValueType.of(_HINTS[name])
+            else:
+                row = ROWS[group.name][name]
+                type_ = _legacy_type(row)
+                row = row | {
+                    "under_djl": row.get("djl", "read by DJL Serving" if group.name in _OF_DJL_SERVING else "")
+                }
+            option = option_of(name, row)
+            default = type_.check(row["default"], option) if "default" in row else None
+            yield DeclaredOption(name, option, type_, default, group)
 
 
 OPTIONS: dict[str, DeclaredOption] = {declared.name: declared for declared in _declared()}
 """Every option by its field name, in the order of the documents."""
+
+
+def _annotation(declared: DeclaredOption) -> Any:
+    own: Any = declared.type.base
+    return _HINTS.get(declared.name, own | None if declared.type.optional else own)
+
+
+_FIELDS: dict[str, Any] = {name: (_annotation(declared), declared.default) for name, declared in OPTIONS.items()}
+# protected_namespaces: half of the documented options begin with `model_`.
+_CONFIG = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+_Values: Any = create_model("_Values", __config__=_CONFIG, **_FIELDS)
+
+
+class Options(_Values, OptionTypes):  # type: ignore[misc]  # the first is made at run time
+    """The values of all options, typed and frozen. Made by `resolve`; where values came from is in `Config`."""
+
 
 _BY_SPELLING = {spelling: declared for declared in OPTIONS.values() for spelling in declared.spellings}
 

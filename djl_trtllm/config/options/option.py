@@ -10,39 +10,9 @@ import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin
-
-from pydantic import BaseModel, ConfigDict, Field
-from pydantic.fields import FieldInfo
+from typing import Any, Literal, Union, get_args, get_origin
 
 from djl_trtllm.config.options.choices import Choice
-
-LMI = "lmi-trt-llm.md"
-FINDING = "finding-max-num-tokens.md"
-RUNTIME = "useful-runtime-options.md"
-TRITON = "Triton's TensorRT-LLM backend"
-TRUSS = "truss-trt-llm.md"
-DJL = "DJL Serving"
-TRTLLM = "TensorRT-LLM"
-OURS = "this server"
-
-
-class OptionGroup(BaseModel):
-    """A frozen group of options; unknown names are refused.
-
-    Keywords of a class are the group's name (that of its page and of its rows in `legacy.toml`), its heading in the
-    documents, and what all its options have unless they say otherwise: `prefix` of the key, `scope`, `source`.
-    """
-
-    group_name: ClassVar[str]
-    heading: ClassVar[str]
-    shared: ClassVar[Mapping[str, Any]] = {}
-    # protected_namespaces: half of the documented options begin with `model_`.
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-    def __init_subclass__(cls, *, name: str = "", heading: str = "", **shared: Any) -> None:
-        super().__init_subclass__()
-        cls.group_name, cls.heading, cls.shared = name, heading, shared
 
 
 class Scope(enum.Enum):
@@ -61,7 +31,7 @@ class Scope(enum.Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """Documentation and limits of one option, which a field of `Options` carries (see `option`).
+    """Documentation and limits of one option.
 
     `key` is what users write (`option.max_num_tokens`, or a bare server key) and `aliases` are further spellings.
     `at_least`, `above`, `at_most`, `below` and `power_of_two` bound a number. `value_aliases` maps other spellings to
@@ -120,45 +90,28 @@ class Option:
         )
 
 
-def option(default: Any, description: str, **declared: Any) -> Any:
-    """A field of an option group: its default, and all that `Option` says.
-
-    Without `key` users write the group's prefix (`option.`) and the field's name.
-    """
-    return Field(default, json_schema_extra={"description": description, **declared})
-
-
-def unset(description: str, **declared: Any) -> Any:
-    """A field whose default is None; `default_note` says what that means."""
-    return option(None, description, **declared)
-
-
-def count(unit: str) -> dict[str, Any]:
-    """The declaration of a number of things: at least one."""
-    return {"unit": unit, "at_least": 1}
-
-
 MOST_GPUS = 65_536
 """More than any cluster has."""
 
-
-def devices(unit: str) -> dict[str, Any]:
-    """The declaration of a number of GPUs or machines."""
-    return {**count(unit), "at_most": MOST_GPUS}
-
-
-def amount(unit: str) -> dict[str, Any]:
-    """The declaration of a quantity, such as seconds: more than none."""
-    return {"unit": unit, "above": 0}
+_COUNTED: Mapping[str, Mapping[str, Any]] = {
+    "count": {"at_least": 1},
+    "amount": {"above": 0},
+    "devices": {"at_least": 1, "at_most": MOST_GPUS},
+}
+"""Bounds of numbers of things, of quantities such as seconds, and of numbers of GPUs or machines, by unit's name."""
+_NOT_OF_AN_OPTION = ("default", "type", "after", "today", "djl", "prefix", *_COUNTED)
 
 
-def declaration(name: str, info: FieldInfo, group: type[OptionGroup]) -> Option:
-    """Return the declaration of the option that a field of an option group is."""
-    assert isinstance(info.json_schema_extra, dict)
-    shared = dict(group.shared) if name in group.model_fields else {}
-    key = f"{shared.pop('prefix', 'option.')}{name}"
-    declared: dict[str, Any] = {"key": key, **shared, **info.json_schema_extra}
-    return Option(**declared)
+def option_of(name: str, row: Mapping[str, Any]) -> Option:
+    """The declaration in a row. Without a `key` users write the `prefix` (`option.`) and the field's name."""
+    declared: dict[str, Any] = {"key": f"{row.get('prefix', 'option.')}{name}"}
+    for kind, bounds in _COUNTED.items():
+        if kind in row:
+            declared |= {"unit": row[kind], **bounds}
+    declared |= {field: value for field, value in row.items() if field not in _NOT_OF_AN_OPTION}
+    declared["aliases"] = tuple(row.get("aliases", ()))
+    declared["scope"] = Scope(row.get("scope", Scope.MODEL))
+    return Option(**declared, legacy=row.get("today", ""))
 
 
 # `enable` and `disable` are how trtllm-build writes its flags.

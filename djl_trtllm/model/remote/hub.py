@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from djl_trtllm.config.compat.truss import TRUSS_REPOSITORY
+from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.checkpoint import bounded
 from djl_trtllm.progress import ProgressMeter, format_bytes
@@ -51,9 +52,9 @@ _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "scheduler.bin", "optimizer
 def needed(names: Iterable[str]) -> list[str]:
     """The files to download from a repository, given the paths of all its files; sorted.
 
-    All files of a compiled engine. Of a checkpoint, configuration, tokenizer, code and one set of weights: safetensors
-    before pickled ones, shards before their consolidated copy. Without other libraries' formats, pictures, hidden files
-    and training leftovers.
+    A compiled engine needs all its files. A checkpoint needs configuration, tokenizer, code and one set of weights:
+    safetensors are preferred to pickled files, and shards to their consolidated copy. Other libraries' formats,
+    pictures, hidden files and leftovers of training are never needed.
     """
     paths = sorted({PurePosixPath(name) for name in names if name and not name.endswith("/")})
     kept = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
@@ -290,15 +291,7 @@ _LOGS_OF_REQUESTS = ("httpx2", "httpcore2", "httpx", "httpcore", "urllib3")
 """huggingface_hub 2 uses httpx2, 1 httpx, older ones requests."""
 _NOT_REACHED = {"TransportError", "ConnectionError", "Timeout"}
 """Exceptions of both libraries if there is no response."""
-_ADVICE = {
-    "GatedRepoError": "it is gated: request access on its page with the account whose token is in {token} (a token "
-    "with read access)",
-    "RevisionNotFoundError": "it has no such branch, tag or commit (option.revision)",
-    "RepositoryNotFoundError": "there is no such model, or it is private and {token} is not set or has no access to "
-    "it; a local path must exist, and an S3 address begins with s3://",
-    "LocalEntryNotFoundError": "it is not complete in the hub's cache, and the hub cannot be reached (or "
-    "HF_HUB_OFFLINE is set): check the network, HF_ENDPOINT and HF_HOME",
-}
+_ADVICE: dict[str, str] = read_table("advice.toml", __package__)["hub"]
 
 
 def hub_id(text: str) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
+from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import DownloadError
 
 _SCHEME = "s3://"
@@ -17,31 +18,7 @@ _READ_SECONDS = 30
 _ATTEMPTS = 6
 _POOL = 64
 
-_EXPIRED = "the credentials have expired: renew them (`aws sso login`, a new session token), or use a role"
-_DENIED = (
-    "access is denied: the role or user needs s3:GetObject and s3:ListBucket there, and to write s3:PutObject and "
-    "s3:DeleteObject (without s3:ListBucket a missing object looks the same)"
-)
-_ADVICE = {
-    "NoSuchBucket": "there is no such bucket: check its name, and AWS_ENDPOINT_URL if the store is not AWS",
-    "NoSuchKey": "there is no such object",
-    "404": "there is no such object",
-    "AccessDenied": _DENIED,
-    "403": _DENIED,
-    "ExpiredToken": _EXPIRED,
-    "ExpiredTokenException": _EXPIRED,
-    "TokenRefreshRequired": _EXPIRED,
-    "InvalidToken": "the session token is not valid: AWS_SESSION_TOKEN belongs to AWS_ACCESS_KEY_ID",
-    "InvalidAccessKeyId": "the access key is unknown there: check AWS_ACCESS_KEY_ID",
-    "SignatureDoesNotMatch": "the secret does not belong to the access key: check AWS_SECRET_ACCESS_KEY",
-    "RequestTimeTooSkewed": "this machine's clock is wrong by more than 15 minutes: set it (NTP)",
-    "RequestExpired": "this machine's clock is wrong: set it (NTP)",
-    "AuthorizationHeaderMalformed": "the bucket is in another region: set AWS_REGION to it",
-    "PermanentRedirect": "the bucket is in another region: set AWS_REGION to it",
-    "301": "the bucket is in another region: set AWS_REGION to it",
-    "SlowDown": "the store is overloaded and kept refusing: try again later",
-    "InvalidObjectState": "the object is archived (Glacier): restore it first",
-}
+_ADVICE: dict[str, str] = read_table("advice.toml", __package__)["s3"]
 
 
 class S3Address(NamedTuple):

@@ -18,6 +18,7 @@ from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.model import inspect
 from djl_trtllm.request import Sampling
 from tests.engines.helpers import CPU_ONLY, VOCABULARY, configured
+from tests.support.steps import deltas_of
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +38,7 @@ def generate(executor: OpenVinoExecutor, prompts: list[list[int]]) -> list[list[
         executor.submit(Submit(number, ids, Sampling(NEW_TOKENS, ignore_eos=True)))
     generated: list[list[int]] = [[] for _ in prompts]
     while executor.busy:
-        for delta in executor.step():
+        for delta in deltas_of(executor.step()):
             generated[delta.request_id] += delta.token_ids
     return generated
 

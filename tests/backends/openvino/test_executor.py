@@ -16,6 +16,7 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, Sampling
 from tests.backends import rows
 from tests.backends.openvino import executor_options
+from tests.support.steps import deltas_of
 
 PROMPT = "Once upon a time there was a little wolf who lived in the dark wood."
 END_ID = 2
@@ -79,7 +80,7 @@ def finish(
     for _ in range(steps):
         if not executor.busy:
             break
-        for delta in executor.step():
+        for delta in deltas_of(executor.step()):
             outputs.setdefault(delta.request_id, Output()).deltas.append(delta)
     else:
         assert steps < 2000, "still busy"
@@ -141,7 +142,7 @@ def test_a_cancelled_request_ends_late_and_gives_its_cache_back(executor: OpenVi
         for number in range(3):
             executor.submit(Submit(10 * round_ + number, (prompt * 40)[:500], Sampling(60)))
         for _ in range(30):
-            for delta in executor.step():
+            for delta in deltas_of(executor.step()):
                 outputs.setdefault(delta.request_id, Output()).deltas.append(delta)
         for number in range(3):
             executor.cancel(10 * round_ + number)
@@ -157,7 +158,7 @@ def test_nothing_is_read_of_a_request_that_has_nothing(executor: OpenVinoExecuto
     """`read()` with nothing queued blocks for ever with the GIL held, as it would in each step of a long prefill."""
     executor.submit(Submit(1, (prompt * 40)[:500], Sampling(2)))
     silent = 0
-    while not (deltas := executor.step()):
+    while not (deltas := deltas_of(executor.step())):
         silent += 1
     assert silent >= 500 // 64 - 1
     assert deltas[0].request_id == 1

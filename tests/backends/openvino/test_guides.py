@@ -34,6 +34,7 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
 from tests.backends import rows
 from tests.backends.openvino import executor_options
+from tests.support.steps import deltas_of
 
 SLOW = Guide(GuideKind.REGEX, "(" + "|".join(f"word{number}.*x" for number in range(600)) + ")")
 
@@ -199,7 +200,7 @@ class Run:
         )
 
     def step(self) -> None:
-        for delta in self.executor.step():
+        for delta in deltas_of(self.executor.step()):
             self.tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
             if delta.finish:
                 assert delta.request_id not in self.ends

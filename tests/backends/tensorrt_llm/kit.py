@@ -31,6 +31,7 @@ from tests.engines.helpers import H200, configured, gpu_machine
 from tests.executor.kit import Probe, run_checked
 from tests.fakes.installation import fake_tensorrt_llm, worker_processes
 from tests.support import models
+from tests.support.steps import deltas_of
 from tests.support.virtual_time import in_virtual_time
 
 P = ParamSpec("P")
@@ -271,7 +272,7 @@ class Engine:
 
     @property
     def deltas(self) -> list[Delta]:
-        return [delta for step in self.steps for delta in step.deltas]
+        return [delta for step in self.steps for delta in deltas_of(step)]
 
 
 class MakeEngine:

@@ -151,7 +151,7 @@ async def test_an_error_of_a_response_ends_its_request_alone(
     first.fail(error)
     second.say(7, end="length")
     await asyncio.sleep(0.1)
-    ended = [Delta(1, [], None, FinishReason.ERROR, told), Delta(2, [7], None, FinishReason.LENGTH)]
+    ended = [Delta(2, [7], None, FinishReason.LENGTH), Delta(1, [], None, FinishReason.ERROR, told)]
     assert engine.deltas == ended
     assert first.aborts == aborts
 
@@ -444,9 +444,6 @@ async def test_a_shutdown_that_hangs_is_waited_for_a_few_seconds(
         assert engine.llm.shutdowns == 1
     finally:
         release.set()
-
-
-# -- the rate of responses ---------------------------------------------------------------------------------------------
 
 
 # -- what it knows of its state, and a probe where it is silent --------------------------------------------------------

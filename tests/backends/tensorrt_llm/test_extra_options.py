@@ -19,6 +19,7 @@ from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import inspect
 from tests.backends.tensorrt_llm.kit import flat
 from tests.engines.helpers import configured, gpu_machine
+from tests.support.tables import rows
 
 LLM_ARGS = """
 class StrictBaseModel(BaseModel):
@@ -99,12 +100,7 @@ def test_an_argument_that_has_an_option_is_that_option(roomy: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "options", "named"),
-    [
-        ({"cuda_graph_config": {"max_batch_size": 4}}, {}, None),
-        ({"cuda_graph_config": {"capture": 4}}, {"use_cuda_graph": "false"}, "option.use_cuda_graph=false"),
-        ({"kv_cache_config": {"dtype": "auto"}}, {"kv_cache_dtype": "fp8"}, "option.kv_cache_dtype=fp8"),
-        ({"kv_cache_config": {"dtype": "fp8"}}, {"kv_cache_dtype": "fp8"}, None),
-    ],
+    rows(__file__, "what_options_make_something_else_is_refused_by_both_names"),
 )
 def test_what_options_make_something_else_is_refused_by_both_names(
     roomy: Path, monkeypatch: pytest.MonkeyPatch, given: Any, options: dict[str, str], named: str | None
@@ -137,9 +133,10 @@ def test_what_options_make_something_else_is_refused_by_both_names(
         ({"kv_cache_config": {"_private": 1}}, ["no such argument"]),
         ({"brand_new": {"kind": "x"}}, ["no such argument"]),
         ({"model": "/other"}, ["model: the server sets this argument: set option.model_id"]),
+        ({"trust_remote_code": True}, ["trust_remote_code: the server sets this argument"]),
         (
-            {"trust_remote_code": True},
-            ["trust_remote_code: the server sets this argument"],
+            {"num_postprocess_workers": 4},
+            ["the server sets this argument: it reads token ids and makes the text itself"],
         ),
         ({"custom_tokenizer": "pkg.Class"}, ["custom_tokenizer: it brings code", "option.trust_remote_code=true"]),
         ({"brand_new": {"loader_cls": "pkg.Class"}}, ["brand_new.loader_cls: it brings code"]),

@@ -271,6 +271,12 @@ def launcher(
             process.terminate()
 
 
+def launched(launcher: subprocess.Popen[str]) -> list[psutil.Process]:
+    ranks = [process for process in psutil.Process(launcher.pid).children() if is_rank(process)]
+    assert len(ranks) == 2
+    return ranks
+
+
 @both
 def test_ranks_of_a_launcher_serve(machine: Machine, release: str, launcher: subprocess.Popen[str]) -> None:
     serve_without_ranks_below(machine, 2)
@@ -285,10 +291,28 @@ def test_the_leader_of_a_launchers_ranks_fails_in_its_own_words(
 
 
 @both
-def test_the_death_of_a_launchers_rank_ends_all_ranks(
+def test_a_launchers_rank_that_fails_ends_the_load_and_all_ranks(
     machine: Machine, release: str, launcher: subprocess.Popen[str]
 ) -> None:
-    ranks = [process for process in psutil.Process(launcher.pid).children() if is_rank(process)]
-    assert len(ranks) == 2
-    ranks[1].kill()
+    """Its words are in the launcher's output: the ranks may be on other machines."""
+    message = failure(machine, 2, {"load_error": "the rank's own words", "load_error_rank": 1})
+    assert "the output of its launcher says why" in message
+    assert launcher.stdout is not None
+    assert "the rank's own words" in launcher.stdout.read()
+    assert launcher.wait(60) != 0
+
+
+@both
+def test_the_death_of_a_launchers_rank_ends_the_engine_and_all_ranks(
+    machine: Machine, release: str, launcher: subprocess.Popen[str]
+) -> None:
+    async def body() -> None:
+        probe = await start(machine, 2, {"steps_per_second": 50})
+        probe.submit(1, LONG, PROMPT)
+        await probe.until(lambda: bool(probe.tokens(1)))
+        launched(launcher)[1].kill()
+        assert "a worker process of TensorRT-LLM is gone" in await probe.death()
+        await probe.client.close()
+
+    run_checked(body)
     assert launcher.wait(60) != 0

@@ -19,6 +19,7 @@ from djl_trtllm.executor.protocol import Delta, Logprob, Ranked, Stats, Step, Su
 from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
 from tests.backends import rows
 from tests.backends.tensorrt_llm.kit import Responses
+from tests.support.steps import deltas_of
 
 PLAIN = {"max_tokens": 9, "detokenize": False}
 CHOICE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": None}
@@ -207,7 +208,7 @@ def played(
     asyncio.run(main())
     for problem in problems:
         raise problem
-    return [step.deltas for step in steps]
+    return [deltas_of(step) for step in steps]
 
 
 def followed(result: Result, *, muted: bool = False, **fields: Any) -> list[list[Delta]]:

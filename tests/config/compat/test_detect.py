@@ -8,8 +8,7 @@ from djl_trtllm.config import Layer, Source, load, names_configuration, read_sou
 from djl_trtllm.config.compat import detect
 from djl_trtllm.config.compat.detect import read_model
 from djl_trtllm.config.compat.foreign_format import ForeignSetting, Reading, presets
-from djl_trtllm.config.masking import MASK
-from djl_trtllm.config.sources import Origin, Setting
+from djl_trtllm.config.sources import MASK, Origin, Setting
 from djl_trtllm.errors import ConfigError
 
 OLD = Path(__file__).parents[1] / "old"

@@ -45,14 +45,7 @@ def nested(name: str, value: str) -> str:
 
 @pytest.mark.parametrize(
     ("name", "value", "option", "expected"),
-    [
-        ("model_metadata.tensor_parallelism", "2", "tensor_parallel_degree", 2),
-        ("build.arguments.engine_repository", "org/engine", "model_id", "org/engine"),
-        ("trt_llm.build.quantization_type", "WEIGHTS_INT8", "quantize", "int8"),
-        ("trt_llm.build.plugin_configuration.use_paged_context_fmha", "true", "use_paged_context_fmha", True),
-        ("trt_llm.runtime.kv_cache_free_gpu_mem_fraction", "0.8", "kv_cache_free_gpu_mem_fraction", 0.8),
-        ("trt_llm.inference_stack", "v2", "backend", "pytorch"),
-    ],
+    rows("a_value_becomes_its_option_and_keeps_its_line"),
 )
 def test_a_value_becomes_its_option_and_keeps_its_line(name: str, value: str, option: str, expected: object) -> None:
     config = from_text(nested(name, value))

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,29 +53,6 @@ class TransformersTokenizer:
         token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return token_ids
 
-    def decode(
-        self, token_ids: list[int], skip_special_tokens: bool = False, spaces_between_special_tokens: bool = True
-    ) -> str:
-        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        return text
-
-    def decode_incrementally(
-        self,
-        token_ids: list[int],
-        prev_text: str | None = None,
-        states: dict[str, Any] | None = None,
-        *,
-        skip_special_tokens: bool = False,
-        spaces_between_special_tokens: bool = True,
-    ) -> tuple[str, dict[str, Any]]:
-        if states is None:
-            from tokenizers.decoders import DecodeStream
-
-            states = {"decode_stream": DecodeStream(skip_special_tokens=skip_special_tokens)}
-        stream = states["decode_stream"]
-        steps = (stream.step(self._tokenizer, token_id) for token_id in token_ids)
-        return (prev_text or "") + "".join(text for text in steps if text is not None), states
-
     def save_pretrained(self, directory: Path) -> None:
         copy_tokenizer(self._directory, directory)
 
@@ -108,32 +84,15 @@ def _read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-# -- From a checkpoint to an engine directory, with the real phases' log lines (facts §3.4) ----------------------------
-
 # -- what is in a directory, and what an engine directory holds (facts §3.1 to §3.3) -----------------------------------
 
-HF, TLLM_CKPT, TLLM_ENGINE = "HF", "TLLM_CKPT", "TLLM_ENGINE"
 _CONTENT = b"FAKE TensorRT engine " + str(VERSION).encode()
 
 
-def get_model_format(directory: Path) -> str:
-    """HF, TLLM_CKPT or TLLM_ENGINE by the keys of config.json."""
-    path = directory / "config.json"
-    if not path.exists():
-        raise ValueError(f"Failed to infer model format because no config.json exists in {directory}")
-    found = HF
-    try:
-        config = json.loads(path.read_text())
-        if "pretrained_config" in config and "build_config" in config:
-            found = TLLM_ENGINE
-            _ = config["version"], config["pretrained_config"]["mapping"]
-        elif "architecture" in config and "dtype" in config:
-            found = TLLM_CKPT
-        elif "model_type" not in config:
-            raise ValueError(f"Unrecognized model in {directory}. Should have a `model_type` key in its config.json.")
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"Inferred model format {found}, but failed to load config.json: {error}") from error
-    return found
+def is_engine(directory: Path) -> bool:
+    """Whether config.json is that of an engine. Other formats than Hugging Face's are not built here."""
+    config = read_config(directory)
+    return "pretrained_config" in config and "build_config" in config
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -199,14 +158,9 @@ class OutOfMemoryError(RuntimeError):
 OutOfMemoryError.__module__ = "torch"
 
 
-def build(rank: int, plan: dict[str, Any]) -> list[tuple[str, float]]:
-    """One rank's share of the build; labels and seconds of its steps."""
-    steps: list[tuple[str, Callable[[int, dict[str, Any]], None]]]
-    if plan["format"] == HF:
-        steps = [("Loading HF model to memory", _load), ("Building TRT-LLM engine", _build)]
-    else:
-        steps = [("Loading TRT checkpoints to memory", _load), ("Build TRT-LLM engine", _build)]
-    info = []
+def build(plan: dict[str, Any], *, rank: int) -> None:
+    """One rank's share of the build."""
+    steps = (("Loading HF model to memory", _load), ("Building TRT-LLM engine", _build))
     started = time.monotonic()
     for number, (label, step) in enumerate(steps, 1):
         if rank == 0:
@@ -218,32 +172,27 @@ def build(rank: int, plan: dict[str, Any]) -> list[tuple[str, float]]:
         time.sleep(script()["build_seconds"] / len(steps))
         if rank == 0:
             print_colored(f"Time: {time.monotonic() - began:.3f}s\n", "grey")
-        info.append((label, time.monotonic() - began))
     if rank == 0:
         print_colored("Loading model done.\n", "bold_green")
         print_colored(f"Total latency: {time.monotonic() - started:.3f}s\n", "grey")
     _save(rank, plan)
-    return info
 
 
 def _load(rank: int, plan: dict[str, Any]) -> None:
     model = Path(plan["model"])
     fail = script()["build_error"]
-    if plan["format"] == HF:
-        architecture = (plan["config"].get("architectures") or ["None"])[0]
-        if architecture not in SUPPORTED or fail == "unsupported":
-            raise NotImplementedError(
-                f"The given huggingface model architecture {architecture} is not supported in TRT-LLM yet"
-            )
-        if plan["load_format"] != "dummy" and not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
-            raise OSError(
-                "Error no file named pytorch_model.bin, model.safetensors, tf_model.h5, model.ckpt.index or "
-                f"flax_model.msgpack found in directory {model}."
-            )
-        if plan["calibrate"]:
-            _quantize(rank, plan)
-    elif not (model / f"rank{rank}.safetensors").exists():
-        raise FileNotFoundError(f"No such file or directory: {model / f'rank{rank}.safetensors'}")
+    architecture = (plan["config"].get("architectures") or ["None"])[0]
+    if architecture not in SUPPORTED or fail == "unsupported":
+        raise NotImplementedError(
+            f"The given huggingface model architecture {architecture} is not supported in TRT-LLM yet"
+        )
+    if plan["load_format"] != "dummy" and not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
+        raise OSError(
+            "Error no file named pytorch_model.bin, model.safetensors, tf_model.h5, model.ckpt.index or "
+            f"flax_model.msgpack found in directory {model}."
+        )
+    if plan["calibrate"]:
+        _quantize(rank, plan)
     if fail == "oom":
         raise _out_of_memory()
     if fail == "die":

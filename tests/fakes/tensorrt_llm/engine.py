@@ -15,7 +15,7 @@ from typing import Any
 import xgrammar
 
 from . import gpu
-from .results import ErrorResponse, FinishReason, LlmResult, Logprob, LogProbsResult, Response, ResponseWrapper, Result
+from .results import ErrorResponse, FinishReason, LlmResult, Logprob, Response, ResponseWrapper, Result
 from .sampling import GenerationRequest, check_request
 from .scheduler import Scheduler, Sequence, strike
 from .settings import (
@@ -38,11 +38,6 @@ def deduce_max_tokens(request: GenerationRequest, settings: WorkerSettings) -> i
     max_tokens: int | None = request.sampling_params.max_tokens
     limit = settings.max_seq_len
     length = len(request.prompt_token_ids)
-    if limit is None:
-        logger.warning("`default_max_tokens` cannot be deduced")
-        if max_tokens is None:
-            raise ValueError("`max_tokens` must be set when `default_max_tokens` cannot be deduced")
-        return max_tokens
     if not settings.pytorch and length > limit:
         raise AssertionError(f"`prompt_token_ids` length ({length}) is greater than `max_seq_len` ({limit})")
     default = limit - length
@@ -77,11 +72,8 @@ def likeliest(token_id: int, params: Any) -> dict[int, Logprob]:
 
 
 def logprobs(token_id: int, params: Any) -> dict[int, Logprob]:
-    return of_most(token_id, params.logprobs or 1)
-
-
-def of_most(token_id: int, count: int) -> dict[int, Logprob]:
-    """The token's own, and of as many others as make `count`."""
+    """The token's own, and of as many others as were asked for."""
+    count = params.logprobs or 1
     others = [other for other in range(count + 1) if other != token_id][: count - 1]
     return {token_id: Logprob(-0.5, 1), **{other: Logprob(-2.0, rank + 2) for rank, other in enumerate(others)}}
 
@@ -298,7 +290,7 @@ class Engine:
 
     def fail(self, request_id: int, error: Exception) -> None:
         """A refused request's answer."""
-        self._errors.append(ErrorResponse(request_id, error, request_id))
+        self._errors.append(ErrorResponse(request_id, error))
 
     def cancel(self, request_id: int) -> None:
         """Takes effect in a later iteration; unknown and ended requests are only logged."""
@@ -348,7 +340,7 @@ class Engine:
         the first was not seen; here it is 1.2.1.
         """
         settings = self.settings
-        width = params.best_of if params.use_beam_search else 1
+        width = params.best_of
         if width != settings.max_beam_width:
             message = (
                 f"Request beam width {width} is not equal to max_beam_width {settings.max_beam_width}. "
@@ -478,7 +470,7 @@ class Engine:
                 self._failure = fault.get("message", "scripted error")
                 return None
             if fault["action"] == "error":
-                self._scheduler.end(sequence.siblings, FinishReason.CANCELLED)
+                self._scheduler.end([sequence], FinishReason.CANCELLED)
                 return self._error(sequence.request.id, fault.get("message", "scripted error"))
             if fault["action"] == "lose":
                 sequence.advance()  # what is lost is the response
@@ -508,7 +500,7 @@ class Engine:
         unknown = [sequence for sequence in self._scheduler.active if max(sequence.prompt) >= limit]
         self._scheduler.end(unknown, FinishReason.CANCELLED)
         self._scheduler.forget_finished()
-        return [self._error(request, "Token ID out of range") for request in {each.request.id for each in unknown}]
+        return [self._error(each.request.id, "Token ID out of range") for each in unknown]
 
     def _fail_guides(self, contexts: list[Sequence]) -> list[Any]:
         """Matchers are made for the first token. Since #9078 (November 2025) a bad guide is its request's own error in
@@ -519,7 +511,7 @@ class Engine:
             if problem is None:
                 continue
             if self.settings.pytorch and FAILS_GUIDED_REQUESTS:
-                self._scheduler.end(sequence.siblings, FinishReason.CANCELLED)
+                self._scheduler.end([sequence], FinishReason.CANCELLED)
                 responses.append(self._error(sequence.request.id, f"Guided decoding error: {problem}"))
             elif self.settings.pytorch:
                 self._assertion = problem
@@ -535,7 +527,7 @@ class Engine:
         """
         failed = [sequence for sequence in self._scheduler.active if not sequence.finish]
         self._scheduler.end(failed, FinishReason.CANCELLED)
-        responses = [self._error(request, message) for request in {sequence.request.id for sequence in failed}]
+        responses = [self._error(sequence.request.id, message) for sequence in failed]
         self._scheduler.forget_finished()
         if self.settings.pytorch and self.settings.guided:
             self._end_loop("'NoneType' object is not subscriptable")
@@ -556,7 +548,7 @@ class Engine:
 
     def _error(self, request_id: int, message: str) -> ErrorResponse:
         self._forget(request_id)
-        return ErrorResponse(request_id, message, request_id)
+        return ErrorResponse(request_id, message)
 
     def _forget(self, request_id: int) -> None:
         self._known.discard(request_id)
@@ -564,12 +556,12 @@ class Engine:
 
     def _respond(self, sequence: Sequence) -> Any:
         params = sequence.params
-        is_final = bool(sequence.finish) and all(sibling.finish for sibling in sequence.siblings)
+        is_final = bool(sequence.finish)
         if is_final:
             self._forget(sequence.request.id)
         new = sequence.tokens[sequence.sent :]
         sequence.sent = len(sequence.tokens)
-        beams = [sequence, *sequence.further][: params.n] if params.use_beam_search else [sequence]
+        beams = [sequence, *sequence.further]
         tokens = [list(beam.tokens) for beam in beams] if params.use_beam_search else [new]
         # Of beams, from 1.3 on, also where it is 0.
         wants = params.logprobs or (params.logprobs == 0 and SINCE_1_3 and params.use_beam_search)
@@ -579,8 +571,6 @@ class Engine:
             # A beam that has ended keeps its reason, also where the others are cancelled.
             [beam.reason or sequence.finish for beam in beams],
             is_final,
-            sequence.index,
-            sequence.iterations,
             None,
             None,
         )
@@ -594,17 +584,12 @@ class Engine:
             began = bool(sequence.emitted or not pytorch_logprobs)
             result = LlmResult(result, cached_tokens=sequence.cached, began=began)
         response = Response(sequence.request.id, result)
-        if not params.prompt_logprobs and (pytorch_logprobs or not params.logprobs):
+        if pytorch_logprobs or not params.logprobs:
             return response
-        prompt = generation = None
-        if params.prompt_logprobs:
-            prompt = [of_most(token_id, params.prompt_logprobs) for token_id in sequence.prompt]
-        if params.logprobs and not self.settings.pytorch:
-            if params.use_beam_search and params.best_of > 1:
-                # compute_logprobs in executor/result.py (about 1.2) takes logits of [1, tokens, vocabulary]; those of
-                # beams are [beams, tokens, vocabulary], so that the token is looked up among the places.
-                raise IndexError(
-                    f"index {max(sequence.tokens)} is out of bounds for dimension 0 with size {len(sequence.tokens)}"
-                )
-            generation = [logprobs(token_id, params) for token_id in new]
-        return ResponseWrapper(response, LogProbsResult(prompt, generation))
+        if params.use_beam_search and params.best_of > 1:
+            # compute_logprobs in executor/result.py (about 1.2) takes logits of [1, tokens, vocabulary]; those of
+            # beams are [beams, tokens, vocabulary], so that the token is looked up among the places.
+            raise IndexError(
+                f"index {max(sequence.tokens)} is out of bounds for dimension 0 with size {len(sequence.tokens)}"
+            )
+        return ResponseWrapper(response, [logprobs(token_id, params) for token_id in new])

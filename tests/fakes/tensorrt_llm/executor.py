@@ -6,7 +6,6 @@ uses on one GPU where logits are gathered: then the engine's crash is the caller
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import concurrent.futures
 import contextlib
@@ -18,7 +17,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from queue import Queue
@@ -29,8 +28,8 @@ from .build import deserialize_error, load_rank
 from .engine import Engine
 from .mpi import barrier as mpi_barrier
 from .mpi import pool_session
-from .queues import AsyncQueue, IpcQueue, ManagedThread, SyncQueue
-from .results import ErrorResponse, GenerationResult, IterationResult, is_llm_response, no_iterations
+from .queues import IpcQueue, ManagedThread, SyncQueue
+from .results import ErrorResponse, IterationResult, RequestOutput, no_iterations
 from .sampling import CancellingRequest, GenerationRequest
 from .settings import (
     ENGINE_OUT_OF_MEMORY,
@@ -90,14 +89,20 @@ def load_engine(settings: WorkerSettings, rank: int) -> Engine:
 
 
 def worker_main(
-    rank: int, settings: WorkerSettings, addresses: tuple[tuple[str, bytes], ...], world_size: int, barrier: str
+    settings: WorkerSettings,
+    addresses: tuple[tuple[str, bytes], ...],
+    world_size: int,
+    barrier: str,
+    *,
+    rank: int,
+    worker_cls: Callable[[WorkerSettings, int], Engine],
 ) -> None:
     """Ends when the proxy says so; an error of the engine is the future's."""
     # Requests, status, results and statistics.
     queues = [IpcQueue(address=address) for address in addresses] if rank == 0 else []
     peers: list[Connection] = []
     try:
-        engine = load_engine(settings, rank)
+        engine = worker_cls(settings, rank)
         mpi_barrier()  # collective operations, such as those that make NCCL's communicator
         peers = _connect(rank, world_size, barrier)
     except Exception as error:
@@ -194,7 +199,7 @@ def _responses_of(engine: Engine, errors: list[Exception]) -> list[Any]:
         return []
     for place, response in enumerate(responses):
         if errors and not isinstance(response, ErrorResponse):
-            responses[place] = ErrorResponse(response.client_id, str(errors.pop(0)), response.client_id)
+            responses[place] = ErrorResponse(response.client_id, str(errors.pop(0)))
     return responses
 
 
@@ -222,11 +227,11 @@ class GenerationExecutor:
         self.doing_shutdown = False
         self._last_client_id = 1
         self._iter_stats_result: IterationResult | None = None
-        self._results: dict[int, GenerationResult] = {}
+        self._results: dict[int, RequestOutput] = {}
 
     def generate_async(
         self, prompt_token_ids: list[int], sampling_params: Any, lora_request: Any, streaming: bool
-    ) -> GenerationResult:
+    ) -> RequestOutput:
         assert isinstance(prompt_token_ids[0], int)
         if self._iter_stats_result is None:
             self._iter_stats_result = IterationResult()
@@ -234,7 +239,7 @@ class GenerationExecutor:
             self._iter_stats_result.mark_undone()
         return self.submit(GenerationRequest(prompt_token_ids, sampling_params, lora_request, streaming))
 
-    def submit(self, request: GenerationRequest) -> GenerationResult:
+    def submit(self, request: GenerationRequest) -> RequestOutput:
         raise NotImplementedError
 
     def abort_request(self, request_id: int) -> None:
@@ -250,10 +255,10 @@ class GenerationExecutor:
         """A killed worker is not noticed: its future stays pending."""
         return not self.doing_shutdown and self._error_queue.empty()
 
-    def _register(self, request: GenerationRequest) -> GenerationResult:
+    def _register(self, request: GenerationRequest) -> RequestOutput:
         self._last_client_id += 1
         request.id = self._last_client_id
-        result = GenerationResult(request, self._handle_background_error, self)
+        result = RequestOutput(request, self._handle_background_error, self)
         self._results[request.id] = result
         return result
 
@@ -282,50 +287,23 @@ class GenerationExecutor:
         self._iter_stats_result.set_timeout(timeout)
         return self._iter_stats_result
 
-    def get_stats(self, timeout: float | None) -> list[dict[str, Any]]:
-        if self._iter_stats_result is None:
-            print_colored(
-                "Iteration statistics are not available yet. To collect runtime statistics, please call get_stats() "
-                "AFTER prompts have been submitted.\n",
-                "yellow",
-            )
-            return []
-        self._iter_stats_result.set_timeout(timeout)
-        return self._iter_stats_result.get_results()
-
     def _dispatch(self, responses: list[Any]) -> None:
         """Into the requests' queues, and one wake-up of their loop."""
-        async_queues = []
-        event_loop: asyncio.AbstractEventLoop | None = None
+        queues = []
         for response in responses:
-            client_id = response.client_id
-            result_queue = self._results[client_id].queue
-            if isinstance(result_queue, SyncQueue):
-                result_queue.put_nowait(response)
-                async_queues.append(result_queue)
-                event_loop = event_loop or result_queue.loop
-            else:
-                result_queue.put(response)
-            if (is_llm_response(response) and response.result.is_final) or isinstance(response, ErrorResponse):
-                self._results.pop(client_id)
-        if event_loop is not None:
-            try:
-                SyncQueue.notify_many(event_loop, async_queues)
-            except AsyncQueue.EventLoopShutdownError:
-                logger.warning("proxy.py: EventLoopShutdownError because event loop is not running")
+            queue = self._results[response.client_id].queue
+            queue.put_nowait(response)
+            queues.append(queue)
+            if isinstance(response, ErrorResponse) or response.result.is_final:
+                del self._results[response.client_id]
+        SyncQueue.notify_many(queues)
 
     def _dispatch_stats(self, lines: list[str]) -> None:
-        if self._iter_stats_result is None:
-            return
-        stats_queue = self._iter_stats_result.queue
-        with contextlib.suppress(AsyncQueue.EventLoopShutdownError):
+        if self._iter_stats_result is not None:
+            queue = self._iter_stats_result.queue
             for line in lines:
-                if isinstance(stats_queue, SyncQueue):
-                    stats_queue.put_nowait(line)
-                else:
-                    stats_queue.put(line)
-            if lines and isinstance(stats_queue, SyncQueue):
-                SyncQueue.notify_many(stats_queue.loop, [stats_queue])
+                queue.put_nowait(line)
+            SyncQueue.notify_many([queue])
 
 
 @contextlib.contextmanager
@@ -373,7 +351,9 @@ class GenerationExecutorProxy(GenerationExecutor):
         queues = (self.request_queue, self.status_queue, self.result_queue, self.stats_queue)
         addresses = tuple(ipc.address for ipc in queues)
         barrier = f"{self.mpi_session.directory}/nccl"
-        self.mpi_futures = self.mpi_session.submit(worker_main, settings, addresses, world_size, barrier)
+        self.mpi_futures = self.mpi_session.submit(
+            worker_main, settings, addresses, world_size, barrier, worker_cls=load_engine
+        )
         for future in self.mpi_futures:
             future.add_done_callback(done)
         self.workers_started = True
@@ -434,7 +414,7 @@ class GenerationExecutorProxy(GenerationExecutor):
         self._dispatch_stats(lines)
         return True
 
-    def submit(self, request: GenerationRequest) -> GenerationResult:
+    def submit(self, request: GenerationRequest) -> RequestOutput:
         self._start_dispatch_threads()
         result = self._register(request)
         self.request_queue.put(request)
@@ -482,7 +462,7 @@ class GenerationExecutorWorker(GenerationExecutor):
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def submit(self, request: GenerationRequest) -> GenerationResult:
+    def submit(self, request: GenerationRequest) -> RequestOutput:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="await_response_thread", daemon=True)
             self._thread.start()

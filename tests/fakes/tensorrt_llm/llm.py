@@ -9,17 +9,16 @@ import runpy
 import shutil
 import tempfile
 import weakref
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from . import settings
-from .build import CALIBRATED, HF, TLLM_ENGINE, build, load_hf_tokenizer, positions, pretrained_config, read_config
-from .configs import AutoDeployLlmArgs, TorchLlmArgs, TrtLlmArgs, algorithm_of
+from .build import CALIBRATED, build, load_hf_tokenizer, positions, pretrained_config, read_config
+from .configs import AutoDeployLlmArgs, TorchLlmArgs, TrtLlmArgs
 from .executor import GenerationExecutorProxy, GenerationExecutorWorker
 from .mpi import pool_session
 from .results import RequestOutput
-from .sampling import SamplingParams, SamplingParamsFields
+from .sampling import SamplingParams
 from .settings import (
     SINCE_1_3,
     RequestError,
@@ -34,22 +33,6 @@ from .settings import (
 
 # -- what the LLM classes of all backends share (facts §2.1, §2.6) -----------------------------------------------------
 
-_POSITIONAL = (
-    "tokenizer",
-    "tokenizer_mode",
-    "skip_tokenizer_init",
-    "trust_remote_code",
-    "tensor_parallel_size",
-    "dtype",
-    "revision",
-    "tokenizer_revision",
-)
-
-
-@dataclass
-class LlmBuildStats:
-    build_steps_info: list[tuple[str, float]] = field(default_factory=list)
-
 
 class BaseLLM:
     """Loads on construction; see facts §2.1."""
@@ -57,13 +40,12 @@ class BaseLLM:
     _owner = ""
     _args_class: Any = None
     _backend: str | None = None
+    tokenizer: Any
 
-    def __init__(self, model: str | Path, *positional: Any, **kwargs: Any) -> None:
-        given = {**dict(zip(_POSITIONAL, positional, strict=False)), **kwargs}
+    def __init__(self, model: str | Path, **given: Any) -> None:
         record(self._owner, {"model": model, **given})
         self._executor: Any = None
         self.mpi_session: Any = None
-        given.pop("executor_cls", None)
         try:
             for name in given:
                 if name not in self._args_class.model_fields and name not in ("_mpi_session", "backend"):
@@ -81,7 +63,6 @@ class BaseLLM:
             self.mpi_session = pool_session(self.args.worker_count)
         elif not device_count():
             raise RuntimeError("No CUDA GPUs are available")
-        self.llm_build_stats = LlmBuildStats()
         self._engine_dir: Path | None = None
         try:
             self._build_model()
@@ -94,45 +75,10 @@ class BaseLLM:
     def _build_model(self) -> None:
         raise NotImplementedError
 
-    @property
-    def tokenizer(self) -> Any:
-        return self._tokenizer
-
-    @tokenizer.setter
-    def tokenizer(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
     def _load_tokenizer(self) -> Any:
-        if self.args.skip_tokenizer_init:
-            return None
-        given = self.args.tokenizer
-        if given is not None:
-            return load_hf_tokenizer(Path(given)) if isinstance(given, (str, Path)) else given
-        return load_hf_tokenizer(Path(self.args.model))
+        return load_hf_tokenizer(Path(self.args.tokenizer or self.args.model))
 
     # -- requests ------------------------------------------------------------------------------------------------------
-
-    def generate(
-        self, inputs: Any, sampling_params: Any = None, use_tqdm: bool = True, lora_request: Any = None, **others: Any
-    ) -> Any:
-        single = not isinstance(inputs, list) or isinstance(inputs[0], int)
-        prompts = [inputs] if single else inputs
-
-        def at(value: Any, place: int) -> Any:
-            return value[place] if isinstance(value, list) else value
-
-        futures = [
-            self.generate_async(
-                prompt,
-                sampling_params=at(sampling_params, place),
-                lora_request=at(lora_request, place),
-                streaming=False,
-            )
-            for place, prompt in enumerate(prompts)
-        ]
-        for future in futures:
-            future.result()
-        return futures[0] if single else futures
 
     def generate_async(self, inputs: Any, sampling_params: Any = None, **others: Any) -> RequestOutput:
         """Only the first two arguments have the same place in every version (facts §2.6)."""
@@ -143,58 +89,20 @@ class BaseLLM:
         lora_request, streaming = others.get("lora_request"), others.get("streaming", False)
         if self._executor is None or self._executor.is_shutdown():
             raise RuntimeError("LLM is shutting down")
-        sampling_params = self._prepare_sampling_params(sampling_params)
-        prompt, prompt_token_ids = self._tokenize(inputs, sampling_params)
-        self._check_arguments(len(prompt_token_ids), sampling_params)
-        result = self._executor.generate_async(prompt_token_ids, sampling_params, lora_request, streaming)
-        return RequestOutput._from_generation_result(result, prompt, self.tokenizer)
-
-    def _tokenize(self, inputs: Any, params: Any) -> tuple[str | None, list[int]]:
-        if isinstance(inputs, str):
-            inputs = {"prompt": inputs}
-        elif isinstance(inputs, list) and all(isinstance(token_id, int) for token_id in inputs):
-            inputs = {"prompt_token_ids": inputs}
-        if not isinstance(inputs, dict):
-            raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
-        if "prompt_token_ids" in inputs:
-            return None, inputs["prompt_token_ids"]
-        token_ids = self.tokenizer.encode(inputs["prompt"], add_special_tokens=params.add_special_tokens)
-        if params.truncate_prompt_tokens is not None:
-            token_ids = token_ids[-params.truncate_prompt_tokens :]
-        return inputs["prompt"], token_ids
-
-    def _prepare_sampling_params(self, params: Any) -> SamplingParamsFields:
-        if params is None:
-            params = SamplingParams()
-        if not isinstance(params, SamplingParams):
-            raise TypeError(f"The sampling_params must be type SamplingParams or None, but got {type(params)}")
-        if params.end_id is None:
-            if self.tokenizer is None:
-                raise ValueError(
-                    "tokenizer is required to reset end_id if it is None, or you can explicitly specify the end_id for "
-                    "sampling_params"
-                )
-            params._setup(self.tokenizer)
-        if self._backend is None:
-            if params.prompt_logprobs and not params.return_context_logits:
-                params.return_context_logits = True
-                params._context_logits_auto_enabled = True
-            if params.logprobs and not params.return_generation_logits:
-                params.return_generation_logits = True
-                params._generation_logits_auto_enabled = True
-        if params._stream_interval is None:
-            params._stream_interval = getattr(self.args, "stream_interval", 1)
-        params.return_perf_metrics = params.return_perf_metrics or getattr(self.args, "return_perf_metrics", False)
-        return params
+        if not isinstance(inputs, list) or not all(isinstance(token_id, int) for token_id in inputs):
+            raise TypeError(f"a server passes a list of int, not {type(inputs)}")
+        if not isinstance(sampling_params, SamplingParams):
+            raise TypeError(f"a server passes SamplingParams, not {type(sampling_params)}")
+        if sampling_params.end_id is None:
+            sampling_params._setup(self.tokenizer)
+        self._check_arguments(len(inputs), sampling_params)
+        result: RequestOutput = self._executor.generate_async(inputs, sampling_params, lora_request, streaming)
+        return result
 
     def _check_arguments(self, prompt_length: int, params: Any) -> None:
         raise NotImplementedError
 
     # -- the rest ------------------------------------------------------------------------------------------------------
-
-    def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
-        stats: list[dict[str, Any]] = self._executor.get_stats(timeout)
-        return stats
 
     def get_stats_async(self, timeout: float | None = 2) -> Any:
         return self._executor.aget_stats(timeout)
@@ -213,15 +121,6 @@ class BaseLLM:
         instance = reference()
         if instance is not None:
             instance.shutdown()
-
-    def __enter__(self) -> BaseLLM:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.shutdown()
-
-    def __getstate__(self) -> Any:
-        raise RuntimeError("LLM object can not be pickled.")
 
     def __del__(self) -> None:
         self.shutdown()
@@ -369,12 +268,9 @@ class _TrtLLM(BaseLLM):
             raise ValueError(f"backend {args.backend} is not supported.")
         self._workspace = tempfile.TemporaryDirectory(suffix="-llm-workspace", dir=args.workspace)
         model = Path(args.model)
-        if args._format == TLLM_ENGINE:
-            self._engine_dir = model
-        else:
-            self._engine_dir = self._build_engine(model)
+        self._engine_dir = model if args._is_engine else self._build_engine(model)
         args.__dict__["model"] = self._engine_dir
-        self._tokenizer = self._load_tokenizer()
+        self.tokenizer = self._load_tokenizer()
         engine = read_config(self._engine_dir)
         build_config = args.build_config
         if build_config.max_seq_len is None:
@@ -389,7 +285,6 @@ class _TrtLLM(BaseLLM):
             raise OSError(f"We couldn't connect to 'https://huggingface.co' to load the files of {args.model}.")
         config = read_config(model)
         quantization = json.loads(args.quant_config.model_dump_json(warnings=False))
-        prequantized = args._format == HF and self._read_quantization(model, config, quantization)
         dtype = _inferred_dtype(config) if args.dtype == "auto" else args.dtype
         mapping = {
             "world_size": args.worker_count,
@@ -401,16 +296,12 @@ class _TrtLLM(BaseLLM):
             "moe_ep_size": args.moe_expert_parallel_size or 1,
             "moe_cluster_size": 1,
         }
-        if args._format == HF:
-            described = pretrained_config(config, dtype, mapping, quantization)
-        else:
-            described = {**config, "mapping": mapping}
+        described = pretrained_config(config, dtype, mapping, quantization)
         plan = {
-            "format": args._format,
             "model": str(model),
             "config": config,
             "load_format": str(args.load_format),
-            "calibrate": quantization["quant_algo"] in CALIBRATED and not prequantized,
+            "calibrate": quantization["quant_algo"] in CALIBRATED,
             "calibration": json.loads(args.calib_config.model_dump_json()),
             "workspace": str(self.workspace),
             "engine_dir": str(engine_dir),
@@ -418,31 +309,10 @@ class _TrtLLM(BaseLLM):
             "build_config": args.build_config_json(described),
         }
         if self.mpi_session is None:
-            self.llm_build_stats.build_steps_info = build(0, plan)
+            build(plan, rank=0)
         else:
-            self.llm_build_stats.build_steps_info = self.mpi_session.submit_sync(build, plan)[0]
+            self.mpi_session.submit_sync(build, plan)
         return engine_dir
-
-    def _read_quantization(self, model: Path, config: dict[str, Any], quantization: dict[str, Any]) -> bool:
-        """Whether the checkpoint is quantised already; its algorithm goes into `quantization` (facts §3.4)."""
-        file = model / "hf_quant_config.json"
-        if file.exists():
-            logger.info(f"Found {file}, pre-quantized checkpoint is used.")
-            found = json.loads(file.read_text())["quantization"]
-            algo = found.get("quant_algo")
-            if algo is None:
-                raise ValueError("Pre-quantized checkpoint must have quant_algo.")
-            for key, value in (("quant_algo", algo), ("kv_cache_quant_algo", found.get("kv_cache_quant_algo"))):
-                if quantization[key] not in (None, value) and value is not None:
-                    raise ValueError(
-                        f"Specified {key}={quantization[key]}, conflicting with {key}={value} from HF quant config."
-                    )
-                quantization[key] = value
-            return True
-        if config.get("quantization_config") is not None:
-            quantization["quant_algo"] = algorithm_of(config["quantization_config"], self.args)
-            return True
-        return False
 
     def _check_arguments(self, prompt_length: int, params: Any) -> None:
         args, build_config = self.args, self.args.build_config
@@ -455,23 +325,10 @@ class _TrtLLM(BaseLLM):
                 f"The sum of prompt length ({length}) and query length (0) max_tokens ({params.max_tokens}) should not "
                 f"exceed max_seq_len ({max_seq_len})"
             )
-        which = "n" if params.n == params.best_of else "best_of"
-        if params.use_beam_search and params.best_of > build_config.max_beam_width:
+        if params.best_of > build_config.max_beam_width:
             raise ValueError(
-                f"sampling_params.{which} ({params.best_of}) cannot exceed max_beam_width "
-                f"({build_config.max_beam_width}) when use_beam_search is True"
-            )
-        max_batch_size = args.max_batch_size or build_config.max_batch_size
-        if not params.use_beam_search and params.best_of > max_batch_size:
-            raise ValueError(
-                f"sampling_params.{which} ({params.best_of}) cannot exceed max_batch_size ({max_batch_size}) when "
-                "use_beam_search is False"
-            )
-        if params.prompt_logprobs and not build_config.gather_context_logits:
-            raise ValueError(
-                f"`sampling_params's prompt_logprobs={params.prompt_logprobs}` requires `gather_context_logits=True` "
-                "in the `BuildConfig` when constructing the LLM. Example: LLM(..., "
-                "build_config=BuildConfig(gather_context_logits=True))."
+                f"sampling_params.n ({params.best_of}) cannot exceed max_beam_width ({build_config.max_beam_width}) "
+                "when use_beam_search is True"
             )
         if params.logprobs and not args.gather_generation_logits:
             raise ValueError(
@@ -494,34 +351,31 @@ class LLM(BaseLLM):
     _args_class = TorchLlmArgs
     _backend = "pytorch"
 
-    def __init__(self, model: str | Path, *positional: Any, **kwargs: Any) -> None:
-        backend = kwargs.get("backend", "pytorch")
+    def __init__(self, model: str | Path, **given: Any) -> None:
+        backend = given.get("backend", "pytorch")
         if backend == "_autodeploy" and AutoDeployLlmArgs is not None:
             self._owner, self._args_class, self._backend = "LLM.autodeploy", AutoDeployLlmArgs, backend
         elif backend != "pytorch":
             raise ValueError(f"backend {backend} is not supported.")
         if TrtLlmArgs is not None and TorchLlmArgs is not None:
-            specific = [n for n in kwargs if n in TrtLlmArgs.model_fields and n not in TorchLlmArgs.model_fields]
+            specific = [n for n in given if n in TrtLlmArgs.model_fields and n not in TorchLlmArgs.model_fields]
             if specific:
                 raise ValueError(
                     "The following arguments are specific to TensorRT backend and cannot be used with PyTorch backend: "
                     f"{specific}.\nPlease use 'from tensorrt_llm._tensorrt_engine import LLM' instead to use the "
                     "TensorRT backend."
                 )
-        super().__init__(model, *positional, **kwargs)
+        super().__init__(model, **given)
 
     def _build_model(self) -> None:
         model = Path(self.args.model)
         if not model.is_dir():
             raise OSError(f"We couldn't connect to 'https://huggingface.co' to load the files of {self.args.model}.")
-        self._tokenizer = self._load_tokenizer()
+        self.tokenizer = self._load_tokenizer()
         config = read_config(model)
         _create_input_processor(model, config)
         if "model_type" not in config:
             raise ValueError(f"Unrecognized model in {model}. Should have a `model_type` key in its config.json.")
-        stored = config.get("quantization_config")
-        if stored is not None and not (model / "hf_quant_config.json").exists():
-            algorithm_of(stored, self.args)
         self._start(config, None, self.args.gather_generation_logits)
 
     def _check_arguments(self, prompt_length: int, params: Any) -> None:
@@ -537,5 +391,5 @@ class LLM(BaseLLM):
 class AutoDeployLLM(LLM):
     """`tensorrt_llm._torch.auto_deploy.LLM`."""
 
-    def __init__(self, model: str | Path, *positional: Any, **kwargs: Any) -> None:
-        super().__init__(model, *positional, **{**kwargs, "backend": "_autodeploy"})
+    def __init__(self, model: str | Path, **given: Any) -> None:
+        super().__init__(model, **{**given, "backend": "_autodeploy"})

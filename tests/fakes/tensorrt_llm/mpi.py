@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import os
 import pickle
 import runpy
@@ -69,13 +70,13 @@ class MpiPoolSession:
                 else:
                     future.set_exception(error)
 
-    def submit(self, task: Callable[..., Any], *args: Any) -> list[concurrent.futures.Future[Any]]:
+    def submit(self, task: Callable[..., Any], *args: Any, **options: Any) -> list[concurrent.futures.Future[Any]]:
         futures: list[concurrent.futures.Future[Any]] = []
         for number, rank in enumerate(self._ranks):
             future: concurrent.futures.Future[Any] = concurrent.futures.Future()
             self._pending[number].append(future)
             futures.append(future)
-            rank.send_bytes(pickle.dumps((task, (number, *args))))
+            rank.send_bytes(pickle.dumps((functools.partial(task, rank=number, **options), args)))
         return futures
 
     def submit_sync(self, task: Callable[..., Any], *args: Any) -> list[Any]:

@@ -11,7 +11,6 @@ import pickle
 import select
 import threading
 import traceback
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -21,35 +20,15 @@ from typing import Any
 
 from .settings import logger
 
-NO_LOOP = "The asyncio event loop was not present during initialization, so async operations are not available."
-
-
-def has_event_loop() -> bool:
-    """Whether an asyncio loop runs in the calling thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
 
 class AsyncQueue:
     """A queue that a thread fills through `sync_q` and a coroutine empties."""
 
-    class EventLoopShutdownError(Exception):
-        pass
-
-    class MixedSyncAsyncAPIError(Exception):
-        pass
-
     def __init__(self) -> None:
         self._items: collections.deque[Any] = collections.deque()
         self._event = asyncio.Event()
-        self._tainted = False
-        self.sync_q = SyncQueue(self)
 
-    def full(self) -> bool:
-        return len(self._items) == self._items.maxlen
+        self.sync_q = SyncQueue(self)
 
     def empty(self) -> bool:
         return not self._items
@@ -62,17 +41,9 @@ class AsyncQueue:
         if self._items:
             self._event.set()
 
-    def unsafe_get(self) -> Any:
-        self._tainted = True
-        try:
-            return self._items.popleft()
-        except IndexError:
-            raise asyncio.QueueEmpty from None
-
     async def get(self, timeout: float | None = None) -> Any:
         """The next item. TimeoutError after `timeout` seconds; None waits for ever."""
-        if self._tainted:
-            raise AsyncQueue.MixedSyncAsyncAPIError
+
         if timeout is None:
             while not self._items:
                 await self._event.wait()
@@ -102,42 +73,16 @@ class SyncQueue:
     def put_nowait(self, item: Any) -> None:
         self._queue.put_nowait(item)
 
-    def put(self, item: Any) -> None:
-        self._queue.put_nowait(item)
-        self.notify_many(self.loop, [self])
-
     @staticmethod
     async def _notify_many(queues: Iterable[SyncQueue]) -> None:
         for queue in queues:
             queue._queue.notify()
 
     @staticmethod
-    def notify_many(loop: asyncio.AbstractEventLoop, queues: list[SyncQueue]) -> None:
-        """Wake everyone who waits on `queues`, in one go of the loop."""
-        if not loop.is_running():
-            raise AsyncQueue.EventLoopShutdownError
-        asyncio.run_coroutine_threadsafe(SyncQueue._notify_many(frozenset(queues)), loop)
-
-    def full(self) -> bool:
-        return self._queue.full()
-
-    def get(self, timeout: float | None = None) -> Any:
-        warnings.warn(
-            "LLM API is running in async mode because you have a running event loop, "
-            "but you are using sync API. This may lead to potential performance loss.",
-            stacklevel=2,
-        )
-        delay = 0.0001
-        waited = 0.0
-        while True:
-            try:
-                return self._queue.unsafe_get()
-            except asyncio.QueueEmpty:
-                if timeout is not None and waited >= timeout:
-                    raise
-                threading.Event().wait(delay)
-                waited += delay
-                delay = min(delay * 2, 0.05)
+    def notify_many(queues: list[SyncQueue]) -> None:
+        """Wake everyone who waits on `queues`, in one go of the loop; of a loop that has ended, nobody."""
+        if queues and queues[0].loop.is_running():
+            asyncio.run_coroutine_threadsafe(SyncQueue._notify_many(frozenset(queues)), queues[0].loop)
 
 
 class ManagedThread(threading.Thread):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -27,9 +28,9 @@ class PoolSession:
         self.directory = tempfile.mkdtemp(prefix="mpi-")
         self._pool: MPIPoolExecutor | None = MPIPoolExecutor(max_workers=n_workers, path=sys.path)
 
-    def submit(self, task: Callable[..., Any], *args: Any) -> list[concurrent.futures.Future[Any]]:
+    def submit(self, task: Callable[..., Any], *args: Any, **options: Any) -> list[concurrent.futures.Future[Any]]:
         assert self._pool is not None
-        return [self._pool.submit(_on_rank, task, *args) for _ in range(self.n_workers)]
+        return [self._pool.submit(_on_rank, task, *args, **options) for _ in range(self.n_workers)]
 
     def submit_sync(self, task: Callable[..., Any], *args: Any) -> list[Any]:
         return [future.result() for future in self.submit(task, *args)]
@@ -52,11 +53,14 @@ class PoolSession:
         over.set()
 
 
-def _on_rank(task: Callable[..., Any], *args: Any) -> Any:
+def _on_rank(task: Callable[..., Any], *args: Any, **options: Any) -> Any:
     with contextlib.suppress(AttributeError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     MPI.COMM_WORLD.barrier()
-    return task(MPI.COMM_WORLD.Get_rank(), *args)
+    try:
+        return task(*args, rank=MPI.COMM_WORLD.Get_rank(), **options)
+    finally:
+        MPI.COMM_WORLD.barrier()
 
 
 # -- trtllm-llmapi-launch: the ranks are there already (llmapi/mgmn_leader_node.py, mgmn_worker_node.py) ---------------
@@ -70,8 +74,8 @@ class RemoteSession:
         key = bytes.fromhex(os.environ["TLLM_SPAWN_PROXY_PROCESS_IPC_HMAC_KEY"])
         self._leader = Client(os.environ["TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR"], "AF_UNIX", authkey=key)
 
-    def submit(self, task: Callable[..., Any], *args: Any) -> list[concurrent.futures.Future[Any]]:
-        self._leader.send((task, *args))
+    def submit(self, task: Callable[..., Any], *args: Any, **options: Any) -> list[concurrent.futures.Future[Any]]:
+        self._leader.send((functools.partial(task, **options), *args))
         return []
 
     def shutdown(self) -> None:

@@ -77,13 +77,7 @@ class _GuidedDecodingParams(_Explicit):
 
 
 class SamplingParamsFields(_Explicit):
-    HIDDEN: ClassVar[dict[str, Any]] = {
-        "_bad_word_ids": None,
-        "_stop_word_ids": None,
-        "_stream_interval": None,
-        "_context_logits_auto_enabled": False,
-        "_generation_logits_auto_enabled": False,
-    }
+    HIDDEN: ClassVar[dict[str, Any]] = {"_bad_word_ids": None, "_stop_word_ids": None}
     n: int
     best_of: int | None
     use_beam_search: bool
@@ -97,18 +91,10 @@ class SamplingParamsFields(_Explicit):
     stop: str | list[str] | None
     stop_token_ids: list[int] | None
     logprobs: int | None
-    prompt_logprobs: int | None
-    return_context_logits: bool
-    return_generation_logits: bool
-    return_perf_metrics: bool
-    add_special_tokens: bool
-    truncate_prompt_tokens: int | None
     guided_decoding: _GuidedDecodingParams | None
     _bad_word_ids: list[list[int]] | None
     _stop_word_ids: list[list[int]] | None
-    _stream_interval: int | None
-    _context_logits_auto_enabled: bool
-    _generation_logits_auto_enabled: bool
+
     if not TYPE_CHECKING:
         __slots__ = ()
 
@@ -130,12 +116,10 @@ class SamplingParamsFields(_Explicit):
                 f"got best_of={self.best_of}. Please set to best_of=1 or set an environment variable "
                 "TLLM_ALLOW_N_GREEDY_DECODING=1 to allow best_of > 1 under the greedy decoding."
             )
-        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens < 1:
-            raise ValueError(f"truncate_prompt_tokens must be >= 1, got {self.truncate_prompt_tokens}")
+
         if self.guided_decoding is not None:
             self.guided_decoding._validate()
         self.logprobs = self.logprobs and int(self.logprobs)
-        self.prompt_logprobs = self.prompt_logprobs and int(self.prompt_logprobs)
 
     @property
     def _greedy_decoding(self) -> bool:
@@ -218,13 +202,12 @@ _CHECKS: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
 
 def check_request(params: Any, max_new_tokens: int) -> None:
     """RuntimeError, as the bindings raise it."""
-    width = params.best_of if params.use_beam_search else 1
+    width = params.best_of
     _require(0 < width <= _MAX_BEAM_WIDTH, "beamWidth > 0 && beamWidth <= kMaxBeamWidth", "samplingConfig.cpp")
     for name, condition, holds in _CHECKS:
         value = getattr(params, name, None)
         _require(value is None or holds(value), condition, "samplingConfig.cpp")
-    returned = params.n if params.use_beam_search else params.best_of
-    _require(width == 1 or returned <= width, "numReturnSequences.value() <= beamWidth", "samplingConfig.cpp")
+
     _require(max_new_tokens > 0, "mMaxNewTokens > 0", "requestImpl.h")
     if width > 1 and params.guided_decoding is not None and params.guided_decoding._kind():
         raise RuntimeError(
@@ -260,10 +243,6 @@ class _LoRARequest:
         return self.lora_int_id
 
     @property
-    def name(self) -> str:
-        return self.lora_name
-
-    @property
     def path(self) -> str:
         return self.lora_path
 
@@ -295,10 +274,7 @@ class GenerationRequest:
     """What chance adds to the place where it begins."""
 
     def __init__(self, prompt_token_ids: list[int], sampling_params: Any, lora_request: Any, streaming: bool) -> None:
-        if not isinstance(prompt_token_ids, list):
-            raise TypeError(
-                f"prompt_token_ids ({prompt_token_ids}) should be an instance of torch.Tensor, np.ndarray or list"
-            )
+
         self.prompt_token_ids = prompt_token_ids
         self.sampling_params = sampling_params
         self.lora_request = lora_request

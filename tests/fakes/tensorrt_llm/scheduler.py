@@ -74,12 +74,12 @@ class KvCache:
 # One sequence: its k-th token is the prompt's token k modulo its length, or its period if it repeats itself.
 #
 # So a sequence whose prompt and first tokens are the prompt of another one goes on there (see the scripted executor).
-# Sequence number i of a request begins i places later, and so does one with an adapter of id i, so that a test sees
-# both. The model ends sequence number i of a beam search i tokens later, too: beams end one by one.
+# Beam number i begins i places later, and so does a request with an adapter of id i, so that a test sees both. The
+# model ends beam number i also i tokens later: beams end one by one.
 
 
 class Sequence:
-    """A sequence of a request; with beam search the best one, which stands for all others in the scheduler."""
+    """A request's sequence; with beam search the best one, which stands for all others in the scheduler."""
 
     __slots__ = (
         "_bad",
@@ -107,19 +107,18 @@ class Sequence:
         "request",
         "reserved",
         "sent",
-        "siblings",
         "tokens",
     )
 
-    def __init__(self, request: GenerationRequest, index: int, siblings: list[Sequence], settings: WorkerSettings):
+    def __init__(self, request: GenerationRequest, settings: WorkerSettings, index: int = 0):
         params = request.sampling_params
         self.request = request
         self.params = params
         self.index = index
-        self.siblings = siblings
+
         self.prompt = request.prompt_token_ids
         self._cycle = _period(self.prompt)
-        self.beams = params.best_of if params.use_beam_search else 1
+        self.beams = params.best_of
         self.max_new_tokens = request.max_new_tokens
         self.emitted = self.sent = self.iterations = self.cached = self.reserved = 0
         self.tokens: list[int] = []
@@ -141,9 +140,7 @@ class Sequence:
         asked = (None, params.max_tokens)
         faults: list[dict[str, Any]] = settings.script["faults"]
         self._faults = [f for f in faults if f.get("max_new_tokens") in asked and not index]
-        self.further: list[Sequence] = []
-        if params.use_beam_search and not index:
-            self.further = [Sequence(request, number, [], settings) for number in range(1, params.best_of)]
+        self.further = [] if index else [Sequence(request, settings, number) for number in range(1, params.best_of)]
 
     def _scripted_end(self, settings: WorkerSettings) -> dict[int, int]:
         """Place -> token, where it is not the prompt's: what a guide leads to, or the end token."""
@@ -153,7 +150,7 @@ class Sequence:
             return dict(enumerate([*settings.guided_ids, *end]))
         if end_after is None or self._eos is None:
             return {}
-        return {max(end_after + (self.index if self.params.use_beam_search else 0), self._min_tokens): self._eos}
+        return {max(end_after + self.index, self._min_tokens): self._eos}
 
     def advance(self) -> None:
         """Emit a token of it and of its further beams; `finish` is set where none goes on."""
@@ -246,18 +243,9 @@ class Scheduler:
     def fetch(self) -> int:
         """Move requests from the queue to the active list; how many sequences that made."""
         fetched = 0
-        while self.waiting:
-            request = self.waiting[0]
-            params = request.sampling_params
-            count = 1 if params.use_beam_search else params.best_of
-            if len(self.active) + count > self._settings.max_batch_size:
-                break
-            self.waiting.popleft()
-            siblings: list[Sequence] = []
-            for index in range(count):
-                siblings.append(Sequence(request, index, siblings, self._settings))
-            self.active += siblings
-            fetched += count
+        while self.waiting and len(self.active) < self._settings.max_batch_size:
+            self.active.append(Sequence(self.waiting.popleft(), self._settings))
+            fetched += 1
         return fetched
 
     def schedule(self) -> list[Sequence]:

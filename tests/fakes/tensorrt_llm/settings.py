@@ -180,9 +180,6 @@ class Logger:
     def __init__(self) -> None:
         self.level = os.environ.get("TLLM_LOG_LEVEL", "warning").lower()
 
-    def set_level(self, level: str) -> None:
-        self.level = level
-
     def _log(self, level: str, message: str) -> None:
         if _LEVELS[level] <= _LEVELS.get(self.level, 2):
             now = time.strftime("%m/%d/%Y-%H:%M:%S")
@@ -196,9 +193,6 @@ class Logger:
 
     def info(self, message: str) -> None:
         self._log("info", message)
-
-    def debug(self, message: str) -> None:
-        self._log("debug", message)
 
 
 logger = Logger()
@@ -249,7 +243,7 @@ class WorkerSettings:
     engine_dir: str | None
     max_batch_size: int
     max_num_tokens: int
-    max_seq_len: int | None
+    max_seq_len: int
     max_beam_width: int
     torch_sampler: bool
     chunked_prefill: bool

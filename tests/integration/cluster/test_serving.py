@@ -24,12 +24,13 @@ STORY = "Once upon a time there was a little girl"
 def test_the_bundled_model_answers_byte_for_byte_as_without_ray(
     cluster: RayCluster, server: Server, stream: bool
 ) -> None:
-    for inputs in (STORY, "Tell me a story about a fox and a bear", "ein Wolf \N{WOLF FACE}"):
-        request = lmi(inputs, stream=stream, max_new_tokens=40, details=True)
+    asked = [lmi(inputs, stream=stream, max_new_tokens=40, details=True) for inputs in (STORY, "Wolf \N{WOLF FACE}")]
+    for request in (*asked, lmi(STORY, temperature="hot"), lmi("wolf " * 3000)):
         expected = server.http.post("/invocations", json=request)
         answer = cluster.http.post("/invocations", json=request)
-        assert (answer.status_code, answer.content) == (200, expected.content)
+        assert (answer.status_code, answer.content) == (expected.status_code, expected.content)
         assert answer.headers["content-type"] == expected.headers["content-type"]
+        assert (answer.status_code == 200) == (request in asked)
 
 
 def test_an_answer_has_one_request_id_that_of_its_request(cluster: RayCluster) -> None:
@@ -38,14 +39,6 @@ def test_an_answer_has_one_request_id_that_of_its_request(cluster: RayCluster) -
     made = cluster.http.get("/ping")
     assert len(made.headers.get_list("x-request-id")) == 1
     assert len(made.headers["x-request-id"]) > 30
-
-
-def test_errors_are_those_of_the_server(cluster: RayCluster, server: Server) -> None:
-    for request in (lmi(STORY, temperature="hot"), {"inputs": 7}, lmi("wolf " * 3000)):
-        expected = server.http.post("/invocations", json=request)
-        answer = cluster.http.post("/invocations", json=request)
-        assert (answer.status_code, answer.content) == (expected.status_code, expected.content)
-        assert answer.status_code >= 400
 
 
 def test_another_model_of_the_cluster_has_its_own_route(cluster: RayCluster) -> None:
@@ -130,14 +123,6 @@ def adapting(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> I
     cluster.call("delete", APP)
 
 
-def test_every_replica_answers_for_an_adapter_of_the_user_config_and_for_no_other(adapting: Adapting) -> None:
-    adapting.register({"french": "more/a"})
-    wait_until(lambda: adapting.statuses("french") == {200}, 60, "the adapter in all replicas")
-    status, text = adapting.ask("german")
-    assert status >= 400
-    assert "german" in text
-
-
 def test_another_user_config_changes_the_adapters_of_the_replicas_that_run(adapting: Adapting) -> None:
     before = adapting.cluster.replicas()
     adapting.register({"french": "more/a"})
@@ -145,6 +130,7 @@ def test_another_user_config_changes_the_adapters_of_the_replicas_that_run(adapt
     adapting.register({"german": "more/b"})
     wait_until(lambda: adapting.statuses("german") == {200}, 60, "the new adapter in all replicas")
     assert 200 not in adapting.statuses("french")
+    assert "french" in adapting.ask("french")[1]
     listed = adapting.cluster.http.get(f"{ROUTE}/adapters").text
     assert "german" in listed
     assert "french" not in listed

@@ -1,4 +1,4 @@
-"""Servers on an executor whose tokens are known: the scripted one, and TensorRT-LLM's over the fake (`slow`)."""
+"""Servers on an executor whose tokens are known: the scripted one, and for what depends on it TensorRT-LLM's too."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from tests.support.models import scripted_model, tensorrt_llm_model
 from tests.support.sagemaker_front import runtime_of
 from tests.support.server import Server, serving
 
+EXECUTORS = ["scripted", pytest.param("tensorrt_llm", marks=pytest.mark.slow)]
+with_every_executor = pytest.mark.parametrize("executor", EXECUTORS, indirect=True, scope="session")
 
-@pytest.fixture(scope="session", params=["scripted", pytest.param("tensorrt_llm", marks=pytest.mark.slow)])
+
+@pytest.fixture(scope="session")
 def executor(request: pytest.FixtureRequest) -> str:
     """What runs behind the servers: the scripted executor, or TensorRT-LLM's over the fake TensorRT-LLM."""
-    name: str = request.param
-    return name
+    return str(getattr(request, "param", "scripted"))
 
 
 def make_model(

@@ -17,6 +17,7 @@ from huggingface_hub.errors import GenerationError
 
 from djl_trtllm.model import Tokenizer
 from tests.api.test_openai_tools import NAMED, TIME, WEATHER
+from tests.integration.server.conftest import with_every_executor
 from tests.support.models import PROMPT, TINY_STORIES, scripted_model
 from tests.support.server import Server, serving
 
@@ -101,6 +102,7 @@ def test_errors_raise_what_the_client_has_for_them(client: openai.OpenAI) -> Non
         list(client.completions.create(model="", prompt=PROMPT, max_tokens=77, stream=True))
 
 
+@with_every_executor
 def test_the_most_likely_tokens_come_from_an_engine_that_has_them(client: openai.OpenAI, executor: str) -> None:
     def ask() -> openai.types.chat.ChatCompletion:
         return client.chat.completions.create(

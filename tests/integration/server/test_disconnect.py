@@ -9,12 +9,14 @@ import pytest
 import tritonclient.grpc as triton
 from websockets.sync.client import connect
 
-from tests.integration.server.conftest import Start, make_model
+from tests.integration.server.conftest import Start, make_model, with_every_executor
 from tests.support.client import body, raw_post, read_until, wordy
 from tests.support.dialects import Way, prompt_tensors, ways
 from tests.support.models import PROMPT
 from tests.support.processes import wait_until
 from tests.support.server import Server, free_port, serving
+
+pytestmark = with_every_executor
 
 ENDLESS = 1_000_000
 """Tokens: more than any test waits for."""

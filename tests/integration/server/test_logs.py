@@ -155,23 +155,6 @@ def post(server: Server, identifier: str, path: str = "/invocations", **changes:
     return server.http.post(path, headers=headers, **{"json": lmi(SECRET, max_new_tokens=3), **changes})
 
 
-def test_a_request_that_generated_has_a_line_with_its_numbers(logged: Server) -> None:
-    assert post(logged, "plain").status_code == 200
-    line = line_of(logged, "plain")
-    expected = {
-        "level": "INFO",
-        "method": "POST",
-        "path": "/invocations",
-        "status": 200,
-        "model": "scripted",
-        "dialect": "lmi",
-        "output_tokens": 3,
-        "finish_reason": "length",
-    }
-    assert {**expected, "client": "SERVING_API_KEY"}.items() <= line.items()
-    assert 0 < line["ttft_seconds"] <= line["total_seconds"]
-
-
 ADDRESS = "address:" + hashlib.sha256(b"127.0.0.1").hexdigest()[:12]
 
 
@@ -307,17 +290,6 @@ def test_nothing_that_was_sent_is_in_the_log_or_the_traces(logged: Server, colle
     for secret in (SECRET, "key-of-the-server", "hf_abcdefghijklmnop"):
         assert secret not in text
         assert all(secret not in str(span) for span in collector.spans)
-
-
-def test_text_lines_cannot_be_forged_and_lines_of_requests_can_be_off(tmp_path: Path) -> None:
-    with serving(scripted_model(tmp_path / "model"), SERVING_LOG_LEVEL="debug") as server:
-        post(server, "forger", f"/predictions/{FORGED}")
-        wait_until(lambda: server.says("[forger] POST"), what="the line")
-        assert not any(line.startswith("2026-11-22 20:00:00,000") for line in server.log)
-        assert server.says("GET /ping 200")
-    with serving(scripted_model(tmp_path / "quiet"), SERVING_REQUEST_LOG="false") as server:
-        post(server, "quiet")
-        assert not server.says("djl_trtllm.requests")
 
 
 # -- A real Prometheus scrapes a server, and answers the queries of the dashboard --------------------------------------

@@ -302,17 +302,6 @@ def test_a_download_that_breaks_off_is_gone_on_with(hub: Hub, tmp_path: Path) ->
     assert told[0].endswith(": 5 files, 1.0 MB, 1.0 MB of them here already")
 
 
-def test_a_file_that_is_not_what_the_hub_says_is_removed_and_fetched_again(hub: Hub, tmp_path: Path) -> None:
-    for name, sent in {"model.safetensors": b"\1" + WEIGHTS[1:], "config.json": b'{"model_type": "lLama"}'}.items():
-        hub.changed[name] = sent
-        assert refusal(tmp_path / name).startswith(f"{name} arrived with a different ")
-        assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == sent]
-        hub.changed.clear()
-        hub.fetched.clear()
-        assert (get(tmp_path / name) / name).read_bytes() == FILES[name]
-        assert hub.fetched == [name]
-
-
 def test_bars_and_requests_of_the_hubs_library_are_in_the_log_only_if_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The table of names against the JSON schema of TensorRT-LLM 1.2.1, and how they are compared."""
+"""The table of names against the JSON schema of 1.2.1 and NVIDIA's manifest of the LLM's arguments."""
 
 from __future__ import annotations
 
@@ -9,53 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.tables import rows
+from tools.tensorrt_llm import manifest
 from tools.tensorrt_llm.schema import REASONS, REDUCED, differences, main, report
 from tools.tensorrt_llm.schema_types import kinds_of, reduced
 from tools.tensorrt_llm.seen import same_type
 
-EXCERPT: dict[str, Any] = {
-    "engine_version": "1.2.1",
-    "image_ref": "release:1.2.1",
-    "discovery_method": "model_json_schema()",
-    "engine_params": {
-        "max_num_tokens": {"type": "integer | None", "default": 8192, "deprecated": False},
-        "load_format": {"type": "Literal['auto', 'dummy']", "default": "auto", "deprecated": False},
-        "enable_build_cache": {"type": "Union[a.build_cache.BuildCacheConfig, bool]", "default": False},
-    },
-    "sampling_params": {"stop": {"type": "str | list[str] | None", "default": None}},
-    "$defs": {
-        "DynamicBatchConfig": {
-            "properties": {
-                "enable_batch_size_tuning": {"type": "boolean"},
-                "enable_max_num_tokens_tuning": {"type": "boolean"},
-                "dynamic_batch_moving_average_window": {"type": "integer"},
-            },
-            "required": [
-                "enable_batch_size_tuning",
-                "enable_max_num_tokens_tuning",
-                "dynamic_batch_moving_average_window",
-            ],
-        },
-        "SchedulerConfig": {
-            "properties": {
-                "capacity_scheduler_policy": {
-                    "$ref": "#/$defs/CapacitySchedulerPolicy",
-                    "default": "GUARANTEED_NO_EVICT",
-                },
-                "context_chunking_policy": {
-                    "anyOf": [{"$ref": "#/$defs/ContextChunkingPolicy"}, {"type": "null"}],
-                    "default": None,
-                },
-                "dynamic_batch_config": {
-                    "anyOf": [{"$ref": "#/$defs/DynamicBatchConfig"}, {"type": "null"}],
-                    "default": None,
-                },
-            }
-        },
-        "CapacitySchedulerPolicy": {"enum": ["MAX_UTILIZATION", "GUARANTEED_NO_EVICT", "STATIC_BATCH"]},
-        "MedusaDecodingConfig": {"properties": {"medusa_choices": {"enum": ["a", None]}}},
-    },
-}
+EXCERPT: dict[str, Any] = json.loads(Path(__file__).with_name("excerpt.json").read_text())
 
 
 def told(schema: dict[str, Any]) -> dict[str, str]:
@@ -93,15 +53,7 @@ def test_an_excerpt_of_the_whole_schema_is_reduced_and_agrees(excerpt: dict[str,
 
 @pytest.mark.parametrize(
     ("owner", "name", "change", "text"),
-    [
-        ("LLM.tensorrt", "max_num_tokens", {"default": 4096}, "default 8192 in the table, 4096 in the schema"),
-        ("LLM.tensorrt", "load_format", {"type": ["'auto'"]}, "type Literal['auto', 'dummy'] in the table, 'auto' in"),
-        ("LLM.tensorrt", "new", {"type": ["integer"], "default": 1}, "in the schema only, ['integer'] = 1"),
-        ("SchedulerConfig", "dynamic_batch_config", None, "in the table only, from 1.0.0 on"),
-        ("DynamicBatchConfig", "enable_batch_size_tuning", {"default": None}, "default 'required' in the table, None"),
-        ("SamplingParams", "n", {"default": True}, "default 1 in the table, True in the schema"),
-        ("Unknown", "x", {"type": ["integer"], "default": 1}, "a class of the schema that the table lacks"),
-    ],
+    rows(__file__, "names_types_and_defaults_count"),
 )
 def test_names_types_and_defaults_count(
     excerpt: dict[str, Any], owner: str, name: str, change: dict[str, Any] | None, text: str
@@ -117,11 +69,7 @@ def test_names_types_and_defaults_count(
 
 @pytest.mark.parametrize(
     ("owner", "values", "text"),
-    [
-        ("BatchingType", ["INFLIGHT", "STATIC", "OTHER"], "values ['OTHER'] in the schema only"),
-        ("BatchingType", ["INFLIGHT"], "values ['STATIC'] in the table only"),
-        ("Unknown", ["A"], "an enum of the schema that the table lacks"),
-    ],
+    rows(__file__, "members_of_enums_count"),
 )
 def test_members_of_enums_count(excerpt: dict[str, Any], owner: str, values: list[str], text: str) -> None:
     excerpt["enums"] = {owner: values}
@@ -170,19 +118,7 @@ def test_reasons_are_sentences() -> None:
 
 @pytest.mark.parametrize(
     ("annotation", "kinds"),
-    [
-        ("Optional[int]", ["integer", "null"]),
-        ("int | None", ["integer", "null"]),
-        ("Union[str, Path]", ["string"]),
-        ("Literal['b', 'a']", ["'a'", "'b'"]),
-        ("Literal['a', None]", ["'a'", "null"]),
-        ("Optional[Union[str, List[str]]]", ["array", "null", "string"]),
-        ("Dict[str, str]", ["object"]),
-        ("a.b.LoraConfig", ["LoraConfig"]),
-        ("Optional[torch.Tensor]", ["Tensor", "null"]),
-        ("float", ["number"]),
-        ("bool", ["boolean"]),
-    ],
+    rows(__file__, "annotations_in_all_spellings_are_the_same_kinds"),
 )
 def test_annotations_in_all_spellings_are_the_same_kinds(annotation: str, kinds: list[str]) -> None:
     assert kinds_of(annotation) == kinds
@@ -190,19 +126,32 @@ def test_annotations_in_all_spellings_are_the_same_kinds(annotation: str, kinds:
 
 @pytest.mark.parametrize(
     ("first", "second", "same"),
-    [
-        ("Optional[List[int]]", "typing.Optional[typing.List[int]]", True),
-        ("Optional[int]", "int | None", True),
-        ("Union[str, int, None]", "Optional[Union[int, str]]", True),
-        ("int", "Annotated[PositiveInt, Gt(0)]", True),
-        ("Literal['a', 'b']", "Literal['b', 'a']", True),
-        ("KvCacheConfig", "tensorrt_llm.llmapi.llm_args.KvCacheConfig", True),
-        ("Optional[RequestOutput]", "Optional['RequestOutput']", True),
-        ("Literal['a']", "Literal['a', 'b']", False),
-        ("Optional[int]", "int", False),
-        ("List[int]", "List[str]", False),
-    ],
+    rows(__file__, "types_are_the_same_when_they_say_the_same"),
 )
 def test_types_are_the_same_when_they_say_the_same(first: str, second: str, same: bool) -> None:
     assert same_type(first, second) is same
     assert same_type(second, first) is same
+
+
+# -- the manifest ---
+
+
+def test_the_table_ends_with_the_manifest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert manifest.main([]) == 0, capsys.readouterr().out
+    # The arguments that 1.4 lacks, 1.3 has.
+    assert manifest.main(["--version", "1.3.0"]) == 1
+    said = capsys.readouterr().out
+    for ended in ("sampler_type", "disable_flashinfer_sampling", "kv_cache_config.onboard_blocks"):
+        assert f"\n{ended}: " in f"\n{said}"
+
+
+def test_nvidias_own_file_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "manifest.json"
+    known = sorted(set(manifest.paths(manifest.PATHS)) - {"stream_interval"})
+    file.write_text(json.dumps({"TorchLlmArgs": [{"path": path, "kind": "value"} for path in known]}))
+    assert manifest.main([str(file)]) == 1
+    assert "stream_interval: in the table, not in the manifest" in capsys.readouterr().out
+    for content in ("{}", "{"):
+        file.write_text(content)
+        with pytest.raises(SystemExit):
+            manifest.main([str(file)])

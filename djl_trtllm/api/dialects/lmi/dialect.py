@@ -30,33 +30,11 @@ import orjson
 from msgspec.structs import replace
 
 from djl_trtllm import errors
-from djl_trtllm.api.base import (
-    DEFECT,
-    Call,
-    Dialect,
-    ModelContext,
-    Operation,
-    RawRequest,
-    Reply,
-    RequestParser,
-    ResponseEncoder,
-    error_headers,
-    nearest_row,
-    read_json,
-)
-from djl_trtllm.api.dialects.lmi.responses import (
-    DJL_ERRORS,
-    BedrockEncoder,
-    BedrockStreamEncoder,
-    JsonEncoder,
-    JsonLinesEncoder,
-    LmiChatEncoder,
-    LmiChatStreamEncoder,
-    PlainTextEncoder,
-    Presentation,
-)
+from djl_trtllm.api import base
+from djl_trtllm.api import sampling as shared
+from djl_trtllm.api.dialects.lmi import responses
 from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events
-from djl_trtllm.api.openapi import EVENTS, INTEGER, STRING, any_of, list_of, members
+from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import (
     BOOLEAN,
     IGNORED,
@@ -70,17 +48,6 @@ from djl_trtllm.api.parameters import (
     number,
     show,
 )
-from djl_trtllm.api.sampling import (
-    ADAPTER,
-    MESSAGES,
-    MOST_TOKENS,
-    NOT_HONOURED,
-    SAMPLING,
-    generation_request,
-    read_messages,
-    read_sampling,
-    refuse_ranked_stream,
-)
 from djl_trtllm.config import Options
 
 _FORMATTER = (Parameter(("output_formatter",), TEXT, "output_formatter"),)
@@ -88,13 +55,13 @@ _FORMATTER = (Parameter(("output_formatter",), TEXT, "output_formatter"),)
 _LITELLM = (Parameter(("sagemaker_base_url",), target=IGNORED),)
 
 INPUTS_PARAMETERS = Table(
-    SAMPLING,
+    shared.SAMPLING,
     _FORMATTER,
     _LITELLM,
-    ADAPTER,
-    NOT_HONOURED,
+    shared.ADAPTER,
+    shared.NOT_HONOURED,
     (
-        Parameter(("max_new_tokens",), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("max_new_tokens",), integer(1, shared.MOST_TOKENS), "max_new_tokens"),
         Parameter(("temperature",), number(0), "temperature"),
         Parameter(("details",), BOOLEAN, "details"),
         Parameter(("return_full_text",), BOOLEAN, "return_full_text"),
@@ -106,14 +73,16 @@ INPUTS_PARAMETERS = Table(
 """`parameters` of `{"inputs", "parameters", "stream"}`."""
 
 CHAT_FIELDS = Table(
-    SAMPLING,
+    shared.SAMPLING,
     _FORMATTER,
     _LITELLM,
-    ADAPTER,
-    NOT_HONOURED,
+    shared.ADAPTER,
+    shared.NOT_HONOURED,
     (
-        Parameter(("messages",), MESSAGES, IGNORED),
-        Parameter(("max_tokens", "max_completion_tokens", "max_new_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("messages",), shared.MESSAGES, IGNORED),
+        Parameter(
+            ("max_tokens", "max_completion_tokens", "max_new_tokens"), integer(1, shared.MOST_TOKENS), "max_new_tokens"
+        ),
         Parameter(("temperature",), number(0, 2), "temperature"),
         Parameter(("stream",), BOOLEAN, "stream"),
         Parameter(("stream_options",), OBJECT, "stream_options"),
@@ -133,8 +102,8 @@ CHAT_FIELDS = Table(
 """Top level of `{"messages", ...}`."""
 
 INPUTS_FIELDS = Table(
-    NOT_HONOURED,
-    ADAPTER,
+    shared.NOT_HONOURED,
+    shared.ADAPTER,
     (
         Parameter(("inputs",), PROMPT, IGNORED),
         Parameter(("parameters",), INPUTS_PARAMETERS.kind, IGNORED),
@@ -154,7 +123,7 @@ BEDROCK_FIELDS = Table(
         Parameter(("prompt",), PROMPT, IGNORED),
         Parameter(("temperature",), number(0), "temperature"),
         Parameter(("top_p",), number(0, 1, above=True), "top_p"),
-        Parameter(("max_gen_len",), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("max_gen_len",), integer(1, shared.MOST_TOKENS), "max_new_tokens"),
     ),
     required=("prompt",),
 )
@@ -167,22 +136,8 @@ PREFIX = "Input Parsing failed. Ensure that the request payload is valid. "
 ACCEPTED = "application/json or text/plain"
 _DEFAULT_NEW_TOKENS = 30
 _BEDROCK_NEW_TOKENS = 512
-_NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 _NO_TYPE = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 """What boto3 and others send if the caller sets no type."""
-
-
-def parse(
-    body: bytes,
-    content_type: str | None = None,
-    options: Options = Options(),  # noqa: B008  immutable
-    properties: Mapping[str, str] = _NO_PROPERTIES,
-) -> Call:
-    """Parse a request. `properties` are its headers and custom attributes, with lower-case names.
-
-    See `Dialect.parse` for what it raises.
-    """
-    return parse_payload(decode(body, content_type), options, properties)
 
 
 def decode(body: bytes, content_type: str | None) -> Any:
@@ -195,7 +150,7 @@ def decode(body: bytes, content_type: str | None) -> Any:
                 f"{PREFIX}Invalid request payload. The 'inputs' field does not contain any content: the body is empty"
             )
         try:
-            return read_json(body)
+            return base.read_json(body)
         except orjson.JSONDecodeError as error:
             raise errors.InvalidRequestError(
                 f"{PREFIX}Invalid request payload. The body is not valid JSON: {error}. "
@@ -222,9 +177,12 @@ def decode(body: bytes, content_type: str | None) -> Any:
 def parse_payload(
     payload: Any,
     options: Options = Options(),  # noqa: B008  immutable
-    properties: Mapping[str, str] = _NO_PROPERTIES,
-) -> Call:
-    """`parse` from the decoded payload on."""
+    properties: Mapping[str, str] = MappingProxyType({}),
+) -> base.Call:
+    """Read a decoded payload. `properties` are the headers and custom attributes of the request.
+
+    See `Dialect.parse` for what it raises.
+    """
     problems = Problems.of(options)
     if type(payload) is not dict:
         problems.invalid.append(
@@ -243,12 +201,12 @@ def parse_payload(
     (request,) = call.requests
     if adapter and request.adapter is None:
         request = replace(request, adapter=adapter)
-    return Call((request,), call.encoder, problems.headers)
+    return base.Call((request,), call.encoder, problems.headers)
 
 
 def choose_encoder(
-    name: str | None, presentation: Presentation, *, several: bool = False, events: bool | None = None
-) -> ResponseEncoder:
+    name: str | None, presentation: responses.Presentation, *, several: bool = False, events: bool | None = None
+) -> base.ResponseEncoder:
     """The encoder for an `output_formatter` name. `several`: more than one sequence is generated, whatever `n` is.
 
     `events` chooses between lines and events, whichever `name` means.
@@ -265,16 +223,16 @@ def choose_encoder(
     return FORMATTERS[name](presentation)
 
 
-FORMATTERS: dict[str, Callable[[Presentation], ResponseEncoder]] = {
-    "json": JsonEncoder,
-    "jsonlines": lambda presentation: JsonLinesEncoder(presentation, sse=False),
-    "sse": lambda presentation: JsonLinesEncoder(presentation, sse=True),
-    "json_chat": LmiChatEncoder,
-    "jsonlines_chat": lambda presentation: LmiChatStreamEncoder(presentation, sse=False),
-    "sse_chat": lambda presentation: LmiChatStreamEncoder(presentation, sse=True),
-    "3p": BedrockEncoder,
-    "3p_stream": BedrockStreamEncoder,
-    "none": PlainTextEncoder,
+FORMATTERS: dict[str, Callable[[responses.Presentation], base.ResponseEncoder]] = {
+    "json": responses.JsonEncoder,
+    "jsonlines": lambda presentation: responses.JsonLinesEncoder(presentation, sse=False),
+    "sse": lambda presentation: responses.JsonLinesEncoder(presentation, sse=True),
+    "json_chat": responses.LmiChatEncoder,
+    "jsonlines_chat": lambda presentation: responses.LmiChatStreamEncoder(presentation, sse=False),
+    "sse_chat": lambda presentation: responses.LmiChatStreamEncoder(presentation, sse=True),
+    "3p": responses.BedrockEncoder,
+    "3p_stream": responses.BedrockStreamEncoder,
+    "none": responses.PlainTextEncoder,
 }
 """The encoder for each `output_formatter`."""
 
@@ -285,7 +243,9 @@ _SINGLE = ("jsonlines", "sse", "3p", "3p_stream")
 """Formats for a single sequence."""
 
 
-def _parse_inputs(payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems) -> Call:
+def _parse_inputs(
+    payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems
+) -> base.Call:
     inputs = _read_prompt(payload, "inputs", problems)
     parameters = payload.get("parameters")
     if parameters is None:
@@ -302,14 +262,14 @@ def _parse_inputs(payload: dict[str, Any], options: Options, properties: Mapping
     values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
     if options.tgi_compat and "n" not in values and "best_of" in values:
         values["n"] = values["best_of"]
-    sampling = read_sampling(values, problems, ranked=True)
+    sampling = shared.read_sampling(values, problems, ranked=True)
     several = sampling.sequences > 1
     if several and stream:
         problems.invalid.append(
             "'stream' is true and 'n', 'best_of' or 'num_beams' above 1: which sequence is the best is known only at "
             "the end, expected 'stream' to be false"
         )
-    presentation = Presentation(
+    presentation = responses.Presentation(
         inputs=inputs,
         stream=stream,
         details=several or values.get("details", options.tgi_compat),
@@ -323,19 +283,21 @@ def _parse_inputs(payload: dict[str, Any], options: Options, properties: Mapping
     encoder = choose_encoder(named or options.output_formatter, presentation, several=several, events=events)
     # In the LMI schema every token has its log-probability.
     logprobs = encoder.stream or presentation.details
-    return Call((generation_request(values, sampling, logprobs, prompt=inputs),), encoder)
+    return base.Call((shared.generation_request(values, sampling, logprobs, prompt=inputs),), encoder)
 
 
-def _parse_chat(payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems) -> Call:
-    messages = read_messages(payload["messages"], problems)
+def _parse_chat(
+    payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems
+) -> base.Call:
+    messages = shared.read_messages(payload["messages"], problems)
     values = CHAT_FIELDS.read(payload, problems, "field")
     values.setdefault("do_sample", True)
-    sampling = read_sampling(values, problems)
+    sampling = shared.read_sampling(values, problems)
     stream: bool = values.get("stream", False)
     if stream:
-        refuse_ranked_stream(sampling, problems)
+        shared.refuse_ranked_stream(sampling, problems)
     stream_options = values.get("stream_options", {})
-    presentation = Presentation(
+    presentation = responses.Presentation(
         stream=stream,
         details=True,
         tgi_compat=options.tgi_compat,
@@ -353,19 +315,19 @@ def _parse_chat(payload: dict[str, Any], options: Options, properties: Mapping[s
         name = "jsonlines_chat" if stream else "json_chat"
     encoder = choose_encoder(name, presentation, several=sampling.n > 1, events=events)
     logprobs = presentation.logprobs or name in ("json", "jsonlines", "sse")
-    return Call((generation_request(values, sampling, logprobs, messages=messages),), encoder)
+    return base.Call((shared.generation_request(values, sampling, logprobs, messages=messages),), encoder)
 
 
 def _parse_bedrock(
     payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems
-) -> Call:
+) -> base.Call:
     prompt = _read_prompt(payload, "prompt", problems)
     values = BEDROCK_FIELDS.read(payload, problems, "field")
     values = {"temperature": 0.5, "top_p": 0.9, "do_sample": True, "default_new_tokens": _BEDROCK_NEW_TOKENS} | values
     stream = properties.get("x-amzn-sagemaker-forwarded-api") == "InvokeEndpointWithResponseStream"
-    encoder = choose_encoder("3p_stream" if stream else "3p", Presentation(return_full_text=True))
-    sampling = read_sampling(values, problems)
-    return Call((generation_request(values, sampling, False, prompt=prompt),), encoder)
+    encoder = choose_encoder("3p_stream" if stream else "3p", responses.Presentation(return_full_text=True))
+    sampling = shared.read_sampling(values, problems)
+    return base.Call((shared.generation_request(values, sampling, False, prompt=prompt),), encoder)
 
 
 def _read_prompt(payload: dict[str, Any], name: str, problems: Problems) -> str:
@@ -394,40 +356,14 @@ _INVOCATIONS = "/endpoints/{endpoint}/invocations"
 _RESPONSE_STREAM = "/endpoints/{endpoint}/invocations-response-stream"
 _VARIANT = ("x-Amzn-Invoked-Production-Variant", "AllTraffic")
 """What SageMaker's runtime adds to the container's response."""
-_OBJECT = {"type": "object"}
-_GENERATED = members({"generated_text": STRING}, optional={"details": _OBJECT})
-_CHAT = members({"id": STRING, "object": STRING, "created": INTEGER, "choices": list_of(_OBJECT), "usage": _OBJECT})
-_BEDROCK = members({"body": _OBJECT, "metering": _OBJECT, "content_type": STRING})
-_GENERATE = Operation(
-    "Generate from a prompt or from chat messages",
-    # The prompt itself. No schema, because every text is one.
-    bodies={"text/plain": {}},
-    responses={
-        "application/json": any_of(_GENERATED, list_of(_GENERATED), _CHAT, _BEDROCK),
-        "application/jsonlines": EVENTS,
-        "text/event-stream": EVENTS,
-        "text/plain": STRING,
-    },
-    example={"inputs": "The wolf", "parameters": {"max_new_tokens": 16}},
-)
-_STREAM = _GENERATE._replace(
-    summary="Generate, as an event stream of AWS", responses={"application/vnd.amazon.eventstream": EVENTS}
-)
-_PATHS = (
-    "/invocations",
-    "/predictions/{model}",
-    "/models/{model}/invoke",
-    _INVOCATIONS,
-    _RESPONSE_STREAM,
-)
 
 
-class Lmi(Dialect):
+class Lmi(base.Dialect):
     """The API of the DJL containers, `{"inputs", "parameters", "stream"}` and `{"messages", ...}`."""
 
-    paths = _PATHS
-    tables = dict.fromkeys(_PATHS, (INPUTS_FIELDS, CHAT_FIELDS, BEDROCK_FIELDS))
-    descriptions = MappingProxyType({**dict.fromkeys(_PATHS, _GENERATE), _RESPONSE_STREAM: _STREAM})
+    paths = ("/invocations", "/predictions/{model}", "/models/{model}/invoke", _INVOCATIONS, _RESPONSE_STREAM)
+    tables = dict.fromkeys(paths, (INPUTS_FIELDS, CHAT_FIELDS, BEDROCK_FIELDS))
+    descriptions = read_operations("lmi.toml")
     sagemaker = True
     formatters_file = "model.py"
     # DJL's statuses, odd ones included; its options can change them.
@@ -440,12 +376,12 @@ class Lmi(Dialect):
         }
     )
 
-    def formatters(self, model_dir: Path, attributes: Mapping[str, Any]) -> RequestParser | None:
+    def formatters(self, model_dir: Path, attributes: Mapping[str, Any]) -> base.RequestParser | None:
         from djl_trtllm.api.dialects.lmi.custom import load_custom  # it parses by the functions above
 
         return load_custom(model_dir, attributes)
 
-    def parse(self, request: RawRequest, model: ModelContext) -> Call:
+    def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
         """See `Dialect`. The formatters of the model's own `model.py` come first."""
         if request.path == _RESPONSE_STREAM:
             call = event_stream(_parse(forwarded(request), model))
@@ -455,29 +391,29 @@ class Lmi(Dialect):
             call = call._replace(headers=(*call.headers, _VARIANT))
         return call
 
-    def encode_error(self, error: BaseException, options: Options) -> Reply:
+    def encode_error(self, error: BaseException, options: Options) -> base.Reply:
         """Errors of a request itself have the handler's body, `{"error", "code"}`.
 
         Those of the server's state have the body of DJL's front end, with its exceptions as types.
         """
         status = self.status(error, options)
         if not isinstance(error, errors.RequestError):
-            return front_end_error(status, DEFECT, "InternalServerException")
+            return front_end_error(status, base.DEFECT, "InternalServerException")
         if isinstance(error, errors.UnknownModelError) and error.name is None:
             return front_end_error(400, str(error))
-        djl_type = nearest_row(DJL_ERRORS, error)
+        djl_type = base.nearest_row(responses.DJL_ERRORS, error)
         if djl_type is None:
-            return Reply.json({"error": str(error), "code": status}, status)
+            return base.Reply.json({"error": str(error), "code": status}, status)
         fields: dict[str, object] = {}
         if isinstance(error, errors.OverloadedError):
             fields = {"queue_depth": error.queue_depth, "queue_capacity": error.capacity}
-        return front_end_error(status, str(error), djl_type, fields=fields, headers=error_headers(error))
+        return front_end_error(status, str(error), djl_type, fields=fields, headers=base.error_headers(error))
 
 
-def _parse(request: RawRequest, model: ModelContext) -> Call:
+def _parse(request: base.RawRequest, model: base.ModelContext) -> base.Call:
     if model.custom is not None:
         return model.custom.parse(request, model.options)
-    return parse(request.body, request.content_type, model.options, request.properties)
+    return parse_payload(decode(request.body, request.content_type), model.options, request.properties)
 
 
 LMI = Lmi()

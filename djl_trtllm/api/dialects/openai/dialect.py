@@ -15,23 +15,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, Operation, RawRequest, Reply
-from djl_trtllm.api.dialects.openai.responses import (
-    ChatEncoder,
-    ChatStreamEncoder,
-    CompletionEncoder,
-    CompletionStreamEncoder,
-    Response,
-    error_object,
-)
-from djl_trtllm.api.dialects.openai.tools import (
-    ParsedChatEncoder,
-    ParsedChatStreamEncoder,
-    Parsing,
-    fit_messages,
-    read_tool_use,
-)
-from djl_trtllm.api.openapi import EVENTS, INTEGER, STRING, list_of, members, nullable
+from djl_trtllm import errors
+from djl_trtllm.api import choices
+from djl_trtllm.api import sampling as shared
+from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply
+from djl_trtllm.api.dialects.openai import responses
+from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.output_parsers import reasoning_format
 from djl_trtllm.api.parameters import (
     BOOLEAN,
@@ -47,26 +36,7 @@ from djl_trtllm.api.parameters import (
     read_object,
     show,
 )
-from djl_trtllm.api.sampling import (
-    ADAPTER,
-    MESSAGES,
-    MOST_TOKENS,
-    NOT_HONOURED,
-    SAMPLING,
-    generation_request,
-    read_messages,
-    read_sampling,
-    refuse_ranked_stream,
-)
 from djl_trtllm.config import ReasoningFormat
-from djl_trtllm.errors import (
-    InvalidRequestError,
-    NotReadyError,
-    PromptTooLongError,
-    RequestError,
-    UnknownAdapterError,
-    UnknownModelError,
-)
 from djl_trtllm.request import GenerationRequest, Sampling
 
 _MOST_TOOLS = 128
@@ -170,14 +140,14 @@ def _read_modalities(value: Any) -> None:
 
 
 CHAT_FIELDS = Table(
-    SAMPLING,
-    ADAPTER,
-    NOT_HONOURED,
+    shared.SAMPLING,
+    shared.ADAPTER,
+    shared.NOT_HONOURED,
     _COMMON,
     _NO_MEANING,
     (
-        Parameter(("messages",), MESSAGES, IGNORED),
-        Parameter(("max_completion_tokens", "max_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("messages",), shared.MESSAGES, IGNORED),
+        Parameter(("max_completion_tokens", "max_tokens"), integer(1, shared.MOST_TOKENS), "max_new_tokens"),
         Parameter(("logprobs",), BOOLEAN, "logprobs"),
         Parameter(("top_logprobs",), integer(0, 20), "top_logprobs"),
         Parameter(("add_generation_prompt",), BOOLEAN, "add_generation_prompt"),
@@ -196,14 +166,14 @@ CHAT_FIELDS = Table(
 """The body of `/v1/chat/completions`."""
 
 COMPLETION_FIELDS = Table(
-    SAMPLING,
-    ADAPTER,
-    NOT_HONOURED,
+    shared.SAMPLING,
+    shared.ADAPTER,
+    shared.NOT_HONOURED,
     _COMMON,
     _NO_MEANING,
     (
         Parameter(("prompt",), _PROMPT, IGNORED),
-        Parameter(("max_tokens", "max_completion_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("max_tokens", "max_completion_tokens"), integer(1, shared.MOST_TOKENS), "max_new_tokens"),
         Parameter(("logprobs",), integer(0, 5), "logprobs"),
         Parameter(("echo",), BOOLEAN, "echo"),
         Parameter(("suffix",), neutral=("",), advice="models are given a prompt, not a text with a gap"),
@@ -230,7 +200,7 @@ TOKENIZE_FIELDS = Table(
     (
         Parameter(("model",), TEXT, IGNORED),
         Parameter(("prompt",), TEXT, "prompt"),
-        Parameter(("messages",), MESSAGES, IGNORED),
+        Parameter(("messages",), shared.MESSAGES, IGNORED),
         Parameter(("add_special_tokens",), BOOLEAN, "add_special_tokens"),
         Parameter(("add_generation_prompt",), BOOLEAN, "add_generation_prompt"),
         Parameter(("return_token_strs",), BOOLEAN, "return_token_strs"),
@@ -258,20 +228,12 @@ _MOST_SEQUENCES = 128
 """The most sequences of all prompts of one completion request."""
 
 
-def read_model_name(request: RawRequest) -> str | None:
-    """The model that the body names; None for "" and for none."""
-    name = read_object(request).get("model")
-    if name is not None and type(name) is not str:
-        raise InvalidRequestError(f"'model' is {show(name)}: expected a string")
-    return name or None
-
-
 def parse_chat(request: RawRequest, model: ModelContext) -> Call:
     """Read the body of `/v1/chat/completions`. Raises InvalidRequestError."""
     payload, problems = read_object(request), Problems.of(model.options)
-    messages = fit_messages(read_messages(payload.get("messages"), problems), model, problems)
+    messages = responses.fit_messages(shared.read_messages(payload.get("messages"), problems), model, problems)
     values = CHAT_FIELDS.read(payload, problems, "field")
-    tools = read_tool_use(values, model, problems)
+    tools = responses.read_tool_use(values, model, problems)
     if values.get("top_logprobs") and not values.get("logprobs"):
         problems.invalid.append("'top_logprobs' is given without 'logprobs': expected 'logprobs' to be true")
     sampling, response = _read(values, model, problems, "chatcmpl", generations=1)
@@ -280,16 +242,16 @@ def parse_chat(request: RawRequest, model: ModelContext) -> Call:
         values.pop("tools", None)
     elif tools.guide is not None:
         values["guide"] = tools.guide
-    generation = generation_request(
+    generation = shared.generation_request(
         values, sampling, response.logprobs, messages=messages, template=read_template(values)
     )
-    parsing = Parsing(tools, _reasoning(model, values))
+    parsing = responses.Parsing(tools, _reasoning(model, values))
     if not parsing.needed:
-        plain = ChatStreamEncoder(response) if response.stream else ChatEncoder(response)
+        plain = responses.ChatStreamEncoder(response) if response.stream else responses.ChatEncoder(response)
         return Call((generation,), plain, problems.headers)
     guide_from = "tool_choice" if tools is not None and tools.guide is not None else None
     generation = replace(generation, shown_tokens=parsing.shown_tokens, guide_from=guide_from)
-    encoder = ParsedChatStreamEncoder if response.stream else ParsedChatEncoder
+    encoder = responses.ParsedChatStreamEncoder if response.stream else responses.ParsedChatEncoder
     return Call((generation,), encoder(response, parsing), problems.headers)
 
 
@@ -321,9 +283,9 @@ def parse_completion(request: RawRequest, model: ModelContext) -> Call:
     problems.raise_any()
     response.echo = echo
     requests = tuple(
-        _with_prompt(generation_request(values, sampling, response.logprobs), prompt) for prompt in prompts
+        _with_prompt(shared.generation_request(values, sampling, response.logprobs), prompt) for prompt in prompts
     )
-    encoder = CompletionStreamEncoder(response) if response.stream else CompletionEncoder(response)
+    encoder = responses.CompletionStreamEncoder(response) if response.stream else responses.CompletionEncoder(response)
     return Call(requests, encoder, problems.headers)
 
 
@@ -340,16 +302,16 @@ def read_template(values: dict[str, Any]) -> dict[str, Any] | None:
 
 def _read(
     values: dict[str, Any], model: ModelContext, problems: Problems, prefix: str, *, generations: int
-) -> tuple[Sampling, Response]:
+) -> tuple[Sampling, choices.Response]:
     values.setdefault("do_sample", True)
-    sampling = read_sampling(values, problems)
+    sampling = shared.read_sampling(values, problems)
     stream: bool = values.get("stream", False)
     if stream:
-        refuse_ranked_stream(sampling, problems)
+        shared.refuse_ranked_stream(sampling, problems)
     options = STREAM_OPTIONS.read(values.get("stream_options", {}), problems, "member of 'stream_options'")
     if values.get("stream_options") and not stream:
         problems.invalid.append("'stream_options' is given without 'stream': expected 'stream' to be true")
-    response = Response(
+    response = choices.Response(
         prefix,
         model.name,
         n=sampling.n,
@@ -408,7 +370,7 @@ def tokenize(request: RawRequest, model: ModelContext, render: Render | None = N
         problems.invalid.append("expected either 'prompt' or 'messages'")
     messages = None
     if "messages" in payload:
-        messages = fit_messages(read_messages(payload["messages"], problems), model, problems)
+        messages = responses.fit_messages(shared.read_messages(payload["messages"], problems), model, problems)
     problems.raise_any()
     tokenizer = model.tokenizer
     if messages is None:
@@ -419,7 +381,7 @@ def tokenize(request: RawRequest, model: ModelContext, render: Render | None = N
         special = values.get("add_special_tokens", False)
     most = max(_MOST_CHARACTERS, _CHARACTERS_OF_A_TOKEN * (model.options.max_input_len or 0))
     if len(text) > most:
-        raise PromptTooLongError(f"the text has {len(text)} characters: expected at most {most}")
+        raise errors.PromptTooLongError(f"the text has {len(text)} characters: expected at most {most}")
     ids = tokenizer.encode(text, special)
     reply: dict[str, Any] = {"count": len(ids), "max_model_len": model.max_seq_len, "tokens": ids}
     if values.get("return_token_strs"):
@@ -434,7 +396,7 @@ def detokenize(request: RawRequest, model: ModelContext) -> Reply:
     problems.raise_any()
     ids, size = payload.get("tokens"), model.tokenizer.vocab_size
     if type(ids) is not list or len(ids) > _MOST_IDS or not all(type(id_) is int and 0 <= id_ < size for id_ in ids):
-        raise InvalidRequestError(f"'tokens' is {show(ids)}: expected a list of token ids from 0 to {size - 1}")
+        raise errors.InvalidRequestError(f"'tokens' is {show(ids)}: expected a list of token ids from 0 to {size - 1}")
     return Reply.json({"prompt": model.tokenizer.decode(ids, False)})._replace(headers=problems.headers)
 
 
@@ -452,37 +414,9 @@ _PREFIXES = (
 )
 
 
-_OBJECT = {"type": "object"}
-_HEAD = {"id": STRING, "object": STRING, "created": INTEGER, "model": STRING}
-_USAGE = members({"prompt_tokens": INTEGER, "completion_tokens": INTEGER, "total_tokens": INTEGER})
-_MESSAGE = members(
-    {"role": STRING, "content": nullable(STRING), "refusal": nullable(STRING)},
-    optional={"tool_calls": list_of(_OBJECT), "reasoning_content": nullable(STRING)},
-)
-_END = {"index": INTEGER, "logprobs": nullable(_OBJECT), "finish_reason": STRING}
-_CHAT_RESPONSE = members({**_HEAD, "choices": list_of(members({**_END, "message": _MESSAGE})), "usage": _USAGE})
-_COMPLETION_RESPONSE = members({**_HEAD, "choices": list_of(members({**_END, "text": STRING})), "usage": _USAGE})
-_MODEL = members({"id": STRING, "object": STRING, "created": INTEGER, "owned_by": STRING})
-_TOKENS = members(
-    {"count": INTEGER, "max_model_len": INTEGER, "tokens": list_of(INTEGER)},
-    optional={"token_strs": list_of(STRING)},
-)
-
 _CHAT_PATHS = tuple(prefix + "/chat/completions" for prefix in _PREFIXES)
 _COMPLETION_PATHS = tuple(prefix + "/completions" for prefix in _PREFIXES)
-_CHAT = Operation(
-    "Generate a chat message, whole or with `stream` as server-sent events",
-    responses={"application/json": _CHAT_RESPONSE, "text/event-stream": EVENTS},
-    example={"messages": [{"role": "user", "content": "Hello"}], "max_completion_tokens": 16},
-)
-_COMPLETION = Operation(
-    "Generate from prompts, whole or with `stream` as server-sent events",
-    responses={"application/json": _COMPLETION_RESPONSE, "text/event-stream": EVENTS},
-    example={"prompt": "The wolf", "max_tokens": 16},
-)
-_MODELS = Operation(
-    "The served models", responses={"application/json": members({"object": STRING, "data": list_of(_MODEL)})}
-)
+_OPERATIONS = read_operations("openai.toml")
 
 
 class OpenAi(Dialect):
@@ -501,29 +435,25 @@ class OpenAi(Dialect):
     )
     descriptions = MappingProxyType(
         {
-            **dict.fromkeys(_CHAT_PATHS, _CHAT),
-            **dict.fromkeys(_COMPLETION_PATHS, _COMPLETION),
-            "/tokenize": Operation(
-                "Token ids of a prompt or of chat messages",
-                responses={"application/json": _TOKENS},
-                example={"prompt": "The wolf"},
-            ),
-            "/detokenize": Operation(
-                "The text of token ids",
-                responses={"application/json": members({"prompt": STRING})},
-                example={"tokens": [5, 6]},
-            ),
-            **{f"GET {prefix}/models": _MODELS for prefix in _PREFIXES},
-            "GET /v1/models/{model}": Operation("One served model", responses={"application/json": _MODEL}),
+            **dict.fromkeys(_CHAT_PATHS, _OPERATIONS["chat"]),
+            **dict.fromkeys(_COMPLETION_PATHS, _OPERATIONS["complete"]),
+            "/tokenize": _OPERATIONS["tokenize"],
+            "/detokenize": _OPERATIONS["detokenize"],
+            **{f"GET {prefix}/models": _OPERATIONS["models"] for prefix in _PREFIXES},
+            "GET /v1/models/{model}": _OPERATIONS["one_model"],
         }
     )
     names_model = True
-    statuses = MappingProxyType({UnknownAdapterError: 404})
+    statuses = MappingProxyType({errors.UnknownAdapterError: 404})
     aliases = frozenset({"dummy", "tgi"})
     """What huggingface_hub's client and TGI's documents send where an address has one model."""
 
     def model_name(self, request: RawRequest) -> str | None:
-        return read_model_name(request)
+        """The model that the body names; None for "" and for none."""
+        name = read_object(request).get("model")
+        if name is not None and type(name) is not str:
+            raise errors.InvalidRequestError(f"'model' is {show(name)}: expected a string")
+        return name or None
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """The models as a list, or the one that the path names."""
@@ -534,10 +464,10 @@ class OpenAi(Dialect):
         """`/tokenize` and `/detokenize`, with the tokenizer of the model that the body names."""
         if len(models) != 1:
             names = ", ".join(model.name for model in models)
-            raise UnknownModelError(f"'model' is not given: expected one of {names or 'none'}", name=None)
+            raise errors.UnknownModelError(f"'model' is not given: expected one of {names or 'none'}", name=None)
         (model,) = models
         if model.context is None:
-            raise NotReadyError(f"model {model.name} is still loading", retry_after=10)
+            raise errors.NotReadyError(f"model {model.name} is still loading", retry_after=10)
         if request.path == "/detokenize":
             return detokenize(request, model.context)
         return tokenize(request, model.context, model.render)
@@ -545,8 +475,8 @@ class OpenAi(Dialect):
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
         return (parse_chat if request.path.endswith("/chat/completions") else parse_completion)(request, model)
 
-    def error_body(self, message: str, error: RequestError | None) -> object:
-        return {"error": error_object(message, error)}
+    def error_body(self, message: str, error: errors.RequestError | None) -> object:
+        return {"error": responses.error_object(message, error)}
 
 
 def _listed(model: ModelStatus) -> dict[str, Any]:

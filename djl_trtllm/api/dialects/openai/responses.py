@@ -1,24 +1,32 @@
-"""OpenAI's responses: errors, and the encoders of chats and completions, whole and streamed."""
+"""OpenAI's responses: errors, and the encoders of chats and completions, whole and streamed.
+
+At the end, tools: what those of a request mean for the template and the engine, and the encoders of outputs that may
+have calls.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
-import time
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from djl_trtllm import errors
+from djl_trtllm.api import choices
+from djl_trtllm.api import output_parsers as parsers
 from djl_trtllm.api.base import (
     CollectedSequence,
+    ModelContext,
     Prompt,
-    WholeEncoder,
     dump_line,
     nearest_row,
 )
-from djl_trtllm.request import FinishReason, OutputChunk, RankedToken, SequenceResult, Token, new_uuid
+from djl_trtllm.api.choices import Response
+from djl_trtllm.api.parameters import Problems, show
+from djl_trtllm.api.sampling import read_schema
+from djl_trtllm.config import ReasoningFormat, ToolCallFormat
+from djl_trtllm.request import FinishReason, Guide, RankedToken, SequenceResult, Token
 
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
@@ -61,149 +69,16 @@ FINISH_REASONS = {
     FinishReason.ERROR: "error",
 }
 
-DONE = b"data: [DONE]\n\n"
 
-_USAGE = b"\0"
-"""Where an event's usage belongs; JSON has no such byte."""
+class EventEncoder(choices.EventEncoder):
+    """The base of the encoders of streams."""
 
-
-@dataclass(slots=True)
-class Response:
-    """The response to one request: `n` sequences for each of its `generations`.
-
-    `prefix` begins its id. With `include_usage`, and in every event with `continuous_usage`, a stream has its usage.
-    `echo`: the prompt stands before its output. `prompts` and `prompt_tokens` (their lengths in
-    all) come when the prompts are tokenised.
-    """
-
-    prefix: str
-    model: str
-    n: int = 1
-    generations: int = 1
-    stream: bool = False
-    logprobs: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    echo: bool = False
-    id: str = field(default_factory=lambda: new_uuid().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
-    prompts: list[str] = field(default_factory=list)
-    prompt_tokens: int = 0
-
-    def begin(self, prompt: Prompt) -> None:
-        self.prompt_tokens += prompt.length
-        if self.echo:
-            self.prompts.append(prompt.text)
-
-    def head(self, kind: str) -> dict[str, Any]:
-        """The members that every object of the response begins with."""
-        return {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
-
-    def usage(self, completion_tokens: int) -> dict[str, int]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": self.prompt_tokens + completion_tokens,
-        }
+    def failure(self, error: errors.RequestError) -> bytes:
+        """An event with the error, which OpenAI's clients raise."""
+        return b"data: " + dump_line({"error": error_object(str(error), error)}) + b"\n\n"
 
 
-class ObjectEncoder(WholeEncoder):
-    """Encodes one JSON object with `choices`."""
-
-    kind: str
-    """The value of `object`."""
-
-    def __init__(self, response: Response) -> None:
-        super().__init__(response.n, response.generations)
-        self.response = response
-
-    def begin(self, prompt: Prompt) -> None:
-        self.response.begin(prompt)
-
-    def _body(self) -> bytes:
-        choices: list[dict[str, Any]] = []
-        generated = 0
-        for index, sequence in enumerate(self._output.sequences):
-            assert sequence.finished is not None
-            generated += sequence.finished.generated_tokens
-            choices.append(self.choice(index, sequence, sequence.finished))
-        return orjson.dumps(
-            self.response.head(self.kind) | {"choices": choices, "usage": self.response.usage(generated)}
-        )
-
-    @abstractmethod
-    def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
-        """One of `choices`."""
-
-
-class EventEncoder(ABC):
-    """A `ResponseEncoder` of server-sent events: an object with one choice for each chunk, then `[DONE]`.
-
-    A subclass has `text_event`, the bytes between those of `head` and the text of an event, and `events`.
-    """
-
-    stream = True
-    content_type = "text/event-stream"
-    wants_prompt_tokens = False
-    kind: str
-    """The value of `object`."""
-
-    def __init__(self, response: Response) -> None:
-        self.response = response
-        # With `include_usage`, every chunk but the last has a `usage` of null, or its own.
-        self._counts = response.include_usage and response.continuous_usage
-        usage = b',"usage":' + (_USAGE if self._counts else b"null") if response.include_usage else b""
-        self._before = b"data: " + orjson.dumps(response.head(self.kind))[:-1] + b',"choices":['
-        self._after = b"]" + usage + b"}\n\n"
-        self._running = response.n * response.generations
-        self._generated = 0
-        self._streamed = 0
-        self._failed = False
-
-    def begin(self, prompt: Prompt) -> None:
-        self.response.begin(prompt)
-
-    def encode(self, chunk: OutputChunk) -> bytes:
-        if self._failed:
-            return b""
-        index, finished = chunk.generation * self.response.n + chunk.index, chunk.finished
-        if finished is None:
-            data = self.events(index, chunk.tokens, None)
-            return self._counted(data, chunk) if self._counts else data
-        if finished.error is not None:
-            return self._counted(self.events(index, chunk.tokens, None), chunk) + self.error(finished.error)
-        data = self._counted(self.events(index, chunk.tokens, finished), chunk)
-        self._generated += finished.generated_tokens
-        self._running -= 1
-        return data if self._running else data + self._end()
-
-    def error(self, error: errors.RequestError) -> bytes:
-        """A last event with the error, which OpenAI's clients raise."""
-        self._failed = True  # the other choices end too
-        return b"data: " + dump_line({"error": error_object(str(error), error)}) + b"\n\n" + DONE
-
-    @abstractmethod
-    def events(self, index: int, tokens: list[Token], finished: SequenceResult | None) -> bytes:
-        """The events of a choice for its new tokens, and for its end."""
-
-    def _counted(self, data: bytes, chunk: OutputChunk) -> bytes:
-        """The events with the usage so far, where each has one."""
-        if not self._counts:
-            return data
-        self._streamed += len(chunk.tokens)
-        return data.replace(_USAGE, dump_line(self.response.usage(self._streamed)))
-
-    def _event(self, choice: dict[str, Any]) -> bytes:
-        return self._before + dump_line(choice) + self._after
-
-    def _end(self) -> bytes:
-        if not self.response.include_usage:
-            return DONE
-        usage = dump_line(self.response.usage(self._generated))
-        return b'%b],"usage":%b}\n\n%b' % (self._before, usage, DONE)
-
-
-class ChatEncoder(ObjectEncoder):
+class ChatEncoder(choices.ObjectEncoder):
     """One `chat.completion`."""
 
     kind = "chat.completion"
@@ -280,7 +155,7 @@ def _bytes(text: str) -> list[int] | None:
     return list(text.encode()) if text else None
 
 
-class CompletionEncoder(ObjectEncoder):
+class CompletionEncoder(choices.ObjectEncoder):
     """One `text_completion`. The choices of the first prompt come first."""
 
     kind = "text_completion"
@@ -344,3 +219,293 @@ def completion_logprobs(tokens: list[Token], offset: int) -> dict[str, Any]:
         "top_logprobs": [{each.text: each.logprob for each in token.top} for token in ranked] if ranked else None,
         "text_offset": offsets,
     }
+
+
+_OTHER_FORMAT = parsers.ToolFormat(lambda names: parsers.RequiredParser())
+"""The format of a model whose own is not known: only its ids are used."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request whose model may call them.
+
+    `parser` makes one for each sequence, None if calls stay in the text. `shown_tokens` are the markers it looks for.
+    `guide` constrains the output to calls. `parallel`: more than one call is returned.
+    """
+
+    parser: Callable[[], parsers.OutputParser] | None
+    format: parsers.ToolFormat
+    shown_tokens: tuple[str, ...] = ()
+    guide: Guide | None = None
+    parallel: bool = True
+
+
+def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problems) -> ToolUse | None:
+    """What to do about `tools` and `tool_choice`. None if the model is not shown any."""
+    tools: list[dict[str, Any]] = values.get("tools", [])
+    choice = values.get("tool_choice", "auto")
+    forced = choice not in ("none", "auto")
+    if forced and not tools:
+        problems.invalid.append(f"'tool_choice' is {show(choice)} and there are no 'tools': give at least one")
+    if choice == "none" or not tools:
+        return None
+    source, setting = model.tokenizer.chat_source(True), model.options.tool_call_parser
+    if "tools" not in source:
+        problems.unsupported.append("'tools' is given, and the model's chat template has no place for tools")
+        return None
+    own = parsers.tool_format(setting, source)
+    parallel = values.get("parallel_tool_calls", True)
+    if forced:
+        guide = _guide(choice, tools, parallel, values, problems)
+        parser = (
+            parsers.RequiredParser if choice == "required" else functools.partial(parsers.NamedParser, choice["name"])
+        )
+        return ToolUse(parser, own or _OTHER_FORMAT, (), guide, parallel)
+    if own is None:
+        problems.unsupported.append(
+            "'tools' is given, and the model's chat template does not show how the model writes tool calls: set "
+            "option.tool_call_parser to hermes, llama3_json or mistral, or to none to get them as text"
+        )
+        return None
+    names = frozenset(tool["function"]["name"] for tool in tools)
+    own_parser = None if setting is ToolCallFormat.NONE else functools.partial(own.parser, names)
+    return ToolUse(own_parser, own, own.markers, None, parallel)
+
+
+def fit_messages(messages: list[dict[str, Any]], model: ModelContext, problems: Problems) -> list[dict[str, Any]]:
+    """The messages with the ids of tool calls as the model's chat template takes them. Rendering does the same with
+    their arguments (`ChatTemplate.render`)."""
+    if not any("tool_calls" in message or "tool_call_id" in message for message in messages):
+        return messages
+    own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or _OTHER_FORMAT
+    return [_fit(message, f"messages[{at}]", own, problems) for at, message in enumerate(messages)]
+
+
+def _fit(message: dict[str, Any], where: str, own: parsers.ToolFormat, problems: Problems) -> dict[str, Any]:
+    message = dict(message)
+    if type(message.get("tool_call_id")) is str:
+        message["tool_call_id"] = own.fit_id(message["tool_call_id"])
+    calls = message.pop("tool_calls", None)
+    if not calls:
+        return message  # templates ask whether the key is there
+    fitted: list[dict[str, Any]] = []
+    for position, call in enumerate(calls if type(calls) is list else [calls]):
+        function = call.get("function") if type(call) is dict else None
+        arguments = function.get("arguments") if type(function) is dict else None
+        if type(function) is not dict or type(function.get("name")) is not str or type(arguments) not in _ARGUMENTS:
+            problems.invalid.append(
+                f"'{where}.tool_calls[{position}]' is {show(call)}: expected "
+                '{"id", "type": "function", "function": {"name", "arguments": JSON as text}}'
+            )
+            continue
+        fitted.append(dict(call))
+        if type(call.get("id")) is str:
+            fitted[-1]["id"] = own.fit_id(call["id"])
+    if message.get("content") is None:
+        message["content"] = ""  # templates look into it
+    return message | {"tool_calls": fitted}
+
+
+_ARGUMENTS = (str, dict, type(None))
+
+
+def _guide(
+    choice: Any, tools: list[dict[str, Any]], parallel: bool, values: dict[str, Any], problems: Problems
+) -> Guide | None:
+    """What a forced call has to look like: a list of calls, or the arguments of the one function."""
+    if values.get("guide") is not None:
+        problems.invalid.append(
+            f"'tool_choice' is {show(choice)}, and another parameter constrains the output too: give one of them"
+        )
+    functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+    if choice != "required" and choice["name"] not in functions:
+        problems.invalid.append(
+            f"'tool_choice' is {show(choice['name'])}: expected one of the tools, {show(sorted(functions))}"
+        )
+        return None
+    try:
+        if choice == "required":
+            strict = any(function.get("strict") for function in functions.values())
+            return read_schema(_list_schema(functions, parallel), strict)
+        function = functions[choice["name"]]
+        return read_schema(_parameters(function), function.get("strict"))
+    except (ValueError, TypeError, RecursionError) as error:  # the latter two: nested too deeply
+        problems.invalid.append(f"'tools' cannot be turned into one JSON schema{error}")
+        return None
+
+
+def _list_schema(functions: dict[str, dict[str, Any]], parallel: bool) -> dict[str, Any]:
+    definitions: dict[str, dict[str, Any]] = {}
+    items: list[dict[str, Any]] = []
+    for name, function in functions.items():
+        parameters = dict(_parameters(function))
+        for keyword in ("$defs", "definitions"):
+            # References are to the root of the schema.
+            own = parameters.pop(keyword, {})
+            if type(own) is not dict:
+                raise ValueError(f" ({keyword} of {show(name)} is no object)")
+            for key, value in own.items():
+                if definitions.setdefault(keyword, {}).setdefault(key, value) != value:
+                    raise ValueError(f" ({show(key)} in {keyword} differs between functions)")
+        properties = {"name": {"type": "string", "enum": [name]}, "parameters": parameters}
+        items.append({"type": "object", "properties": properties, "required": ["name", "parameters"]})
+    most = {} if parallel else {"maxItems": 1}
+    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": items}, **definitions}
+
+
+def _parameters(function: dict[str, Any]) -> dict[str, Any]:
+    return function.get("parameters") or {"type": "object", "properties": {}}
+
+
+_ENDS = (FinishReason.END_TOKEN, FinishReason.STOP)
+
+
+@dataclass(frozen=True, slots=True)
+class Parsing:
+    """What to look for in the output."""
+
+    tools: ToolUse | None
+    reasoning: ReasoningFormat
+
+    @property
+    def needed(self) -> bool:
+        return self.reasoning is not ReasoningFormat.NONE or (self.tools is not None and self.tools.parser is not None)
+
+    @property
+    def shown_tokens(self) -> tuple[str, ...]:
+        """The special tokens that the parsers have to see."""
+        tools = () if self.tools is None else self.tools.shown_tokens
+        return tools if self.reasoning is ReasoningFormat.NONE else (*tools, *parsers.THINK_MARKERS)
+
+    def choice(self, prompt: str) -> ParsedChoice:
+        parser = (
+            self.tools.parser() if self.tools is not None and self.tools.parser is not None else parsers.PlainParser()
+        )
+        if self.reasoning is not ReasoningFormat.NONE:
+            thinks = self.reasoning is ReasoningFormat.DEEPSEEK_R1 and not parsers.closes_reasoning(prompt)
+            parser = parsers.ReasoningParser(parser, thinking=thinks or parsers.opens_reasoning(prompt))
+        return ParsedChoice(parser, self.tools)
+
+
+@dataclass(slots=True)
+class ParsedChoice:
+    """One sequence: what was found in it becomes deltas of OpenAI's stream."""
+
+    parser: parsers.OutputParser
+    tools: ToolUse | None
+    calls: int = 0
+    _dropped: bool = field(default=False)
+
+    def deltas(self, text: str, *, end: bool) -> list[dict[str, Any]]:
+        """The deltas of more text, and of its end. Events of one kind that follow each other are one delta."""
+        events = self.parser.feed(text) if text else []
+        if end:
+            events += self.parser.finish()
+        deltas: list[dict[str, Any]] = []
+        for event in events:
+            delta = self._delta(event)
+            if delta is not None and not (deltas and _join(deltas[-1], delta)):
+                deltas.append(delta)
+        return deltas
+
+    def reason(self, finished: SequenceResult) -> str:
+        return "tool_calls" if self.calls and finished.reason in _ENDS else FINISH_REASONS[finished.reason]
+
+    def _delta(self, event: parsers.Event) -> dict[str, Any] | None:
+        match event:
+            case parsers.Content(text):
+                return {"content": text}
+            case parsers.Reasoning(text):
+                return {"reasoning_content": text}
+            case parsers.CallStart(name):
+                assert self.tools is not None
+                self._dropped = self.calls > 0 and not self.tools.parallel
+                if self._dropped:
+                    return None
+                self.calls += 1
+                function = {"name": name, "arguments": ""}
+                call = {"index": self.calls - 1, "id": self.tools.format.new_id(), "type": "function"}
+                return {"tool_calls": [call | {"function": function}]}
+            case parsers.CallArguments(text):
+                if self._dropped:
+                    return None
+                return {"tool_calls": [{"index": self.calls - 1, "function": {"arguments": text}}]}
+
+
+def _join(last: dict[str, Any], delta: dict[str, Any]) -> bool:
+    """Add a delta to the last one. False if it is of another kind, or begins a call."""
+    ((kind, value),) = delta.items()
+    if kind not in last or (kind == "tool_calls" and ("id" in value[0] or "id" in last[kind][0])):
+        return False
+    if kind == "tool_calls":
+        last[kind][0]["function"]["arguments"] += value[0]["function"]["arguments"]
+    else:
+        last[kind] += value
+    return True
+
+
+class ParsedChatEncoder(ChatEncoder):
+    """One `chat.completion`, with the tool calls and the reasoning that its text has."""
+
+    def __init__(self, response: Response, parsing: Parsing) -> None:
+        super().__init__(response)
+        self._parsing = parsing
+        self._prompt = ""
+
+    def begin(self, prompt: Prompt) -> None:
+        super().begin(prompt)
+        self._prompt = prompt.text
+
+    def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
+        parsed = self._parsing.choice(self._prompt)
+        texts: dict[str, str] = {}
+        calls: list[dict[str, Any]] = []
+        for delta in parsed.deltas(sequence.text, end=True):
+            for call in delta.pop("tool_calls", ()):
+                if "id" in call:
+                    calls.append({key: value for key, value in call.items() if key != "index"})
+                else:
+                    calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+            for kind, text in delta.items():
+                texts[kind] = texts.get(kind, "") + text
+        choice = super().choice(index, sequence, finished)
+        message = choice["message"]
+        message["content"] = texts.get("content", None if calls else "")
+        if "reasoning_content" in texts:
+            message["reasoning_content"] = texts["reasoning_content"]
+        if calls:
+            message["tool_calls"] = calls
+        choice["finish_reason"] = parsed.reason(finished)
+        return choice
+
+
+class ParsedChatStreamEncoder(ChatStreamEncoder):
+    """`chat.completion.chunk`s, with tool calls and reasoning as they are found in the text."""
+
+    def __init__(self, response: Response, parsing: Parsing) -> None:
+        super().__init__(response)
+        self._parsing = parsing
+        self._choices: list[ParsedChoice] = []
+        # The hot path: deltas that differ in one text only.
+        self._thought = [content.replace(b'{"content":', b'{"reasoning_content":') for content in self._content]
+
+    def begin(self, prompt: Prompt) -> None:
+        super().begin(prompt)
+        self._choices = [self._parsing.choice(prompt.text) for _ in range(self.response.n)]
+
+    def events(self, index: int, tokens: list[Token], finished: SequenceResult | None) -> bytes:
+        """See `EventEncoder`. Log-probabilities are in the first event of their tokens."""
+        choice, events = self._choices[index], self.first(index)
+        deltas = choice.deltas("".join([token.text for token in tokens]), end=finished is not None)
+        if self.response.logprobs and tokens:
+            events += self._delta(index, deltas.pop(0) if deltas else {"content": ""}, tokens)
+        for delta in deltas:
+            if "content" in delta:
+                events += self._content[index] % dump_line(delta["content"])
+            elif "reasoning_content" in delta:
+                events += self._thought[index] % dump_line(delta["reasoning_content"])
+            else:
+                events += self._delta(index, delta)
+        if finished is not None:
+            events += self._delta(index, {}, reason=choice.reason(finished))
+        return events

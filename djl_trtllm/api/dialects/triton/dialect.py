@@ -19,41 +19,11 @@ from typing import Any
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api.base import (
-    BaseEncoder,
-    Call,
-    Dialect,
-    ModelContext,
-    ModelStatus,
-    Operation,
-    Prompt,
-    RawRequest,
-    Reply,
-    ResponseEncoder,
-    RpcService,
-    WholeEncoder,
-    dump_line,
-    read_json,
-)
-from djl_trtllm.api.dialects.triton import description
+from djl_trtllm.api import base
+from djl_trtllm.api.base import dump_line
+from djl_trtllm.api.dialects.triton import description, inference
 from djl_trtllm.api.dialects.triton.description import VERSION, is_decoupled, refuse_tensor_parameters
-from djl_trtllm.api.dialects.triton.inference import (
-    GENERATE_FIELDS,
-    STREAM_NEEDS_DECOUPLED,
-    InferenceRequest,
-    Tensor,
-    batch_tensors,
-    check_input,
-    check_outputs,
-    from_bytes,
-    from_json,
-    output_tensors,
-    read_batch,
-    read_request,
-    sequence_output,
-    to_bytes,
-)
-from djl_trtllm.api.openapi import EVENTS, STRING, Schema, list_of, members
+from djl_trtllm.api.openapi import STRING, list_of, members, read_operations
 from djl_trtllm.api.parameters import Problems, show
 from djl_trtllm.config.compat.triton import repository_files
 from djl_trtllm.request import OutputChunk, Token
@@ -63,7 +33,7 @@ _GZIP_OR_ZLIB = 47
 _FASTEST = 1
 
 
-def read_body(request: RawRequest, limit: int) -> bytes:
+def read_body(request: base.RawRequest, limit: int) -> bytes:
     """The body without its Content-Encoding, at most `limit` bytes of it.
 
     Raises InvalidRequestError and RequestTooLargeError.
@@ -89,11 +59,7 @@ def read_body(request: RawRequest, limit: int) -> bytes:
 
 def read_object(data: bytes, what: str = "the body") -> dict[str, Any]:
     """JSON that is an object. Raises InvalidRequestError."""
-    try:
-        value = read_json(data)
-    except orjson.JSONDecodeError as error:
-        shown = data[:80].decode(errors="replace")
-        raise errors.InvalidRequestError(f"{what} is not valid JSON: {error}. Received {shown!r}") from None
+    value = base.parse_json(data, what)
     if type(value) is not dict:
         raise errors.InvalidRequestError(f"{what} is {show(value)}: expected a JSON object")
     return value
@@ -127,7 +93,7 @@ def check_id(identifier: str) -> str:
     return identifier
 
 
-def accepted_encoding(request: RawRequest) -> str:
+def accepted_encoding(request: base.RawRequest) -> str:
     """How the client wants its response compressed: `gzip`, `deflate` or ""."""
     wanted = [
         part.partition(";")[0].strip() for part in request.properties.get("accept-encoding", "").lower().split(",")
@@ -149,17 +115,17 @@ _ONE_RESPONSE = (
 _SSE = "text/event-stream; charset=utf-8"
 
 
-def parse_generate(request: RawRequest, model: ModelContext, name: str) -> Call:
+def parse_generate(request: base.RawRequest, model: base.ModelContext, name: str) -> base.Call:
     """Read a body. `name` is the model's in the path. Raises InvalidRequestError."""
     streams = request.path.endswith("/generate_stream")
     if streams and not is_decoupled(model):
-        raise errors.InvalidRequestError(STREAM_NEEDS_DECOUPLED)
+        raise errors.InvalidRequestError(inference.STREAM_NEEDS_DECOUPLED)
     payload = read_object(read_body(request, model.options.max_request_size))
     values = read_parameters(payload) | payload
     values.pop("parameters", None)
     values.pop("id", None)
     problems = Problems.of(model.options)
-    read = read_request(values, model, problems)
+    read = inference.read_request(values, model, problems)
     if not streams and read.stream:
         problems.invalid.append(_ONE_RESPONSE)
     if streams and read.stream is not False and read.generation.sampling.beam_width > 1:
@@ -168,56 +134,36 @@ def parse_generate(request: RawRequest, model: ModelContext, name: str) -> Call:
     head = {"model_name": name, "model_version": VERSION, **SEQUENCE_PARAMETERS}
     if identifier := read_id(payload):
         head["id"] = identifier
-    encoder: ResponseEncoder
+    encoder: base.ResponseEncoder
     if streams and read.stream is not False:
         encoder = TritonStreamEncoder(read, head)
     else:
         encoder = TritonGenerateEncoder(read, head, as_event=streams)
-    return Call((read.generation,), encoder, problems.headers)
+    return base.Call((read.generation,), encoder, problems.headers)
 
 
-class TritonGenerateEncoder(WholeEncoder):
+class TritonGenerateEncoder(inference.BatchEncoder):
     """One object at the end; `as_event`: as the only event of a stream."""
 
-    def __init__(self, request: InferenceRequest, head: dict[str, Any], *, as_event: bool = False) -> None:
-        super().__init__(request.n)
+    def __init__(self, request: inference.InferenceRequest, head: dict[str, Any], *, as_event: bool = False) -> None:
+        super().__init__([request], inference.ALWAYS)
         self.stream = as_event
         self.content_type = _SSE if as_event else "application/json"
-        self._request = request
         self._head = head
-        self._prompt = ""
-
-    def begin(self, prompt: Prompt) -> None:
-        if self._request.prompt:
-            self._prompt = prompt.text
 
     def _body(self) -> bytes:
-        body = self._object()
+        outputs = {name: _unwrapped(tensor.data) for name, tensor in self.tensors().items()}
+        body = dict(sorted((self._head | outputs).items()))
         return b"data: " + dump_line(body) + b"\n\n" if self.stream else orjson.dumps(body)
 
-    def _object(self) -> dict[str, Any]:
-        sequences = []
-        for each in self._output.sequences:
-            assert each.finished is not None
-            sequences.append(
-                sequence_output(
-                    self._prompt + each.text,
-                    each.tokens,
-                    logprobs=self._request.logprobs,
-                    cumulative=each.finished.cumulative_logprob,
-                )
-            )
-        outputs = {tensor.name: _unwrapped(tensor.data) for tensor in output_tensors(sequences)}
-        return dict(sorted((self._head | outputs).items()))
 
-
-class TritonStreamEncoder(BaseEncoder):
+class TritonStreamEncoder(base.ResponseEncoder):
     """An event for each chunk, with its new text and the log-probabilities of its tokens. There is no last event."""
 
     stream = True
     content_type = _SSE
 
-    def __init__(self, request: InferenceRequest, head: dict[str, Any]) -> None:
+    def __init__(self, request: inference.InferenceRequest, head: dict[str, Any]) -> None:
         self._logprobs = request.logprobs
         self._cumulative = [0.0] * request.n
         self._begun = [False] * request.n
@@ -274,7 +220,7 @@ _NO_STREAM = (
 _MOST_TENSORS = 64
 
 
-def parse_infer(request: RawRequest, model: ModelContext, name: str) -> Call:
+def parse_infer(request: base.RawRequest, model: base.ModelContext, name: str) -> base.Call:
     """Read a body. `name` is the model's in the path. Raises InvalidRequestError."""
     body = read_body(request, model.options.max_request_size)
     head, binary = _split(body, request.properties.get(HEADER_LENGTH.lower()))
@@ -284,56 +230,54 @@ def parse_infer(request: RawRequest, model: ModelContext, name: str) -> Call:
             f"unknown member {show(member)}: expected 'id', 'parameters', 'inputs' and 'outputs'"
         )
     tensors = _tensors(_objects(payload, "inputs"), binary, name)
-    requests = read_batch(tensors, read_parameters(payload), model, name)
+    requests = inference.read_batch(tensors, read_parameters(payload), model, name)
     if any(each.stream for each in requests):
         raise errors.InvalidRequestError(_NO_STREAM)
     wanted = _wanted(payload, name, requests[0].binary_data_output)
     encoder = InferEncoder(requests, wanted, name, read_id(payload), accepted_encoding(request))
-    return Call(tuple(each.generation for each in requests), encoder, late_headers=encoder.headers)
+    return base.Call(tuple(each.generation for each in requests), encoder, late_headers=encoder.headers)
 
 
-class InferEncoder(WholeEncoder):
+class InferEncoder(inference.BatchEncoder):
     """The response to the requests of one batch. `wanted` says of each output whether it is bytes, not JSON.
 
     `encoding` compresses the response.
     """
 
     def __init__(
-        self, requests: list[InferenceRequest], wanted: dict[str, bool], name: str, identifier: str, encoding: str
+        self,
+        requests: list[inference.InferenceRequest],
+        wanted: dict[str, bool],
+        name: str,
+        identifier: str,
+        encoding: str,
     ) -> None:
-        super().__init__(requests[0].n, len(requests))
-        self._requests = requests
-        self._wanted = wanted
+        super().__init__(requests, wanted)
+        self._binary = wanted
         if any(wanted.values()):
             self.content_type = "application/octet-stream"
         self._head: dict[str, Any] = {"id": identifier} if identifier else {}
         self._head |= {"model_name": name, "model_version": VERSION, "parameters": SEQUENCE_PARAMETERS}
         self._encoding = encoding
-        self._prompts: list[str] = []
         self._headers: tuple[tuple[str, str], ...] = ()
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         """Headers of the response, once its body is encoded."""
         return self._headers
 
-    def begin(self, prompt: Prompt) -> None:
-        self._prompts.append(prompt.text if self._requests[len(self._prompts)].prompt else "")
-
     def _body(self) -> bytes:
-        tensors = batch_tensors(self._requests, self._prompts, self._output.sequences)
         outputs: list[dict[str, Any]] = []
         binary = b""
-        for name, is_binary in self._wanted.items():
-            tensor = tensors[name]
+        for name, tensor in self.tensors().items():
             output = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-            if is_binary:
-                raw = to_bytes(tensor)
+            if self._binary[name]:
+                raw = inference.to_bytes(tensor)
                 binary += raw
                 outputs.append(output | {"parameters": {"binary_data_size": len(raw)}})
             else:
                 outputs.append(output | {"data": tensor.data})
         head = orjson.dumps(self._head | {"outputs": outputs})
-        if any(self._wanted.values()):
+        if any(self._binary.values()):
             self._headers = ((HEADER_LENGTH, str(len(head))),)
         if not self._encoding:
             return head + binary
@@ -360,7 +304,7 @@ def _objects(payload: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return given
 
 
-def _tensors(given: list[dict[str, Any]], binary: bytes, model: str) -> list[Tensor]:
+def _tensors(given: list[dict[str, Any]], binary: bytes, model: str) -> list[inference.Tensor]:
     tensors = []
     at = 0
     for each in given:
@@ -369,18 +313,18 @@ def _tensors(given: list[dict[str, Any]], binary: bytes, model: str) -> list[Ten
         size = parameters.get("binary_data_size")
         refuse_tensor_parameters(parameters, f"input {show(name)}", "binary_data_size")
         if size is None:
-            check_input(name, model, len(data) if type(data) is list else 1)
+            inference.check_input(name, model, len(data) if type(data) is list else 1)
             if data is None:
                 raise errors.InvalidRequestError(f"input '{name}' has neither 'data' nor a 'binary_data_size'")
-            tensors.append(from_json(str(name), datatype, shape, data))
+            tensors.append(inference.from_json(str(name), datatype, shape, data))
             continue
         if type(size) is not int or not 0 <= size <= len(binary) - at or data is not None:
             raise errors.InvalidRequestError(
                 f"input {show(name)} has the binary_data_size {show(size)}: expected at most {len(binary) - at}, the "
                 "bytes that are left after the JSON, and no 'data'"
             )
-        check_input(name, model, size)
-        tensors.append(from_bytes(str(name), datatype, shape, binary[at : at + size]))
+        inference.check_input(name, model, size)
+        tensors.append(inference.from_bytes(str(name), datatype, shape, binary[at : at + size]))
         at += size
     if at != len(binary):
         raise errors.InvalidRequestError(f"{len(binary) - at} bytes follow the tensors: expected none")
@@ -389,7 +333,7 @@ def _tensors(given: list[dict[str, Any]], binary: bytes, model: str) -> list[Ten
 
 def _wanted(payload: dict[str, Any], model: str, binary: bool) -> dict[str, bool]:
     given = _objects(payload, "outputs")
-    wanted = dict.fromkeys(check_outputs([each.get("name") for each in given], model), binary)
+    wanted = dict.fromkeys(inference.check_outputs([each.get("name") for each in given], model), binary)
     for each in given:
         parameters = read_parameters(each)
         if "binary_data" in parameters:
@@ -407,63 +351,36 @@ _VERSION = _MODEL + "/versions/{version}"
 _MODELS = (_MODEL, _VERSION)
 _LONGEST_INDEX_REQUEST = 65_536
 
-_OBJECT: Schema = {"type": "object"}
-_EXAMPLE = {"text_input": "The wolf", "max_tokens": 16}
-_INFER = members(
-    {"inputs": list_of({**_OBJECT, "required": ["name", "shape", "datatype"]})},
-    optional={"id": STRING, "outputs": {}, "parameters": {}},
-)
-_INFER_EXAMPLE = {
-    "inputs": [
-        {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["The wolf"]},
-        {"name": "max_tokens", "shape": [1, 1], "datatype": "INT32", "data": [16]},
-    ]
-}
-_REQUESTS = {
-    "generate": Operation("Generate, as one JSON object", responses={"application/json": _OBJECT}, example=_EXAMPLE),
-    "generate_stream": Operation(
-        "Generate, as server-sent events", responses={"text/event-stream": EVENTS}, example=_EXAMPLE
-    ),
-    "infer": Operation(
-        "Generate from tensors, as JSON or as bytes after the JSON",
-        bodies={"application/json": _INFER, "application/octet-stream": {}},
-        responses={"application/json": _OBJECT, "application/octet-stream": STRING},
-        example=_INFER_EXAMPLE,
+_OPERATIONS = read_operations("triton.toml")
+# The only body whose objects may have further members.
+_TENSORS = list_of({"type": "object", "required": ["name", "shape", "datatype"]})
+_INFER = members({"inputs": _TENSORS}, optional={"id": STRING, "outputs": {}, "parameters": {}})
+_VERBS = {
+    "generate": _OPERATIONS["generate"],
+    "generate_stream": _OPERATIONS["generate_stream"],
+    "infer": _OPERATIONS["infer"]._replace(
+        bodies={"application/json": _INFER, **_OPERATIONS["infer"].bodies},
     ),
 }
 _PAGES = {
-    "/v2": "The server",
-    "/v2/models/stats": "Statistics of all models",
-    "": "The inputs and outputs of a model",
-    "/config": "The configuration of a model",
-    "/stats": "Statistics of a model",
+    "/v2": "server",
+    "/v2/health/live": "live",
+    "/v2/health/ready": "all_ready",
+    "/v2/models/stats": "all_statistics",
+    **{
+        model + page: operation
+        for page, operation in {"": "metadata", "/ready": "ready", "/config": "config", "/stats": "stats"}.items()
+        for model in _MODELS
+    },
 }
-_HEALTH = {"/v2/health/live": "Whether the server runs", "/v2/health/ready": "Whether every model is ready"}
+"""The rows of triton.toml that describe the pages."""
 
 
-def _page(path: str) -> Operation:
-    """What the description says of a page."""
-    name = path.removeprefix(_VERSION).removeprefix(_MODEL)
-    if name in _PAGES:
-        return Operation(_PAGES[name], responses={"application/json": _OBJECT})
-    summary = _HEALTH.get(name, "Whether the model is ready")
-    return Operation(summary, responses={"text/plain": STRING}, errors={400: "It is not"})
-
-
-class Triton(Dialect):
+class Triton(base.Dialect):
     """Requests, health, metadata, configuration, statistics and the index of the repository."""
 
-    paths = tuple(
-        model + "/" + verb for verb in ("generate", "generate_stream", "infer") for model in (_MODEL, _VERSION)
-    )
-    pages = (
-        "/v2",
-        "/v2/health/live",
-        "/v2/health/ready",
-        "/v2/models/stats",
-        *(model + page for page in ("", "/ready", "/config", "/stats") for model in (_MODEL, _VERSION)),
-        *description.REFUSED_PAGES,
-    )
+    paths = tuple(f"{model}/{verb}" for verb in _VERBS for model in _MODELS)
+    pages = (*_PAGES, *description.REFUSED_PAGES)
     health = frozenset(page for page in pages if page.endswith(("/live", "/ready")))
     actions = ("/v2/repository/index", *description.REFUSED_ACTIONS)
     ports = ("triton_http_port", "triton_metrics_port")
@@ -480,24 +397,23 @@ class Triton(Dialect):
         }
     )
     tables = MappingProxyType(
-        {f"{model}/{verb}": (GENERATE_FIELDS,) for verb in ("generate", "generate_stream") for model in _MODELS}
+        {
+            f"{model}/{verb}": (inference.GENERATE_FIELDS,)
+            for verb in ("generate", "generate_stream")
+            for model in _MODELS
+        }
     )
     descriptions = MappingProxyType(
         {
-            **{f"{model}/{verb}": operation for verb, operation in _REQUESTS.items() for model in _MODELS},
-            **{f"GET {path}": _page(path) for path in pages},
-            **{f"GET {path}": description.REFUSED for path in description.REFUSED_PAGES},
-            **dict.fromkeys(description.REFUSED_ACTIONS, description.REFUSED),
-            "/v2/repository/index": Operation(
-                "The models of the repository",
-                bodies={"application/json": members({}, optional={"ready": {"type": "boolean"}})},
-                responses={"application/json": list_of(_OBJECT)},
-                example={"ready": True},
-            ),
+            **{f"{model}/{verb}": operation for verb, operation in _VERBS.items() for model in _MODELS},
+            **{f"GET {path}": _OPERATIONS[name] for path, name in _PAGES.items()},
+            **{f"GET {path}": _OPERATIONS["refused"] for path in description.REFUSED_PAGES},
+            **dict.fromkeys(description.REFUSED_ACTIONS, _OPERATIONS["refused"]),
+            "/v2/repository/index": _OPERATIONS["index"],
         }
     )
 
-    def rpc_service(self) -> RpcService:
+    def rpc_service(self) -> base.RpcService:
         from djl_trtllm.api.dialects.triton.rpc import TritonRpc
 
         return TritonRpc()
@@ -515,13 +431,13 @@ class Triton(Dialect):
         ]
         return "\n".join([line, shown[0], line, *shown[1:], line])
 
-    def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+    def page(self, request: base.RawRequest, models: Sequence[base.ModelStatus]) -> base.Reply:
         """Health is a status without a body, all else JSON."""
         path = request.path
         if path in description.REFUSED_PAGES:
             raise errors.UnsupportedParameterError(description.REFUSED_PAGES[path])
         if path == "/v2":
-            return Reply.json(description.server_metadata())
+            return base.Reply.json(description.server_metadata())
         if path == "/v2/health/live":
             return _health(True)
         if path == "/v2/health/ready" or path.endswith("/ready"):
@@ -529,15 +445,15 @@ class Triton(Dialect):
             return _health(bool(models) and all(model.ready for model in models))
         name = _check(request)
         if path.endswith("/stats"):
-            return Reply.json(description.statistics(models, name))
+            return base.Reply.json(description.statistics(models, name))
         (model,) = models
         assert name is not None
         context = description.require_context(model)
         if path.endswith("/config"):
-            return Reply.json(description.model_config(name, context))
-        return Reply.json(description.model_metadata(name))
+            return base.Reply.json(description.model_config(name, context))
+        return base.Reply.json(description.model_metadata(name))
 
-    def act(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+    def act(self, request: base.RawRequest, models: Sequence[base.ModelStatus]) -> base.Reply:
         """The index of the repository; with `ready` true, of the models that are ready."""
         if request.path in description.REFUSED_ACTIONS:
             raise errors.UnsupportedParameterError(description.REFUSED_ACTIONS[request.path])
@@ -550,15 +466,15 @@ class Triton(Dialect):
         ready = given.get("ready", False)
         if type(ready) is not bool:
             raise errors.InvalidRequestError("'ready' of the request for the index: expected true or false")
-        return Reply.json(description.repository_index(models, ready_only=ready))
+        return base.Reply.json(description.repository_index(models, ready_only=ready))
 
-    def parse(self, request: RawRequest, model: ModelContext) -> Call:
+    def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
         name = _check(request) or model.name
         description.check_takes_requests(name)
         return (parse_infer if request.path.endswith("/infer") else parse_generate)(request, model, name)
 
 
-def _check(request: RawRequest) -> str | None:
+def _check(request: base.RawRequest) -> str | None:
     """The model that the path names, in a version that is there. Raises UnknownModelError."""
     name = request.parameters.get("model")
     if name is not None:
@@ -566,8 +482,8 @@ def _check(request: RawRequest) -> str | None:
     return name
 
 
-def _health(good: bool) -> Reply:
-    return Reply(200 if good else 400, "text/plain", b"")
+def _health(good: bool) -> base.Reply:
+    return base.Reply(200 if good else 400, "text/plain", b"")
 
 
 TRITON = Triton()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from djl_trtllm.api.base import CollectedSequence, ModelContext
+from djl_trtllm.api.base import ModelContext, Prompt, WholeEncoder
 from djl_trtllm.api.parameters import (
     BOOLEAN,
     IGNORED,
@@ -33,7 +33,7 @@ from djl_trtllm.api.parameters import (
 )
 from djl_trtllm.api.sampling import ADAPTER, GUIDES, MOST_TOKENS, SAMPLING, generation_request, read_sampling
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
-from djl_trtllm.request import GenerationRequest, Guide, Token
+from djl_trtllm.request import GenerationRequest, Guide
 
 BYTES = "BYTES"
 BOOL = "BOOL"
@@ -446,34 +446,54 @@ class SequenceOutput(NamedTuple):
     cumulative: float = 0.0
 
 
-def sequence_output(text: str, tokens: Sequence[Token], *, logprobs: bool, cumulative: float | None) -> SequenceOutput:
-    """Without `logprobs` a log-probability for each token is there and 0, as in Triton.
+def output_tensors(
+    sequences: Sequence[SequenceOutput], generations: Sequence[int], indices: Sequence[int]
+) -> dict[str, Tensor]:
+    """All outputs by name, of a response with these sequences: those of one prompt after those of another.
 
-    So is one that the engine did not report: a tensor has no null.
+    `generations` are the positions of the prompts in the request, `indices` those of each prompt's sequences. Rows of
+    log-probabilities that are shorter than others are filled up with 0.
     """
-    if not logprobs:
-        return SequenceOutput(text, [0.0] * len(tokens))
-    return SequenceOutput(text, [token.logprob or 0.0 for token in tokens], cumulative or 0.0)
-
-
-def output_tensors(sequences: Sequence[SequenceOutput], batch: int = 1) -> list[Tensor]:
-    """The tensors of a whole response with the sequences of `batch` prompts, one prompt's after the other.
-
-    Rows of log-probabilities that are shorter than others are filled up with 0.
-    """
-    count = len(sequences) // batch
+    batch, count = len(generations), len(indices)
     longest = max(len(sequence.logprobs) for sequence in sequences)
     rows = [logprob for each in sequences for logprob in (*each.logprobs, *[0.0] * (longest - len(each.logprobs)))]
-    return [
+    tensors = (
         Tensor("text_output", "BYTES", (len(sequences),), [sequence.text for sequence in sequences]),
         Tensor("cum_log_probs", "FP32", (batch, count), [sequence.cumulative for sequence in sequences]),
         Tensor("output_log_probs", "FP32", (batch, count, longest), rows),
-    ]
+        Tensor("batch_index", "INT32", (batch, 1), list(generations)),
+        Tensor("sequence_index", "INT32", (batch, count), [*indices] * batch),
+    )
+    return {tensor.name: tensor for tensor in tensors}
 
 
-def index_tensor(name: str, index: int) -> Tensor:
-    """`batch_index` or `sequence_index` of a response that is one of several."""
-    return Tensor(name, "INT32", (1, 1), [index])
+class BatchEncoder(WholeEncoder):
+    """Encodes the one response to the requests of a batch, which has the outputs `wanted`."""
+
+    def __init__(self, requests: Sequence[InferenceRequest], wanted: Iterable[str]) -> None:
+        super().__init__(requests[0].n, len(requests))
+        self._requests = requests
+        self._wanted = tuple(wanted)
+        self._prompts: list[str] = []
+
+    def begin(self, prompt: Prompt) -> None:
+        self._prompts.append(prompt.text if self._requests[len(self._prompts)].prompt else "")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The outputs, when every sequence has ended.
+
+        Without `logprobs` a log-probability for each token is there and 0, as in Triton. So is one that the engine did
+        not report: a tensor has no null.
+        """
+        n, shown = self._requests[0].n, []
+        for index, each in enumerate(self._output.sequences):
+            assert each.finished is not None
+            request, text = self._requests[index // n], self._prompts[index // n] + each.text
+            logprobs = [token.logprob or 0.0 if request.logprobs else 0.0 for token in each.tokens]
+            cumulative = each.finished.cumulative_logprob if request.logprobs else None
+            shown.append(SequenceOutput(text, logprobs, cumulative or 0.0))
+        tensors = output_tensors(shown, range(len(self._requests)), range(n))
+        return {name: tensors[name] for name in self._wanted}
 
 
 _MOST_PROMPTS = 64
@@ -535,23 +555,6 @@ def check_outputs(names: Sequence[Any], model: str) -> tuple[str, ...]:
         if type(name) is not str or name not in _OUTPUT_NAMES:
             raise InvalidRequestError(f"unexpected inference output {show(name)} for model '{model}'")
     return tuple(dict.fromkeys(names)) or ALWAYS
-
-
-def batch_tensors(
-    requests: Sequence[InferenceRequest], prompts: Sequence[str], sequences: Sequence[CollectedSequence]
-) -> dict[str, Tensor]:
-    """All outputs of a whole response, by name. `prompts` are the texts that the sequences of each request follow."""
-    n, batch = requests[0].n, len(requests)
-    shown = []
-    for index, each in enumerate(sequences):
-        assert each.finished is not None
-        request, text = requests[index // n], prompts[index // n] + each.text
-        cumulative = each.finished.cumulative_logprob
-        shown.append(sequence_output(text, each.tokens, logprobs=request.logprobs, cumulative=cumulative))
-    tensors = {tensor.name: tensor for tensor in output_tensors(shown, batch)}
-    tensors["batch_index"] = Tensor("batch_index", "INT32", (batch, 1), list(range(batch)))
-    tensors["sequence_index"] = Tensor("sequence_index", "INT32", (batch, n), [*range(n)] * batch)
-    return tensors
 
 
 def _expected_outputs() -> str:

@@ -16,36 +16,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from google.protobuf.message import DecodeError
 
 from djl_trtllm import errors
-from djl_trtllm.api.base import (
-    MOST_WORK,
-    SMALL,
-    BaseEncoder,
-    Call,
-    ModelContext,
-    ModelLookup,
-    ModelStatus,
-    Prompt,
-    RpcService,
-    SequenceCollector,
-    nearest_row,
-)
-from djl_trtllm.api.dialects.triton import description
+from djl_trtllm.api import base
+from djl_trtllm.api.dialects.triton import description, inference
 from djl_trtllm.api.dialects.triton.dialect import SEQUENCE_PARAMETERS, check_id
-from djl_trtllm.api.dialects.triton.inference import (
-    BYTES,
-    InferenceRequest,
-    SequenceOutput,
-    Tensor,
-    batch_tensors,
-    check_input,
-    check_outputs,
-    from_bytes,
-    from_json,
-    index_tensor,
-    output_tensors,
-    read_batch,
-    to_bytes,
-)
 from djl_trtllm.api.parameters import show
 from djl_trtllm.request import OutputChunk
 
@@ -87,7 +60,7 @@ ModelStreamInferResponse = message_class("ModelStreamInferResponse")
 
 
 _OF_A_FIELD, _OF_A_PACKED_BYTE = 1600, 20
-"""About nanoseconds."""
+"""The work of a field, and of a byte of packed numbers: about nanoseconds."""
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 _LONGEST_VARINT = 10
 _NUMBERS = range(1, 9)
@@ -99,7 +72,7 @@ def require_little_work(data: bytes, descriptor: Any) -> None:
 
     What is damaged is left to the parser.
     """
-    if len(data) <= SMALL:
+    if len(data) <= base.SMALL:
         return
     work = 0
     parts = [(0, len(data), descriptor)]
@@ -123,7 +96,7 @@ def require_little_work(data: bytes, descriptor: Any) -> None:
                 at += 8 if wire == _EIGHT_BYTES else 4
             else:
                 raise errors.InvalidRequestError(f"the message is not valid: a field has wire type {wire}")
-            if work > MOST_WORK:
+            if work > base.MOST_WORK:
                 raise errors.InvalidRequestError(
                     f"the message has too many fields or numbers to read, of its {len(data)} bytes: send several "
                     "requests, or tensors as raw_input_contents"
@@ -157,7 +130,7 @@ _CONTENTS = {
     "UINT64": "uint64_contents",
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
-    BYTES: "bytes_contents",
+    inference.BYTES: "bytes_contents",
 }
 """Where the elements of a tensor are that is not given as bytes."""
 
@@ -173,7 +146,7 @@ class Frame(Enum):
     ONLY = auto()
 
 
-class RpcEncoder(BaseEncoder):
+class RpcEncoder(base.ResponseEncoder):
     """Encodes the responses to one request; in a stream they are wrapped.
 
     After a chunk that ends with an error, `error` has the last response, after all others `end`.
@@ -181,11 +154,9 @@ class RpcEncoder(BaseEncoder):
 
     content_type = "application/grpc"
 
-    def __init__(self, requests: list[InferenceRequest], wanted: tuple[str, ...], message: Any, frame: Frame) -> None:
-        self._requests = requests
-        self._wanted = wanted
+    def __init__(self, message: Any, frame: Frame, *, empty_final: bool) -> None:
         self._frame = frame
-        self._final = frame is Frame.DECOUPLED and requests[0].empty_final_response
+        self._final = frame is Frame.DECOUPLED and empty_final
         self.head = ModelInferResponse(model_name=message.model_name, model_version=description.VERSION, id=message.id)
         _set_parameters(self.head, SEQUENCE_PARAMETERS)
 
@@ -197,39 +168,31 @@ class RpcEncoder(BaseEncoder):
         """The empty last response of a stream, if the request asks for it."""
         return self._message({}, final=True) if self._final else b""
 
-    def _message(self, tensors: Mapping[str, Tensor], *, final: bool = False) -> bytes:
+    def _message(self, tensors: Mapping[str, inference.Tensor], *, final: bool = False) -> bytes:
         response = ModelInferResponse()
         response.CopyFrom(self.head)
         if self._frame is not Frame.ALONE:
             response.parameters[FINAL].bool_param = final or self._frame is Frame.ONLY
         for tensor in tensors.values():
             response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-            response.raw_output_contents.append(to_bytes(tensor))
+            response.raw_output_contents.append(inference.to_bytes(tensor))
         if self._frame is not Frame.ALONE:
             response = ModelStreamInferResponse(infer_response=response)
         data: bytes = response.SerializeToString()
         return data
 
 
-class RpcWholeEncoder(RpcEncoder):
+class RpcWholeEncoder(RpcEncoder, inference.BatchEncoder):
     """One response, at the end."""
 
-    stream = False
+    def __init__(
+        self, requests: list[inference.InferenceRequest], wanted: tuple[str, ...], message: Any, frame: Frame
+    ) -> None:
+        RpcEncoder.__init__(self, message, frame, empty_final=requests[0].empty_final_response)
+        inference.BatchEncoder.__init__(self, requests, wanted)
 
-    def __init__(self, requests: list[InferenceRequest], wanted: tuple[str, ...], message: Any, frame: Frame) -> None:
-        super().__init__(requests, wanted, message, frame)
-        self._prompts: list[str] = []
-        self._output = SequenceCollector(requests[0].n, len(requests))
-
-    def begin(self, prompt: Prompt) -> None:
-        self._prompts.append(prompt.text if self._requests[len(self._prompts)].prompt else "")
-
-    def encode(self, chunk: OutputChunk) -> bytes:
-        failed = chunk.finished is not None and chunk.finished.error is not None
-        if not self._output.add(chunk) or failed:
-            return b""
-        tensors = batch_tensors(self._requests, self._prompts, self._output.sequences)
-        return self._message({name: tensors[name] for name in self._wanted})
+    def _body(self) -> bytes:
+        return self._message(self.tensors())
 
 
 class RpcStreamEncoder(RpcEncoder):
@@ -240,8 +203,11 @@ class RpcStreamEncoder(RpcEncoder):
 
     stream = True
 
-    def __init__(self, requests: list[InferenceRequest], wanted: tuple[str, ...], message: Any, frame: Frame) -> None:
-        super().__init__(requests, wanted, message, frame)
+    def __init__(
+        self, requests: list[inference.InferenceRequest], wanted: tuple[str, ...], message: Any, frame: Frame
+    ) -> None:
+        super().__init__(message, frame, empty_final=requests[0].empty_final_response)
+        self._requests = requests
         self._n = requests[0].n
         self._begun = [False] * (self._n * len(requests))
         self._cumulative = [0.0] * (self._n * len(requests))
@@ -260,20 +226,19 @@ class RpcStreamEncoder(RpcEncoder):
         if self._requests[chunk.generation].logprobs:
             logprobs = [token.logprob or 0.0 for token in chunk.tokens]
             self._cumulative[number] += sum(logprobs)
-        output = SequenceOutput("".join([token.text for token in chunk.tokens]), logprobs, self._cumulative[number])
-        tensors = {tensor.name: tensor for tensor in output_tensors([output])}
-        tensors["batch_index"] = index_tensor("batch_index", chunk.generation)
-        tensors["sequence_index"] = index_tensor("sequence_index", chunk.index)
+        text = "".join([token.text for token in chunk.tokens])
+        output = inference.SequenceOutput(text, logprobs, self._cumulative[number])
+        tensors = inference.output_tensors([output], [chunk.generation], [chunk.index])
         return self._message({name: tensors[name] for name in self._shown})
 
 
-def parse_rpc(message: Any, model: ModelContext, *, streams: bool) -> Call:
+def parse_rpc(message: Any, model: base.ModelContext, *, streams: bool) -> base.Call:
     """Read a ModelInferRequest; `streams`: from a stream. Raises InvalidRequestError."""
     name = message.model_name
     check_id(message.id)
     tensors = _tensors(message, name)
-    requests = read_batch(tensors, _parameters(message.parameters), model, name)
-    wanted = check_outputs([output.name for output in message.outputs], name)
+    requests = inference.read_batch(tensors, _parameters(message.parameters), model, name)
+    wanted = inference.check_outputs([output.name for output in message.outputs], name)
     for output in message.outputs:
         description.refuse_tensor_parameters(output.parameters, f"output {show(output.name)}")
     if not streams and requests[0].stream:
@@ -283,7 +248,7 @@ def parse_rpc(message: Any, model: ModelContext, *, streams: bool) -> Call:
     made = RpcStreamEncoder if requests[0].stream else RpcWholeEncoder
     decoupled = Frame.DECOUPLED if description.is_decoupled(model) else Frame.ONLY
     encoder = made(requests, wanted, message, decoupled if streams else Frame.ALONE)
-    return Call(tuple(request.generation for request in requests), encoder)
+    return base.Call(tuple(request.generation for request in requests), encoder)
 
 
 def failure(message: str, model_name: str, identifier: str) -> bytes:
@@ -297,7 +262,7 @@ def failure(message: str, model_name: str, identifier: str) -> bytes:
     return data
 
 
-def _tensors(message: Any, model: str) -> list[Tensor]:
+def _tensors(message: Any, model: str) -> list[inference.Tensor]:
     inputs, raw = message.inputs, message.raw_input_contents
     for what, given in (("inputs", inputs), ("outputs", message.outputs)):
         if len(given) > _MOST_TENSORS:
@@ -310,32 +275,32 @@ def _tensors(message: Any, model: str) -> list[Tensor]:
     for index, each in enumerate(inputs):
         description.refuse_tensor_parameters(each.parameters, f"input {show(each.name)}")
         if raw:
-            check_input(each.name, model, len(raw[index]))
+            inference.check_input(each.name, model, len(raw[index]))
             if each.HasField("contents"):
                 raise errors.InvalidRequestError(
                     f"input '{each.name}' has contents, and raw_input_contents are given: expected one of them"
                 )
-            tensors.append(from_bytes(each.name, each.datatype, list(each.shape), raw[index]))
+            tensors.append(inference.from_bytes(each.name, each.datatype, list(each.shape), raw[index]))
         else:
             tensors.append(_from_contents(each, model))
     return tensors
 
 
-def _from_contents(given: Any, model: str) -> Tensor:
+def _from_contents(given: Any, model: str) -> inference.Tensor:
     field = _CONTENTS.get(given.datatype)
     data = getattr(given.contents, field) if field else ()
-    check_input(given.name, model, len(data))
+    inference.check_input(given.name, model, len(data))
     if others := sorted({descriptor.name for descriptor, _ in given.contents.ListFields()} - {field}):
         raise errors.InvalidRequestError(
             f"input '{given.name}' of {show(given.datatype)} has {others[0]}: expected {field or 'raw_input_contents'}"
         )
     values: list[Any] = list(data)
-    if given.datatype == BYTES:
+    if given.datatype == inference.BYTES:
         try:
             values = [value.decode() for value in values]
         except UnicodeDecodeError:
             raise errors.InvalidRequestError(f"input '{given.name}' is not UTF-8 text") from None
-    return from_json(given.name, given.datatype, list(given.shape), values)
+    return inference.from_json(given.name, given.datatype, list(given.shape), values)
 
 
 def _parameters(given: Any) -> dict[str, Any]:
@@ -369,7 +334,7 @@ _STATUSES: dict[type[errors.RequestError], str] = {
 """gRPC's names of Triton's status codes (`tritonserver.h` of e1db8a6)."""
 
 
-class TritonRpc(RpcService):
+class TritonRpc(base.RpcService):
     """`inference.GRPCInferenceService`."""
 
     name = SERVICE
@@ -386,9 +351,9 @@ class TritonRpc(RpcService):
     )
     refused = description.REFUSED_METHODS
 
-    def page(self, method: str, message: bytes, models: ModelLookup) -> bytes:
-        if len(message) > SMALL:
-            raise errors.InvalidRequestError(f"the message has {len(message)} bytes: expected at most {SMALL}")
+    def page(self, method: str, message: bytes, models: base.ModelLookup) -> bytes:
+        if len(message) > base.SMALL:
+            raise errors.InvalidRequestError(f"the message has {len(message)} bytes: expected at most {base.SMALL}")
         try:
             request = message_class(f"{method}Request").FromString(message)
         except DecodeError:
@@ -409,7 +374,7 @@ class TritonRpc(RpcService):
             raise errors.InvalidRequestError("the message is not a valid inference.ModelInferRequest") from None
         return request
 
-    def parse(self, request: Any, model: ModelContext, *, stream: bool) -> Call:
+    def parse(self, request: Any, model: base.ModelContext, *, stream: bool) -> base.Call:
         description.check_version(request.model_version, request.model_name)
         description.check_takes_requests(request.model_name)
         return parse_rpc(request, model, streams=stream)
@@ -422,13 +387,13 @@ class TritonRpc(RpcService):
         return failure(message, model_name, identifier)
 
     def status(self, error: BaseException) -> str:
-        return nearest_row(_STATUSES, error if isinstance(error, errors.RequestError) else None)
+        return base.nearest_row(_STATUSES, error if isinstance(error, errors.RequestError) else None)
 
     def error_ends_stream(self, metadata: Mapping[str, str]) -> bool:
         return metadata.get("triton_grpc_error") == "true"
 
 
-def _described(method: str, request: Any, models: ModelLookup) -> dict[str, Any]:
+def _described(method: str, request: Any, models: base.ModelLookup) -> dict[str, Any]:
     """What a method answers that does not generate, as a dictionary of its message's fields."""
     match method:
         case "ServerLive":
@@ -457,7 +422,7 @@ def _described(method: str, request: Any, models: ModelLookup) -> dict[str, Any]
     )
 
 
-def _model(request: Any, models: ModelLookup) -> ModelStatus:
+def _model(request: Any, models: base.ModelLookup) -> base.ModelStatus:
     model = models.find(request.name)
     description.check_version(request.version, request.name)
     return model

@@ -1,0 +1,360 @@
+"""vLLM's engine on a GPU behind four front ends: no HTTP, vLLM's Python and Rust servers, and this server.
+
+    python -m benchmarks.gpu MODEL [--kinds alone ceiling lmi openai rust python] [--streams 1 64 256]
+                             [--tokens 256] [--rounds 5] [--memory 0.2] [--one-at-a-time]
+
+MODEL is what `python -m benchmarks.gpu_model DIRECTORY` makes: a Llama with random weights. All servers are started
+first, each with its share `--memory` of the GPU, and then loaded in turns, so that each meets the same machine;
+where the model is too large for that, `--one-at-a-time` starts each for its own rounds. A load is so many streams at
+once, each with a prompt of its own of about 114 tokens and exactly `--tokens` tokens of output.
+
+`alone` is vLLM's EngineCore in a loop, without HTTP and with idle neighbours; `ceiling` is the same beside three busy
+processes, as a server and a client are, which is what a front end can reach at best. CPU seconds are those of a
+server's process tree but for the process that holds GPU memory, per 65,536 tokens. First tokens and intervals between
+chunks are the client's. The figures are medians over the rounds, the lowest and highest in brackets; the first round
+of each is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.load import percentile
+from benchmarks.servers import free_port, started
+
+_PROMPT = "def main(argv): return open(argv[0]).read() + str({number})"
+_REPEATED = 6
+_MODEL_LENGTH = 2048
+_CPU_TOKENS = 65536
+_NEIGHBOURS = 3
+_FIRST_SECONDS = 300
+Body = Callable[[str, int], dict[str, Any]]
+
+
+def lmi(prompt: str, tokens: int) -> dict[str, Any]:
+    return {"inputs": prompt, "parameters": {"max_new_tokens": tokens, "ignore_eos_token": True}, "stream": True}
+
+
+def openai(prompt: str, tokens: int) -> dict[str, Any]:
+    body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    return {**body, "ignore_eos": True, "stream": True}
+
+
+APIS: dict[str, tuple[str, Body, bytes]] = {
+    "lmi": ("/invocations", lmi, b'"token":'),
+    "openai": ("/v1/completions", openai, b"data: {"),
+}
+"""Path, body, and what each chunk with tokens has once."""
+
+
+@dataclass
+class Round:
+    """What a client saw of one load; times in seconds."""
+
+    tokens_per_second: float
+    cpu_seconds: float = 0.0
+    first_token: float = 0.0
+    interval: float = 0.0
+
+
+class StreamClient(asyncio.Protocol):
+    """Sends a request and notes when chunks arrive."""
+
+    def __init__(self, request: bytes, mark: bytes) -> None:
+        self._request, self._mark = request, mark
+        self.sent = 0.0
+        self.arrived: list[float] = []
+        self.refused = b""
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.sent = time.perf_counter()
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        if self._mark in data:
+            self.arrived.append(time.perf_counter())
+        elif not self.arrived and b" 200 " not in data[:20]:
+            self.refused += data[:500]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+async def load(port: int, api: str, streams: int, tokens: int) -> Round:
+    """Send all streams at once, and read them to their ends. Ends the program if one is refused."""
+    path, body, mark = APIS[api]
+    loop = asyncio.get_running_loop()
+    clients = []
+    for prompt in prompts(streams):
+        data = json.dumps(body(prompt, tokens)).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        request = f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+        _, client = await loop.create_connection(lambda request=request: StreamClient(request, mark), "127.0.0.1", port)
+        clients.append(client)
+    await asyncio.wait_for(asyncio.gather(*(client.ended for client in clients)), _FIRST_SECONDS)
+    if refused := [client.refused for client in clients if not client.arrived]:
+        sys.exit(f"{len(refused)} of {streams} streams have no tokens: {refused[0].decode(errors='replace')}")
+    wall = max(client.arrived[-1] for client in clients) - min(client.sent for client in clients)
+    intervals = [later - earlier for client in clients for earlier, later in itertools.pairwise(client.arrived)]
+    first = [client.arrived[0] - client.sent for client in clients]
+    return Round(streams * tokens / wall, 0.0, percentile(first, 0.5), percentile(intervals, 0.99))
+
+
+_numbers = itertools.count()
+
+
+def prompts(streams: int) -> list[str]:
+    """Prompts that no request had before: no prefix of one is in a cache."""
+    return [_PROMPT.format(number=next(_numbers)) * _REPEATED for _ in range(streams)]
+
+
+def front_end_seconds(process: psutil.Process) -> float:
+    """CPU time of a server's processes but for those that hold GPU memory."""
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    engines = {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+    total = 0.0
+    for each in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if each.pid not in engines:
+                times = each.cpu_times()
+                total += times.user + times.system
+    return total
+
+
+# -- the engine without HTTP -------------------------------------------------------------------------------------------
+
+
+def engine_alone(model: str, memory: float) -> None:
+    """A process with vLLM's EngineCore: reads `STREAMS TOKENS` lines, and prints the tokens per second of each load."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from tokenizers import Tokenizer
+    from vllm import EngineArgs, SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    tokenizer = Tokenizer.from_file(f"{model}/tokenizer.json")
+    arguments = EngineArgs(model=model, tokenizer=model, max_num_seqs=512, max_model_len=_MODEL_LENGTH)
+    for name, value in {"load_format": "dummy", "gpu_memory_utilization": memory, "disable_log_stats": True}.items():
+        setattr(arguments, name, value)
+    engine = LLMEngine.from_engine_args(arguments)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        streams, tokens = map(int, line.split())
+        ids = [tokenizer.encode(prompt).ids for prompt in prompts(streams)]
+        parameters = SamplingParams(
+            max_tokens=tokens, temperature=0.0, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.DELTA
+        )
+        begun, left = time.perf_counter(), streams
+        for each in ids:
+            number = str(next(_numbers))
+            prompt = {"prompt_token_ids": each}
+            request = engine.input_processor.process_inputs(number, prompt, parameters, ("generate",))
+            if request.external_req_id is None:
+                request.external_req_id = number
+            engine.engine_core.add_request(request)
+        while left:
+            outputs = engine.engine_core.get_output().outputs
+            left -= sum(output.finish_reason is not None for output in outputs)
+        print(streams * tokens / (time.perf_counter() - begun), flush=True)
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+class Alone:
+    """The process of `engine_alone`."""
+
+    def __init__(self, process: subprocess.Popen[str], neighbours: int) -> None:
+        self._process, self._neighbours = process, neighbours
+
+    def measure(self, streams: int, tokens: int) -> Round:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        busy = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(self._neighbours)]
+        for each in busy:
+            each.start()
+        try:
+            self._process.stdin.write(f"{streams} {tokens}\n")
+            self._process.stdin.flush()
+            return Round(float(self._process.stdout.readline()))
+        finally:
+            for each in busy:
+                each.kill()
+                each.join()
+
+
+@contextlib.contextmanager
+def alone(model: Path, memory: float) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "benchmarks.gpu", str(model), "--memory", str(memory), "--engine"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line == "ready\n":
+                break
+        else:
+            sys.exit("vLLM's engine did not start")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+# -- servers -----------------------------------------------------------------------------------------------------------
+
+
+class Served:
+    """A server that is loaded through one of its APIs."""
+
+    def __init__(self, process: psutil.Process, port: int, api: str) -> None:
+        self._process, self._port, self._api = process, port, api
+
+    def measure(self, streams: int, tokens: int) -> Round:
+        before = front_end_seconds(self._process)
+        found = uvloop.run(load(self._port, self._api, streams, tokens))
+        used = front_end_seconds(self._process) - before
+        found.cpu_seconds = used * _CPU_TOKENS / (streams * tokens)
+        return found
+
+
+def ours(model: Path, memory: float) -> tuple[list[str], str, dict[str, str]]:
+    """The command of this server, the path that says whether it is ready, and its environment."""
+    options = {
+        "BACKEND": "vllm",
+        "LOAD_FORMAT": "dummy",
+        "GPU_MEMORY_UTILIZATION": str(memory),
+        "MAX_ROLLING_BATCH_SIZE": "512",
+        "MAX_MODEL_LEN": str(_MODEL_LENGTH),
+        "MODEL_NAME": "m",
+    }
+    environ = {f"OPTION_{name}": value for name, value in options.items()}
+    return [sys.executable, "-m", "djl_trtllm", "serve", str(model), "--log-level", "warning"], "/ping", environ
+
+
+def theirs(model: Path, memory: float) -> tuple[list[str], str, dict[str, str]]:
+    """The command of vLLM's server."""
+    flags = {
+        "served-model-name": "m",
+        "load-format": "dummy",
+        "gpu-memory-utilization": memory,
+        "max-model-len": _MODEL_LENGTH,
+        "max-num-seqs": 512,
+    }
+    arguments = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), *arguments], "/health", {}
+
+
+def rust(model: Path, memory: float) -> tuple[list[str], str, dict[str, str]]:
+    """The command of vLLM's server with its Rust front end."""
+    return *theirs(model, memory)[:2], {"VLLM_USE_RUST_FRONTEND": "1"}
+
+
+SERVERS = {"lmi": (ours, "lmi"), "openai": (ours, "openai"), "rust": (rust, "openai"), "python": (theirs, "openai")}
+"""How each kind of measurement is served, and through which API it is loaded."""
+KINDS = ("alone", "ceiling", *SERVERS)
+
+
+class Running:
+    """Starts what is measured, each once."""
+
+    def __init__(self, stack: ExitStack, model: Path, memory: float) -> None:
+        self._stack, self._model, self._memory = stack, model, memory
+        self._engine: subprocess.Popen[str] | None = None
+        self._servers: dict[Any, tuple[psutil.Process, int]] = {}
+
+    def start(self, kind: str) -> Alone | Served:
+        if kind not in SERVERS:
+            if self._engine is None:
+                self._engine = self._stack.enter_context(alone(self._model, self._memory))
+            return Alone(self._engine, _NEIGHBOURS if kind == "ceiling" else 0)
+        command, api = SERVERS[kind]
+        if command not in self._servers:
+            port = free_port()
+            arguments, ready, environ = command(self._model, self._memory)
+            process = self._stack.enter_context(started([*arguments, "--port", str(port)], port, ready, **environ))
+            self._servers[command] = (process, port)
+        return Served(*self._servers[command], api)
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def shown(values: list[float], unit: float = 1.0, digits: int = 0) -> str:
+    """Median, and the lowest and highest in brackets."""
+    middle, low, high = (unit * each for each in (statistics.median(values), min(values), max(values)))
+    return f"{middle:,.{digits}f} ({low:,.{digits}f}-{high:,.{digits}f})" if middle else ""
+
+
+def print_table(model: str, streams: int, tokens: int, found: dict[str, list[Round]]) -> None:
+    title = f"{model}: {streams} streams of {tokens} tokens"
+    table = Table(*("", "tok/s", "CPU-s per 65,536", "TTFT p50 ms", "ITL p99 ms"), title=title)
+    for kind, rounds in found.items():
+        columns = (
+            shown([each.tokens_per_second for each in rounds]),
+            shown([each.cpu_seconds for each in rounds], digits=2),
+            shown([each.first_token for each in rounds], 1000),
+            shown([each.interval for each in rounds], 1000, 1),
+        )
+        table.add_row(kind, *columns)
+    Console(width=120).print(table)
+
+
+def main() -> None:
+    """Measure, and print a table for each number of streams."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--streams", nargs="+", type=int, default=[1, 64, 256])
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory", type=float, default=0.2, help="each engine's share of the GPU's memory")
+    parser.add_argument("--one-at-a-time", action="store_true", help="start each server for its own rounds")
+    parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.engine:
+        engine_alone(str(options.model), options.memory)
+        return
+    pynvml.nvmlInit()
+    found: dict[int, dict[str, list[Round]]] = {streams: {} for streams in options.streams}
+    groups = [[kind] for kind in options.kinds] if options.one_at_a_time else [options.kinds]
+    for group in groups:
+        with ExitStack() as stack:
+            running = Running(stack, options.model, options.memory)
+            measured = {kind: running.start(kind) for kind in group}
+            for streams in options.streams:
+                for number in range(options.rounds + 1):
+                    for kind, each in measured.items():
+                        result = each.measure(streams, options.tokens)
+                        if number:
+                            found[streams].setdefault(kind, []).append(result)
+    for streams in options.streams:
+        print_table(options.model.name, streams, options.tokens, found[streams])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,367 @@
+"""Requests at their end: what the front end saw, their line in the log, and their way to OpenTelemetry.
+
+The options and OpenTelemetry's environment variables say whether there are traces and metrics. OpenTelemetry is
+imported only if they ask for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from djl_trtllm.batching.sequence import RequestState
+from djl_trtllm.config import Options
+from djl_trtllm.config.sources import shortened
+from djl_trtllm.errors import ConfigError
+from djl_trtllm.logs import of_request
+from djl_trtllm.request import FINISH_WORDS, GenerationRequest
+
+if TYPE_CHECKING:
+    from djl_trtllm.telemetry.otel import OtelMetrics, SpanTraces
+
+
+LONGEST = 200
+"""Characters of a path or a name in a line or a trace: clients may name a model with a megabyte."""
+
+CLIENT_LEFT = 499
+"""The status of a request whose client left before there was a response; nginx has given it this number."""
+
+
+class Generated(NamedTuple):
+    """What the engine did for a request; several prompts count from the first start to the last end.
+
+    Times are those of `time.monotonic`, None for what did not happen. `reasons` are LMI's, as in the metrics.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    queued: float
+    started: float | None
+    first_token: float | None
+    last_token: float | None
+    reasons: tuple[str, ...]
+    error: str
+    resumes: int = 0
+    reseeded: bool = False
+
+
+class Asked(NamedTuple):
+    """The parameters of a request (of its first prompt), named as in the conventions for traces."""
+
+    operation: str
+    max_tokens: int
+    temperature: float
+    top_p: float
+    n: int
+
+    @classmethod
+    def of(cls, request: GenerationRequest) -> Asked:
+        sampling = request.sampling
+        operation = "text_completion" if request.messages is None else "chat"
+        most = sampling.max_new_tokens or request.default_new_tokens
+        temperature = sampling.temperature if sampling.do_sample else 0.0
+        return cls(operation, most, temperature, sampling.top_p, sampling.n)
+
+
+@dataclass(slots=True, eq=False)
+class ServedRequest:
+    """What is known of a request at its end; the front end fills it in while the request runs.
+
+    `method` and `path` are HTTP's, or what stands for them. `status` is HTTP's, or gRPC's by name. `error` is the class
+    of what went wrong: messages may quote the text of a request. `headers` (lower case) may have the context of a
+    trace. `reads`: it changes nothing and generates nothing. `quiet`: it has no line even where it fails, as a health
+    check does while a model is loading. `client` is the name of its API key, or a hash of what names it.
+    """
+
+    id: str
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    dialect: str = ""
+    model: str = ""
+    client: str = ""
+    status: int | str = CLIENT_LEFT
+    error: str = ""
+    reads: bool = False
+    quiet: bool = False
+    asked: Asked | None = None
+    generations: Sequence[RequestState] = ()
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def failed(self) -> bool:
+        return self.status >= 400 if isinstance(self.status, int) else self.status != "OK"
+
+    def generated(self) -> Generated | None:
+        """Return what the engine did; None if the request never was in the waiting queue."""
+        records = [state.record for state in self.generations]
+        if not records:
+            return None
+        return Generated(
+            sum([record.prompt_tokens for record in records]),
+            sum([record.generated_tokens for record in records]),
+            min([record.arrived for record in records]),
+            min([record.started for record in records if record.started is not None], default=None),
+            min([record.first_token_at for record in records if record.first_token_at is not None], default=None),
+            max([record.last_token_at for record in records if record.last_token_at is not None], default=None),
+            tuple(dict.fromkeys([FINISH_WORDS[record.reason] for record in records if record.reason is not None])),
+            next((record.error for record in records if record.error), ""),
+            sum([record.resumes for record in records]),
+            any(record.reseeded for record in records),
+        )
+
+
+_requests = logging.getLogger("djl_trtllm.requests")
+
+_MOST_LINES = 10
+_SECONDS = 1.0
+"""Requests that never generated have at most `_MOST_LINES` lines in this time; the others are counted."""
+_BARE = re.compile(r"[^\s\"=]+")
+
+
+class RequestLog:
+    """Writes the lines, on an event loop.
+
+    Each request that generated has a line. Other requests have at most 10 lines a second, and then one line with the
+    number of requests without a line, and with the client that sent most of them. Health checks, and pages that were
+    read, are for the level DEBUG.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._window = float("-inf")
+        self._lines = 0
+        self._unwritten: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+
+    def write(self, request: ServedRequest, fields: dict[str, Any]) -> None:
+        """Write the line of a request that has ended now; `fields` are added to it."""
+        level = logging.DEBUG if request.quiet or (request.reads and not request.failed) else logging.INFO
+        if not _requests.isEnabledFor(level):
+            return
+        if not request.generations and level > logging.DEBUG and not self._has_room(request):
+            return
+        fields = {**_fields(request, self._clock()), **fields}
+        shown = [_shown(value) if name in _HEAD else f"{name}={_shown(value)}" for name, value in fields.items()]
+        # As `log` does it, which would look for the file and line where it is called.
+        extra = {**_belonging(request), **fields}
+        _requests.handle(_requests.makeRecord(_requests.name, level, "", 0, " ".join(shown), (), None, extra=extra))
+
+    def _has_room(self, request: ServedRequest) -> bool:
+        now = self._clock()
+        if now - self._window >= _SECONDS:
+            self._window, self._lines = now, 0
+        self._lines += 1
+        if self._lines <= _MOST_LINES:
+            return True
+        if not self._unwritten:
+            asyncio.get_running_loop().call_later(_SECONDS, self.flush)
+        self._unwritten[str(request.status)] += 1
+        self._refused[request.client] += 1
+        return False
+
+    def flush(self) -> None:
+        """Write the number of requests that have no line, if there are any."""
+        unwritten, self._unwritten = self._unwritten, Counter()
+        refused, self._refused = self._refused, Counter()
+        if not unwritten:
+            return
+        statuses = ", ".join(f"{number} with {status}" for status, number in sorted(unwritten.items()))
+        ((client, most),) = refused.most_common(1)
+        busiest = f"; {most} of client={_shown(shortened(client, LONGEST))}" if client else ""
+        text = "%d more requests did not generate and have no line: %s%s"
+        _requests.info(text, unwritten.total(), statuses, busiest, extra={"unwritten": dict(unwritten)})
+
+
+_HEAD = ("method", "path", "status")
+
+
+def _fields(request: ServedRequest, now: float) -> dict[str, Any]:
+    """Return the fields of the line, by their names in JSON."""
+    fields: dict[str, Any] = {
+        "method": shortened(request.method, LONGEST),
+        "path": shortened(request.path, LONGEST),
+        "status": request.status,
+    }
+    generated = request.generated()
+    error = request.error or ("" if generated is None else generated.error)
+    named = {"model": request.model, "dialect": request.dialect, "client": request.client, "error": error}
+    fields |= {name: shortened(value, LONGEST) for name, value in named.items() if value}
+    if generated is not None:
+        fields["prompt_tokens"] = generated.prompt_tokens
+        fields["output_tokens"] = generated.output_tokens
+        if generated.started is not None:
+            fields["queue_seconds"] = round(generated.started - generated.queued, 4)
+        if generated.first_token is not None:
+            fields["ttft_seconds"] = round(generated.first_token - request.began, 4)
+        fields["finish_reason"] = ",".join(generated.reasons)
+        if generated.resumes:
+            fields |= {"resumes": generated.resumes, "reseeded": generated.reseeded}
+    fields["total_seconds"] = round(now - request.began, 4)
+    return fields
+
+
+def _belonging(request: ServedRequest) -> dict[str, str]:
+    return of_request(request.id) if request.id else {}
+
+
+def _shown(value: Any) -> str:
+    text = str(value)
+    return text if type(value) is not str or _BARE.fullmatch(text) else json.dumps(text)
+
+
+logger = logging.getLogger(__name__)
+
+_LAST_SECONDS = 3.0
+"""How long the end waits for a collector."""
+
+Signal = Literal["traces", "metrics"]
+T = TypeVar("T")
+
+HTTP, GRPC = "http/protobuf", "grpc"
+_PACKAGES = {HTTP: "djl-trtllm[otel]", GRPC: "opentelemetry-exporter-otlp-proto-grpc"}
+_DISABLED = "OTEL_SDK_DISABLED"
+_OPTION = "SERVING_OTLP_TRACES_ENDPOINT"
+
+
+def _asked_by(signal: Signal, environ: Mapping[str, str]) -> str | None:
+    """Return the variable that asks for a signal; None if none does. Raises ConfigError."""
+    name = f"OTEL_{signal.upper()}_EXPORTER"
+    exporter = environ.get(name, "").strip().lower()
+    if exporter not in ("", "otlp", "none"):
+        raise ConfigError([f"{name}={exporter} (environment): expected otlp or none"])
+    if exporter:
+        return name if exporter == "otlp" else None
+    endpoints = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    return next((name for name in endpoints if environ.get(name)), None)
+
+
+def _open(signal: Signal, environ: Mapping[str, str], given: str | None, make: Callable[[str], T]) -> T | None:
+    """Return the result of `make` for the protocol that the environment names; None if nothing asks for the signal.
+
+    `given` is the option with its endpoint. Raises ConfigError if the signal is asked for and cannot be made: the
+    protocol is not known, packages are missing or OpenTelemetry refuses its variables.
+    """
+    if environ.get(_DISABLED, "").strip().lower() == "true":
+        return None
+    asked = _OPTION if given else _asked_by(signal, environ)
+    if asked is None:
+        return None
+    names = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    name = next((name for name in names if environ.get(name)), None)
+    protocol = HTTP if name is None else environ[name].strip().lower()
+    if protocol not in _PACKAGES:
+        raise ConfigError([f"{name}={protocol} (environment): expected {HTTP} or {GRPC}"])
+    try:
+        return make(protocol)
+    except ImportError as error:
+        raise ConfigError(
+            [
+                f"{asked} asks for {signal}, and OpenTelemetry's packages are not installed ({error}): pip install "
+                f"'{_PACKAGES[protocol]}', or unset it; {_DISABLED}=true switches {signal} off"
+            ]
+        ) from None
+    except ValueError as error:
+        raise ConfigError([f"{asked} asks for {signal}, and OpenTelemetry refuses its variables: {error}"]) from None
+
+
+def open_traces(options: Options, environ: Mapping[str, str]) -> SpanTraces | None:
+    """Return the traces; None if nothing asks for them. Raises ConfigError if they are asked for and cannot be made."""
+
+    def make(protocol: str) -> SpanTraces:
+        from djl_trtllm.telemetry.otel import SpanTraces, exporter
+
+        endpoint = _usable(options.otlp_traces_endpoint)
+        # OTLP over HTTP has a path for each kind of data.
+        bare = endpoint is not None and protocol == HTTP and not urlsplit(endpoint).path.strip("/")
+        return SpanTraces(exporter("trace", protocol, f"{endpoint}".rstrip("/") + "/v1/traces" if bare else endpoint))
+
+    return _open("traces", environ, options.otlp_traces_endpoint, make)
+
+
+def _usable(endpoint: str | None) -> str | None:
+    """The endpoint. Raises ConfigError if it is no address."""
+    if not endpoint:
+        return None
+    try:
+        address = urlsplit(endpoint)
+        usable = address.scheme in ("http", "https") and bool(address.hostname) and (address.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(
+            [f"{_OPTION}={endpoint} (environment): expected an address such as http://localhost:4318/v1/traces"]
+        )
+    return endpoint
+
+
+def open_metrics(environ: Mapping[str, str]) -> OtelMetrics | None:
+    """Return the metrics; None if nothing asks for them. Raises ConfigError if they cannot be made."""
+
+    def make(protocol: str) -> OtelMetrics:
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+        from djl_trtllm.telemetry.otel import OtelMetrics, exporter
+
+        return OtelMetrics(PeriodicExportingMetricReader(exporter("metric", protocol)))
+
+    return _open("metrics", environ, None, make)
+
+
+class Telemetry:
+    """Reports requests to the log, and to OpenTelemetry as traces and metrics, each where it is given."""
+
+    def __init__(
+        self, log: RequestLog | None = None, traces: SpanTraces | None = None, metrics: OtelMetrics | None = None
+    ) -> None:
+        self._log = log
+        self._traces = traces
+        self._metrics = metrics
+
+    @classmethod
+    def open(cls, options: Options, environ: Mapping[str, str] = os.environ) -> Telemetry:
+        """Return what the options and OpenTelemetry's variables ask for. Raises ConfigError."""
+        return cls(RequestLog() if options.request_log else None, open_traces(options, environ), open_metrics(environ))
+
+    @property
+    def exports(self) -> bool:
+        """Whether OpenTelemetry gets requests: their headers, and what they ask for, are kept for it."""
+        return self._traces is not None or self._metrics is not None
+
+    def ended(self, request: ServedRequest) -> None:
+        """Report a request that has ended; errors in here are logged and do not reach it."""
+        try:
+            fields: dict[str, Any] = {} if self._traces is None else self._traces.record(request)
+            if self._log is not None:
+                self._log.write(request, fields)
+            if self._metrics is not None:
+                self._metrics.record(request)
+        except Exception:
+            logger.exception("reporting a request failed", extra=of_request(request.id))
+
+    def ended_soon(self, request: ServedRequest) -> None:
+        """Report a request from a consumer of its last chunk: the rolling batch counts a chunk after delivering it."""
+        asyncio.get_running_loop().call_soon(self.ended, request)
+
+    def close(self) -> None:
+        """Write and send what waits; a collector that does not answer is not waited for."""
+        if self._log is not None:
+            self._log.flush()
+        senders = [sender for sender in (self._traces, self._metrics) if sender is not None]
+        threads = [threading.Thread(target=sender.close, name="otlp", daemon=True) for sender in senders]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + _LAST_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
