@@ -1,12 +1,14 @@
-"""What processes do that this package starts, what runs below them, and this process's limit of file descriptors."""
+"""Helpers for the processes that this package starts: their end, their bounds, compilers below them, descriptors."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import math
+import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -46,6 +48,15 @@ def allow_more_processor_time(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
+def processor_seconds(pid: int) -> float:
+    """The processor time that another process has had; 0 if it has ended."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
 def compiler_below() -> str | None:
     """Return a compiler of kernels that runs below this process, as `nvcc (process 123)`; None if there is none."""
     for process in psutil.Process().children(recursive=True):
@@ -63,3 +74,32 @@ def raise_limit(needed: int) -> int:
         soft = min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return soft
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a Python process that imports this package, and nothing from its working directory."""
+    inherited = os.environ.get("PYTHONPATH")
+    root = str(Path(__file__).resolve().parents[1])
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root]),
+        # The working directory may be a model's, whose files may have the names of modules.
+        "PYTHONSAFEPATH": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def end_group(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """End the group of processes that a process leads: SIGTERM, and SIGKILL for what is left when the leader ends.
+
+    SIGKILL comes after this number of seconds if the leader does not end.
+    """
+    gone = contextlib.suppress(ProcessLookupError, PermissionError)
+    if process.poll() is None:
+        with gone:
+            os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+    with gone:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

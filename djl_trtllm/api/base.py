@@ -42,12 +42,12 @@ MOST_WORK = 8_000_000
 OF_A_CONTAINER, OF_A_MEMBER, OF_A_TEXT, OF_A_BYTE = 60, 150, 40, 4
 """The work of a list or object, of a member of an object, of a text's quotation marks, and of a byte outside texts."""
 OF_A_TEXT_BYTE, OF_A_BACKSLASH = 1, 1
-"""The work of a byte of a text, and beside that of a backslash in it."""
+"""The work of a byte of a text, and the further work of a backslash in it."""
 _USUAL_BYTES = 6 << 20
 """The default of `max_request_size`. Where the operator allows more, what is beyond it may be texts."""
 
 SMALL = 32_768
-"""Bytes of which no JSON takes long to read."""
+"""JSON of up to this number of bytes never takes long to read."""
 _PIECE = 65_536
 _ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _ALIKE = bytes.maketrans(b"{}", b"[]")
@@ -62,6 +62,15 @@ def read_json(data: bytes) -> Any:
     if len(data) > SMALL or data.count(b"[") + data.count(b"{") > MOST_LEVELS:
         _require_shallow(_count(data))
     return orjson.loads(data)
+
+
+def parse_json(data: bytes, what: str = "the body") -> Any:
+    """The value. Raises InvalidRequestError, in which the data is called `what`, if it is too much or no JSON."""
+    try:
+        return read_json(data)
+    except orjson.JSONDecodeError as error:
+        shown = data[:80].decode(errors="replace")
+        raise errors.InvalidRequestError(f"{what} is not valid JSON: {error}. Received {shown!r}") from None
 
 
 def _count(data: bytes) -> bytes:
@@ -158,11 +167,7 @@ class RawRequest:
     @cached_property
     def json(self) -> Any:
         """The body as JSON, whatever its content type. Raises InvalidRequestError."""
-        try:
-            return read_json(self.body)
-        except orjson.JSONDecodeError as error:
-            shown = self.body[:80].decode(errors="replace")
-            raise errors.InvalidRequestError(f"the body is not valid JSON: {error}. Received {shown!r}") from None
+        return parse_json(self.body)
 
 
 class Prompt(NamedTuple):
@@ -177,24 +182,21 @@ class Prompt(NamedTuple):
     tokens: Sequence[Token] = ()
 
 
-class ResponseEncoder(Protocol):
-    """Encodes the response to one request. One object per request: it keeps what was generated so far."""
+class ResponseEncoder(ABC):
+    """Encodes the response to one request. One object per request: it keeps what was generated so far.
 
-    @property
-    def stream(self) -> bool:
-        """Whether to send bytes as they come. False: one body, at the end."""
+    `stream`: whether bytes are sent as they come, or one body at the end. `content_type` is the media type.
+    `wants_prompt_tokens`: whether `begin` needs `Prompt.tokens`.
+    """
 
-    @property
-    def content_type(self) -> str:
-        """Media type of the response."""
+    stream: bool
+    content_type: str
+    wants_prompt_tokens: bool = False
 
-    @property
-    def wants_prompt_tokens(self) -> bool:
-        """Whether `begin` needs `Prompt.tokens`."""
-
-    def begin(self, prompt: Prompt) -> None:
+    def begin(self, prompt: Prompt) -> None:  # noqa: B027  most responses show nothing of it
         """Receive a tokenised prompt: called once for each prompt of the call, in order, before the first `encode`."""
 
+    @abstractmethod
     def encode(self, chunk: OutputChunk) -> bytes:
         """The bytes that this chunk adds to the response; `b""` if none.
 
@@ -209,6 +211,7 @@ class ResponseEncoder(Protocol):
 
         `b""` if the format cannot express it; the caller then closes the connection without ending the body.
         """
+        return b""
 
 
 class Call(NamedTuple):
@@ -346,7 +349,7 @@ class Dialect(ABC):
     """Whether `model_name` finds the model's name in the request, for `paths` and `actions` without it."""
     sagemaker: bool = False
     """Whether SageMaker's runtime calls these `paths`: errors on those with `{endpoint}` have the shape that it gives
-    them (`endpoint_errors`), and requests may belong to stateful sessions."""
+    them (`endpoint_error`), and requests may belong to stateful sessions."""
     aliases: frozenset[str] = frozenset()
     """Names that mean the only model, if no model has that name."""
     statuses: Mapping[type[errors.RequestError], int | str] = MappingProxyType({})
@@ -465,7 +468,7 @@ class RpcService(ABC):
 
     @abstractmethod
     def end(self, encoder: Any) -> bytes:
-        """The message in a stream after all those of an encoder's sequences; b"" if there is none."""
+        """The message that follows in a stream when all sequences of an encoder have ended; b"" if there is none."""
 
     @abstractmethod
     def failure(self, message: str, model_name: str, identifier: str) -> bytes:
@@ -529,27 +532,7 @@ class SequenceCollector:
         return self._running == 0
 
 
-class BaseEncoder(ABC):
-    """A `ResponseEncoder` that shows nothing of the prompt, and whose format cannot express an error."""
-
-    stream: bool
-    content_type: str
-    wants_prompt_tokens = False
-
-    def begin(self, prompt: Prompt) -> None:
-        """Receive a prompt, see `ResponseEncoder`."""
-        return
-
-    @abstractmethod
-    def encode(self, chunk: OutputChunk) -> bytes:
-        """See `ResponseEncoder`."""
-
-    def error(self, error: errors.RequestError) -> bytes:
-        """See `ResponseEncoder`."""
-        return b""
-
-
-class WholeEncoder(BaseEncoder):
+class WholeEncoder(ResponseEncoder):
     """A `ResponseEncoder` of one body, which `_body` makes when every sequence has ended.
 
     A chunk that ends with an error adds nothing: no byte was sent yet, so the caller replies with the error.

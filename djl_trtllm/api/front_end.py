@@ -165,11 +165,6 @@ def front_end_error(
     return Reply(status, "application/json", encoded, headers)
 
 
-def method_not_allowed(message: str, allow: str) -> Reply:
-    """405; `allow` lists the methods that the path takes."""
-    return front_end_error(405, message, headers=(("Allow", allow),))
-
-
 # Errors as SageMaker's runtime sends them, for clients that use this server in its place.
 #
 # boto3 raises `ModelError` by the type in a header. The fields are those of the shape `ModelError` in botocore's model
@@ -234,8 +229,8 @@ def event_stream(call: Call) -> Call:
     return call._replace(encoder=EventStreamEncoder(call.encoder), headers=headers)
 
 
-class EventStreamEncoder:
-    """A `ResponseEncoder` that puts the bytes of another one into events, one for each of its lines or events.
+class EventStreamEncoder(ResponseEncoder):
+    """Puts the bytes of another one into events, one for each of its lines or events.
 
     Behind SageMaker an event has what the model sent at once, nearly always one line. Some clients (litellm 1.106)
     parse each event as one JSON object, and lose those of an event with several.
@@ -249,13 +244,10 @@ class EventStreamEncoder:
 
     def __init__(self, encoder: ResponseEncoder) -> None:
         self._encoder = encoder
+        self.wants_prompt_tokens = encoder.wants_prompt_tokens
         self._end = _ENDS.get(encoder.content_type)
         self._begun = False
         self._failed = False
-
-    @property
-    def wants_prompt_tokens(self) -> bool:
-        return self._encoder.wants_prompt_tokens
 
     def begin(self, prompt: Prompt) -> None:
         self._encoder.begin(prompt)

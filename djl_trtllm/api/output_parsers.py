@@ -194,7 +194,7 @@ class ValueEnd:
 
 
 class CallParser(Reader):
-    """Content in which calls begin with `opener`. A subclass has what stands after the opener, and after a call.
+    """Content in which calls begin with `opener`. A subclass reads what stands after the opener.
 
     A call starts when its name is known and its arguments begin; what goes wrong from then on ends it.
     """
@@ -457,11 +457,17 @@ class MistralParser(CallListParser):
 class RequiredParser(CallListParser):
     """The calls of a model that had to make one, as a JSON list without a marker: a guide let it write nothing else.
 
-    The marker is looked for only if the output is no list.
+    The marker is looked for only if the output is no list. A call that is cut off before its arguments is left out: the
+    output's finish reason says why.
     """
 
     def begin(self) -> Waiting:
-        yield from self.calls()
+        try:
+            yield from self.calls()
+        except _EndOfText:
+            if self.held.lstrip(BLANKS).startswith(("[", ",")):
+                self.held = self.rest = ""
+            raise
 
 
 class NamedParser(OutputParser):

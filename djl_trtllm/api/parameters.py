@@ -184,7 +184,7 @@ class Table:
 
     @property
     def kind(self) -> Kind:
-        """The kind of a row that holds such an object."""
+        """The kind of a parameter whose value is such an object."""
         return Kind("an object", OBJECT.read, self.schema())
 
     def _unknown(self, name: str, where: str, *, suggest: bool) -> str:
@@ -341,7 +341,7 @@ _WORD = {**_NOT_EMPTY, "maxLength": LONGEST_STRING}
 BOOLEAN = _of_type("true or false", bool, "boolean")
 TEXT = _of_type("a string", str, "string")
 PROMPT = Kind("a string", TEXT.read, _NOT_EMPTY)
-"""A text that code refuses if it is empty."""
+"""A text that must not be empty, which the dialects themselves check."""
 STRINGS = Kind(
     f"a string or a list of up to {_MOST_STRINGS} strings, none of them empty",
     _read_strings,

@@ -145,7 +145,7 @@ _WHOLE_TEXT = re.compile(rb'"generated_text":\s*(?!null|\s)')
 class TokenReader(_Lines):
     """LMI's `jsonlines` and TGI's events: a line for each token. Quotes inside texts are escaped in JSON.
 
-    The last one has the whole text, too.
+    The last line also has the whole text.
     """
 
     def __init__(self, stream: Stream) -> None:

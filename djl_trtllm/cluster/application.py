@@ -176,7 +176,7 @@ class AutoscaledReplica(Replica):
         return {
             "waiting": sum(model.waiting for model in models),
             "running": sum(model.running for model in models),
-            "kv_usage": max((model.kv_usage or 0.0 for model in models), default=0.0),
+            "kv_usage": max((model.stats.kv_usage or 0.0 for model in models), default=0.0),
         }
 
 

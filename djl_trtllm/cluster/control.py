@@ -162,7 +162,7 @@ _QUIET = {"log_level": "WARNING"}
 
 
 def serve(task: Mapping[str, Any], channel: socket.socket, ending: contextlib.ExitStack) -> None:
-    """Start Ray and Serve and deploy; return when there is nothing to serve. What ends them is given to `ending`.
+    """Start Ray and Serve and deploy; return when there is nothing to serve. `ending` gets the callbacks that end them.
 
     Raises DjlTrtllmError.
     """

@@ -48,7 +48,7 @@ _PORTS_OF_REPLICAS, _REPLICAS = (30000, 31000), 100
 
 
 def environment_of_machine(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Return `environ` with what it lacks for the nodes of this machine, whose files are in `folder`.
+    """Return `environ` with the variables that it lacks for the nodes of this machine, whose files are in `folder`.
 
     Other clusters may run beside this one, so ports and files are its own. Ray's own proxy is better than none: Ray
     before 2.56 looks in PATH for HAProxy and for what speaks to it.
@@ -147,7 +147,7 @@ def serve_here(arguments: Mapping[str, Any], place: Place, host: str, port: int,
 
 
 def _follow(task: Mapping[str, Any], environ: Mapping[str, str], ready: Callable[[], None]) -> str | None:
-    """Start the driver, and return when it has ended, or should have; what went wrong. Raises _Stopped."""
+    """Start the driver and wait until it has ended, or should have. Returns what went wrong. Raises _Stopped."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:

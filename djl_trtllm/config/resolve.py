@@ -13,11 +13,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from djl_trtllm.config.compat.detect import names_configuration, read_model, read_source
-from djl_trtllm.config.configuration import Config, format_value
+from djl_trtllm.config.configuration import format_value
 from djl_trtllm.config.options import OPTIONS, DeclaredOption, Options, find, suggest
 from djl_trtllm.config.options.option import NotAValueError, Scope, as_text, is_quoted, without_comment
 from djl_trtllm.config.rules import RuleContext, When, check
 from djl_trtllm.config.sources import (
+    Config,
     Layer,
     Origin,
     OriginKind,

@@ -6,7 +6,6 @@ The compiler's output is logged, its phases are reported, and what it leaves aft
 from __future__ import annotations
 
 import errno
-import os
 import re
 import shutil
 import signal
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +25,7 @@ from djl_trtllm.errors import BuildError, CompilerMissingError, EngineError, Eng
 from djl_trtllm.model import Layout
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.work_directory import temporary_directory
+from djl_trtllm.processes import child_environment, end_group
 from djl_trtllm.progress import format_bytes, under_way
 
 DEFAULT_TIMEOUT_SECONDS = 4 * 3600.0
@@ -144,7 +143,7 @@ class _Run:
             with under_way("compiling"):
                 status = self._watch(process)
         finally:
-            _kill_group(process)
+            end_group(process, _TERMINATE_SECONDS)
             if process.stdin is not None:
                 process.stdin.close()
         if status != 0:
@@ -215,34 +214,8 @@ def _full_disk(*folders: Path) -> str | None:
 
 
 def _environment(compiler: Compiler, *, offline: bool) -> dict[str, str]:
-    root = str(Path(__file__).resolve().parents[2])
-    inherited = os.environ.get("PYTHONPATH")
     hub = {"HF_HUB_OFFLINE": "1"} if offline else {}
-    return {
-        **os.environ,
-        **hub,
-        **compiler.environment,
-        "PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root]),
-        "PYTHONUNBUFFERED": "1",
-        # The working directory may be a model's, whose files may have the names of modules.
-        "PYTHONSAFEPATH": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        _signal_group(process, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_TERMINATE_SECONDS)
-    # Including what the compiler started and left running.
-    _signal_group(process, signal.SIGKILL)
-    process.wait()
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+    return {**child_environment(), **hub, **compiler.environment, "TOKENIZERS_PARALLELISM": "false"}
 
 
 def _shown_status(status: int) -> str:

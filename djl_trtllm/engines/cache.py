@@ -176,13 +176,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         Raises EngineMismatchError if it cannot be read.
         """
         path = directory / MANIFEST_FILE
+        remedy = "compile the engine again, or delete the manifest to serve the directory unchecked"
         try:
             content = read_file(path, MOST_JSON_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise EngineMismatchError(f"{path} cannot be read: {error}") from error
-        remedy = "compile the engine again, or delete the manifest to serve the directory unchecked"
+            raise EngineMismatchError(f"{path} cannot be read: {error}; {remedy}") from error
         try:
             manifest = msgspec.json.decode(content, type=cls)
         except msgspec.DecodeError as error:

@@ -7,7 +7,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,6 @@ from filelock import FileLock, Timeout
 from djl_trtllm.config import Backend
 from djl_trtllm.engines.cache import EngineCache
 from djl_trtllm.errors import DjlTrtllmError, SizingError
-from djl_trtllm.finder.search import Search, candidates
 from djl_trtllm.finder.subject import LOWEST, Subject, open_subject
 from djl_trtllm.finder.trial import (
     Outcome,
@@ -34,6 +34,100 @@ from djl_trtllm.finder.trial import (
 )
 from djl_trtllm.progress import Display, LogDisplay
 from djl_trtllm.sizing.machines import bytes_of
+
+# -- the search, which does no I/O -------------------------------------------------------------------------------------
+
+# With c candidates there are c + 1 results: each candidate, and none. A trial halves them at best, so that
+# ceil(log2(c + 1)) trials are needed, and enough. A guess may come before the middle only where what is left after
+# either outcome can still be found within that number.
+_NEAR = 0.1
+"""After a guess, the next number is this share away from it, then twice as far, and so on."""
+
+
+def candidates(low: int, high: int, precision: float) -> Sequence[int]:
+    """Numbers from `low` to `high`, both included, neighbours at most the share `precision` apart; 0: every number."""
+    if precision <= 0:
+        return range(low, high + 1)
+    numbers = []
+    number = low
+    while number < high:
+        numbers.append(number)
+        number = max(number + 1, int(number * (1 + precision)))
+    return [*numbers, high]
+
+
+@dataclass(frozen=True)
+class Search:
+    """The state of a search over ascending `numbers`.
+
+    `fitting` is the place of the largest number that is known to fit (-1: none yet), `failing` that of the smallest
+    that is known not to (one after the last: none yet). `left` trials are certain to be enough. `guess` is the place
+    near which the result is expected.
+    """
+
+    numbers: Sequence[int]
+    fitting: int
+    failing: int
+    left: int
+    guess: int | None = None
+    tried: int = 0
+
+    @classmethod
+    def over(cls, numbers: Sequence[int], guess: int | None = None) -> Search:
+        """A search that has not begun; `guess` is a number, not a place."""
+        place = None if guess is None else max(bisect_right(numbers, guess) - 1, 0)
+        return cls(numbers, -1, len(numbers), most_trials(len(numbers)), place)
+
+    @property
+    def next(self) -> int | None:
+        """The number to try; None if the result is known."""
+        place = self._place()
+        return None if place is None else self.numbers[place]
+
+    @property
+    def found(self) -> int | None:
+        """The largest number that is known to fit, the result once `next` is None."""
+        return None if self.fitting < 0 else self.numbers[self.fitting]
+
+    @property
+    def bracket(self) -> tuple[int | None, int | None]:
+        """The largest number known to fit, and the smallest known not to."""
+        return self.found, None if self.failing == len(self.numbers) else self.numbers[self.failing]
+
+    def after(self, number: int, fits: bool) -> Search:
+        """The search with the outcome of a trial of one of its numbers, whether `next` named it or not."""
+        place = bisect_right(self.numbers, number) - 1
+        fitting = max(self.fitting, place) if fits else self.fitting
+        failing = self.failing if fits else min(self.failing, place)
+        left = max(self.left - 1, most_trials(failing - fitting - 1))
+        return replace(self, fitting=fitting, failing=failing, left=left, tried=self.tried + 1)
+
+    def _place(self) -> int | None:
+        if self.failing - self.fitting <= 1:
+            return None
+        # What is left after either outcome can be found in one trial less.
+        most = 1 << (self.left - 1)
+        lowest = max(self.failing - most, self.fitting + 1)
+        highest = min(self.fitting + most, self.failing - 1)
+        return min(max(self._wanted(), lowest), highest)
+
+    def _wanted(self) -> int:
+        """Around the guess in growing steps until the result is between two trials, then the middle."""
+        middle = (self.fitting + self.failing) // 2
+        if self.guess is None or (self.fitting >= 0 and self.failing < len(self.numbers)):
+            return middle
+        if not self.tried:
+            return self.guess
+        near = self.numbers[self.guess] * _NEAR
+        reach = bisect_right(self.numbers, self.numbers[self.guess] + near) - 1 - self.guess
+        step = max(reach, 1) << (self.tried - 1)
+        return self.fitting + step if self.fitting >= 0 else self.failing - step
+
+
+def most_trials(numbers: int) -> int:
+    """Trials that are certain to find the largest fitting one of this many numbers, or that none fits."""
+    return numbers.bit_length()
+
 
 _FORMAT = 1
 
@@ -325,8 +419,8 @@ class Finder:
         subject, settings = self.subject, self.settings
         if settings.memory is not None and subject.plan.gpus:
             raise DjlTrtllmError(
-                f"a bound of {settings.memory} bytes is for an engine in host memory, and {subject.backend} runs on "
-                "GPUs, whose own memory is measured: leave --memory out"
+                f"--memory {settings.memory} bounds the host memory of an engine, and {subject.backend} runs on GPUs, "
+                "whose memory is measured as it is: leave --memory out"
             )
         precision = self._precision()
         file = StateFile(subject.config.engine_cache_dir / _FOLDER, subject.conditions(settings.memory, precision))

@@ -31,6 +31,7 @@ from djl_trtllm.engines.hardware import bounded
 from djl_trtllm.errors import BuildError, DjlTrtllmError
 from djl_trtllm.executor.client import process_logger
 from djl_trtllm.offline.llm import Runner, open_offline_model
+from djl_trtllm.processes import child_environment, end_group
 from djl_trtllm.request import GenerationRequest, Sampling
 from djl_trtllm.service import Model
 
@@ -343,7 +344,6 @@ def doing(phase: Phase) -> str:
 
 _TICK_SECONDS = 1.0
 _ENDING_SECONDS = 20.0
-_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -399,7 +399,7 @@ def _started(spec: TrialSpec, log_path: Path) -> Iterator[tuple[subprocess.Popen
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs],
                 start_new_session=True,
-                env=_environment(),
+                env=child_environment(),
             )
     except OSError as error:
         os.close(ours)
@@ -415,7 +415,7 @@ def _started(spec: TrialSpec, log_path: Path) -> Iterator[tuple[subprocess.Popen
                 process.stdin.flush()
             yield process, ours
         finally:
-            _end(process)
+            end_group(process, _ENDING_SECONDS)
             os.close(ours)
 
 
@@ -432,28 +432,6 @@ def _reports(descriptor: int) -> Iterator[TrialReport | None]:
         *lines, waiting = (waiting + data).split(b"\n")
         for line in lines:
             yield msgspec.json.decode(line, type=TrialReport)
-
-
-def _environment() -> dict[str, str]:
-    inherited = os.environ.get("PYTHONPATH")
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(_PACKAGE), inherited] if inherited else [str(_PACKAGE)]),
-        # The working directory may be a model's, whose files may have the names of modules.
-        "PYTHONSAFEPATH": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the trial: it ends its engine and its compiler; what is left of its group is killed."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_ENDING_SECONDS)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 # MPI starts this module again for every further GPU.

@@ -9,7 +9,7 @@ import json
 import re
 import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -363,11 +363,11 @@ def stored_kv_quantization(directory: Path | None, config: Mapping[str, Any]) ->
 
 
 def _named(directory: Path | None, config: Mapping[str, Any], key: str) -> str | None:
-    own = _part(_part(config, "pretrained_config") or config, "quantization")
+    own = part(part(config, "pretrained_config") or config, "quantization")
     modelopt = {} if directory is None else _of_modelopt(directory)
     hugging_face = _of_hugging_face(config)
-    parts = (own, modelopt, hugging_face, _part(hugging_face, "quantization"))
-    return next((value for part in parts if isinstance(value := part.get(key), str) and value), None)
+    parts = (own, modelopt, hugging_face, part(hugging_face, "quantization"))
+    return next((value for each in parts if isinstance(value := each.get(key), str) and value), None)
 
 
 def hugging_face_quantization(directory: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -379,11 +379,11 @@ def hugging_face_quantization(directory: Path, config: Mapping[str, Any]) -> Map
 
 
 def _of_modelopt(directory: Path) -> Mapping[str, Any]:
-    return _part(read_object(directory / MODELOPT_FILE, LayoutError) or {}, "quantization")
+    return part(read_object(directory / MODELOPT_FILE, LayoutError) or {}, "quantization")
 
 
 def _of_hugging_face(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _part(config, "quantization_config") or _part(_part(config, "text_config"), "quantization_config")
+    return part(config, "quantization_config") or part(part(config, "text_config"), "quantization_config")
 
 
 def _of_method(config: Mapping[str, Any]) -> str | None:
@@ -397,9 +397,10 @@ def _of_method(config: Mapping[str, Any]) -> str | None:
     return _ALGORITHM_OF.get(method, method)
 
 
-def _part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = config.get(name)
-    return part if isinstance(part, dict) else {}
+def part(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object in a config.json, or an empty one."""
+    value = config.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 # -- sizes -------------------------------------------------------------------------------------------------------------
@@ -466,20 +467,20 @@ class ModelShape:
         listed = architectures if isinstance(architectures, list) else []
         architecture = listed[0] if listed else text.get("architecture")
         model_type = text.get("model_type") or config.get("model_type")
-        heads = _number(text, _HEADS)
-        hidden = _number(text, _HIDDEN)
-        head_dim = _number(text, ("head_dim", "head_size", "kv_channels", "attention_head_dim"))
+        heads = first_positive(text, _HEADS)
+        hidden = first_positive(text, _HIDDEN)
+        head_dim = first_positive(text, ("head_dim", "head_size", "kv_channels", "attention_head_dim"))
         if head_dim is None and hidden and heads:
             head_dim = hidden // heads or None
         dtype = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
         return cls(
-            num_layers=_number(text, _LAYERS) or _listed_layers(text),
+            num_layers=first_positive(text, _LAYERS) or _listed_layers(text),
             num_heads=heads,
             num_kv_heads=_kv_heads(text, heads),
             head_dim=head_dim,
             hidden=hidden,
-            intermediate=_number(text, _INTERMEDIATE),
-            vocab_size=_number(text, _VOCAB) or _number(config, _VOCAB),
+            intermediate=first_positive(text, _INTERMEDIATE),
+            vocab_size=first_positive(text, _VOCAB) or first_positive(config, _VOCAB),
             max_position_embeddings=_positions(text),
             architecture=architecture if isinstance(architecture, str) else None,
             model_type=model_type if isinstance(model_type, str) else None,
@@ -496,7 +497,7 @@ def _listed_layers(text: Mapping[str, Any]) -> int | None:
 
 def _positions(text: Mapping[str, Any]) -> int | None:
     """The longest sequence. As in TensorRT-LLM (builder.py, 1.2), linear and dynamic scaling stretch it."""
-    positions = _number(text, _POSITIONS)
+    positions = first_positive(text, _POSITIONS)
     if positions is None:
         return None
     positions = min(positions, _INT32)
@@ -528,19 +529,20 @@ def _kv_heads(text: Mapping[str, Any], heads: int | None) -> int | None:
         "new_decoder_architecture"
     ):
         if "n_head_kv" in text:
-            return _number(text, ("n_head_kv",))
+            return first_positive(text, ("n_head_kv",))
         return 1 if text.get("multi_query", True) else heads
-    found = _number(text, _KV_HEADS)
+    found = first_positive(text, _KV_HEADS)
     if found is not None:
         return found
     attention = text.get("attn_config")
-    if isinstance(attention, dict) and (found := _number(attention, ("kv_n_heads",))):  # MPT, DBRX
+    if isinstance(attention, dict) and (found := first_positive(attention, ("kv_n_heads",))):  # MPT, DBRX
         return found
     multi_query = text.get("multi_query", text.get("model_type") == "gpt_bigcode")
     return 1 if multi_query is True else heads
 
 
-def _number(config: Mapping[str, Any], names: Sequence[str]) -> int | None:
+def first_positive(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
+    """The first of these keys that has a whole number above 0."""
     for name in names:
         value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

@@ -14,23 +14,24 @@ from djl_trtllm.config.options.choices import BatchingType
 from djl_trtllm.config.options.choices import ChunkingPolicy as ContextChunkingPolicy
 from djl_trtllm.config.options.choices import QuantAlgorithm as QuantAlgo
 from djl_trtllm.config.options.choices import SchedulerPolicy as CapacitySchedulerPolicy
-from djl_trtllm.offline.configurations import (
+from djl_trtllm.offline.arguments import (
     BuildConfig,
     CalibConfig,
     CudaGraphConfig,
     DynamicBatchConfig,
     ExtendedRuntimePerfKnobConfig,
+    GuidedDecodingParams,
     KvCacheConfig,
     LoraConfig,
     MoeConfig,
     PeftCacheConfig,
     PluginConfig,
     QuantConfig,
+    SamplingParams,
     SchedulerConfig,
     TorchCompileConfig,
 )
 from djl_trtllm.offline.llm import LLM, CompletionOutput, Logprob, RequestOutput
-from djl_trtllm.offline.sampling import GuidedDecodingParams, SamplingParams
 
 __all__ = [
     "LLM",

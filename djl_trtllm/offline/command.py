@@ -99,7 +99,9 @@ def _read_object(line: dict[str, Any], number: int, defaults: Mapping[str, Any])
         payload["inputs"] = payload.pop("prompt")
     for name in _SHAPES_ANSWERS:
         if payload.get(name) or own.get(name):
-            raise InvalidRequestError(f"'{name}' shapes answers over HTTP, and the lines written here have one shape")
+            raise InvalidRequestError(
+                f"'{name}' changes the shape of HTTP responses, and the lines written here have one shape: leave it out"
+            )
     if "messages" in payload:
         if twice := sorted(own.keys() & payload.keys()):
             raise InvalidRequestError(f"'{twice[0]}' stands in 'parameters' and beside 'messages': give one")

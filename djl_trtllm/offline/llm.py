@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 from rich.console import Console
 
-from djl_trtllm.api import Call, Prompt
+from djl_trtllm.api import Call, Prompt, ResponseEncoder
 from djl_trtllm.api.base import CollectedSequence, SequenceCollector
 from djl_trtllm.api.parameters import Problems
 from djl_trtllm.api.sampling import read_messages
@@ -31,8 +31,7 @@ from djl_trtllm.config.options import find
 from djl_trtllm.config.sources import as_arguments
 from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError, NotReadyError, OverloadedError, RequestError
 from djl_trtllm.model.remote.fetch import is_remote
-from djl_trtllm.offline.configurations import flattened
-from djl_trtllm.offline.sampling import SamplingParams
+from djl_trtllm.offline.arguments import SamplingParams, flattened
 from djl_trtllm.progress import batch_progress
 from djl_trtllm.request import FINISH_WORDS, FinishReason, GenerationRequest, OutputChunk
 from djl_trtllm.service import Model, ModelService, open_remote, open_source, prepare
@@ -40,8 +39,8 @@ from djl_trtllm.service import Model, ModelService, open_remote, open_source, pr
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-class OfflineResult:
-    """The result of request `number` of a batch (from 0). A `ResponseEncoder` that keeps the chunks and makes no bytes.
+class OfflineResult(ResponseEncoder):
+    """The result of request `number` of a batch (from 0). It keeps the chunks and makes no bytes.
 
     `failure` is why it failed, if it did; the sequences hold what was generated until then.
     """

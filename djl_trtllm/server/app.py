@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Listener(NamedTuple):
-    """A port to listen on. `option` has set it; `otherwise` ends an error's advice to set its variable."""
+    """A port to listen on. `option` has set it; `otherwise` completes the advice "set SERVING_..."."""
 
     host: str
     port: int
@@ -174,7 +174,7 @@ class Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on the server's own port and on those for clients of Triton."""
+        """Listen on the server's own port and on those of `further_listeners`."""
         self._connections.reserve_descriptors()
         self._deadlines = asyncio.create_task(self._connections.watch())
         config = self.config

@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from djl_trtllm import service
 from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.config import Options, load
@@ -35,17 +36,9 @@ from djl_trtllm.server.management import ModelRoutes
 from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.routes import Routes, SessionRequests
 from djl_trtllm.server.websocket import BidirectionalStreams
-from djl_trtllm.service import (
-    Model,
-    ServedModel,
-    State,
-    open_remote,
-    open_source,
-    prepare,
-    remote_name,
-    settle_garbage_collector,
-)
+from djl_trtllm.service.bounded import Calls
 from djl_trtllm.service.clients import open_sessions
+from djl_trtllm.service.model import ModelSource
 
 MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"
 _VARIABLE = "SERVING_MODEL_STORE"
@@ -61,7 +54,7 @@ class Startup(NamedTuple):
 
     name: str
     source: str
-    prepare: Callable[[], Model]
+    prepare: Callable[[], service.Model]
 
 
 Plan = tuple[Options, list[Startup], Path | None]
@@ -142,21 +135,22 @@ def _single(
     if is_remote(model):
         # The server listens while the model is fetched, so a remote serving.properties cannot configure it.
         options = load(None, environ, arguments=arguments).options
-        remote = name or options.model_name or remote_name(model)
+        remote = name or options.model_name or service.remote_name(model)
 
-        def fetched() -> Model:
-            source = open_remote(model, environ, arguments)
-            return prepare(source if name is None else replace(source, name=name))
+        def opened(calls: Calls) -> ModelSource:
+            source = service.open_remote(model, environ, arguments, calls=calls)
+            return source if name is None else replace(source, name=name)
 
-        return options, [Startup(remote, model, fetched)], store
-    source = open_source(Path(model), environ, arguments)
+        return options, [Startup(remote, model, partial(service.prepare_apart, model, opened))], store
+    source = service.open_source(Path(model), environ, arguments)
     if name is not None:
         source = replace(source, name=name)
-    return source.config.options, [Startup(source.name, model, partial(prepare, source))], store
+    return source.config.options, [Startup(source.name, model, partial(service.prepare, source))], store
 
 
 def _of_store(path: Path, environ: Mapping[str, str], arguments: Sequence[str]) -> Startup:
-    return Startup(path.name.removesuffix(".tar.gz"), str(path), lambda: prepare(open_source(path, environ, arguments)))
+    opened = partial(service.open_source, path, environ, arguments)
+    return Startup(path.name.removesuffix(".tar.gz"), str(path), partial(service.prepare_apart, str(path), opened))
 
 
 def _names(store: Path, wanted: str | None) -> list[str]:
@@ -207,7 +201,7 @@ class Application:
         self.options = options
         self.registry = self.context.registry
         for model in startup:
-            self.registry.add(ServedModel(model.name, model.source, on_failed=self._model_failed))
+            self.registry.add(service.ServedModel(model.name, model.source, on_failed=self._model_failed))
         self._startup = startup
         self._wait_until_ready = wait_until_ready
         self._on_failed = on_failed
@@ -292,9 +286,9 @@ class Application:
                 logger.exception("loading model %s failed", startup.name)
                 self._failed()
         # Not for models registered later: frozen objects are not collected when such a model is unregistered.
-        settle_garbage_collector()
+        service.settle_garbage_collector()
         states = [self.registry.models[startup.name].state for startup in self._startup]
-        if self._on_ready is not None and states and all(state is State.READY for state in states):
+        if self._on_ready is not None and states and all(state is service.State.READY for state in states):
             self._on_ready()
 
     async def _watch_stalls(self) -> None:

@@ -6,6 +6,7 @@ The page is rendered here from `docs.html` beside this module: it needs no scrip
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +39,16 @@ class Description:
         self._dialects = dialects
         self._keys = keys
         self._options = options
-        self._replies: dict[str, Reply] = {}
 
+    @cached_property
     def document(self) -> Reply:
-        """Return the body of `/openapi.json`."""
-        if "document" not in self._replies:
-            self._replies["document"] = Reply.json(self._described())
-        return self._replies["document"]
+        """The body of `/openapi.json`."""
+        return Reply.json(self._described())
 
+    @cached_property
     def page(self) -> Reply:
-        """Return the page `/docs`."""
-        if "page" not in self._replies:
-            html = _render(self._described())
-            self._replies["page"] = Reply(200, "text/html; charset=utf-8", html.encode(), _SECURITY)
-        return self._replies["page"]
+        """The page `/docs`."""
+        return Reply(200, "text/html; charset=utf-8", _render(self._described()).encode(), _SECURITY)
 
     def _described(self) -> dict[str, Any]:
         described = document(self._dialects, OPERATIONS, self._options, DEFAULT)

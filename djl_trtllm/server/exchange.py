@@ -238,7 +238,7 @@ class Exchange:
         await self.send({"type": "http.response.body", "body": reply.body})
 
     async def fail(self, error: Exception, more: tuple[tuple[str, str], ...] = ()) -> None:
-        """Send an error with additional headers; nothing may have been sent yet."""
+        """Send an error, with additional headers. Call it only while nothing has been sent."""
         self.served.error = type(error).__name__
         reply = self.dialect.encode_error(error, self.context.options)
         if self.endpoint is not None and self.dialect.sagemaker:

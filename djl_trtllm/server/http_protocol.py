@@ -13,6 +13,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Any, cast
@@ -278,7 +279,7 @@ class HttpProtocol(asyncio.Protocol):
         self._connections.admit(self, self._url.partition(b"?")[0])
         if self._parser.should_upgrade():
             return
-        cycle = RequestResponseCycle(self, self._scope(), keep_alive=self._parser.should_keep_alive())
+        cycle = RequestResponseCycle(self, self._scope(), self._parser.should_keep_alive())
         self._head_read = True
         self._left = next((int(value) for name, value in self._headers if name == b"content-length"), 0)
         self.deadline = self.loop.time() + self._limits.body_read_timeout
@@ -339,7 +340,7 @@ class HttpProtocol(asyncio.Protocol):
         task.add_done_callback(self._server_state.tasks.discard)
 
     async def _run(self, cycle: RequestResponseCycle) -> None:
-        """Run the application. A response that goes on without it has no task."""
+        """Run the application. Its response may go on when this task has ended."""
         try:
             await self._config.loaded_app(cycle.scope, cycle.receive, cycle.send)
         except BaseException as error:
@@ -499,42 +500,33 @@ def _head(parser: Any, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
     return b"".join([parser.get_method(), b" ", url, b" HTTP/", version, b"\r\n", *lines, b"\r\n"])
 
 
+@dataclass(slots=True, eq=False)
 class RequestResponseCycle:
     """One request of a connection and its response, as ASGI's `receive` and `send` have them."""
 
-    __slots__ = (
-        "_asked",
-        "_chunked",
-        "_event",
-        "_news",
-        "_protocol",
-        "_to_come",
-        "announced",
-        "body",
-        "disconnected",
-        "head",
-        "keep_alive",
-        "more_body",
-        "response_complete",
-        "response_started",
-        "scope",
-    )
+    protocol: HttpProtocol
+    scope: Scope
+    keep_alive: bool
+    announced: bool = False
+    """Whether the client sends the body if it is asked to."""
+    body: bytearray = field(default_factory=bytearray)
+    more_body: bool = True
+    disconnected: bool = False
+    response_started: bool = False
+    response_complete: bool = False
+    head: bytes = b""
+    """The head of the response, which goes with the first bytes of its body: each write is a system call."""
+    _event: asyncio.Event | None = None
+    _news: bool = False
+    _asked: bool = False
+    _chunked: bool = False
+    _to_come: int = 0
+    """Bytes of the response's body, where its length is known."""
 
-    def __init__(self, protocol: HttpProtocol, scope: Scope, *, keep_alive: bool) -> None:
-        self.scope = scope
-        self.keep_alive = keep_alive and scope["http_version"] != "1.0"
-        self.announced = any(name == b"expect" and value.lower() == b"100-continue" for name, value in scope["headers"])
-        """The client sends the body if it is asked to."""
-        self.body = bytearray()
-        self.more_body = True
-        self.disconnected = self.response_started = self.response_complete = False
-        self._protocol = protocol
-        self._event: asyncio.Event | None = None
-        self._news = self._asked = self._chunked = False
-        self.head = b""
-        """The head of the response, which goes with the first bytes of its body: each write is a system call."""
-        self._to_come = 0
-        """Bytes of the response's body, where its length is known."""
+    def __post_init__(self) -> None:
+        self.keep_alive = self.keep_alive and self.scope["http_version"] != "1.0"
+        headers = self.scope["headers"]
+        self.announced = any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
 
     def takes_parts(self) -> bool:
         """Whether parts of the body may be written at once: its length is not known, and the client is there."""
@@ -552,7 +544,7 @@ class RequestResponseCycle:
         self.notify()
 
     async def receive(self) -> Message:
-        transport = self._protocol.transport
+        transport = self.protocol.transport
         answered = self.response_started or self.disconnected or transport.is_closing()
         if self.announced and not self._asked and not answered:
             self._asked = True
@@ -565,11 +557,11 @@ class RequestResponseCycle:
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
         body, self.body = bytes(self.body), bytearray()
-        self._protocol.control_reading()
+        self.protocol.control_reading()
         return {"type": "http.request", "body": body, "more_body": self.more_body}
 
     async def send(self, message: Message) -> None:
-        while (unwritable := self._protocol.unwritable) is not None and not self.disconnected:
+        while (unwritable := self.protocol.unwritable) is not None and not self.disconnected:
             await unwritable.wait()
         if self.disconnected:
             return
@@ -584,7 +576,7 @@ class RequestResponseCycle:
         self.response_started = True
         lines = [status_line(status)]
         length: int | None = None
-        for name, value in (*self._protocol.default_headers, *headers):
+        for name, value in (*self.protocol.default_headers, *headers):
             if _NOT_IN_NAMES.search(name) or _NOT_IN_VALUES.search(value):
                 raise RuntimeError(f"the header {name!r} of the response cannot be sent")
             if name == b"content-length":
@@ -614,7 +606,7 @@ class RequestResponseCycle:
                 raise RuntimeError("the body of the response has not the length that its head says")
             data += body
         self.head = b""
-        self._protocol.transport.write(data)
+        self.protocol.transport.write(data)
         if not more:
             self._complete()
 
@@ -623,9 +615,9 @@ class RequestResponseCycle:
         if self.disconnected or self.response_complete:
             return
         if not self.response_started:
-            headers = [*self._protocol.default_headers, (b"content-type", b"text/plain; charset=utf-8")]
+            headers = [*self.protocol.default_headers, (b"content-type", b"text/plain; charset=utf-8")]
             self.head = whole_response(500, headers, b"Internal Server Error")
-        self._protocol.transport.write(self.head)
+        self.protocol.transport.write(self.head)
         self.keep_alive = False
         self._complete()
 
@@ -633,5 +625,5 @@ class RequestResponseCycle:
         self.response_complete = True
         self.notify()
         if not self.keep_alive:
-            self._protocol.transport.close()
-        self._protocol.response_ended()
+            self.protocol.transport.close()
+        self.protocol.response_ended()

@@ -24,6 +24,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from djl_trtllm.api.parameters import BOOLEAN, IGNORED, TEXT, Parameter, Problem
 from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError, NotReadyError, UnknownAdapterError
 from djl_trtllm.request import Adapter
 from djl_trtllm.server.exchange import Exchange, refused
-from djl_trtllm.service import Registry, ServedModel, State, open_source, prepare
+from djl_trtllm.service import Registry, ServedModel, State, open_source, prepare_apart
 from djl_trtllm.service.adapters import problem_of_name, problem_of_text
 
 logger = logging.getLogger(__name__)
@@ -57,40 +58,15 @@ class ModelRoutes:
         self._shutdown_timeout = shutdown_timeout
         self._work: dict[str, asyncio.Task[None]] = {}
 
-    async def collection(self, exchange: Exchange) -> None:
-        match exchange.scope["method"]:
-            case "GET" | "HEAD":
-                reply = self._page(exchange.query)
-            case "POST":
-                reply = await self._register(exchange)
-            case _:
-                raise refused(405, "this takes GET and POST", allow="GET, POST")
-        await exchange.reply(reply)
-
-    async def member(self, exchange: Exchange) -> None:
-        name = exchange.scope["path_params"]["model"]
-        model = self._registry.find(name)
-        if model is None:
-            raise refused(404, f"there is no model named {name!r} here")
-        match exchange.scope["method"]:
-            case "GET" | "HEAD":
-                reply = Reply.json([_described(model)])
-            case "PUT":
-                reply = await self._scale(model, exchange.query)
-            case "DELETE":
-                reply = await self._unregister(model)
-            case _:
-                raise refused(405, "this takes GET, PUT and DELETE", allow="GET, PUT, DELETE")
-        await exchange.reply(reply)
-
     async def close(self) -> None:
         """Cancel the loads that still run."""
         for task in self._work.values():
             task.cancel()
         await asyncio.gather(*self._work.values(), return_exceptions=True)
 
-    def _page(self, values: Mapping[str, str]) -> Reply:
+    async def page(self, exchange: Exchange) -> Reply:
         """The models in the order of their registration; `nextPageToken` is there if there are more."""
+        values = exchange.query
         limit = _count(values, "limit", _PAGE, _PAGE)
         start = _count(values, "next_page_token", 0, sys.maxsize)
         models = list(self._registry.models.values())
@@ -100,7 +76,7 @@ class ModelRoutes:
             body["nextPageToken"] = str(end)
         return Reply.json(body)
 
-    async def _register(self, exchange: Exchange) -> Reply:
+    async def register(self, exchange: Exchange) -> Reply:
         values = exchange.query
         body = await exchange.small_body()
         if body:
@@ -131,7 +107,7 @@ class ModelRoutes:
         # HF_MODEL_ID names the model that the server was started with.
         environ = {key: value for key, value in os.environ.items() if key != "HF_MODEL_ID"}
         with contextlib.suppress(DjlTrtllmError):  # `model.failure` has the reason, and the log
-            await model.load(lambda: prepare(open_source(path, environ)), workers)
+            await model.load(lambda: prepare_apart(str(path), partial(open_source, path, environ)), workers)
 
     def _path(self, url: str) -> Path:
         """The path in the model store that `url` names."""
@@ -153,7 +129,18 @@ class ModelRoutes:
             raise refused(400, f"{url!r} in the model store: {error.strerror}") from None
         return path
 
-    async def _scale(self, model: ServedModel, values: Mapping[str, str]) -> Reply:
+    def _named(self, exchange: Exchange) -> ServedModel:
+        name = exchange.scope["path_params"]["model"]
+        model = self._registry.find(name)
+        if model is None:
+            raise refused(404, f"there is no model named {name!r} here")
+        return model
+
+    async def describe(self, exchange: Exchange) -> Reply:
+        return Reply.json([_described(self._named(exchange))])
+
+    async def scale(self, exchange: Exchange) -> Reply:
+        model, values = self._named(exchange), exchange.query
         fewest = _count(values, "min_worker", len(model.workers))
         most = _count(values, "max_worker", fewest)
         if not 1 <= fewest <= most:
@@ -170,7 +157,8 @@ class ModelRoutes:
         status = f'Model "{model.name}" worker scaled. New Worker configuration min workers:{fewest} max workers:{most}'
         return Reply.json({"status": status})
 
-    async def _unregister(self, model: ServedModel) -> Reply:
+    async def unregister(self, exchange: Exchange) -> Reply:
+        model = self._named(exchange)
         if self._store is None:
             raise refused(
                 405,
@@ -263,30 +251,31 @@ class AdapterRoutes:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
-    async def collection(self, exchange: Exchange) -> None:
-        body = await exchange.small_body() if exchange.scope["method"] == "POST" else b""
+    async def list(self, exchange: Exchange) -> Reply:
         with self._serving(exchange) as model:
-            match exchange.scope["method"]:
-                case "GET" | "HEAD":
-                    reply = Reply.json({"adapters": [_adapter(adapter) for adapter in model.adapters]})
-                case "POST":
-                    reply = await _registered(exchange, model, body)
-                case _:
-                    raise refused(405, "this takes GET and POST", allow="GET, POST")
-        await exchange.reply(reply)
+            return Reply.json({"adapters": [_adapter(adapter) for adapter in model.adapters]})
 
-    async def member(self, exchange: Exchange) -> None:
+    async def register(self, exchange: Exchange) -> Reply:
+        body = await exchange.small_body()
+        with self._serving(exchange) as model:
+            given = _given(body, "name and src") if body.strip() else {}
+            values = _FIELDS.read(given, problems := Problems(), "field") | exchange.query
+            problems.raise_any()
+            name = values.get("name", "")
+            # It reads the header of the weights, perhaps over a network.
+            await asyncio.to_thread(model.adapters.register, name, values.get("src") or name)
+        reply = Reply.json({"status": f"Adapter {_alias(exchange, name)} registered"})
+        return reply._replace(headers=(_NOT_PINNED,)) if values.get("pin") in (True, "true") else reply
+
+    async def describe(self, exchange: Exchange) -> Reply:
+        with self._serving(exchange) as model:
+            return Reply.json(_adapter(model.adapters.find(exchange.scope["path_params"]["adapter"])))
+
+    async def unregister(self, exchange: Exchange) -> Reply:
         name = exchange.scope["path_params"]["adapter"]
         with self._serving(exchange) as model:
-            match exchange.scope["method"]:
-                case "GET" | "HEAD":
-                    reply = Reply.json(_adapter(model.adapters.find(name)))
-                case "DELETE":
-                    model.adapters.unregister(name)
-                    reply = Reply.json({"status": f"Adapter {_alias(exchange, name)} unregistered"})
-                case _:
-                    raise refused(405, "this takes GET and DELETE", allow="GET, DELETE")
-        await exchange.reply(reply)
+            model.adapters.unregister(name)
+        return Reply.json({"status": f"Adapter {_alias(exchange, name)} unregistered"})
 
     @contextlib.contextmanager
     def _serving(self, exchange: Exchange) -> Iterator[ServedModel]:
@@ -304,17 +293,6 @@ class AdapterRoutes:
             raise refused(404, str(error)) from None
         except InvalidRequestError as error:
             raise refused(400, str(error)) from None
-
-
-async def _registered(exchange: Exchange, model: ServedModel, body: bytes) -> Reply:
-    given = _given(body, "name and src") if body.strip() else {}
-    values = _FIELDS.read(given, problems := Problems(), "field") | exchange.query
-    problems.raise_any()
-    name = values.get("name", "")
-    # It reads the header of the weights, perhaps over a network.
-    await asyncio.to_thread(model.adapters.register, name, values.get("src") or name)
-    reply = Reply.json({"status": f"Adapter {_alias(exchange, name)} registered"})
-    return reply._replace(headers=(_NOT_PINNED,)) if values.get("pin") in (True, "true") else reply
 
 
 def _given(body: bytes, expected: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -20,15 +20,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from djl_trtllm.api import Reply
+from djl_trtllm.batching import statistics as figures
 from djl_trtllm.batching.rolling_batch import RollingBatch
-from djl_trtllm.batching.statistics import (
-    FIRST_TOKEN_SECONDS,
-    PER_TOKEN_SECONDS,
-    PREFILL_SECONDS,
-    REQUEST_SECONDS,
-    Histogram,
-    Statistics,
-)
 from djl_trtllm.config.tables import read_table
 from djl_trtllm.executor.protocol import Stats
 from djl_trtllm.request import FINISH_WORDS, FinishReason
@@ -43,23 +36,16 @@ _SUCCESS = {FinishReason.END_TOKEN: "stop", FinishReason.STOP: "stop", FinishRea
 """TensorRT-LLM's finish reasons."""
 
 
-_BUCKETS = {
-    "first_token": FIRST_TOKEN_SECONDS,
-    "per_token": PER_TOKEN_SECONDS,
-    "prefill": PREFILL_SECONDS,
-    "request": REQUEST_SECONDS,
-}
-
-
 class _Names(NamedTuple):
     """A set of names for the figures of models: a table of metrics.toml."""
 
     prefix: str
     labels: list[str]
-    """The label of the model's name, and perhaps that of its engine."""
+    """The labels: the model's name and, in one of the sets, its engine."""
     gauges: list[list[str]]
     counters: list[list[str]]
     histograms: list[list[str]]
+    """A fourth member is the constant of `batching.statistics` with the buckets."""
 
 
 _OWN, _TRTLLM = (_Names(**names) for names in read_table("metrics.toml", "djl_trtllm.server").values())
@@ -71,15 +57,12 @@ _BY_REASON = (
 
 @dataclass(frozen=True)
 class ModelFigures:
-    """The figures of a model; None where a figure is unknown: no engine process runs, or it does not report it.
-
-    Numbers of sequences, requests and blocks are sums over the workers, ratios and times the largest of the workers.
-    """
+    """The figures of a model; None where a figure is unknown: no engine process runs, or it does not report it."""
 
     name: str
     engine: str | None
     """The backend that runs it."""
-    statistics: Statistics
+    statistics: figures.Statistics
     ready: bool
     workers: int
     restarts: int
@@ -89,22 +72,14 @@ class ModelFigures:
     max_waiting: int | None
     memory: int | None
     """Bytes of host memory of the engine processes."""
-    kv_usage: float | None
-    kv_blocks: int | None
-    kv_blocks_used: int | None
     kv_block_tokens: int | None
-    kv_hit_rate: float | None
-    queued: int | None
-    paused: int | None
-    iterations: float | None
-    iteration_seconds: float | None
-    guides_waiting: int | None
-    guide_trials: int | None
-    guide_seconds: float | None
+    stats: Stats
+    """What the engines report. The rolling batches count what runs: `running`, and not `stats.running`."""
 
     @property
     def kv_blocks_free(self) -> int | None:
-        return None if self.kv_blocks is None or self.kv_blocks_used is None else self.kv_blocks - self.kv_blocks_used
+        blocks, used = self.stats.kv_blocks, self.stats.kv_blocks_used
+        return None if blocks is None or used is None else blocks - used
 
     @property
     def completed(self) -> int:
@@ -114,8 +89,7 @@ class ModelFigures:
     @classmethod
     def of(cls, model: ServedModel) -> ModelFigures:
         batches = [worker.batch for worker in model.workers if worker.batch is not None]
-        stats = [batch.engine_stats for batch in batches]
-        blocks = _sum(stats, "kv_blocks")
+        stats = _together([batch.engine_stats for batch in batches])
         return cls(
             name=model.name,
             engine=model.engine,
@@ -128,32 +102,22 @@ class ModelFigures:
             max_running=_limit(batches, "max_batch_size"),
             max_waiting=_limit(batches, "max_queue_size"),
             memory=sum(worker.memory for worker in model.workers) or None,
-            kv_usage=_most(stats, "kv_usage"),
-            kv_blocks=blocks,
-            kv_blocks_used=_sum(stats, "kv_blocks_used"),
-            kv_block_tokens=max(batch.block_size for batch in batches) if blocks else None,
-            kv_hit_rate=_most(stats, "kv_hit_rate"),
-            queued=_sum(stats, "queued"),
-            paused=_sum(stats, "paused"),
-            iterations=_most(stats, "iterations"),
-            iteration_seconds=_most(stats, "iteration_seconds"),
-            guides_waiting=_sum(stats, "guides_waiting"),
-            guide_trials=_sum(stats, "guide_trials"),
-            guide_seconds=sum(_reported(stats, "guide_seconds")) or None,
+            kv_block_tokens=max(batch.block_size for batch in batches) if stats.kv_blocks else None,
+            stats=stats,
         )
 
 
-def _reported(stats: list[Stats], name: str) -> list[float]:
-    return [value for value in map(attrgetter(name), stats) if value is not None]
+_LARGEST = ("kv_usage", "kv_hit_rate", "iterations", "iteration_seconds")
 
 
-def _sum(stats: list[Stats], name: str) -> int | None:
-    known = _reported(stats, name)
-    return int(sum(known)) if known else None
-
-
-def _most(stats: list[Stats], name: str) -> float | None:
-    return max(_reported(stats, name), default=None)
+def _together(reported: list[Stats]) -> Stats:
+    """Numbers of sequences, blocks and guides are sums over the workers, ratios and times the largest of them."""
+    found: dict[str, Any] = {}
+    for name in Stats.__struct_fields__:
+        known = [value for value in map(attrgetter(name), reported) if value is not None]
+        if known:
+            found[name] = max(known) if name in _LARGEST else sum(known)
+    return Stats(**found)
 
 
 def _limit(batches: list[RollingBatch], name: str) -> int | None:
@@ -183,7 +147,7 @@ class ServerCounts:
 class MetricsPage(Collector):
     """Reads the models' statistics on each scrape, so that counting a token needs no lock."""
 
-    def __init__(self, registry: Registry, counts: ServerCounts, stall: Histogram) -> None:
+    def __init__(self, registry: Registry, counts: ServerCounts, stall: figures.Histogram) -> None:
         self._models = registry
         self._counts = counts
         self._stall = stall
@@ -278,7 +242,8 @@ def _figures(names: _Names, models: Sequence[ModelFigures], counted: Iterable[Me
         family = HistogramMetricFamily(names.prefix + name, text, labels=names.labels)
         for model in models:
             if model.statistics.requests:  # histograms are most of the page: only those of models that were used
-                _observe(family, _labels(names, model), attrgetter(field)(model), *map(_BUCKETS.get, buckets))
+                bounds = (getattr(figures, each) for each in buckets)
+                _observe(family, _labels(names, model), attrgetter(field)(model), *bounds)
         yield family
 
 
@@ -298,7 +263,7 @@ def _known(
 
 
 def _observe(
-    family: HistogramMetricFamily, labels: Sequence[str], seen: Histogram, bounds: Sequence[float] | None = None
+    family: HistogramMetricFamily, labels: Sequence[str], seen: figures.Histogram, bounds: Sequence[float] | None = None
 ) -> None:
     buckets = [(_as_text(bound), count) for bound, count in seen.cumulative(bounds)]
     family.add_metric(labels, buckets, seen.sum)

@@ -37,7 +37,7 @@ _ROWS = 128
 _CLIENTS = 5
 """The most clients in a snapshot."""
 _ENDED_ROWS = 32
-"""Rows that live requests leave to ended ones."""
+"""Rows that are kept for ended requests, however many are live."""
 _LONGEST_ID = 80
 _LONGEST_FAILURE = 300
 
@@ -60,7 +60,7 @@ def snapshot(registry: Registry, name: str | None, began: float, now: float) -> 
 
 def _model(model: ServedModel, began: float) -> dict[str, Any]:
     figures = ModelFigures.of(model)
-    statistics = figures.statistics
+    statistics, stats = figures.statistics, figures.stats
     live = list(statistics.live.values())
     prefill = sum(each.sequences for each in live if each.started is not None and each.first_token_at is None)
     failure = model.failure
@@ -82,7 +82,7 @@ def _model(model: ServedModel, began: float) -> dict[str, Any]:
         "reused_prompt_tokens": statistics.reused_prompt_tokens,
         "generated_tokens": statistics.generated_tokens,
         "finished": {reason.name.lower(): count for reason, count in statistics.finished.items()},
-        "kv": {"usage": figures.kv_usage, "blocks": figures.kv_blocks, "used": figures.kv_blocks_used},
+        "kv": {"usage": stats.kv_usage, "blocks": stats.kv_blocks, "used": stats.kv_blocks_used},
         "latency": {
             "first_token": _buckets(statistics.time_to_first_token),
             "inter_token": _buckets(statistics.inter_token_latency),
@@ -191,51 +191,37 @@ class Watchers:
             )
         self.count += 1
         now = asyncio.get_running_loop().time
-        over = asyncio.ensure_future(self._over(exchange))
+        timeout = exchange.context.options.stream_write_timeout
+        tasks = [asyncio.ensure_future(_disconnected(exchange)), asyncio.ensure_future(self._closed.wait())]
         try:
             await exchange.begin(200, "text/event-stream; charset=utf-8", None, _HEADERS)
-            while not over.done():
+            while not any(task.done() for task in tasks):
+                message = {"type": "http.response.body", "body": self._event(name), "more_body": True}
+                sending = asyncio.ensure_future(_whole(exchange.send(message)))
                 # A page that does not read keeps this waiting, as long as a client of a stream may.
-                if not await self._send(exchange, name, over):
+                await asyncio.wait({sending, *tasks}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                if not sending.done():
+                    sending.cancel()
                     exchange.abort()
                     return
-                await asyncio.wait({over}, timeout=PERIOD - now() % PERIOD + _SLACK)
+                sending.result()
+                pause = PERIOD - now() % PERIOD + _SLACK
+                await asyncio.wait(tasks, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
             if self._closed.is_set():
                 await exchange.send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             self.count -= 1
-            over.cancel()
+            for task in tasks:
+                task.cancel()
 
-    async def _send(self, exchange: Exchange, name: str | None, over: asyncio.Future[None]) -> bool:
-        """Send the snapshot of this period; return whether it could be sent in time."""
-        body = b"data: " + self._snapshot(name) + b"\n\n"
-        message = {"type": "http.response.body", "body": body, "more_body": True}
-        sending = asyncio.ensure_future(_whole(exchange.send(message)))
-        timeout = exchange.context.options.stream_write_timeout
-        await asyncio.wait({sending, over}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if not sending.done():
-            sending.cancel()
-            return False
-        sending.result()
-        return True
-
-    async def _over(self, exchange: Exchange) -> None:
-        """Wait until the page is closed or the server ends."""
-        gone = asyncio.ensure_future(_disconnected(exchange))
-        closed = asyncio.ensure_future(self._closed.wait())
-        try:
-            await asyncio.wait({gone, closed}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-            closed.cancel()
-
-    def _snapshot(self, name: str | None) -> bytes:
+    def _event(self, name: str | None) -> bytes:
+        """The snapshot of this period."""
         period = int(asyncio.get_running_loop().time() / PERIOD)
         if period != self._period:
             self._period = period
             self._made.clear()
         if name not in self._made:
-            self._made[name] = self._make(name)
+            self._made[name] = b"data: " + self._make(name) + b"\n\n"
         return self._made[name]
 
 
@@ -284,33 +270,32 @@ class Monitor:
         self._began = time.monotonic()
         self._watchers = Watchers(self._snapshot)
 
-    async def page(self, exchange: Exchange) -> None:
-        await self._file(exchange, "monitor.html")
+    async def page(self, exchange: Exchange) -> Reply:
+        return self._file(exchange, "monitor.html")
 
-    async def file(self, exchange: Exchange) -> None:
-        await self._file(exchange, exchange.scope["path_params"]["file"])
+    async def file(self, exchange: Exchange) -> Reply:
+        return self._file(exchange, exchange.scope["path_params"]["file"])
 
-    async def events(self, exchange: Exchange) -> None:
+    async def events(self, exchange: Exchange) -> Reply | None:
         if not self.shown:
-            await exchange.reply(_nothing(exchange))
-            return
+            return _nothing(exchange)
         if self.key and not hmac.compare_digest(given_key(exchange.headers).encode(), self.key.encode()):
             raise AuthenticationError(_NEEDS_LINK)
         name = exchange.query.get("model")
         if name is not None:
             find_model(self._registry, DEFAULT, name)
         if exchange.scope["method"] == "HEAD":
-            await exchange.reply(Reply(200, "text/event-stream; charset=utf-8", b""))
-            return
+            return Reply(200, "text/event-stream; charset=utf-8", b"")
         await self._watchers.watch(exchange, name)
+        return None
 
     def close(self) -> None:
         """End the streams of snapshots: the server ends."""
         self._watchers.close()
 
-    async def _file(self, exchange: Exchange, name: str) -> None:
+    def _file(self, exchange: Exchange, name: str) -> Reply:
         files = _files()
-        await exchange.reply(files[name] if self.shown and name in files else _nothing(exchange))
+        return files[name] if self.shown and name in files else _nothing(exchange)
 
     def _snapshot(self, name: str | None) -> bytes:
         return orjson.dumps(snapshot(self._registry, name, self._began, time.monotonic()))

@@ -46,7 +46,7 @@ class PathRouter(Router):
     """
 
     def __init__(self, endpoints: Mapping[str, ASGIApp], default: ASGIApp, lifespan: Lifespan[Router]) -> None:
-        in_order = sorted(endpoints.items(), key=lambda item: -_fixed_characters(item[0]))
+        in_order = sorted(endpoints.items(), key=lambda item: -len(re.sub(r"\{.*?\}", "", item[0])))
         routes = [Route(path, endpoint) for path, endpoint in in_order]
         super().__init__(routes, default=default, lifespan=lifespan, redirect_slashes=False)
         self._without_placeholders = {path: endpoint for path, endpoint in endpoints.items() if "{" not in path}
@@ -61,10 +61,6 @@ class PathRouter(Router):
             return
         scope.update(router=self, endpoint=endpoint, path_params=dict(scope.get("path_params", {})))
         await endpoint(scope, receive, send)
-
-
-def _fixed_characters(path: str) -> int:
-    return len(re.sub(r"\{.*?\}", "", path))
 
 
 logger = logging.getLogger(__name__)
@@ -93,7 +89,8 @@ _ACTIONS = WorkerThreads(2)
 _MOST_ACTIONS_WAITING = 64
 
 
-Handler = Callable[[Exchange], Awaitable[None]]
+Handler = Callable[[Exchange], Awaitable[Reply | None]]
+"""Answers a request: the reply, or None where the handler has sent the response, or lets it go on."""
 
 
 @dataclass
@@ -138,7 +135,8 @@ class Endpoint:
             if self.method is not None and not self.takes(scope["method"]):
                 allow = self.allow or self.method
                 raise errors.MethodNotAllowedError(f"{scope['path']} takes {allow}, not {scope['method']}", allow=allow)
-            await self.handler(exchange)
+            if (reply := await self.handler(exchange)) is not None:
+                await exchange.reply(reply)
         except ClientGone:
             pass
         except Refused as refused:
@@ -200,7 +198,7 @@ class Routes:
     def _own(self) -> Iterator[tuple[str, Endpoint]]:
         adapters = AdapterRoutes(self._registry)
         manage = Role.MANAGE
-        handlers: list[tuple[str, str | None, Handler, Role | None]] = [
+        handlers: list[tuple[str, str, Handler, Role | None]] = [
             ("/", "GET", self.root, Role.INFER),
             ("/version", "GET", self.version, None),
             ("/openapi.json", "GET", self.openapi, None),
@@ -213,11 +211,19 @@ class Routes:
             (PAGE, "GET", self.monitor.page, None),
             (PAGE + "/{file}", "GET", self.monitor.file, None),
             (PAGE + "/events", "GET", self.monitor.events, Role.METRICS),
-            (MODELS, None, self.models.collection, manage),
-            (MODELS + "/{model}", None, self.models.member, manage),
-            *((path, None, adapters.collection, manage) for path in ADAPTER_PATHS),
-            *((path + "/{adapter}", None, adapters.member, manage) for path in ADAPTER_PATHS),
+            (MODELS, "GET", self.models.page, manage),
+            (MODELS, "POST", self.models.register, manage),
+            (MODELS + "/{model}", "GET", self.models.describe, manage),
+            (MODELS + "/{model}", "PUT", self.models.scale, manage),
+            (MODELS + "/{model}", "DELETE", self.models.unregister, manage),
         ]
+        for path in ADAPTER_PATHS:
+            handlers += [
+                (path, "GET", adapters.list, manage),
+                (path, "POST", adapters.register, manage),
+                (path + "/{adapter}", "GET", adapters.describe, manage),
+                (path + "/{adapter}", "DELETE", adapters.unregister, manage),
+            ]
         for path, method, handler, role in handlers:
             yield path, Endpoint(handler, method, self, role, health=path == "/ping")
 
@@ -233,7 +239,7 @@ class Routes:
                     bound = partial(handler, dialect, path)
                     yield path, Endpoint(bound, method, self, None if health else Role.INFER, dialect, health=health)
 
-    async def ping(self, exchange: Exchange) -> None:
+    async def ping(self, exchange: Exchange) -> Reply:
         """Answer 200 only if every model that the server was started with is ready.
 
         Reads the states only, so load does not slow it down.
@@ -244,9 +250,9 @@ class Routes:
         status = max(codes, key=lambda code: (code == 500, code), default=200)
         body = {model.name: _health(model)[1] for model in models}
         body |= {name: {"status": "Unregistered"} for name in lost}
-        await exchange.reply(Reply.json(body, status))
+        return Reply.json(body, status)
 
-    async def root(self, exchange: Exchange) -> None:
+    async def root(self, exchange: Exchange) -> Reply:
         """Say what this server is, for people who open its address in a browser."""
         models = [{"name": model.name, "state": model.state.value} for model in self._registry.models.values()]
         apis = {type(dialect).__name__: [*dialect.paths, *dialect.pages, *dialect.actions] for dialect in DIALECTS}
@@ -260,19 +266,19 @@ class Routes:
         if self.monitor.shown:
             links["monitor"] = PAGE
         about = {"name": "djl-trtllm", "version": __version__, "models": models, "links": links, "apis": apis}
-        await exchange.reply(Reply.json(about))
+        return Reply.json(about)
 
-    async def version(self, exchange: Exchange) -> None:
-        await exchange.reply(Reply.json({"version": __version__}))
+    async def version(self, exchange: Exchange) -> Reply:
+        return Reply.json({"version": __version__})
 
-    async def openapi(self, exchange: Exchange) -> None:
-        await exchange.reply(self._description.document())
+    async def openapi(self, exchange: Exchange) -> Reply:
+        return self._description.document
 
-    async def docs(self, exchange: Exchange) -> None:
-        await exchange.reply(self._description.page())
+    async def docs(self, exchange: Exchange) -> Reply:
+        return self._description.page
 
-    async def metrics(self, exchange: Exchange) -> None:
-        await exchange.reply(self.metrics_page.reply(exchange.properties.get("accept", "")))
+    async def metrics(self, exchange: Exchange) -> Reply:
+        return self.metrics_page.reply(exchange.properties.get("accept", ""))
 
     async def generate(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
         exchange.served.dialect = dialect.name
@@ -325,12 +331,12 @@ class Routes:
         exchange.service = service
         exchange.go_on(writer.until_closed())
 
-    async def page(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
+    async def page(self, dialect: Dialect, path: str, exchange: Exchange) -> Reply:
         """Answer with a dialect's page, about all models or the one that the path names."""
         models = self._named(dialect, exchange.scope["path_params"].get("model"))
-        await exchange.reply(dialect.page(_request(exchange, path), models))
+        return dialect.page(_request(exchange, path), models)
 
-    async def act(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
+    async def act(self, dialect: Dialect, path: str, exchange: Exchange) -> Reply:
         """Run a dialect's action, on all models or on the one that the request names."""
         exchange.served.dialect = dialect.name
         request = await _read(exchange, path)
@@ -345,10 +351,10 @@ class Routes:
                 capacity=_MOST_ACTIONS_WAITING,
                 retry_after=1,
             )
-        await exchange.reply(await _ACTIONS.run(partial(dialect.act, request, models)))
+        return await _ACTIONS.run(partial(dialect.act, request, models))
 
-    async def not_found(self, exchange: Exchange) -> None:
-        await exchange.reply(front_end_error(404, f"there is nothing at {exchange.scope['path']}"))
+    async def not_found(self, exchange: Exchange) -> Reply:
+        return front_end_error(404, f"there is nothing at {exchange.scope['path']}")
 
     def _renderer(self, name: str) -> Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]:
         """Renders the chat messages of an action, for the thread that the action has."""

@@ -24,7 +24,9 @@ from math import inf
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 from websockets.http11 import Request
@@ -46,7 +48,7 @@ _MOST_FRAMES = 16
 _PIECE = 1024
 """Bytes that the parser gets at once: not many more frames."""
 _HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-"""The answer that websockets before 17.0 does not give."""
+"""The response to a head that is too large, to which websockets before 17.0 gives none."""
 _IDLE, _INVALID_DATA, _TOO_MUCH, _INTERNAL_ERROR, _TRY_AGAIN = 1001, 1007, 1008, 1011, 1013
 """The codes with which a socket is closed."""
 
@@ -150,7 +152,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             try:
                 b"".join(self.frames).decode()
             except UnicodeDecodeError:
-                self._fail(_INVALID_DATA, "this is not UTF-8")
+                self._fail(_INVALID_DATA, "the text message is not UTF-8")
                 return
         super().send_receive_event_to_app()
 
@@ -204,7 +206,7 @@ logger = logging.getLogger(__name__)
 PATH = "/invocations-bidirectional-stream"
 _REQUEST_PATH = "/invocations"
 _MOST_SOCKETS = 512
-"""Half of them for a client that is alone (`Places`)."""
+"""A client that is alone may have half of them (`Places`)."""
 _MOST_WAITING = 16
 _LONGEST_REASON = 120
 """A close frame has 123 bytes for it."""
@@ -231,7 +233,7 @@ class BidirectionalStreams:
             name, path = label(client), scope["path"]
             served = ServedRequest(identifier, "GET", path, headers, client=name, status=refusal.status)
             self._context.telemetry.ended(served)
-            await _refuse(scope, send, refusal)
+            await _refuse(scope, receive, send, refusal)
         else:
             try:
                 # At once, before any model is asked: SageMaker waits 250 ms.
@@ -257,19 +259,17 @@ class BidirectionalStreams:
             return client_of(None), DEFAULT.encode_error(error, Options())
         client = client_of(None if key is None else key.name)
         if not self._places.take(client):
-            return client, front_end_error(503, f"of the WebSockets {self._places}: close one")
+            return client, front_end_error(503, f"too many WebSockets: {self._places}; close one")
         return client, None
 
 
-async def _refuse(scope: Scope, send: Send, reply: Reply) -> None:
+async def _refuse(scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
     """Refuse the handshake."""
+    socket = WebSocket(scope, receive, send)
     if "websocket.http.response" in scope.get("extensions", {}):
-        fields = [("content-type", reply.content_type), ("content-length", str(len(reply.body))), *reply.headers]
-        headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in fields]
-        await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": reply.body})
+        await socket.send_denial_response(Response(reply.body, reply.status, dict(reply.headers), reply.content_type))
     else:
-        await send({"type": "websocket.close"})
+        await socket.close()
 
 
 @dataclass

@@ -154,7 +154,7 @@ class Places:
         return True
 
     def hold(self, client: str) -> None:
-        """Take a place in any case."""
+        """Take a place, even if none is left."""
         self.used += 1
         self._held[client] += 1
 
@@ -204,7 +204,7 @@ class Session:
     path: Path
     worker: object = None
     client: str = ""
-    """Whose it is; unknown after a restart."""
+    """The client that opened the session; unknown after a restart."""
 
     @property
     def header(self) -> str:
@@ -236,7 +236,7 @@ class Sessions:
             if not self._places.take(client):
                 wait = min(session.expires for session in self._sessions.values()) - self._now()
                 raise OverloadedError(
-                    f"of the sessions (option.max_sessions) {self._places}: close one",
+                    f"too many sessions (option.max_sessions): {self._places}; close one",
                     queue_depth=self._places.used,
                     capacity=self._places.limit,
                     retry_after=max(1, math.ceil(wait)),

@@ -216,7 +216,7 @@ class Engine:
         return client
 
     def _attach(self, client: ExecutorClient) -> None:
-        """Requests start in this engine process from now on."""
+        """Let requests start in this engine process from now on."""
         self.client = self._newest = client
         self._ready_at = asyncio.get_running_loop().time()
         self._clients.add(client)

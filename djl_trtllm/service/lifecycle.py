@@ -269,9 +269,8 @@ class ModelService:
         engine = self._engine
         if engine is None or engine.batch is None or engine.limits.seeded:
             return call
-        if not any(_has_seed(request) for request in call.requests):
-            return call
-        return call._replace(headers=(*call.headers, _SEED_IGNORED))
+        seeded = any(each.sampling.do_sample and each.sampling.seed is not None for each in call.requests)
+        return call._replace(headers=(*call.headers, _SEED_IGNORED)) if seeded else call
 
     def cancel(self, states: Sequence[RequestState]) -> None:
         """End the requests of a call whose client has disconnected."""
@@ -327,7 +326,7 @@ class ModelService:
                 return errors.NotReadyError(text, retry_after=self.retry_in)
 
     def _engine_lost(self) -> bool:
-        """There is no engine process now; whether another one is to be started."""
+        """Note that the engine process is lost. Returns whether another one is to be started."""
         if self.state is State.READY:
             self.state = State.RECOVERING
         # A model that drains needs one as long as it has requests.
@@ -341,7 +340,7 @@ class ModelService:
             self.failure = self._retry_at = None
 
     def _engine_failed(self, error: errors.ExecutorError, retry_in: float | None) -> bool:
-        """There will be no engine process for long: all that waits for one gets its end. Whether to try again."""
+        """Note that no engine process will run for long, and end all requests. Returns whether to try again."""
         if self.batch is not None:
             cause = str(error).partition("\n")[0]
             failure = errors.GenerationError(f"the engine failed and could not be replaced ({cause})")
@@ -361,7 +360,7 @@ class ModelService:
 
 
 def _numbered(consumer: Consumer, generation: int) -> Consumer:
-    """A consumer that numbers the chunks of a generation; those of the first have the right number already."""
+    """A consumer that numbers the chunks of a generation. Those of generation 0 have the right number already."""
     if not generation:
         return consumer
 
@@ -369,10 +368,6 @@ def _numbered(consumer: Consumer, generation: int) -> Consumer:
         consumer(OutputChunk(chunk.index, chunk.tokens, chunk.finished, generation))
 
     return consume
-
-
-def _has_seed(request: GenerationRequest) -> bool:
-    return request.sampling.do_sample and request.sampling.seed is not None
 
 
 _BEST_FIRST = (State.READY, State.RECOVERING, State.LOADING, State.DRAINING, State.STOPPED, State.FAILED)
@@ -514,7 +509,7 @@ async def _end(workers: list[ModelService], timeout: float) -> None:
 
 
 def _start(model: Model, number: int, name: str) -> Start:
-    """How to start worker `number`: the first as the model says, each on GPUs of its own."""
+    """How to start worker `number`: the first one as the model says, the others like it on further GPUs."""
     if not model.gpus or not number:
         return model.start
     named = [entry for entry in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]

@@ -38,7 +38,7 @@ _INLINE_TOKENS = 256
 _ANY_LENGTH = 1024
 """The length that is assumed for the tokens of a vocabulary without a longest token."""
 _MARGIN = 65_536
-"""Characters before a truncated prompt, which have an influence on where its first token begins."""
+"""Characters that are kept before a truncated prompt: where its first token begins depends on them."""
 
 
 class PromptReader:

@@ -43,7 +43,7 @@ class WorkerThreads(Executor):
 
     @property
     def waiting(self) -> int:
-        """How much work no thread has begun."""
+        """How many pieces of work no thread has begun."""
         return max(0, self._busy - self._most)
 
     async def run(self, work: Callable[[], T]) -> T:

@@ -6,7 +6,7 @@ A config.json may hold anything: what is not of the expected type counts as abse
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,6 +19,8 @@ from djl_trtllm.model.checkpoint import (
     ModelShape,
     check_counts,
     find_weights,
+    first_positive,
+    part,
     read_header,
     read_object,
     stored_kv_quantization,
@@ -33,24 +35,13 @@ _FAMILIES = read_table("families.toml", __package__)
 
 
 def positive(text: Mapping[str, Any], name: str) -> int | None:
-    value = text.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def first_positive(text: Mapping[str, Any], names: Iterable[str]) -> int | None:
-    return next((value for name in names if (value := positive(text, name))), None)
+    return first_positive(text, (name,))
 
 
 def listed(text: Mapping[str, Any], name: str) -> Sequence[Any]:
     """A list, or nothing."""
     value = text.get(name)
     return value if isinstance(value, list) else ()
-
-
-def part(text: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """An object, or an empty one."""
-    value = text.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def model_type(text: Mapping[str, Any]) -> str:
@@ -425,11 +416,11 @@ class CheckpointSizes:
 
     @property
     def bytes(self) -> int:
-        return sum(part.bytes for part in self.parts)
+        return sum(each.bytes for each in self.parts)
 
     @property
     def parameters(self) -> int:
-        return sum(part.elements for part in self.parts)
+        return sum(each.elements for each in self.parts)
 
     @classmethod
     def read(

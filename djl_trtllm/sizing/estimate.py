@@ -41,7 +41,7 @@ class LoraSlots:
 
 @dataclass(frozen=True)
 class Conditions:
-    """The machine, the division and the formats that a model is to run with.
+    """The machine that a model is to run on, how its GPUs share the model, and the number formats.
 
     `gpu_memory` is that of one GPU in bytes, as NVML reports it. Raises SizingError for impossible values.
     """
@@ -113,7 +113,7 @@ _LOGITS_COPIES = 5
 
 @dataclass(frozen=True)
 class EngineConstants:
-    """Constants fitted for TensorRT engines. `scale` multiplies a token's live tensors; the others are bytes."""
+    """Constants fitted for TensorRT engines. `scale` multiplies the size of a token's live tensors."""
 
     scale: float
     overhead: int

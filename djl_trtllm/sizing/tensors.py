@@ -165,7 +165,7 @@ def layer_of(tensor: WeightTensor) -> int | None:
 
 @dataclass(frozen=True)
 class Division:
-    """How tensors are divided: the degree, and the heads of queries and of keys."""
+    """How ranks share tensors: the tensor parallel degree, and the numbers of query and key heads that bound it."""
 
     tensor_parallel: int
     heads: int

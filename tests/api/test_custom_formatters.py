@@ -13,6 +13,7 @@ from djl_trtllm.api.dialects.lmi.custom import CustomFormatters, FormattedEncode
 from djl_trtllm.errors import InvalidRequestError, ModelError, NotReadyError
 from tests.api.models import HEAD, STREAM, WHOLE, load, parse, parse_bytes
 from tests.api.scripts import EOS, FAILURE, TEXT, answer, several
+from tests.support.tables import by_table
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
 
@@ -202,19 +203,7 @@ def test_siblings_can_be_imported(tmp_path: Path) -> None:
     assert parse(formatters, WHOLE).requests[0].prompt == "Once: The wolf"
 
 
-@pytest.mark.parametrize(
-    ("line", "four"),
-    [
-        ("token, first, last = sequence.get_next_token()", False),
-        ("(token, first, last) = sequence.get_next_token()", False),
-        ("token, index, first, last = sequence.get_next_token()", True),
-        ("token = sequence.get_next_token()", True),
-        ("a, b, c = sequence.another()", True),
-        ("a, b, c = get_next_token()", True),
-        ("a, b, c = sequence.get_next_token", True),
-        ("pass", True),
-    ],
-)
+@by_table("line", "four")
 def test_the_file_tells_how_many_values_it_unpacks(tmp_path: Path, line: str, four: bool) -> None:
     source = f"""
         from djl_python.output_formatter import RequestOutput, output_formatter
@@ -293,21 +282,13 @@ def test_what_a_formatter_refuses_with_an_error_of_requests_is_reported_as_it_is
         parse(load(tmp_path, head(source)), WHOLE)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "shown"),
-    [
-        ("parameters={'top_k': 3, 'stream': True}", (3, True, "application/jsonlines")),
-        ("", (0, False, "application/json")),
-        ("output_formatter='sse'", (0, True, "text/event-stream")),
-        ("output_formatter='sse', parameters={'output_formatter': 'none'}", (0, False, "text/plain")),
-    ],
-)
+@by_table("arguments", "shown")
 def test_a_text_input_has_parameters_the_stream_and_the_output_formatter(
-    tmp_path: Path, arguments: str, shown: tuple[int, bool, str]
+    tmp_path: Path, arguments: str, shown: list[object]
 ) -> None:
     formatters = load(tmp_path, head(f"def read(input_item): return TextInput(input_text='a', {arguments})"))
     call = parse(formatters, STREAM)
-    assert (call.requests[0].sampling.top_k, call.encoder.stream, call.encoder.content_type) == shown
+    assert [call.requests[0].sampling.top_k, call.encoder.stream, call.encoder.content_type] == shown
 
 
 def test_an_output_formatter_of_a_text_input_may_be_a_function(tmp_path: Path) -> None:
@@ -316,21 +297,7 @@ def test_an_output_formatter_of_a_text_input_may_be_a_function(tmp_path: Path) -
     assert json.loads(answer(call.encoder, EOS)) == {"seen": 1}
 
 
-@pytest.mark.parametrize(
-    ("source", "named"),
-    [
-        *((f"def {name}(inputs): pass\n", f"{name} is") for name in ("handle", "model_fn", "input_fn", "predict_fn")),
-        ("def output_fn(inputs): pass\n", "output_fn is"),
-        ("from djl_python.input_parser import prediction_handler as p\n@p\ndef predict(x): pass\n", "predict is"),
-        (
-            "from djl_python.input_parser import init_handler\n"
-            "@init_handler\ndef start(model_dir): pass\ndef handle(inputs): pass\n",
-            "handle, start are",
-        ),
-        ("handle = 'a word'\n", ""),
-        (head("def read(payload): return payload"), ""),
-    ],
-)
+@by_table("source", "named")
 def test_functions_that_are_not_called_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str, named: str
 ) -> None:

@@ -12,7 +12,6 @@ import pytest
 from djl_trtllm.api.dialects.lmi import djl_python_shim
 from djl_trtllm.api.dialects.lmi.djl_python_shim import (
     Input,
-    Output,
     RequestInput,
     RequestOutput,
     Sequence,
@@ -151,14 +150,6 @@ def test_the_content_is_text_json_or_csv() -> None:
 )
 def test_a_payload_is_decoded_by_its_type(content_type: str | None, content: bytes, decoded: object) -> None:
     assert decode(request(content), content_type) == decoded
-
-
-def test_an_output_keeps_what_is_added() -> None:
-    output = Output().add("é", "a").add(b"b").add(bytearray(b"c")).add({"d": "é"}, key="d")
-    assert output.content == [("a", "é".encode()), (None, b"b"), (None, b"c"), ("d", '{"d": "é"}'.encode())]
-    assert output.add_property("k", "v") is output
-    assert (output.code, output.message, output.properties) == (200, "OK", {"k": "v"})
-    assert (Output(404, "no").code, Output(404, "no").message) == (404, "no")
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------

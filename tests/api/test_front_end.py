@@ -21,7 +21,6 @@ from djl_trtllm.api.front_end import (
     event_stream,
     forwarded,
     front_end_error,
-    method_not_allowed,
 )
 from djl_trtllm.errors import (
     GenerationError,
@@ -33,6 +32,7 @@ from djl_trtllm.errors import (
 )
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult
 from tests.api.scripts import EOS, FAILED, PROMPT, TOKENS
+from tests.support.tables import by_table
 
 
 def test_custom_attributes_become_properties() -> None:
@@ -55,18 +55,7 @@ def test_the_first_of_equal_headers_counts() -> None:
     assert front_end.by_name([("A", "1"), ("a", "2")]) == {"a": "1"}
 
 
-@pytest.mark.parametrize(
-    ("headers", "header", "found"),
-    [
-        ({"x-request-id": "r-1", "x-amzn-sagemaker-inference-id": "s-1"}, "x-request-id", "r-1"),
-        ({"x-trace": "t-1", "x-request-id": "r-1"}, "X-Trace", "t-1"),
-        ({"x-amzn-sagemaker-inference-id": "s-1"}, "x-request-id", "s-1"),
-        ({"x-request-id": "x" * 256}, "x-request-id", "x" * 256),
-        ({"x-request-id": "x" * 257, "x-amzn-sagemaker-inference-id": "s-1"}, "x-request-id", "s-1"),
-        ({"x-request-id": "a b", "x-amzn-sagemaker-inference-id": "s-1"}, "x-request-id", "s-1"),
-        ({"x-request-id": " !~ "}, "x-request-id", "!~"),
-    ],
-)
+@by_table("headers", "header", "found")
 def test_the_id_of_a_request_is_the_clients_or_sagemakers(headers: dict[str, str], header: str, found: str) -> None:
     assert front_end.request_id(headers, header) == found
 
@@ -76,23 +65,7 @@ def test_request_id_is_generated_where_none_is_usable() -> None:
         assert uuid.UUID(front_end.request_id(given))
 
 
-@pytest.mark.parametrize(
-    ("accept", "wanted"),
-    [
-        ("text/event-stream", True),
-        ("Application/JSON, Text/Event-Stream;q=0.5", True),
-        ("application/jsonlines", False),
-        ("application/x-ndjson", False),
-        ("application/jsonlines, text/event-stream", False),
-        ("application/jsonlines;q=0.5, text/event-stream", True),
-        ("text/event-stream; charset=utf-8; q=0.4, application/json-lines; q=0.6", False),
-        ("text/event-stream;q=0", None),
-        ("text/event-stream;q=x", True),
-        ("application/json", None),
-        ("*/*", None),
-        ("", None),
-    ],
-)
+@by_table("accept", "wanted")
 def test_accept_says_whether_a_stream_is_events(accept: str, wanted: bool | None) -> None:
     assert front_end.prefers_events({"accept": accept}) is wanted
 
@@ -127,18 +100,7 @@ def test_custom_attributes_that_sagemaker_does_not_take_are_not_returned(value: 
     assert front_end.returned_attributes({}) == ()
 
 
-@pytest.mark.parametrize(
-    ("status", "djl_type"),
-    [
-        (400, "BadRequestException"),
-        (404, "ResourceNotFoundException"),
-        (405, "MethodNotAllowedException"),
-        (413, "RequestEntityTooLargeException"),
-        (415, "UnsupportedMediaTypeException"),
-        (418, "BadRequestException"),
-        (503, "ServiceUnavailableException"),
-    ],
-)
+@by_table("status", "djl_type")
 def test_front_end_errors_have_djls_shape(status: int, djl_type: str) -> None:
     answer = front_end_error(status, "no")
     assert (answer.status, answer.content_type, answer.headers) == (status, "application/json", ())
@@ -153,12 +115,6 @@ def test_further_fields_follow_those_that_are_always_there() -> None:
     shown = {"code": 503, "type": "FullException", "message": "full", "queue_depth": 7}
     assert list(json.loads(reply.body).items()) == list(shown.items())
     assert reply.headers == (("Retry-After", "1"),)
-
-
-def test_a_method_that_is_not_allowed_comes_with_those_that_are() -> None:
-    reply = method_not_allowed("this takes GET and POST", "GET, POST")
-    assert (reply.status, reply.headers) == (405, (("Allow", "GET, POST"),))
-    assert json.loads(reply.body)["message"] == "this takes GET and POST"
 
 
 REFUSED = InvalidRequestError("no")
@@ -217,7 +173,7 @@ def exception(kind: str) -> dict[str, str]:
     return {":message-type": "exception", ":exception-type": kind, ":content-type": "application/json"}
 
 
-class Broken:
+class Broken(ResponseEncoder):
     """An encoder that fails at its second chunk; nothing of it can express an error."""
 
     stream = True

@@ -8,54 +8,18 @@ import orjson
 import pytest
 
 from djl_trtllm.api import RawRequest
-from djl_trtllm.api.dialects.openai.dialect import OPENAI, detokenize, read_model_name, tokenize
+from djl_trtllm.api.dialects.openai.dialect import OPENAI, detokenize, tokenize
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
-from djl_trtllm.service import Model, ServedModel
+from djl_trtllm.service import Model
 from tests.api.test_openai_tools import HERMES, TIME, tool_model
 from tests.server.application import application
 from tests.support.in_process import Hosts, played_model
 from tests.support.virtual_time import in_virtual_time, until
 
 CHAT = b'{"model": "%b", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}'
-COMPLETION = b'{"prompt": "the wolf", "max_tokens": 2, "temperature": 0}'
-
-
-@in_virtual_time
-async def test_an_empty_name_and_the_models_own_mean_the_model(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    hosts.alone = True
-    async with application(tokenizer) as served:
-        for name in (b"", b"story", b"tgi"):
-            answer = await served.client.post("/v1/chat/completions", CHAT % name)
-            assert (answer.status, json.loads(answer.body)["model"]) == (200, "story")
-        answer = await served.client.post("/v1/chat/completions", CHAT % b"hen")
-        assert (answer.status, json.loads(answer.body)["error"]["code"]) == (404, "model_not_found")
-        answer = await served.client.post("/v1/chat/completions", b'{"model": 3}')
-        assert (answer.status, json.loads(answer.body)["error"]["param"]) == (400, "model")
-
-
-@in_virtual_time
-async def test_the_body_chooses_among_models(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    hosts.alone = True
-    async with application(tokenizer) as served:
-        await served.load(tokenizer, "fable")
-        answer = await served.client.post("/v1/chat/completions", CHAT % b"fable")
-        assert (answer.status, [len(host.submitted) for host in hosts.made]) == (200, [0, 1])
-        assert (await served.client.post("/v1/completions", COMPLETION)).status == 404
-
-
-@in_virtual_time
-async def test_models_are_listed(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
-        served.registry.add(ServedModel("fable", "/fable"))
-        listed = json.loads((await served.client.get("/v1/models")).body)
-        assert (listed["object"], [model["id"] for model in listed["data"]]) == ("list", ["story", "fable"])
-        assert json.loads((await served.client.get("/v1/models/fable")).body) == listed["data"][1]
-        assert (await served.client.get("/v1/models/hen")).status == 404
-        answer = await served.client.get("/v1/completions")
-        assert (answer.status, json.loads(answer.body)["error"]["type"]) == (405, "invalid_request_error")
 
 
 @in_virtual_time
@@ -74,91 +38,11 @@ async def test_a_stream_is_events_and_a_client_that_leaves_cancels(hosts: Hosts,
 
 
 @in_virtual_time
-async def test_actions_need_one_model_that_is_there(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
-        ids = tokenizer.encode("the wolf", False)
-        body = b'{"prompt": "the wolf", "add_special_tokens": false}'
-        assert (await served.client.post("/tokenize", body)).json["tokens"] == ids
-        text = await served.client.post("/detokenize", json.dumps({"tokens": ids}).encode())
-        assert text.json == {"prompt": tokenizer.decode(ids, False)}
-        served.registry.add(ServedModel("fable", "/fable"))
-        refused = await served.client.post("/tokenize", body)
-        message = "'model' is not given: expected one of story, fable"
-        assert (refused.status, refused.json["error"]["message"]) == (404, message)
-        loading = await served.client.post("/tokenize", body[:-1] + b', "model": "fable"}')
-        assert (loading.status, loading.headers["retry-after"]) == (529, "10")
-        assert loading.json["error"]["message"] == "model fable is still loading"
-
-
-@in_virtual_time
 async def test_a_model_is_listed_with_the_time_since_when_it_is_served(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer) as served:
         (model,) = json.loads((await served.client.get("/v1/models")).body)["data"]
         assert 0 <= time.time() - model.pop("created") < 100_000
         assert model == {"id": "story", "object": "model", "owned_by": "djl-trtllm"}
-
-
-@in_virtual_time
-async def test_texts_are_tokenised_and_back(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
-        answer = json.loads((await served.client.post("/tokenize", b'{"prompt": "the wolf"}')).body)
-        ids = tokenizer.encode("the wolf")
-        assert (answer["tokens"], answer["count"]) == (ids, len(ids))
-        plain = b'{"prompt": "the wolf", "add_special_tokens": false, "return_token_strs": true}'
-        answer = json.loads((await served.client.post("/tokenize", plain)).body)
-        assert answer["tokens"] == tokenizer.encode("the wolf", False)
-        assert answer["token_strs"] == [tokenizer.raw.id_to_token(id_) for id_ in answer["tokens"]]
-        body = json.dumps({"tokens": answer["tokens"]}).encode()
-        assert json.loads((await served.client.post("/detokenize", body)).body) == {
-            "prompt": tokenizer.decode(answer["tokens"], False)
-        }
-        chat = json.loads(
-            (await served.client.post("/tokenize", b'{"messages": [{"role": "user", "content": "Hi"}]}')).body
-        )
-        text = tokenizer.render_chat([{"role": "user", "content": "Hi"}])
-        assert chat["tokens"] == tokenizer.encode(text, False)
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/tokenize", b"{}"),
-        ("/tokenize", b'{"prompt": "a", "messages": []}'),
-        ("/tokenize", b'{"prompt": 3}'),
-        ("/tokenize", b'{"promt": "a"}'),
-        ("/detokenize", b"{}"),
-        ("/detokenize", b'{"tokens": [-1]}'),
-        ("/detokenize", b'{"tokens": [true]}'),
-        ("/detokenize", b'{"tokens": [1], "x": 1}'),
-        ("/detokenize", b'{"tokens": [99999999]}'),
-    ],
-)
-@in_virtual_time
-async def test_what_is_no_text_and_no_tokens_is_refused(
-    hosts: Hosts, tokenizer: Tokenizer, path: str, body: bytes
-) -> None:
-    async with application(tokenizer) as served:
-        answer = await served.client.post(path, body)
-        assert (answer.status, json.loads(answer.body)["error"]["type"]) == (400, "invalid_request_error")
-
-
-@in_virtual_time
-async def test_tokenising_needs_a_model_that_is_ready_and_named(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
-        served.registry.add(ServedModel("fable", "/fable"))
-        assert (await served.client.post("/tokenize", b'{"prompt": "a"}')).status == 404
-        assert (await served.client.post("/tokenize", b'{"prompt": "a", "model": "fable"}')).status == 529
-        assert (await served.client.post("/tokenize", b'{"prompt": "a", "model": "story"}')).status == 200
-
-
-@pytest.mark.parametrize(
-    ("path", "body"), [("/tokenize", b'{"prompt": "a", "x": 1}'), ("/detokenize", b'{"tokens": [5], "x": 1}')]
-)
-@in_virtual_time
-async def test_unknown_fields_may_be_ignored(hosts: Hosts, tokenizer: Tokenizer, path: str, body: bytes) -> None:
-    async with application(tokenizer, unknown_parameters="warn") as served:
-        answer = await served.client.post(path, body)
-        assert (answer.status, "ignored: x " in answer.headers["warning"]) == (200, True)
 
 
 def test_tools_are_part_of_the_prompt(tokenizer: Tokenizer) -> None:
@@ -216,6 +100,6 @@ def test_a_token_id_of_a_prompt_is_one_of_the_vocabulary(tokenizer: Tokenizer) -
     ("body", "name"), [({}, None), ({"model": None}, None), ({"model": ""}, None), ({"model": "a"}, "a")]
 )
 def test_the_body_may_name_the_model(body: dict[str, Any], name: str | None) -> None:
-    assert read_model_name(RawRequest(orjson.dumps(body), {})) == name
+    assert OPENAI.model_name(RawRequest(orjson.dumps(body), {})) == name
     with pytest.raises(InvalidRequestError, match="'model' is 0: expected a string"):
-        read_model_name(RawRequest(b'{"model": 0}', {}))
+        OPENAI.model_name(RawRequest(b'{"model": 0}', {}))

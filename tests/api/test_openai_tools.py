@@ -11,12 +11,12 @@ import orjson
 import pytest
 
 from djl_trtllm.api import Prompt
+from djl_trtllm.api.choices import Response
 from djl_trtllm.api.dialects.openai.responses import (
     ParsedChatEncoder,
     ParsedChatStreamEncoder,
     ParsedChoice,
     Parsing,
-    Response,
     ToolUse,
     fit_messages,
     read_tool_use,
@@ -40,19 +40,12 @@ from djl_trtllm.request import FinishReason, GuideKind, OutputChunk, SequenceRes
 from djl_trtllm.service import Model
 from tests.api.scripts import FAILURE, check_golden, parse_lines
 from tests.support.in_process import played_model
+from tests.support.tables import constant
 
 HERMES = "{# <tool_call> #}{% if tools %}{{ tools | tojson }}{% endif %}{{ messages | tojson }}"
 MISTRAL = HERMES.replace("<tool_call>", "[TOOL_CALLS]")
-THINKING = "{# <tool_call> </think> #}{{ tools }}{{ messages }}<think>\n"
 
-WEATHER: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
+WEATHER: dict[str, Any] = constant(__file__, "WEATHER")
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
 NAMED: dict[str, Any] = {"type": "function", "function": {"name": "weather"}}
 

@@ -35,6 +35,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.config.options.choices import UnknownParameters
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 from tests.api.models import load
+from tests.support.tables import by_table
 
 TABLE = Table(
     (
@@ -254,20 +255,7 @@ def test_a_parameter_that_cannot_be_honoured_is_taken_where_it_changes_nothing(n
     assert values(**{name: value}) == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "told"),
-    [
-        ("watermark", True, "'watermark' is true, and values other than false are not supported by this backend"),
-        ("watermark", 1, "'watermark' is 1, and values other than false are not supported by this backend"),
-        (
-            "tool_choice",
-            False,
-            "'tool_choice' is false, and values other than \"none\" or 0 are not supported by this backend: "
-            "there are no tools",
-        ),
-        ("cached", "x", "'cached' is \"x\", and values are not supported by this backend"),
-    ],
-)
+@by_table("name", "value", "told")
 def test_it_is_refused_by_name_where_it_would_change_something(name: str, value: object, told: str) -> None:
     assert unsupported(**{name: value}) == [told]
 

@@ -32,6 +32,7 @@ from djl_trtllm.service import ServedModel
 from tests.server.application import application, body
 from tests.support.in_process import Hosts
 from tests.support.plugin import TRIAL, installed
+from tests.support.tables import by_table
 from tests.support.virtual_time import in_virtual_time, until
 
 ARGUMENTS: dict[type[RequestError], dict[str, Any]] = {
@@ -72,15 +73,7 @@ async def test_a_client_that_leaves_cancels(hosts: Hosts, tokenizer: Tokenizer, 
         assert hosts.last.cancelled == [hosts.last.submitted[0].request_id]
 
 
-@pytest.mark.parametrize(
-    ("point", "said"),
-    [
-        ("tests.support.plugin:TRIAL", r"TRIAL\n"),
-        ("tests.support.plugin:NONE", "mine = tests.support.plugin:NONE .* cannot be loaded"),
-        ("nowhere:TRIAL", "cannot be loaded: ModuleNotFoundError.* uninstall"),
-        ("tests.support.plugin:Trial", "expected an object"),
-    ],
-)
+@by_table("point", "said")
 def test_an_installed_package_adds_its_dialect_or_is_named(tmp_path: Path, point: str, said: str) -> None:
     program = "from djl_trtllm.api.registry import DIALECTS; print(DIALECTS[-1].name.upper())"
     environment = os.environ | installed(tmp_path, "djl_trtllm.dialects", f"mine = {point}")

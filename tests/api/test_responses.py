@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.api import RawRequest, ResponseEncoder
+from djl_trtllm.api.choices import Response
 from djl_trtllm.api.dialects.lmi.dialect import FORMATTERS
 from djl_trtllm.api.dialects.openai.responses import (
     ChatEncoder,
     ChatStreamEncoder,
     CompletionEncoder,
     CompletionStreamEncoder,
-    Response,
 )
 from djl_trtllm.api.dialects.tgi import GenerateEncoder, GenerateStreamEncoder, Shown, Timing
 from djl_trtllm.api.dialects.triton.dialect import parse_generate

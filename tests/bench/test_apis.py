@@ -24,6 +24,7 @@ from djl_trtllm.bench.apis import (
 from djl_trtllm.bench.client import Client, EventReader, Reader, Target, TokenReader
 from djl_trtllm.errors import BenchmarkError
 from tests.support.stub_http import Asked, streamed, stub_server, usage_events, whole
+from tests.support.tables import by_table
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -158,15 +159,7 @@ def test_what_a_server_refuses_is_left_out_and_noted() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("status", "advice"),
-    [
-        (400, r"/invocations does not answer a first request: HTTP 400: busy"),
-        (404, "--api is one of chat"),
-        (401, "--api-key"),
-        (403, "--api-key"),
-    ],
-)
+@by_table("status", "advice")
 def test_a_server_that_refuses_everything_is_an_error_that_says_what_to_do(status: int, advice: str) -> None:
     async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(whole(status, b"busy"))
@@ -227,18 +220,7 @@ def test_a_file_has_texts_and_messages_and_is_read_again_and_again(tmp_path: Pat
     assert {(prompt.plain(), prompt.output_tokens) for prompt in prompts[3:]} == expected
 
 
-@pytest.mark.parametrize(
-    ("content", "error"),
-    [
-        ("", "no prompts"),
-        ("{nonsense\n", ":1: not JSON"),
-        ('{"prompt": "a"}\n[1]\n', ":2: expected an object with 'prompt'"),
-        ('{"prompt": ""}\n', ":1: expected an object"),
-        ('{"messages": []}\n', ":1: expected an object"),
-        ('{"prompt": "a", "max_tokens": 0}\n', ":1: max_tokens is 0; expected"),
-        ('{"prompt": "a", "max_tokens": true}\n', "max_tokens is True; expected"),
-    ],
-)
+@by_table("content", "error")
 def test_a_wrong_file_is_an_error_with_its_line(content: str, error: str, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(content)

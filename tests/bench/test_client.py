@@ -12,6 +12,7 @@ from djl_trtllm.bench.client import Client, Counted, EventReader, Reader, Stream
 from djl_trtllm.errors import BenchmarkError
 from tests.support.certificates import Certificates
 from tests.support.stub_http import HEAD, Answer, Asked, chunked, streamed, stub_server, usage_events, whole
+from tests.support.tables import by_table
 
 
 def against(answer: Answer, use: Callable[[Client, int], Awaitable[object]], timeout: float = 30.0) -> None:
@@ -130,37 +131,14 @@ def test_small_requests_have_their_headers_and_their_body() -> None:
     against(answer, use)
 
 
-@pytest.mark.parametrize(
-    ("url", "address"),
-    [
-        ("http://host", ("host", 80, "/v1/chat/completions")),
-        ("host:8080", ("host", 8080, "/v1/chat/completions")),
-        ("https://host/", ("host", 443, "/v1/chat/completions")),
-        ("http://host/v1", ("host", 80, "/v1/chat/completions")),
-        ("http://host/v1/", ("host", 80, "/v1/chat/completions")),
-        ("http://host/some/v1", ("host", 80, "/some/v1/chat/completions")),
-        ("http://host/some", ("host", 80, "/some/v1/chat/completions")),
-        ("http://host/v1/chat/completions", ("host", 80, "/v1/chat/completions")),
-        ("http://[::1]:9", ("::1", 9, "/v1/chat/completions")),
-    ],
-)
-def test_an_address_may_be_that_of_the_host_of_the_api_or_of_the_route(url: str, address: tuple[str, int, str]) -> None:
+@by_table("url", "address")
+def test_an_address_may_be_that_of_the_host_of_the_api_or_of_the_route(url: str, address: list[object]) -> None:
     target = Target.parse(url, {})
-    assert (target.host, target.port, target.path("/v1/chat/completions")) == address
+    assert [target.host, target.port, target.path("/v1/chat/completions")] == address
     assert (target.tls is not None) == url.startswith("https")
 
 
-@pytest.mark.parametrize(
-    ("url", "headers", "ca", "error"),
-    [
-        *((url, {}, None, "URL") for url in ("ftp://host", "http://", "http://host:99999", "http://host/?a=b")),
-        *((url, {}, None, "URL") for url in ("http://host/#a", "http://host/a b", "http://user:pass@host")),
-        *(("host", {name: "c"}, None, "header") for name in ("a b", "", "a:")),
-        *(("host", {"a": value}, None, "header") for value in ("c\r\nd: e", "é")),
-        ("http://host", {}, "ca.pem", "does not use TLS"),
-        ("https://host", {}, "/nowhere/ca.pem", "cannot read certificates"),
-    ],
-)
+@by_table("url", "headers", "ca", "error")
 def test_what_cannot_be_addressed_or_sent_is_an_error(
     url: str, headers: dict[str, str], ca: str | None, error: str
 ) -> None:

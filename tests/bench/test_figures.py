@@ -7,6 +7,7 @@ import pytest
 
 from djl_trtllm.bench.client import Counted, Stream
 from djl_trtllm.bench.figures import Distribution, Figures, Objectives, Timeline
+from tests.support.tables import by_table
 
 
 def stream(
@@ -107,15 +108,7 @@ def test_a_request_without_an_end_is_unfinished_and_its_tokens_count() -> None:
     assert (figures.tokens, figures.ttft.count, figures.e2e.count) == (4, 1, 0)
 
 
-@pytest.mark.parametrize(
-    ("objectives", "good"),
-    [
-        ({"ttft": 1.0, "itl": 0.5, "e2e": 4.0}, 1),
-        ({"ttft": 0.9}, 0),
-        ({"itl": 0.4}, 0),
-        ({"e2e": 3.9}, 0),
-    ],
-)
+@by_table("objectives", "good")
 def test_goodput_is_the_share_of_requests_that_meet_every_objective(objectives: dict[str, float], good: int) -> None:
     figures = Figures("", begin=0.0, objectives=Objectives(objectives))
     figures.add(stream(0.0, (1.0, 1), (2.0, 2), (3.0, 2), ended=4.0), 10.0)

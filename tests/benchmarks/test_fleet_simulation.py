@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from benchmarks.fleet.arrivals import Lengths, Request, arrivals, burst, diurnal, read_trace, steady
+from benchmarks.fleet.arrivals import Lengths, Request, arrivals, burst, read_trace, steady
 from benchmarks.fleet.check import PLACES, STEPS_PER_SECOND, compare
 from benchmarks.fleet.replica import Gpu, Replica, Scripted
 from benchmarks.fleet.rules import Figures, Fixed, Keda, Ray, Rule, queries
@@ -97,16 +97,6 @@ def test_sequences_that_run_together_share_the_steps_of_their_number() -> None:
     assert replica.next_end(0.3 + 100 * step) == pytest.approx(0.3 + 100 * step + 0.5 / 100)
 
 
-def test_more_replicas_are_never_later_and_more_requests_never_earlier() -> None:
-    def mean_first_token(replicas: int, rate: float) -> float:
-        return statistics.mean(Simulation(fleet(), Fixed(replicas)).run(load(rate)).first_tokens())
-
-    by_replicas = [mean_first_token(replicas, 10) for replicas in (1, 2, 3, 4)]
-    by_rate = [mean_first_token(2, rate) for rate in (2, 8, 14, 20)]
-    assert all(more <= less for less, more in itertools.pairwise(by_replicas))
-    assert all(less <= more for less, more in itertools.pairwise(by_rate))
-
-
 # -- rules -------------------------------------------------------------------------------------------------------------
 
 
@@ -119,22 +109,6 @@ def test_a_rule_adds_replicas_for_a_burst_and_takes_them_away(rule: str) -> None
     assert statistics.mean(result.first_tokens()) < statistics.mean(fixed.first_tokens()) / 2
     assert result.replica_seconds < result.most_replicas * result.seconds
     assert result.of("cut") == []
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_cache_of_engines_makes_first_tokens_earlier(rule: str) -> None:
-    with_cache, without = (scaled(RULES[rule], each).result for each in (QUICK, SLOW))
-    assert statistics.mean(with_cache.first_tokens()) < statistics.mean(without.first_tokens())
-
-
-def test_keda_asks_for_what_its_queries_say() -> None:
-    rule = Keda(1, 100)
-    assert rule.recommended(2, [Figures(100, 100, 100)] * 2) == 6  # 4 batches / 0.7
-    assert rule.recommended(2, [Figures(0, 70, 100)] * 2) == 2
-    assert rule.recommended(2, [Figures(0, 76, 100)] * 2) == 2  # within a tenth
-    assert rule.recommended(2, [Figures(20, 30, 100, full_cache=True)] * 2) == 4
-    assert rule.recommended(2, [Figures(0, 30, 100, full_cache=True)] * 2) == 1
-    assert rule.recommended(3, []) == 3
 
 
 @needs_promtool
@@ -189,13 +163,6 @@ def test_keda_does_what_the_controller_of_kubernetes_did() -> None:
     assert passed[0] == pytest.approx(passed[1], abs=5)
 
 
-def test_ray_waits_for_its_delays() -> None:
-    rule = Ray(1, 100, 10)
-    crowd, idle = [Figures(50, 10, 10)], [Figures(0, 0, 10)] * 6
-    assert [rule.wanted(now, 1, crowd) for now in (0, 15, 30)] == [1, 1, 3]
-    assert [rule.wanted(now, 6, idle) for now in (45, 330, 345)] == [6, 6, 5]
-
-
 def test_a_replica_is_taken_away_as_the_deployment_does_it() -> None:
     from benchmarks.fleet_simulation import parse
 
@@ -206,12 +173,6 @@ def test_a_replica_is_taken_away_as_the_deployment_does_it() -> None:
 
 
 # -- arrivals ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_day_is_quiet_at_its_ends_and_has_the_mean_rate() -> None:
-    rate = diurnal(10, 86_400)
-    assert (rate(0), rate(43_200)) == pytest.approx((2, 18))
-    assert statistics.mean(map(rate, range(0, 86_400, 60))) == pytest.approx(10)
 
 
 def test_arrivals_have_their_rate_and_mean_lengths_and_follow_from_the_seed() -> None:
@@ -232,13 +193,6 @@ def test_a_trace_of_azure_is_read(tmp_path: Path) -> None:
     )
     read = [(each.arrived, each.prompt_tokens, each.output_tokens) for each in read_trace(file, speed=2)]
     assert read == [(0, 374, 44), (pytest.approx(2.157289), 396, 1)]
-
-
-def test_another_file_is_no_trace(tmp_path: Path) -> None:
-    file = tmp_path / "trace.csv"
-    file.write_text("TIMESTAMP,Tokens\n2023-11-16 18:15:46.6805900,374\n")
-    with pytest.raises(OSError, match=r"trace\.csv has no column ContextTokens, GeneratedTokens"):
-        next(read_trace(file))
 
 
 # -- A simulated replica is a server's queue and batch: the same requests take as long in both -------------------------

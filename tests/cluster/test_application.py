@@ -21,6 +21,7 @@ from djl_trtllm.cluster.application import (
 from djl_trtllm.config import load
 from djl_trtllm.errors import ConfigError
 from tests.support.models import scripted_model
+from tests.support.tables import by_table
 
 pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)", exc_type=ImportError)
 
@@ -35,54 +36,19 @@ def test_a_configuration_file_gives_values_and_serve_run_gives_texts() -> None:
     assert ClusterArguments.parse(both).options == {"a": 1, "option.b": 3}
 
 
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ({"replica": 2}, "unknown field `replica`; there are model, options, replicas, autoscale"),
-        ({"replicas": 0}, "Expected `int` >= 1"),
-        ({"replicas": "some"}, "Expected `int`"),
-        ({"gpus": -1}, "Expected `int` >= 0"),
-        ({"cpus": -1}, "Expected `float` >= 0"),
-        ({"name": ""}, "length >= 1"),
-        ({"options": "dtype=fp16"}, "Expected `object`"),
-        ({"replicas": 2, "autoscale": "1:4"}, "replicas and autoscale: leave one out"),
-    ],
-)
+@by_table("given", "problem")
 def test_what_is_wrong_with_an_argument_is_an_error_that_names_it(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as error:
         ClusterArguments.parse(given)
     assert problem in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "batch", "scaling"),
-    [
-        ("1:4", 64, (1, 4, 45)),
-        ("2:2:7", 64, (2, 2, 7)),
-        ("1:10000:100000", 1, (1, 10_000, 100_000)),
-        ("1:1", 1, (1, 1, 1)),
-    ],
-)
-def test_autoscaling_has_a_concurrency_of_seven_tenths_of_the_batch(
-    text: str, batch: int, scaling: tuple[int, int, int]
-) -> None:
-    assert Autoscaling.parse(text, batch) == scaling
+@by_table("text", "batch", "scaling")
+def test_autoscaling_has_a_concurrency_of_seven_tenths_of_the_batch(text: str, batch: int, scaling: list[int]) -> None:
+    assert [*Autoscaling.parse(text, batch)] == scaling
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("4", "expected MIN:MAX or MIN:MAX:CONCURRENCY"),
-        ("1:2:3:4", "expected MIN:MAX or MIN:MAX:CONCURRENCY"),
-        ("0:4", "MIN is '0', expected a whole number from 1 to 10000"),
-        ("3:1", "MAX is '1', expected a whole number from 3"),
-        ("1:10001", "MAX is '10001'"),
-        ("1:²", "MAX is '²'"),
-        ("1:0000000002", "MAX is '0000000002'"),
-        ("1:4:0", "CONCURRENCY is '0', expected a whole number from 1 to 100000"),
-        ("1:4:", "CONCURRENCY is ''"),
-    ],
-)
+@by_table("text", "expected")
 def test_autoscaling_that_is_not_two_or_three_numbers_in_order_is_refused(text: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=f"autoscale={text}: .*{expected}"):
         Autoscaling.parse(text, 64)
@@ -196,21 +162,7 @@ def test_a_replica_reserves_gpus_where_its_ranks_run_on_its_node(
         reserved_gpus(load(None, {}, arguments=arguments).options)
 
 
-@pytest.mark.parametrize(
-    ("present", "metrics", "wanted"),
-    [
-        (1, {}, 1),
-        *(
-            (2, {"waiting": waiting, "running": [running] * 2}, wanted)
-            for waiting, running, wanted in (([0, 0], 0, 1), ([0, 0], 10, 2), ([1, 0], 10, 3), ([500, 0], 10, 4))
-        ),
-        # A decision doubles the replicas or adds two, or ends a fifth of them, at most.
-        *((present, {"waiting": [900]}, wanted) for present, wanted in ((0, 2), (1, 3), (3, 6), (6, 6))),
-        *((present, {"waiting": [0]}, wanted) for present, wanted in ((1, 1), (4, 3), (6, 5))),
-        # A replica whose cache is full gets another one beside it.
-        (2, {"waiting": [0, 0], "running": [2, 2], "kv_usage": [0.99, 0.4]}, 3),
-    ],
-)
+@by_table("present", "metrics", "wanted")
 def test_there_are_as_many_replicas_as_keep_the_concurrency_on_each(
     present: int, metrics: dict[str, list[float]], wanted: int
 ) -> None:

@@ -18,6 +18,7 @@ from djl_trtllm.cluster.application import NODES
 from djl_trtllm.cluster.control import Place
 from djl_trtllm.cluster.machine import environment_of_machine, serve_here
 from djl_trtllm.errors import DjlTrtllmError
+from tests.support.tables import by_table
 
 _BEGIN = """
 import json, os, signal, socket, subprocess, sys, time
@@ -183,15 +184,7 @@ def test_what_is_set_stays_and_the_rest_is_that_of_nodes(tmp_path: Path) -> None
     assert found.items() >= {**NODES, **given}.items()
 
 
-@pytest.mark.parametrize(
-    ("ray", "programs", "used"),
-    [
-        ("2.60.0", ("haproxy",), True),
-        ("2.60.0", (), False),
-        ("2.55.1", ("haproxy",), False),
-        ("2.55.1", ("haproxy", "socat"), True),
-    ],
-)
+@by_table("ray", "programs", "used")
 def test_haproxy_is_used_where_the_programs_are_that_this_ray_needs(
     ray: str, programs: tuple[str, ...], used: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

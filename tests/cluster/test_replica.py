@@ -23,10 +23,12 @@ from djl_trtllm.cluster.application import (
 )
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, InvalidRequestError, ModelError
+from djl_trtllm.executor.protocol import Stats
 from djl_trtllm.server.metrics import ModelFigures
 from djl_trtllm.service import State
 from djl_trtllm.service.adapters import Adapters
 from tests.support.asgi import Connection
+from tests.support.tables import by_table
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,8 +53,8 @@ def test_a_replica_is_unhealthy_only_when_a_model_of_its_start_has_failed() -> N
 
 def test_figures_are_those_of_all_models_and_the_fullest_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ModelFigures, "of", lambda model: model)
-    one = SimpleNamespace(name="one", waiting=1, running=2, kv_usage=0.5)
-    two = SimpleNamespace(name="two", waiting=10, running=20, kv_usage=None)
+    one = SimpleNamespace(name="one", waiting=1, running=2, stats=Stats(kv_usage=0.5))
+    two = SimpleNamespace(name="two", waiting=10, running=20, stats=Stats())
     expected = {"waiting": 11, "running": 22, "kv_usage": 0.5}
     autoscaled = AutoscaledReplica()
     autoscaled.app = of_models(one, two).app
@@ -144,14 +146,7 @@ def test_the_application_of_a_replica_has_its_model_and_knows_whether_there_are_
     assert open_application(str(tiny_stories), {"model_name": "other"}, shared=True).shared
 
 
-@pytest.mark.parametrize(
-    ("requests", "refused"),
-    [
-        ("POST /models, PUT /models/m, DELETE /models/m, POST /models/m/adapters, DELETE /models/m/adapters/a", True),
-        ("POST /adapters, DELETE /adapters/a", True),
-        ("GET /models, GET /adapters, POST /models/m/invoke", False),
-    ],
-)
+@by_table("requests", "refused")
 def test_what_would_change_one_of_several_replicas_is_refused(requests: str, refused: bool) -> None:
     async def told(method: str, path: str, *, shared: bool = True, root: str = "") -> bool:
         app = ReplicaApplication(Options(), [])

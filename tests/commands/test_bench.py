@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from djl_trtllm import cli
 from djl_trtllm.bench import session
 from tests.support.stub_http import OpenAiStub
+from tests.support.tables import by_table
 
 SMALL = ("--requests", "6", "--warmup", "0", "--prompt-tokens", "10", "--output-tokens", "4")
 
@@ -88,28 +89,7 @@ def test_requests_without_an_end_are_status_3_and_counted() -> None:
     assert result.exit_code == 3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("--api", "grpc"), "--api grpc: expected one of chat, completions, lmi, tgi, triton"),
-        (("--concurrency", "1", "--rate", "1"), "--concurrency and --rate: give one of them"),
-        (("--concurrency", "1.5"), "--concurrency 1.5: expected whole numbers"),
-        (("--concurrency", "0"), "--concurrency 0: expected numbers above 0"),
-        (("--concurrency", "a,1"), "--concurrency a,1: expected numbers above 0"),
-        (("--rate", ""), "--rate : expected numbers above 0"),
-        (("--rate", "nan"), "--rate nan: expected numbers above 0"),
-        (("--slo", "ttft"), "--slo ttft: expected ttft, itl or e2e"),
-        (("--slo", "tpot=1s"), "--slo tpot=1s: expected ttft, itl or e2e"),
-        (("--slo", "ttft=1.2.3s"), "--slo ttft=1.2.3s: expected"),
-        (("--duration", "0"), "--duration 0: expected seconds, above 0"),
-        (("--timeout", "-1"), "--timeout -1: expected seconds, above 0"),
-        (("--parameters", "[]"), "--parameters []: expected a JSON object"),
-        (("--header", "nonsense"), "--header nonsense: expected NAME:VALUE"),
-        (("--html", "/nowhere/report.html"), "--html /nowhere/report.html: there is no folder /nowhere"),
-        (("--dataset", "/nowhere.jsonl"), "--dataset /nowhere.jsonl: cannot read it"),
-        ((), "does not answer a first request: connection refused"),
-    ],
-)
+@by_table("arguments", "error")
 def test_a_wrong_flag_is_an_error_that_names_it(arguments: tuple[str, ...], error: str) -> None:
     result = bench("http://127.0.0.1:1", "--model", "m", *arguments)
     assert result.exit_code == 1

@@ -14,6 +14,7 @@ from djl_trtllm.commands.compile import CompileArguments, read_arguments
 from djl_trtllm.engines.cache import MANIFEST_FILE, EngineCache
 from djl_trtllm.errors import DjlTrtllmError
 from tests.engines.helpers import build
+from tests.support.tables import by_table
 
 WORKFLOW = """
     --checkpoint_dir=/models/trt/llama-trt-ckpt
@@ -52,15 +53,7 @@ def test_the_workflows_flags_are_options() -> None:
     assert read(WORKFLOW.replace("=", " ")) == expected
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "in out --tp_size 2 --fast_build",
-        "--fast_build in --tp-size 2 out",
-        "--tp_size=2 --fast_build --checkpoint_dir in out",
-        "in --output_dir out --fast_build enable --tp_size 2",
-    ],
-)
+@by_table("line")
 def test_checkpoint_and_output_are_places_or_flags(line: str) -> None:
     arguments = read(line)
     assert (arguments.checkpoint, arguments.out) == ("in", "out")
@@ -70,18 +63,7 @@ def test_checkpoint_and_output_are_places_or_flags(line: str) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("in out other", "other: expected one CHECKPOINT and one OUT"),
-        ("--checkpoint_dir in --output_dir out other", "other: expected one CHECKPOINT"),
-        ("in out --max_beam_widht=2", r"--max_beam_widht=2: no option has this name, did you mean --max_beam_width\?"),
-        ("in out --mamba_conv1d_plugin=auto", "--mamba_conv1d_plugin=auto: no option has this name"),
-        ("in out --install_requirements=true", "no option has this name"),
-        ("in out --tp_size", "--tp_size needs a value: --tp_size=VALUE"),
-        ("in out --tp_size --fast_build", "--tp_size needs a value"),
-    ],
-)
+@by_table("line", "message")
 def test_what_is_wrong_is_named(line: str, message: str) -> None:
     with pytest.raises(DjlTrtllmError, match=message):
         read(line)
@@ -96,25 +78,7 @@ def test_nothing_is_nothing_and_flags_without_effect_are_reported() -> None:
     assert all("no effect" in note for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("words", "texts"),
-    [
-        ("compile FOLDER OUT", ("is empty",)),
-        (
-            "compile --checkpoint_dir=FOLDER --output_dir OUT --workers=2 --max_batch_size many",
-            ("--workers: no effect", "option.max_num_sequences=many (command line)"),
-        ),
-        ("compile FOLDER", ("name a checkpoint and an output",)),
-        ("package FOLDER/none --out OUT", ("is not a directory",)),
-        *(
-            (
-                f"package {address} --out OUT",
-                (f"{address} is an address", f"djl-trtllm serve {address}", f"option.model_id={address}"),
-            )
-            for address in ("s3://bucket/model", "hf://owner/name")
-        ),
-    ],
-)
+@by_table("words", "texts")
 def test_what_cannot_be_compiled_or_packed_is_said(tmp_path: Path, words: str, texts: tuple[str, ...]) -> None:
     places = {"FOLDER": str(tmp_path), "OUT": str(tmp_path / "out")}
     for name, place in places.items():

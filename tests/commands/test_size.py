@@ -16,6 +16,7 @@ from tests import sizing
 from tests.commands.sized import BIG, described
 from tests.finder.helpers import Played, model_with
 from tests.sizing.configs import llama, qwen3_32b_fp8
+from tests.support.tables import by_table
 
 
 @pytest.fixture(autouse=True)
@@ -117,18 +118,7 @@ def test_the_other_table_may_be_used(model: str) -> None:
     assert told(model, "--instance", "g5.12xl", "--lmi", "0.27")["measured"] is None
 
 
-@pytest.mark.parametrize(
-    ("flags", "status"),
-    [
-        (["--instance", "g5.48xlarge", "--tp", "8"], 0),
-        (["--instance", "g5.48xlarge", "--tp", "8", "--strict"], 1),
-        (["--instance", "g5.48xlarge", "--tp", "8", "--strict", "--json"], 1),
-        (["--gpu", "h100", "--tp", "4", "--strict"], 0),
-        (["--gpu", "h100", "--tp", "4", "--sequences", "1", "--strict"], 0),
-        (["--gpu", "h100", "--tp", "4", "--sequences", "100000", "--strict"], 1),
-        (["--compare", "--sequences", "10000000", "--strict"], 1),
-    ],
-)
+@by_table("flags", "status")
 def test_strict_decides_the_status_of_what_does_not_fit(tmp_path: Path, flags: list[str], status: int) -> None:
     assert size(str(described(tmp_path, **BIG)), *flags).exit_code == status
 
@@ -167,31 +157,7 @@ def test_formula_needs_no_model() -> None:
     assert "If the model does not load, a smaller number hardly helps" in small.stdout
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--formula", "--formula needs --max-batch N and --max-input N"),
-        ("--formula --max-batch 1 --max-input 1 --alpha 0", "alpha 0: expected more than 0"),
-        ("", "no model given"),
-        ("MODEL", "this machine has no NVIDIA GPU: name one with --gpu"),
-        ("MODEL --gpu h201", "--gpu h201: expected a GPU: did you mean h20 or h200"),
-        ("MODEL --instance m5.large", "--instance m5.large: expected an AWS instance type"),
-        ("MODEL --gpu-memory 80", "--gpu-memory 80: 80 bytes are too few for a GPU; write a unit"),
-        ("MODEL --gpu h100 --alpha 0.1", "--alpha: only with --formula; add that"),
-        ("MODEL --gpu h100 --formula", "--formula does not use MODEL, --gpu: leave out"),
-        ("MODEL --gpu h100 --tp many", "option.tensor_parallel_degree=many"),
-        ("MODEL --gpu h100 --tp 1,many", "--tp 1,many: expected numbers"),
-        ("MODEL --gpu h100 --tp 1,0", "--tp 1,0: expected numbers"),
-        ("MODEL --gpu h100 --quantize fp3", "option.quantize=fp3"),
-        ("MODEL --gpu h100 --lmi 0.26", "LMI 0.26: expected a version with a table"),
-        ("MODEL --compare --plot x.png", "--plot draws one model on one machine"),
-        ("/nowhere --gpu h100", "/nowhere"),
-        ("MODEL --fresh", "--fresh: only with --measure; add that"),
-        ("MODEL --memory 8GB", "--memory: only with --measure; add that"),
-        ("MODEL --precision 0", "--precision: only with --measure; add that"),
-        ("MODEL --requests 1 --request-tokens 1", "--requests, --request-tokens: only with --measure; add that"),
-    ],
-)
+@by_table("flags", "message")
 def test_errors_say_what_to_write(model: str, flags: str, message: str) -> None:
     result = size(*(model if flag == "MODEL" else flag for flag in flags.split()))
     assert result.exit_code == 1
@@ -243,13 +209,7 @@ def test_flags_are_options_the_load_and_the_bound(measured: str, trials: Played)
     assert {"kv_cache_dtype": "fp8", "max_input_len": "500"}.items() <= spec.options.items()
 
 
-@pytest.mark.parametrize(
-    ("bound", "status", "text"),
-    [
-        (1 << 30, 0, "max_num_tokens=1,048,576, the largest that makes a difference ("),
-        (1, 1, "Out of memory with every max_num_tokens down to 64, while answering requests: std"),
-    ],
-)
+@by_table("bound", "status", "text")
 def test_a_bound_that_the_search_does_not_reach_is_said(
     measured: str, trials: Played, bound: int, status: int, text: str
 ) -> None:
@@ -279,17 +239,7 @@ def test_an_interrupt_says_how_to_go_on(measured: str, trials: Played) -> None:
     assert len(trials.tried) > before + 3
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--gpu h200", "--measure measures this machine, with one degree: leave out --gpu"),
-        ("--compare", "leave out --compare"),
-        ("--tp 1,2", "leave out --tp"),
-        ("--max-num-tokens 5", "max_num_tokens is what is measured"),
-        ("--strict", "leave out --strict"),
-        *((f"--memory {text}", f"--memory {text}: expected the memory of an") for text in ("much", "0", "GB")),
-    ],
-)
+@by_table("flags", "message")
 def test_what_a_measurement_cannot_follow_is_refused(measured: str, trials: Played, flags: str, message: str) -> None:
     result = size(measured, "--measure", *flags.split())
     assert result.exit_code == 1

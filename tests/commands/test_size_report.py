@@ -24,17 +24,10 @@ from djl_trtllm.sizing.machines import Machine, of_gpu, of_instance, of_memory
 from tests.commands.sized import BIG, described, report, request
 from tests.engines.helpers import write_tensorrt_engine
 from tests.sizing.configs import llama
+from tests.support.tables import by_table, constant
 
 MIB, GIB = 1 << 20, 1 << 30
-GEMMA = {
-    "num_hidden_layers": 28,
-    "hidden_size": 3072,
-    "intermediate_size": 24576,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "head_dim": 256,
-    "vocab_size": 256000,
-}
+GEMMA: dict[str, Any] = constant(__file__, "GEMMA")
 COUNTED = "the weights were counted from config.json: their files are not known, or are not safetensors"
 H200 = GpuState(140 * GIB, 139 * GIB, (1,))
 
@@ -76,23 +69,15 @@ def test_the_backend_decides_what_is_estimated(tmp_path: Path, backend: str, eng
     assert found.estimate.conditions.backend == engine
 
 
-@pytest.mark.parametrize(
-    ("context", "asked", "counted"),
-    [
-        (8192, (30000, 500), (8191, 1)),
-        (8192, (8000, 192), None),
-        (300, (), (200, 100)),
-        (None, (30000,), (30000, 512)),
-    ],
-)
+@by_table("context", "asked", "counted")
 def test_sequences_end_at_the_models_context(
-    tmp_path: Path, context: int | None, asked: tuple[int, ...], counted: tuple[int, int] | None
+    tmp_path: Path, context: int | None, asked: list[int], counted: list[int] | None
 ) -> None:
     lengths = dict(zip(("max_input_len", "max_output_len"), asked, strict=False))
     found = request(described(tmp_path, max_position_embeddings=context), **lengths)
-    assert (found.input_len, found.output_len) == (counted or asked)
+    assert [found.input_len, found.output_len] == (counted or asked)
     warned = "sequences of 30000 + 500 tokens are longer than the model's context of 8192: counted are 8191 + 1"
-    assert found.shortened == (warned if asked == (30000, 500) else None)
+    assert found.shortened == (warned if asked == [30000, 500] else None)
 
 
 def test_only_checkpoints_of_hugging_face_are_sized(tmp_path: Path) -> None:
@@ -105,17 +90,7 @@ def test_only_checkpoints_of_hugging_face_are_sized(tmp_path: Path) -> None:
         request(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("degree", "groups", "machine", "expected"),
-    [
-        ("max", 1, "h100", 1),
-        ("max", 1, "h100:8", 8),
-        ("max", 2, "h100:8", 4),
-        (8, 1, "h100:8", 8),
-        (8, 1, "h100:4", "tensor parallel degree 8: H100 has 4 GPUs"),
-        (4, 2, "h100:1", "degree 4 x 2 groups: H100 has 1 GPU$"),
-    ],
-)
+@by_table("degree", "groups", "machine", "expected")
 def test_a_degree_needs_as_many_gpus(
     tmp_path: Path, degree: object, groups: int, machine: str, expected: int | str
 ) -> None:
@@ -222,17 +197,7 @@ def test_the_lines_end_with_options_that_resolve_to_themselves(tmp_path: Path) -
     assert not any(origin.kind == "derived" for origin in config.origins.values())
 
 
-@pytest.mark.parametrize(
-    ("asked", "settings"),
-    [
-        (
-            {"max_input_len": 3000},
-            {"max_input_len": "3000", "max_output_len": "1190", "enable_chunked_prefill": "true"},
-        ),
-        ({"max_input_len": 30000}, {"max_input_len": "8191", "max_output_len": "1190"}),
-        ({"max_input_len": 1190}, {"max_input_len": "1190", "enable_chunked_prefill": None}),
-    ],
-)
+@by_table("asked", "settings")
 def test_what_is_pasted_holds_the_lengths_asked_for(
     tmp_path: Path, asked: dict[str, int], settings: dict[str, str | None]
 ) -> None:

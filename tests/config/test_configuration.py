@@ -25,14 +25,6 @@ def test_replace_keeps_the_rest_and_remembers_the_origin() -> None:
     assert served.replace(Origin.derived("a rule"), port=2).is_set("port")
 
 
-def test_origin_of_an_unknown_field_is_a_key_error() -> None:
-    config = from_text("")
-    with pytest.raises(KeyError):
-        config.origin("max_inputlen")
-    with pytest.raises(KeyError):
-        config.is_set("max_inputlen")
-
-
 def test_the_engine_cache_is_where_it_was_set_or_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
     assert from_text("").engine_cache_dir == Path("/home/someone/.cache/djl-trtllm")

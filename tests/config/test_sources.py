@@ -119,12 +119,6 @@ def test_users_write_options_by_name_in_files_on_the_command_line_and_in_option_
     assert own == {Layer.ARGUMENTS, Layer.FILE, Layer.OPTION, Layer.SERVER_FILE}
 
 
-def test_the_page_names_every_layer() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8")
-    rows = page.partition("## Precedence")[2].partition("\n## ")[0]
-    assert [layer.value for layer in Layer if f"| {layer.value} |" not in rows.replace("\\*", "*")] == []
-
-
 def test_an_argument_is_a_setting_of_the_command_line() -> None:
     source = read_arguments([" max_input_len =1=2", "option.nonsense=3"])
     assert source == Source(
@@ -237,12 +231,6 @@ def test_variables_of_the_container_are_answered_by_name() -> None:
     assert list(config.notes) == [f"{name} has no effect: {why}" for name, why in IGNORED_VARIABLES.items()]
     assert len(config.notes) > 15
     assert len(load(None, {"JAVA_OPTS": "-Xmx1g"}).notes) == 1
-
-
-def test_the_page_lists_them() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "options" / "legacy.md").read_text(encoding="utf-8")
-    rows = page.partition("## Variables without effect")[2].partition("\n## ")[0]
-    assert [name for name, why in IGNORED_VARIABLES.items() if f"| `{name}` | {why} |" not in rows] == []
 
 
 @pytest.mark.parametrize(

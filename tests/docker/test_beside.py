@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +20,11 @@ from tests.support.uv import uv
 
 ROOT = Path(__file__).parents[2]
 IMAGES = sorted((Path(__file__).parent / "beside").glob("*.txt"))
+REFERENCE = next(image for image in IMAGES if image.stem == "tensorrt-llm-1.2.1")
 REPLACED = {"uvicorn"}
 """What the project needs newer than some images have it; no engine pins it."""
+TOOLS = re.findall(r"'(.+?>=.+?)'", (ROOT / "docker" / "verify").read_text())
+"""What docker/verify installs besides, for tests."""
 IMPORTS = """
 import pkgutil, sys
 import djl_trtllm
@@ -42,41 +46,72 @@ def test_what_the_project_asks_for_goes_together_with_the_pins_of_an_engine(imag
     assert len(pins) > 2
     (tmp_path / "pins.txt").write_text("\n".join(pins))
     options = ("--quiet", "--no-header", "--no-annotate", "--python-version", "3.12", "--extra=otel", "--extra=grpc")
-    resolved = uv("pip", "compile", *options, "pyproject.toml", tmp_path / "pins.txt", cwd=ROOT).splitlines()
-    assert {"javaproperties", "boto3"} <= {Requirement(line).name for line in resolved}
+    (tmp_path / "tools.txt").write_text("\n".join(TOOLS))
+    files = ("pyproject.toml", tmp_path / "pins.txt", tmp_path / "tools.txt")
+    resolved = uv("pip", "compile", *options, *files, cwd=ROOT).splitlines()
+    assert {"javaproperties", "boto3", "hypothesis"} <= {Requirement(line).name for line in resolved}
 
 
-@every_image
-def test_an_image_gets_the_project_and_keeps_its_packages(image: Path, tmp_path: Path) -> None:
-    environment = tmp_path / "environment"
-    uv("venv", "--quiet", "--seed", "--python", sys.executable, environment)
-    uv("pip", "install", "--quiet", "--python", environment, "--requirement", image)
-    version = image.stem.removeprefix("tensorrt-llm-") if "tensorrt" in image.stem else "1.2.1"
-    fake = fake_tensorrt_llm(tmp_path, version="1.0.0" if version == "1.0" else version)
-    environ = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
-    environ |= {**fake, "PATH": f"{environment / 'bin'}:/usr/bin:/bin", "PYTHONPATH": fake["PYTHONPATH"].split(":")[0]}
+class Container:
+    """The packages of an image in an environment of their own, where commands see a TensorRT-LLM."""
 
-    def run(*command: str | Path, expect: tuple[int, ...] = (0,), **more: str) -> str:
-        done = subprocess.run(command, cwd=tmp_path, env=environ | more, capture_output=True, text=True)
+    def __init__(self, image: Path, directory: Path) -> None:
+        self.directory = directory
+        self._environment = directory / "environment"
+        uv("venv", "--quiet", "--seed", "--python", sys.executable, self._environment)
+        self.install("--requirement", image)
+        version = image.stem.removeprefix("tensorrt-llm-") if "tensorrt" in image.stem else "1.2.1"
+        fake = fake_tensorrt_llm(directory, version="1.0.0" if version == "1.0" else version)
+        environ = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
+        self._site = fake["PYTHONPATH"].split(":")[0]
+        self._environ = {**environ, **fake, "PATH": f"{self._environment / 'bin'}:/usr/bin:/bin"}
+        self._before = self._installed()
+
+    def install(self, *what: str | Path) -> None:
+        uv("pip", "install", "--quiet", "--python", self._environment, *what)
+
+    def run(self, *command: str | Path, path: str = "", expect: tuple[int, ...] = (0,), **more: str) -> str:
+        environ = {**self._environ, "PYTHONPATH": f"{path}:{self._site}" if path else self._site, **more}
+        done = subprocess.run(command, cwd=self.directory, env=environ, capture_output=True, text=True)
         assert done.returncode in expect, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def installed() -> dict[str, str]:
-        listed = json.loads(uv("pip", "list", "--format=json", "--python", environment))
+    def check(self, said: str) -> None:
+        """The image's packages are as they were, and the project works beside them; `said` was said by install.sh."""
+        after = self._installed()
+        moved = {name for name, had in self._before.items() if after[name] != had}
+        assert moved <= REPLACED and all(f"replacing {name} " in said for name in moved)
+        self.run("python3", "-c", IMPORTS, path=str(ROOT))
+        ids = f"{ROOT / 'tests' / 'model' / 'test_tokenizer_formats.py'}::test_ids_equal_those_of_sentencepiece"
+        pytest_here = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider")
+        self.run(*pytest_here, ids, path=str(ROOT))
+        contract = ("-m", "trtllm", "--collect-only", ROOT / "tests" / "trtllm")
+        assert "tests collected" in self.run(*pytest_here, *contract, path=str(ROOT))
+
+    def _installed(self) -> dict[str, str]:
+        listed = json.loads(uv("pip", "list", "--format=json", "--python", self._environment))
         return {package["name"]: package["version"] for package in listed}
 
-    before = installed()
+
+@pytest.mark.parametrize("image", [image for image in IMAGES if image != REFERENCE], ids=lambda path: path.stem)
+def test_an_image_gets_the_project_and_keeps_its_packages(image: Path, tmp_path: Path) -> None:
+    container = Container(image, tmp_path)
+    docker = ROOT / "docker"
+    said = container.run(
+        docker / "install.sh", ROOT / "pyproject.toml", docker / "requirements-core.txt", "otel", "grpc"
+    )
+    container.install(*TOOLS)
     # The fake differs from the table of names in what needs a GPU or C++ code.
-    starts = image.stem == "tensorrt-llm-1.2.1"  # twenty seconds, which one image proves
-    verify = {"PYTEST_ARGUMENTS": "--collect-only", "VERIFY_FIRST_START": "" if starts else "no"}
-    said = run(ROOT / "docker" / "verify", "--inside", expect=(0, 1), **verify)
+    names = ("python3", "-m", "tools.tensorrt_llm.check", "--installed")
+    assert " equal, " in container.run(*names, path=str(ROOT), expect=(0, 1))
+    container.check(said)
+
+
+def test_an_image_is_verified(tmp_path: Path) -> None:
+    """As docker/verify does it, with a first start."""
+    container = Container(REFERENCE, tmp_path)
+    said = container.run(ROOT / "docker" / "verify", "--inside", expect=(0, 1), PYTEST_ARGUMENTS="--collect-only")
     assert " equal, " in said and "tests collected" in said, said
-    assert (tmp_path / "first-start.json").exists() is starts
-    assert not starts or json.loads((tmp_path / "first-start.json").read_text())["passed"], said
-    after = installed()
-    moved = {name for name, had in before.items() if after[name] != had}
-    assert moved <= REPLACED and all(f"replacing {name} " in said for name in moved)
+    assert json.loads((tmp_path / "first-start.json").read_text())["passed"], said
     # The checkout that was verified is gone.
-    run("python3", "-c", IMPORTS, PYTHONPATH=f"{ROOT}:{environ['PYTHONPATH']}")
-    ids = f"{ROOT / 'tests' / 'model' / 'test_tokenizer_formats.py'}::test_ids_equal_those_of_sentencepiece"
-    run("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", ids, PYTHONPATH=f"{ROOT}:{environ['PYTHONPATH']}")
+    container.check(said)

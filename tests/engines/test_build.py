@@ -115,11 +115,12 @@ def test_a_compiler_that_ends_well_without_a_whole_engine_is_a_failure(
     with pytest.raises(BuildError, match=says) as caught:
         build_engine(plan, tmp_path / "engine", print, command=fake_compiler("half"))
     assert caught.value.cause is None and not (tmp_path / "engine").exists()
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
-    with pytest.raises(BuildError, match=says) as caught:
-        build_engine(plan, tmp_path / "engine", print, command=fake_compiler("half"))
-    assert caught.value.cause == "no space on the disk"
-    assert "1.0 kB are free on the disk of" in str(caught.value)
+    for free, cause in ((4 << 20, None), ((4 << 20) - 1, "no space on the disk")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
+        with pytest.raises(BuildError, match=says) as caught:
+            build_engine(plan, tmp_path / "engine", print, command=fake_compiler("half"))
+        assert caught.value.cause == cause
+    assert "4.2 MB are free on the disk of" in str(caught.value)
 
 
 def test_a_directory_in_the_way_is_not_overwritten(plan: EnginePlan, tmp_path: Path, fake_compiler: Fake) -> None:

@@ -29,8 +29,9 @@ from djl_trtllm.finder.measure import (
     ShownMeasurement,
     StateFile,
     TrialStep,
+    candidates,
+    most_trials,
 )
-from djl_trtllm.finder.search import candidates, most_trials
 from djl_trtllm.finder.subject import LOWEST, open_subject
 from djl_trtllm.finder.trial import Phase, TrialLoad, TrialReport, TrialSpec, run_trial
 from djl_trtllm.progress import display_on

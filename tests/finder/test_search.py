@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.finder.search import Search, candidates, most_trials
+from djl_trtllm.finder.measure import Search, candidates, most_trials
 from tests.support.tables import rows
 
 

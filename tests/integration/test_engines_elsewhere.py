@@ -18,6 +18,7 @@ from tests.support.hub_server import Hub, hub_server
 from tests.support.models import without_sagemakers_model
 from tests.support.s3 import MOTO_BUCKET, Store, client, keys, moto_server, s3_server, variables
 from tests.support.server import Server, environment, run_cli, serving
+from tests.support.tables import by_table
 
 PROMPT = "the little red riding hood"
 ENGINE = ("config.json", "rank0.engine")
@@ -188,20 +189,7 @@ def test_compiling_from_s3_to_s3_and_serving_from_there(text: str, fake: dict[st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        (
-            "config.yaml",
-            "model_name: split\nmodel_metadata:\n  engine_repository: acme/engine\n"
-            "  tokenizer_repository: acme/llama\n  tensor_parallelism: 1\n",
-        ),
-        (
-            "serving.properties",
-            "option.engine_repository=acme/engine\noption.tokenizer_repository=acme/llama\n",
-        ),
-    ],
-)
+@by_table("file", "content")
 def test_engine_and_tokenizer_of_two_repositories(
     compiled: dict[str, bytes], text: str, fake: dict[str, str], tmp_path: Path, file: str, content: str
 ) -> None:
@@ -322,7 +310,7 @@ BUILT = {
 }
 
 
-@pytest.fixture(scope="module", params=BUILT)
+@pytest.fixture(scope="module")
 def built(
     request: pytest.FixtureRequest, fake: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Built, Path, dict[str, str]]:
@@ -376,7 +364,9 @@ def prompt_of(tokens: int, engine: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [bare, archive, triton, truss])
+@pytest.mark.parametrize(
+    ("built", "place"), [("openvino", archive), ("tensorrt", bare), ("tensorrt", truss)], indirect=["built"]
+)
 def test_an_engine_is_served_with_the_limits_that_it_was_built_with(
     built: tuple[Built, Path, dict[str, str]], tmp_path: Path, place: Callable[[Path, Path], Path]
 ) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub import InferenceClient
 
 from tests.support.reference import DOCUMENT
 from tests.support.server import Server, environment, run_cli, serving
@@ -80,22 +79,6 @@ def test_the_documents_request_by_curl(default_server: Server) -> None:
 
 
 # -- TGI's client ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tgi(model: Path, scratch: Path) -> Iterator[InferenceClient]:
-    with serving(model, scratch, OPTION_TGI_COMPAT="true") as started:
-        yield InferenceClient(f"{started.url}/invocations", timeout=60)
-
-
-def test_huggingface_client_gets_details(tgi: InferenceClient) -> None:
-    answer = tgi.text_generation(DOCUMENT, max_new_tokens=24, details=True, stream=False)
-    assert isinstance(answer.generated_text, str)
-    assert answer.details is not None
-    assert answer.details.finish_reason == "length"
-    assert answer.details.generated_tokens == 24
-    assert "".join(token.text for token in answer.details.tokens) == answer.generated_text
-    assert all(isinstance(token.id, int) and isinstance(token.logprob, float) for token in answer.details.tokens)
 
 
 # -- archives ----------------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def check_store(url: str) -> None:
 
 
 def test_eight_servers_on_one_directory_outlive_their_builder(tmp_path: Path) -> None:
-    with fleet(tmp_path, lambda number: tmp_path / "cache", 4.0) as servers:
+    with fleet(tmp_path, lambda number: tmp_path / "cache", 8.0) as servers:
         servers.start(servers.kill_the_builder())
         servers.answers()
         assert servers.compiles() == 2
@@ -163,7 +163,7 @@ def test_eight_servers_on_one_directory_outlive_their_builder(tmp_path: Path) ->
 
 
 def test_eight_servers_with_a_cache_in_s3_outlive_their_builder(tmp_path: Path, aws: str) -> None:
-    with fleet(tmp_path, lambda number: tmp_path / f"cache-{number}", 4.0, **in_s3(aws)) as servers:
+    with fleet(tmp_path, lambda number: tmp_path / f"cache-{number}", 8.0, **in_s3(aws)) as servers:
         killed = servers.kill_the_builder()
         assert len(leases(aws)) == 1 and len(keys(aws)) == 1
         let_the_lease_expire()

@@ -20,7 +20,7 @@ from djl_trtllm.server.description import OPERATIONS
 
 schemathesis = pytest.importorskip("schemathesis")
 
-QUICK = 12
+QUICK = 4
 EXAMPLES = int(os.environ.get("OPENAPI_EXAMPLES", "40"))
 
 OWN = [(method.lower(), path) for method, path in map(str.split, OPERATIONS)]

@@ -74,8 +74,8 @@ def submitted(tokenizer: Tokenizer, features: frozenset[str], parameters: dict[s
     """What an engine process gets for a request body. Raises UnsupportedParameterError."""
     top_logprobs = parameters.get("top_logprobs", 0)  # LMI has no name for it; tests/api/openai reads it
     parameters = {name: value for name, value in parameters.items() if name != "top_logprobs"}
-    body = json.dumps({"inputs": PROMPT, "parameters": parameters}).encode()
-    (request,) = lmi.parse(body, "application/json").requests
+    body = json.loads(json.dumps({"inputs": PROMPT, "parameters": parameters}))
+    (request,) = lmi.parse_payload(body).requests
     request = msgspec.structs.replace(request, top_logprobs=top_logprobs)
     request = supported(request, Recorder.limits, features)
     recorder = Recorder()

@@ -15,6 +15,7 @@ from tests.support import reference as golden
 from tests.support.client import lmi
 from tests.support.reference import DOCUMENT, SHORT
 from tests.support.server import Server
+from tests.support.tables import by_table, constant
 
 END = 2
 
@@ -111,16 +112,7 @@ def test_a_seeded_request_is_the_same_alone_and_among_32(server: Server) -> None
 
 # -- guided decoding over HTTP with the bundled model: OpenAI's client and LMI's parameters, beside plain requests -----
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "animal": {"enum": ["wolf", "cat"]},
-        "age": {"type": "integer", "minimum": 0, "maximum": 99},
-        "name": {"type": "string", "maxLength": 20},
-    },
-    "required": ["animal", "age", "name"],
-    "additionalProperties": False,
-}
+SCHEMA: dict[str, Any] = constant(__file__, "SCHEMA")
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story"}]
 
 
@@ -164,17 +156,7 @@ def test_response_format_gives_json_of_the_schema_whole_and_streamed(client: ope
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
 
 
-@pytest.mark.parametrize(
-    ("parameters", "expected"),
-    [
-        ({"guided_regex": "(yes|no)"}, ("yes", "no")),
-        ({"guided_choice": ["a wolf", "a cat"]}, ("a wolf", "a cat")),
-        ({"guided_grammar": 'root ::= "x" | "y"'}, ("x", "y")),
-        ({"guided_json": {"enum": [1, 2]}}, ("1", "2")),
-        ({"grammar": {"type": "regex", "value": "[0-3]"}}, ("0", "1", "2", "3")),
-        ({"guided_decoding": {"regex": "[0-3]"}}, ("0", "1", "2", "3")),
-    ],
-)
+@by_table("parameters", "expected")
 def test_the_guides_of_lmi_work(server: Server, parameters: dict[str, Any], expected: tuple[str, ...]) -> None:
     assert generate(server, **parameters).json()["generated_text"] in expected
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.sagemaker_front import sagemaker
 from tests.support.server import environment, free_port
+from tests.support.tables import by_table
 from tests.support.tutorial import ROOT, Reader, make_clone, prints, steps
 
 TUTORIALS = ROOT / "docs" / "tutorials"
@@ -83,15 +84,6 @@ def test_every_command_of_a_page_is_one_of_its_steps() -> None:
         assert page.count("```sh") == len(steps(page)) > 3, path
 
 
-@pytest.mark.parametrize(
-    ("shown", "output", "same"),
-    [
-        ("a\n", "a\n\n", True),
-        ("a ... c\n", "a b\nb c", True),
-        ("a ... c\n", "a b", False),
-        ("a.c", "abc", False),
-        ("a", "a b", False),
-    ],
-)
+@by_table("shown", "output", "same")
 def test_an_output_is_compared_with_what_the_page_shows(shown: str, output: str, same: bool) -> None:
     assert prints(shown, output) is same

@@ -187,6 +187,15 @@ def test_listed_added_tokens_are_added_and_marked_special(make_model: MakeModel)
     assert tokenizer.vocab_size == size + 1
 
 
+@pytest.mark.parametrize("flag", ["single_word", "lstrip", "rstrip", "normalized", "special"])
+def test_an_added_token_has_the_flags_that_are_listed(make_model: MakeModel, flag: str) -> None:
+    size = byte_level().get_vocab_size()
+    for value in (True, False):
+        listed = {str(size): {"content": "<|im_end|>", flag: value}}
+        tokenizer = load_tokenizer(make_model(**{"tokenizer_config.json": {"added_tokens_decoder": listed}}))
+        assert getattr(tokenizer.raw.get_added_tokens_decoder()[size], flag) is value
+
+
 @pytest.mark.parametrize(("config", "expected"), table("affixes"))
 def test_bos_and_eos_are_added_as_transformers_adds_them(
     make_model: MakeModel, config: dict[str, Any], expected: list[Any]

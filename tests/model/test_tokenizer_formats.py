@@ -168,6 +168,52 @@ def test_code_of_the_model_is_not_run_unless_trusted(remote: Path) -> None:
         load_tokenizer(remote)
 
 
+# What is asked of transformers, by a module of its name that loads at once.
+TRANSFORMERS = """
+from pathlib import Path
+import tokenizers
+
+class AutoTokenizer:
+    bos_token_id, eos_token_id = 0, 1
+    special_tokens_map = {"eos_token": "</s>", "pad_token": "", "additional_special_tokens": ["<|end|>"]}
+
+    @classmethod
+    def from_pretrained(cls, source, trust_remote_code):
+        made = cls()
+        made.raw = tokenizers.Tokenizer.from_file(f"{source}/kept.json")
+        if trust_remote_code is not Path(source, "tokenizer.model").exists():
+            raise ValueError(f"trust_remote_code is {trust_remote_code}")
+        if not trust_remote_code:
+            made.backend_tokenizer = made.raw
+        return made
+
+    def encode(self, text, add_special_tokens=True):
+        return self.raw.encode(text, add_special_tokens=add_special_tokens).ids
+"""
+
+
+@pytest.fixture
+def transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "transformers.py").write_text(TRANSFORMERS)
+    byte_level().save(str(tmp_path / "kept.json"))
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("transformers")
+def test_a_converted_tokenizer_has_its_ids_end_and_affixes(tmp_path: Path) -> None:
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_text("{}")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("the wolf") == byte_level().encode("the wolf").ids
+    assert tokenizer.end_ids == {1} and tokenizer.pad_id is None
+
+
+@pytest.mark.usefixtures("transformers")
+def test_python_code_alone_or_with_other_ids_than_its_sentencepiece_model_is_refused(remote: Path) -> None:
+    with pytest.raises(TokenizerError, match="cannot be converted"):
+        load_tokenizer(remote, trust_remote_code=True)
+
+
 @pytest.mark.slow
 def test_trusted_code_around_a_sentencepiece_model_is_replaced_by_that_model(remote: Path) -> None:
     tokenizer = load_tokenizer(remote, trust_remote_code=True)

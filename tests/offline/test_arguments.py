@@ -23,7 +23,7 @@ from djl_trtllm.backends.tensorrt_llm.names import owners
 from djl_trtllm.config.options import find
 from djl_trtllm.errors import ConfigError, InvalidRequestError
 from djl_trtllm.offline import GuidedDecodingParams, SamplingParams
-from djl_trtllm.offline.configurations import Configuration, flattened
+from djl_trtllm.offline.arguments import Configuration, flattened
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
 from tests.support.tables import rows
 

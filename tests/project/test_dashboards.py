@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.tables import constant
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "serving" / "dashboards"
 PAGE = ROOT / "tests" / "server" / "metrics.txt"
@@ -92,74 +94,7 @@ def test_prometheus_accepts_the_configuration_with_the_alerts() -> None:
     promtool("check", "config", FOLDER / "prometheus.yml")
 
 
-CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
-    # The series that make an alert fire, and one of the labels that it then has.
-    "DjlTrtllmServerDown": ({'up{job="djl-trtllm",instance="a"}': "0+0x40"}, {"instance": "a", "job": "djl-trtllm"}),
-    "DjlTrtllmModelNotReady": (
-        {'djl_trtllm_ready{instance="a",model="story"}': "0+0x40"},
-        {"instance": "a", "model": "story"},
-    ),
-    "DjlTrtllmEngineRestarts": (
-        {'djl_trtllm_executor_restarts_total{instance="a",model="story"}': "0+0x15 1+0x25"},
-        {"instance": "a", "model": "story"},
-    ),
-    "DjlTrtllmQueueNearlyFull": (
-        {
-            'djl_trtllm_waiting{instance="a",model="story"}': "90+0x40",
-            'djl_trtllm_max_waiting{instance="a",model="story"}': "100+0x40",
-        },
-        {"instance": "a", "model": "story"},
-    ),
-    "DjlTrtllmKvCacheFull": (
-        {
-            'djl_trtllm_kv_cache_usage_ratio{instance="a",model="story"}': "0.97+0x40",
-            'djl_trtllm_waiting{instance="a",model="story"}': "3+0x40",
-        },
-        {"instance": "a", "model": "story"},
-    ),
-    "DjlTrtllmSequencesPaused": (
-        {'djl_trtllm_engine_paused{instance="a",model="story"}': "2+0x40"},
-        {"instance": "a", "model": "story"},
-    ),
-    "DjlTrtllmServerErrors": (
-        {
-            'djl_trtllm_http_responses_total{instance="a",status="500",route="/invocations"}': "0+10x40",
-            'djl_trtllm_http_responses_total{instance="a",status="200",route="/invocations"}': "0+90x40",
-            'djl_trtllm_http_responses_total{instance="a",status="200",route="/ping"}': "0+900x40",
-        },
-        {"instance": "a"},
-    ),
-    "DjlTrtllmRequestErrors": (
-        {
-            'djl_trtllm_ended_requests_total{instance="a",model="story",reason="error"}': "0+10x40",
-            'djl_trtllm_ended_requests_total{instance="a",model="story",reason="length"}': "0+90x40",
-        },
-        {"instance": "a", "model": "story"},
-    ),
-    "DjlTrtllmSlowFirstToken": (
-        {
-            'djl_trtllm_time_to_first_token_seconds_bucket{instance="a",model="story",le="10.0"}': "0+0x40",
-            'djl_trtllm_time_to_first_token_seconds_bucket{instance="a",model="story",le="20.0"}': "0+60x40",
-            'djl_trtllm_time_to_first_token_seconds_bucket{instance="a",model="story",le="+Inf"}': "0+60x40",
-        },
-        {"instance": "a", "model": "story"},
-    ),
-    "DjlTrtllmEventLoopStalls": (
-        {
-            'djl_trtllm_event_loop_stall_seconds_bucket{instance="a",le="0.25"}': "0+0x40",
-            'djl_trtllm_event_loop_stall_seconds_bucket{instance="a",le="0.5"}': "0+60x40",
-            'djl_trtllm_event_loop_stall_seconds_bucket{instance="a",le="+Inf"}': "0+60x40",
-        },
-        {"instance": "a"},
-    ),
-    "DjlTrtllmFileDescriptors": (
-        {
-            'process_open_fds{instance="a",job="djl-trtllm"}': "950+0x40",
-            'process_max_fds{instance="a",job="djl-trtllm"}': "1000+0x40",
-        },
-        {"instance": "a", "job": "djl-trtllm"},
-    ),
-}
+CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = constant(__file__, "CASES")
 
 
 def test_every_alert_has_a_case() -> None:

@@ -206,21 +206,6 @@ setuptools.setup(name="tensorrt_llm_toolkit", version="0.9", packages=names)
 """
 
 
-@pytest.fixture(scope="module")
-def source_toolkit_installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source_toolkit_installed = tmp_path_factory.mktemp("source_toolkit_installed") / "tree"
-    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "models", "tests")
-    shutil.copytree(ROOT, source_toolkit_installed, ignore=ignored)
-    return source_toolkit_installed
-
-
-@pytest.fixture(scope="module")
-def wheel_toolkit_installed(source_toolkit_installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("dist")
-    uv("build", "--wheel", "--out-dir", out, source_toolkit_installed)
-    return next(out.glob("*.whl"))
-
-
 @pytest.fixture
 def real(tmp_path: Path) -> Path:
     """A project with the name and the layout of LMI's toolkit."""
@@ -249,18 +234,12 @@ def finder_of(python: Path, cwd: Path) -> str:
     return done.stdout.strip() or done.stderr
 
 
-@pytest.mark.parametrize("editable", [False, True])
-@pytest.mark.parametrize("first", ["ours", "real"])
+@pytest.mark.parametrize(("editable", "first"), [(False, "ours"), (True, "real")])
 def test_the_real_one_wins_in_the_same_environment(
-    source_toolkit_installed: Path,
-    wheel_toolkit_installed: Path,
-    real: Path,
-    tmp_path: Path,
-    editable: bool,
-    first: str,
+    source: Path, wheel: Path, real: Path, tmp_path: Path, editable: bool, first: str
 ) -> None:
     python = environment(tmp_path / "environment")
-    ours: list[str | Path] = ["--editable", source_toolkit_installed] if editable else [wheel_toolkit_installed]
+    ours: list[str | Path] = ["--editable", source] if editable else [wheel]
     if first == "ours":
         install(python, *ours)
         assert finder_of(python, tmp_path) == "djl_trtllm.finder.toolkit"
@@ -275,12 +254,10 @@ def test_the_real_one_wins_in_the_same_environment(
     assert "ModuleNotFoundError: No module named 'tensorrt_llm_toolkit'" in finder_of(python, tmp_path)
 
 
-def test_the_real_one_wins_in_a_folder_that_comes_later(
-    wheel_toolkit_installed: Path, real: Path, tmp_path: Path
-) -> None:
+def test_the_real_one_wins_in_a_folder_that_comes_later(wheel: Path, real: Path, tmp_path: Path) -> None:
     """As in an environment that was made with --system-site-packages in LMI's container."""
     python = environment(tmp_path / "environment")
-    install(python, wheel_toolkit_installed)
+    install(python, wheel)
     site = next((tmp_path / "environment").glob("lib/python*/site-packages"))
     (site / "later.pth").write_text(f"{real}\n")
     assert finder_of(python, tmp_path) == "tensorrt_llm_toolkit.utils.utils"

@@ -13,6 +13,8 @@ import pytest
 import yaml
 from filelock import FileLock
 
+from tests.support.tables import by_table
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")])
 # Elements with which a page loads something; links to elsewhere are no such thing.
@@ -99,19 +101,7 @@ def test_the_site_has_every_page_a_search_and_loads_nothing_from_elsewhere(site:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("[a](other.md)", None),
-        ("[a](other.md#a-part)", None),
-        ("[a](nowhere.md)", "nowhere.md"),
-        ("[a](other.md#nothing)", "nothing"),
-        ("[a](#nothing)", "nothing"),
-        ("[a](../README.md#nothing)", "nothing"),
-        ("![a](nowhere.svg)", "nowhere.svg"),
-        ("[a](../nowhere.toml)", "nowhere.toml"),
-    ],
-)
+@by_table("text", "problem")
 def test_a_dead_link_anchor_or_picture_fails_it(site: Path, tmp_path: Path, text: str, problem: str | None) -> None:
     done = built(tmp_path, text, "")
     assert (done.returncode == 0) == (problem is None), done.stderr

@@ -6,28 +6,13 @@ import io
 import re
 import tokenize
 from pathlib import Path
+from typing import Any
 
-import pytest
+from tests.support.tables import by_table, constant
 
 ROOT = Path(__file__).parents[2]
 
-INSTEAD = {
-    r"\b(?:is|are|was|were|be|been|being) told\b": "say who reports it: `the log names X`, `X is reported`",
-    r"\btells?\b(?! me\b)": "says, reports, shows, identifies",
-    r"\bcom(?:e|es|ing) to\b": "gives, resolves to, extracts to",
-    r"\bso many\b": "N, this number of",
-    r"\bnoticed besides\b": "warnings",
-    r"\bdoes not count\b": "is overridden by X, is ignored, has no effect",
-    r"\bis stronger\b": "overrides",
-    r"\bwhat further\b": "other, more, further",
-    r"\bwhoever\b": "a verb in the imperative, or the role: operator, client, thread",
-    r"\bcannot be had\b": "cannot download, is not available",
-    r"\bunheard\b": "discarded",
-    r"\bexecutor hosts?\b": "engine process",
-    r"\bcounts? (?:only|more|less|as well|once|here|where|for)\b": "takes effect, is used, overrides",
-    r"\btaken for\b": "treated as",
-    r"\bfor so long\b": "for this time",
-}
+INSTEAD: dict[str, Any] = constant(__file__, "INSTEAD")
 """Phrases that a reader stumbles over, and what to write."""
 
 
@@ -96,15 +81,7 @@ def test_strings_of_tests_may_have_any_words() -> None:
     assert [line.split(": ")[0] for line in found] == ["2", "3"]
 
 
-@pytest.mark.parametrize(
-    ("prose", "line"),
-    [
-        ("# It is\n# told by name.\n", 1),
-        ('raise ValueError("a value that does "\n    "not count")\n', 1),
-        ('"""First.\n\nThe archive comes to 3 GB.\n"""\n', 3),
-        ('f"""{name} is\nstronger"""\n', 1),
-    ],
-)
+@by_table("prose", "line")
 def test_a_phrase_is_found_in_comments_strings_and_over_lines(prose: str, line: int) -> None:
     (found,) = found_in(prose_of_module(prose))
     assert found.startswith(f"{line}: ")

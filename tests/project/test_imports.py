@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import by_table
+
 # Each of them takes from a tenth of a second to many seconds, and is imported where it is used.
 HEAVY = {
     "awscrt",
@@ -108,19 +110,7 @@ def test_engines_are_imported_in_their_folders_only() -> None:
     assert {engine for engines in found.values() for engine in engines} == FOLDERS.keys()
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import tensorrt_llm",
-        "import json, tensorrt_llm.llmapi as api",
-        "from tensorrt_llm.llmapi import LLM",
-        "importlib.import_module('tensorrt_llm.llmapi')",
-        "import_module(name='tensorrt_llm')",
-        "__import__('tensorrt_llm')",
-        "importlib.util.find_spec('tensorrt_llm')",
-        "def late():\n    from tensorrt_llm import LLM",
-    ],
-)
+@by_table("line")
 def test_every_way_to_import_is_seen(line: str, tmp_path: Path) -> None:
     file = tmp_path / "module.py"
     file.write_text(line)

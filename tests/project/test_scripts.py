@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import by_table
 from tests.support.uv import uv
 
 ROOT = Path(__file__).parents[2]
@@ -30,14 +31,7 @@ def test_shellcheck_has_nothing_to_say(script: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("uv", "message"),
-    [
-        ("exit 1", "uv.lock is not what pyproject.toml asks for, or uv failed: run scripts/lock"),
-        ("echo $1", "docker/requirements-core.txt is not what uv.lock has: run scripts/lock"),
-        ("[ $1 = lock ] || echo locked", ""),
-    ],
-)
+@by_table("uv", "message")
 def test_a_lock_that_is_not_up_to_date_says_what_to_run(uv: str, message: str, tmp_path: Path) -> None:
     for folder in ("scripts", "docker", "bin"):
         (tmp_path / folder).mkdir()
@@ -95,6 +89,7 @@ def test_ci_runs_no_test_of_what_fails_a_check(failing: str, calls: int, tmp_pat
     assert called == ["-m tools.options_docs --check", "-m tools.run_tests -k some"][:calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "status"), [("assert False", 1), ("os._exit(9)", 2)])
 def test_a_test_process_that_crashed_is_no_failed_test(end: str, status: int, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

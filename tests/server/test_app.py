@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shlex
 import signal
 import socket
@@ -17,9 +18,9 @@ from starlette.types import ASGIApp
 
 from djl_trtllm.api.dialects.lmi.dialect import Lmi
 from djl_trtllm.config import Options, load
+from djl_trtllm.config.options.choices import LogLevel
 from djl_trtllm.errors import ConfigError, LayoutError
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.server import application
 from djl_trtllm.server.app import Listener, Server, address, banner, bind, further_listeners, run
 from djl_trtllm.server.application import Startup
 from djl_trtllm.service import Model, State
@@ -29,6 +30,7 @@ from tests.support.asgi import Client, lifespan
 from tests.support.in_process import Hosts, played_model
 from tests.support.models import scripted_model
 from tests.support.server import free_port
+from tests.support.tables import by_table
 from tests.support.virtual_time import until
 
 
@@ -36,7 +38,7 @@ from tests.support.virtual_time import until
 def settled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often the garbage collector was settled, which is for a process of its own."""
     times: list[int] = []
-    monkeypatch.setattr(application, "settle_garbage_collector", lambda: times.append(1))
+    monkeypatch.setattr("djl_trtllm.service.settle_garbage_collector", lambda: times.append(1))
     return times
 
 
@@ -143,15 +145,6 @@ async def test_models_may_be_registered_from_the_store(hosts: Hosts, tmp_path: P
     # Nothing goes on when the server has ended, and nothing was waited for.
     assert [host.closed for host in hosts.made] == [True, True]
     assert asyncio.get_running_loop().time() < 30
-
-
-async def test_the_end_of_a_server_does_not_wait_for_what_loads(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    hosts.load_seconds = 60
-    running = Running([preparing(tokenizer)])
-    async with lifespan(running.app):
-        await until(lambda: bool(hosts.made))
-    assert asyncio.get_running_loop().time() < 30
-    assert hosts.last.closed
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------
@@ -312,7 +305,8 @@ def test_uvicorn_listens_where_the_options_say_and_adds_nothing_of_its_own() -> 
     assert (config.host, config.port, config.lifespan) == ("127.0.0.9", 7, "on")
     assert (config.ws_max_size, config.ws_per_message_deflate) == (Options().max_request_size, False)
     assert (config.log_config, config.access_log, config.server_header) == (None, False, False)
-    assert config.timeout_graceful_shutdown == 2
+    assert (config.timeout_graceful_shutdown, config.log_level) == (2, logging.WARNING)
+    assert Server(Options(log_level=LogLevel.DEBUG), [], None).config.log_level is None
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -328,16 +322,7 @@ def test_the_process_ends_with_the_servers_status(monkeypatch: pytest.MonkeyPatc
     assert len(ran) == 1
 
 
-@pytest.mark.parametrize(
-    ("terminal", "options", "names"),
-    [
-        (True, {}, "serves story"),
-        (True, {"api_key": "secret", "inference_port": 7070}, "Bearer $KEY"),
-        (True, {"monitor": "false"}, "serves story"),
-        (True, {"log_format": "json"}, None),
-        (False, {}, None),
-    ],
-)
+@by_table("terminal", "options", "names")
 async def test_a_person_at_a_terminal_sees_where_the_server_is_when_it_is_ready(
     hosts: Hosts,
     tokenizer: Tokenizer,
@@ -464,14 +449,6 @@ def test_a_name_cannot_control_the_terminal() -> None:
     assert "\x1b" not in banner(URL, ["\x1b[2J"], [], key=False)
 
 
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [
-        ("0.0.0.0", "http://localhost:80"),
-        ("::", "http://localhost:80"),
-        ("127.0.0.1", "http://127.0.0.1:80"),
-        ("::1", "http://[::1]:80"),
-    ],
-)
+@by_table("host", "url")
 def test_the_address_is_one_that_a_client_here_can_use(host: str, url: str) -> None:
     assert address("http", host, 80) == url

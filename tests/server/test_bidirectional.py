@@ -249,7 +249,7 @@ async def test_other_paths_and_too_many_sockets_are_refused(
         assert orjson.loads(other.sent[1]["body"])["message"] == "there is no WebSocket at /invocations"
         plain = Socket(app, path="/invocations")
         await plain.task
-        assert plain.sent == [{"type": "websocket.close"}]
+        assert [message["type"] for message in plain.sent] == ["websocket.close"]
         first = Socket(app)
         await until(lambda: bool(first.sent))
         second = Socket(app, replies=True)

@@ -12,6 +12,7 @@ import pytest
 from djl_trtllm.config import Options
 from djl_trtllm.server.connections import Connections, HttpRefusal, reset
 from djl_trtllm.server.context import ServerContext
+from tests.support.tables import by_table
 
 
 class Played:
@@ -190,17 +191,7 @@ def test_a_refusal_says_why_and_closes_the_connection(status: int) -> None:
     assert json.loads(content)["message"] == "too much"
 
 
-@pytest.mark.parametrize(
-    ("soft", "hard", "most", "raised", "left"),
-    [
-        (5000, 5000, 1000, None, 1000),
-        (1024, 5000, 1000, 1576, 1000),
-        (1576, 5000, 1000, None, 1000),
-        (1024, 1200, 1000, 1200, 624),
-        (1024, 1024, 1000, None, 448),
-        (600, 600, 1000, None, 150),
-    ],
-)
+@by_table("soft", "hard", "most", "raised", "left")
 def test_the_limit_of_descriptors_is_raised_or_that_of_connections_lowered(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

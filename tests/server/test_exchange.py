@@ -32,6 +32,7 @@ from djl_trtllm.server.exchange import CONNECTION, ClientGone, Exchange, Respons
 from djl_trtllm.telemetry import Telemetry
 from tests.support.asgi import Connection
 from tests.support.models import WordEncoder, chunk
+from tests.support.tables import by_table
 
 # How much memory the bodies of requests may have.
 
@@ -331,36 +332,7 @@ class Answered:
 
 
 @pytest.mark.parametrize("ours", [True, False], ids=["ours", "any ASGI server"])
-@pytest.mark.parametrize(
-    ("script", "parts", "state"),
-    [
-        # A client that reads gets each chunk at once, and nothing for a chunk without bytes.
-        ("_", "", "open"),
-        ("a", "a", "open"),
-        ("a _ wolf .", "a wolf .", "complete"),
-        # An error in a stream is encoded as its dialect does.
-        ("a wolf?", "a wolf?", "complete"),
-        ("a REFUSE b WORK c .", "a !", "complete"),
-        ("a BREAK b WORK c .", "a", "broken"),
-        # What a client does not read is kept and sent in one piece.
-        ("a | b c d 29.0", "a", "open"),
-        ("a | b c d 29.0 > e .", "a b cd e .", "complete"),
-        ("| a b c > | d e > .", "a bc d e .", "complete"),
-        ("| a b .", "", "open"),
-        ("| a b . >", "a b.", "complete"),
-        ("| a. >", "a.", "complete"),
-        ("| a > b.", "a b.", "complete"),
-        # Every write has its own timeout, and what comes after it is dropped.
-        ("a | b 29.9", "a", "open"),
-        ("a | b 30.1 c . >", "a", "broken"),
-        ("| a 29.0 > | b 29.0 > | c 29.0 > .", "a b c .", "complete"),
-        # A client that leaves, or whose connection breaks, ends its response.
-        ("a < b .", "a", "broken"),
-        ("| a b < >", "", "broken"),
-        ("a x d", "a", "broken"),
-        ("a | b c x d", "a", "broken"),
-    ],
-)
+@by_table("script", "parts", "state")
 async def test_what_a_client_sees_of_a_stream(script: str, parts: str, state: str, ours: bool) -> None:
     answered = await Answered(ours=ours).plays(script)
     assert ([part.decode() for part in answered.client.parts], answered.state) == (parts.split(), state)
@@ -370,15 +342,7 @@ async def test_what_a_client_sees_of_a_stream(script: str, parts: str, state: st
     await answered.close()
 
 
-@pytest.mark.parametrize(
-    ("script", "parts", "state"),
-    [
-        ("1:a.", "a.", "open"),
-        ("1:a. b.", "a. b.", "complete"),
-        ("a ? 1:b", "a ? b", "open"),
-        ("a ? 1:b 1:.", "a ? b .", "complete"),
-    ],
-)
+@by_table("script", "parts", "state")
 async def test_a_response_is_complete_when_both_its_sequences_are(script: str, parts: str, state: str) -> None:
     answered = await Answered(sequences=2).plays(script)
     assert ([part.decode() for part in answered.client.parts], answered.state) == (parts.split(), state)
@@ -403,14 +367,7 @@ async def test_a_whole_response_has_its_length() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("content_type", "begun", "comment", "header"),
-    [
-        ("text/event-stream", True, True, False),
-        ("application/jsonlines", True, False, False),
-        ("text/event-stream", False, False, True),
-    ],
-)
+@by_table("content_type", "begun", "comment", "header")
 async def test_a_seeded_response_whose_engine_was_replaced_says_so(
     content_type: str, begun: bool, comment: bool, header: bool
 ) -> None:

@@ -19,14 +19,14 @@ from djl_trtllm.api.dialects.triton.dialect import TRITON
 from djl_trtllm.api.dialects.triton.rpc import parse_rpc
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, InvalidRequestError
-from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import FinishReason, OutputChunk
+from djl_trtllm.request import OutputChunk
 from djl_trtllm.server.app import bind_grpc
 from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.grpc_front_end import GrpcServer
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.service import Registry, ServedModel
+from djl_trtllm.telemetry import Telemetry
 from tests.api.scripts import check_golden
 from tests.api.test_registry_errors import errors
 from tests.server.application import Application, application
@@ -118,19 +118,6 @@ def test_what_needs_no_engine(hosts: Hosts, tokenizer: Tokenizer) -> None:
     with_model(hosts, tokenizer, test)
 
 
-def test_generating(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async def test(_: Application, __: GrpcServer, client: Client) -> None:
-        assert len((await client.infer(message(3, stream=False))).outputs) == 3
-        stream = client.stream()
-        await stream.write(message(2))
-        await stream.done_writing()
-        responses = [rpc.ModelStreamInferResponse.FromString(data) async for data in stream]
-        assert len(responses) >= 2 and not any(response.error_message for response in responses)
-        assert await stream.code() is grpc.StatusCode.OK
-
-    with_model(hosts, tokenizer, test)
-
-
 def test_messages_that_are_large_are_bounded_and_read_beside_the_event_loop(
     hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,10 +158,16 @@ def varint(number: int) -> bytes:
     return bytes([number & 127 | 128, number >> 7 & 127 | 128, number >> 14])
 
 
-def test_calls_are_counted_by_their_status(hosts: Hosts, tokenizer: Tokenizer) -> None:
+def test_calls_are_counted_by_their_status_and_those_for_health_are_quiet(
+    hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet: dict[str, bool] = {}
+    monkeypatch.setattr(Telemetry, "ended", lambda _, request: quiet.update({request.path: request.quiet}))
+
     async def test(app: Application, _: GrpcServer, client: Client) -> None:
         await client.ask("ServerLive")
         await client.infer(message(3, stream=False))
+        await until(lambda: quiet == {"ServerLive": True, "ModelInfer": False})
         for ask in (client.ask("ModelMetadata", name="hen"), client.infer(message(3, "hen", stream=False))):
             with pytest.raises(grpc.aio.AioRpcError):
                 await ask
@@ -213,21 +206,6 @@ def test_what_is_not_here_is_refused_with_what_to_do(method: str) -> None:
             await until(lambda: counts.grpc_calls == {"UNIMPLEMENTED": 1})
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize("method", ["ModelMetadata", "ModelConfig", "ModelStatistics"])
-def test_errors_of_what_needs_no_engine(hosts: Hosts, tokenizer: Tokenizer, method: str) -> None:
-    async def test(_: Application, __: GrpcServer, client: Client) -> None:
-        for fields in ({"name": "hen"}, {"name": "story", "version": "2"}):
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await client.ask(method, **fields)
-            assert status(error)[0] is grpc.StatusCode.NOT_FOUND
-        if method != "ModelStatistics":
-            with pytest.raises(grpc.aio.AioRpcError, match="takes no requests") as error:
-                await client.ask(method, name="preprocessing")
-            assert status(error)[0] is grpc.StatusCode.INVALID_ARGUMENT
-
-    with_model(hosts, tokenizer, test)
 
 
 def test_a_model_that_loads_or_drains_is_unavailable(hosts: Hosts, tokenizer: Tokenizer) -> None:
@@ -294,10 +272,6 @@ def test_a_call_that_is_cancelled_cancels_its_request(hosts: Hosts, tokenizer: T
             await asyncio.sleep(0.001)
 
     with_model(hosts, tokenizer, test)
-
-
-def test_a_server_that_does_not_listen_has_no_port() -> None:
-    assert GrpcServer(ServerContext(Options()), TRITON, 8001).bound_port == 0
 
 
 def test_a_port_is_that_of_one_server_and_messages_are_bounded() -> None:
@@ -544,18 +518,5 @@ def test_every_error_of_the_tree(hosts: Hosts, tokenizer: Tokenizer, failing: Fa
         lines = ["ModelInfer", *calls, "", "ModelStreamInfer: error_message | status with triton_grpc_error", *streams]
         assert not any("secret" in line for line in lines)
         check_golden("errors-TritonGrpc", ("\n".join(lines) + "\n").encode())
-
-    with_model(hosts, tokenizer, test)
-
-
-def test_an_error_of_the_engine_is_the_calls_status(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async def test(_: Application, __: Any, client: Client) -> None:
-        hosts.alone = False
-        call = asyncio.ensure_future(client.infer(message(stream=False)))
-        await within_seconds(lambda: hosts.last.submitted)
-        hosts.last.send(Delta(hosts.last.submitted[0].request_id, [], None, FinishReason.ERROR, error="it broke"))
-        with pytest.raises(grpc.aio.AioRpcError, match="it broke") as raised:
-            await call
-        assert raised.value.code() is grpc.StatusCode.INTERNAL
 
     with_model(hosts, tokenizer, test)

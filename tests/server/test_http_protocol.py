@@ -603,17 +603,6 @@ async def test_a_request_that_is_refused_leaves_those_before_it_their_responses(
     await peer.leave()
 
 
-@pytest.mark.parametrize("answered", [0, 1])
-async def test_an_address_that_is_none_is_refused_whatever_was_answered_before(answered: int) -> None:
-    peer = Peer()
-    peer.sends(*[GET + b"\r\n"] * answered)
-    await asyncio.sleep(0.001)
-    peer.sends(b"GET http:// HTTP/1.1\r\n\r\n")
-    assert peer.statuses == [200] * answered + [400]
-    assert "eof" in peer.wire.done
-    await peer.leave()
-
-
 @pytest.mark.parametrize("method", [b"POST", b"GET"])
 @pytest.mark.parametrize("offer", [b"h2c", b"websocket", b"other"])
 @pytest.mark.parametrize("body", [b"Content-Length: 6\r\n\r\na wolf", CHUNKED[-30:] + b"6\r\na wolf\r\n0\r\n\r\n"])
@@ -627,14 +616,6 @@ async def test_the_offer_of_another_protocol_is_ignored(method: bytes, offer: by
     await until(lambda: len(peer.statuses) == 4)
     assert peer.statuses == [200] * 4
     assert peer.seen == [("/echo", b"a wolf"), ("/ping", b"")] * 2
-    await peer.leave()
-
-
-async def test_the_offer_of_another_protocol_is_ignored_without_a_body_too() -> None:
-    peer = Peer()
-    peer.sends(GET + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
-    await until(lambda: peer.statuses == [200])
-    assert peer.seen == [("/ping", b"")]
     await peer.leave()
 
 

@@ -13,26 +13,12 @@ from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server import management
 from djl_trtllm.service import Model, ServedModel, State
-from djl_trtllm.service.model import ModelSource
 from tests.server.application import Application, application, body
 from tests.support.asgi import Connection
 from tests.support.in_process import Hosts
 from tests.support.models import scripted_model
+from tests.support.tables import by_table
 from tests.support.virtual_time import until
-
-
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_models_are_listed(hosts: Hosts, tokenizer: Tokenizer, method: str) -> None:
-    async with application(tokenizer) as served:
-        served.registry.add(ServedModel("fable", "/store/fable"))
-        answer = await served.client.get("/models", method=method)
-        assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
-        assert answer.json == {
-            "models": [
-                {"modelName": "story", "modelUrl": "/story", "status": "READY"},
-                {"modelName": "fable", "modelUrl": "/store/fable", "status": "LOADING"},
-            ]
-        }
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -88,74 +74,7 @@ async def test_a_model_that_does_not_run_is_described_as_far_as_it_goes(hosts: H
         assert not {"failure", "batchSize", "queueSize"} & described.keys()
 
 
-@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-async def test_an_unknown_model_is_404(method: str) -> None:
-    async with application() as served:
-        answer = await served.client.get("/models/hen", method=method)
-        assert (answer.status, answer.json["message"]) == (404, "there is no model named 'hen' here")
-
-
-@pytest.mark.parametrize(
-    ("path", "allow", "told"),
-    [
-        ("/models", "GET, POST", "this takes GET and POST"),
-        ("/models/story", "GET, PUT, DELETE", "this takes GET, PUT and DELETE"),
-    ],
-)
-async def test_a_wrong_method_is_405_and_names_the_right_ones(path: str, allow: str, told: str) -> None:
-    async with application() as served:
-        served.registry.add(ServedModel("story", "/story"))
-        answer = await served.client.get(path, method="PATCH")
-        assert (answer.status, answer.headers["allow"], answer.json["message"]) == (405, allow, told)
-        assert answer.json["type"] == "MethodNotAllowedException"
-
-
 # -- scaling -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("query", "workers", "most"),
-    [
-        ("min_worker=3", 3, 3),
-        ("min_worker=1&max_worker=5", 1, 5),
-        ("min_worker=2&max_worker=2", 2, 2),
-        ("max_worker=4", 2, 4),
-        ("", 2, 2),
-    ],
-)
-async def test_a_model_is_scaled(hosts: Hosts, tokenizer: Tokenizer, query: str, workers: int, most: int) -> None:
-    async with application(tokenizer, workers=2) as served:
-        answer = await served.client.get("/models/story", query, method="PUT")
-        status = f'Model "story" worker scaled. New Worker configuration min workers:{workers} max workers:{most}'
-        assert (answer.status, answer.json) == (200, {"status": status})
-        assert len(served.registry.models["story"].workers) == workers
-
-
-@pytest.mark.parametrize(
-    ("query", "told"),
-    [
-        ("min_worker=many", "min_worker is 'many': expected a whole number up to 64"),
-        ("max_worker=-1", "max_worker is '-1': expected a whole number up to 64"),
-        ("min_worker=65", "min_worker is '65': expected a whole number up to 64"),
-        ("min_worker=65&max_worker=66", "min_worker is '65': expected a whole number up to 64"),
-        ("min_worker=", "min_worker is '': expected a whole number up to 64"),
-        ("min_worker=0", "min_worker=0 and max_worker=0: expected 1 <= min_worker <= max_worker"),
-        ("min_worker=3&max_worker=2", "min_worker=3 and max_worker=2: expected 1 <= min_worker <= max_worker"),
-        ("max_worker=0", "min_worker=1 and max_worker=0: expected 1 <= min_worker <= max_worker"),
-    ],
-)
-async def test_wrong_numbers_of_workers_are_reported(hosts: Hosts, tokenizer: Tokenizer, query: str, told: str) -> None:
-    async with application(tokenizer) as served:
-        answer = await served.client.get("/models/story", query, method="PUT")
-        assert (answer.status, answer.json["message"]) == (400, told)
-        assert len(hosts.made) == 1
-
-
-async def test_a_model_is_scaled_when_it_is_ready(hosts: Hosts) -> None:
-    async with application() as served:
-        served.registry.add(ServedModel("story", "/story"))
-        answer = await served.client.get("/models/story", "min_worker=2", method="PUT")
-        assert (answer.status, answer.json["message"]) == (409, "model story is loading: it is scaled when it is ready")
 
 
 async def test_a_worker_that_does_not_start_is_an_error_and_the_others_serve(
@@ -175,23 +94,7 @@ STORE = Path("/")
 """Holds whatever a model of `application` comes from."""
 
 
-async def test_a_server_without_a_store_keeps_its_models(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
-        refused = await served.client.get("/models/story", method="DELETE")
-        assert (refused.status, refused.headers["allow"]) == (405, "GET, PUT")
-        assert "--model-store DIR (SERVING_MODEL_STORE)" in refused.json["message"]
-        assert (await served.client.get("/ping")).json == {"story": {"status": "Healthy"}}
-
-
-@pytest.mark.parametrize(
-    ("source", "at_startup", "status"),
-    [
-        ("/elsewhere/story", True, 503),
-        ("/store/story", True, 200),
-        ("story", True, 200),
-        ("/elsewhere/story", False, 200),
-    ],
-)
+@by_table("source", "at_startup", "status")
 async def test_ping_tells_of_a_model_of_the_start_that_cannot_come_back(
     source: str, at_startup: bool, status: int
 ) -> None:
@@ -307,16 +210,7 @@ async def test_an_archive_has_the_name_before_its_suffix(
         assert list(served.registry.models) == ["packed"]
 
 
-@pytest.mark.parametrize(
-    ("query", "workers"),
-    [
-        ("", 1),
-        ("&min_worker=3", 3),
-        ("&initial_workers=2", 2),
-        ("&min_worker=3&initial_workers=2", 3),
-        ("&min_worker=0", 1),
-    ],
-)
+@by_table("query", "workers")
 async def test_a_model_is_registered_with_workers(hosts: Hosts, store: Path, query: str, workers: int) -> None:
     async with application(store=store) as served:
         await register(served, f"url=red{query}")
@@ -336,52 +230,6 @@ async def test_the_model_that_the_server_was_started_with_is_not_the_models(
 # -- refusing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("query", "content", "status", "told"),
-    [
-        ("", b"", 400, "Parameter url is required."),
-        ("url=", b"", 400, "Parameter url is required."),
-        ("url=blue", b"", 404, "there is no 'blue' in the model store"),
-        ("url=loop/model", b"", 400, "'loop/model' in the model store: Too many levels of symbolic links"),
-        ("url=../outside", b"", 400, "'../outside' is not in the model store: models are registered from there only"),
-        ("url=.", b"", 400, "'.' is not in the model store: models are registered from there only"),
-        ("url=/", b"", 400, "'/' is not in the model store: models are registered from there only"),
-        ("url=red&min_worker=many", b"", 400, "min_worker is 'many': expected a whole number up to 64"),
-        ("url=red&initial_workers=many", b"", 400, "initial_workers is 'many': expected a whole number up to 64"),
-        ("url=red", b"{", 400, "the body is not JSON: "),
-        ("url=red", b"[1]", 400, "the body must be a JSON object with model_name and url"),
-        ("url=red", b" " * 1001, 413, "the request body is larger than max_request_size=1000 bytes"),
-    ],
-)
-async def test_what_cannot_be_registered_is_reported(
-    hosts: Hosts, store: Path, query: str, content: bytes, status: int, told: str
-) -> None:
-    (store / "loop").symlink_to("loop")
-    async with application(store=store) as served:
-        answer = await register(served, query, content)
-        assert answer.status == status
-        assert answer.json["message"] == told or (told.endswith(": ") and answer.json["message"].startswith(told))
-        assert (served.registry.models, hosts.made) == ({}, [])
-
-
-async def test_without_a_store_nothing_is_registered(hosts: Hosts) -> None:
-    async with application() as served:
-        answer = await register(served, "url=red")
-        assert answer.status == 400
-        assert answer.json["message"] == (
-            "this server registers no models: start it with --model-store DIR (SERVING_MODEL_STORE)"
-        )
-
-
-async def test_a_name_is_taken_once(hosts: Hosts, store: Path) -> None:
-    async with application(store=store) as served:
-        await register(served, "url=red")
-        answer = await register(served, "url=red")
-        told = "there is a model named 'red' already: unregister it first"
-        assert (answer.status, answer.json["message"]) == (409, told)
-        assert len(hosts.made) == 1
-
-
 @pytest.mark.parametrize(("reason", "status"), [("no such engine", 500), ("CUDA error: Out of Memory", 507)])
 async def test_a_model_that_does_not_load_is_not_registered(
     hosts: Hosts, store: Path, reason: str, status: int
@@ -397,10 +245,10 @@ async def test_a_model_that_does_not_load_is_not_registered(
 async def test_a_defect_is_no_secret_and_in_the_log(
     hosts: Hosts, store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def prepare(source: ModelSource) -> Model:
+    def prepare(path: str, opened: object) -> Model:
         raise KeyError("tokenizer")
 
-    monkeypatch.setattr(management, "prepare", prepare)
+    monkeypatch.setattr(management, "prepare_apart", prepare)
     async with application(store=store) as served:
         answer = await register(served, "url=red")
         assert (answer.status, answer.json["message"]) == (500, "loading it failed: KeyError('tokenizer')")

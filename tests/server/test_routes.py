@@ -28,6 +28,7 @@ from djl_trtllm.telemetry import Telemetry
 from tests.server.application import application, body
 from tests.support.asgi import JSON, lifespan
 from tests.support.in_process import PROMPT, Hosts
+from tests.support.tables import by_table
 from tests.support.virtual_time import until
 
 # A path is found by itself before those with placeholders, wherever the application lies.
@@ -65,18 +66,7 @@ async def _answer(application: ASGIApp, path: str, root_path: str) -> str:
 
 
 @pytest.mark.parametrize("root_path", ["", "/app"])
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("/v2/models", "/v2/models []"),
-        ("/v2/models/ready", "/v2/models/ready []"),
-        ("/v2/models/story", "/v2/models/{name} [('name', 'story')]"),
-        ("/v2/story:predict", "/v2/{model}:predict [('model', 'story')]"),
-        ("/v2/story", "/v2/{model} [('model', 'story')]"),
-        ("/elsewhere", "/{rest:path} [('rest', 'elsewhere')]"),
-        ("/v2/models/", "/{rest:path} [('rest', 'v2/models/')]"),
-    ],
-)
+@by_table("path", "expected")
 def test_the_path_with_the_most_fixed_characters_answers(path: str, expected: str, root_path: str) -> None:
     router = PathRouter({path: Named(path) for path in PATHS}, Named("default"), life)
     assert answer(router, root_path + path, root_path) == expected
@@ -121,14 +111,7 @@ def test_an_endpoint_may_be_the_name_of_a_model() -> None:
     assert find_model(registry("story", "tale"), TRITON, None, "tale").name == "tale"
 
 
-@pytest.mark.parametrize(
-    ("name", "endpoint", "message"),
-    [
-        ("hen", None, "there is no model named 'hen' here; loaded: story, tale"),
-        (None, None, "Parameter model_name is required; loaded: story, tale"),
-        (None, "hen", "there is no model named 'hen' here; loaded: story, tale"),
-    ],
-)
+@by_table("name", "endpoint", "message")
 def test_a_model_that_is_not_there(name: str | None, endpoint: str | None, message: str) -> None:
     with pytest.raises(UnknownModelError, match=message):
         find_model(registry("story", "tale"), TRITON, name, endpoint)
@@ -142,21 +125,7 @@ def text(tokenizer: Tokenizer, tokens: int) -> str:
 # -- generating --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "query", "headers"),
-    [
-        ("/invocations", "", {}),
-        ("/predictions/story", "", {}),
-        ("/models/story/invoke", "", {}),
-        ("/endpoints/story/invocations", "", {}),
-        ("/invocations", "model_name=story", {}),
-        ("/invocations", "", {"model_name": "story"}),
-        ("/predictions/story", "model_name=fable", {}),
-        ("/invocations", "", {"X-Amzn-SageMaker-Target-Model": "story"}),
-        ("/endpoints/fable/invocations", "", {"X-Amzn-SageMaker-Target-Model": "story.tar.gz"}),
-        ("/models/story/invoke", "", {"X-Amzn-SageMaker-Target-Model": "fable"}),
-    ],
-)
+@by_table("path", "query", "headers")
 async def test_every_path_of_a_model_generates(
     hosts: Hosts, tokenizer: Tokenizer, path: str, query: str, headers: dict[str, str]
 ) -> None:
@@ -167,20 +136,6 @@ async def test_every_path_of_a_model_generates(
         answer = await served.client.post(path, body(4), {**JSON, **headers}, query)
         assert (answer.status, answer.json["generated_text"]) == (200, text(tokenizer, 4))
         assert hosts.made[0].submitted != []
-
-
-async def test_an_endpoints_name_says_nothing_where_there_is_one_model(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    hosts.alone = True
-    async with application(tokenizer) as served:
-        answer = await served.client.post("/endpoints/any-name/invocations", body())
-        assert answer.status == 200
-        await served.load(tokenizer, "fable")
-        answer = await served.client.post("/endpoints/any-name/invocations", body())
-        assert answer.status == 400
-        assert answer.headers["x-amzn-errortype"] == "ValidationError"
-        route = "/endpoints/{endpoint}/invocations"
-        assert served.counts.responses == {(200, route, "story"): 1, (400, route, ""): 1}
-        assert answer.json["Message"] == "there is no model named 'any-name' here; loaded: fable, story"
 
 
 async def test_an_endpoints_openai_body_names_the_model_before_the_endpoint(hosts: Hosts, tokenizer: Tokenizer) -> None:
@@ -197,33 +152,6 @@ async def test_an_endpoints_openai_body_names_the_model_before_the_endpoint(host
         assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_custom_attributes_come_back(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    hosts.alone = True
-    header = "x-amzn-sagemaker-custom-attributes"
-    async with application(tokenizer) as served:
-        for value, path, returned in (
-            ("trace=1;a", "/invocations", "trace=1;a"),
-            ("x" * 1024, "/endpoints/story/invocations-response-stream", "x" * 1024),
-            ("x" * 1025, "/invocations", None),
-            ("", "/invocations", None),
-            ("trace=1", "/generate", None),
-        ):
-            answer = await served.client.post(path, body(), {header: value})
-            assert (answer.status, answer.headers.get(header)) == (200, returned)
-        assert header not in (await served.client.post("/invocations", body(0), {header: "trace=1"})).headers
-
-
-async def test_errors_of_an_endpoint_are_in_sagemakers_shape(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
-        for content, status in ((b"{", 424), (b" " * 1001, 413)):
-            own = await served.client.post("/invocations", content)
-            answer = await served.client.post("/endpoints/story/invocations", content)
-            assert (own.status, answer.status, answer.json["OriginalStatusCode"]) == (status, 424, status)
-            assert answer.headers["x-amzn-errortype"] == "ModelError"
-            assert "x-amzn-errortype" not in own.headers
-            assert answer.json["OriginalMessage"] == own.body.decode().strip()
-
-
 async def test_a_stream_has_a_part_for_every_iteration(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer) as served:
         stream = served.client.begin("POST", "/invocations", body(3, stream=True))
@@ -235,15 +163,6 @@ async def test_a_stream_has_a_part_for_every_iteration(hosts: Hosts, tokenizer: 
         await stream.end()
         assert stream.complete
         assert stream.lines[-1]["generated_text"] == text(tokenizer, 3)
-
-
-async def test_a_body_is_read_by_its_content_type(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    hosts.alone = True
-    async with application(tokenizer) as served:
-        answer = await served.client.post("/invocations", b"a wolf", {"content-type": "text/plain"})
-        assert answer.status == 200
-        answer = await served.client.post("/invocations", b"a wolf")
-        assert answer.status == 424
 
 
 async def test_a_request_goes_to_the_worker_with_the_least_to_do(hosts: Hosts, tokenizer: Tokenizer) -> None:
@@ -281,42 +200,6 @@ async def test_a_handler_that_is_cancelled_cancels_its_generation(hosts: Hosts, 
 # -- refusing ----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_for_no_model_names_those_that_are_there(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application() as served:
-        answer = await served.client.post("/invocations", body())
-        assert (answer.status, answer.json["message"]) == (400, "Parameter model_name is required; loaded: none")
-        for name in ("wolf", "fox"):
-            await served.load(tokenizer, name)
-        answer = await served.client.post("/invocations", body())
-        assert (answer.status, answer.json["message"]) == (400, "Parameter model_name is required; loaded: fox, wolf")
-
-
-@pytest.mark.parametrize(
-    ("path", "query"), [("/predictions/hen", "model_name=cat"), ("/invocations", "model_name=hen")]
-)
-async def test_an_unknown_model_is_named(hosts: Hosts, tokenizer: Tokenizer, path: str, query: str) -> None:
-    async with application(tokenizer) as served:
-        answer = await served.client.post(path, body(), query=query)
-        assert (answer.status, answer.json["message"]) == (404, "there is no model named 'hen' here; loaded: story")
-
-
-@pytest.mark.parametrize(("size", "status"), [(1000, 424), (1001, 413)])
-async def test_a_body_above_the_limit_is_413(hosts: Hosts, tokenizer: Tokenizer, size: int, status: int) -> None:
-    async with application(tokenizer) as served:
-        answer = await served.client.post("/invocations", b" " * size)
-        assert answer.status == status
-        if status == 413:
-            assert answer.json["message"] == "the request body is larger than max_request_size=1000 bytes"
-
-
-async def test_a_model_that_loads_refuses_with_the_time_to_come_again(hosts: Hosts) -> None:
-    async with application() as served:
-        served.registry.add(ServedModel("story", "/story"))
-        answer = await served.client.post("/invocations", body())
-        assert (answer.status, answer.headers["retry-after"]) == (529, "10")
-        assert "connection" not in answer.headers
-
-
 async def test_a_model_that_ends_tells_clients_to_go_elsewhere(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer) as served:
         served.registry.models["story"].refuse_new()
@@ -326,39 +209,6 @@ async def test_a_model_that_ends_tells_clients_to_go_elsewhere(hosts: Hosts, tok
 
 
 # -- what is no request of a model -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
-@pytest.mark.parametrize("path", ["/nowhere", "/ping/", "/invocations/", "/predictions/a/b"])
-async def test_an_unknown_path_is_404_in_djls_shape(method: str, path: str) -> None:
-    async with application() as served:
-        answer = await served.client.get(path, method=method)
-        assert (answer.status, served.counts.responses) == (404, {(404, "unknown", ""): 1})
-        assert answer.json == {
-            "code": 404,
-            "type": "ResourceNotFoundException",
-            "message": f"there is nothing at {path}",
-        }
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "allow"),
-    [
-        ("GET", "/invocations", "POST"),
-        ("HEAD", "/invocations", "POST"),
-        ("PUT", "/predictions/story", "POST"),
-        ("GET", "/models/story/invoke", "POST"),
-        ("GET", "/endpoints/story/invocations", "POST"),
-        ("PUT", "/ping", "GET, POST"),
-        ("POST", "/metrics", "GET"),
-        ("DELETE", "/metrics", "GET"),
-    ],
-)
-async def test_a_wrong_method_is_405_and_names_the_right_one(method: str, path: str, allow: str) -> None:
-    async with application() as served:
-        answer = await served.client.get(path, method=method)
-        assert (answer.status, answer.headers["allow"]) == (405, allow)
-        assert answer.json["message"] == f"{path} takes {allow}, not {method}"
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -488,15 +338,9 @@ async def test_a_request_that_is_refused_or_invalid_does_not_count_any_more(host
         assert not limited._requests
 
 
-@pytest.mark.parametrize(
-    ("headers", "expected"),
-    [
-        ({"Authorization": "Bearer secret"}, ("key web-app", 0)),
-        ({"x-api-key": "other", "x-user-id": "ann", "x-priority": "high"}, ("key batch", 1)),
-    ],
-)
+@by_table("headers", "expected")
 async def test_a_key_has_its_share_and_its_priority(
-    hosts: Hosts, tokenizer: Tokenizer, headers: dict[str, str], expected: tuple[str, int]
+    hosts: Hosts, tokenizer: Tokenizer, headers: dict[str, str], expected: list[object]
 ) -> None:
     some = clients(client_header="x-user-id", priority_header="x-priority")
     async with application(tokenizer, clients=some, access=KEYS) as served:
@@ -505,7 +349,7 @@ async def test_a_key_has_its_share_and_its_priority(
         batch = served.registry.models["story"].workers[0].batch
         assert batch is not None
         (slot,) = batch._running.values()
-        assert (slot.client.key, slot.priority) == expected
+        assert [slot.client.key, slot.priority] == expected
         hosts.last.step(4)
         assert (await request.end()).status == 200
 

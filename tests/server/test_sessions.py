@@ -97,35 +97,6 @@ async def test_a_refused_request_leaves_no_session(
         assert sessions.find(identifier)
 
 
-@pytest.mark.parametrize(
-    ("content", "headers", "told"),
-    [
-        (body(), {ID: "invalid-session-id"}, "session not found: 'invalid-session-id'"),
-        (CLOSE, {ID: "nonexistent-id"}, "session not found: 'nonexistent-id'"),
-        (CLOSE, {}, "session not found: ''"),
-        (b'{"requestType": "INVALID_TYPE"}', {}, "a request with requestType is"),
-        (b'{"requestType": ["CLOSE"]}', {}, "a request with requestType is"),
-        (b'{"requestType": "NEW_SESSION", "extra_field": "not_allowed"}', {}, "a request with requestType is"),
-    ],
-)
-async def test_what_is_wrong_is_400(
-    hosts: Hosts, tokenizer: Tokenizer, sessions: Sessions, content: bytes, headers: dict[str, str], told: str
-) -> None:
-    async with application(tokenizer, sessions=sessions) as served:
-        answer = await served.client.post("/invocations", content, headers)
-        assert (answer.status, answer.json["error"][: len(told)]) == (400, told)
-
-
-@pytest.mark.parametrize(("content", "headers"), [(OPEN, {}), (CLOSE, {}), (body(), {ID: "x"})])
-async def test_where_sessions_are_not_enabled_they_are_refused(
-    hosts: Hosts, tokenizer: Tokenizer, content: bytes, headers: dict[str, str]
-) -> None:
-    async with application(tokenizer) as served:
-        answer = await served.client.post("/invocations", content, headers)
-        assert (answer.status, answer.json["error"][:47]) == (400, "Invalid payload. stateful sessions not enabled,")
-        assert (await served.client.post("/invocations", body(), {ID: " "})).status == 200
-
-
 async def test_bodies_that_only_mention_sessions_are_ordinary(
     hosts: Hosts, tokenizer: Tokenizer, sessions: Sessions
 ) -> None:
@@ -135,22 +106,6 @@ async def test_bodies_that_only_mention_sessions_are_ordinary(
         large = b'{"requestType": "CLOSE", "inputs": "' + b" " * 40_000 + b'"}'
         for broken in (b'{"requestType"', b'["requestType"]', large):
             assert (await served.client.post("/invocations", broken)).status == 424
-
-
-async def test_sagemakers_client_sees_its_own_errors(hosts: Hosts, tokenizer: Tokenizer, sessions: Sessions) -> None:
-    async with application(tokenizer, sessions=sessions) as served:
-        answer = await served.client.post("/endpoints/story/invocations", body(), {ID: "x"})
-        assert (answer.status, answer.json["OriginalStatusCode"]) == (424, 400)
-        stream = "/endpoints/story/invocations-response-stream"
-        answer = await served.client.post(stream, OPEN)
-        assert (answer.status, "InvokeEndpoint" in answer.json["OriginalMessage"]) == (424, True)
-        assert (await served.client.post(stream, body(), {ID: await opened(served)})).status == 200
-
-
-async def test_other_apis_have_no_sessions(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with application(tokenizer) as served:
-        answer = await served.client.post("/generate", body(), {ID: "x"})
-        assert answer.status == 200
 
 
 async def test_a_session_stays_with_its_worker(hosts: Hosts, tokenizer: Tokenizer, sessions: Sessions) -> None:

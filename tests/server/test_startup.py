@@ -14,13 +14,13 @@ from djl_trtllm import create_app
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, LayoutError
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.server import application
 from djl_trtllm.server.application import Application, Startup, plan_startup
 from djl_trtllm.service import Model, open_source
 from tests.server.application import body
 from tests.support.asgi import Client, lifespan
 from tests.support.in_process import Hosts, played_model
 from tests.support.models import scripted_model
+from tests.support.tables import by_table
 from tests.support.virtual_time import until
 
 
@@ -41,52 +41,9 @@ def store(tmp_path: Path) -> Path:
 
 
 STORE = {"SERVING_MODEL_STORE": "{store}"}
-MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"
-RED, ALL = {"red": "{store}/red"}, {"blue": "{store}/blue", "packed": "{store}/packed.tar.gz", "red": "{store}/red"}
-LOADED = {"NONE": {}, "none": {}, "red": RED, "ALL": ALL, "all": ALL, "red,": RED, "packed.tar.gz, red, blue": ALL}
 
 
-@pytest.mark.parametrize(
-    ("given", "environ", "found", "models", "folder"),
-    [
-        # One model: the one that is named, else what was found.
-        ("{model}", {}, None, {"scripted": "{model}"}, None),
-        ("{model}", {"SERVING_MODEL_STORE": ""}, None, {"scripted": "{model}"}, None),
-        ("acme/tiny-stories", {"OPTION_MODEL_NAME": "fable"}, None, {"fable": "acme/tiny-stories"}, None),
-        (None, {}, "{model}", {"scripted": "{model}"}, None),
-        ("{store}/red", {"SERVING_LOAD_MODELS": "a={model}"}, "{model}", {"other": "{store}/red"}, None),
-        ("{model}", STORE, None, {"scripted": "{model}"}, "{store}"),
-        ("acme/tiny-stories", STORE, None, {"acme_tiny_stories": "acme/tiny-stories"}, "{store}"),
-        # Models at the addresses of a variable, as in DJL Serving.
-        *(
-            (None, {"SERVING_LOAD_MODELS": entry}, "acme/other", {"fable": "{model}"}, None)
-            for entry in (
-                "fable::MPI={model}",
-                "fable::Python={model}",
-                "fable={model}",
-                "[fable:1:MPI:*]=file://{model}",
-            )
-        ),
-        (
-            None,
-            {"SERVING_LOAD_MODELS": "a::MPI={model}, b={store}/blue", "HF_MODEL_ID": "acme/elsewhere"},
-            "acme/elsewhere",
-            {"a": "{model}", "b": "{store}/blue"},
-            None,
-        ),
-        # Models of a store.
-        (None, STORE, None, {}, "{store}"),
-        *(
-            (None, {**STORE, "SERVING_LOAD_MODELS": wanted, "HF_MODEL_ID": "acme/elsewhere"}, None, models, "{store}")
-            for wanted, models in LOADED.items()
-        ),
-        # SageMaker's multi-model endpoints.
-        ("{model}", {MULTI_MODEL: "true"}, None, {}, "/opt/ml/models"),
-        (None, {MULTI_MODEL: "True"}, None, {}, "/opt/ml/models"),
-        (None, {MULTI_MODEL: "true", **STORE}, None, {}, "{store}"),
-        ("{model}", {MULTI_MODEL: "false"}, None, {"scripted": "{model}"}, None),
-    ],
-)
+@by_table("given", "environ", "found", "models", "folder")
 def test_what_is_served(
     model: Path,
     store: Path,
@@ -109,27 +66,7 @@ def test_what_is_served(
             assert each.prepare().directory == Path(each.source)
 
 
-@pytest.mark.parametrize(
-    ("given", "environ", "told"),
-    [
-        (None, {}, "no model given, and there is none in /opt/ml/model: name a model dir"),
-        ("{model}/nowhere", {}, "no model at"),
-        (
-            "{model}",
-            {"SERVING_MODEL_STORE": "/no/such"},
-            "SERVING_MODEL_STORE=/no/such (environment): there is no such",
-        ),
-        (None, {"SERVING_MODEL_STORE": "{model}", "SERVING_LOAD_MODELS": "red"}, "are none"),
-        *(
-            (
-                None,
-                {**STORE, "SERVING_LOAD_MODELS": wanted},
-                f"load_models names {named}: in {{store}} are blue, packed.tar",
-            )
-            for wanted, named in (("green", "green"), ("red,green,grey", "green, grey"), ("README.txt", "README.txt"))
-        ),
-    ],
-)
+@by_table("given", "environ", "told")
 def test_what_cannot_be_served_is_reported_before_the_server_starts(
     model: Path, store: Path, given: str | None, environ: dict[str, str], told: str
 ) -> None:
@@ -165,12 +102,12 @@ def test_arguments_win_over_the_file_and_the_environment_for_the_server_and_its_
 def test_a_remote_model_is_fetched_while_the_server_listens(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     opened: list[tuple[str, Mapping[str, str], Sequence[str]]] = []
 
-    def open_remote(text: str, environ: Mapping[str, str], arguments: Sequence[str]) -> str:
+    def open_remote(text: str, environ: Mapping[str, str], arguments: Sequence[str], calls: str) -> str:
         opened.append((text, environ, arguments))
-        return "source"
+        return f"source read {calls}"
 
-    monkeypatch.setattr(application, "open_remote", open_remote)
-    monkeypatch.setattr(application, "prepare", lambda source: f"prepared {source}")
+    monkeypatch.setattr("djl_trtllm.service.open_remote", open_remote)
+    monkeypatch.setattr("djl_trtllm.service.prepare_apart", lambda path, opened: f"{path}: {opened(calls='apart')}")
     environ = {"OPTION_PREDICT_TIMEOUT": "77"}
     options, [planned], store = plan_startup("acme/tiny-stories", environ, ["max_rolling_batch_size=3"])
     assert (planned.name, planned.source, options.predict_timeout, store) == (
@@ -180,7 +117,7 @@ def test_a_remote_model_is_fetched_while_the_server_listens(monkeypatch: pytest.
         None,
     )
     assert opened == []
-    assert str(planned.prepare()) == "prepared source"
+    assert str(planned.prepare()) == "acme/tiny-stories: source read apart"
     assert opened == [("acme/tiny-stories", environ, ["max_rolling_batch_size=3"])]
 
 
@@ -200,7 +137,7 @@ def test_an_empty_folder_stands_for_the_model_that_a_variable_names(
 
 
 def test_a_remote_model_by_a_variable_has_the_name_of_load_models(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    monkeypatch.setattr(application, "open_remote", lambda text, environ: open_source(model, environ))
+    monkeypatch.setattr("djl_trtllm.service.open_remote", lambda text, environ: open_source(model, environ))
     environ = {"SERVING_LOAD_MODELS": f"fable::MPI={model / 'nowhere'}", "OPTION_MODEL_ID": "acme/tiny"}
     _, [planned], _ = plan_startup(None, environ, found="acme/tiny")
     assert (planned.name, planned.source) == ("fable", "acme/tiny")
@@ -213,7 +150,7 @@ def test_a_remote_model_by_a_variable_has_the_name_of_load_models(monkeypatch: p
 @pytest.fixture(autouse=True)
 def _of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is for a process of the server's own is not done to that of the tests."""
-    monkeypatch.setattr(application, "settle_garbage_collector", lambda: None)
+    monkeypatch.setattr("djl_trtllm.service.settle_garbage_collector", lambda: None)
 
 
 def preparing(tokenizer: Tokenizer, name: str = "story", **options: Any) -> Startup:
@@ -288,16 +225,6 @@ async def test_the_end_refuses_new_requests_and_lets_running_ones_end(hosts: Hos
     assert (await request.end()).status == 200
     assert 5 <= asyncio.get_running_loop().time() < 20
     assert hosts.last.closed
-
-
-async def test_the_end_waits_for_shutdown_timeout_seconds(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    app = Application(Options(shutdown_timeout=7), [preparing(tokenizer)], wait_until_ready=True)
-    async with lifespan(app):
-        request = Client(app).begin("POST", "/invocations", body(100))
-        await until(lambda: bool(hosts.last.submitted))
-        before = asyncio.get_running_loop().time()
-    assert asyncio.get_running_loop().time() - before == pytest.approx(7, abs=1)
-    assert (await request.end()).status == 503
 
 
 async def test_draining_again_waits_for_the_same_end(hosts: Hosts, tokenizer: Tokenizer) -> None:

@@ -218,7 +218,7 @@ async def test_text_that_is_none_closes_the_socket(parts: list[bytes], caplog: p
         peer.sends(frame(kind, part, end=False))
         kind = CONTINUATION
     peer.sends(frame(kind, last))
-    assert peer.closed == (1007, "this is not UTF-8")
+    assert peer.closed == (1007, "the text message is not UTF-8")
     await peer.leave()
     assert peer.received == []
     assert not [record for record in caplog.records if record.exc_info]

@@ -134,13 +134,16 @@ def test_messages_that_no_process_can_take_are_refused() -> None:
     rendering(body)
 
 
-def test_the_process_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+def test_the_process_has_what_python_and_texts_need_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC", "LD_LIBRARY_PATH": "/no/lib", "VIRTUAL_ENV": "/no/env"}
+    for name, value in (kept | {"HF_TOKEN": "hf_secret"}).items():
+        monkeypatch.setenv(name, value)
 
     async def body(renderer: ChatRenderer) -> None:
         await renderer.render(conversation("a"), {})
         (process,) = psutil.Process().children()
-        assert "HF_TOKEN" not in process.environ()
+        environ = process.environ()
+        assert "HF_TOKEN" not in environ and kept.items() <= environ.items()
 
     rendering(body)
 

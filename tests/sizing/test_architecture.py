@@ -4,16 +4,8 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.sizing.checkpoint import (
-    LayerCache,
-    expected_tensors,
-    first_positive,
-    layer_caches,
-    listed,
-    model_type,
-    part,
-    positive,
-)
+from djl_trtllm.model.checkpoint import first_positive, part
+from djl_trtllm.sizing.checkpoint import LayerCache, expected_tensors, layer_caches, listed, model_type, positive
 from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h, rows
 
 

@@ -22,7 +22,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class Hub:
     """Repositories by id: files by path. `private` and `gated` ones want `token`. `cut` breaks a file off once.
 
-    `LARGE` files are kept as LFS keeps them. `changed` says what is sent in place of a file that is listed otherwise.
+    `LARGE` files are kept as LFS keeps them.
     """
 
     repositories: dict[str, dict[str, bytes]]
@@ -30,7 +30,6 @@ class Hub:
     gated: frozenset[str] = frozenset()
     token: str = "hf_right"
     cut: dict[str, int] = field(default_factory=dict)
-    changed: dict[str, bytes] = field(default_factory=dict)
     bytes_per_second: float = 0.0
     fetched: list[str] = field(default_factory=list)
 
@@ -125,7 +124,6 @@ class _Handler(BaseHTTPRequestHandler):
             "X-Repo-Commit": COMMIT,
             "Accept-Ranges": "bytes",
         }
-        content = self.hub.changed.get(name, content)
         status = 206 if start or end is not None else 200
         part = content[start:end]
         if status == 206:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.api import Prompt
+from djl_trtllm.api import ResponseEncoder
 from djl_trtllm.errors import RequestError
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from tests.fakes.installation import fake_tensorrt_llm
@@ -30,20 +30,16 @@ def chunk(text: str = "", *, ends: bool = False, error: RequestError | None = No
     return OutputChunk(index, [Token(5, text, None, False)] if text else [], finished)
 
 
-class WordEncoder:
+class WordEncoder(ResponseEncoder):
     """The texts, and `.` at the end; `!` is how an answer ends that cannot go on."""
 
     content_type = "text/words"
-    wants_prompt_tokens = False
 
     def __init__(self, *, stream: bool = True, last: bytes = b"!") -> None:
         self.stream = stream
         self.failure: Exception | None = None
         self._last = last
         self._text = ""
-
-    def begin(self, prompt: Prompt) -> None:
-        pass
 
     def encode(self, chunk: OutputChunk) -> bytes:
         if self.failure is not None:

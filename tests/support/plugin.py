@@ -9,7 +9,17 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, Prompt, RawRequest, Reply, error_headers
+from djl_trtllm.api.base import (
+    Call,
+    Dialect,
+    ModelContext,
+    ModelStatus,
+    Prompt,
+    RawRequest,
+    Reply,
+    ResponseEncoder,
+    error_headers,
+)
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     InvalidRequestError,
@@ -31,11 +41,10 @@ def installed(folder: Path, group: str, *points: str) -> dict[str, str]:
 # -- A dialect of its own, as CONTRIBUTING's recipe makes one: a line of text for each prompt, and one for each output
 
 
-class LinesEncoder:
+class LinesEncoder(ResponseEncoder):
     """A line for each prompt and its output; as a stream, for each chunk with the number of its prompt."""
 
     content_type = "text/lines"
-    wants_prompt_tokens = False
 
     def __init__(self, prompts: int, *, stream: bool) -> None:
         self.stream = stream

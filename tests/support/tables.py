@@ -1,15 +1,47 @@
-"""Tables of the tests: `tables.json` beside them, by what a test is called."""
+"""Tables of tests that are data: `tables.json` beside a test has them by module, and by the rule they are for."""
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import pytest
+
+Test = TypeVar("Test", bound=Callable[..., object])
+
+
+def by_table(*names: str) -> Callable[[Test], Test]:
+    """Run a test once with each row of its table, whose columns are the arguments of these names.
+
+    The table of `test_a_rule` in `test_size.py` is `a rule` of `size`.
+    """
+
+    def with_rows(test: Test) -> Test:
+        rows = constant(inspect.getfile(test), test.__name__.removeprefix("test_").replace("_", " "))
+        marked: Test = pytest.mark.parametrize(names[0] if len(names) == 1 else names, rows)(test)
+        return marked
+
+    return with_rows
+
+
+def constant(module: str, name: str) -> Any:
+    """Return what the table of a module (`__file__`) has by this name."""
+    path = Path(module)
+    return json.loads(_file(path.parent))[path.stem.removeprefix("test_")][name]
+
+
+@cache
+def _file(folder: Path) -> bytes:
+    return (folder / "tables.json").read_bytes()
 
 
 def rows(module: str, name: str, **places: object) -> Any:
     """Return a table of the folder that has this module (`__file__`), with `{PLACE}` in texts replaced."""
-    text = json.dumps(json.loads(Path(module).with_name("tables.json").read_bytes())[name])
+    text = json.dumps(json.loads(_file(Path(module).parent))[name])
     for place, path in places.items():
         text = text.replace(f"{{{place}}}", str(path))
     return json.loads(text)

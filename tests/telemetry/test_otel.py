@@ -17,6 +17,7 @@ from djl_trtllm.request import FinishReason
 from djl_trtllm.telemetry import ServedRequest
 from djl_trtllm.telemetry.otel import DURATION, EACH, FIRST, USAGE, OtelMetrics, SpanTraces, exporter
 from djl_trtllm.version import __version__
+from tests.support.tables import by_table
 from tests.telemetry.requests import BEGAN, TRACEPARENT, served, state
 
 NOW = 112.0
@@ -76,13 +77,7 @@ def test_a_request_is_a_span_of_the_server_and_its_phases_are_children() -> None
     assert all(span.parent is not None and span.parent.span_id == root.context.span_id for span in spans.values())
 
 
-@pytest.mark.parametrize(
-    ("changes", "phases"),
-    [
-        ({"first_token_at": None, "last_token_at": None}, {"receive": 101.0, "queue": 103.0, "prefill": NOW}),
-        ({"started": None, "first_token_at": None, "last_token_at": None}, {"receive": 101.0, "queue": NOW}),
-    ],
-)
+@by_table("changes", "phases")
 def test_the_phase_in_which_a_request_ended_early_is_the_last(
     changes: dict[str, None], phases: dict[str, float]
 ) -> None:
@@ -212,15 +207,7 @@ def test_the_log_gets_the_ids_of_the_trace() -> None:
     assert len(found["span_id"]) == 16
 
 
-@pytest.mark.parametrize(
-    ("environ", "name"),
-    [
-        ({}, "djl-trtllm"),
-        ({"OTEL_SERVICE_NAME": "own"}, "own"),
-        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=own,a=b"}, "own"),
-        ({"OTEL_RESOURCE_ATTRIBUTES": "a=b"}, "djl-trtllm"),
-    ],
-)
+@by_table("environ", "name")
 def test_the_service_has_the_name_that_the_environment_gives_it(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], name: str
 ) -> None:

@@ -19,13 +19,12 @@ from djl_trtllm.config import load
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.telemetry import ServedRequest, Telemetry, otel, reports
 from djl_trtllm.telemetry.reports import (
-    GRPC,
-    HTTP,
     RequestLog,
     Signal,
     open_metrics,
     open_traces,
 )
+from tests.support.tables import by_table
 from tests.telemetry.requests import served, state
 
 # What asks OpenTelemetry for traces and metrics.
@@ -63,24 +62,7 @@ def opens(signal: Signal, environ: Mapping[str, str]) -> bool:
 X = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}
 
 
-@pytest.mark.parametrize(
-    ("environ", "protocol"),
-    [
-        ({}, None),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, None),
-        (X, HTTP),
-        (X | {"OTEL_SDK_DISABLED": " True "}, None),
-        (X | {"OTEL_SDK_DISABLED": "no"}, HTTP),
-        (X | {"OTEL_NAME_EXPORTER": "None"}, None),
-        ({"OTEL_EXPORTER_OTLP_NAME_ENDPOINT": "http://x"}, HTTP),
-        ({"OTEL_NAME_EXPORTER": " OTLP "}, HTTP),
-        ({"OTEL_LOGS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "http://x"}, None),
-        (X | {"OTEL_EXPORTER_OTLP_PROTOCOL": ""}, HTTP),
-        (X | {"OTEL_EXPORTER_OTLP_PROTOCOL": " GRPC "}, GRPC),
-        (X | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_NAME_PROTOCOL": "http/protobuf"}, HTTP),
-        (X | {"OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": "grpc"}, HTTP),
-    ],
-)
+@by_table("environ", "protocol")
 def test_opentelemetrys_variables_ask_for_a_signal_and_say_its_protocol(
     signal: Signal, environ: Mapping[str, str], protocol: str | None, exported: list[tuple[str, str, str | None]]
 ) -> None:
@@ -88,16 +70,7 @@ def test_opentelemetrys_variables_ask_for_a_signal_and_say_its_protocol(
     assert exported == ([] if protocol is None else [(signal.removesuffix("s"), protocol, None)])
 
 
-@pytest.mark.parametrize(
-    ("environ", "message"),
-    [
-        ({"OTEL_NAME_EXPORTER": "zipkin"}, "OTEL_NAME_EXPORTER=zipkin (environment): expected otlp or none"),
-        *(
-            (X | {name: "http/json"}, f"{name}=http/json (environment): expected http/protobuf or grpc")
-            for name in ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_NAME_PROTOCOL")
-        ),
-    ],
-)
+@by_table("environ", "message")
 def test_what_cannot_be_done_is_an_error_that_names_the_setting(
     signal: Signal, environ: dict[str, str], message: str
 ) -> None:
@@ -129,15 +102,7 @@ def test_what_does_not_open_is_an_error_with_its_reason(
     assert isinstance(error, ValueError) or f"OTEL_SDK_DISABLED=true switches {signal} off" in problem
 
 
-@pytest.mark.parametrize(
-    ("given", "more", "used"),
-    [
-        ("http://collector:4318", {}, "http://collector:4318/v1/traces"),
-        ("http://collector:4318/", {"OTEL_TRACES_EXPORTER": "none"}, "http://collector:4318/v1/traces"),
-        ("http://collector/own", {}, "http://collector/own"),
-        ("http://collector:4317", {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "http://collector:4317"),
-    ],
-)
+@by_table("given", "more", "used")
 def test_traces_go_to_the_endpoint_of_the_option(
     given: str, more: dict[str, str], used: str, exported: list[tuple[str, str, str | None]]
 ) -> None:

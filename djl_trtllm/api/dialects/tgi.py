@@ -18,24 +18,12 @@ import orjson
 
 from djl_trtllm import errors
 from djl_trtllm.api import base
+from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.base import dump_line
 from djl_trtllm.api.front_end import HUGGING_FACE_ERRORS
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import (
-    BOOLEAN,
-    IGNORED,
-    PROMPT,
-    Parameter,
-    Problems,
-    Table,
-    check_text,
-    integer,
-    number,
-    read_object,
-    show,
-)
+from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, check_text, read_object, show
 from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING, generation_request, read_sampling
-from djl_trtllm.config import Options
 from djl_trtllm.request import FINISH_WORDS, OutputChunk, SequenceResult, Token
 from djl_trtllm.version import __version__
 
@@ -162,12 +150,11 @@ class GenerateEncoder(base.WholeEncoder):
         }
 
 
-class GenerateStreamEncoder:
+class GenerateStreamEncoder(base.ResponseEncoder):
     """Events `{"index", "token", "generated_text", "details"}`; the last has the whole text, and details if wanted."""
 
     stream = True
     content_type = "text/event-stream"
-    wants_prompt_tokens = False
 
     def __init__(self, shown: Shown) -> None:
         self._shown = shown
@@ -229,11 +216,11 @@ PARAMETERS = Table(
     ADAPTER,
     NOT_HONOURED,
     (
-        Parameter(("max_new_tokens",), integer(1, MOST_TOKENS), "max_new_tokens"),
-        Parameter(("temperature",), number(0), "temperature"),
-        Parameter(("details",), BOOLEAN, "details"),
-        Parameter(("return_full_text",), BOOLEAN, "return_full_text"),
-        Parameter(("decoder_input_details",), BOOLEAN, "prefill"),
+        Parameter(("max_new_tokens",), kinds.integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("temperature",), kinds.number(0), "temperature"),
+        Parameter(("details",), kinds.BOOLEAN, "details"),
+        Parameter(("return_full_text",), kinds.BOOLEAN, "return_full_text"),
+        Parameter(("decoder_input_details",), kinds.BOOLEAN, "prefill"),
     ),
     elsewhere=dict.fromkeys(("inputs", "stream"), "beside 'parameters', not in it"),
 )
@@ -241,9 +228,9 @@ PARAMETERS = Table(
 
 FIELDS = Table(
     (
-        Parameter(("inputs",), PROMPT, "inputs"),
+        Parameter(("inputs",), kinds.PROMPT, "inputs"),
         Parameter(("parameters",), PARAMETERS.kind, IGNORED),
-        Parameter(("stream",), BOOLEAN, "stream"),
+        Parameter(("stream",), kinds.BOOLEAN, "stream"),
         Parameter(("model",), target=IGNORED),
         # Clients of Hugging Face's hosted inference API send it to every server.
         Parameter(("options",), target=IGNORED),
@@ -253,46 +240,6 @@ FIELDS = Table(
     required=("inputs",),
 )
 """The body."""
-
-
-def parse(request: base.RawRequest, options: Options) -> base.Call:
-    """Read a body. On `/generate_stream` the response is a stream, on `/` if `stream` says so. Raises
-    InvalidRequestError.
-    """
-    payload, problems = read_object(request, "inputs"), Problems.of(options)
-    fields = FIELDS.read(payload, problems, "field")
-    inputs: str = fields.get("inputs", "")
-    check_text(payload, "inputs", problems)
-    parameters: Any = payload.get("parameters")
-    if parameters is None:
-        parameters = {}
-    elif type(parameters) is not dict:
-        problems.invalid.append(f"'parameters' is {show(parameters)}: expected an object")
-        parameters = {}
-    values = PARAMETERS.read(parameters, problems, "parameter")
-    values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
-    if "best_of" in values:
-        values.setdefault("n", values["best_of"])
-    sampling = read_sampling(values, problems, ranked=True)
-    stream = request.path == "/generate_stream" or (request.path == "/" and fields.get("stream", False))
-    if stream and sampling.sequences > 1:
-        problems.invalid.append("'best_of' is above 1: expected 1 in a stream, where the best is not known")
-    if stream and values.get("prefill"):
-        problems.invalid.append("'decoder_input_details' is true: expected false in a stream")
-    problems.raise_any()
-    shown = Shown(
-        # As TGI: the tokens of the prompt have their place in the details.
-        details=values.get("details", False) or values.get("prefill", False) or sampling.n > 1,
-        full_text=values.get("return_full_text", False),
-        prefill=values.get("prefill", False),
-        as_list=request.path == "/",
-        n=sampling.n,
-    )
-    generation = generation_request(values, sampling, stream or shown.details, prompt=inputs)
-    if stream:
-        return base.Call((generation,), GenerateStreamEncoder(shown), (*problems.headers, *stream_headers(len(inputs))))
-    encoder = GenerateEncoder(shown, Timing(len(inputs)))
-    return base.Call((generation,), encoder, problems.headers, encoder.headers)
 
 
 class Tgi(base.Dialect):
@@ -342,7 +289,43 @@ class Tgi(base.Dialect):
         )
 
     def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
-        return parse(request, model.options)
+        """See `Dialect`. On `/generate_stream` the response is a stream, on `/` if `stream` says so."""
+        payload, problems = read_object(request, "inputs"), Problems.of(model.options)
+        fields = FIELDS.read(payload, problems, "field")
+        inputs: str = fields.get("inputs", "")
+        check_text(payload, "inputs", problems)
+        parameters: Any = payload.get("parameters")
+        if parameters is None:
+            parameters = {}
+        elif type(parameters) is not dict:
+            problems.invalid.append(f"'parameters' is {show(parameters)}: expected an object")
+            parameters = {}
+        values = PARAMETERS.read(parameters, problems, "parameter")
+        values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
+        if "best_of" in values:
+            values.setdefault("n", values["best_of"])
+        sampling = read_sampling(values, problems, ranked=True)
+        stream = request.path == "/generate_stream" or (request.path == "/" and fields.get("stream", False))
+        if stream and sampling.sequences > 1:
+            problems.invalid.append("'best_of' is above 1: expected 1 in a stream, where the best is not known")
+        if stream and values.get("prefill"):
+            problems.invalid.append("'decoder_input_details' is true: expected false in a stream")
+        problems.raise_any()
+        shown = Shown(
+            # As TGI: the tokens of the prompt have their place in the details.
+            details=values.get("details", False) or values.get("prefill", False) or sampling.n > 1,
+            full_text=values.get("return_full_text", False),
+            prefill=values.get("prefill", False),
+            as_list=request.path == "/",
+            n=sampling.n,
+        )
+        generation = generation_request(values, sampling, stream or shown.details, prompt=inputs)
+        if stream:
+            return base.Call(
+                (generation,), GenerateStreamEncoder(shown), (*problems.headers, *stream_headers(len(inputs)))
+            )
+        encoder = GenerateEncoder(shown, Timing(len(inputs)))
+        return base.Call((generation,), encoder, problems.headers, encoder.headers)
 
     def error_body(self, message: str, error: errors.RequestError | None) -> object:
         return _error_body(message, error)

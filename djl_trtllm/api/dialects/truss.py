@@ -16,21 +16,9 @@ import orjson
 
 from djl_trtllm import errors
 from djl_trtllm.api import base
+from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import (
-    BOOLEAN,
-    IGNORED,
-    TEXT,
-    Kind,
-    Parameter,
-    Problems,
-    Table,
-    check_text,
-    integer,
-    number,
-    read_object,
-    read_words,
-)
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, check_text, read_object, read_words
 from djl_trtllm.api.sampling import MESSAGES, MOST_TOKENS, SAMPLING, generation_request, read_messages, read_sampling
 from djl_trtllm.config import Options
 from djl_trtllm.request import OutputChunk
@@ -50,7 +38,7 @@ _ERROR_CODES: dict[type[errors.RequestError], str] = {
 """Baseten's error codes."""
 
 
-class TextEncoder(base.BaseEncoder):
+class TextEncoder(base.ResponseEncoder):
     """Raw text, in the pieces in which it is generated.
 
     Raw text cannot express a failure: the body then has no end. (Truss's template puts an error object into the text,
@@ -86,43 +74,17 @@ _WORDS = Kind(
 FIELDS = Table(
     (row for row in SAMPLING if not {"stop", "bad_words", "n", "best_of"} & set(row.names)),
     (
-        Parameter(("prompt",), TEXT, "prompt"),
+        Parameter(("prompt",), kinds.TEXT, "prompt"),
         Parameter(("messages",), MESSAGES, IGNORED),
-        Parameter(("max_tokens", "max_new_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
-        Parameter(("temperature",), number(0), "temperature"),
+        Parameter(("max_tokens", "max_new_tokens"), kinds.integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("temperature",), kinds.number(0), "temperature"),
         Parameter(("bad_words_list", "bad_words"), _WORDS, "bad", union=True),
         Parameter(("stop_words_list", "stop_words"), _WORDS, "stop", union=True),
-        Parameter(("stream",), BOOLEAN, "stream"),
+        Parameter(("stream",), kinds.BOOLEAN, "stream"),
         Parameter(("model",), target=IGNORED),
     ),
     elsewhere=dict.fromkeys(("inputs", "parameters"), "to /invocations"),
 )
-
-
-def parse(request: base.RawRequest, options: Options) -> base.Call:
-    """Read the body. Raises InvalidRequestError."""
-    payload, problems = read_object(request, "prompt"), Problems.of(options)
-    values = FIELDS.read(payload, problems, "field")
-    prompt: str | None = values.get("prompt")
-    messages: list[dict[str, Any]] | None = None
-    if payload.get("messages") is not None:
-        messages = read_messages(payload["messages"], problems)
-        if prompt is not None:
-            problems.invalid.append("'prompt' and 'messages' are both given: expected one of them")
-    else:
-        check_text(payload, "prompt", problems)
-    values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
-    sampling = read_sampling(values, problems)
-    stream: bool = values.get("stream", True)
-    if stream and sampling.beam_width > 1:
-        problems.invalid.append(
-            f"'beam_width' is {sampling.beam_width} and 'stream' not false: which beam is the best is known only at "
-            "the end, expected a beam_width of 1 or 'stream' to be false"
-        )
-    problems.raise_any()
-    encoder: base.ResponseEncoder = TextEncoder() if stream else WholeTextEncoder()
-    generation = generation_request(values, sampling, False, prompt=None if messages else prompt, messages=messages)
-    return base.Call((generation,), encoder, problems.headers)
 
 
 class Truss(base.Dialect):
@@ -144,7 +106,28 @@ class Truss(base.Dialect):
         return base.Reply.json({})
 
     def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
-        return parse(request, model.options)
+        payload, problems = read_object(request, "prompt"), Problems.of(model.options)
+        values = FIELDS.read(payload, problems, "field")
+        prompt: str | None = values.get("prompt")
+        messages: list[dict[str, Any]] | None = None
+        if payload.get("messages") is not None:
+            messages = read_messages(payload["messages"], problems)
+            if prompt is not None:
+                problems.invalid.append("'prompt' and 'messages' are both given: expected one of them")
+        else:
+            check_text(payload, "prompt", problems)
+        values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
+        sampling = read_sampling(values, problems)
+        stream: bool = values.get("stream", True)
+        if stream and sampling.beam_width > 1:
+            problems.invalid.append(
+                f"'beam_width' is {sampling.beam_width} and 'stream' not false: which beam is the best is known only "
+                "at the end, expected a beam_width of 1 or 'stream' to be false"
+            )
+        problems.raise_any()
+        encoder: base.ResponseEncoder = TextEncoder() if stream else WholeTextEncoder()
+        generation = generation_request(values, sampling, False, prompt=None if messages else prompt, messages=messages)
+        return base.Call((generation,), encoder, problems.headers)
 
     def error_body(self, message: str, error: errors.RequestError | None) -> object:
         return {"error": message if error is not None else "Internal Server Error, see the server's log."}

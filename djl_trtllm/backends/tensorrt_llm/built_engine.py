@@ -13,6 +13,7 @@ from typing import Any
 
 from djl_trtllm.backends.base import Bound, Built
 from djl_trtllm.backends.tensorrt_llm.arguments import is_of_build
+from djl_trtllm.backends.tensorrt_llm.engine_watch import LAUNCHED
 from djl_trtllm.config import Config
 from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options.choices import BatchingType
@@ -22,9 +23,6 @@ from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.errors import EngineMismatchError, LayoutError
 from djl_trtllm.model.checkpoint import read_object
 from djl_trtllm.model.layout import OldEngine
-
-LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
-"""`trtllm-llmapi-launch` sets this variable to 1: further ranks wait on other machines."""
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _DEGREES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ from msgspec.structs import replace
 from djl_trtllm.executor.protocol import Stats, Submit
 from djl_trtllm.request import Sampling
 
+LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
+"""`trtllm-llmapi-launch` sets this variable to 1: there are ranks already, on other machines too."""
 _MODULES = ("mpi4py", "tensorrt_llm")
 
 
@@ -23,10 +26,11 @@ def ranks_below() -> list[psutil.Process]:
 
 def launched_ranks() -> list[psutil.Process]:
     """The ranks of trtllm-llmapi-launch on this machine, of which the leader is beside this process or its parents."""
-    if os.environ.get("TLLM_SPAWN_PROXY_PROCESS") == "1":
+    if os.environ.get(LAUNCHED) == "1":
         for above in psutil.Process().parents():
-            if ranks := [process for process in (above, *above.children(recursive=True)) if is_rank(process)]:
-                return ranks
+            with contextlib.suppress(psutil.Error):  # it has ended
+                if ranks := [process for process in (above, *above.children(recursive=True)) if is_rank(process)]:
+                    return ranks
     return []
 
 

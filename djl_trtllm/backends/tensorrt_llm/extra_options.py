@@ -73,9 +73,6 @@ class ExtraArgument:
     value: Any
     place: str
 
-    def __str__(self) -> str:
-        return f"{self.target}={self.value!r} ({self.place})"
-
 
 Signatures = Mapping[str, Mapping[str, str]]
 """The arguments of classes with their annotations; those of LLM itself under the name of its row in the table."""
@@ -94,7 +91,7 @@ def apply_extra_options(
     reader = _Reader(config, effects, llm, version)
     reader.read(text)
     notes += [format_setting(reader.config, name) for name in reader.became]
-    notes += [f"{_KEY}: {each}" for each in reader.found]
+    notes += [f"{each.target}={each.value!r} ({_KEY}, {each.place})" for each in reader.found]
     return reader.config, tuple(reader.found)
 
 

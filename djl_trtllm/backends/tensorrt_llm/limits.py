@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from djl_trtllm.backends.tensorrt_llm.arguments import PlanInputs
-from djl_trtllm.backends.tensorrt_llm.built_engine import LAUNCHED, BuiltEngine
+from djl_trtllm.backends.tensorrt_llm.built_engine import BuiltEngine
+from djl_trtllm.backends.tensorrt_llm.engine_watch import LAUNCHED
 from djl_trtllm.backends.tensorrt_llm.names import has
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.configuration import format_setting

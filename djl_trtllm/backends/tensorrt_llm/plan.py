@@ -24,7 +24,7 @@ from djl_trtllm.backends.tensorrt_llm.arguments import (
 from djl_trtllm.backends.tensorrt_llm.built_engine import BuiltEngine, check_built_engine, read_built_engine
 from djl_trtllm.backends.tensorrt_llm.checkpoints import check_stored_format, converter_alias, gpu_problems
 from djl_trtllm.backends.tensorrt_llm.compile import COMPILER, TensorRtLlmSpec
-from djl_trtllm.backends.tensorrt_llm.extra_options import OPTION, apply_extra_options
+from djl_trtllm.backends.tensorrt_llm.extra_options import apply_extra_options
 from djl_trtllm.backends.tensorrt_llm.limits import SUPPOSED_VERSION, plan_inputs, tokens_per_iteration
 from djl_trtllm.backends.tensorrt_llm.mpi import REASONS
 from djl_trtllm.backends.tensorrt_llm.names import lora_modules, members
@@ -114,8 +114,8 @@ class TensorRtLlmPlan(EnginePlan):
 
     @property
     def effects(self) -> dict[str, str]:
-        passed = ", ".join(map(str, self.inputs.extra))
-        return {OPTION: f"{passed}; arguments that have an option are in its row"} if passed else {}
+        passed = ", ".join(f"{each.target}={each.value!r} ({each.place})" for each in self.inputs.extra)
+        return {"extra_llm_api_options": f"{passed}; arguments that have an option are in its row"} if passed else {}
 
     @property
     def adapter_limits(self) -> AdapterLimits | None:

@@ -1,4 +1,4 @@
-"""Every option, declared once: a row in TOML, and its type in `types.OptionTypes`.
+"""Every option, declared once: a row in TOML, and its type in `choices.OptionTypes`.
 
 `model.toml`, `engine.toml` and `server.toml` have the options that do something, by group; `config/compat/legacy.toml`
 has those without effect. Messages, the resolved table, the pages of `docs/options/` and `serving.properties.example`
@@ -18,9 +18,8 @@ from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, create_model
 
-from djl_trtllm.config.options.choices import Choice
+from djl_trtllm.config.options.choices import Choice, OptionTypes
 from djl_trtllm.config.options.option import Option, ValueType, as_text, option_of
-from djl_trtllm.config.options.types import OptionTypes
 from djl_trtllm.config.tables import read_table
 
 _HINTS = get_type_hints(OptionTypes)
@@ -94,12 +93,13 @@ class DeclaredOption:
         return self.type.describe(self.option)
 
 
-def _legacy_type(row: dict[str, Any]) -> ValueType:
+def _legacy_type(name: str, row: dict[str, Any]) -> ValueType:
     """The type of an option without effect, which its row names."""
     kind = row["type"]
     if isinstance(kind, list):
         choice: Any = Choice
-        base = choice("LegacyChoice", {word.upper(): word for word in kind})
+        base = choice(f"Legacy_{name}", {word.upper(): word for word in kind}, module=__name__)
+        globals()[base.__name__] = base  # where pickle looks for it
     else:
         base = _TYPES[kind]
     return ValueType(base, optional="default" not in row)
@@ -114,7 +114,7 @@ def _declared() -> Iterator[DeclaredOption]:
                 row, type_ = shared | table[name], ValueType.of(_HINTS[name])
             else:
                 row = ROWS[group.name][name]
-                type_ = _legacy_type(row)
+                type_ = _legacy_type(name, row)
                 row = row | {
                     "under_djl": row.get("djl", "read by DJL Serving" if group.name in _OF_DJL_SERVING else "")
                 }

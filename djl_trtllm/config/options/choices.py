@@ -1,4 +1,4 @@
-"""The enumerations of option values.
+"""The types of options: enumerations of values, and the type of each field of `Options`.
 
 Members are strings: `options.backend == "openvino"` and `options.backend is Backend.OPENVINO` both hold.
 """
@@ -6,6 +6,8 @@ Members are strings: `options.backend == "openvino"` and `options.backend is Bac
 from __future__ import annotations
 
 import enum
+from pathlib import Path
+from typing import Literal
 
 from djl_trtllm.plugins import BACKENDS, plugins
 
@@ -241,3 +243,288 @@ class LogLevel(Choice):
     WARNING = "warning"
     ERROR = "error"
     CRITICAL = "critical"
+
+
+class OptionTypes:
+    """The types of all options that do something, in the order of the documents; what else is said of them is TOML.
+
+    A type is plain, an enumeration or `tuple[TYPE, ...]`, or a union of one with None (the default) and `Literal`
+    keywords.
+    """
+
+    # model
+    model_id: str | None
+    revision: str | None
+    trust_remote_code: bool
+    model_name: str | None
+    backend: Backend
+    tokenizer: str | None
+    tokenizer_revision: str | None
+    hf_access_token: str | None
+    load_format: LoadFormat
+    dtype: DType
+    # limits
+    max_input_len: int
+    max_output_len: int
+    max_seq_len: int | None
+    max_num_tokens: int | None
+    strict_memory: bool
+    max_rolling_batch_size: int
+    max_num_sequences: int | None
+    # kv_cache
+    tokens_per_block: int
+    kv_cache_free_gpu_mem_fraction: float | None
+    max_tokens_in_paged_kv_cache: int | None
+    enable_kv_cache_reuse: bool
+    kv_cache_dtype: KvCacheDType
+    max_attention_window: tuple[int, ...] | None
+    sink_token_length: int | None
+    host_cache_size: int | None
+    onboard_blocks: bool
+    secondary_offload_min_priority: int | None
+    event_buffer_max_size: int
+    enable_partial_reuse: bool
+    copy_on_partial_reuse: bool
+    use_uvm: bool
+    max_gpu_total_bytes: int
+    attention_dp_events_gather_period_ms: int
+    mamba_ssm_cache_dtype: Literal["auto", "float16", "bfloat16", "float32"]
+    fail_fast_on_attention_window_too_large: bool
+    kv_cache_type: KvCacheType | None
+    paged_kv_cache: bool
+    # scheduler
+    batch_scheduler_policy: SchedulerPolicy
+    context_chunking_policy: ChunkingPolicy | None
+    enable_chunked_prefill: bool
+    batching_type: BatchingType | None
+    enable_overlap_scheduler: bool | None
+    disable_overlap_scheduler: bool
+    enable_batch_size_tuning: bool | None
+    enable_max_num_tokens_tuning: bool | None
+    dynamic_batch_moving_average_window: int | None
+    stream_interval: int | Literal["auto"]
+    batch_wait_timeout_ms: float
+    batch_wait_timeout_iters: int
+    batch_wait_max_tokens_ratio: float
+    # parallelism
+    tensor_parallel_degree: int | Literal["max"]
+    pipeline_parallel_degree: int
+    pp_partition: tuple[int, ...] | None
+    context_parallel_size: int
+    moe_tensor_parallel_size: int | None
+    moe_expert_parallel_size: int | None
+    moe_cluster_parallel_size: int | None
+    enable_attention_dp: bool
+    enable_lm_head_tp_in_adp: bool
+    embedding_parallel_mode: Literal["NONE", "SHARDING_ALONG_VOCAB", "SHARDING_ALONG_HIDDEN"]
+    allreduce_strategy: Literal[
+        "AUTO", "NCCL", "UB", "MINLATENCY", "ONESHOT", "TWOSHOT", "LOWPRECISION", "MNNVL", "NCCL_SYMMETRIC"
+    ]
+    gpus_per_node: int | None
+    num_nodes: int
+    cluster_size: int
+    # engine
+    engine_cache_dir: Path | None
+    engine_cache_max_gb: float
+    engine_cache: str | None
+    engine_cache_wait: float
+    inference_num_threads: int | None
+    script: str | None
+    # build
+    opt_num_tokens: int | None
+    opt_batch_size: int
+    max_encoder_input_len: int
+    max_prompt_embedding_table_size: int
+    gather_context_logits: bool
+    gather_generation_logits: bool | None
+    gather_all_token_logits: bool
+    strongly_typed: bool
+    force_num_profiles: int | None
+    profiling_verbosity: Literal["layer_names_only", "detailed", "none"]
+    enable_debug_output: bool
+    use_refit: bool
+    input_timing_cache: Path | None
+    output_timing_cache: Path
+    weight_sparsity: bool
+    weight_streaming: bool
+    use_strip_plan: bool
+    visualize_network: str | None
+    monitor_memory: bool
+    fast_build: bool
+    workspace: Path | None
+    enable_tqdm: bool
+    # plugins
+    gpt_attention_plugin: PluginDType | None
+    gemm_plugin: PluginDType | None
+    lora_plugin: PluginDType | None
+    moe_plugin: PluginDType | None
+    nccl_plugin: PluginDType | None
+    gemm_swiglu_plugin: PluginDType | None
+    remove_input_padding: bool
+    context_fmha: bool
+    context_fmha_fp32_acc: bool
+    use_paged_context_fmha: bool
+    use_fp8_context_fmha: bool | None
+    multi_block_mode: bool
+    use_fused_mlp: bool
+    multiple_profiles: bool
+    reduce_fusion: bool
+    user_buffer: bool
+    streamingllm: bool
+    extended_runtime_perf_knob_config: str | None
+    cuda_graph_mode: bool
+    cuda_graph_cache_size: int
+    # quantization
+    quantize: Quantization | None
+    smoothquant_alpha: float
+    smoothquant_per_token: bool
+    smoothquant_per_channel: bool
+    awq_format: AwqFormat
+    awq_block_size: int
+    calib_size: int
+    calib_batch_size: int
+    calib_batches: int | None
+    calib_dataset: str
+    calib_max_seq_length: int
+    tokenizer_max_seq_length: int
+    random_seed: int
+    calib_device: Literal["cuda", "cpu"]
+    quant_algo: QuantAlgorithm | None
+    kv_cache_quant_algo: KvCacheQuantAlgorithm | None
+    clamp_val: tuple[float, ...] | None
+    use_meta_recipe: bool
+    has_zero_point: bool
+    pre_quant_scale: bool
+    exclude_modules: tuple[str, ...] | None
+    force_dynamic_quantization: bool
+    # architecture
+    chatglm_model_version: ChatGlmVersion
+    gpt_model_version: GptVersion
+    rotary_base: float | None
+    rotary_dim: int | None
+    rotary_scaling_type: RotaryScaling | None
+    rotary_scaling_factor: float | None
+    # decoding
+    max_beam_width: int
+    normalize_log_probs: bool
+    guided_decoding_backend: GuidedDecoding | None
+    stop_in_engine: bool | None
+    sampler_type: SamplerType
+    ignored_seed: Literal["refuse", "warn"]
+    # pytorch
+    attn_backend: str | None
+    moe_backend: str | None
+    use_cuda_graph: bool | None
+    enforce_eager: bool
+    cuda_graph_batch_sizes: tuple[int, ...] | None
+    cuda_graph_max_batch_size: int | None
+    cuda_graph_padding_enabled: bool
+    enable_autotuner: bool
+    enable_min_latency: bool
+    enable_iter_perf_stats: bool
+    enable_iter_req_stats: bool
+    print_iter_log: bool
+    perf_metrics_max_requests: int
+    garbage_collection_gen0_threshold: int
+    checkpoint_format: str | None
+    enable_fullgraph: bool
+    enable_inductor: bool
+    enable_piecewise_cuda_graph: bool
+    disable_flashinfer_sampling: bool
+    max_stats_len: int
+    iter_stats_max_iterations: int | None
+    request_stats_max_iterations: int | None
+    return_perf_metrics: bool
+    orchestrator_type: Orchestrator | None
+    extra_llm_api_options: str | None
+    # lora
+    enable_lora: bool
+    max_lora_rank: int
+    lora_dir: str | None
+    lora_ckpt_source: str
+    lora_target_modules: tuple[str, ...] | None
+    lora_cache_optimal_adapter_size: int
+    lora_cache_max_adapter_size: int
+    lora_cache_gpu_memory_fraction: float
+    lora_cache_host_memory_bytes: int
+    # serving
+    job_queue_size: int
+    predict_timeout: float
+    model_loading_timeout: float
+    stream_write_timeout: float
+    executor_hang_timeout: float
+    retry_threshold: int
+    resume_after_restart: bool
+    executor_memory_limit: float | None
+    executor_max_requests: int | None
+    chat_template_timeout: float
+    output_formatter: str | None
+    tool_call_parser: ToolCallFormat
+    reasoning_parser: ReasoningFormat
+    tgi_compat: bool
+    bedrock_compat: bool
+    unknown_parameters: UnknownParameters
+    strict: bool
+    enable_stateful_sessions: bool
+    sessions_expiration: float
+    sessions_path: Path | None
+    max_sessions: int
+    # server
+    inference_address: str | None
+    host: str
+    port: int
+    max_request_size: int
+    bad_request_http_code: int
+    wlm_error_http_code: int
+    throttle_error_http_code: int
+    timeout_http_code: int
+    server_error_http_code: int
+    request_id_header_key: str
+    monitor: bool | None
+    shutdown_timeout: float
+    fail_fast: bool
+    install_requirements: bool
+    adapter_roots: tuple[str, ...] | None
+    cache_dir: Path | None
+    download_dir: Path | None
+    # connections
+    max_connections: int
+    max_header_size: int
+    max_header_count: int
+    max_url_size: int
+    max_body_memory: int
+    header_read_timeout: float
+    body_read_timeout: float
+    keep_alive_timeout: float
+    websocket_idle_timeout: float
+    # access
+    api_key: str | None
+    api_keys_file: Path | None
+    cors_allowed_origin: tuple[str, ...] | None
+    management_address: str | None
+    management_host: str
+    management_port: int
+    certificate_file: Path | None
+    private_key_file: Path | None
+    client_ca_file: Path | None
+    # clients
+    scheduling_policy: SchedulingPolicy
+    client_header: str | None
+    priority_header: str | None
+    client_from_custom_attributes: bool
+    max_requests_per_client: int
+    forwarded_allow_ips: tuple[str, ...]
+    # telemetry
+    log_format: LogFormat
+    log_level: LogLevel
+    request_log: bool
+    otlp_traces_endpoint: str | None
+    # triton
+    decoupled: bool | None
+    triton_http_port: int
+    triton_grpc_port: int
+    triton_metrics_port: int
+    # djl_server
+    features: str | None
+    load_models: str | None
+    model_store: str | None

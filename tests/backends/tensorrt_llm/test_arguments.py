@@ -262,9 +262,6 @@ def test_every_target_is_a_field_that_tensorrt_llm_has() -> None:
     assert [target for target in found if not has(target[1], target[2], VERSION)] == []
 
 
-# -- the tables of docs/tensorrt-llm.md --------------------------------------------------------------------------------
-
-
 # -- docs/tensorrt-llm.md ----------------------------------------------------------------------------------------------
 
 

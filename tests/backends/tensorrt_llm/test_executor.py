@@ -446,9 +446,6 @@ async def test_a_shutdown_that_hangs_is_waited_for_a_few_seconds(
         release.set()
 
 
-# -- the rate of responses ---------------------------------------------------------------------------------------------
-
-
 # -- what it knows of its state, and a probe where it is silent --------------------------------------------------------
 
 

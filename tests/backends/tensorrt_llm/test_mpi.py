@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -215,6 +216,58 @@ def test_a_pool_is_not_joined_for_ever(pool: Pool, below: list[Process]) -> None
             raise RuntimeError("Executor worker died during initialization")
         finally:
             pool.shutdown()
+
+
+# -- ranks of a launcher -----------------------------------------------------------------------------------------------
+
+
+class Session:
+    """TensorRT-LLM's to a launcher's ranks, of which this process is the only one."""
+
+    def submit(self, task: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return task(*args, **options)
+
+
+def worker_main(number: int, *, worker_cls: Callable[[int], Any]) -> Any:
+    """As TensorRT-LLM's: an error is logged, and that is all."""
+    try:
+        return worker_cls(number)
+    except ArithmeticError:
+        return None
+
+
+@pytest.fixture
+def launched(below: list[Process], pool: Pool, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The ids of a launcher's ranks that are gone; TensorRT-LLM's tasks go to its ranks."""
+    gone: list[int] = []
+    module: Any = ModuleType("tensorrt_llm.llmapi.mpi_session")
+    module.RemoteMpiCommSessionClient = Session
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(mpi, "launched_ranks", lambda: [Process(*RANK)])
+    monkeypatch.setattr(mpi, "dead", lambda ranks: gone)
+    return gone
+
+
+@pytest.mark.parametrize(("number", "made", "ends"), [(2, 0.5, False), (0, None, True)])
+def test_a_rank_that_cannot_make_its_worker_ends_all_ranks(
+    launched: list[int], monkeypatch: pytest.MonkeyPatch, number: int, made: float | None, ends: bool
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(mpi, "_WORDS_SECONDS", 0.01)
+    monkeypatch.setattr(mpi, "_end_all_ranks", ended.set)
+    submit = Session.submit
+    with watched_ranks():
+        assert Session().submit(worker_main, number, worker_cls=lambda number: 1 / number) == made
+        assert Session().submit(len, "other tasks") == 11
+    assert ended.wait(60 if ends else 0.1) is ends
+    assert Session.submit is submit
+
+
+def test_the_end_of_a_launchers_rank_ends_the_load(pool: Pool, launched: list[int]) -> None:
+    with pytest.raises(RankError, match=r"\(process 9\): the output of its launcher says why"), watched_ranks():
+        task = pool.submit()
+        launched.append(9)
+        task.result(timeout=60)
 
 
 # -- the second try ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,28 +86,13 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 # -- what is in a directory, and what an engine directory holds (facts §3.1 to §3.3) -----------------------------------
 
-HF, TLLM_CKPT, TLLM_ENGINE = "HF", "TLLM_CKPT", "TLLM_ENGINE"
 _CONTENT = b"FAKE TensorRT engine " + str(VERSION).encode()
 
 
-def get_model_format(directory: Path) -> str:
-    """HF, TLLM_CKPT or TLLM_ENGINE by the keys of config.json."""
-    path = directory / "config.json"
-    if not path.exists():
-        raise ValueError(f"Failed to infer model format because no config.json exists in {directory}")
-    found = HF
-    try:
-        config = json.loads(path.read_text())
-        if "pretrained_config" in config and "build_config" in config:
-            found = TLLM_ENGINE
-            _ = config["version"], config["pretrained_config"]["mapping"]
-        elif "architecture" in config and "dtype" in config:
-            found = TLLM_CKPT
-        elif "model_type" not in config:
-            raise ValueError(f"Unrecognized model in {directory}. Should have a `model_type` key in its config.json.")
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"Inferred model format {found}, but failed to load config.json: {error}") from error
-    return found
+def is_engine(directory: Path) -> bool:
+    """Whether config.json is that of an engine. Other formats than Hugging Face's are not built here."""
+    config = read_config(directory)
+    return "pretrained_config" in config and "build_config" in config
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -176,11 +160,7 @@ OutOfMemoryError.__module__ = "torch"
 
 def build(plan: dict[str, Any], *, rank: int) -> None:
     """One rank's share of the build."""
-    steps: list[tuple[str, Callable[[int, dict[str, Any]], None]]]
-    if plan["format"] == HF:
-        steps = [("Loading HF model to memory", _load), ("Building TRT-LLM engine", _build)]
-    else:
-        steps = [("Loading TRT checkpoints to memory", _load), ("Build TRT-LLM engine", _build)]
+    steps = (("Loading HF model to memory", _load), ("Building TRT-LLM engine", _build))
     started = time.monotonic()
     for number, (label, step) in enumerate(steps, 1):
         if rank == 0:
@@ -201,21 +181,18 @@ def build(plan: dict[str, Any], *, rank: int) -> None:
 def _load(rank: int, plan: dict[str, Any]) -> None:
     model = Path(plan["model"])
     fail = script()["build_error"]
-    if plan["format"] == HF:
-        architecture = (plan["config"].get("architectures") or ["None"])[0]
-        if architecture not in SUPPORTED or fail == "unsupported":
-            raise NotImplementedError(
-                f"The given huggingface model architecture {architecture} is not supported in TRT-LLM yet"
-            )
-        if plan["load_format"] != "dummy" and not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
-            raise OSError(
-                "Error no file named pytorch_model.bin, model.safetensors, tf_model.h5, model.ckpt.index or "
-                f"flax_model.msgpack found in directory {model}."
-            )
-        if plan["calibrate"]:
-            _quantize(rank, plan)
-    elif not (model / f"rank{rank}.safetensors").exists():
-        raise FileNotFoundError(f"No such file or directory: {model / f'rank{rank}.safetensors'}")
+    architecture = (plan["config"].get("architectures") or ["None"])[0]
+    if architecture not in SUPPORTED or fail == "unsupported":
+        raise NotImplementedError(
+            f"The given huggingface model architecture {architecture} is not supported in TRT-LLM yet"
+        )
+    if plan["load_format"] != "dummy" and not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
+        raise OSError(
+            "Error no file named pytorch_model.bin, model.safetensors, tf_model.h5, model.ckpt.index or "
+            f"flax_model.msgpack found in directory {model}."
+        )
+    if plan["calibrate"]:
+        _quantize(rank, plan)
     if fail == "oom":
         raise _out_of_memory()
     if fail == "die":

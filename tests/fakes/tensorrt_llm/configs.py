@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 import pydantic
 
 from . import settings
-from .build import HF, TLLM_ENGINE, get_model_format, positions, read_config
+from .build import is_engine, positions, read_config
 from .settings import SINCE_1_2, SINCE_1_3, compute_capability, logger
 
 
@@ -184,27 +184,6 @@ for _name, _base in CONFIGS.items():
         settings.NAMESPACE[_name] = globals()[_name] = _config(_name, _base)
 
 
-# -- stored formats ----------------------------------------------------------------------------------------------------
-# Which quantised Hugging Face checkpoints are loaded: `_update_from_hf_quant_config` of `llmapi/llm_utils.py` (37,826
-# characters, about 1.2; 28,262 characters, about 1.4). Both backends go through it (`CachedModelLoader.__call__`).
-
-
-def algorithm_of(stored: dict[str, Any], args: Any) -> str:
-    """The algorithm of config.json's `quantization_config`."""
-    method = stored.get("quant_method")
-    if method == "fp8" and stored.get("weight_block_size"):
-        return "FP8_BLOCK_SCALES"
-    if method == "fp8" and SINCE_1_3:
-        return "FP8"
-    if method == "mxfp4":
-        # TrtLlmArgs has no such field: AttributeError.
-        assert args.moe_config is not None
-        return "W4A16_MXFP4"
-    if method == "compressed-tensors" and SINCE_1_3:
-        return "FP8_PER_CHANNEL_PER_TOKEN"
-    raise NotImplementedError(f"Unsupported quantization_config: {stored}.")
-
-
 # -- what the constructor's arguments become: TrtLlmArgs and TorchLlmArgs (facts §2.2 to §2.4) -------------------------
 
 _LIMITS = ("max_batch_size", "max_num_tokens")
@@ -263,8 +242,7 @@ class _TorchArgs(BaseLlmArgs):
 
 
 class _TrtArgs(BaseLlmArgs):
-    _format: str = pydantic.PrivateAttr(default=HF)
-    _mapping: dict[str, int] | None = pydantic.PrivateAttr(default=None)
+    _is_engine: bool = pydantic.PrivateAttr(default=False)
 
     if TYPE_CHECKING:
         kv_cache_config: KvCacheConfigFields
@@ -286,15 +264,11 @@ class _TrtArgs(BaseLlmArgs):
 
     def _infer_format(self) -> None:
         directory = Path(self.model)
-        if not directory.is_dir():
+        if not directory.is_dir() or not is_engine(directory):
             return
-        self._format = get_model_format(directory)
-        if self._format == HF:
-            return
+        self._is_engine = True
         config = read_config(directory)
-        pretrained = config["pretrained_config"] if self._format == TLLM_ENGINE else config
-        mapping = pretrained.get("mapping", {})
-        kind = "engine" if self._format == TLLM_ENGINE else "checkpoint"
+        mapping = config["pretrained_config"].get("mapping", {})
         for argument, name in (
             ("tensor_parallel_size", "tp_size"),
             ("pipeline_parallel_size", "pp_size"),
@@ -302,14 +276,13 @@ class _TrtArgs(BaseLlmArgs):
         ):
             given, found = getattr(self, argument), mapping.get(name, 1)
             if given not in (1, found):
-                raise ValueError(f"{name} {given} is not consistent with the {kind}'s {name} {found}")
+                raise ValueError(f"{name} {given} is not consistent with the engine's {name} {found}")
             self.__dict__[argument] = found
-        if self._format == TLLM_ENGINE:
-            if self.build_config is not None:
-                logger.warning("The build_config is ignored for model format of TLLM_ENGINE.")
-            known = settings.NAMESPACE["BuildConfig"]
-            fields = {name: value for name, value in config["build_config"].items() if name in known.model_fields}
-            self.__dict__["build_config"] = known.model_construct(**fields)
+        if self.build_config is not None:
+            logger.warning("The build_config is ignored for model format of TLLM_ENGINE.")
+        known = settings.NAMESPACE["BuildConfig"]
+        fields = {name: value for name, value in config["build_config"].items() if name in known.model_fields}
+        self.__dict__["build_config"] = known.model_construct(**fields)
 
     def _settle_build_config(self) -> None:
         if self.build_config is None:
@@ -336,7 +309,7 @@ class _TrtArgs(BaseLlmArgs):
                 f"[{build.max_num_tokens}]"
             )
         plugins = build.plugin_config
-        if self._format != TLLM_ENGINE:
+        if not self._is_engine:
             if self.worker_count == 1:
                 plugins.__dict__["nccl_plugin"] = None
             if self.enable_lora:

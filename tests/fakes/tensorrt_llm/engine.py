@@ -38,11 +38,6 @@ def deduce_max_tokens(request: GenerationRequest, settings: WorkerSettings) -> i
     max_tokens: int | None = request.sampling_params.max_tokens
     limit = settings.max_seq_len
     length = len(request.prompt_token_ids)
-    if limit is None:
-        logger.warning("`default_max_tokens` cannot be deduced")
-        if max_tokens is None:
-            raise ValueError("`max_tokens` must be set when `default_max_tokens` cannot be deduced")
-        return max_tokens
     if not settings.pytorch and length > limit:
         raise AssertionError(f"`prompt_token_ids` length ({length}) is greater than `max_seq_len` ({limit})")
     default = limit - length

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from . import settings
-from .build import CALIBRATED, HF, TLLM_ENGINE, build, load_hf_tokenizer, positions, pretrained_config, read_config
-from .configs import AutoDeployLlmArgs, TorchLlmArgs, TrtLlmArgs, algorithm_of
+from .build import CALIBRATED, build, load_hf_tokenizer, positions, pretrained_config, read_config
+from .configs import AutoDeployLlmArgs, TorchLlmArgs, TrtLlmArgs
 from .executor import GenerationExecutorProxy, GenerationExecutorWorker
 from .mpi import pool_session
 from .results import RequestOutput
@@ -268,10 +268,7 @@ class _TrtLLM(BaseLLM):
             raise ValueError(f"backend {args.backend} is not supported.")
         self._workspace = tempfile.TemporaryDirectory(suffix="-llm-workspace", dir=args.workspace)
         model = Path(args.model)
-        if args._format == TLLM_ENGINE:
-            self._engine_dir = model
-        else:
-            self._engine_dir = self._build_engine(model)
+        self._engine_dir = model if args._is_engine else self._build_engine(model)
         args.__dict__["model"] = self._engine_dir
         self.tokenizer = self._load_tokenizer()
         engine = read_config(self._engine_dir)
@@ -288,7 +285,6 @@ class _TrtLLM(BaseLLM):
             raise OSError(f"We couldn't connect to 'https://huggingface.co' to load the files of {args.model}.")
         config = read_config(model)
         quantization = json.loads(args.quant_config.model_dump_json(warnings=False))
-        prequantized = args._format == HF and self._read_quantization(model, config, quantization)
         dtype = _inferred_dtype(config) if args.dtype == "auto" else args.dtype
         mapping = {
             "world_size": args.worker_count,
@@ -300,16 +296,12 @@ class _TrtLLM(BaseLLM):
             "moe_ep_size": args.moe_expert_parallel_size or 1,
             "moe_cluster_size": 1,
         }
-        if args._format == HF:
-            described = pretrained_config(config, dtype, mapping, quantization)
-        else:
-            described = {**config, "mapping": mapping}
+        described = pretrained_config(config, dtype, mapping, quantization)
         plan = {
-            "format": args._format,
             "model": str(model),
             "config": config,
             "load_format": str(args.load_format),
-            "calibrate": quantization["quant_algo"] in CALIBRATED and not prequantized,
+            "calibrate": quantization["quant_algo"] in CALIBRATED,
             "calibration": json.loads(args.calib_config.model_dump_json()),
             "workspace": str(self.workspace),
             "engine_dir": str(engine_dir),
@@ -321,27 +313,6 @@ class _TrtLLM(BaseLLM):
         else:
             self.mpi_session.submit_sync(build, plan)
         return engine_dir
-
-    def _read_quantization(self, model: Path, config: dict[str, Any], quantization: dict[str, Any]) -> bool:
-        """Whether the checkpoint is quantised already; its algorithm goes into `quantization` (facts §3.4)."""
-        file = model / "hf_quant_config.json"
-        if file.exists():
-            logger.info(f"Found {file}, pre-quantized checkpoint is used.")
-            found = json.loads(file.read_text())["quantization"]
-            algo = found.get("quant_algo")
-            if algo is None:
-                raise ValueError("Pre-quantized checkpoint must have quant_algo.")
-            for key, value in (("quant_algo", algo), ("kv_cache_quant_algo", found.get("kv_cache_quant_algo"))):
-                if quantization[key] not in (None, value) and value is not None:
-                    raise ValueError(
-                        f"Specified {key}={quantization[key]}, conflicting with {key}={value} from HF quant config."
-                    )
-                quantization[key] = value
-            return True
-        if config.get("quantization_config") is not None:
-            quantization["quant_algo"] = algorithm_of(config["quantization_config"], self.args)
-            return True
-        return False
 
     def _check_arguments(self, prompt_length: int, params: Any) -> None:
         args, build_config = self.args, self.args.build_config
@@ -405,9 +376,6 @@ class LLM(BaseLLM):
         _create_input_processor(model, config)
         if "model_type" not in config:
             raise ValueError(f"Unrecognized model in {model}. Should have a `model_type` key in its config.json.")
-        stored = config.get("quantization_config")
-        if stored is not None and not (model / "hf_quant_config.json").exists():
-            algorithm_of(stored, self.args)
         self._start(config, None, self.args.gather_generation_logits)
 
     def _check_arguments(self, prompt_length: int, params: Any) -> None:

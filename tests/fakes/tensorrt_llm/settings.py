@@ -243,7 +243,7 @@ class WorkerSettings:
     engine_dir: str | None
     max_batch_size: int
     max_num_tokens: int
-    max_seq_len: int | None
+    max_seq_len: int
     max_beam_width: int
     torch_sampler: bool
     chunked_prefill: bool

@@ -48,12 +48,6 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Expected]:
     return answers
 
 
-def test_there_are_sixty_requests_of_every_kind() -> None:
-    names = [request["name"] for request in REQUESTS]
-    assert len(names) == len(set(names)) == 60
-    assert {name.partition(" ")[0] for name in names} == {"plain", "stream", "chat", "bad"}
-
-
 def test_answers_are_those_of_the_http_server(wide: Engine, expected: dict[str, Expected]) -> None:
     wrong: list[str] = []
     for request in REQUESTS:
@@ -94,13 +88,6 @@ def test_tokens_travel_as_they_come(wide: Engine) -> None:
     assert not answer.ended
     host.resume()
     assert answer.wait().body.count(b"\n") == STOPPING
-
-
-def test_64_streams_run_together(wide: Engine) -> None:
-    answers = [wide.request(body(50, stream=True)) for _ in range(64)]
-    bodies = {answer.wait().body for answer in answers}
-    assert len(bodies) == 1
-    assert bodies.pop().count(b"\n") == 50
 
 
 def test_too_many_requests_are_refused_at_once(narrow: Engine, kind: tuple[str, str]) -> None:

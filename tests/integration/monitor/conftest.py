@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.client import body, raw_post, read_until
 from tests.support.models import scripted_model
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE, wait_until
 from tests.support.server import Server, serving
 
 STANDS_STILL = 77
@@ -151,6 +151,7 @@ def open_page(browser: Any, seen: Seen) -> Iterator[Open]:
 
         def open_one(server: Server, width: int = 1280, height: int = 800, **options: Any) -> Any:
             context = browser.new_context(viewport={"width": width, "height": height}, **options)
+            context.set_default_timeout(1000 * PATIENCE)
             stack.callback(context.close)
             page = context.new_page()
             page.on("request", lambda request: seen.addresses.append(request.url))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import PATIENCE
 from tests.support.server import Server, environment, run_cli
 
 SIZES = {"desk": (1280, 800), "phone": (390, 800)}
@@ -34,6 +35,7 @@ def test_a_page_has_no_barrier(path: str, size: str, scheme: str, server: Server
     # axe is a script of the test, which the page's own policy refuses.
     context = browser.new_context(viewport=viewport, color_scheme=scheme, bypass_csp=True)
     try:
+        context.set_default_timeout(1000 * PATIENCE)
         page = context.new_page()
         page.goto(report if path == "report" else f"{server.url}{path}")
         page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from contextlib import ExitStack
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -15,7 +13,6 @@ from tests.integration.server.conftest import Start
 from tests.support.client import body
 from tests.support.processes import wait_until
 from tests.support.server import Server
-from tests.support.websocket import HANDSHAKE
 
 PATH = "/invocations-bidirectional-stream"
 
@@ -40,12 +37,9 @@ def test_requests_and_responses_share_a_socket(server: Server) -> None:
         assert lines[-1]["generated_text"] == server.generate(4).json()["generated_text"]
 
 
-def test_a_socket_is_accepted_at_once_and_ends_with_the_server(start: Start) -> None:
+def test_a_socket_ends_with_the_server(start: Start) -> None:
     server = start()
-    begin = time.monotonic()
     with opened(server) as socket:
-        # SageMaker waits 250 ms; this machine may be busy with other tests.
-        assert time.monotonic() - begin < 5
         server.terminate()
         with pytest.raises(ConnectionClosed):
             while True:
@@ -67,23 +61,3 @@ def test_a_client_that_sends_pings_and_does_not_read_is_dropped(start: Start) ->
                 raw.sendall(pings)
     assert server.process.memory_info().rss - before < 50_000_000
     wait_until(server.idle, what="an idle server")
-
-
-def test_one_client_leaves_sockets_for_others(start: Start) -> None:
-    server = start()
-    with ExitStack() as stack:
-
-        def handshake(address: str) -> bytes:
-            raw = socket.create_connection(("127.0.0.1", server.port), timeout=60, source_address=(address, 0))
-            stack.enter_context(raw).sendall(HANDSHAKE + b"\r\n")
-            return raw.recv(12)
-
-        flood = [handshake("127.0.0.1") for _ in range(260)]
-        assert flood == [b"HTTP/1.1 101"] * 256 + [b"HTTP/1.1 503"] * 4
-        assert handshake("127.0.0.2") == b"HTTP/1.1 101"
-
-
-def test_an_idle_socket_is_closed(start: Start) -> None:
-    with opened(start(websocket_idle_timeout=1)) as socket, pytest.raises(ConnectionClosed) as closed:
-        socket.recv(timeout=60)
-    assert closed.value.rcvd and closed.value.rcvd.code == 1001

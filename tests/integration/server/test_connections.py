@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -17,15 +18,13 @@ import pytest
 from tests.support.client import raw_post, read_all, read_until
 from tests.support.hostile import requests, send
 from tests.support.models import PROMPT, scripted_model
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE, wait_until
 from tests.support.server import Server, serving
 
 LIMITS = {
     "max_header_size": 4096,
     "max_header_count": 20,
     "max_url_size": 512,
-    "header_read_timeout": 3,
-    "body_read_timeout": 3,
     "keep_alive_timeout": 4,
     "max_connections": 60,
     "max_body_memory": 2_000_000,
@@ -46,7 +45,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def refused(connection: socket.socket) -> tuple[int, dict[str, Any], bytes]:
     """Status, content and head of the answer, after which the server closes."""
-    connection.settimeout(20)
+    connection.settimeout(PATIENCE)
     head, _, content = read_all(connection).partition(b"\r\n\r\n")
     assert b"connection: close" in head
     return int(head.split()[1]), json.loads(content), head
@@ -89,16 +88,14 @@ def test_an_idle_connection_is_closed(limited: Server) -> None:
     with limited.connect() as unused, limited.connect() as used:
         used.sendall(PING)
         read_until(used, b"Healthy")
-        started = time.monotonic()
         assert read_all(unused) == read_all(used) == b""
-        assert time.monotonic() - started > 1
 
 
 def test_beyond_the_limit_health_is_answered_and_the_rest_is_refused(limited: Server) -> None:
     busy = [limited.connect() for _ in range(60)]
     try:
         for connection in busy:
-            connection.sendall(raw_post(b"x" * 100_000)[:-1])  # they are being read for nine seconds
+            connection.sendall(raw_post(b"x" * 100_000)[:-1])
         wait_until(lambda: len(psutil.Process(limited.process.pid).net_connections()) >= 60)
         with limited.connect() as connection:
             connection.sendall(raw_post(BODY))
@@ -119,11 +116,8 @@ def test_bodies_together_are_bounded_and_small_ones_find_a_place(limited: Server
     try:
         for connection in held:
             connection.sendall(large[:-1])
-        refusals = []
-        for connection in held:
-            connection.settimeout(0.5)
-            with contextlib.suppress(TimeoutError):
-                refusals.append(read_until(connection, b"}"))
+        answered, _, _ = select.select(held, [], [], PATIENCE)
+        refusals = [read_until(connection, b"}") for connection in answered]
         assert refusals
         assert all(answer.startswith(b"HTTP/1.1 503") for answer in refusals)
         assert all(b"max_body_memory=2000000" in answer and b"retry-after: 1" in answer.lower() for answer in refusals)
@@ -132,9 +126,6 @@ def test_bodies_together_are_bounded_and_small_ones_find_a_place(limited: Server
         for connection in held:
             connection.close()
     wait_until(lambda: limited.http.post("/invocations", content=large[-900_002:]).status_code == 424)
-
-
-# -- limits that hold, through every request format --------------------------------------------------------------------
 
 
 # -- hostile requests get an answer, and leave a server that answers ---------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.client import JSON, body, raw_post, read_all, read_until
+from tests.support.client import JSON, body, raw_post, read_all
 from tests.support.processes import wait_until
 from tests.support.server import Server
 
@@ -29,15 +29,6 @@ def test_boto3_raises_model_error_with_the_message(runtime: Any, content: bytes,
     assert response["ResponseMetadata"]["HTTPStatusCode"] == 424
 
 
-@pytest.mark.parametrize("declared", [True, False])
-def test_a_body_above_the_limit_is_413(server: Server, declared: bool) -> None:
-    content = b" " * 300_000
-    answer = server.http.post("/invocations", content=content if declared else iter([content]), headers=JSON)
-    assert answer.status_code == 413
-    assert "max_request_size=200000" in answer.json()["message"]
-    assert server.generate().status_code == 200
-
-
 @pytest.mark.parametrize("offer", ["websocket", "h2c", "other"])
 def test_a_request_with_a_body_is_answered_whatever_protocol_it_offers(server: Server, offer: str) -> None:
     headers = {**JSON, "Connection": "Upgrade", "Upgrade": offer}
@@ -56,15 +47,6 @@ def test_an_error_of_one_request_is_its_own(server: Server) -> None:
     last = json.loads(streamed.text.splitlines()[-1])
     assert last["token"]["error_msg"] == "scripted error"
     assert last["details"]["finish_reason"] == "error"
-
-
-def test_a_connection_is_used_again(server: Server) -> None:
-    with server.connect() as connection:
-        for _ in range(3):
-            connection.sendall(raw_post(body(2)))
-            assert b"generated_text" in read_until(connection, b"}")
-            connection.sendall(raw_post(body(20, stream=True)))
-            assert read_until(connection, b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 
 def test_an_http_1_0_client_gets_its_answer_and_the_end_of_the_connection(server: Server) -> None:

@@ -141,23 +141,6 @@ def test_sessions_live_beside_each_other_until_they_are_closed(stateful: Server)
         closed(stateful, session)
 
 
-@pytest.mark.parametrize(
-    ("content", "session", "statuses"),
-    [
-        (REQUEST, "invalid-session-id", {400}),
-        ({"requestType": "CLOSE"}, "nonexistent-id", {400, 424}),
-        ({"requestType": "CLOSE"}, None, {400, 424}),
-        ({"requestType": "INVALID_TYPE"}, None, {400}),
-        ({"requestType": "NEW_SESSION", "extra_field": "not_allowed"}, None, {400}),
-    ],
-)
-def test_wrong_uses_of_sessions_are_refused(
-    stateful: Server, content: Any, session: str | None, statuses: set[int]
-) -> None:
-    """TestSessionErrorCases."""
-    assert post(stateful, content, session).status_code in statuses
-
-
 @pytest.mark.parametrize("by", ["json", "params"])
 def test_an_adapter_is_registered_used_and_unregistered(adapting: Server, by: str) -> None:
     """TestLoRARouterRedirection, TestLoRARequestResponseTransformation, TestLoRAEndToEndFlow."""

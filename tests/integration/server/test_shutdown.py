@@ -29,12 +29,6 @@ def not_ready(model: Path, **environ: str) -> Iterator[Server]:
         assert server.hosts() == []
 
 
-def test_sigterm_when_idle_ends_it_at_once(start: Start) -> None:
-    server = start({}, AT_ONCE)
-    server.terminate()
-    assert server.wait() == 0
-
-
 @pytest.mark.parametrize(
     "numbers",
     [
@@ -87,9 +81,3 @@ def test_sigterm_while_it_recovers(start: Start) -> None:
     server.terminate()
     assert server.wait() == 0
     assert server.hosts() == []
-
-
-def test_a_model_that_cannot_be_loaded_ends_the_process(tmp_path: Path) -> None:
-    with not_ready(scripted_model(tmp_path / "model", {"start_error": "no such engine"})) as server:
-        assert server.wait() == 1
-        assert server.says("no such engine")

@@ -27,6 +27,7 @@ from tests.support.dialects import prompt_tensors, tensor
 from tests.support.models import PROMPT, scripted_model
 from tests.support.processes import wait_until
 from tests.support.server import Server, free_port, running, serving
+from tests.support.tables import by_table
 
 CURL = """curl -s -X POST localhost:8000/v2/models/ensemble/generate -d '{"text_input": "What is machine learning?", \
 "max_tokens": 20, "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}'"""
@@ -177,17 +178,7 @@ def test_a_batch_has_a_text_for_each_prompt(client: Any, protocol: str, tokenize
     assert result.as_numpy("output_log_probs").shape == (2, 1, 5)
 
 
-@pytest.mark.parametrize(
-    ("name", "tokens", "more", "status", "message"),
-    [
-        ("ensemble", 7, ("stream", [True], "BOOL"), "INVALID_ARGUMENT", "use generate_stream|use ModelStreamInfer"),
-        ("ensemble", 7, ("return_context_logits", [True], "BOOL"), "INVALID_ARGUMENT", "return_context_logits"),
-        ("ensemble", 7, ("top_p", [2.5], "FP32"), "INVALID_ARGUMENT", "'top_p' is 2.5"),
-        ("preprocessing", 7, None, "INVALID_ARGUMENT", "send them to 'ensemble'"),
-        ("hen", 7, None, "NOT_FOUND", "no model named 'hen'"),
-        ("ensemble", 77, None, "INTERNAL", "scripted error"),
-    ],
-)
+@by_table("name", "tokens", "more", "status", "message")
 def test_errors_raise_tritons_exception(
     client: Any, protocol: str, name: str, tokens: int, more: Any, status: str, message: str
 ) -> None:
@@ -333,23 +324,16 @@ def test_requests_of_one_stream_run_together_and_are_distinguished_by_id(
     assert order.index("b") < len(order) - 1 - order[::-1].index("a")
 
 
-def test_errors_of_a_stream_leave_it_open(grpc_client: Any, tokenizer: Tokenizer) -> None:
-    with Stream(grpc_client) as stream:
-        grpc_client.async_stream_infer("hen", inputs(over_grpc), request_id="1")
-        assert "no model named 'hen'" in str(stream.next()[1])
-        grpc_client.async_stream_infer("ensemble", inputs(over_grpc, 77, stream=True), request_id="2")
-        while (error := stream.next()[1]) is None:
-            pass
-        assert "scripted error" in str(error)
-        grpc_client.async_stream_infer("ensemble", inputs(over_grpc, 3), request_id="3")
-        assert text_of(stream.next()[0]) == expected(tokenizer, 3)
-
-
 def test_a_deadline_cancels_its_request(grpc_client: Any, server: Server) -> None:
     before = server.finished("cancelled")
-    with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
-        grpc_client.infer("ensemble", inputs(over_grpc, 5000), client_timeout=0.5)
-    wait_until(lambda: server.finished("cancelled") == before + 1)
+
+    def cancelled() -> bool:
+        # On a busy machine a deadline may be over before the request has come.
+        with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
+            grpc_client.infer("ensemble", inputs(over_grpc, 50_000), client_timeout=0.5)
+        return server.finished("cancelled") > before
+
+    wait_until(cancelled)
 
 
 def test_a_draining_server_ends_what_runs_and_idle_streams(tmp_path: Path, executor: str, tokenizer: Tokenizer) -> None:
@@ -404,18 +388,6 @@ def test_it_listens_on_tritons_ports_and_prints_tritons_table(tmp_path: Path) ->
             assert client.get_model_config("ensemble")["max_batch_size"] == 4
         page = httpx.get(f"http://127.0.0.1:{metrics}/metrics", trust_env=False).text
         assert 'djl_trtllm_ready{model="scripted"} 1.0' in page
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_port_that_is_taken_ends_the_server_with_the_option_to_change(
-    server: Server, grpc_address: str, tmp_path: Path, protocol: str
-) -> None:
-    taken = grpc_address.rpartition(":")[2] if protocol == "grpc" else str(server.port)
-    name = f"triton_{protocol}_port"
-    with Server(repository(tmp_path), {f"SERVING_{name.upper()}": taken}) as second:
-        assert second.wait() == 1
-        assert second.says(f"{name}={taken}: cannot listen on 127.0.0.1:{taken}")
-        assert second.says(f"SERVING_{name.upper()} to another one or to 0 for none")
 
 
 def test_the_script_of_the_workflow_does_the_same(tmp_path: Path) -> None:

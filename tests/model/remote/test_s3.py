@@ -7,6 +7,7 @@ import hashlib
 import os
 import stat
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -184,13 +185,6 @@ def test_a_file_arrives_in_parts_in_any_order_also_after_another_start(path: Pat
     assert file_of(path).complete  # as another start finds it
 
 
-def test_a_line_that_was_being_written_is_no_part(path: Path) -> None:
-    bring(file_of(path), 0, 2)
-    journal = path.with_name("model.bin.parts")
-    journal.write_bytes(journal.read_bytes()[:-1])
-    assert file_of(path).missing() == [1, 2]
-
-
 @pytest.mark.parametrize("other", [{"size": 9}, {"etag": "f"}, {"part_size": 5}], ids=str)
 def test_parts_of_something_else_are_started_anew(path: Path, other: dict[str, Any]) -> None:
     bring(file_of(path), 0, 2)
@@ -198,20 +192,26 @@ def test_parts_of_something_else_are_started_anew(path: Path, other: dict[str, A
     assert len(file.missing()) == file.parts and names(path) == []
 
 
-@pytest.mark.parametrize("journal", [b"", b"{", b"[]\n", b'{"size":10,"etag":"e","part_size":4}\n["0",1]\n', None])
-def test_a_damaged_or_lost_journal_is_not_believed(path: Path, journal: bytes | None) -> None:
+DAMAGES: dict[str, Callable[[Path, Path], object]] = {
+    "journal empty": lambda journal, file: journal.write_bytes(b""),
+    "journal cut off": lambda journal, file: journal.write_bytes(b"{"),
+    "journal of another kind": lambda journal, file: journal.write_bytes(b"[]\n"),
+    "wrong line": lambda journal, file: journal.write_bytes(b'{"size":10,"etag":"e","part_size":4}\n["0",1]\n'),
+    "no journal": lambda journal, file: journal.unlink(),
+    "no file": lambda journal, file: file.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, "last line cut off"])
+def test_a_damaged_or_lost_journal_is_not_believed(path: Path, damage: str) -> None:
     bring(file_of(path), 0, 2)
-    if journal is None:
-        path.with_name("model.bin.parts").unlink()
+    journal, file = path.with_name("model.bin.parts"), path.with_name("model.bin.arriving")
+    if damage in DAMAGES:
+        DAMAGES[damage](journal, file)
+        assert file_of(path).missing() == [0, 1, 2] and names(path) == []
     else:
-        path.with_name("model.bin.parts").write_bytes(journal)
-    assert file_of(path).missing() == [0, 1, 2] and names(path) == []
-
-
-def test_a_journal_without_its_file_is_started_anew(path: Path) -> None:
-    bring(file_of(path), 0)
-    path.with_name("model.bin.arriving").unlink()
-    assert file_of(path).missing() == [0, 1, 2] and names(path) == []
+        journal.write_bytes(journal.read_bytes()[:-1])
+        assert file_of(path).missing() == [1, 2]
 
 
 def test_what_is_discarded_comes_again_and_a_journal_that_has_gone_is_no_matter(path: Path) -> None:

@@ -137,16 +137,6 @@ def test_an_abandoned_download_of_an_earlier_version_is_removed(store: Store, tm
     assert [path for path in found.parent.iterdir() if path.is_dir()] == [found]
 
 
-def test_server_errors_are_tried_again(store: Store, tmp_path: Path) -> None:
-    def fault(request: Request) -> int | None:
-        if request.method == "GET" and request.count < 2:
-            raise Fault(500, "InternalError")
-        return None
-
-    store.fault = fault
-    assert contents(fetch(tmp_path)) == CONTENT
-
-
 @pytest.mark.parametrize(("checksum", "algorithm"), [(True, "CRC64NVME"), (False, "MD5")])
 def test_a_wrong_checksum_is_an_error_and_the_file_is_fetched_again(
     store: Store, tmp_path: Path, checksum: bool, algorithm: str

@@ -43,7 +43,7 @@ _request_ids = itertools.count()
 _EVENT = b"data: "
 
 
-class FormattedEncoder:
+class FormattedEncoder(ResponseEncoder):
     """Passes every JSON object of another encoder through a formatter of dictionaries."""
 
     def __init__(self, formatter: Callable[[Any], Any], inner: ResponseEncoder) -> None:
@@ -94,7 +94,7 @@ class FormattedEncoder:
         return formatted
 
 
-class TokenEncoder:
+class TokenEncoder(ResponseEncoder):
     """Calls a formatter of `TextGenerationOutput` once per token; the response consists of its results.
 
     Without `stream`, they are sent together at the end.
@@ -208,7 +208,7 @@ class CustomFormatters:
     indexed_tokens: bool = True
 
     def parse(self, request: RawRequest, options: Options) -> Call:
-        """Read a request and wrap its encoder. Raises what `lmi.parse` raises."""
+        """Read a request and wrap its encoder. Raises what `lmi.parse_payload` raises."""
         body, properties = request.body, request.properties
         content_type = request.content_type
         request_input = None

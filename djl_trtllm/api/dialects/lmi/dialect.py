@@ -31,51 +31,30 @@ from msgspec.structs import replace
 
 from djl_trtllm import errors
 from djl_trtllm.api import base
+from djl_trtllm.api import parameters as kinds
+from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.dialects.lmi import responses
 from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import (
-    BOOLEAN,
-    IGNORED,
-    OBJECT,
-    PROMPT,
-    TEXT,
-    Parameter,
-    Problems,
-    Table,
-    integer,
-    number,
-    show,
-)
-from djl_trtllm.api.sampling import (
-    ADAPTER,
-    MESSAGES,
-    MOST_TOKENS,
-    NOT_HONOURED,
-    SAMPLING,
-    generation_request,
-    read_messages,
-    read_sampling,
-    refuse_ranked_stream,
-)
+from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, show
 from djl_trtllm.config import Options
 
-_FORMATTER = (Parameter(("output_formatter",), TEXT, "output_formatter"),)
+_FORMATTER = (Parameter(("output_formatter",), kinds.TEXT, "output_formatter"),)
 # litellm sends the address that its requests go to along with their parameters.
 _LITELLM = (Parameter(("sagemaker_base_url",), target=IGNORED),)
 
 INPUTS_PARAMETERS = Table(
-    SAMPLING,
+    shared.SAMPLING,
     _FORMATTER,
     _LITELLM,
-    ADAPTER,
-    NOT_HONOURED,
+    shared.ADAPTER,
+    shared.NOT_HONOURED,
     (
-        Parameter(("max_new_tokens",), integer(1, MOST_TOKENS), "max_new_tokens"),
-        Parameter(("temperature",), number(0), "temperature"),
-        Parameter(("details",), BOOLEAN, "details"),
-        Parameter(("return_full_text",), BOOLEAN, "return_full_text"),
-        Parameter(("decoder_input_details",), BOOLEAN, "prefill"),
+        Parameter(("max_new_tokens",), kinds.integer(1, shared.MOST_TOKENS), "max_new_tokens"),
+        Parameter(("temperature",), kinds.number(0), "temperature"),
+        Parameter(("details",), kinds.BOOLEAN, "details"),
+        Parameter(("return_full_text",), kinds.BOOLEAN, "return_full_text"),
+        Parameter(("decoder_input_details",), kinds.BOOLEAN, "prefill"),
         Parameter(("logprobs",), neutral=(0, 1, True, False), advice="only the chosen token's is available"),
     ),
     elsewhere=dict.fromkeys(("inputs", "stream", "messages"), "beside 'parameters', not in it"),
@@ -83,18 +62,22 @@ INPUTS_PARAMETERS = Table(
 """`parameters` of `{"inputs", "parameters", "stream"}`."""
 
 CHAT_FIELDS = Table(
-    SAMPLING,
+    shared.SAMPLING,
     _FORMATTER,
     _LITELLM,
-    ADAPTER,
-    NOT_HONOURED,
+    shared.ADAPTER,
+    shared.NOT_HONOURED,
     (
-        Parameter(("messages",), MESSAGES, IGNORED),
-        Parameter(("max_tokens", "max_completion_tokens", "max_new_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
-        Parameter(("temperature",), number(0, 2), "temperature"),
-        Parameter(("stream",), BOOLEAN, "stream"),
-        Parameter(("stream_options",), OBJECT, "stream_options"),
-        Parameter(("logprobs",), BOOLEAN, "logprobs"),
+        Parameter(("messages",), shared.MESSAGES, IGNORED),
+        Parameter(
+            ("max_tokens", "max_completion_tokens", "max_new_tokens"),
+            kinds.integer(1, shared.MOST_TOKENS),
+            "max_new_tokens",
+        ),
+        Parameter(("temperature",), kinds.number(0, 2), "temperature"),
+        Parameter(("stream",), kinds.BOOLEAN, "stream"),
+        Parameter(("stream_options",), kinds.OBJECT, "stream_options"),
+        Parameter(("logprobs",), kinds.BOOLEAN, "logprobs"),
         Parameter(("top_logprobs",), neutral=(0, 1), advice="only the chosen token's is available"),
         Parameter(("tools",), neutral=([],), advice="/v1/chat/completions has tool calls"),
         Parameter(("tool_choice",), neutral=("none", "auto"), advice="/v1/chat/completions has tool calls"),
@@ -110,12 +93,12 @@ CHAT_FIELDS = Table(
 """Top level of `{"messages", ...}`."""
 
 INPUTS_FIELDS = Table(
-    NOT_HONOURED,
-    ADAPTER,
+    shared.NOT_HONOURED,
+    shared.ADAPTER,
     (
-        Parameter(("inputs",), PROMPT, IGNORED),
+        Parameter(("inputs",), kinds.PROMPT, IGNORED),
         Parameter(("parameters",), INPUTS_PARAMETERS.kind, IGNORED),
-        Parameter(("stream",), BOOLEAN, "stream"),
+        Parameter(("stream",), kinds.BOOLEAN, "stream"),
         Parameter(("model",), target=IGNORED),
         # Clients of Hugging Face's hosted inference API send it to every server.
         Parameter(("options",), target=IGNORED),
@@ -128,10 +111,10 @@ INPUTS_FIELDS = Table(
 
 BEDROCK_FIELDS = Table(
     (
-        Parameter(("prompt",), PROMPT, IGNORED),
-        Parameter(("temperature",), number(0), "temperature"),
-        Parameter(("top_p",), number(0, 1, above=True), "top_p"),
-        Parameter(("max_gen_len",), integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("prompt",), kinds.PROMPT, IGNORED),
+        Parameter(("temperature",), kinds.number(0), "temperature"),
+        Parameter(("top_p",), kinds.number(0, 1, above=True), "top_p"),
+        Parameter(("max_gen_len",), kinds.integer(1, shared.MOST_TOKENS), "max_new_tokens"),
     ),
     required=("prompt",),
 )
@@ -144,22 +127,8 @@ PREFIX = "Input Parsing failed. Ensure that the request payload is valid. "
 ACCEPTED = "application/json or text/plain"
 _DEFAULT_NEW_TOKENS = 30
 _BEDROCK_NEW_TOKENS = 512
-_NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 _NO_TYPE = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 """What boto3 and others send if the caller sets no type."""
-
-
-def parse(
-    body: bytes,
-    content_type: str | None = None,
-    options: Options = Options(),  # noqa: B008  immutable
-    properties: Mapping[str, str] = _NO_PROPERTIES,
-) -> base.Call:
-    """Parse a request. `properties` are its headers and custom attributes, with lower-case names.
-
-    See `Dialect.parse` for what it raises.
-    """
-    return parse_payload(decode(body, content_type), options, properties)
 
 
 def decode(body: bytes, content_type: str | None) -> Any:
@@ -199,9 +168,12 @@ def decode(body: bytes, content_type: str | None) -> Any:
 def parse_payload(
     payload: Any,
     options: Options = Options(),  # noqa: B008  immutable
-    properties: Mapping[str, str] = _NO_PROPERTIES,
+    properties: Mapping[str, str] = MappingProxyType({}),
 ) -> base.Call:
-    """`parse` from the decoded payload on."""
+    """Read a decoded payload. `properties` are the headers and custom attributes of the request.
+
+    See `Dialect.parse` for what it raises.
+    """
     problems = Problems.of(options)
     if type(payload) is not dict:
         problems.invalid.append(
@@ -281,7 +253,7 @@ def _parse_inputs(
     values["default_new_tokens"] = _DEFAULT_NEW_TOKENS
     if options.tgi_compat and "n" not in values and "best_of" in values:
         values["n"] = values["best_of"]
-    sampling = read_sampling(values, problems, ranked=True)
+    sampling = shared.read_sampling(values, problems, ranked=True)
     several = sampling.sequences > 1
     if several and stream:
         problems.invalid.append(
@@ -302,19 +274,19 @@ def _parse_inputs(
     encoder = choose_encoder(named or options.output_formatter, presentation, several=several, events=events)
     # In the LMI schema every token has its log-probability.
     logprobs = encoder.stream or presentation.details
-    return base.Call((generation_request(values, sampling, logprobs, prompt=inputs),), encoder)
+    return base.Call((shared.generation_request(values, sampling, logprobs, prompt=inputs),), encoder)
 
 
 def _parse_chat(
     payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems
 ) -> base.Call:
-    messages = read_messages(payload["messages"], problems)
+    messages = shared.read_messages(payload["messages"], problems)
     values = CHAT_FIELDS.read(payload, problems, "field")
     values.setdefault("do_sample", True)
-    sampling = read_sampling(values, problems)
+    sampling = shared.read_sampling(values, problems)
     stream: bool = values.get("stream", False)
     if stream:
-        refuse_ranked_stream(sampling, problems)
+        shared.refuse_ranked_stream(sampling, problems)
     stream_options = values.get("stream_options", {})
     presentation = responses.Presentation(
         stream=stream,
@@ -334,7 +306,7 @@ def _parse_chat(
         name = "jsonlines_chat" if stream else "json_chat"
     encoder = choose_encoder(name, presentation, several=sampling.n > 1, events=events)
     logprobs = presentation.logprobs or name in ("json", "jsonlines", "sse")
-    return base.Call((generation_request(values, sampling, logprobs, messages=messages),), encoder)
+    return base.Call((shared.generation_request(values, sampling, logprobs, messages=messages),), encoder)
 
 
 def _parse_bedrock(
@@ -345,8 +317,8 @@ def _parse_bedrock(
     values = {"temperature": 0.5, "top_p": 0.9, "do_sample": True, "default_new_tokens": _BEDROCK_NEW_TOKENS} | values
     stream = properties.get("x-amzn-sagemaker-forwarded-api") == "InvokeEndpointWithResponseStream"
     encoder = choose_encoder("3p_stream" if stream else "3p", responses.Presentation(return_full_text=True))
-    sampling = read_sampling(values, problems)
-    return base.Call((generation_request(values, sampling, False, prompt=prompt),), encoder)
+    sampling = shared.read_sampling(values, problems)
+    return base.Call((shared.generation_request(values, sampling, False, prompt=prompt),), encoder)
 
 
 def _read_prompt(payload: dict[str, Any], name: str, problems: Problems) -> str:
@@ -432,7 +404,7 @@ class Lmi(base.Dialect):
 def _parse(request: base.RawRequest, model: base.ModelContext) -> base.Call:
     if model.custom is not None:
         return model.custom.parse(request, model.options)
-    return parse(request.body, request.content_type, model.options, request.properties)
+    return parse_payload(decode(request.body, request.content_type), model.options, request.properties)
 
 
 LMI = Lmi()

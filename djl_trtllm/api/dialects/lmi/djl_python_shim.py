@@ -91,26 +91,7 @@ class Input:
 
 
 class Output:
-    """Imported by handlers beside formatters; nothing here sends it."""
-
-    def __init__(self, code: int = 200, message: str = "OK") -> None:
-        self.code = code
-        self.message = message
-        self.properties: dict[str, str] = {}
-        self.content: list[tuple[str | None, bytes]] = []
-
-    def add_property(self, key: str, value: str) -> Output:
-        self.properties[key] = value
-        return self
-
-    def add(self, value: Any, key: str | None = None, batch_index: int | None = None) -> Output:
-        """Adds a content: bytes as they are, a string as UTF-8, anything else as JSON."""
-        if isinstance(value, str):
-            value = value.encode()
-        elif not isinstance(value, (bytes, bytearray)):
-            value = json.dumps(value, ensure_ascii=False).encode()
-        self.content.append((key, bytes(value)))
-        return self
+    """Handlers beside formatters import it. Nothing here calls a handler, so it has no content."""
 
 
 def decode(inputs: Input, content_type: str | None, key: str | None = None) -> Any:

@@ -26,10 +26,11 @@ from typing import Any
 import orjson
 
 from djl_trtllm import errors
+from djl_trtllm.api import choices
 from djl_trtllm.api.base import (
-    BaseEncoder,
     CollectedSequence,
     Prompt,
+    ResponseEncoder,
     SequenceCollector,
     WholeEncoder,
     dump_line,
@@ -50,7 +51,7 @@ DJL_ERRORS: dict[type[errors.RequestError], str | None] = {
     errors.RequestTimeoutError: "TranslateException",
     errors.GenerationError: None,
 }
-"""DJL's exceptions. None, also of those that are not here: the body is the handler's."""
+"""What DJL's front end calls an error. Errors with None, or without a row, have the handler's body."""
 
 
 @dataclass(slots=True)
@@ -82,12 +83,24 @@ class Presentation:
         if self.prefill:
             self.prompt_tokens = prompt.tokens
 
+    def chat(self) -> choices.Response:
+        """The same of a chat."""
+        return choices.Response(
+            "chatcmpl",
+            None,
+            self.n,
+            logprobs=self.logprobs,
+            include_usage=self.include_usage,
+            id=self.id,
+            created=self.created,
+        )
+
     def shown_text(self, generated: str) -> str:
         """The generated text, with `return_full_text` behind the prompt."""
         return self.inputs + generated if self.return_full_text else generated
 
 
-class PresentingEncoder(BaseEncoder):
+class PresentingEncoder(ResponseEncoder):
     """The base of the encoders of this dialect."""
 
     def __init__(self, presentation: Presentation) -> None:
@@ -285,94 +298,53 @@ def _end_details(presentation: Presentation, finished: SequenceResult) -> dict[s
 _FINISH = {FinishReason.END_TOKEN: "stop", FinishReason.STOP: "stop"}
 
 
-class LmiChatEncoder(WholeResponseEncoder):
+class LmiChatEncoder(choices.ObjectEncoder):
     """`json_chat`: one `chat.completion`."""
 
-    def _body(self) -> bytes:
-        presentation = self._presentation
-        choices: list[dict[str, Any]] = []
-        generated = 0
-        for index, sequence in enumerate(self._output.sequences):
-            assert sequence.finished is not None
-            generated += sequence.finished.generated_tokens
-            choices.append(
-                {
-                    "index": index,
-                    "message": {"role": "assistant", "content": sequence.text},
-                    "logprobs": _logprobs(sequence.tokens) if presentation.logprobs else None,
-                    "finish_reason": _reason(sequence.finished),
-                }
-            )
-        return orjson.dumps(
-            {
-                "id": f"chatcmpl-{presentation.id}",
-                "object": "chat.completion",
-                "created": presentation.created,
-                "choices": choices,
-                "usage": _usage(presentation, generated),
-            }
-        )
+    kind = "chat.completion"
+
+    def __init__(self, presentation: Presentation) -> None:
+        super().__init__(presentation.chat())
+
+    def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": sequence.text},
+            "logprobs": _logprobs(sequence.tokens) if self.response.logprobs else None,
+            "finish_reason": _reason(finished),
+        }
 
 
-class LmiChatStreamEncoder(PresentingEncoder):
+class LmiChatStreamEncoder(choices.EventEncoder):
     """`jsonlines_chat`: a `chat.completion.chunk` per token and line; `sse_chat`: as events, and `[DONE]`.
 
     The last token's chunk has the `finish_reason`; if the end has no token, a chunk with an empty content has it.
     """
 
-    stream = True
+    kind = "chat.completion.chunk"
 
     def __init__(self, presentation: Presentation, *, sse: bool) -> None:
-        super().__init__(presentation)
-        self._running = presentation.n
+        super().__init__(presentation.chat(), sse=sse)
+        self._after = b"]}" + self._stop  # no chunk but the last has a usage, not even null
         self._begun = [False] * presentation.n
-        self._generated = 0
-        self._before, self._after = (b"data: ", b"\n\n") if sse else (b"", b"\n")
-        self._done = b"data: [DONE]\n\n" if sse else b""
-        self.content_type = "text/event-stream" if sse else "application/jsonlines"
-        # The same in every chunk: everything before the choice.
-        self._head = b'%b{"id":"chatcmpl-%b","object":"chat.completion.chunk","created":%d,"choices":[' % (
-            self._before,
-            presentation.id.encode(),
-            presentation.created,
-        )
         # The hot path: between the first and the last chunk of a choice only the content differs.
         self._middle = [
-            b'%b{"index":%d,"delta":{"content":%%b},"logprobs":null,"finish_reason":null}]}%b'
-            % (self._head, index, self._after)
+            b'%b{"index":%d,"delta":{"content":%%b},"logprobs":null,"finish_reason":null}%b'
+            % (self._before, index, self._after)
             for index in range(presentation.n)
         ]
-        self._failed = False
 
-    def encode(self, chunk: OutputChunk) -> bytes:
-        index, tokens, finished = chunk.index, chunk.tokens, chunk.finished
-        if self._failed:
-            return b""
-        if finished is None:
-            return self._chunks(index, tokens)
-        if finished.error is not None:
-            return self._chunks(index, tokens) + self.error(finished.error)
-        chunks = [self._chunks(index, tokens[:-1])]
-        chunks.append(self._chunk(index, tokens[-1] if tokens else None, _reason(finished)))
-        self._generated += finished.generated_tokens
-        self._running -= 1
-        if self._running == 0:
-            if self._presentation.include_usage:
-                usage = dump_line(_usage(self._presentation, self._generated))
-                chunks.append(b'%b],"usage":%b}%b' % (self._head, usage, self._after))
-            chunks.append(self._done)
-        return b"".join(chunks)
-
-    def error(self, error: errors.RequestError) -> bytes:
-        """A last chunk with finish reason `error` and an `error` object, which OpenAI's clients raise."""
-        self._failed = True  # the other choices end too
+    def failure(self, error: errors.RequestError) -> bytes:
+        """A chunk with finish reason `error` and an `error` object, which OpenAI's clients raise."""
         choice = {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": "error"}
         failure = {"message": str(error), "type": type(error).__name__}
-        last = b'%b%b],"error":%b}%b' % (self._head, dump_line(choice), dump_line(failure), self._after)
-        return last + self._done
+        return b'%b%b],"error":%b}%b' % (self._before, dump_line(choice), dump_line(failure), self._stop)
 
-    def _chunks(self, index: int, tokens: list[Token]) -> bytes:
-        if not self._begun[index] or self._presentation.logprobs:
+    def events(self, index: int, tokens: list[Token], finished: SequenceResult | None) -> bytes:
+        if finished is not None:
+            before = self.events(index, tokens[:-1], None) if len(tokens) > 1 else b""
+            return before + self._chunk(index, tokens[-1] if tokens else None, _reason(finished))
+        if not self._begun[index] or self.response.logprobs:
             return b"".join([self._chunk(index, token, None) for token in tokens])
         middle = self._middle[index]
         if len(tokens) == 1:
@@ -384,13 +356,8 @@ class LmiChatStreamEncoder(PresentingEncoder):
         if not self._begun[index]:
             self._begun[index] = True
             delta["role"] = "assistant"
-        choice = {
-            "index": index,
-            "delta": delta,
-            "logprobs": _logprobs([token]) if self._presentation.logprobs and token is not None else None,
-            "finish_reason": reason,
-        }
-        return b"%b%b]}%b" % (self._head, dump_line(choice), self._after)
+        logprobs = _logprobs([token]) if self.response.logprobs and token is not None else None
+        return self._event({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
 
 
 def _logprobs(tokens: list[Token]) -> dict[str, Any]:
@@ -403,14 +370,6 @@ def _logprobs(tokens: list[Token]) -> dict[str, Any]:
         }
         content.append(chosen | {"top_logprobs": [chosen]})
     return {"content": content}
-
-
-def _usage(presentation: Presentation, generated: int) -> dict[str, int]:
-    return {
-        "prompt_tokens": presentation.prompt_length,
-        "completion_tokens": generated,
-        "total_tokens": presentation.prompt_length + generated,
-    }
 
 
 def _reason(finished: SequenceResult) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from djl_trtllm.api.base import ModelContext, ModelStatus
-from djl_trtllm.api.dialects.triton.inference import BLS_INPUTS, INPUTS, OUTPUTS, InputSpec
+from djl_trtllm.api.dialects.triton.inference import BLS_INPUTS, INPUTS, OUTPUTS, InputSpec, OutputSpec
 from djl_trtllm.api.parameters import show
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, UnknownModelError, UnsupportedParameterError
@@ -32,7 +32,6 @@ EXTENSIONS = (
     "model_repository",
     "statistics",
 )
-_TYPES = {"BYTES": "TYPE_STRING"}
 _FAILED = (FinishReason.CANCELLED, FinishReason.ERROR)
 
 
@@ -63,8 +62,8 @@ def model_metadata(name: str) -> dict[str, Any]:
         "name": name,
         "versions": [VERSION],
         "platform": ENSEMBLE,
-        "inputs": [_tensor(each.name, each.datatype, each.dims) for each in inputs_of(name)],
-        "outputs": [_tensor(each.name, each.datatype, each.dims) for each in OUTPUTS],
+        "inputs": [_described(each) for each in inputs_of(name)],
+        "outputs": [_described(each) for each in OUTPUTS],
     }
 
 
@@ -77,23 +76,8 @@ def model_config(name: str, model: ModelContext) -> dict[str, Any]:
         "backend": "",
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": model.options.max_rolling_batch_size,
-        "input": [
-            {
-                "name": each.name,
-                "data_type": _TYPES.get(each.datatype, f"TYPE_{each.datatype}"),
-                "dims": list(each.dims),
-                "optional": each.optional,
-            }
-            for each in inputs_of(name)
-        ],
-        "output": [
-            {
-                "name": each.name,
-                "data_type": _TYPES.get(each.datatype, f"TYPE_{each.datatype}"),
-                "dims": list(each.dims),
-            }
-            for each in OUTPUTS
-        ],
+        "input": [_configured(each) | {"optional": each.optional} for each in inputs_of(name)],
+        "output": [_configured(each) for each in OUTPUTS],
         "model_transaction_policy": {"decoupled": is_decoupled(model)},
     }
 
@@ -136,8 +120,13 @@ def _reason(model: ModelStatus) -> str:
     return "" if model.ready else "loading, recovering or failed: see GET /ping"
 
 
-def _tensor(name: str, datatype: str, dims: tuple[int, ...]) -> dict[str, Any]:
-    return {"name": name, "datatype": datatype, "shape": [-1, *dims]}
+def _described(each: InputSpec | OutputSpec) -> dict[str, Any]:
+    return {"name": each.name, "datatype": each.datatype, "shape": [-1, *each.dims]}
+
+
+def _configured(each: InputSpec | OutputSpec) -> dict[str, Any]:
+    kind = "STRING" if each.datatype == "BYTES" else each.datatype
+    return {"name": each.name, "data_type": f"TYPE_{kind}", "dims": list(each.dims)}
 
 
 def _statistics(model: ModelStatus, name: str) -> dict[str, Any]:

@@ -59,11 +59,7 @@ def read_body(request: base.RawRequest, limit: int) -> bytes:
 
 def read_object(data: bytes, what: str = "the body") -> dict[str, Any]:
     """JSON that is an object. Raises InvalidRequestError."""
-    try:
-        value = base.read_json(data)
-    except orjson.JSONDecodeError as error:
-        shown = data[:80].decode(errors="replace")
-        raise errors.InvalidRequestError(f"{what} is not valid JSON: {error}. Received {shown!r}") from None
+    value = base.parse_json(data, what)
     if type(value) is not dict:
         raise errors.InvalidRequestError(f"{what} is {show(value)}: expected a JSON object")
     return value
@@ -161,7 +157,7 @@ class TritonGenerateEncoder(inference.BatchEncoder):
         return b"data: " + dump_line(body) + b"\n\n" if self.stream else orjson.dumps(body)
 
 
-class TritonStreamEncoder(base.BaseEncoder):
+class TritonStreamEncoder(base.ResponseEncoder):
     """An event for each chunk, with its new text and the log-probabilities of its tokens. There is no last event."""
 
     stream = True

@@ -60,7 +60,7 @@ ModelStreamInferResponse = message_class("ModelStreamInferResponse")
 
 
 _OF_A_FIELD, _OF_A_PACKED_BYTE = 1600, 20
-"""About nanoseconds."""
+"""The work of a field, and of a byte of packed numbers: about nanoseconds."""
 _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 _LONGEST_VARINT = 10
 _NUMBERS = range(1, 9)
@@ -114,6 +114,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 FINAL = "triton_final_response"
+_RESEEDED = "reseeded"
+"""A parameter of responses to a request with a seed that went on in another engine process, with another seed."""
 _NO_STREAM = (
     "'stream' is true: ModelInfer RPC doesn't support models with decoupled transaction policy; use ModelStreamInfer"
 )
@@ -146,7 +148,7 @@ class Frame(Enum):
     ONLY = auto()
 
 
-class RpcEncoder(base.BaseEncoder):
+class RpcEncoder(base.ResponseEncoder):
     """Encodes the responses to one request; in a stream they are wrapped.
 
     After a chunk that ends with an error, `error` has the last response, after all others `end`.
@@ -167,6 +169,13 @@ class RpcEncoder(base.BaseEncoder):
     def end(self) -> bytes:
         """The empty last response of a stream, if the request asks for it."""
         return self._message({}, final=True) if self._final else b""
+
+    def _is_reseeded(self, chunk: OutputChunk) -> bool:
+        """Whether the chunk says so. All responses from here on do, too."""
+        reseeded = chunk.finished is not None and chunk.finished.reseeded
+        if reseeded:
+            self.head.parameters[_RESEEDED].bool_param = True
+        return reseeded
 
     def _message(self, tensors: Mapping[str, inference.Tensor], *, final: bool = False) -> bytes:
         response = ModelInferResponse()
@@ -190,6 +199,10 @@ class RpcWholeEncoder(RpcEncoder, inference.BatchEncoder):
     ) -> None:
         RpcEncoder.__init__(self, message, frame, empty_final=requests[0].empty_final_response)
         inference.BatchEncoder.__init__(self, requests, wanted)
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        self._is_reseeded(chunk)
+        return inference.BatchEncoder.encode(self, chunk)
 
     def _body(self) -> bytes:
         return self._message(self.tensors())
@@ -218,8 +231,9 @@ class RpcStreamEncoder(RpcEncoder):
         finished = chunk.finished
         failed = finished is not None and finished.error is not None
         number = chunk.generation * self._n + chunk.index
-        # The end by itself is no response, unless there was none before.
-        if not chunk.tokens and (failed or (finished is not None and self._begun[number])):
+        # The end by itself is no response, unless there was none before or it says something.
+        silent = not self._is_reseeded(chunk) and finished is not None and self._begun[number]
+        if not chunk.tokens and (failed or silent):
             return b""
         self._begun[number] = True
         logprobs = [0.0] * len(chunk.tokens)

@@ -6,17 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.backends.planning import describe
-from djl_trtllm.config import Backend, parse_properties, resolve
+from djl_trtllm.config import parse_properties, resolve
 from djl_trtllm.config.options import OPTIONS, find
 from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.rules import RULES
-from djl_trtllm.sizing.estimate import FITTED, GIB, EngineConstants
 from tools.disagreements import DISAGREEMENTS
 from tools.options_docs import example_file, main, pages
 from tools.options_tasks import FIRST, TASKS
-from tools.sizing import fit
-from tools.sizing.check_tables import rows
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -121,39 +117,6 @@ def test_each_line_of_the_example_alone_resolves_to_what_it_says() -> None:
     assert wrong == [] and warned > 20
 
 
-CHOSEN = {
-    "max_input_len": 1024,
-    "max_output_len": 512,
-    "max_num_tokens": None,
-    "max_rolling_batch_size": 32,
-    "max_num_sequences": None,
-    "kv_cache_free_gpu_mem_fraction": None,
-    "max_tokens_in_paged_kv_cache": None,
-    "batch_scheduler_policy": "max_utilization",
-    "tokens_per_block": 64,
-    "enable_kv_cache_reuse": False,
-    "enable_trt_overlap": False,
-    "enable_overlap_scheduler": None,
-    "enable_chunked_prefill": False,
-    "calib_size": 32,
-    "calib_batch_size": 1,
-    "smoothquant_alpha": 0.8,
-    "multi_block_mode": False,
-    "context_fmha_fp32_acc": False,
-    "normalize_log_probs": False,
-    "enable_build_cache": True,
-    "cross_kv_cache_fraction": None,
-    "predict_timeout": 240.0,
-    "model_loading_timeout": 1200.0,
-}
-
-
-def test_the_defaults_are_the_choices() -> None:
-    assert {row.option: OPTIONS[row.option].default for row in DISAGREEMENTS} == CHOSEN
-    fraction = OPTIONS["kv_cache_free_gpu_mem_fraction"]
-    assert describe(fraction, Backend.TENSORRT).endswith("0.95 when not set")
-
-
 def test_each_row_has_two_opinions_a_choice_and_a_reason_and_is_on_the_page() -> None:
     page = pages()["options/rules.md"]
     lacking = [
@@ -178,18 +141,3 @@ def test_the_lmi_document_counts_where_it_speaks() -> None:
     }
     assert len(said) > 8
     assert [option for option, (text, choice) in said.items() if not choice.startswith(text)] == []
-
-
-@pytest.mark.slow
-def test_the_constants_are_those_that_the_fit_finds(capsys: pytest.CaptureFixture[str]) -> None:
-    fit.main()
-    expected = f"scale {FITTED.scale}, overhead {FITTED.overhead / GIB} GiB, eight ranks {FITTED.eight_ranks / GIB} GiB"
-    assert capsys.readouterr().out.startswith(f"{expected}\n")
-
-
-def test_an_estimate_above_costs_more_than_one_as_far_below_and_wrong_memory_most() -> None:
-    exact = [check for check in rows() if check.ratio is not None and 0.97 < check.ratio < 1]
-    assert 0 < fit.cost(exact) < 0.03 * len(exact)
-    assert fit.cost([check for check in rows() if check.ratio is not None and check.ratio > 1]) > 0
-    nothing = rows(EngineConstants(scale=1.0, overhead=0, eight_ranks=0))
-    assert fit.cost([check for check in nothing if check.row.max_num_tokens is None]) == 5.0

@@ -1,6 +1,12 @@
+"""The estimates beside the measurements of LMI's tables."""
+
 from __future__ import annotations
 
+import pytest
+
+from djl_trtllm.sizing.estimate import FITTED, GIB, EngineConstants
 from djl_trtllm.sizing.recommendation import TABLES
+from tools.sizing import fit
 from tools.sizing.check_tables import Check, model_sizes, render, rows
 
 ROWS = rows()
@@ -56,3 +62,18 @@ def test_the_table_has_a_line_per_row_and_the_counts_of_both_halves() -> None:
     assert "fitted half: at most 1.1 x measured in 19 of 20 (95%), within a factor of 2.5 in 19 of 20 (95%)" in text
     assert "held-out half: at most 1.1 x measured in 16 of 19 (84%), within a factor of 2.5 in 17 of 19 (89%)" in text
     assert "out of memory: 1 of 1 rows that failed, and 0 of the 39 that ran" in text
+
+
+@pytest.mark.slow
+def test_the_constants_are_those_that_the_fit_finds(capsys: pytest.CaptureFixture[str]) -> None:
+    fit.main()
+    expected = f"scale {FITTED.scale}, overhead {FITTED.overhead / GIB} GiB, eight ranks {FITTED.eight_ranks / GIB} GiB"
+    assert capsys.readouterr().out.startswith(f"{expected}\n")
+
+
+def test_an_estimate_above_costs_more_than_one_as_far_below_and_wrong_memory_most() -> None:
+    exact = [check for check in rows() if check.ratio is not None and 0.97 < check.ratio < 1]
+    assert 0 < fit.cost(exact) < 0.03 * len(exact)
+    assert fit.cost([check for check in rows() if check.ratio is not None and check.ratio > 1]) > 0
+    nothing = rows(EngineConstants(scale=1.0, overhead=0, eight_ranks=0))
+    assert fit.cost([check for check in nothing if check.row.max_num_tokens is None]) == 5.0

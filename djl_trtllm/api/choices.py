@@ -1,0 +1,154 @@
+"""Responses with `choices`, as objects and as streams: those of OpenAI's API, and of LMI's chat, which is like it."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from djl_trtllm import errors
+from djl_trtllm.api.base import CollectedSequence, Prompt, ResponseEncoder, WholeEncoder, dump_line
+from djl_trtllm.request import OutputChunk, SequenceResult, Token, new_uuid
+
+_USAGE = b"\0"
+"""Marks the place of the usage in an event. JSON has no such byte."""
+
+
+@dataclass(slots=True)
+class Response:
+    """The response to one request: `n` sequences for each of its `generations`.
+
+    `prefix` begins its id; `model` is not shown if it is None. With `include_usage`, and in every event with
+    `continuous_usage`, a stream has its usage. `echo`: the prompt stands before its output. `prompts` and
+    `prompt_tokens` (their lengths in all) come when the prompts are tokenised.
+    """
+
+    prefix: str
+    model: str | None
+    n: int = 1
+    generations: int = 1
+    stream: bool = False
+    logprobs: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echo: bool = False
+    id: str = field(default_factory=lambda: new_uuid().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+    prompts: list[str] = field(default_factory=list)
+    prompt_tokens: int = 0
+
+    def begin(self, prompt: Prompt) -> None:
+        self.prompt_tokens += prompt.length
+        if self.echo:
+            self.prompts.append(prompt.text)
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """The members that every object of the response begins with."""
+        head = {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created}
+        return head if self.model is None else head | {"model": self.model}
+
+    def usage(self, completion_tokens: int) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": self.prompt_tokens + completion_tokens,
+        }
+
+
+class ObjectEncoder(WholeEncoder):
+    """Encodes one JSON object with `choices`."""
+
+    kind: str
+    """The value of `object`."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(response.n, response.generations)
+        self.response = response
+
+    def begin(self, prompt: Prompt) -> None:
+        self.response.begin(prompt)
+
+    def _body(self) -> bytes:
+        choices: list[dict[str, Any]] = []
+        generated = 0
+        for index, sequence in enumerate(self._output.sequences):
+            assert sequence.finished is not None
+            generated += sequence.finished.generated_tokens
+            choices.append(self.choice(index, sequence, sequence.finished))
+        return orjson.dumps(
+            self.response.head(self.kind) | {"choices": choices, "usage": self.response.usage(generated)}
+        )
+
+    @abstractmethod
+    def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
+        """One of `choices`."""
+
+
+class EventEncoder(ResponseEncoder):
+    """Encodes objects with one choice: server-sent events and `[DONE]`, or without `sse` lines."""
+
+    stream = True
+    kind: str
+    """The value of `object`."""
+
+    def __init__(self, response: Response, *, sse: bool = True) -> None:
+        self.response = response
+        self.content_type = "text/event-stream" if sse else "application/jsonlines"
+        before, self._stop, self._done = (b"data: ", b"\n\n", b"data: [DONE]\n\n") if sse else (b"", b"\n", b"")
+        # With `include_usage`, every chunk but the last has a `usage` of null, or its own.
+        self._counts = response.include_usage and response.continuous_usage
+        usage = b',"usage":' + (_USAGE if self._counts else b"null") if response.include_usage else b""
+        self._before = before + orjson.dumps(response.head(self.kind))[:-1] + b',"choices":['
+        self._after = b"]" + usage + b"}" + self._stop
+        self._running = response.n * response.generations
+        self._generated = 0
+        self._streamed = 0
+        self._failed = False
+
+    def begin(self, prompt: Prompt) -> None:
+        self.response.begin(prompt)
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        if self._failed:
+            return b""
+        index, finished = chunk.generation * self.response.n + chunk.index, chunk.finished
+        if finished is None:
+            data = self.events(index, chunk.tokens, None)
+            return self._counted(data, chunk) if self._counts else data
+        if finished.error is not None:
+            return self._counted(self.events(index, chunk.tokens, None), chunk) + self.error(finished.error)
+        data = self._counted(self.events(index, chunk.tokens, finished), chunk)
+        self._generated += finished.generated_tokens
+        self._running -= 1
+        return data if self._running else data + self._end()
+
+    def error(self, error: errors.RequestError) -> bytes:
+        self._failed = True  # the other choices end too
+        return self.failure(error) + self._done
+
+    @abstractmethod
+    def failure(self, error: errors.RequestError) -> bytes:
+        """The last event, with the error."""
+
+    @abstractmethod
+    def events(self, index: int, tokens: list[Token], finished: SequenceResult | None) -> bytes:
+        """The events of a choice for its new tokens, and for its end."""
+
+    def _counted(self, data: bytes, chunk: OutputChunk) -> bytes:
+        """The events with the usage so far, where each has one."""
+        if not self._counts:
+            return data
+        self._streamed += len(chunk.tokens)
+        return data.replace(_USAGE, dump_line(self.response.usage(self._streamed)))
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        return self._before + dump_line(choice) + self._after
+
+    def _end(self) -> bytes:
+        if not self.response.include_usage:
+            return self._done
+        usage = dump_line(self.response.usage(self._generated))
+        return b'%b],"usage":%b}%b%b' % (self._before, usage, self._stop, self._done)
