@@ -114,8 +114,6 @@ _MEMORY_ADVICE = (
     "or option.max_rolling_batch_size, use more GPUs (option.tensor_parallel_degree), or end what else is on the GPU"
 )
 
-_MOST_TOGETHER = 32
-"""Messages that wait for the others of their turn."""
 _IDLE_PING_SECONDS = 5.0
 _TAIL_LINES = 20
 _MOST_REASONS = 5
@@ -332,16 +330,13 @@ class ExecutorClient(asyncio.Protocol):
         )
 
     def _send(self, message: ToEngine) -> None:
-        """Send it with some others of this turn, and with those for which the socket had no room.
+        """Send it with the others of this turn, and with those for which the socket had no room.
 
         Each write takes a buffer of the kernel, and a socket has room for some hundred: written one by one, the
-        thousands of requests that a crowd leaves behind would take as many iterations to end as they are hundreds. Of
-        hundreds that come at once, the engine begins with the first while the server reads the others.
+        thousands of requests that a crowd leaves behind would take as many iterations to end as they are hundreds.
         """
         self._unsent.append(frame(message))
-        if len(self._unsent) % _MOST_TOGETHER == 0:
-            self._flush()
-        elif not self._flushing:
+        if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
