@@ -151,13 +151,12 @@ def test_a_fetched_model_does_not_allow_its_own_code_to_run(fetching: Fetching) 
     assert all(part in warning for part in ("remote_code=true (", "acme/story was fetched", "OPTION_TRUST_REMOTE_CODE"))
 
 
-def test_what_comes_in_a_fetched_archive_sets_no_more(fetching: Fetching, tmp_path: Path) -> None:
-    inside = directory(tmp_path / "story", "option.max_input_len=9", f"option.lora_dir={tmp_path}")
-    fetching.found = tmp_path / "story.tar.gz"
-    with tarfile.open(fetching.found, "w:gz") as archive:
-        archive.add(inside, "story")
-    config = open_remote("s3://models/story.tar.gz", {"OPTION_ENGINE_CACHE_DIR": str(tmp_path / "cache")}).config
-    assert (config.options.max_input_len, config.options.lora_dir) == (9, None)
+def test_what_is_in_the_one_folder_of_a_fetched_model_sets_no_more(fetching: Fetching, tmp_path: Path) -> None:
+    directory(tmp_path / "outer" / "story", "option.max_input_len=9", f"option.lora_dir={tmp_path}")
+    fetching.found = tmp_path / "outer"
+    source = open_remote("acme/story", {})
+    assert source.directory == tmp_path / "outer" / "story"
+    assert (source.config.options.max_input_len, source.config.options.lora_dir) == (9, None)
 
 
 def test_the_operator_allows_the_code_of_a_fetched_model(fetching: Fetching) -> None:
