@@ -166,6 +166,14 @@ def test_a_feed_forward_part_of_unknown_width_has_four_times_that_of_the_model()
     assert Estimate(unknown, Conditions(1)).activations(10) == Estimate(known, Conditions(1)).activations(10)
 
 
+def test_a_mixer_is_twice_as_wide_as_its_model_unless_the_configuration_says_otherwise() -> None:
+    plain, expanded, wider = (
+        CheckpointSizes.from_config(llama(model_type="mamba2", mamba_d_state=128, **changes)).bytes
+        for changes in ({}, {"mamba_expand": 2}, {"expand": 3})
+    )
+    assert plain == expanded < wider
+
+
 def test_keys_of_fewer_heads_than_ranks_are_replicated() -> None:
     keys = 2 * 32 * 1024 * 4096 * 2
     expected = NORMS + (LAYERS - keys) // 16 + keys // 8 + 2 * EMBEDDING // 16
