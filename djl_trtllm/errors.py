@@ -9,10 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 class DjlTrtllmError(Exception):
     """Base of all expected errors. `str(error)` says what is wrong, where, and what to do."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions are pickled as a call with their message, and not all classes take only that.
+        return _unpickled, (type(self), self.args), self.__dict__
+
+
+def _unpickled(kind: type[DjlTrtllmError], args: tuple[Any, ...]) -> DjlTrtllmError:
+    return kind.__new__(kind, *args)
 
 
 class ConfigError(DjlTrtllmError):

@@ -48,6 +48,15 @@ def allow_more_processor_time(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
+def processor_seconds(pid: int) -> float:
+    """The processor time that another process has had; 0 if it has ended."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system)
+
+
 def compiler_below() -> str | None:
     """Return a compiler of kernels that runs below this process, as `nvcc (process 123)`; None if there is none."""
     for process in psutil.Process().children(recursive=True):

@@ -457,11 +457,17 @@ class MistralParser(CallListParser):
 class RequiredParser(CallListParser):
     """The calls of a model that had to make one, as a JSON list without a marker: a guide let it write nothing else.
 
-    The marker is looked for only if the output is no list.
+    The marker is looked for only if the output is no list. A call that is cut off before its arguments is left out: the
+    output's finish reason says why.
     """
 
     def begin(self) -> Waiting:
-        yield from self.calls()
+        try:
+            yield from self.calls()
+        except _EndOfText:
+            if self.held.lstrip(BLANKS).startswith(("[", ",")):
+                self.held = self.rest = ""
+            raise
 
 
 class NamedParser(OutputParser):

@@ -30,7 +30,13 @@ import msgspec
 
 from djl_trtllm.executor.protocol import FullQueue, Refusal, Stats, Submit, Try
 from djl_trtllm.files import MOST_TOKENIZER_BYTES, read_file
-from djl_trtllm.processes import allow_more_memory, allow_more_processor_time, leave_end_to_parent, write_no_core_file
+from djl_trtllm.processes import (
+    allow_more_memory,
+    allow_more_processor_time,
+    leave_end_to_parent,
+    processor_seconds,
+    write_no_core_file,
+)
 from djl_trtllm.request import Guide
 
 _POLL_SECONDS = 0.005
@@ -38,7 +44,9 @@ _START_SECONDS = 60.0
 _TRIAL_SECONDS = 10
 """The most processor time of a trial, whatever else the machine does meanwhile."""
 _QUICK_SECONDS = 0.25
-"""A trial that lasts longer goes on beside the others', in a process that does not take the processor from them."""
+"""A trial with more processor time goes on beside the others', in a process that takes none from them."""
+_LONGEST_QUICK = 2.0
+"""So does one that lasts longer, on a machine that is not so busy."""
 _SIZE_PER_SECOND = 20_000
 """How fast guides are expected to be tried, see `_size_of`."""
 _LARGEST = 10**9
@@ -114,14 +122,26 @@ class _Process:
         self.connection = Connection(ours.detach())
         self.trying: _Held | None = None
         self.began = now
+        self._used = 0.0
         self.is_ready = False
         """Whether it has said that it can try guides."""
         self.trials = 0
 
     def begin(self, held: _Held, now: float) -> None:
-        self.trying, self.began = held, now
+        self.trying = held
+        self.count_from(now)
         with contextlib.suppress(OSError):  # it has ended: the gate sees that
             self.connection.send_bytes(_encode(held.guide))
+
+    def count_from(self, now: float) -> None:
+        """The present trial begins now."""
+        self.began, self._used = now, processor_seconds(self._process.pid)
+
+    def is_slow(self, took: float) -> bool:
+        """Whether the present trial, which has lasted so long, is no quick one. Others may have had the processor."""
+        if took <= _QUICK_SECONDS:
+            return False
+        return took > _LONGEST_QUICK or processor_seconds(self._process.pid) - self._used > _QUICK_SECONDS
 
     def yield_processor(self) -> None:
         """Let all others go first."""
@@ -305,7 +325,8 @@ class GuideGate:
                 if process.is_ready:
                     self._found(process, held, verdict)
                 else:
-                    process.is_ready, process.began = True, self._clock()
+                    process.is_ready = True
+                    process.count_from(self._clock())
             elif not process.is_ready or not others:
                 if took > most:
                     self._close(process)
@@ -316,7 +337,7 @@ class GuideGate:
             elif took > most:
                 self._close(process)
                 self._lose(process, held, f"its compiler did not answer within {most:g} seconds, twice")
-            elif process is self._quick and took > _QUICK_SECONDS:
+            elif process is self._quick and process.is_slow(took):
                 self._set_aside(process, held)
         except (EOFError, OSError):
             status = self._close(process)
@@ -435,7 +456,11 @@ def trial_with_tokenizer(make_trial: Callable[[str | None], Trial], tokenizer_di
 
 
 def _size_of(guide: Guide) -> int:
-    """The characters of a guide, where `(ab){3}` is 6: compilers write counted repetitions out."""
+    """The characters of a guide, where `(ab){3}` is 6: compilers write counted repetitions out.
+
+    Of other repetitions, each may stand for nothing, so that what follows it may follow what is before it: `.*.*.*`
+    takes the square of their number.
+    """
     size = len(guide.value)
     if size > _QUICK_SECONDS * _SIZE_PER_SECOND:
         return size
@@ -452,7 +477,8 @@ def _size_of(guide: Guide) -> int:
             last = 1
             sizes[-1] += 1
     written_out = sum(sizes) + sum(map(int, _MOST_VALUES.findall(guide.value))) // 10
-    return max(size, written_out)
+    repetitions = sum(map(guide.value.count, "*+?"))
+    return max(size, written_out, repetitions**2 // 8)
 
 
 def keywords_left_out(keywords: Sequence[str], *, strict: bool) -> Verdict:

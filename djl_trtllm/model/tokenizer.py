@@ -212,6 +212,12 @@ class Tokenizer:
         own_end = self._id_of(special_tokens.get("eos_token"))
         self.end_ids = frozenset(end_ids) | (frozenset() if own_end is None else {own_end})
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_chat_template": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _chat_template=chat_template.ChatTemplate(*state["chat_templates"]))
+
     def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
         """Encode `text`; `add_special_tokens` adds those that the model expects around a text (often a BOS token).
 

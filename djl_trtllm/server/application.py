@@ -36,7 +36,9 @@ from djl_trtllm.server.management import ModelRoutes
 from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.routes import Routes, SessionRequests
 from djl_trtllm.server.websocket import BidirectionalStreams
+from djl_trtllm.service.bounded import Calls
 from djl_trtllm.service.clients import open_sessions
+from djl_trtllm.service.model import ModelSource
 
 MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"
 _VARIABLE = "SERVING_MODEL_STORE"
@@ -135,11 +137,11 @@ def _single(
         options = load(None, environ, arguments=arguments).options
         remote = name or options.model_name or service.remote_name(model)
 
-        def fetched() -> service.Model:
-            source = service.open_remote(model, environ, arguments)
-            return service.prepare(source if name is None else replace(source, name=name))
+        def opened(calls: Calls) -> ModelSource:
+            source = service.open_remote(model, environ, arguments, calls=calls)
+            return source if name is None else replace(source, name=name)
 
-        return options, [Startup(remote, model, fetched)], store
+        return options, [Startup(remote, model, partial(service.prepare_apart, model, opened))], store
     source = service.open_source(Path(model), environ, arguments)
     if name is not None:
         source = replace(source, name=name)
@@ -147,11 +149,8 @@ def _single(
 
 
 def _of_store(path: Path, environ: Mapping[str, str], arguments: Sequence[str]) -> Startup:
-    return Startup(
-        path.name.removesuffix(".tar.gz"),
-        str(path),
-        lambda: service.prepare(service.open_source(path, environ, arguments)),
-    )
+    opened = partial(service.open_source, path, environ, arguments)
+    return Startup(path.name.removesuffix(".tar.gz"), str(path), partial(service.prepare_apart, str(path), opened))
 
 
 def _names(store: Path, wanted: str | None) -> list[str]:

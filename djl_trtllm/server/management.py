@@ -24,6 +24,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from djl_trtllm.api.parameters import BOOLEAN, IGNORED, TEXT, Parameter, Problem
 from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError, NotReadyError, UnknownAdapterError
 from djl_trtllm.request import Adapter
 from djl_trtllm.server.exchange import Exchange, refused
-from djl_trtllm.service import Registry, ServedModel, State, open_source, prepare
+from djl_trtllm.service import Registry, ServedModel, State, open_source, prepare_apart
 from djl_trtllm.service.adapters import problem_of_name, problem_of_text
 
 logger = logging.getLogger(__name__)
@@ -106,7 +107,7 @@ class ModelRoutes:
         # HF_MODEL_ID names the model that the server was started with.
         environ = {key: value for key, value in os.environ.items() if key != "HF_MODEL_ID"}
         with contextlib.suppress(DjlTrtllmError):  # `model.failure` has the reason, and the log
-            await model.load(lambda: prepare(open_source(path, environ)), workers)
+            await model.load(lambda: prepare_apart(str(path), partial(open_source, path, environ)), workers)
 
     def _path(self, url: str) -> Path:
         """The path in the model store that `url` names."""

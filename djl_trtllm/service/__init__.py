@@ -6,7 +6,7 @@ server has a `Registry` of `ServedModel`s, each with one or more such services.
 
 from djl_trtllm.service.engine import settle_garbage_collector
 from djl_trtllm.service.lifecycle import ModelService, Registry, ServedModel, State
-from djl_trtllm.service.model import Model, Texts, open_remote, open_source, plan, prepare, remote_name
+from djl_trtllm.service.model import Model, Texts, open_remote, open_source, plan, prepare, prepare_apart, remote_name
 
 __all__ = [
     "Model",
@@ -19,6 +19,7 @@ __all__ = [
     "open_source",
     "plan",
     "prepare",
+    "prepare_apart",
     "remote_name",
     "settle_garbage_collector",
 ]

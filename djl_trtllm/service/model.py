@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,8 +38,11 @@ from djl_trtllm.model.remote.fetch import fetch, is_remote, is_remote_destinatio
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
 from djl_trtllm.model.tokenizer import check_vocabulary, load_fitting_tokenizer, outside, require_tokenizer
 from djl_trtllm.model.work_directory import marked
+from djl_trtllm.service.bounded import BoundedCalls, Calls
 
 logger = logging.getLogger(__name__)
+
+_HERE = Calls()
 
 
 @dataclass(frozen=True)
@@ -112,25 +115,30 @@ class Model:
 
 
 def open_source(
-    path: Path, environ: Mapping[str, str], arguments: Sequence[str] = (), *, fetched: str | None = None
+    path: Path,
+    environ: Mapping[str, str],
+    arguments: Sequence[str] = (),
+    *,
+    fetched: str | None = None,
+    calls: Calls = _HERE,
 ) -> ModelSource:
     """Open the model at `path`: a directory, an archive, or a configuration file in a directory.
 
     `arguments` are KEY=VALUE pairs that override all other sources. `fetched` is the name of a model that was fetched
-    and is not trusted: its own files may set what `config.fetched` lists.
+    and is not trusted: its own files may set what `config/fetched.toml` lists.
 
     Raises ModelError and ConfigError.
     """
     if names_configuration(path):
-        path, config = path.parent, load(path, environ, arguments=arguments, fetched=fetched)
+        path, config = path.parent, calls(load, path, environ, arguments=arguments, fetched=fetched)
         directory = path
     else:
         # Options decide where archives are extracted, so resolve them first, without the archive's own file. A
         # directory's own file is read now, so that its problems and those of the environment are reported together.
-        config = load(path if path.is_dir() else None, environ, arguments=arguments, fetched=fetched)
+        config = calls(load, path if path.is_dir() else None, environ, arguments=arguments, fetched=fetched)
         directory = open_model(path, config.engine_cache_dir / "models")
         if directory != path:
-            config = load(directory, environ, arguments=arguments, fetched=fetched)
+            config = calls(load, directory, environ, arguments=arguments, fetched=fetched)
     # An archive is extracted to a folder that is named after its content.
     own = directory.name if directory.is_relative_to(path) else _without_suffix(path.name)
     name = config.options.model_name or re.sub(r"\W+", "-", own).strip("-") or "model"
@@ -142,7 +150,12 @@ def _without_suffix(archive: str) -> str:
 
 
 def open_remote(
-    text: str, environ: Mapping[str, str], arguments: Sequence[str] = (), *, config_only: bool = False
+    text: str,
+    environ: Mapping[str, str],
+    arguments: Sequence[str] = (),
+    *,
+    config_only: bool = False,
+    calls: Calls = _HERE,
 ) -> ModelSource:
     """Fetch a model from the hub or S3 and open it with the serving.properties that comes with it, if any.
 
@@ -156,7 +169,7 @@ def open_remote(
     config = load(None, local, arguments=arguments)
     fetched = fetch_model(text, config, config.options.revision, config_only=config_only)
     trusted = config.options.trust_remote_code
-    source = open_source(fetched, local, arguments, fetched=None if trusted else text)
+    source = open_source(fetched, local, arguments, fetched=None if trusted else text, calls=calls)
     return replace(
         source,
         name=source.config.options.model_name or remote_name(text),
@@ -181,8 +194,26 @@ def plan(
     Returns the source's configuration, checked against the kind of model, its files and the backend; an engine's own
     limits are its defaults. `under_djl` as in `prepare`.
     """
-    layout, told = with_rotary_options(source.config, layout_of(source))
-    if (tokenizer_dir := tokenizer_files(source)) is not None:
+    return _planned_of(source, layout_of(source), tokenizer_files(source), hardware, under_djl=under_djl)
+
+
+def _plan_files(
+    source: ModelSource, files: Path, tokenizer_dir: Path | None, *, under_djl: bool
+) -> tuple[Config, Layout, EnginePlan]:
+    """`plan` for files that are all here."""
+    return _planned_of(source, inspect(files), tokenizer_dir, under_djl=under_djl)
+
+
+def _planned_of(
+    source: ModelSource,
+    layout: Layout,
+    tokenizer_dir: Path | None,
+    hardware: Hardware | None = None,
+    *,
+    under_djl: bool,
+) -> tuple[Config, Layout, EnginePlan]:
+    layout, told = with_rotary_options(source.config, layout)
+    if tokenizer_dir is not None:
         layout = replace(layout, tokenizer_dir=tokenizer_dir)
     config = check_model(
         replace(source.config, warnings=(*source.config.warnings, *told)),
@@ -210,12 +241,23 @@ def layout_of(source: ModelSource) -> Layout:
     raise NotDescribedError("its files are looked at when the model is served")
 
 
-def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
+def prepare_apart(path: str, opened: Callable[..., ModelSource]) -> Model:
+    """`prepare` what `opened(calls=...)` returns, whose files may be anybody's; they are read in a process apart.
+
+    It costs half a second of processor time. Raises DjlTrtllmError.
+    """
+    with BoundedCalls(path) as calls:
+        return prepare(opened(calls=calls), calls=calls)
+
+
+def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HERE) -> Model:
     """Find or compile the engine. Compiling takes minutes, and starts only if the tokenizer fits the model.
 
-    `under_djl`: inside DJL Serving, which reads some options that have no effect elsewhere. Raises DjlTrtllmError.
+    `under_djl`: inside DJL Serving, which reads some options that have no effect elsewhere. `calls` read the model's
+    files, once they are here. Raises DjlTrtllmError.
     """
-    config, layout, engine_plan = plan(source, under_djl=under_djl)
+    files, tokenizer_dir = model_files(source), tokenizer_files(source)
+    config, layout, engine_plan = calls(_plan_files, source, files, tokenizer_dir, under_djl=under_djl)
     options = config.options
     logger.info("%s", engine_plan.describe())
     logger.info("%s", planning.describe_limits(config))
@@ -224,7 +266,8 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
     for line in (*config.warnings, *engine_plan.notes):
         logger.warning("%s", line)
     handle_requirements(source.directory, options.install_requirements)
-    fitting = cache(partial(load_fitting_tokenizer, layout, trust_remote_code=options.trust_remote_code))
+    trusting = options.trust_remote_code
+    fitting = cache(calls.later(load_fitting_tokenizer, layout, trust_remote_code=trusting))
     engine = prepare_engine(
         config, layout, lambda line: logger.info("%s", line), plan=engine_plan, before_compiling=fitting
     )
@@ -258,11 +301,16 @@ def prepare(source: ModelSource, *, under_djl: bool = False) -> Model:
             code,
         )
 
+    of_engine = None
+    if layout.tokenizer_dir is None:
+        of_engine = calls.later(load_tokenizer, engine.tokenizer_dir, trust_remote_code=trusting)
+
     @cache
     def texts() -> Texts:
         tokenizer = fitting()
         if tokenizer is None:
-            tokenizer = load_tokenizer(engine.tokenizer_dir, trust_remote_code=options.trust_remote_code)
+            assert of_engine is not None
+            tokenizer = of_engine()
             check_vocabulary(tokenizer, layout)
         custom = None
         if source.trusted:

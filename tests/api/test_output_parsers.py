@@ -297,6 +297,16 @@ def test_required_calls_are_a_list() -> None:
     assert parse(RequiredParser(), later) == parse(RequiredParser(), *later) == Answer("no list", (("f", "{}"),))
 
 
+def test_a_required_call_that_is_cut_off_is_no_content() -> None:
+    text = '\n[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {"b": 2}}]'
+    first, second = text.index('{"a"'), text.index('{"b"')
+    for cut in range(2, len(text)):
+        calls = (("f", text[first:cut][:8]), ("g", text[second:cut][:8]))[: (cut > first) + (cut > second)]
+        assert parse(RequiredParser(), text[:cut]) == parse(RequiredParser(), *text[:cut]) == Answer("", calls), text[
+            :cut
+        ]
+
+
 def test_the_output_of_a_named_call_is_its_arguments() -> None:
     parser = NamedParser("f")
     assert parser.feed("") == []

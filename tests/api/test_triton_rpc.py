@@ -114,6 +114,20 @@ def test_the_end_alone_is_a_response_if_there_was_none() -> None:
     assert encoder.end() == b""
 
 
+@pytest.mark.parametrize("last", ["", "b"])
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_seeded_request_that_went_on_says_so_in_a_parameter(last: str, streams: bool) -> None:
+    tensors = (PROMPT, COUNT, *[STREAM] * streams)
+    encoder: Any = parse(request(*tensors), streams=streams).encoder
+    encoder.begin(Prompt("once", 1))
+    ended = chunk(last, ends=True)
+    assert ended.finished is not None
+    reseeded = OutputChunk(0, ended.tokens, ended.finished._replace(reseeded=True), 0)
+    sent = [data for data in (encoder.encode(chunk("a")), encoder.encode(reseeded)) if data]
+    read = [read_stream(data).infer_response if streams else ModelInferResponse.FromString(data) for data in sent]
+    assert ["reseeded" in response.parameters for response in read] == [False] * streams + [True]
+
+
 def test_log_probabilities_of_a_stream_add_up() -> None:
     logprobs = Tensor("return_log_probs", "BOOL", (1, 1), [True])
     encoder = parse(request(PROMPT, COUNT, STREAM, logprobs), streams=True).encoder

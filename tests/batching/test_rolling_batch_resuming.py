@@ -283,6 +283,22 @@ def test_a_suspect_that_leaves_holds_nothing_back(tokenizer: Tokenizer) -> None:
     assert bench.executor.ids == [0, 1]
 
 
+def test_a_suspect_that_comes_again_while_all_places_are_taken_is_tried_alone_too(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, max_batch_size=3, **LONG)
+    bench.submit([5, 6], max_new_tokens=200)
+    passing(bench)
+    suspect, _ = bench.submit([9, 9])
+    replaced(bench)
+    bench.batch.cancel(suspect)
+    running = [bench.submit([6, number])[0].ids[0] for number in range(2)]
+    suspect, _ = bench.submit([9, 9])
+    bench.submit([7, 7])
+    passing(bench, 16)
+    assert bench.executor.ids == [0, *running]
+    bench.step(*(Delta(each, [8], finish=LENGTH) for each in running))
+    assert bench.executor.ids == [0, *running, *suspect.ids]
+
+
 def test_what_is_new_starts_before_a_suspect_is_tried(tokenizer: Tokenizer) -> None:
     bench = Bench(tokenizer)
     bench.submit([9, 9])

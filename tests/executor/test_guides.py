@@ -76,8 +76,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     bench = Bench()
+    monkeypatch.setattr(guides, "processor_seconds", lambda pid: bench.now)
     yield bench
     bench.gate.close()
 
@@ -166,7 +167,7 @@ def test_a_full_queue_refuses_guides_except_a_share_for_each_client(bench: Bench
 
 def test_a_guide_that_is_expected_to_take_long_has_a_process_of_its_own(bench: Bench) -> None:
     quick = bench.pid()
-    large = ["pid " + 6000 * "a", "pid ((ab){0,300}){0,300}", "pid ((ab){0,300}){0,300}c"]
+    large = ["pid " + 6000 * "a", "pid ((ab){0,300}){0,300}", "pid " + 300 * ".*"]
     bench.hold(*large)
     while bench.gate:
         bench.gate.advance(0.05)
@@ -200,6 +201,23 @@ def test_trials_that_last_make_room_for_others(bench: Bench) -> None:
     while psutil.pid_exists(pids[0]):
         bench.gate.advance(0.05)
     assert len(bench.gate) == 1, "its turn"
+
+
+def test_a_trial_that_others_keep_from_the_processor_is_not_interrupted_for_two_seconds(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guides, "processor_seconds", lambda pid: 7.0)
+    first = bench.pid()
+    bench.hold("hang", client="a")
+    bench.hold("pid again", first=1, client="b")
+    bench.now += 1.9
+    for _ in range(5):
+        bench.gate.advance(0.01)
+    assert bench.trials == 1
+    bench.now += 0.2
+    while not bench.refused:
+        bench.gate.advance(0.05)
+    assert bench.refused != [(1, str(first))], "another process"
 
 
 def test_what_a_guide_is_tried_for_is_let_through_or_refused_as_a_request_is(bench: Bench) -> None:

@@ -13,7 +13,6 @@ from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server import management
 from djl_trtllm.service import Model, ServedModel, State
-from djl_trtllm.service.model import ModelSource
 from tests.server.application import Application, application, body
 from tests.support.asgi import Connection
 from tests.support.in_process import Hosts
@@ -246,10 +245,10 @@ async def test_a_model_that_does_not_load_is_not_registered(
 async def test_a_defect_is_no_secret_and_in_the_log(
     hosts: Hosts, store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def prepare(source: ModelSource) -> Model:
+    def prepare(path: str, opened: object) -> Model:
         raise KeyError("tokenizer")
 
-    monkeypatch.setattr(management, "prepare", prepare)
+    monkeypatch.setattr(management, "prepare_apart", prepare)
     async with application(store=store) as served:
         answer = await register(served, "url=red")
         assert (answer.status, answer.json["message"]) == (500, "loading it failed: KeyError('tokenizer')")

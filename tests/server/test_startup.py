@@ -102,12 +102,12 @@ def test_arguments_win_over_the_file_and_the_environment_for_the_server_and_its_
 def test_a_remote_model_is_fetched_while_the_server_listens(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
     opened: list[tuple[str, Mapping[str, str], Sequence[str]]] = []
 
-    def open_remote(text: str, environ: Mapping[str, str], arguments: Sequence[str]) -> str:
+    def open_remote(text: str, environ: Mapping[str, str], arguments: Sequence[str], calls: str) -> str:
         opened.append((text, environ, arguments))
-        return "source"
+        return f"source read {calls}"
 
     monkeypatch.setattr("djl_trtllm.service.open_remote", open_remote)
-    monkeypatch.setattr("djl_trtllm.service.prepare", lambda source: f"prepared {source}")
+    monkeypatch.setattr("djl_trtllm.service.prepare_apart", lambda path, opened: f"{path}: {opened(calls='apart')}")
     environ = {"OPTION_PREDICT_TIMEOUT": "77"}
     options, [planned], store = plan_startup("acme/tiny-stories", environ, ["max_rolling_batch_size=3"])
     assert (planned.name, planned.source, options.predict_timeout, store) == (
@@ -117,7 +117,7 @@ def test_a_remote_model_is_fetched_while_the_server_listens(monkeypatch: pytest.
         None,
     )
     assert opened == []
-    assert str(planned.prepare()) == "prepared source"
+    assert str(planned.prepare()) == "acme/tiny-stories: source read apart"
     assert opened == [("acme/tiny-stories", environ, ["max_rolling_batch_size=3"])]
 
 

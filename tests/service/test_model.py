@@ -20,7 +20,7 @@ from djl_trtllm.engines.cache import EngineDir
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import ConfigError, ModelError, TokenizerError
 from djl_trtllm.executor.protocol import Start
-from djl_trtllm.model import Layout, Tokenizer, load_tokenizer, tokenizer
+from djl_trtllm.model import Layout, Tokenizer, inspect, load_tokenizer, tokenizer
 from djl_trtllm.service import model, open_remote, open_source, plan, prepare, remote_name
 from tests.engines.helpers import gpu_machine, write_checkpoint, write_engine_files, write_tensorrt_engine
 from tests.support import models
@@ -344,8 +344,9 @@ def test_a_tokenizer_is_loaded_when_it_is_asked_for_and_once(checkpoint: Path, m
 def test_a_tokenizer_that_only_the_engine_names_is_loaded_and_checked(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "load_fitting_tokenizer", lambda layout, **options: None)
     engine = EngineDir(write_engine_files(checkpoint.parent / "engine"), "openvino", None, checkpoint)
+    inside = replace(inspect(checkpoint), tokenizer_dir=None, bundled_engine=engine.path)
+    monkeypatch.setattr(model, "inspect", lambda files: inside)
     monkeypatch.setattr(model, "prepare_engine", lambda *arguments, **options: engine)
     assert prepare(open_source(checkpoint, OPENVINO)).tokenizer.encode("a wolf")
     described = json.loads((checkpoint / "tokenizer.json").read_text())

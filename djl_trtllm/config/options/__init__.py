@@ -93,12 +93,13 @@ class DeclaredOption:
         return self.type.describe(self.option)
 
 
-def _legacy_type(row: dict[str, Any]) -> ValueType:
+def _legacy_type(name: str, row: dict[str, Any]) -> ValueType:
     """The type of an option without effect, which its row names."""
     kind = row["type"]
     if isinstance(kind, list):
         choice: Any = Choice
-        base = choice("LegacyChoice", {word.upper(): word for word in kind})
+        base = choice(f"Legacy_{name}", {word.upper(): word for word in kind}, module=__name__)
+        globals()[base.__name__] = base  # where pickle looks for it
     else:
         base = _TYPES[kind]
     return ValueType(base, optional="default" not in row)
@@ -113,7 +114,7 @@ def _declared() -> Iterator[DeclaredOption]:
                 row, type_ = shared | table[name], ValueType.of(_HINTS[name])
             else:
                 row = ROWS[group.name][name]
-                type_ = _legacy_type(row)
+                type_ = _legacy_type(name, row)
                 row = row | {
                     "under_djl": row.get("djl", "read by DJL Serving" if group.name in _OF_DJL_SERVING else "")
                 }

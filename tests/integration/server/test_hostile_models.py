@@ -1,6 +1,6 @@
 """Models whose files would cost the server minutes or gigabytes are refused while it answers.
 
-docs/verification.md has what each costs.
+`python -m pytest -s` with this file prints what each costs; docs/verification.md has the figures.
 """
 
 from __future__ import annotations
@@ -8,15 +8,18 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
-from tests.support.hostile import Pinging
 from tests.support.models import scripted_model
-from tests.support.processes import wait_until
+from tests.support.processes import InBackground, wait_until
 from tests.support.server import Server, serving
 
 TENSOR = {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}
@@ -57,6 +60,10 @@ OTHERS: dict[str, Callable[[Path], None]] = {
 }
 
 
+QUIET = 200
+"""Answers of /ping before the registration, for comparison: the machine may be busy."""
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("store")
@@ -80,14 +87,68 @@ def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield server
 
 
+class Pings(InBackground):
+    """Seconds that each /ping took during the block."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.seconds: list[float] = []
+        super().__init__()
+
+    def _run(self) -> None:
+        with httpx.Client(base_url=self.url, timeout=60, trust_env=False) as client:
+            while not self._end.is_set():
+                began = time.perf_counter()
+                assert client.get("/ping").status_code == 200
+                self.seconds.append(time.perf_counter() - began)
+                time.sleep(0.005)
+
+
+def register(server: Server, name: str) -> httpx.Response:
+    """The answer to the registration of a model; prints what it did to /ping."""
+    before = server.process.memory_info().rss
+    with Pings(server.url) as pings:
+        wait_until(lambda: len(pings.seconds) >= QUIET)
+        began = time.perf_counter()
+        answer = server.http.post("/models", params={"url": name, "model_name": "m"})
+        seconds = time.perf_counter() - began
+    quiet, times = (sorted(part) for part in (pings.seconds[:QUIET], pings.seconds[QUIET:]))
+    late, more = times[len(times) * 999 // 1000], server.process.memory_info().rss - before
+    print(
+        f"{name:32} {answer.status_code} after {seconds:6.2f} s; {len(times):4} /ping, p99.9 {late * 1e3:5.0f} ms "
+        f"({quiet[-1] * 1e3:3.0f} ms quiet); {more / 1e6:+5.0f} MB; {answer.text[-80:]!r}"
+    )
+    return answer
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*HOSTILE, *OTHERS])
 def test_a_model_that_would_cost_much_is_refused_while_the_server_answers(server: Server, name: str) -> None:
-    before = server.process.memory_info().rss
-    with Pinging(server) as pinging:
-        wait_until(lambda: bool(pinging.seen))
-        answer = server.http.post("/models", params={"url": name, "model_name": "m"})
-    print(f"{name:32} {answer.status_code}; {(server.process.memory_info().rss - before) / 1e6:+5.0f} MB")
-    assert set(pinging.statuses) == {200}
+    answer = register(server, name)
     assert 400 <= answer.status_code < 600 and len(answer.content) < 10_000
     assert server.ping() == 200 and server.generate().status_code == 200
+
+
+@pytest.mark.slow
+def test_a_model_with_a_large_tokenizer_is_served(server: Server, store: Path) -> None:
+    """Its tokenizer is what the server has to read itself."""
+    (store / LARGE).mkdir()
+    (store / LARGE / "serving.properties").write_text("option.backend=scripted\noption.model_id=.\n")
+    (store / LARGE / "config.json").write_bytes(config(vocab_size=300_000))
+    (store / LARGE / "model.safetensors").write_bytes(header(LAYERS))
+    (store / LARGE / "tokenizer.json").write_text(large_tokenizer())
+    assert register(server, LARGE).status_code == 200
+    assert server.http.delete("/models/m").status_code == 200
+
+
+LARGE = "a tokenizer of 250,000 tokens"
+
+
+def large_tokenizer() -> str:
+    """As large as those of the largest vocabularies, 17 MB with as many merges as tokens."""
+    letters = [chr(code) for code in range(33, 127)]
+    pairs = [(first, last) for first in letters for last in letters]
+    merges = pairs + [(first + last, letter) for first, last in pairs for letter in letters]
+    merges = merges[:250_000]
+    vocabulary = {token: id_ for id_, token in enumerate([*letters, *(first + last for first, last in merges)])}
+    return str(Tokenizer(BPE(vocab=vocabulary, merges=merges)).to_str())

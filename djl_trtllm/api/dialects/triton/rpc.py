@@ -114,6 +114,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 FINAL = "triton_final_response"
+_RESEEDED = "reseeded"
+"""A parameter of responses to a request with a seed that went on in another engine process, with another seed."""
 _NO_STREAM = (
     "'stream' is true: ModelInfer RPC doesn't support models with decoupled transaction policy; use ModelStreamInfer"
 )
@@ -168,6 +170,13 @@ class RpcEncoder(base.ResponseEncoder):
         """The empty last response of a stream, if the request asks for it."""
         return self._message({}, final=True) if self._final else b""
 
+    def _is_reseeded(self, chunk: OutputChunk) -> bool:
+        """Whether the chunk says so. All responses from here on do, too."""
+        reseeded = chunk.finished is not None and chunk.finished.reseeded
+        if reseeded:
+            self.head.parameters[_RESEEDED].bool_param = True
+        return reseeded
+
     def _message(self, tensors: Mapping[str, inference.Tensor], *, final: bool = False) -> bytes:
         response = ModelInferResponse()
         response.CopyFrom(self.head)
@@ -190,6 +199,10 @@ class RpcWholeEncoder(RpcEncoder, inference.BatchEncoder):
     ) -> None:
         RpcEncoder.__init__(self, message, frame, empty_final=requests[0].empty_final_response)
         inference.BatchEncoder.__init__(self, requests, wanted)
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        self._is_reseeded(chunk)
+        return inference.BatchEncoder.encode(self, chunk)
 
     def _body(self) -> bytes:
         return self._message(self.tensors())
@@ -218,8 +231,9 @@ class RpcStreamEncoder(RpcEncoder):
         finished = chunk.finished
         failed = finished is not None and finished.error is not None
         number = chunk.generation * self._n + chunk.index
-        # The end by itself is no response, unless there was none before.
-        if not chunk.tokens and (failed or (finished is not None and self._begun[number])):
+        # The end by itself is no response, unless there was none before or it says something.
+        silent = not self._is_reseeded(chunk) and finished is not None and self._begun[number]
+        if not chunk.tokens and (failed or silent):
             return b""
         self._begun[number] = True
         logprobs = [0.0] * len(chunk.tokens)
