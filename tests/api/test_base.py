@@ -30,6 +30,7 @@ from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, Sam
 from tests.api.scripts import FAILED, FAILURE, answer, several
 from tests.support.models import WordEncoder
 from tests.support.plugin import TRIAL
+from tests.support.tables import by_table
 
 
 def test_a_request_has_the_content_type_of_its_headers() -> None:
@@ -68,15 +69,7 @@ def test_the_servers_options_change_the_statuses_of_its_state(dialect: Dialect, 
     assert tuple(dialect.encode_error(error, options).status for error in errors) == statuses
 
 
-@pytest.mark.parametrize(
-    ("message", "parameter"),
-    [
-        ("'temperature' is 3: expected a number from 0 to 2", b'"temperature"'),
-        ("'messages[0].role' is 1: expected a string", b'"messages[0].role"'),
-        ("'n' is 0: no; 'seed' is -1: no", b"null"),
-        ("the prompt has 9 tokens", b"null"),
-    ],
-)
+@by_table("message", "parameter")
 def test_openais_errors_name_the_parameter_if_there_is_one(message: str, parameter: bytes) -> None:
     assert b'"param":' + parameter in OPENAI.encode_error(InvalidRequestError(message), Options()).body
     assert b'"param":null' in OPENAI.encode_error(GenerationError(message), Options()).body

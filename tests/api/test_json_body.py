@@ -16,14 +16,13 @@ from djl_trtllm.api.base import (
     OF_A_BACKSLASH,
     OF_A_BYTE,
     OF_A_CONTAINER,
-    OF_A_MEMBER,
-    OF_A_TEXT,
     OF_A_TEXT_BYTE,
     SMALL,
     read_json,
 )
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
+from tests.support.tables import by_table
 
 
 def padded(data: bytes) -> bytes:
@@ -54,18 +53,7 @@ def test_a_wide_body_is_not_a_deep_one() -> None:
     assert len(read_json(b"[" + b",".join([b"[{}]"] * 1000) + b"]")) == 1000
 
 
-@pytest.mark.parametrize(
-    ("item", "work", "what"),
-    [
-        (b"[]", OF_A_CONTAINER + 3 * OF_A_BYTE, "lists and objects"),
-        (b"{}", OF_A_CONTAINER + 3 * OF_A_BYTE, "lists and objects"),
-        (b'{"":1}', OF_A_CONTAINER + OF_A_MEMBER + OF_A_TEXT + 2 * OF_A_TEXT_BYTE + 5 * OF_A_BYTE, "members"),
-        (b'"a,:[{"', OF_A_TEXT + 7 * OF_A_TEXT_BYTE + OF_A_BYTE, "texts"),
-        (b'"\\n\\\\"', OF_A_TEXT + 6 * OF_A_TEXT_BYTE + 3 * OF_A_BACKSLASH + OF_A_BYTE, "backslashes"),
-        (b"1", 2 * OF_A_BYTE, "bytes of other values"),
-        (b"123456", 7 * OF_A_BYTE, "bytes of other values"),
-    ],
-)
+@by_table("item", "work", "what")
 def test_what_there_is_to_read_is_counted_before_it_is_read(
     monkeypatch: pytest.MonkeyPatch, item: bytes, work: int, what: str
 ) -> None:

@@ -55,14 +55,7 @@ def registered() -> Iterator[None]:
 # -- all dialects ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "content"),
-    [
-        ("/generate_stream", b'{"inputs": "the wolf"}'),
-        ("/v2/models/ensemble/generate_stream", b'{"text_input": "the wolf", "max_tokens": 2}'),
-        ("/predict", b'{"prompt": "the wolf"}'),
-    ],
-)
+@by_table("path", "content")
 @in_virtual_time
 async def test_a_client_that_leaves_cancels(hosts: Hosts, tokenizer: Tokenizer, path: str, content: bytes) -> None:
     async with application(tokenizer) as served:

@@ -44,6 +44,7 @@ from djl_trtllm.errors import (
 from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, Sampling, SequenceResult, Token
 from tests.api.models import PlayedModel
 from tests.api.scripts import EOS, FAILED, FAILURE, answer
+from tests.support.tables import by_table
 
 TOKENS = [Token(1, "a", -0.5, False), Token(2, "b", None, False)]
 
@@ -153,28 +154,7 @@ def test_strings_follow_their_lengths() -> None:
     assert to_bytes(tensor) == raw
 
 
-@pytest.mark.parametrize(
-    ("datatype", "shape", "raw", "message"),
-    [
-        ("INT32", [2], b"\0\0\0\0", "has 4 bytes: expected 8, for 2 elements of INT32"),
-        ("INT32", [], b"", "has 0 bytes: expected 4"),
-        ("STRING", [1], b"", 'has the datatype "STRING"'),
-        (["INT32"], [1], b"", "has the datatype"),
-        ("INT32", [-1], b"", "expected numbers from 0"),
-        ("INT32", [True], b"", "expected numbers from 0"),
-        ("INT32", [2**31], b"", "expected numbers from 0"),
-        ("INT32", "11", b"", "expected a list"),
-        ("INT32", None, b"", "expected a list"),
-        ("INT32", [1] * 9, b"", "expected a list of up to 8 numbers"),
-        ("INT32", [2**30, 2**30], b"", f"expected at most {MOST_ELEMENTS}"),
-        ("BYTES", [1], b"\x04\0\0\0abc", "an element of 4 bytes where 3 are left"),
-        ("BYTES", [1], b"\xff\xff\xff\xffabc", "an element of 4294967295 bytes"),
-        ("BYTES", [2], b"\x03\0\0\0abc", "has 1 elements in 7 of its 7 bytes: expected 2"),
-        ("BYTES", [1], b"\x01\0\0\0a\0", "in 5 of its 6 bytes"),
-        ("BYTES", [1], b"\x01\0", "has 0 elements"),
-        ("BYTES", [1], b"\x01\0\0\0\xff", "not UTF-8"),
-    ],
-)
+@by_table("datatype", "shape", "raw", "message")
 def test_bytes_that_are_no_such_tensor_are_refused(datatype: Any, shape: Any, raw: bytes, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"input 'x'.*") as caught:
         from_bytes("x", datatype, shape, raw)

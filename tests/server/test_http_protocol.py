@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from djl_trtllm.server.exchange import CONNECTION, REST
 from tests.server.http_peer import CHUNKED, GET, POST, Peer
 from tests.support.client import raw_post
+from tests.support.tables import by_table
 from tests.support.virtual_time import until
 
 PING = GET + b"\r\n"
@@ -496,14 +497,7 @@ async def test_a_connection_that_was_answered_early_is_idle_when_the_body_has_co
     await peer.leave()
 
 
-@pytest.mark.parametrize(
-    ("data", "seconds", "message"),
-    [
-        (GET, 30, "the headers did not come within header_read_timeout=30 seconds"),
-        (POST + b"a", 60, "the request body did not come within body_read_timeout=60 seconds"),
-        (CHUNKED + b"1\r\na", 60, "the request body did not come within body_read_timeout=60 seconds"),
-    ],
-)
+@by_table("data", "seconds", "message")
 async def test_slow_requests_are_refused_when_their_time_is_over(data: bytes, seconds: float, message: str) -> None:
     peer = Peer()
     peer.sends(data)

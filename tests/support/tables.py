@@ -17,11 +17,17 @@ Test = TypeVar("Test", bound=Callable[..., object])
 def by_table(*names: str) -> Callable[[Test], Test]:
     """Run a test once with each row of its table, whose columns are the arguments of these names.
 
-    The table of `test_a_rule` in `test_size.py` is `a rule` of `size`.
+    The table of `test_a_rule` in `test_size.py` is `a rule` of `size`. An argument of the type bytes is a text there, a
+    character for each byte.
     """
 
     def with_rows(test: Test) -> Test:
-        rows = constant(inspect.getfile(test), test.__name__.removeprefix("test_").replace("_", " "))
+        written = inspect.unwrap(test)
+        rows = constant(inspect.getfile(written), test.__name__.removeprefix("test_").replace("_", " "))
+        for place, name in enumerate(names):
+            if len(names) > 1 and inspect.get_annotations(written)[name] == "bytes":
+                for row in rows:
+                    row[place] = row[place].encode("latin-1")
         marked: Test = pytest.mark.parametrize(names[0] if len(names) == 1 else names, rows)(test)
         return marked
 

@@ -80,13 +80,14 @@ def leave_early(server: Server) -> None:
 @contextlib.contextmanager
 def standing_still(server: Server) -> Iterator[None]:
     """The engine stands still with all its places taken and two requests in the queue."""
-    lengths = [50] * (LIMIT - 1) + [STANDS_STILL, 50, 50]
+    # The first one stops the engine, so that none of them can end before the last has come.
+    lengths = [STANDS_STILL] + [50] * (LIMIT + 1)
     threads = [threading.Thread(target=server.generate, args=(length,)) for length in lengths]
-    for running, thread in enumerate(threads, 1):
+    for begun, thread in enumerate(threads, 1):
         thread.start()
-        wait_until(partial(_runs, server, min(running, LIMIT)), what="a request that runs")
+        wait_until(partial(_runs, server, min(begun, LIMIT)), what="a request that runs")
+        server.wait_until_stopped()
     wait_until(lambda: server.metric("waiting") == 2, what="two requests that wait")
-    server.wait_until_stopped()
     try:
         yield
     finally:
