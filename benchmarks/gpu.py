@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pynvml
@@ -48,7 +48,8 @@ _REPEATED = 6
 _MODEL_LENGTH = 2048
 _CPU_TOKENS = 65536
 _NEIGHBOURS = 3
-_FIRST_SECONDS = 300
+_LONGEST_SECONDS = 300
+_RESULT = "tokens per second: "
 Body = Callable[[str, int], dict[str, Any]]
 
 
@@ -89,9 +90,8 @@ class StreamClient(asyncio.Protocol):
         self.ended = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
         self.sent = time.perf_counter()
-        transport.write(self._request)
+        cast(asyncio.Transport, transport).write(self._request)
 
     def data_received(self, data: bytes) -> None:
         if self._mark in data:
@@ -115,7 +115,7 @@ async def load(port: int, api: str, streams: int, tokens: int) -> Round:
         request = f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
         _, client = await loop.create_connection(lambda request=request: StreamClient(request, mark), "127.0.0.1", port)
         clients.append(client)
-    await asyncio.wait_for(asyncio.gather(*(client.ended for client in clients)), _FIRST_SECONDS)
+    await asyncio.wait_for(asyncio.gather(*(client.ended for client in clients)), _LONGEST_SECONDS)
     if refused := [client.refused for client in clients if not client.arrived]:
         sys.exit(f"{len(refused)} of {streams} streams have no tokens: {refused[0].decode(errors='replace')}")
     wall = max(client.arrived[-1] for client in clients) - min(client.sent for client in clients)
@@ -154,13 +154,14 @@ def engine_alone(model: str, memory: float) -> None:
     from tokenizers import Tokenizer
     from vllm import EngineArgs, SamplingParams
     from vllm.sampling_params import RequestOutputKind
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
     tokenizer = Tokenizer.from_file(f"{model}/tokenizer.json")
     arguments = EngineArgs(model=model, tokenizer=model, max_num_seqs=512, max_model_len=_MODEL_LENGTH)
     for name, value in {"load_format": "dummy", "gpu_memory_utilization": memory, "disable_log_stats": True}.items():
         setattr(arguments, name, value)
-    engine = LLMEngine.from_engine_args(arguments)
+    engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.OPENAI_API_SERVER)
     print("ready", flush=True)
     for line in sys.stdin:
         streams, tokens = map(int, line.split())
@@ -171,7 +172,7 @@ def engine_alone(model: str, memory: float) -> None:
         begun, left = time.perf_counter(), streams
         for each in ids:
             number = str(next(_numbers))
-            prompt = {"prompt_token_ids": each}
+            prompt = {"type": "token", "prompt_token_ids": each}
             request = engine.input_processor.process_inputs(number, prompt, parameters, ("generate",))
             if request.external_req_id is None:
                 request.external_req_id = number
@@ -179,7 +180,7 @@ def engine_alone(model: str, memory: float) -> None:
         while left:
             outputs = engine.engine_core.get_output().outputs
             left -= sum(output.finish_reason is not None for output in outputs)
-        print(streams * tokens / (time.perf_counter() - begun), flush=True)
+        print(f"{_RESULT}{streams * tokens / (time.perf_counter() - begun)}", flush=True)
 
 
 def _spin() -> None:
@@ -201,7 +202,10 @@ class Alone:
         try:
             self._process.stdin.write(f"{streams} {tokens}\n")
             self._process.stdin.flush()
-            return Round(float(self._process.stdout.readline()))
+            for line in self._process.stdout:  # vLLM's log is there, too
+                if line.startswith(_RESULT):
+                    return Round(float(line.removeprefix(_RESULT)))
+            sys.exit("vLLM's engine has ended")
         finally:
             for each in busy:
                 each.kill()

@@ -11,19 +11,8 @@ from typing import Any
 
 import orjson
 
-from djl_trtllm.api.parameters import (
-    BOOLEAN,
-    STRINGS,
-    STRINGS_OR_NONE,
-    TEXT,
-    TOKEN_IDS,
-    Kind,
-    Parameter,
-    Problems,
-    integer,
-    number,
-    show,
-)
+from djl_trtllm.api import parameters as kinds
+from djl_trtllm.api.parameters import Kind, Parameter, Problems, show
 from djl_trtllm.request import FIELDS, GREEDY_BELOW, GenerationRequest, Guide, GuideKind, PartOf, Sampling
 
 # Checks chat messages and converts them to the form that chat templates accept.
@@ -308,7 +297,7 @@ MOST_TOKENS = 2**31 - 1
 
 
 def _read_top_k(value: object) -> int:
-    count: int = integer(-1, MOST_TOKENS).read(value)
+    count: int = kinds.integer(-1, MOST_TOKENS).read(value)
     return max(count, 0)
 
 
@@ -323,7 +312,7 @@ def _read_adapter(value: object) -> str | None:
     names = value if type(value) is list else [value]
     if len(names) > 1:
         raise ValueError(" (a request is one prompt, and has one adapter)")
-    return TEXT.read(names[0]) or None if names else None
+    return kinds.TEXT.read(names[0]) or None if names else None
 
 
 _ADAPTER = Kind(
@@ -335,27 +324,27 @@ ADAPTER = (Parameter(("adapters", "adapter_id"), _ADAPTER, "adapter"),)
 _MOST_BEAMS = 64
 
 SAMPLING = (
-    Parameter(("do_sample",), BOOLEAN, "do_sample"),
+    Parameter(("do_sample",), kinds.BOOLEAN, "do_sample"),
     Parameter(("top_k",), _TOP_K, "top_k"),
-    Parameter(("top_p",), number(0, 1, above=True), "top_p"),
-    Parameter(("repetition_penalty",), number(0, above=True), "repetition_penalty"),
-    Parameter(("presence_penalty",), number(-2, 2), "presence_penalty"),
-    Parameter(("frequency_penalty",), number(-2, 2), "frequency_penalty"),
-    Parameter(("seed",), integer(0, 2**64 - 1), "seed"),
-    Parameter(("n",), integer(1), "n"),
-    Parameter(("best_of",), integer(1), "best_of"),
-    Parameter(("min_new_tokens", "min_length", "min_tokens"), integer(0, MOST_TOKENS), "min_new_tokens"),
-    Parameter(("stop_sequences", "stop"), STRINGS, "stop", union=True),
-    Parameter(("stop_token_ids",), TOKEN_IDS, "stop_token_ids"),
-    Parameter(("ignore_eos_token", "ignore_eos"), BOOLEAN, "ignore_eos"),
-    Parameter(("truncate",), integer(1, MOST_TOKENS), "truncate"),
-    Parameter(("min_p",), number(0, 1), "min_p"),
-    Parameter(("no_repeat_ngram_size",), integer(0, MOST_TOKENS), "no_repeat_ngram_size"),
-    Parameter(("bad_sequences", "bad_words"), STRINGS_OR_NONE, "bad", union=True),
-    Parameter(("num_beams", "beam_width"), integer(1, _MOST_BEAMS), "beam_width"),
-    Parameter(("length_penalty",), number(0, 10), "length_penalty"),
-    Parameter(("early_stopping",), BOOLEAN, "early_stopping"),
-    Parameter(("beam_search_diversity_rate",), number(0, 10), "beam_search_diversity_rate"),
+    Parameter(("top_p",), kinds.number(0, 1, above=True), "top_p"),
+    Parameter(("repetition_penalty",), kinds.number(0, above=True), "repetition_penalty"),
+    Parameter(("presence_penalty",), kinds.number(-2, 2), "presence_penalty"),
+    Parameter(("frequency_penalty",), kinds.number(-2, 2), "frequency_penalty"),
+    Parameter(("seed",), kinds.integer(0, 2**64 - 1), "seed"),
+    Parameter(("n",), kinds.integer(1), "n"),
+    Parameter(("best_of",), kinds.integer(1), "best_of"),
+    Parameter(("min_new_tokens", "min_length", "min_tokens"), kinds.integer(0, MOST_TOKENS), "min_new_tokens"),
+    Parameter(("stop_sequences", "stop"), kinds.STRINGS, "stop", union=True),
+    Parameter(("stop_token_ids",), kinds.TOKEN_IDS, "stop_token_ids"),
+    Parameter(("ignore_eos_token", "ignore_eos"), kinds.BOOLEAN, "ignore_eos"),
+    Parameter(("truncate",), kinds.integer(1, MOST_TOKENS), "truncate"),
+    Parameter(("min_p",), kinds.number(0, 1), "min_p"),
+    Parameter(("no_repeat_ngram_size",), kinds.integer(0, MOST_TOKENS), "no_repeat_ngram_size"),
+    Parameter(("bad_sequences", "bad_words"), kinds.STRINGS_OR_NONE, "bad", union=True),
+    Parameter(("num_beams", "beam_width"), kinds.integer(1, _MOST_BEAMS), "beam_width"),
+    Parameter(("length_penalty",), kinds.number(0, 10), "length_penalty"),
+    Parameter(("early_stopping",), kinds.BOOLEAN, "early_stopping"),
+    Parameter(("beam_search_diversity_rate",), kinds.number(0, 10), "beam_search_diversity_rate"),
     *GUIDES,
 )
 

@@ -128,7 +128,7 @@ def package(
         from djl_trtllm.config import load
         from djl_trtllm.errors import ModelError
         from djl_trtllm.model.archive import package as pack
-        from djl_trtllm.model.remote.hub import HUB_SCHEME
+        from djl_trtllm.model.remote.fetch import HUB_SCHEME
         from djl_trtllm.model.remote.s3 import is_s3
         from djl_trtllm.progress import format_bytes
 

@@ -5,7 +5,6 @@
 """
 
 from djl_trtllm.config.compat.detect import names_configuration, read_source
-from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.options import Options
 from djl_trtllm.config.options.choices import (
     Backend,
@@ -18,6 +17,7 @@ from djl_trtllm.config.options.choices import (
 )
 from djl_trtllm.config.resolve import load, resolve
 from djl_trtllm.config.sources import (
+    Config,
     Layer,
     Origin,
     OriginKind,

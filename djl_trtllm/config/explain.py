@@ -9,11 +9,10 @@ from typing import Any
 
 from rich.text import Text
 
-from djl_trtllm.config.configuration import Config
 from djl_trtllm.config.options import OPTIONS, DeclaredOption
 from djl_trtllm.config.options.choices import Backend
 from djl_trtllm.config.options.option import as_text
-from djl_trtllm.config.sources import OriginKind, masked, shortened
+from djl_trtllm.config.sources import Config, OriginKind, masked, shortened
 from djl_trtllm.listing import Listing
 
 _LONGEST_VALUE = 60

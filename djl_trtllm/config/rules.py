@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from djl_trtllm.config.configuration import Config, format_setting
+from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.choices import ChatGlmVersion, QuantAlgorithm, Quantization, SchedulerPolicy
+from djl_trtllm.config.sources import Config
 from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import ConfigError
 

@@ -19,7 +19,7 @@ from djl_trtllm.config.compat.truss import TRUSS_REPOSITORY
 from djl_trtllm.errors import LayoutError, ModelError
 from djl_trtllm.model import checkpoint, tokenizer_formats
 from djl_trtllm.model.checkpoint import ModelShape, check_tensors, read_object, stored_quantization
-from djl_trtllm.model.remote.hub import nested_engines
+from djl_trtllm.model.remote.fetch import nested_engines
 
 # -- engines of TensorRT-LLM before 0.8 --------------------------------------------------------------------------------
 

@@ -22,12 +22,12 @@ from djl_trtllm.errors import ConfigError, RequestError, clipped
 from djl_trtllm.logs import RequestContext
 from djl_trtllm.request import OutputChunk
 from djl_trtllm.server.access import Role
-from djl_trtllm.server.context import BodyMemory, ServerContext, find_model, status_of
+from djl_trtllm.server.context import ServerContext, find_model, status_of
 from djl_trtllm.service import ModelService, Registry, ServedModel, State
 from djl_trtllm.service.clients import Caller, label
 from djl_trtllm.service.lifecycle import shutting_down
 from djl_trtllm.service.threads import run_by_size
-from djl_trtllm.telemetry import ServedRequest, Telemetry
+from djl_trtllm.telemetry import ServedRequest
 from djl_trtllm.telemetry.reports import Asked
 
 logger = logging.getLogger(__name__)
@@ -195,23 +195,16 @@ class GrpcServer:
 
     async def stream(self, requests: AsyncIterator[bytes], context: Any, served: ServedRequest) -> None:
         """Answer each request of a stream."""
-        timeout, stream = self._options.stream_write_timeout, None
+        stream = None
         try:
-            stream = GrpcStream(
-                context.write,
-                self._requests(context),
-                timeout,
-                served,
-                self._shared.telemetry,
-                self._shared.bodies,
-                fails=self._service.error_ends_stream(_headers(context)),
-            )
+            fails = self._service.error_ends_stream(_headers(context))
+            stream = GrpcStream(context.write, self._requests(context), served, fails)
             self._streams.add(stream)
             await stream.run(requests)
         except SlowClient:
             logger.warning(
                 "a client did not read its gRPC stream for %g seconds (option.stream_write_timeout) and is dropped",
-                timeout,
+                self._options.stream_write_timeout,
             )
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the client did not read")
         except Exception as error:
@@ -226,7 +219,7 @@ class GrpcServer:
         headers, shared = _headers(context), self._shared
         key = shared.access.check(Role.INFER, headers)
         caller = shared.clients.caller(None if key is None else key.name, headers, _address(context.peer()))
-        return RpcRequests(self._dialect, self._service, self._models, caller, exports=shared.telemetry.exports)
+        return RpcRequests(shared, self._dialect, self._service, self._models, caller)
 
     async def _abort(self, context: Any, error: Exception) -> None:
         """End a call with the status of an error."""
@@ -323,13 +316,13 @@ class Running:
 
 @dataclass
 class RpcRequests:
-    """Reads and starts the requests of a call. Both raise RequestError. `exports`: OpenTelemetry gets the requests."""
+    """Reads and starts the requests of a call. Both raise RequestError."""
 
+    shared: ServerContext
     dialect: Dialect
     service: RpcService
     models: Models
     caller: Caller
-    exports: bool = False
 
     async def read(self, message: bytes, served: ServedRequest) -> Any:
         served.client = self.caller.label
@@ -352,7 +345,7 @@ class RpcRequests:
         call = service.with_warnings(call._replace(origin=caller.origin(served.id, self.dialect.name)))
         named = (request.model_name, request.id)
         running = Running(call.encoder, call.sequences, call.headers, service, served, caller, named)
-        if self.exports:
+        if self.shared.telemetry.exports:
             served.asked = Asked.of(call.requests[0])
         caller.enter()
         try:
@@ -388,19 +381,17 @@ class GrpcStream:
     """The requests of a stream and their responses, which `write` sends.
 
     Chunks that come while the client does not read are kept, and those of a sequence are sent together when it reads
-    again; after `write_timeout` seconds it is dropped. With `fails` the first error ends the stream.
+    again; after `stream_write_timeout` seconds it is dropped. With `fails` the first error ends the stream.
     """
 
     write: Callable[[bytes], Awaitable[None]]
     requests: RpcRequests
-    write_timeout: float
     call: ServedRequest
-    telemetry: Telemetry
-    bodies: BodyMemory
     fails: bool
 
     def __post_init__(self) -> None:
         self._service = self.requests.service
+        self._shared = self.requests.shared
         self._running: set[Running] = set()
         self._kept: dict[Running, list[OutputChunk]] = {}
         self._errors: list[bytes] = []
@@ -452,7 +443,7 @@ class GrpcStream:
             call, request = self.call, None
             served = ServedRequest(call.id, call.method, call.path, call.headers, call.dialect)
             try:
-                with self.bodies.holding(len(message)):
+                with self._shared.bodies.holding(len(message)):
                     request = await self.requests.read(message, served)
                     running = await self.requests.start(request, len(message), self._deliver, served, stream=True)
             except asyncio.CancelledError:
@@ -517,7 +508,7 @@ class GrpcStream:
     def _ended(self, served: ServedRequest, status: str, error: Exception | None = None) -> None:
         served.status = status
         served.error = "" if error is None else type(error).__name__
-        self.telemetry.ended(served)
+        self._shared.telemetry.ended(served)
 
     def _tell(self, error: Exception, named: tuple[str, str]) -> None:
         if self.fails:
@@ -530,7 +521,7 @@ class GrpcStream:
         self._wake.set()
 
     async def _put(self, data: bytes) -> None:
-        timer = asyncio.get_running_loop().call_later(self.write_timeout, self._drop)
+        timer = asyncio.get_running_loop().call_later(self._shared.options.stream_write_timeout, self._drop)
         try:
             await self.write(data)
         finally:

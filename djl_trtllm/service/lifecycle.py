@@ -269,9 +269,8 @@ class ModelService:
         engine = self._engine
         if engine is None or engine.batch is None or engine.limits.seeded:
             return call
-        if not any(_has_seed(request) for request in call.requests):
-            return call
-        return call._replace(headers=(*call.headers, _SEED_IGNORED))
+        seeded = any(each.sampling.do_sample and each.sampling.seed is not None for each in call.requests)
+        return call._replace(headers=(*call.headers, _SEED_IGNORED)) if seeded else call
 
     def cancel(self, states: Sequence[RequestState]) -> None:
         """End the requests of a call whose client has disconnected."""
@@ -369,10 +368,6 @@ def _numbered(consumer: Consumer, generation: int) -> Consumer:
         consumer(OutputChunk(chunk.index, chunk.tokens, chunk.finished, generation))
 
     return consume
-
-
-def _has_seed(request: GenerationRequest) -> bool:
-    return request.sampling.do_sample and request.sampling.seed is not None
 
 
 _BEST_FIRST = (State.READY, State.RECOVERING, State.LOADING, State.DRAINING, State.STOPPED, State.FAILED)

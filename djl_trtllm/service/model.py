@@ -125,7 +125,7 @@ def open_source(
     """Open the model at `path`: a directory, an archive, or a configuration file in a directory.
 
     `arguments` are KEY=VALUE pairs that override all other sources. `fetched` is the name of a model that was fetched
-    and is not trusted: its own files may set what `config.fetched` lists.
+    and is not trusted: its own files may set what `config/fetched.toml` lists.
 
     Raises ModelError and ConfigError.
     """

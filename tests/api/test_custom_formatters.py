@@ -297,21 +297,7 @@ def test_an_output_formatter_of_a_text_input_may_be_a_function(tmp_path: Path) -
     assert json.loads(answer(call.encoder, EOS)) == {"seen": 1}
 
 
-@pytest.mark.parametrize(
-    ("source", "named"),
-    [
-        *((f"def {name}(inputs): pass\n", f"{name} is") for name in ("handle", "model_fn", "input_fn", "predict_fn")),
-        ("def output_fn(inputs): pass\n", "output_fn is"),
-        ("from djl_python.input_parser import prediction_handler as p\n@p\ndef predict(x): pass\n", "predict is"),
-        (
-            "from djl_python.input_parser import init_handler\n"
-            "@init_handler\ndef start(model_dir): pass\ndef handle(inputs): pass\n",
-            "handle, start are",
-        ),
-        ("handle = 'a word'\n", ""),
-        (head("def read(payload): return payload"), ""),
-    ],
-)
+@by_table("source", "named")
 def test_functions_that_are_not_called_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str, named: str
 ) -> None:

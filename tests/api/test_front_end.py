@@ -55,18 +55,7 @@ def test_the_first_of_equal_headers_counts() -> None:
     assert front_end.by_name([("A", "1"), ("a", "2")]) == {"a": "1"}
 
 
-@pytest.mark.parametrize(
-    ("headers", "header", "found"),
-    [
-        ({"x-request-id": "r-1", "x-amzn-sagemaker-inference-id": "s-1"}, "x-request-id", "r-1"),
-        ({"x-trace": "t-1", "x-request-id": "r-1"}, "X-Trace", "t-1"),
-        ({"x-amzn-sagemaker-inference-id": "s-1"}, "x-request-id", "s-1"),
-        ({"x-request-id": "x" * 256}, "x-request-id", "x" * 256),
-        ({"x-request-id": "x" * 257, "x-amzn-sagemaker-inference-id": "s-1"}, "x-request-id", "s-1"),
-        ({"x-request-id": "a b", "x-amzn-sagemaker-inference-id": "s-1"}, "x-request-id", "s-1"),
-        ({"x-request-id": " !~ "}, "x-request-id", "!~"),
-    ],
-)
+@by_table("headers", "header", "found")
 def test_the_id_of_a_request_is_the_clients_or_sagemakers(headers: dict[str, str], header: str, found: str) -> None:
     assert front_end.request_id(headers, header) == found
 

@@ -11,16 +11,13 @@ import pytest
 from djl_trtllm import errors
 from djl_trtllm.api import Dialect, Operation
 from djl_trtllm.api.openapi import (
-    BOOLEAN,
     INTEGER,
     NULL,
-    NUMBER,
     STRING,
     any_of,
     describe,
     document,
     joined,
-    list_of,
     members,
     request_errors,
     resolved,
@@ -31,22 +28,10 @@ from djl_trtllm.api.registry import DEFAULT, DIALECTS
 from djl_trtllm.config import Options
 from djl_trtllm.errors import RequestError
 from tests.support.plugin import TRIAL, Trial
+from tests.support.tables import by_table
 
 
-@pytest.mark.parametrize(
-    ("value", "schema"),
-    [
-        ("a", STRING),
-        (1, INTEGER),
-        (1.5, NUMBER),
-        (True, BOOLEAN),
-        (None, NULL),
-        ([], list_of({})),
-        ([1, 2], list_of(INTEGER)),
-        ([1, "a", 2], list_of(any_of(INTEGER, STRING))),
-        ({"a": {"b": 1}}, members({"a": members({"b": INTEGER})})),
-    ],
-)
+@by_table("value", "schema")
 def test_the_schema_of_a_value(value: object, schema: object) -> None:
     assert schema_of(value) == schema
 

@@ -45,6 +45,11 @@ class Answer(NamedTuple):
     calls: tuple[tuple[str, str], ...] = ()
     reasoning: str = ""
 
+    @classmethod
+    def of(cls, content: str, calls: list[list[str]], reasoning: str) -> Answer:
+        """An answer of a table."""
+        return cls(content, tuple((name, arguments) for name, arguments in calls), reasoning)
+
 
 def parse(parser: OutputParser, *pieces: str) -> Answer:
     content = reasoning = ""
@@ -60,7 +65,7 @@ def parse(parser: OutputParser, *pieces: str) -> Answer:
             case CallArguments(text):
                 calls[-1][1] += text
         assert not isinstance(event, (Content, Reasoning)) or event.text
-    return Answer(content, tuple((name, arguments) for name, arguments in calls), reasoning)
+    return Answer.of(content, calls, reasoning)
 
 
 _PARTS = (
@@ -218,28 +223,9 @@ def test_how_a_text_is_cut_changes_nothing(pieces: list[str]) -> None:
     check_cuts(HermesParser, pieces)
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("The wolf <b>ran</b>. ", Answer("The wolf <b>ran</b>. ")),
-        (CALL, Answer("", (ROME,))),
-        (f"Let me see.\n\n{CALL}\n", Answer("Let me see.", (ROME,))),
-        (f"{CALL}\n{CALL}", Answer("", (ROME, ROME))),
-        (f"{CALL}\nDone.", Answer("Done.", (ROME,))),
-        (CALL.removesuffix("</tool_call>"), Answer("", (ROME,))),
-        (CALL.removesuffix("</tool_call>") + "Done.", Answer("Done.", (ROME,))),
-        (CALL.removesuffix("}\n</tool_call>"), Answer("", (ROME,))),
-        (CALL.replace('"}}', '"'), Answer("", (("weather", '{"city": "Rome"\n'),))),
-        ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', Answer("", (("f", '{"a": 1}'),))),
-        ('<tool_call>{"name": "f", "arguments": {"a": 1}</tool_call>', Answer("", (("f", '{"a": 1}'),))),
-        ('<tool_call>{"name": "f"}</tool_call>', Answer("", (("f", "{}"),))),
-        ('<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', Answer("", (("f", '{"a": 1}'),))),
-        ('<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>',
-         Answer("", (("f", '{"a": "</tool_call>"}'),))),
-    ],
-)  # fmt: skip
-def test_calls_are_found_in_the_text(text: str, answer: Answer) -> None:
-    assert parse(HermesParser(), text) == parse(HermesParser(), *text) == answer
+@by_table("text", "answer")
+def test_calls_are_found_in_the_text(text: str, answer: list[Any]) -> None:
+    assert parse(HermesParser(), text) == parse(HermesParser(), *text) == Answer.of(*answer)
 
 
 @by_table("text")
@@ -256,7 +242,6 @@ def test_a_call_is_streamed_its_name_first() -> None:
     assert parser.feed("}</tool_call>") == parser.finish() == []
 
 
-LLAMA3_CALL = '{"name": "f", "parameters": {"a": "b"}}'
 F = ("f", '{"a": "b"}')
 
 
@@ -269,39 +254,14 @@ def test_how_llamas_text_is_cut_changes_nothing(pieces: list[str]) -> None:
     check_cuts(parser, pieces)
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("The wolf ran.", Answer("The wolf ran.")),
-        (LLAMA3_CALL, Answer("", (F,))),
-        (f"\n\n<|python_tag|>{LLAMA3_CALL}", Answer("", (F,))),
-        (f"{LLAMA3_CALL}; {LLAMA3_CALL}\n{LLAMA3_CALL}", Answer("", (F, F, F))),
-        (f"I look.\n<|python_tag|>{LLAMA3_CALL}", Answer("I look.", (F,))),
-        (f"{LLAMA3_CALL}; then", Answer(";then", (F,))),
-        (f"{LLAMA3_CALL};X", Answer(";X", (F,))),
-        (" " * 256 + LLAMA3_CALL, Answer("", (F,))),
-        (f"<|python_tag|>{LLAMA3_CALL.replace('f', 'g', 1)}", Answer("", (("g", '{"a": "b"}'),))),
-    ],
-)
-def test_llamas_calls_are_found_in_the_text(text: str, answer: Answer) -> None:
-    assert parse(parser(), text) == parse(parser(), *text) == answer
+@by_table("text", "answer")
+def test_llamas_calls_are_found_in_the_text(text: str, answer: list[Any]) -> None:
+    assert parse(parser(), text) == parse(parser(), *text) == Answer.of(*answer)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"name": "Little Red", "parameters": {}}',
-        '{"story": "wolf"}',
-        f"See {LLAMA3_CALL}",
-        " " * 257 + LLAMA3_CALL,
-        '<|python_tag|>brave_search.call(query="wolf")',
-    ],
-)
+@by_table("text")
 def test_what_is_no_call_of_llama_is_content(text: str) -> None:
     assert parse(parser(), text) == parse(parser(), *text) == Answer(text)
-
-
-MISTRAL_CALL = '{"name": "f", "arguments": {"a": "b"}}'
 
 
 @given(cut_texts())
@@ -309,35 +269,12 @@ def test_how_mistrals_text_is_cut_changes_nothing(pieces: list[str]) -> None:
     check_cuts(MistralParser, pieces)
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("The [wolf] ran.", Answer("The [wolf] ran.")),
-        (f"[TOOL_CALLS] [{MISTRAL_CALL}]", Answer("", (F,))),
-        (f"I look. [TOOL_CALLS][{MISTRAL_CALL}, {MISTRAL_CALL}]", Answer("I look.", (F, F))),
-        (f"[TOOL_CALLS]{MISTRAL_CALL}", Answer("", (F,))),
-        ('[TOOL_CALLS][{"name": "f", "arguments": {"a": "b"}, "id": "123456789"}]', Answer("", (F,))),
-        ('[TOOL_CALLS]f[ARGS]{"a": "b"}', Answer("", (F,))),
-        ('[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{"a": "b"}[TOOL_CALLS]f{"a": "b"}', Answer("", (F, F))),
-        (f"[TOOL_CALLS][{MISTRAL_CALL}] Done.", Answer("Done.", (F,))),
-        (f"[TOOL_CALLS][{MISTRAL_CALL}, wolf]", Answer(", wolf]", (F,))),
-        (f"[TOOL_CALLS] [ {MISTRAL_CALL} , {MISTRAL_CALL} ] [TOOL_CALLS] [{MISTRAL_CALL}]", Answer("", (F, F, F))),
-        ("[TOOL_CALLS]" + "f" * 256 + " " * 256 + '{"a": "b"}', Answer("", (("f" * 256, '{"a": "b"}'),))),
-    ],
-)
-def test_mistrals_calls_are_found_in_the_text(text: str, answer: Answer) -> None:
-    assert parse(MistralParser(), text) == parse(MistralParser(), *text) == answer
+@by_table("text", "answer")
+def test_mistrals_calls_are_found_in_the_text(text: str, answer: list[Any]) -> None:
+    assert parse(MistralParser(), text) == parse(MistralParser(), *text) == Answer.of(*answer)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("[TOOL_CALLS]", "[TOOL_CALLS] [", "[TOOL_CALLS]the wolf ran {", "[TOOL_CALLS]f[ARGS]", "[TOOL_CALLS][1]"),
-        "[TOOL_CALLS]" + "x" * 600,
-        "[TOOL_CALLS]" + "x" * 600 + "{}",
-        "[TOOL_CALLS]" + "f" * 256 + " " * 257 + '{"a": "b"}',
-    ],
-)
+@by_table("text")
 def test_what_is_no_call_of_mistral_is_content(text: str) -> None:
     assert parse(MistralParser(), text) == parse(MistralParser(), *text) == Answer(text)
 
@@ -388,36 +325,14 @@ def test_how_reasoning_is_cut_changes_nothing(pieces: list[str], thinking: bool)
     check_cuts(lambda: ReasoningParser(HermesParser(), thinking=thinking), pieces)
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("<think>\nHm.\n</think>\n\nYes.", Answer("Yes.", reasoning="Hm.")),
-        ("\n<think></think> Yes.", Answer("Yes.")),
-        ("Yes. <think>Hm.</think>", Answer("Yes. <think>Hm.</think>")),
-        ("<think>Hm. </thin", Answer(reasoning="Hm. </thin")),
-        ("<think> Hm <b> \n", Answer(reasoning="Hm <b> \n")),
-        ("<thi", Answer("<thi")),
-        (" <thing> ", Answer(" <thing> ")),
-        ("", Answer()),
-        ("<think>", Answer()),
-        ("<think>a</think>b</think>", Answer("b</think>", reasoning="a")),
-    ],
-)
-def test_reasoning_stands_between_its_tags(text: str, answer: Answer) -> None:
-    assert parse(plain(), text) == answer
+@by_table("text", "answer")
+def test_reasoning_stands_between_its_tags(text: str, answer: list[Any]) -> None:
+    assert parse(plain(), text) == Answer.of(*answer)
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("Hm.\n</think>\n\nYes.", Answer("Yes.", reasoning="Hm.")),
-        ("<think>Hm.</think>Yes.", Answer("Yes.", reasoning="Hm.")),
-        ("Hm.", Answer(reasoning="Hm.")),
-        ("<thi", Answer(reasoning="<thi")),
-    ],
-)
-def test_an_output_that_begins_with_reasoning_needs_no_tag(text: str, answer: Answer) -> None:
-    assert parse(plain(True), text) == answer
+@by_table("text", "answer")
+def test_an_output_that_begins_with_reasoning_needs_no_tag(text: str, answer: list[Any]) -> None:
+    assert parse(plain(True), text) == Answer.of(*answer)
 
 
 def test_calls_are_found_after_the_reasoning_only() -> None:

@@ -138,17 +138,7 @@ def test_an_address_may_be_that_of_the_host_of_the_api_or_of_the_route(url: str,
     assert (target.tls is not None) == url.startswith("https")
 
 
-@pytest.mark.parametrize(
-    ("url", "headers", "ca", "error"),
-    [
-        *((url, {}, None, "URL") for url in ("ftp://host", "http://", "http://host:99999", "http://host/?a=b")),
-        *((url, {}, None, "URL") for url in ("http://host/#a", "http://host/a b", "http://user:pass@host")),
-        *(("host", {name: "c"}, None, "header") for name in ("a b", "", "a:")),
-        *(("host", {"a": value}, None, "header") for value in ("c\r\nd: e", "é")),
-        ("http://host", {}, "ca.pem", "does not use TLS"),
-        ("https://host", {}, "/nowhere/ca.pem", "cannot read certificates"),
-    ],
-)
+@by_table("url", "headers", "ca", "error")
 def test_what_cannot_be_addressed_or_sent_is_an_error(
     url: str, headers: dict[str, str], ca: str | None, error: str
 ) -> None:

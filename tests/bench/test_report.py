@@ -163,6 +163,11 @@ def test_each_number_of_loads_has_its_charts() -> None:
     assert found[5].lines[0].points == [(0.0, 0.25)]
 
 
+def size_of(svg: str) -> list[float]:
+    (box,) = re.findall(r'viewBox="0 0 (\S+ \S+)"', svg.partition(">")[0])
+    return [float(number) for number in box.split()]
+
+
 @drawn
 def test_an_open_loop_is_drawn_by_its_rate_and_an_empty_load_too() -> None:
     loads = [figures(1, 10), figures(1, 20)]
@@ -171,6 +176,9 @@ def test_an_open_loop_is_drawn_by_its_rate_and_an_empty_load_too() -> None:
     loads[1].ttft.counts = np.zeros_like(loads[1].ttft.counts)
     assert (charts(result(*loads))[0].x, charts(result(*loads))[0].log) == ("requests per second that were sent", "")
     assert ">2.5</text>" in picture(charts(result(*loads)))
+    chart = charts(result(*loads))[0]
+    one, two, three = (size_of(picture([chart] * count)) for count in (1, 2, 3))
+    assert (two[0], three[0], three[1]) == (2 * one[0], 2 * one[0], 2 * one[1]), "two in a row"
     assert page(result()).startswith("<!doctype html>")
 
 

@@ -162,21 +162,7 @@ def test_a_replica_reserves_gpus_where_its_ranks_run_on_its_node(
         reserved_gpus(load(None, {}, arguments=arguments).options)
 
 
-@pytest.mark.parametrize(
-    ("present", "metrics", "wanted"),
-    [
-        (1, {}, 1),
-        *(
-            (2, {"waiting": waiting, "running": [running] * 2}, wanted)
-            for waiting, running, wanted in (([0, 0], 0, 1), ([0, 0], 10, 2), ([1, 0], 10, 3), ([500, 0], 10, 4))
-        ),
-        # A decision doubles the replicas or adds two, or ends a fifth of them, at most.
-        *((present, {"waiting": [900]}, wanted) for present, wanted in ((0, 2), (1, 3), (3, 6), (6, 6))),
-        *((present, {"waiting": [0]}, wanted) for present, wanted in ((1, 1), (4, 3), (6, 5))),
-        # A replica whose cache is full gets another one beside it.
-        (2, {"waiting": [0, 0], "running": [2, 2], "kv_usage": [0.99, 0.4]}, 3),
-    ],
-)
+@by_table("present", "metrics", "wanted")
 def test_there_are_as_many_replicas_as_keep_the_concurrency_on_each(
     present: int, metrics: dict[str, list[float]], wanted: int
 ) -> None:

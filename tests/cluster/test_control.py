@@ -19,6 +19,7 @@ from djl_trtllm.cluster.control import Place, as_current_cluster, delete, deploy
 from djl_trtllm.errors import DjlTrtllmError
 from tests.support.models import scripted_model
 from tests.support.server import free_port
+from tests.support.tables import by_table
 
 pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)", exc_type=ImportError)
 
@@ -230,14 +231,7 @@ def test_wrong_options_are_said_before_ray_starts(channel: Channel, model: str, 
     assert serve.calls == []
 
 
-@pytest.mark.parametrize(
-    ("call", "message", "ended"),
-    [
-        ("ray.init", "Ray does not start on this machine: no room", []),
-        ("ray.serve.start", "Ray Serve does not start on this machine: no room", ["init", *END]),
-        ("ray.serve.run", "default does not start: no room", ["init", "start", *END]),
-    ],
-)
+@by_table("call", "message", "ended")
 def test_what_does_not_start_is_said_and_ended(
     call: str,
     message: str,

@@ -78,25 +78,7 @@ def test_nothing_is_nothing_and_flags_without_effect_are_reported() -> None:
     assert all("no effect" in note for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("words", "texts"),
-    [
-        ("compile FOLDER OUT", ("is empty",)),
-        (
-            "compile --checkpoint_dir=FOLDER --output_dir OUT --workers=2 --max_batch_size many",
-            ("--workers: no effect", "option.max_num_sequences=many (command line)"),
-        ),
-        ("compile FOLDER", ("name a checkpoint and an output",)),
-        ("package FOLDER/none --out OUT", ("is not a directory",)),
-        *(
-            (
-                f"package {address} --out OUT",
-                (f"{address} is an address", f"djl-trtllm serve {address}", f"option.model_id={address}"),
-            )
-            for address in ("s3://bucket/model", "hf://owner/name")
-        ),
-    ],
-)
+@by_table("words", "texts")
 def test_what_cannot_be_compiled_or_packed_is_said(tmp_path: Path, words: str, texts: tuple[str, ...]) -> None:
     places = {"FOLDER": str(tmp_path), "OUT": str(tmp_path / "out")}
     for name, place in places.items():

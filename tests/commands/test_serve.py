@@ -14,6 +14,7 @@ from djl_trtllm.commands import console, serve
 from djl_trtllm.commands.console import find_model, json_object
 from djl_trtllm.commands.serve import demo_model
 from djl_trtllm.errors import DjlTrtllmError, ModelError
+from tests.support.tables import by_table
 
 runner = CliRunner()
 
@@ -25,23 +26,7 @@ def no_sagemaker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(console, "SAGEMAKER_MODEL_DIR", tmp_path / "opt-ml-model")
 
 
-@pytest.mark.parametrize(
-    ("words", "environ", "status", "texts"),
-    [
-        ("FOLDER", {}, 1, ("2 configuration problems", "serving.properties:1")),
-        ("", {}, 1, ("name a model directory",)),
-        ("", {"HF_MODEL_ID": "/nowhere"}, 1, ("no model at /nowhere",)),
-        ("FOLDER", {"SERVING_LOG_LEVEL": "loud"}, 1, ("expected one of debug, info, warning, error, critical",)),
-        ("/nowhere --log-level DEBUG", {}, 1, ("no model at",)),
-        ("--demo some/model", {}, 1, ("--demo serves a model of its own: leave out some/model",)),
-        ("--log-level loud", {}, 2, ("'debug', 'info',",)),
-        ("--log-format loud", {}, 2, ("'text', 'json'",)),
-        ("--port 70000", {}, 2, ("'--port'", "0<=x<=65535")),
-        ("--port -1", {}, 2, ("'--port'", "0<=x<=65535")),
-        ("--model-store /no/such/folder", {}, 2, ("'--model-store'", "does not exist")),
-        (f"--model-store {__file__}", {}, 2, ("'--model-store'", "is a file")),
-    ],
-)
+@by_table("words", "environ", "status", "texts")
 def test_what_is_wrong_is_a_message_that_names_it(
     tmp_path: Path, words: str, environ: dict[str, str], status: int, texts: tuple[str, ...]
 ) -> None:

@@ -209,13 +209,7 @@ def test_flags_are_options_the_load_and_the_bound(measured: str, trials: Played)
     assert {"kv_cache_dtype": "fp8", "max_input_len": "500"}.items() <= spec.options.items()
 
 
-@pytest.mark.parametrize(
-    ("bound", "status", "text"),
-    [
-        (1 << 30, 0, "max_num_tokens=1,048,576, the largest that makes a difference ("),
-        (1, 1, "Out of memory with every max_num_tokens down to 64, while answering requests: std"),
-    ],
-)
+@by_table("bound", "status", "text")
 def test_a_bound_that_the_search_does_not_reach_is_said(
     measured: str, trials: Played, bound: int, status: int, text: str
 ) -> None:
@@ -245,17 +239,7 @@ def test_an_interrupt_says_how_to_go_on(measured: str, trials: Played) -> None:
     assert len(trials.tried) > before + 3
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--gpu h200", "--measure measures this machine, with one degree: leave out --gpu"),
-        ("--compare", "leave out --compare"),
-        ("--tp 1,2", "leave out --tp"),
-        ("--max-num-tokens 5", "max_num_tokens is what is measured"),
-        ("--strict", "leave out --strict"),
-        *((f"--memory {text}", f"--memory {text}: expected the memory of an") for text in ("much", "0", "GB")),
-    ],
-)
+@by_table("flags", "message")
 def test_what_a_measurement_cannot_follow_is_refused(measured: str, trials: Played, flags: str, message: str) -> None:
     result = size(measured, "--measure", *flags.split())
     assert result.exit_code == 1

@@ -11,7 +11,7 @@ import pytest
 
 from djl_trtllm.config import Options
 from djl_trtllm.config.options import GROUPS, OPTIONS, ROWS, find, suggest, with_legacy
-from djl_trtllm.config.options.choices import Backend, Choice
+from djl_trtllm.config.options.choices import Backend, Choice, OptionTypes
 from djl_trtllm.config.options.option import NotAValueError, Option, Scope, as_text, option_of
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text, rows
@@ -21,6 +21,9 @@ def test_every_field_is_declared_once() -> None:
     assert len(OPTIONS) > 300
     assert set(OPTIONS) == set(Options.model_fields)
     assert sum(len(group.fields) for group in GROUPS) == len(Options.model_fields)
+    # A type has its row in TOML, and stands in the order of the rows.
+    effective = [name for name, declared in OPTIONS.items() if not declared.option.legacy]
+    assert list(OptionTypes.__annotations__) == effective
 
 
 def test_every_option_is_documented() -> None:

@@ -171,8 +171,6 @@ def test_its_arguments_override_the_file(tmp_path: Path) -> None:
     done = run(*arguments)
     assert done.returncode == 1 and "option.tensor_parallel_degree=x" in done.stderr
     degrees = ["--tensor_parallel_degree", "1", "--pipeline_parallel_degree", "1"]
-    done = run(*arguments, *degrees)
-    assert done.returncode == 1 and "/no/such/model" in done.stderr
     done = run(*arguments, *degrees, "--model_path", "/nor/this/one")
     assert done.returncode == 1 and "option.model_id=/nor/this/one (command line)" in done.stderr
     assert not (tmp_path / "out").exists()

@@ -296,18 +296,27 @@ def outcome_of(model: Path, tokens: int = 1000) -> Outcome:
     return run_trial(spec, model.parent / "trial.log", lambda report: None).outcome
 
 
-def test_a_number_fits_or_memory_runs_out_or_something_else_fails(tmp_path: Path) -> None:
+def test_a_number_fits_or_memory_runs_out(tmp_path: Path) -> None:
     model = model_with(tmp_path / "model", {"memory_tokens": 1000, "memory_phase": "requests"})
     fits = run_trial(TrialSpec(str(model), {"max_num_tokens": "1000"}, LOAD), tmp_path / "log", lambda report: None)
     assert (fits.outcome.kind, fits.outcome.phase) == ("fits", "requests")
     assert fits.reports[-1] == TrialReport("requests", done=True, load=LOAD) and fits.seconds > 0
     too_large = outcome_of(model, 1001)
     assert (too_large.kind, too_large.phase) == ("memory", "requests") and "std::bad_alloc" in too_large.reason
-    broken = outcome_of(model_with(tmp_path / "broken", {"start_error": "no such device"}))
-    assert (broken.kind, broken.phase) == ("failed", "load") and "no such device" in broken.reason
-    assert "no such device" in (tmp_path / "trial.log").read_text()
-    dying = outcome_of(model_with(tmp_path / "dying", {"faults": [{"action": "die"}]}))
-    assert (dying.kind, dying.phase) == ("failed", "requests") and "killed by somebody else" in dying.reason
+
+
+@pytest.mark.parametrize(
+    ("script", "phase", "reason"),
+    [
+        ({"start_error": "no such device"}, "load", "no such device"),
+        ({"faults": [{"action": "die"}]}, "requests", "killed by somebody else"),
+    ],
+    ids=["does not start", "dies"],
+)
+def test_what_fails_otherwise_says_why(tmp_path: Path, script: dict[str, Any], phase: str, reason: str) -> None:
+    outcome = outcome_of(model_with(tmp_path / "model", script))
+    assert (outcome.kind, outcome.phase) == ("failed", phase) and reason in outcome.reason
+    assert reason in (tmp_path / "trial.log").read_text() or phase == "requests"
 
 
 def test_a_trial_that_is_killed_has_no_result(tmp_path: Path) -> None:

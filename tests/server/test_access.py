@@ -128,20 +128,7 @@ def test_on_loopback_this_machine_and_the_operators_pages_need_no_key(headers: d
 
 
 @pytest.mark.parametrize("server", [LOOPBACK, ("::1", 8080), ("::ffff:127.0.0.1", 8080), ("127.8.9.1", 80)])
-@pytest.mark.parametrize(
-    ("headers", "named"),
-    [
-        ({"host": "evil.example:8080"}, "Host is 'evil.example:8080'"),
-        ({"host": "evil.example:8080", "origin": "http://evil.example:8080"}, "Host is 'evil.example:8080'"),
-        ({"host": "localhost.evil.example"}, "Host is"),
-        ({"host": "127.0.0.1.evil.example"}, "Host is"),
-        ({"host": "[::1"}, "Host is"),
-        (FOREIGN, "pages of 'https://evil.example'"),
-        ({"host": "localhost:8080", "origin": "http://localhost:3000"}, "pages of 'http://localhost:3000'"),
-        ({"host": "localhost:8080", "origin": "null"}, "pages of 'null'"),
-        ({"origin": "http://localhost:8080"}, "pages of"),
-    ],
-)
+@by_table("headers", "named")
 def test_on_loopback_without_keys_a_web_page_from_elsewhere_is_refused(
     server: tuple[str, int], headers: dict[str, str], named: str
 ) -> None:
@@ -318,7 +305,8 @@ async def test_the_description_says_what_needs_a_key() -> None:
     async with application(access=ACCESS) as app:
         described = (await app.client.get("/openapi.json")).json
     schemes = described["components"]["securitySchemes"]
-    assert {scheme.get("scheme") or scheme["name"] for scheme in schemes.values()} == {"bearer", "x-api-key"}
+    header = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+    assert [*schemes.values()] == [{"type": "http", "scheme": "bearer"}, header]
     assert described["security"] == [{name: []} for name in schemes], "either of them"
     for path, operations in described["paths"].items():
         for operation in operations.values():

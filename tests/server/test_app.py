@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shlex
 import signal
 import socket
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp
 
 from djl_trtllm.api.dialects.lmi.dialect import Lmi
 from djl_trtllm.config import Options, load
+from djl_trtllm.config.options.choices import LogLevel
 from djl_trtllm.errors import ConfigError, LayoutError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.app import Listener, Server, address, banner, bind, further_listeners, run
@@ -303,7 +305,8 @@ def test_uvicorn_listens_where_the_options_say_and_adds_nothing_of_its_own() -> 
     assert (config.host, config.port, config.lifespan) == ("127.0.0.9", 7, "on")
     assert (config.ws_max_size, config.ws_per_message_deflate) == (Options().max_request_size, False)
     assert (config.log_config, config.access_log, config.server_header) == (None, False, False)
-    assert config.timeout_graceful_shutdown == 2
+    assert (config.timeout_graceful_shutdown, config.log_level) == (2, logging.WARNING)
+    assert Server(Options(log_level=LogLevel.DEBUG), [], None).config.log_level is None
 
 
 @pytest.mark.parametrize("status", [0, 1])

@@ -10,17 +10,17 @@ import pytest
 from starlette.routing import Router
 
 from djl_trtllm.api.openapi import describe
-from djl_trtllm.api.parameters import BOOLEAN, STRINGS, TEXT, integer, number
 from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.config import Options
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.server.description import OPERATIONS, Description, type_of
+from djl_trtllm.server.routes import OPERATIONS, Description, type_of
 from djl_trtllm.version import __version__
 from tests.api.scripts import check_golden
 from tests.api.tables import dumped
 from tests.server.application import application
 from tests.support.in_process import Hosts
 from tests.support.plugin import TRIAL
+from tests.support.tables import by_table
 
 EXAMPLES = [
     (path, operation.example)
@@ -113,20 +113,7 @@ def test_a_dialect_needs_no_change_here_to_be_shown() -> None:
     assert "/trial/{model}/stream" in Page(reply.body.decode()).texts
 
 
-@pytest.mark.parametrize(
-    ("schema", "words"),
-    [
-        (TEXT.schema, "string"),
-        (BOOLEAN.schema, "boolean"),
-        (integer(1, 5).schema, "integer, at least 1, at most 5"),
-        (number(0, above=True).schema, "number, above 0"),
-        (STRINGS.schema, "string or list of string"),
-        ({"enum": [None, "a"]}, 'null or "a"'),
-        ({"const": ["text"]}, '["text"]'),
-        ({"anyOf": [{"type": "null"}, {"type": "null"}]}, "null"),
-        ({}, "any value"),
-    ],
-)
+@by_table("schema", "words")
 def test_a_type_in_words(schema: dict[str, Any], words: str) -> None:
     assert type_of(schema) == words
 

@@ -26,6 +26,7 @@ from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.grpc_front_end import GrpcServer
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.service import Registry, ServedModel
+from djl_trtllm.telemetry import Telemetry
 from tests.api.scripts import check_golden
 from tests.api.test_registry_errors import errors
 from tests.server.application import Application, application
@@ -157,10 +158,16 @@ def varint(number: int) -> bytes:
     return bytes([number & 127 | 128, number >> 7 & 127 | 128, number >> 14])
 
 
-def test_calls_are_counted_by_their_status(hosts: Hosts, tokenizer: Tokenizer) -> None:
+def test_calls_are_counted_by_their_status_and_those_for_health_are_quiet(
+    hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet: dict[str, bool] = {}
+    monkeypatch.setattr(Telemetry, "ended", lambda _, request: quiet.update({request.path: request.quiet}))
+
     async def test(app: Application, _: GrpcServer, client: Client) -> None:
         await client.ask("ServerLive")
         await client.infer(message(3, stream=False))
+        await until(lambda: quiet == {"ServerLive": True, "ModelInfer": False})
         for ask in (client.ask("ModelMetadata", name="hen"), client.infer(message(3, "hen", stream=False))):
             with pytest.raises(grpc.aio.AioRpcError):
                 await ask

@@ -19,7 +19,7 @@ from djl_trtllm.errors import GenerationError, InvalidRequestError, UnknownModel
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from djl_trtllm.server import grpc_front_end
-from djl_trtllm.server.context import BodyMemory
+from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.grpc_front_end import GrpcStream, Models, RpcRequests, Running, SlowClient, WholeResponse, joined
 from djl_trtllm.service import Registry
 from djl_trtllm.service.clients import Clients
@@ -62,8 +62,9 @@ class Told(Telemetry):
         self._requests.append(request)
 
 
-def requests(registry: Registry) -> RpcRequests:
-    return RpcRequests(TRITON, TRITON.rpc_service(), Models(registry, TRITON), CALLER)
+def requests(registry: Registry, context: ServerContext | None = None) -> RpcRequests:
+    context = context or ServerContext(Options())
+    return RpcRequests(context, TRITON, TRITON.rpc_service(), Models(registry, TRITON), CALLER)
 
 
 class Talk:
@@ -78,10 +79,10 @@ class Talk:
         self._sent: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.told: list[ServedRequest] = []
         call = ServedRequest("call", "gRPC", "ModelStreamInfer", {"a": "b"}, "triton")
-        self.bodies = BodyMemory(memory)
-        self.stream = GrpcStream(
-            self._write, requests(registry), write_timeout, call, Told(self.told), self.bodies, fails=fails
-        )
+        options = Options(stream_write_timeout=write_timeout, max_body_memory=memory)
+        context = ServerContext(options, telemetry=Told(self.told))
+        self.bodies = context.bodies
+        self.stream = GrpcStream(self._write, requests(registry, context), call, fails)
         self.task = asyncio.ensure_future(self.stream.run(self._requests()))
 
     def reads(self, whether: bool) -> None:

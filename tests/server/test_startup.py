@@ -20,6 +20,7 @@ from tests.server.application import body
 from tests.support.asgi import Client, lifespan
 from tests.support.in_process import Hosts, played_model
 from tests.support.models import scripted_model
+from tests.support.tables import by_table
 from tests.support.virtual_time import until
 
 
@@ -40,52 +41,9 @@ def store(tmp_path: Path) -> Path:
 
 
 STORE = {"SERVING_MODEL_STORE": "{store}"}
-MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"
-RED, ALL = {"red": "{store}/red"}, {"blue": "{store}/blue", "packed": "{store}/packed.tar.gz", "red": "{store}/red"}
-LOADED = {"NONE": {}, "none": {}, "red": RED, "ALL": ALL, "all": ALL, "red,": RED, "packed.tar.gz, red, blue": ALL}
 
 
-@pytest.mark.parametrize(
-    ("given", "environ", "found", "models", "folder"),
-    [
-        # One model: the one that is named, else what was found.
-        ("{model}", {}, None, {"scripted": "{model}"}, None),
-        ("{model}", {"SERVING_MODEL_STORE": ""}, None, {"scripted": "{model}"}, None),
-        ("acme/tiny-stories", {"OPTION_MODEL_NAME": "fable"}, None, {"fable": "acme/tiny-stories"}, None),
-        (None, {}, "{model}", {"scripted": "{model}"}, None),
-        ("{store}/red", {"SERVING_LOAD_MODELS": "a={model}"}, "{model}", {"other": "{store}/red"}, None),
-        ("{model}", STORE, None, {"scripted": "{model}"}, "{store}"),
-        ("acme/tiny-stories", STORE, None, {"acme_tiny_stories": "acme/tiny-stories"}, "{store}"),
-        # Models at the addresses of a variable, as in DJL Serving.
-        *(
-            (None, {"SERVING_LOAD_MODELS": entry}, "acme/other", {"fable": "{model}"}, None)
-            for entry in (
-                "fable::MPI={model}",
-                "fable::Python={model}",
-                "fable={model}",
-                "[fable:1:MPI:*]=file://{model}",
-            )
-        ),
-        (
-            None,
-            {"SERVING_LOAD_MODELS": "a::MPI={model}, b={store}/blue", "HF_MODEL_ID": "acme/elsewhere"},
-            "acme/elsewhere",
-            {"a": "{model}", "b": "{store}/blue"},
-            None,
-        ),
-        # Models of a store.
-        (None, STORE, None, {}, "{store}"),
-        *(
-            (None, {**STORE, "SERVING_LOAD_MODELS": wanted, "HF_MODEL_ID": "acme/elsewhere"}, None, models, "{store}")
-            for wanted, models in LOADED.items()
-        ),
-        # SageMaker's multi-model endpoints.
-        ("{model}", {MULTI_MODEL: "true"}, None, {}, "/opt/ml/models"),
-        (None, {MULTI_MODEL: "True"}, None, {}, "/opt/ml/models"),
-        (None, {MULTI_MODEL: "true", **STORE}, None, {}, "{store}"),
-        ("{model}", {MULTI_MODEL: "false"}, None, {"scripted": "{model}"}, None),
-    ],
-)
+@by_table("given", "environ", "found", "models", "folder")
 def test_what_is_served(
     model: Path,
     store: Path,
@@ -108,27 +66,7 @@ def test_what_is_served(
             assert each.prepare().directory == Path(each.source)
 
 
-@pytest.mark.parametrize(
-    ("given", "environ", "told"),
-    [
-        (None, {}, "no model given, and there is none in /opt/ml/model: name a model dir"),
-        ("{model}/nowhere", {}, "no model at"),
-        (
-            "{model}",
-            {"SERVING_MODEL_STORE": "/no/such"},
-            "SERVING_MODEL_STORE=/no/such (environment): there is no such",
-        ),
-        (None, {"SERVING_MODEL_STORE": "{model}", "SERVING_LOAD_MODELS": "red"}, "are none"),
-        *(
-            (
-                None,
-                {**STORE, "SERVING_LOAD_MODELS": wanted},
-                f"load_models names {named}: in {{store}} are blue, packed.tar",
-            )
-            for wanted, named in (("green", "green"), ("red,green,grey", "green, grey"), ("README.txt", "README.txt"))
-        ),
-    ],
-)
+@by_table("given", "environ", "told")
 def test_what_cannot_be_served_is_reported_before_the_server_starts(
     model: Path, store: Path, given: str | None, environ: dict[str, str], told: str
 ) -> None:

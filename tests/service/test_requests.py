@@ -364,5 +364,11 @@ async def test_a_seed_that_the_engine_ignores_is_warned_of_in_the_response(stage
         assert service.with_warnings(others) is others
     stage.last.limits = replace(stage.last.limits, seeded=True)
     assert service.with_warnings(call(do_sample=True, seed=3)).headers == (OWN,)
+    stage.last.limits = replace(stage.last.limits, seeded=False)
     await service.close()
     assert service.with_warnings(call(do_sample=True, seed=3)).headers == (OWN,)
+    stage.load_seconds = 5
+    loading = asyncio.ensure_future((other := stage.service()).load(stage.model()))
+    await asyncio.sleep(1)
+    assert other.with_warnings(call(do_sample=True, seed=3)).headers == (OWN,)
+    await loading

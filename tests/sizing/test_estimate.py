@@ -28,6 +28,7 @@ from djl_trtllm.sizing.estimate import (
     weights_by_stage,
 )
 from djl_trtllm.sizing.machines import gpu_named
+from djl_trtllm.sizing.tensors import Part
 from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h, qwen3_32b_fp8, rows
 
 
@@ -151,10 +152,18 @@ WIDE = CheckpointSizes.from_config(llama(torch_dtype="float32"))
         (WIDE, {"dtype": "float16"}, ALL),
         (replace(LLAMA, shape=WIDE.shape, exact=True), {}, 2 * ALL),
         (replace(LLAMA, quantization="FP8"), {"dtype": "float32"}, LAYERS // 2 + 2 * (NORMS + 2 * EMBEDDING)),
+        # Queries and keys in one matrix: 2 of 32 heads, and one of 8 for keys and values, which two ranks share.
+        (replace(LLAMA, parts=(Part("fused", 0, "BF16", True, 4800, 9600),)), {"tensor_parallel": 16}, 9600 * 4 // 48),
     ],
 )
 def test_weights_of_one_stage(sizes: CheckpointSizes, conditions: dict[str, Any], size: int) -> None:
     assert weights(sizes, **conditions) == (size,)
+
+
+def test_a_feed_forward_part_of_unknown_width_has_four_times_that_of_the_model() -> None:
+    known, unknown = (CheckpointSizes.from_config(llama(intermediate_size=width)) for width in (4 * 4096, None))
+    assert weights(unknown) == weights(known)
+    assert Estimate(unknown, Conditions(1)).activations(10) == Estimate(known, Conditions(1)).activations(10)
 
 
 def test_keys_of_fewer_heads_than_ranks_are_replicated() -> None:

@@ -77,13 +77,7 @@ def test_a_request_is_a_span_of_the_server_and_its_phases_are_children() -> None
     assert all(span.parent is not None and span.parent.span_id == root.context.span_id for span in spans.values())
 
 
-@pytest.mark.parametrize(
-    ("changes", "phases"),
-    [
-        ({"first_token_at": None, "last_token_at": None}, {"receive": 101.0, "queue": 103.0, "prefill": NOW}),
-        ({"started": None, "first_token_at": None, "last_token_at": None}, {"receive": 101.0, "queue": NOW}),
-    ],
-)
+@by_table("changes", "phases")
 def test_the_phase_in_which_a_request_ended_early_is_the_last(
     changes: dict[str, None], phases: dict[str, float]
 ) -> None:

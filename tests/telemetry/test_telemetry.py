@@ -19,8 +19,6 @@ from djl_trtllm.config import load
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.telemetry import ServedRequest, Telemetry, otel, reports
 from djl_trtllm.telemetry.reports import (
-    GRPC,
-    HTTP,
     RequestLog,
     Signal,
     open_metrics,
@@ -64,24 +62,7 @@ def opens(signal: Signal, environ: Mapping[str, str]) -> bool:
 X = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}
 
 
-@pytest.mark.parametrize(
-    ("environ", "protocol"),
-    [
-        ({}, None),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, None),
-        (X, HTTP),
-        (X | {"OTEL_SDK_DISABLED": " True "}, None),
-        (X | {"OTEL_SDK_DISABLED": "no"}, HTTP),
-        (X | {"OTEL_NAME_EXPORTER": "None"}, None),
-        ({"OTEL_EXPORTER_OTLP_NAME_ENDPOINT": "http://x"}, HTTP),
-        ({"OTEL_NAME_EXPORTER": " OTLP "}, HTTP),
-        ({"OTEL_LOGS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "http://x"}, None),
-        (X | {"OTEL_EXPORTER_OTLP_PROTOCOL": ""}, HTTP),
-        (X | {"OTEL_EXPORTER_OTLP_PROTOCOL": " GRPC "}, GRPC),
-        (X | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_NAME_PROTOCOL": "http/protobuf"}, HTTP),
-        (X | {"OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": "grpc"}, HTTP),
-    ],
-)
+@by_table("environ", "protocol")
 def test_opentelemetrys_variables_ask_for_a_signal_and_say_its_protocol(
     signal: Signal, environ: Mapping[str, str], protocol: str | None, exported: list[tuple[str, str, str | None]]
 ) -> None:
@@ -89,16 +70,7 @@ def test_opentelemetrys_variables_ask_for_a_signal_and_say_its_protocol(
     assert exported == ([] if protocol is None else [(signal.removesuffix("s"), protocol, None)])
 
 
-@pytest.mark.parametrize(
-    ("environ", "message"),
-    [
-        ({"OTEL_NAME_EXPORTER": "zipkin"}, "OTEL_NAME_EXPORTER=zipkin (environment): expected otlp or none"),
-        *(
-            (X | {name: "http/json"}, f"{name}=http/json (environment): expected http/protobuf or grpc")
-            for name in ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_NAME_PROTOCOL")
-        ),
-    ],
-)
+@by_table("environ", "message")
 def test_what_cannot_be_done_is_an_error_that_names_the_setting(
     signal: Signal, environ: dict[str, str], message: str
 ) -> None:

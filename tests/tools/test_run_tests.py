@@ -61,6 +61,7 @@ def run(folder: Path, *sources: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sources", "passes", "said"),
     [

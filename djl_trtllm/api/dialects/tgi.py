@@ -18,22 +18,11 @@ import orjson
 
 from djl_trtllm import errors
 from djl_trtllm.api import base
+from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.base import dump_line
 from djl_trtllm.api.front_end import HUGGING_FACE_ERRORS
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import (
-    BOOLEAN,
-    IGNORED,
-    PROMPT,
-    Parameter,
-    Problems,
-    Table,
-    check_text,
-    integer,
-    number,
-    read_object,
-    show,
-)
+from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, check_text, read_object, show
 from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING, generation_request, read_sampling
 from djl_trtllm.request import FINISH_WORDS, OutputChunk, SequenceResult, Token
 from djl_trtllm.version import __version__
@@ -227,11 +216,11 @@ PARAMETERS = Table(
     ADAPTER,
     NOT_HONOURED,
     (
-        Parameter(("max_new_tokens",), integer(1, MOST_TOKENS), "max_new_tokens"),
-        Parameter(("temperature",), number(0), "temperature"),
-        Parameter(("details",), BOOLEAN, "details"),
-        Parameter(("return_full_text",), BOOLEAN, "return_full_text"),
-        Parameter(("decoder_input_details",), BOOLEAN, "prefill"),
+        Parameter(("max_new_tokens",), kinds.integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("temperature",), kinds.number(0), "temperature"),
+        Parameter(("details",), kinds.BOOLEAN, "details"),
+        Parameter(("return_full_text",), kinds.BOOLEAN, "return_full_text"),
+        Parameter(("decoder_input_details",), kinds.BOOLEAN, "prefill"),
     ),
     elsewhere=dict.fromkeys(("inputs", "stream"), "beside 'parameters', not in it"),
 )
@@ -239,9 +228,9 @@ PARAMETERS = Table(
 
 FIELDS = Table(
     (
-        Parameter(("inputs",), PROMPT, "inputs"),
+        Parameter(("inputs",), kinds.PROMPT, "inputs"),
         Parameter(("parameters",), PARAMETERS.kind, IGNORED),
-        Parameter(("stream",), BOOLEAN, "stream"),
+        Parameter(("stream",), kinds.BOOLEAN, "stream"),
         Parameter(("model",), target=IGNORED),
         # Clients of Hugging Face's hosted inference API send it to every server.
         Parameter(("options",), target=IGNORED),

@@ -16,21 +16,9 @@ import orjson
 
 from djl_trtllm import errors
 from djl_trtllm.api import base
+from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import (
-    BOOLEAN,
-    IGNORED,
-    TEXT,
-    Kind,
-    Parameter,
-    Problems,
-    Table,
-    check_text,
-    integer,
-    number,
-    read_object,
-    read_words,
-)
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, check_text, read_object, read_words
 from djl_trtllm.api.sampling import MESSAGES, MOST_TOKENS, SAMPLING, generation_request, read_messages, read_sampling
 from djl_trtllm.config import Options
 from djl_trtllm.request import OutputChunk
@@ -86,13 +74,13 @@ _WORDS = Kind(
 FIELDS = Table(
     (row for row in SAMPLING if not {"stop", "bad_words", "n", "best_of"} & set(row.names)),
     (
-        Parameter(("prompt",), TEXT, "prompt"),
+        Parameter(("prompt",), kinds.TEXT, "prompt"),
         Parameter(("messages",), MESSAGES, IGNORED),
-        Parameter(("max_tokens", "max_new_tokens"), integer(1, MOST_TOKENS), "max_new_tokens"),
-        Parameter(("temperature",), number(0), "temperature"),
+        Parameter(("max_tokens", "max_new_tokens"), kinds.integer(1, MOST_TOKENS), "max_new_tokens"),
+        Parameter(("temperature",), kinds.number(0), "temperature"),
         Parameter(("bad_words_list", "bad_words"), _WORDS, "bad", union=True),
         Parameter(("stop_words_list", "stop_words"), _WORDS, "stop", union=True),
-        Parameter(("stream",), BOOLEAN, "stream"),
+        Parameter(("stream",), kinds.BOOLEAN, "stream"),
         Parameter(("model",), target=IGNORED),
     ),
     elsewhere=dict.fromkeys(("inputs", "parameters"), "to /invocations"),

@@ -25,7 +25,7 @@ from filelock import FileLock
 
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote import s3
-from djl_trtllm.model.remote.hub import needed
+from djl_trtllm.model.remote.fetch import needed
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.progress import ProgressMeter, acquire, format_bytes
 

@@ -190,14 +190,6 @@ async def test_an_engine_that_compiles_is_silent_for_longer(
     return probe
 
 
-@in_processes
-async def test_a_compiler_that_does_not_end_is_a_hang_too(machine: Machine) -> Probe:
-    probe = await machine.start(script={"compiles": 60}, hang_timeout=1.0, compile_timeout=2.0)
-    probe.submit(1, 3, PROMPT, **SAMPLED)
-    assert "silent for 2 seconds, and nvcc" in await probe.death()
-    return probe
-
-
 # -- loss of the engine ------------------------------------------------------------------------------------------------
 
 

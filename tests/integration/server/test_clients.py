@@ -157,15 +157,19 @@ def echoing_model(directory: Path, name: str) -> Path:
     return model
 
 
-@pytest.fixture(scope="module", params=OUTPUTS)
+@pytest.fixture(params=OUTPUTS)
 def model(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
 
 
 @pytest.fixture(scope="module")
-def tool_server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(echoing_model(tmp_path_factory.mktemp("tools") / "model", model)) as started:
+def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of a model for each format."""
+    store = tmp_path_factory.mktemp("tools")
+    for name in OUTPUTS:
+        echoing_model(store / name, name)
+    with serving(None, SERVING_MODEL_STORE=str(store), SERVING_LOAD_MODELS="ALL") as started:
         yield started
 
 
@@ -175,13 +179,13 @@ def tool_client(tool_server: Server) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def ask(tool_client: openai.OpenAI, text: str, **more: Any) -> Any:
+def ask(tool_client: openai.OpenAI, model: str, text: str, **more: Any) -> Any:
     messages: Any = [{"role": "user", "content": text}]
-    return tool_client.chat.completions.create(model="", messages=messages, temperature=0, **more)
+    return tool_client.chat.completions.create(model=model, messages=messages, temperature=0, **more)
 
 
 def test_calls_are_answered_whole(tool_client: openai.OpenAI, model: str) -> None:
-    answer = ask(tool_client, OUTPUTS[model], tools=[WEATHER, TIME], n=2)
+    answer = ask(tool_client, model, OUTPUTS[model], tools=[WEATHER, TIME], n=2)
     for choice in answer.choices:
         assert choice.finish_reason == "tool_calls"
         calls = choice.message.tool_calls
@@ -195,7 +199,7 @@ def test_calls_are_answered_whole(tool_client: openai.OpenAI, model: str) -> Non
 
 
 def test_calls_are_streamed(tool_client: openai.OpenAI, model: str) -> None:
-    chunks = list(ask(tool_client, OUTPUTS[model], tools=[WEATHER, TIME], stream=True, logprobs=True))
+    chunks = list(ask(tool_client, model, OUTPUTS[model], tools=[WEATHER, TIME], stream=True, logprobs=True))
     calls: dict[int, list[str]] = {}
     reasoning = content = ""
     for choice in [chunk.choices[0] for chunk in chunks]:
@@ -213,7 +217,7 @@ def test_calls_are_streamed(tool_client: openai.OpenAI, model: str) -> None:
 def test_forced_calls_follow_a_guide(tool_client: openai.OpenAI, model: str) -> None:
     listed = f'[{{"name": "weather", "parameters": {ARGUMENTS}}}]'
     for text, choice in ((listed, "required"), (ARGUMENTS, NAMED)):
-        (call,) = ask(tool_client, text, tools=[WEATHER], tool_choice=choice).choices[0].message.tool_calls
+        (call,) = ask(tool_client, model, text, tools=[WEATHER], tool_choice=choice).choices[0].message.tool_calls
         assert (call.function.name, call.function.arguments) == ("weather", ARGUMENTS)
 
 
@@ -230,9 +234,9 @@ def test_the_embedded_engine_makes_the_calls_that_it_has_to(tmp_path: Path) -> N
     ):
         required: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
         for more in (required, {"tool_choice": NAMED}):
-            choice = ask(tool_client, "The wolf went to Rome.", tools=[WEATHER, TIME], max_tokens=200, **more).choices[
-                0
-            ]
+            choice = ask(
+                tool_client, "", "The wolf went to Rome.", tools=[WEATHER, TIME], max_tokens=200, **more
+            ).choices[0]
             (call,) = choice.message.tool_calls
             assert call.function.name in ("weather", "time")
             assert choice.finish_reason == "tool_calls" and type(json.loads(call.function.arguments)) is dict

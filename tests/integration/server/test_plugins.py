@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
-
 from tests.support.client import JSON, body
 from tests.support.models import scripted_model
 from tests.support.plugin import installed
@@ -14,16 +12,16 @@ from tests.support.processes import wait_until
 from tests.support.server import Server, running
 
 
-@pytest.mark.parametrize(("path", "lines"), [("/trial", 2), ("/trial/scripted/stream", 6)])
-def test_a_dialect_of_an_installed_package_is_served(path: str, lines: int, tmp_path: Path) -> None:
+def test_a_dialect_of_an_installed_package_is_served(tmp_path: Path) -> None:
     model = scripted_model(tmp_path / "model", {"steps_per_second": 20})
     environment = installed(tmp_path, "djl_trtllm.dialects", "trial = tests.support.plugin:TRIAL")
     with running(Server(model, environment)) as server:
-        answer = server.http.post(path, content="the wolf\nred riding hood", headers={"tokens": "3"})
-        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/lines")
-        assert len(answer.text.splitlines()) == lines
-        refused = server.http.post(path, content="")
-        assert (refused.status_code, refused.text) == (400, "! no prompts for scripted\n")
+        for path, lines in (("/trial", 2), ("/trial/scripted/stream", 6)):
+            answer = server.http.post(path, content="the wolf\nred riding hood", headers={"tokens": "3"})
+            assert (answer.status_code, answer.headers["content-type"]) == (200, "text/lines")
+            assert len(answer.text.splitlines()) == lines
+            refused = server.http.post(path, content="")
+            assert (refused.status_code, refused.text) == (400, "! no prompts for scripted\n")
         assert server.http.post("/invocations", content=body(3), headers=JSON).status_code == 200
 
 

@@ -9,8 +9,15 @@ import pytest
 
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote import fetch as fetch_module
-from djl_trtllm.model.remote.fetch import fetch, is_remote, is_remote_destination, remote_headers, upload
-from djl_trtllm.model.remote.hub import served_files, tokenizer_files
+from djl_trtllm.model.remote.fetch import (
+    fetch,
+    is_remote,
+    is_remote_destination,
+    remote_headers,
+    served_files,
+    tokenizer_files,
+    upload,
+)
 from tests.support.hub_server import Hub
 from tests.support.s3 import Fault, Request, Store
 

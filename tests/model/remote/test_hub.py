@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from djl_trtllm.errors import DownloadError
-from djl_trtllm.model.remote import hub as hub_module
-from djl_trtllm.model.remote.fetch import fetch
-from djl_trtllm.model.remote.hub import (
+from djl_trtllm.model.remote import fetch as hub_module
+from djl_trtllm.model.remote.fetch import (
     HubFile,
     RepositoryFolder,
     config_files,
     explain,
+    fetch,
     hub_id,
     is_hub_id,
     needed,

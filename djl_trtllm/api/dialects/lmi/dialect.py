@@ -31,26 +31,15 @@ from msgspec.structs import replace
 
 from djl_trtllm import errors
 from djl_trtllm.api import base
+from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.dialects.lmi import responses
 from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import (
-    BOOLEAN,
-    IGNORED,
-    OBJECT,
-    PROMPT,
-    TEXT,
-    Parameter,
-    Problems,
-    Table,
-    integer,
-    number,
-    show,
-)
+from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, show
 from djl_trtllm.config import Options
 
-_FORMATTER = (Parameter(("output_formatter",), TEXT, "output_formatter"),)
+_FORMATTER = (Parameter(("output_formatter",), kinds.TEXT, "output_formatter"),)
 # litellm sends the address that its requests go to along with their parameters.
 _LITELLM = (Parameter(("sagemaker_base_url",), target=IGNORED),)
 
@@ -61,11 +50,11 @@ INPUTS_PARAMETERS = Table(
     shared.ADAPTER,
     shared.NOT_HONOURED,
     (
-        Parameter(("max_new_tokens",), integer(1, shared.MOST_TOKENS), "max_new_tokens"),
-        Parameter(("temperature",), number(0), "temperature"),
-        Parameter(("details",), BOOLEAN, "details"),
-        Parameter(("return_full_text",), BOOLEAN, "return_full_text"),
-        Parameter(("decoder_input_details",), BOOLEAN, "prefill"),
+        Parameter(("max_new_tokens",), kinds.integer(1, shared.MOST_TOKENS), "max_new_tokens"),
+        Parameter(("temperature",), kinds.number(0), "temperature"),
+        Parameter(("details",), kinds.BOOLEAN, "details"),
+        Parameter(("return_full_text",), kinds.BOOLEAN, "return_full_text"),
+        Parameter(("decoder_input_details",), kinds.BOOLEAN, "prefill"),
         Parameter(("logprobs",), neutral=(0, 1, True, False), advice="only the chosen token's is available"),
     ),
     elsewhere=dict.fromkeys(("inputs", "stream", "messages"), "beside 'parameters', not in it"),
@@ -81,12 +70,14 @@ CHAT_FIELDS = Table(
     (
         Parameter(("messages",), shared.MESSAGES, IGNORED),
         Parameter(
-            ("max_tokens", "max_completion_tokens", "max_new_tokens"), integer(1, shared.MOST_TOKENS), "max_new_tokens"
+            ("max_tokens", "max_completion_tokens", "max_new_tokens"),
+            kinds.integer(1, shared.MOST_TOKENS),
+            "max_new_tokens",
         ),
-        Parameter(("temperature",), number(0, 2), "temperature"),
-        Parameter(("stream",), BOOLEAN, "stream"),
-        Parameter(("stream_options",), OBJECT, "stream_options"),
-        Parameter(("logprobs",), BOOLEAN, "logprobs"),
+        Parameter(("temperature",), kinds.number(0, 2), "temperature"),
+        Parameter(("stream",), kinds.BOOLEAN, "stream"),
+        Parameter(("stream_options",), kinds.OBJECT, "stream_options"),
+        Parameter(("logprobs",), kinds.BOOLEAN, "logprobs"),
         Parameter(("top_logprobs",), neutral=(0, 1), advice="only the chosen token's is available"),
         Parameter(("tools",), neutral=([],), advice="/v1/chat/completions has tool calls"),
         Parameter(("tool_choice",), neutral=("none", "auto"), advice="/v1/chat/completions has tool calls"),
@@ -105,9 +96,9 @@ INPUTS_FIELDS = Table(
     shared.NOT_HONOURED,
     shared.ADAPTER,
     (
-        Parameter(("inputs",), PROMPT, IGNORED),
+        Parameter(("inputs",), kinds.PROMPT, IGNORED),
         Parameter(("parameters",), INPUTS_PARAMETERS.kind, IGNORED),
-        Parameter(("stream",), BOOLEAN, "stream"),
+        Parameter(("stream",), kinds.BOOLEAN, "stream"),
         Parameter(("model",), target=IGNORED),
         # Clients of Hugging Face's hosted inference API send it to every server.
         Parameter(("options",), target=IGNORED),
@@ -120,10 +111,10 @@ INPUTS_FIELDS = Table(
 
 BEDROCK_FIELDS = Table(
     (
-        Parameter(("prompt",), PROMPT, IGNORED),
-        Parameter(("temperature",), number(0), "temperature"),
-        Parameter(("top_p",), number(0, 1, above=True), "top_p"),
-        Parameter(("max_gen_len",), integer(1, shared.MOST_TOKENS), "max_new_tokens"),
+        Parameter(("prompt",), kinds.PROMPT, IGNORED),
+        Parameter(("temperature",), kinds.number(0), "temperature"),
+        Parameter(("top_p",), kinds.number(0, 1, above=True), "top_p"),
+        Parameter(("max_gen_len",), kinds.integer(1, shared.MOST_TOKENS), "max_new_tokens"),
     ),
     required=("prompt",),
 )

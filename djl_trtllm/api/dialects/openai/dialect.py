@@ -17,27 +17,15 @@ from msgspec.structs import replace
 
 from djl_trtllm import errors
 from djl_trtllm.api import choices
+from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply
 from djl_trtllm.api.dialects.openai import responses
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.output_parsers import reasoning_format
-from djl_trtllm.api.parameters import (
-    BOOLEAN,
-    IGNORED,
-    OBJECT,
-    TEXT,
-    Kind,
-    Parameter,
-    Problems,
-    Table,
-    integer,
-    number,
-    read_object,
-    show,
-)
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_object, show
 from djl_trtllm.config import ReasoningFormat
-from djl_trtllm.request import GenerationRequest, Sampling
+from djl_trtllm.request import Sampling
 
 _MOST_TOOLS = 128
 _LONGEST_NAME = 256
@@ -95,7 +83,7 @@ _CHOICE_SCHEMA = {"anyOf": [{"enum": [*_MODES]}, _function_schema()]}
 TOOLS = (
     Parameter(("tools",), Kind(_TOOLS, _read_tools, _TOOLS_SCHEMA), "tools"),
     Parameter(("tool_choice",), Kind(_CHOICE, _read_choice, _CHOICE_SCHEMA), "tool_choice"),
-    Parameter(("parallel_tool_calls",), BOOLEAN, "parallel_tool_calls"),
+    Parameter(("parallel_tool_calls",), kinds.BOOLEAN, "parallel_tool_calls"),
 )
 """Rows for the parameter tables."""
 
@@ -118,10 +106,10 @@ _NO_MEANING = tuple(
 """Fields for OpenAI's own service. They change nothing about the answer of a model that has no such settings."""
 
 _COMMON = (
-    Parameter(("model",), TEXT, IGNORED),
-    Parameter(("temperature",), number(0, 2), "temperature"),
-    Parameter(("stream",), BOOLEAN, "stream"),
-    Parameter(("stream_options",), OBJECT, "stream_options"),
+    Parameter(("model",), kinds.TEXT, IGNORED),
+    Parameter(("temperature",), kinds.number(0, 2), "temperature"),
+    Parameter(("stream",), kinds.BOOLEAN, "stream"),
+    Parameter(("stream_options",), kinds.OBJECT, "stream_options"),
 )
 
 
@@ -147,11 +135,11 @@ CHAT_FIELDS = Table(
     _NO_MEANING,
     (
         Parameter(("messages",), shared.MESSAGES, IGNORED),
-        Parameter(("max_completion_tokens", "max_tokens"), integer(1, shared.MOST_TOKENS), "max_new_tokens"),
-        Parameter(("logprobs",), BOOLEAN, "logprobs"),
-        Parameter(("top_logprobs",), integer(0, 20), "top_logprobs"),
-        Parameter(("add_generation_prompt",), BOOLEAN, "add_generation_prompt"),
-        Parameter(("chat_template_kwargs",), OBJECT, "chat_template_kwargs"),
+        Parameter(("max_completion_tokens", "max_tokens"), kinds.integer(1, shared.MOST_TOKENS), "max_new_tokens"),
+        Parameter(("logprobs",), kinds.BOOLEAN, "logprobs"),
+        Parameter(("top_logprobs",), kinds.integer(0, 20), "top_logprobs"),
+        Parameter(("add_generation_prompt",), kinds.BOOLEAN, "add_generation_prompt"),
+        Parameter(("chat_template_kwargs",), kinds.OBJECT, "chat_template_kwargs"),
         Parameter(("continue_final_message",), neutral=(False,)),
         Parameter(("modalities",), Kind('["text"]', _read_modalities, {"const": ["text"]}), "modalities"),
         Parameter(("audio",), advice="this server generates text"),
@@ -173,9 +161,9 @@ COMPLETION_FIELDS = Table(
     _NO_MEANING,
     (
         Parameter(("prompt",), _PROMPT, IGNORED),
-        Parameter(("max_tokens", "max_completion_tokens"), integer(1, shared.MOST_TOKENS), "max_new_tokens"),
-        Parameter(("logprobs",), integer(0, 5), "logprobs"),
-        Parameter(("echo",), BOOLEAN, "echo"),
+        Parameter(("max_tokens", "max_completion_tokens"), kinds.integer(1, shared.MOST_TOKENS), "max_new_tokens"),
+        Parameter(("logprobs",), kinds.integer(0, 5), "logprobs"),
+        Parameter(("echo",), kinds.BOOLEAN, "echo"),
         Parameter(("suffix",), neutral=("",), advice="models are given a prompt, not a text with a gap"),
         Parameter(("add_special_tokens",), neutral=(True,)),
         Parameter(("parallel_tool_calls",), target=IGNORED),
@@ -187,9 +175,9 @@ COMPLETION_FIELDS = Table(
 
 STREAM_OPTIONS = Table(
     (
-        Parameter(("include_usage",), BOOLEAN, "include_usage"),
+        Parameter(("include_usage",), kinds.BOOLEAN, "include_usage"),
         # vLLM's: what load generators ask for.
-        Parameter(("continuous_usage_stats",), BOOLEAN, "continuous_usage"),
+        Parameter(("continuous_usage_stats",), kinds.BOOLEAN, "continuous_usage"),
         # OpenAI pads its events against eavesdroppers that see their lengths.
         Parameter(("include_obfuscation",), target=IGNORED),
     )
@@ -198,13 +186,13 @@ STREAM_OPTIONS = Table(
 
 TOKENIZE_FIELDS = Table(
     (
-        Parameter(("model",), TEXT, IGNORED),
-        Parameter(("prompt",), TEXT, "prompt"),
+        Parameter(("model",), kinds.TEXT, IGNORED),
+        Parameter(("prompt",), kinds.TEXT, "prompt"),
         Parameter(("messages",), shared.MESSAGES, IGNORED),
-        Parameter(("add_special_tokens",), BOOLEAN, "add_special_tokens"),
-        Parameter(("add_generation_prompt",), BOOLEAN, "add_generation_prompt"),
-        Parameter(("return_token_strs",), BOOLEAN, "return_token_strs"),
-        Parameter(("chat_template_kwargs",), OBJECT, "chat_template_kwargs"),
+        Parameter(("add_special_tokens",), kinds.BOOLEAN, "add_special_tokens"),
+        Parameter(("add_generation_prompt",), kinds.BOOLEAN, "add_generation_prompt"),
+        Parameter(("return_token_strs",), kinds.BOOLEAN, "return_token_strs"),
+        Parameter(("chat_template_kwargs",), kinds.OBJECT, "chat_template_kwargs"),
         TOOLS[0],
     )
 )
@@ -212,7 +200,7 @@ TOKENIZE_FIELDS = Table(
 
 DETOKENIZE_FIELDS = Table(
     (
-        Parameter(("model",), TEXT, IGNORED),
+        Parameter(("model",), kinds.TEXT, IGNORED),
         Parameter(("tokens",), Kind("a list of token ids", lambda value: value, _IDS | {"minItems": 0}), IGNORED),
     ),
     required=("tokens",),
@@ -282,8 +270,10 @@ def parse_completion(request: RawRequest, model: ModelContext) -> Call:
         )
     problems.raise_any()
     response.echo = echo
+    one = shared.generation_request(values, sampling, response.logprobs)
     requests = tuple(
-        _with_prompt(shared.generation_request(values, sampling, response.logprobs), prompt) for prompt in prompts
+        replace(one, prompt=prompt) if isinstance(prompt, str) else replace(one, prompt_ids=prompt)
+        for prompt in prompts
     )
     encoder = responses.CompletionStreamEncoder(response) if response.stream else responses.CompletionEncoder(response)
     return Call(requests, encoder, problems.headers)
@@ -345,10 +335,6 @@ def _read_prompts(prompt: Any, model: ModelContext, problems: Problems) -> list[
 
 def _is_ids(value: Any) -> bool:
     return type(value) is list and bool(value) and all(type(item) is int for item in value)
-
-
-def _with_prompt(request: GenerationRequest, prompt: str | list[int]) -> GenerationRequest:
-    return replace(request, prompt=prompt) if isinstance(prompt, str) else replace(request, prompt_ids=prompt)
 
 
 _MOST_IDS = 2**20

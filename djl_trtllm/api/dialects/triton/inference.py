@@ -17,20 +17,9 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.base import ModelContext, Prompt, WholeEncoder
-from djl_trtllm.api.parameters import (
-    BOOLEAN,
-    IGNORED,
-    TEXT,
-    Kind,
-    Parameter,
-    Problems,
-    Table,
-    integer,
-    number,
-    read_words,
-    show,
-)
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_words, show
 from djl_trtllm.api.sampling import ADAPTER, GUIDES, MOST_TOKENS, SAMPLING, generation_request, read_sampling
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 from djl_trtllm.request import GenerationRequest, Guide
@@ -178,7 +167,7 @@ _GUIDE_TYPES = {
 }
 """Guide types of TensorRT-LLM's executor, each with the shared parameter that reads such a guide."""
 
-_TOP_P = number(0, 1, above=True)
+_TOP_P = kinds.number(0, 1, above=True)
 
 
 def _read_top_p(value: Any) -> float:
@@ -190,7 +179,7 @@ def _read_top_p(value: Any) -> float:
 
 
 def _read_task(value: Any) -> str:
-    return str(integer(0, 2**64 - 1).read(value))
+    return str(kinds.integer(0, 2**64 - 1).read(value))
 
 
 _WORDS = Kind('a string or a list of strings ("" means none)', read_words)
@@ -221,31 +210,31 @@ def _refused(
 
 
 INPUTS = (
-    _scalar("text_input", "BYTES", TEXT, "prompt", optional=False),
+    _scalar("text_input", "BYTES", kinds.TEXT, "prompt", optional=False),
     _refused("decoder_text_input", "BYTES", (1,), "models with an encoder are not served", ("",)),
-    _scalar("max_tokens", "INT32", integer(1, MOST_TOKENS), "max_new_tokens", optional=False),
+    _scalar("max_tokens", "INT32", kinds.integer(1, MOST_TOKENS), "max_new_tokens", optional=False),
     _scalar("num_return_sequences", "INT32", _SHARED["n"], "n"),
     InputSpec("bad_words", "BYTES", (-1,), Parameter(("bad_words",), _WORDS, "bad")),
     InputSpec("stop_words", "BYTES", (-1,), Parameter(("stop_words",), _WORDS, "stop")),
-    _scalar("exclude_input_in_output", "BOOL", BOOLEAN, "exclude_prompt"),
-    _scalar("end_id", "INT32", integer(-1, MOST_TOKENS), "end_id"),
+    _scalar("exclude_input_in_output", "BOOL", kinds.BOOLEAN, "exclude_prompt"),
+    _scalar("end_id", "INT32", kinds.integer(-1, MOST_TOKENS), "end_id"),
     # What fills tensors up. There is nothing to fill in a text.
-    _scalar("pad_id", "INT32", integer(-1, MOST_TOKENS), "pad_id"),
+    _scalar("pad_id", "INT32", kinds.integer(-1, MOST_TOKENS), "pad_id"),
     _scalar("top_k", "INT32", _SHARED["top_k"], "top_k"),
     _scalar("top_p", "FP32", Kind(_TOP_P.expected, _read_top_p), "top_p"),
-    _scalar("temperature", "FP32", number(0), "temperature"),
+    _scalar("temperature", "FP32", kinds.number(0), "temperature"),
     _scalar("length_penalty", "FP32", _SHARED["length_penalty"], "length_penalty"),
     _scalar("repetition_penalty", "FP32", _SHARED["repetition_penalty"], "repetition_penalty"),
     _scalar("min_length", "INT32", _SHARED["min_length"], "min_new_tokens"),
     _scalar("presence_penalty", "FP32", _SHARED["presence_penalty"], "presence_penalty"),
     _scalar("frequency_penalty", "FP32", _SHARED["frequency_penalty"], "frequency_penalty"),
     _scalar("random_seed", "UINT64", _SHARED["seed"], "seed"),
-    _scalar("return_log_probs", "BOOL", BOOLEAN, "logprobs"),
+    _scalar("return_log_probs", "BOOL", kinds.BOOLEAN, "logprobs"),
     _refused("return_context_logits", "BOOL", (1,), _NO_LOGITS, (False,)),
     _refused("return_generation_logits", "BOOL", (1,), _NO_LOGITS, (False,)),
     _refused("return_perf_metrics", "BOOL", (1,), "GET /metrics has durations and the use of the KV cache", (False,)),
     _scalar("beam_width", "INT32", _SHARED["beam_width"], "beam_width"),
-    _scalar("stream", "BOOL", BOOLEAN, "stream"),
+    _scalar("stream", "BOOL", kinds.BOOLEAN, "stream"),
     _refused("prompt_embedding_table", "FP16", (-1, -1), _NO_TABLE, ([],)),
     _refused("prompt_table_extra_id", "UINT64", (1,), _NO_TABLE, (0,)),
     _refused("prompt_vocab_size", "INT32", (1,), _NO_TABLE, (0,)),
@@ -254,8 +243,8 @@ INPUTS = (
     _scalar("lora_task_id", "UINT64", Kind("the number that an adapter has as its name", _read_task), "adapter"),
     _refused("lora_weights", "FP16", (-1, -1), _NO_WEIGHTS, ([],)),
     _refused("lora_config", "INT32", (-1, 3), _NO_WEIGHTS, ([],)),
-    _scalar("guided_decoding_guide_type", "BYTES", TEXT, "guide_type"),
-    _scalar("guided_decoding_guide", "BYTES", TEXT, "guide_text"),
+    _scalar("guided_decoding_guide_type", "BYTES", kinds.TEXT, "guide_type"),
+    _scalar("guided_decoding_guide", "BYTES", kinds.TEXT, "guide_text"),
 )
 """The inputs of `ensemble`, in the order of its configuration."""
 
@@ -282,8 +271,8 @@ _PARAMETERS = (
     Parameter(("sequence_end",), neutral=(False,), advice=_NO_SEQUENCES),
     Parameter(("priority",), neutral=(0,), advice="requests run in the order of their arrival"),
     Parameter(("timeout",), neutral=(0,), advice="set option.predict_timeout"),
-    Parameter(("binary_data_output",), BOOLEAN, "binary_data_output"),
-    Parameter(("triton_enable_empty_final_response",), BOOLEAN, "empty_final_response"),
+    Parameter(("binary_data_output",), kinds.BOOLEAN, "binary_data_output"),
+    Parameter(("triton_enable_empty_final_response",), kinds.BOOLEAN, "empty_final_response"),
 )
 
 FIELDS = Table([each.row for each in (*INPUTS, *BLS_INPUTS)], ADAPTER, _PARAMETERS)
@@ -503,6 +492,7 @@ _LARGEST_NEUTRAL = 256
 """Bytes or elements of an input that no engine here has. A larger one is refused before its values are read; a smaller
 one may ask for nothing."""
 _OUTPUT_NAMES = frozenset(output.name for output in OUTPUTS)
+_EXPECTED_OUTPUTS = ", ".join(f"'{output.name}'" for output in OUTPUTS)
 
 
 def read_batch(
@@ -551,14 +541,10 @@ def check_outputs(names: Sequence[Any], model: str) -> tuple[str, ...]:
     """The outputs that a request names, or those of one that names none. Raises InvalidRequestError."""
     for name in names:
         if type(name) is str and name in NOT_PRODUCED:
-            raise UnsupportedParameterError(f"output '{name}' is not available: expected {_expected_outputs()}")
+            raise UnsupportedParameterError(f"output '{name}' is not available: expected {_EXPECTED_OUTPUTS}")
         if type(name) is not str or name not in _OUTPUT_NAMES:
             raise InvalidRequestError(f"unexpected inference output {show(name)} for model '{model}'")
     return tuple(dict.fromkeys(names)) or ALWAYS
-
-
-def _expected_outputs() -> str:
-    return ", ".join(f"'{output.name}'" for output in OUTPUTS)
 
 
 def _check_shape(tensor: Tensor, model: str) -> None:
