@@ -1,6 +1,6 @@
 """Make the pictures of docs/monitor.md: the live page over the bundled model under a load that comes and goes.
 
-    python -m tools.monitor_pictures [--seconds 75]
+    python -m tools.monitor_pictures [--seconds 110] [--rate 6]
 
 Needs playwright and a Chromium (Debian's `chromium`).
 """
@@ -37,7 +37,8 @@ PICTURES: dict[str, dict[str, Any]] = {
     "monitor-320": {"viewport": {"width": 320, "height": 800}, "reduced_motion": "reduce"},
 }
 _PERIOD_SECONDS = 24
-_MEAN_RATE = 6.0
+CLIENTS = ("batch", "batch", "batch", "app", "app", "notebook")
+"""Who sends a request: some send more."""
 
 
 def ask(server: Server, draw: random.Random) -> None:
@@ -48,29 +49,38 @@ def ask(server: Server, draw: random.Random) -> None:
     read = tokens // 2 if draw.random() < 0.06 else tokens + 1
     with (
         contextlib.suppress(httpx.HTTPError),
-        httpx.stream("POST", f"{server.url}/invocations", json=body, timeout=120, trust_env=False) as stream,
+        httpx.stream(
+            "POST",
+            f"{server.url}/invocations",
+            json=body,
+            headers={"x-client": draw.choice(CLIENTS)},
+            timeout=120,
+            trust_env=False,
+        ) as stream,
     ):
         for number, _ in enumerate(stream.iter_lines()):
             if number >= read:
                 return
 
 
-def load(server: Server, over: threading.Event) -> None:
+def load(server: Server, mean: float, over: threading.Event) -> None:
     """Requests at a rate that rises and falls."""
     draw = random.Random(11)  # noqa: S311  # the same requests in every run
     while not over.is_set():
-        rate = _MEAN_RATE * (1 + 0.9 * math.sin(2 * math.pi * time.monotonic() / _PERIOD_SECONDS))
-        time.sleep(draw.expovariate(max(0.5, rate)))
+        rate = mean * (1 + 0.9 * math.sin(2 * math.pi * time.monotonic() / _PERIOD_SECONDS))
+        time.sleep(draw.expovariate(max(mean / 12, rate)))
         threading.Thread(target=ask, args=(server, random.Random(draw.random())), daemon=True).start()  # noqa: S311  # as above
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=110, help="of load before the pictures")
+    parser.add_argument("--rate", type=float, default=6, help="requests a second, in the mean")
     arguments = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     over = threading.Event()
     options = {"OPTION_MAX_ROLLING_BATCH_SIZE": "16", "OPTION_ENABLE_KV_CACHE_REUSE": "true", "SERVING_MONITOR": "true"}
+    options["SERVING_CLIENT_HEADER"] = "x-client"
     with (
         serving(TINY_STORIES, **options) as server,
         sync_playwright() as driver,
@@ -80,7 +90,7 @@ def main() -> None:
         for name, options in PICTURES.items():
             pages[name] = browser.new_context(**options).new_page()
             pages[name].goto(f"{server.url}/monitor")
-        threading.Thread(target=load, args=(server, over), daemon=True).start()
+        threading.Thread(target=load, args=(server, arguments.rate, over), daemon=True).start()
         time.sleep(arguments.seconds)
         for name, page in pages.items():
             page.click("#generate")

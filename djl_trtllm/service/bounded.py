@@ -1,7 +1,7 @@
 """Calls in a process of their own, within bounds of memory and processor time.
 
 Reading JSON, settings and tokenizers holds the GIL, for seconds where the files are hostile, and a server answers
-nobody meanwhile. `Calls` makes the same calls in this process: for files of whoever started it.
+nobody meanwhile. `Calls` makes the same calls in this process: for the operator's own files.
 """
 
 from __future__ import annotations
