@@ -68,6 +68,7 @@ def test_what_the_user_does_not_set_is_vllms_own_or_lmis_with_vllm(roomy: Path) 
         ({"max_rolling_batch_prefill_tokens": 4096}, {"max_num_batched_tokens": 4096}),
         ({"tensor_parallel_degree": "max"}, {"tensor_parallel_size": 2}),
         ({"dtype": "fp16"}, {"dtype": "float16"}),
+        ({"load_format": "dummy"}, {"load_format": "dummy"}),
         ({"gpu_memory_utilization": 0.8}, {"gpu_memory_utilization": 0.8}),
         ({"enable_prefix_caching": "false"}, {"enable_prefix_caching": False}),
         ({"quantize": "fp8"}, {"quantization": "fp8"}),
@@ -91,6 +92,7 @@ def test_an_option_becomes_the_argument_of_its_name(
     plan = planned(roomy, machine(gpus=2), **options)
     assert {name: plan.arguments.get(name) for name in arguments} == arguments
     assert set(plan.arguments) <= set(arguments_of("0.32.0"))
+    assert json.loads(json.dumps(plan.arguments)) == plan.arguments and "<" not in "".join(plan.details())
 
 
 @pytest.mark.parametrize(
