@@ -128,7 +128,7 @@ def test_a_wrong_argument_in_a_file_is_said_with_file_and_line(roomy: Path, tmp_
 
 def test_an_argument_that_the_version_lacks_is_said_by_its_option(roomy: Path) -> None:
     assert "calculate_kv_scales" in arguments_of("0.26.0") and "calculate_kv_scales" not in arguments_of("0.32.0")
-    given = {"extra_engine_args": {"calculate_kv_scales": True}}
+    given: dict[str, Any] = {"extra_engine_args": {"calculate_kv_scales": True}}
     assert planned(roomy, machine("0.26.0"), **given).arguments["calculate_kv_scales"] is True
     (problem,) = refused(roomy, None, **given)
     assert "vLLM 0.32.0 has no such argument" in problem
