@@ -147,7 +147,7 @@ def engine_arguments(
         "max_num_seqs": planned_sequences(config),
         "max_model_len": _longest(config, layout, notes),
         "tensor_parallel_size": _tensor_parallel(config, hardware, problems),
-        "structured_outputs_config": {"backend": _LIBRARIES[options.guided_decoding_backend]},
+        "structured_outputs_config": {"backend": _LIBRARIES.get(options.guided_decoding_backend, "xgrammar")},
         **_passed(config),
         **extra,
     }
