@@ -13,7 +13,7 @@ from tests.support.adapters import write_adapter
 from tests.support.random_requests import ADAPTER
 from tests.support.server import Server, running
 
-START_SECONDS = 900
+START_SECONDS = 1800
 """Importing vLLM for the first time takes minutes where two cores are shared."""
 
 FILE = """\
@@ -27,6 +27,7 @@ option.enable_lora=true
 option.max_loras=2
 option.max_lora_rank=8
 option.executor_hang_timeout=300
+option.model_loading_timeout=1800
 """
 """A serving.properties as LMI's users write it, but for the memory of a test machine."""
 

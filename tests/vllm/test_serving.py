@@ -19,7 +19,7 @@ from tests.support.random_requests import ADAPTER, random_request
 from tests.support.reference import SIXTEEN
 from tests.support.server import Server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"max_new_tokens": 12, "temperature": 0},

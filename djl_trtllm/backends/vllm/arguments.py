@@ -188,7 +188,8 @@ def _passed(config: Config) -> dict[str, Any]:
             continue
         if effect.when_set and not config.is_set(name):
             continue
-        found |= {target.name: list(value) if isinstance(value, tuple) else value for target in effect.targets}
+        plain = list(value) if isinstance(value, tuple) else getattr(value, "value", value)
+        found |= {target.name: plain for target in effect.targets}
     return found
 
 

@@ -68,6 +68,7 @@ def test_what_the_user_does_not_set_is_vllms_own_or_lmis_with_vllm(roomy: Path) 
         ({"max_rolling_batch_prefill_tokens": 4096}, {"max_num_batched_tokens": 4096}),
         ({"tensor_parallel_degree": "max"}, {"tensor_parallel_size": 2}),
         ({"dtype": "fp16"}, {"dtype": "float16"}),
+        ({"load_format": "dummy"}, {"load_format": "dummy"}),
         ({"gpu_memory_utilization": 0.8}, {"gpu_memory_utilization": 0.8}),
         ({"enable_prefix_caching": "false"}, {"enable_prefix_caching": False}),
         ({"quantize": "fp8"}, {"quantization": "fp8"}),
@@ -91,6 +92,7 @@ def test_an_option_becomes_the_argument_of_its_name(
     plan = planned(roomy, machine(gpus=2), **options)
     assert {name: plan.arguments.get(name) for name in arguments} == arguments
     assert set(plan.arguments) <= set(arguments_of("0.32.0"))
+    assert json.loads(json.dumps(plan.arguments)) == plan.arguments and "<" not in "".join(plan.details())
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_a_wrong_argument_in_a_file_is_said_with_file_and_line(roomy: Path, tmp_
 
 def test_an_argument_that_the_version_lacks_is_said_by_its_option(roomy: Path) -> None:
     assert "calculate_kv_scales" in arguments_of("0.26.0") and "calculate_kv_scales" not in arguments_of("0.32.0")
-    given = {"extra_engine_args": {"calculate_kv_scales": True}}
+    given: dict[str, Any] = {"extra_engine_args": {"calculate_kv_scales": True}}
     assert planned(roomy, machine("0.26.0"), **given).arguments["calculate_kv_scales"] is True
     (problem,) = refused(roomy, None, **given)
     assert "vLLM 0.32.0 has no such argument" in problem
