@@ -30,6 +30,7 @@ _BUILT_IN = {
     "tensorrt": _TENSORRT_LLM,
     "pytorch": _TENSORRT_LLM,
     "autodeploy": _TENSORRT_LLM,
+    "vllm": "djl_trtllm.backends.vllm.backend:VllmBackend",
     "openvino": "djl_trtllm.backends.openvino.backend:OpenVinoBackend",
     "scripted": "djl_trtllm.backends.scripted.backend:ScriptedBackend",
 }

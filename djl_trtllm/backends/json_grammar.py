@@ -96,6 +96,19 @@ def as_grammar(guide: Guide) -> tuple[Guide, tuple[str, ...]]:
     return Guide(GuideKind.GRAMMAR, text, guide.strict), not_followed
 
 
+def with_options(guide: Guide) -> Guide:
+    """JSON guides for llguidance: white space as of Python's `json.dumps`, and what it does not follow is an error if
+    strict. Its `whitespace_pattern` may repeat, so it limits nothing."""
+    if guide.kind not in (GuideKind.JSON_OBJECT, GuideKind.JSON_SCHEMA):
+        return guide
+    schema = {"type": "object"} if guide.kind is GuideKind.JSON_OBJECT else json.loads(guide.value)
+    if not isinstance(schema, dict):
+        return guide
+    options: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    options["lenient"] = not guide.strict
+    return Guide(GuideKind.JSON_SCHEMA, json.dumps(schema | {"x-guidance": options}), guide.strict)
+
+
 def any_object() -> str:
     """The grammar of all JSON objects."""
     return _text({"root": "object"})

@@ -36,17 +36,19 @@ _LIMITS = (
 def choose_backend(config: Config, layout: Layout, hardware: Hardware) -> tuple[Backend, str]:
     """The backend and its reason in one line.
 
-    With `auto`, the first backend that offers to run these files on this machine. Raises EngineError if the selected
-    backend cannot run here or cannot load these files.
+    With `auto`, the first backend that offers to run these files on this machine; the reason names the others that are
+    installed for it. Raises EngineError if the selected backend cannot run here or cannot load these files.
     """
     asked = config.options.backend
     if asked is not Backend.AUTO:
         return asked, backend_named(asked).accept(asked, format_setting(config, "backend"), layout, hardware)
     refusals: list[str] = []
-    for backend in backends():
+    for place, backend in enumerate(backends(), 1):
         offer = backend.offer(layout, hardware)
         if offer.backend is not None:
-            return offer.backend, offer.reason or "; ".join(refusals)
+            later = [each.offer(layout, hardware) for each in backends()[place:]] if offer.reason else []
+            also = [f"option.backend={each.backend} would take another: {each.reason}" for each in later if all(each)]
+            return offer.backend, "; ".join([offer.reason, *also] if offer.reason else refusals)
         if offer.reason:
             refusals.append(offer.reason)
     raise EngineError(f"no backend runs {layout.path}: {'; '.join(refusals)}")

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from djl_trtllm.config.compat.detect import names_configuration, read_model, read_source
 from djl_trtllm.config.configuration import format_value
 from djl_trtllm.config.options import OPTIONS, DeclaredOption, Options, find, suggest
+from djl_trtllm.config.options.choices import Backend, RollingBatch
 from djl_trtllm.config.options.option import NotAValueError, Scope, as_text, is_quoted, without_comment
 from djl_trtllm.config.rules import RuleContext, When, check
 from djl_trtllm.config.sources import (
@@ -145,6 +146,7 @@ def resolve(sources: Iterable[Source], *, model_dir: Path | None = None) -> Conf
     draft = _Draft()
     _sort_by_option(sources, draft)
     _choose_and_parse(draft)
+    _take_the_engine_of_the_rolling_batch(draft)
     _serve_the_named_model(draft)
     _warn_of_overridden(draft)
     _warn_of_legacy(draft)
@@ -277,6 +279,13 @@ def _forbidden(declared: DeclaredOption, setting: Setting) -> str:
         f"{setting}: {declared.key} opens this machine to a model, so it can be set only by the "
         f"environment variable {variable}; remove it here"
     )
+
+
+def _take_the_engine_of_the_rolling_batch(draft: _Draft) -> None:
+    """`rolling_batch` names vLLM, the engine of most files written for LMI, unless `backend` names an engine."""
+    named = draft.values.get("rolling_batch") in (RollingBatch.VLLM, RollingBatch.LMI_DIST)
+    if named and not draft.is_set("backend"):
+        draft.derive("backend", Backend.VLLM, str(draft.chosen["rolling_batch"]))
 
 
 def _serve_the_named_model(draft: _Draft) -> None:

@@ -240,7 +240,8 @@ class Hardware:
 
     `tensorrt_llm` and `tensorrt` are installed versions, `driver` is NVIDIA's. `available_memory` is the host memory
     that this process may still allocate, in bytes. `engine_backend` says whether the installed TensorRT-LLM has the
-    files of the engine backend; None if it is not installed or its files cannot be read.
+    files of the engine backend; None if it is not installed or its files cannot be read. `vllm` is the installed
+    version, `vllm_on_cpu` says whether it is the build for CPUs.
     """
 
     gpus: tuple[Gpu, ...]
@@ -249,6 +250,8 @@ class Hardware:
     driver: str | None = None
     tensorrt: str | None = None
     engine_backend: bool | None = None
+    vllm: str | None = None
+    vllm_on_cpu: bool = False
 
     @classmethod
     def probe(cls) -> Hardware:

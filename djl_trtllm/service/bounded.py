@@ -6,6 +6,7 @@ nobody meanwhile. `Calls` makes the same calls in this process: for files of who
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import pickle
@@ -34,7 +35,13 @@ _MEMORY = 2 * 1024**3
 """The most bytes of a process beyond its start. The largest files take 0.4 GB."""
 _NICENESS = 5
 """The server has the processor first."""
-_PROGRAM = "import sys; from djl_trtllm.service.bounded import serve_calls; serve_calls(*map(int, sys.argv[1:]))"
+# The process imports from the same path as this one, and not from where this one happens to stand.
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from djl_trtllm.service.bounded import serve_calls
+serve_calls(*map(int, sys.argv[2:]))
+"""
 
 
 class Calls:
@@ -62,10 +69,8 @@ class BoundedCalls(Calls):
         level = logging.getLogger(__package__).getEffectiveLevel()
         with theirs:
             numbers = (theirs.fileno(), level, seconds, memory)
-            command = [sys.executable, "-c", _PROGRAM, *map(str, numbers)]
-            self._process = subprocess.Popen(
-                command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, env=_environment()
-            )
+            command = [sys.executable, "-I", "-c", _PROGRAM, json.dumps(sys.path), *map(str, numbers)]
+            self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
         self._connection = Connection(ours.detach())
 
     def __enter__(self) -> BoundedCalls:
@@ -97,11 +102,6 @@ class BoundedCalls(Calls):
         if status == -signal.SIGXCPU:
             return f"reading its files takes more than {self._seconds} seconds of processor time"
         return f"the process that reads its files ended with status {status}; it may take {self._memory:,} bytes"
-
-
-def _environment() -> dict[str, str]:
-    """The process imports from the same path as this one."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 class _Forwarded(QueueHandler):

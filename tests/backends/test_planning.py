@@ -47,7 +47,7 @@ def test_every_value_of_the_option_has_one_backend_and_auto_asks_tensorrt_llm_fi
     names = [name for backend in backends() for name in backend.effects]
     assert sorted(names) == sorted(set(Backend.all_values()) - {"auto"})
     assert all(name in backend_named(Backend(name)).effects for name in names)
-    assert [next(iter(backend.effects)) for backend in backends()] == ["tensorrt", "openvino", "scripted"]
+    assert [next(iter(backend.effects)) for backend in backends()] == ["tensorrt", "vllm", "openvino", "scripted"]
 
 
 _ASK = """

@@ -20,7 +20,8 @@ OF_THE_OPERATOR = {
     "input_timing_cache", "output_timing_cache", "visualize_network", "calib_dataset", "lora_dir", "sessions_path",
     "enable_stateful_sessions", "sessions_expiration", "max_sessions", "executor_memory_limit",
     "executor_max_requests", "chat_template_timeout", "workspace",
-    "extra_llm_api_options",
+    "extra_llm_api_options", "extra_engine_args", "speculative_config", "compilation_config", "hf_overrides",
+    "kv_transfer_config",
 }  # fmt: skip
 """Options of a model that are no business of its repository: files, addresses, secrets and limits of this machine."""
 

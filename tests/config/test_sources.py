@@ -217,8 +217,7 @@ def test_a_variable_may_mean_the_opposite_nothing_or_a_bare_key() -> None:
         assert load(None, {"ENABLE_CUDA_GRAPHS": text}).options.enforce_eager is eager
     assert load(None, {"ARGS_BATCH_SIZE": "2"}).options.batch_size == 2
     assert load(None, {"ARGS_MINWORKERS": "2", "ARGS_NO_OPTION": "x"}).warnings == ()
-    (warning,) = load(None, {"MAX_BATCH_PREFILL_TOKENS": "9"}).warnings
-    assert "has no effect any more" in warning and "option.max_num_tokens" in warning
+    assert load(None, {"MAX_BATCH_PREFILL_TOKENS": "9"}).options.max_num_batched_tokens == 9
     empty = load(None, {"OPTION_MAX_INPUT_LEN": "", "SERVING_JOB_QUEUE_SIZE": " ", "HF_MODEL_ID": ""})
     assert not empty.user_set and not empty.warnings
     sizes = {"SAGEMAKER_MAX_PAYLOAD_IN_MB": "6", "SAGEMAKER_MAX_REQUEST_SIZE": "9"}

@@ -33,7 +33,8 @@ without = ("openvino", "cluster", "__main__", "handler", "async_handler")
 for module in pkgutil.walk_packages(djl_trtllm.__path__, "djl_trtllm."):
     if not any(f".{name}" in module.name for name in without):
         __import__(module.name)
-print(len(sys.modules))
+from tools.tensorrt_llm.check import main
+sys.exit(main(["--installed"]))
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.version_info < (3, 11), reason="install.sh needs tomllib")]
@@ -81,12 +82,13 @@ class Container:
         after = self._installed()
         moved = {name for name, had in self._before.items() if after[name] != had}
         assert moved <= REPLACED and all(f"replacing {name} " in said for name in moved)
-        self.run("python3", "-c", IMPORTS, path=str(ROOT))
-        ids = f"{ROOT / 'tests' / 'model' / 'test_tokenizer_formats.py'}::test_ids_equal_those_of_sentencepiece"
-        pytest_here = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider")
-        self.run(*pytest_here, ids, path=str(ROOT))
-        contract = ("-m", "trtllm", "--collect-only", ROOT / "tests" / "trtllm")
-        assert "tests collected" in self.run(*pytest_here, *contract, path=str(ROOT))
+        # The fake differs from the table of names in what needs a GPU or C++ code.
+        assert " equal, " in self.run("python3", "-c", IMPORTS, path=str(ROOT), expect=(0, 1))
+        # The contract tests are read, and not run.
+        test, tests = "test_ids_equal_those_of_sentencepiece", ROOT / "tests"
+        pytest_here = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", test)
+        ran = self.run(*pytest_here, tests / "model" / "test_tokenizer_formats.py", tests / "trtllm", path=str(ROOT))
+        assert " passed" in ran and " deselected" in ran, ran
 
     def _installed(self) -> dict[str, str]:
         listed = json.loads(uv("pip", "list", "--format=json", "--python", self._environment))
@@ -101,9 +103,6 @@ def test_an_image_gets_the_project_and_keeps_its_packages(image: Path, tmp_path:
         docker / "install.sh", ROOT / "pyproject.toml", docker / "requirements-core.txt", "otel", "grpc"
     )
     container.install(*TOOLS)
-    # The fake differs from the table of names in what needs a GPU or C++ code.
-    names = ("python3", "-m", "tools.tensorrt_llm.check", "--installed")
-    assert " equal, " in container.run(*names, path=str(ROOT), expect=(0, 1))
     container.check(said)
 
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 
 from djl_trtllm.api.registry import DIALECTS
-from djl_trtllm.server.description import OPERATIONS
+from djl_trtllm.server.routes import OPERATIONS
 
 schemathesis = pytest.importorskip("schemathesis")
 

@@ -13,7 +13,7 @@ from djl_trtllm.api.openapi import describe
 from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.config import Options
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.server.description import OPERATIONS, Description, type_of
+from djl_trtllm.server.routes import OPERATIONS, Description, type_of
 from djl_trtllm.version import __version__
 from tests.api.scripts import check_golden
 from tests.api.tables import dumped

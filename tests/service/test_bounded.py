@@ -78,6 +78,16 @@ def test_what_a_call_may_not_take_is_an_error_of_the_model(work: Callable[[], An
     assert len(str(raised.value).splitlines()) == 1
 
 
+def test_the_process_imports_nothing_from_where_the_server_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("djl_trtllm", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    with BoundedCalls("the model") as calls:
+        assert calls(os.getcwd) == str(tmp_path)
+
+
 def test_a_model_is_prepared_apart_as_it_is_here(tmp_path: Path) -> None:
     environ = {"OPTION_BACKEND": "scripted", "OPTION_MODEL_ID": str(TINY_STORIES)}
 

@@ -193,7 +193,7 @@ def test_their_number_is_limited(tmp_path: Path, clock: Clock) -> None:
     first = sessions.create("a")
     clock.now += 10
     sessions.create("b")
-    with pytest.raises(OverloadedError, match=r"sessions \(option.max_sessions\) 2 of 2 are open") as raised:
+    with pytest.raises(OverloadedError, match=r"sessions \(option.max_sessions\): 2 of 2 are open") as raised:
         sessions.create("c")
     assert (raised.value.queue_depth, raised.value.capacity, raised.value.retry_after) == (2, 2, 50)
     sessions.close(first.id)

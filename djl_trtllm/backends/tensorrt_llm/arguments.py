@@ -17,7 +17,7 @@ import msgspec
 from packaging.version import Version
 
 from djl_trtllm.backends.effects import Derived, Effects, Passed, Target, read_effects
-from djl_trtllm.backends.tensorrt_llm.extra_options import ExtraArgument
+from djl_trtllm.backends.extra_options import ExtraArgument
 from djl_trtllm.backends.tensorrt_llm.names import all_members, choices, default_of, has, members, owners
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
 from djl_trtllm.config.configuration import format_setting

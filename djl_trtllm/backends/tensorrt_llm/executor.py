@@ -47,7 +47,7 @@ _SHUTDOWN_SECONDS = 4.0
 _WORDS_SECONDS = 0.5
 _PROBE_SECONDS = 5.0
 """The engine is probed after this much silence, which is longer than most iterations."""
-_GUIDE_PROGRAM = "djl_trtllm.backends.tensorrt_llm.{}_process"
+_GUIDE_PROGRAM = "djl_trtllm.backends.{}_process"
 """The program that tries guides; its name has that of the guided decoding backend, which is a package's name."""
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 _BROKEN = re.compile(

@@ -1,41 +1,31 @@
 """`option.extra_llm_api_options`: arguments of TensorRT-LLM's LLM by its own names, in a YAML file or as JSON.
 
-For example `kv_cache_config: {max_util_for_resume: 0.9}`. What may be written is what the LLM of the installed version
-takes, read from its source without importing it, so a new argument of TensorRT-LLM needs no release of this package. An
-argument that has an option becomes that option: plans, limits and messages see one value.
+For example `kv_cache_config: {max_util_for_resume: 0.9}`.
 """
 
 from __future__ import annotations
 
 import ast
-import difflib
 import importlib.util
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from djl_trtllm.backends.effects import Effects, Passed, Target
+from djl_trtllm.backends.effects import Effects, Target
+from djl_trtllm.backends.extra_options import (
+    ExtraArgument,
+    Library,
+    Signatures,
+    declared_fields,
+    inherited_fields,
+    options_of,
+    read_extra_options,
+)
 from djl_trtllm.backends.tensorrt_llm.names import all_members, members, owners
 from djl_trtllm.config import Config
-from djl_trtllm.config.configuration import format_setting
-from djl_trtllm.config.options import OPTIONS
-from djl_trtllm.config.options.option import NotAValueError
-from djl_trtllm.config.sources import Origin
 from djl_trtllm.config.tables import read_table
-from djl_trtllm.errors import ConfigError
 
-OPTION = "extra_llm_api_options"
 _PLACED = frozenset(read_table("options.toml", __package__)["places"])
 """Configuration objects whose fields options set too."""
-_KEY = f"option.{OPTION}"
-_MOST_BYTES = 1 << 20
-_MOST_VALUES = 10_000
-_DEEPEST = 20
 
 # Arguments that the server sets itself, with what to do instead.
 _OURS = {
@@ -58,289 +48,23 @@ _DERIVED = {
     Target("LLM", "max_batch_size"): "max_rolling_batch_size",
     Target("KvCacheConfig", "free_gpu_memory_fraction"): "kv_cache_free_gpu_mem_fraction",
 }
-# Names of arguments that bring code into the engine process, or change what it runs.
-_CODE = re.compile(
-    r"^(custom_|env_overrides$|executor_cls$|model_factory$|drafter$|resource_manager$|checkpoint_loader$)"
-    r"|(_hook|_cls|_class|_module|_modules|_module_dirs|_processor|_plugin|_plugins|_extension)$"
-)
-
-
-@dataclass(frozen=True)
-class ExtraArgument:
-    """`target` gets `value`; `place` says which line of which file has it."""
-
-    target: Target
-    value: Any
-    place: str
-
-
-Signatures = Mapping[str, Mapping[str, str]]
-"""The arguments of classes with their annotations; those of LLM itself under the name of its row in the table."""
 
 
 def apply_extra_options(
     config: Config, effects: Effects, llm: str, version: str, notes: list[str]
 ) -> tuple[Config, tuple[ExtraArgument, ...]]:
-    """Return the configuration with those arguments that have options, and the other arguments; note each.
-
-    `llm` is the LLM of the backend as the table of names has it. Raises `ConfigError` with every problem found.
-    """
-    text = config.options.extra_llm_api_options
-    if text is None:
-        return config, ()
-    reader = _Reader(config, effects, llm, version)
-    reader.read(text)
-    notes += [format_setting(reader.config, name) for name in reader.became]
-    notes += [f"{each.target}={each.value!r} ({_KEY}, {each.place})" for each in reader.found]
-    return reader.config, tuple(reader.found)
-
-
-class _Reader:
-    def __init__(self, config: Config, effects: Effects, llm: str, version: str) -> None:
-        self.config = config
-        self.version = version
-        self.llm = llm
-        self.signatures = {**_tabled(llm, version), **_installed(llm)}
-        self.options = _DERIVED | {
-            target: name for name, effect in effects.items() if isinstance(effect, Passed) for target in effect.targets
-        }
-        self.problems: list[str] = []
-        self.found: list[ExtraArgument] = []
-        self.became: list[str] = []
-        self.values = 0
-        self.file: Path | None = None
-
-    def read(self, text: str) -> None:
-        node = self._parsed(text)
-        if isinstance(node, yaml.MappingNode):
-            self._object(node, self.llm, "LLM", "")
-        elif node is not None and not self.problems:
-            self._problem("", node, "expected a mapping of arguments, such as `stream_interval: 4`")
-        if self.problems:
-            raise ConfigError(self.problems)
-
-    # -- the text ------------------------------------------------------------------------------------------------------
-
-    def _parsed(self, text: str) -> yaml.Node | None:
-        if not text.lstrip().startswith("{"):
-            text = self._content(text)
-        try:
-            return yaml.compose(text, Loader=yaml.SafeLoader)
-        except (yaml.YAMLError, RecursionError) as error:
-            mark = getattr(error, "problem_mark", None)
-            where = "" if mark is None else f", line {mark.line + 1}"
-            what = getattr(error, "problem", None) or "it is nested too deeply"
-            self.problems.append(f"{self._setting()}{where}: expected YAML or JSON: {what}")
-            return None
-
-    def _content(self, text: str) -> str:
-        beside = None if self.config.model_dir is None else self.config.model_dir / text
-        self.file = beside if beside is not None and beside.exists() else Path(text)
-        try:
-            with self.file.open("rb") as file:
-                content = file.read(_MOST_BYTES + 1)
-            if len(content) > _MOST_BYTES:
-                raise ValueError(f"it has more than {_MOST_BYTES} bytes")
-            return content.decode()
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            self.problems.append(
-                f"{self._setting()}: {self.file} cannot be read: {reason}; expected a YAML file, in the model "
-                'directory or with its whole path, or JSON such as {"stream_interval": 4}'
-            )
-            return ""
-
-    # -- arguments -----------------------------------------------------------------------------------------------------
-
-    def _object(self, node: yaml.MappingNode, signature: str, owner: str, prefix: str) -> None:
-        """Arguments of LLM, or of a configuration object of which the server sets other fields too."""
-        known = self.signatures[signature]
-        seen = set()
-        for key, value in node.value:
-            name = str(key.value)
-            path = f"{prefix}{name}"
-            if path in seen:
-                self._problem(path, key, "it is there twice; keep one")
-            elif owner == "LLM" and name in _OURS:
-                self._problem(path, key, f"the server sets this argument: {_OURS[name]}")
-            elif name not in known:
-                self._problem(path, key, f"TensorRT-LLM {self.version} has no such argument{self._near(path)}")
-            else:
-                self._argument(path, key, value, Target(owner, name), known[name])
-            seen.add(path)
-
-    def _argument(self, path: str, key: yaml.Node, node: yaml.Node, target: Target, annotation: str) -> None:
-        if not self._permitted(target.name, path, key):
-            return
-        inner = next((name for name in re.findall(r"\w+", annotation) if name in _PLACED), None)
-        if inner is not None and inner in self.signatures and isinstance(node, yaml.MappingNode):
-            self._object(node, inner, inner, f"{path}.")
-            return
-        known = len(self.problems)
-        value = self._value(path, node, annotation)
-        if len(self.problems) > known:
-            return
-        option = self.options.get(target)
-        if option is None:
-            self.found.append(ExtraArgument(target, value, self._place(key)))
-        else:
-            self._set(option, value, path, node)
-
-    def _permitted(self, name: str, path: str, key: yaml.Node) -> bool:
-        """Arguments that bring code into the engine process are as `option.trust_remote_code` allows."""
-        if _CODE.search(name) is None or self.config.options.trust_remote_code:
-            return True
-        self._problem(path, key, "it brings code into the engine: set option.trust_remote_code=true if you trust it")
-        return False
-
-    def _value(self, path: str, node: yaml.Node, annotation: str, depth: int = 0) -> Any:
-        """Plain data, checked against the annotation, and against that of a class's fields."""
-        self.values += 1
-        if self.values > _MOST_VALUES or depth > _DEEPEST:
-            raise ConfigError(
-                [f"{self._setting()}: more than {_MOST_VALUES} values, or nested more than {_DEEPEST} deep"]
-            )
-        kinds = _kinds(annotation, self.signatures)
-        classes = [self.signatures[name] for name in re.findall(r"\w+", annotation) if name in self.signatures]
-        if isinstance(node, yaml.MappingNode):
-            value: Any = {}
-            for key, item in node.value:
-                name, inside = str(key.value), f"{path}.{key.value}"
-                if classes and kinds is not None and not any(name in known for known in classes):
-                    near = difflib.get_close_matches(name, sorted({each for known in classes for each in known}), 3)
-                    advice = f"; did you mean {' or '.join(near)}?" if near else ""
-                    self._problem(inside, key, f"TensorRT-LLM {self.version} has no such argument{advice}")
-                if _CODE.search(name) and not self.config.options.trust_remote_code:
-                    self._problem(
-                        inside,
-                        key,
-                        "it brings code into the engine, which runs only with option.trust_remote_code=true",
-                    )
-                annotations = [known[name] for known in classes if name in known]
-                value[name] = self._value(inside, item, annotations[0] if len(annotations) == 1 else "Any", depth + 1)
-        elif isinstance(node, yaml.SequenceNode):
-            value = [self._value(f"{path}[{at}]", item, "Any", depth + 1) for at, item in enumerate(node.value)]
-        else:
-            value = _scalar(node)
-        if kinds is not None and not _is_one_of(value, kinds):
-            self._problem(path, node, f"expected {' or '.join(kinds)}, not {_described(value)}")
-        return value
-
-    def _set(self, option: str, value: Any, path: str, node: yaml.Node) -> None:
-        """The argument as an option, which nobody else may have set to something else."""
-        declared = OPTIONS[option]
-        try:
-            checked = declared.type.check(value, declared.option)
-        except NotAValueError as error:
-            self._problem(path, node, str(error))
-            return
-        if self.config.is_set(option) and getattr(self.config.options, option) != checked:
-            self._problem(
-                path,
-                node,
-                f"{_described(value)} here, and {format_setting(self.config, option)} is the same argument: keep one",
-            )
-            return
-        self.became.append(option)
-        self.config = self.config.replace(Origin.override(f"{_KEY}, {self._place(node)}"), **{option: checked})
-
-    # -- messages ------------------------------------------------------------------------------------------------------
-
-    def _near(self, path: str) -> str:
-        paths = sorted(_paths(self.signatures, self.llm))
-        names = {each: each.rsplit(".", 1)[-1] for each in paths}
-        close = difflib.get_close_matches(path.rsplit(".", 1)[-1], sorted(set(names.values())), 3, 0.7)
-        near = [each for name in close for each in paths if names[each] == name]
-        return f"; did you mean {' or '.join(near[:3])}?" if near else ""
-
-    def _problem(self, path: str, node: yaml.Node, text: str) -> None:
-        self.problems.append(f"{self._setting()}, {self._place(node)}: {path}{': ' if path else ''}{text}")
-
-    def _setting(self) -> str:
-        return f"{_KEY} ({self.config.origin(OPTION)})"
-
-    def _place(self, node: yaml.Node) -> str:
-        line = f"line {node.start_mark.line + 1}"
-        return line if self.file is None else f"{self.file} {line}"
-
-
-def _scalar(node: yaml.Node) -> str | float | bool | None:
-    """A value as JSON has it; dates, huge numbers and what Python's tags would make are their text."""
-    try:
-        value = yaml.SafeLoader("").construct_object(node)
-    except (yaml.YAMLError, ValueError):
-        return str(node.value)
-    is_number = isinstance(value, (int, float)) and -(2**63) < value < 2**63
-    return value if is_number or value is None or isinstance(value, str) else str(node.value)
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, (list, dict)):
-        return "a list" if isinstance(value, list) else "a mapping"
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) < 60 else f"{text[:60]}..."
-
-
-# -- what the installed version takes ----------------------------------------------------------------------------------
-
-_SCALARS = {
-    **dict.fromkeys(("int", "PositiveInt", "NonNegativeInt", "StrictInt"), "a whole number"),
-    **dict.fromkeys(("float", "PositiveFloat", "NonNegativeFloat"), "a number"),
-    "bool": "true or false",
-    "str": "text",
-    "None": "null",
-    **dict.fromkeys(("List", "list", "Tuple", "tuple", "Set", "set", "Sequence"), "a list"),
-    **dict.fromkeys(("Dict", "dict", "Mapping"), "a mapping"),
-}
-
-
-def _kinds(annotation: str, signatures: Signatures) -> list[str] | None:
-    """`Optional[int]`: a whole number or null. None where a part is not known, so that anything may be written."""
-    try:
-        found = list(_parts(ast.parse(annotation, mode="eval").body, signatures))
-    except SyntaxError:
-        return None
-    return None if None in found else [kind for kind in dict.fromkeys(found) if kind is not None]
-
-
-def _parts(node: ast.expr, signatures: Signatures) -> Iterator[str | None]:
-    if isinstance(node, ast.BinOp):
-        yield from _parts(node.left, signatures)
-        yield from _parts(node.right, signatures)
-    elif isinstance(node, ast.Subscript):
-        name = ast.unparse(node.value).rsplit(".", 1)[-1]
-        inside = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        if name == "Literal":
-            yield from (ast.unparse(part) for part in inside)
-        elif name in ("Optional", "Union", "Annotated"):
-            for part in inside[:1] if name == "Annotated" else inside:
-                yield from _parts(part, signatures)
-            yield from ["null"] if name == "Optional" else []
-        else:
-            yield _SCALARS.get(name)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield from _parts(ast.parse(node.value, mode="eval").body, signatures)
-    else:
-        name = ast.unparse(node).rsplit(".", 1)[-1]
-        yield _SCALARS.get(name) or ("a mapping" if name in signatures else None)
-
-
-def _is_one_of(value: Any, kinds: list[str]) -> bool:
-    if isinstance(value, str):
-        return "text" in kinds or repr(value) in kinds
-    if isinstance(value, bool) or value is None:
-        return ("null" if value is None else "true or false") in kinds
-    if isinstance(value, (int, float)):
-        whole = isinstance(value, int) and ("a whole number" in kinds or repr(value) in kinds)
-        return whole or "a number" in kinds
-    return ("a list" if isinstance(value, list) else "a mapping") in kinds
-
-
-def _paths(signatures: Signatures, llm: str) -> Iterator[str]:
-    for name, annotation in signatures[llm].items():
-        yield name
-        for inner in re.findall(r"\w+", annotation):
-            yield from (f"{name}.{field}" for field in signatures.get(inner, ()))
+    """See `read_extra_options`; `llm` is the LLM of the backend as the table of names has it."""
+    library = Library(
+        option="extra_llm_api_options",
+        engine=f"TensorRT-LLM {version}",
+        owner="LLM",
+        root=llm,
+        signatures={**_tabled(llm, version), **_installed(llm)},
+        ours=_OURS,
+        options=options_of(effects, _DERIVED),
+        placed=_PLACED,
+    )
+    return read_extra_options(config, library, notes)
 
 
 @cache
@@ -368,25 +92,11 @@ def _installed(llm: str) -> Signatures:
         try:
             source = package.joinpath(*name.split(".")[1:]).with_suffix(".py").read_text(encoding="utf-8")
             classes |= {
-                found.name: _declared(found) for found in ast.parse(source).body if isinstance(found, ast.ClassDef)
+                found.name: declared_fields(found)
+                for found in ast.parse(source).body
+                if isinstance(found, ast.ClassDef)
             }
         except (OSError, SyntaxError, UnicodeDecodeError):
             return {}
-    found = {name: fields for name in classes if (fields := _inherited(name, classes))}
+    found = {name: fields for name in classes if (fields := inherited_fields(name, classes))}
     return found | {llm: found[root]} if root in found else {}
-
-
-def _declared(node: ast.ClassDef) -> tuple[list[str], dict[str, str]]:
-    """The names of a class's bases, and its own fields."""
-    fields = {
-        item.target.id: ast.unparse(item.annotation)
-        for item in node.body
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
-    }
-    usual = {name: text for name, text in fields.items() if not name.startswith("_") and "ClassVar" not in text}
-    return [ast.unparse(base).rsplit(".", 1)[-1] for base in node.bases], usual
-
-
-def _inherited(name: str, classes: Mapping[str, tuple[list[str], dict[str, str]]]) -> dict[str, str]:
-    bases, own = classes.get(name, ([], {}))
-    return {key: text for base in bases if base != name for key, text in _inherited(base, classes).items()} | own

@@ -51,7 +51,7 @@ _SPAWN_SECONDS = 40.0
 _JOIN_SECONDS = 5.0
 _UNWINDING_SECONDS = 10.0
 _WORDS_SECONDS = 10.0
-"""So long a launcher's rank has to say why it failed, and the leader to tell the engine process if it failed too."""
+"""Seconds in which a launcher's rank writes why it failed, and the leader reports its own failure, if it failed too."""
 _STATUS = 3
 
 

@@ -39,10 +39,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-import orjson
 from packaging.version import Version
 
-from djl_trtllm.backends.json_grammar import as_grammar
+from djl_trtllm.backends.json_grammar import as_grammar, with_options
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.request import Guide, GuideKind, Sampling
@@ -156,19 +155,6 @@ def guide_arguments(guide: Guide, library: str | None) -> dict[str, Any]:
     """Return the keyword arguments of GuidedDecodingParams. Raises SchemaError."""
     guide = with_options(guide) if library == GuidedDecoding.LLGUIDANCE else as_grammar(guide)[0]
     return {_GUIDES[guide.kind]: guide.value}
-
-
-def with_options(guide: Guide) -> Guide:
-    """JSON guides for llguidance: white space as of Python's `json.dumps`, and what it does not follow is an error if
-    strict. Its `whitespace_pattern` may repeat, so it limits nothing."""
-    if guide.kind not in (GuideKind.JSON_OBJECT, GuideKind.JSON_SCHEMA):
-        return guide
-    schema = {"type": "object"} if guide.kind is GuideKind.JSON_OBJECT else orjson.loads(guide.value)
-    if not isinstance(schema, dict):
-        return guide
-    options: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    options["lenient"] = not guide.strict
-    return Guide(GuideKind.JSON_SCHEMA, orjson.dumps(schema | {"x-guidance": options}).decode(), guide.strict)
 
 
 def _beams(sampling: Sampling) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Backend(Choice):
     TENSORRT = "tensorrt"
     PYTORCH = "pytorch"
     AUTODEPLOY = "autodeploy"
+    VLLM = "vllm"
     OPENVINO = "openvino"
     SCRIPTED = "scripted"
 
@@ -49,6 +50,19 @@ class Backend(Choice):
 
 _ADDED: dict[str, Backend] = {}
 """Values beside the members. There is one object of each, so that `is` compares them."""
+
+
+class RollingBatch(Choice):
+    """LMI's batching libraries."""
+
+    AUTO = "auto"
+    TRTLLM = "trtllm"
+    VLLM = "vllm"
+    LMI_DIST = "lmi-dist"
+    ENABLE = "enable"
+    DISABLE = "disable"
+    DEEPSPEED = "deepspeed"
+    SCHEDULER = "scheduler"
 
 
 class SchedulingPolicy(Choice):
@@ -258,6 +272,7 @@ class OptionTypes:
     trust_remote_code: bool
     model_name: str | None
     backend: Backend
+    rolling_batch: RollingBatch
     tokenizer: str | None
     tokenizer_revision: str | None
     hf_access_token: str | None
@@ -437,6 +452,26 @@ class OptionTypes:
     return_perf_metrics: bool
     orchestrator_type: Orchestrator | None
     extra_llm_api_options: str | None
+    # vllm
+    gpu_memory_utilization: float | None
+    max_num_batched_tokens: int | None
+    quantization: str | None
+    max_loras: int
+    max_cpu_loras: int | None
+    fully_sharded_loras: bool
+    max_logprobs: int | None
+    cpu_offload_gb: float | None
+    enable_expert_parallel: bool
+    disable_custom_all_reduce: bool
+    async_scheduling: bool | None
+    attention_backend: str | None
+    distributed_executor_backend: Literal["mp", "ray", "uni"] | None
+    speculative_config: str | None
+    compilation_config: str | None
+    hf_overrides: str | None
+    kv_transfer_config: str | None
+    limit_mm_per_prompt: str | None
+    extra_engine_args: str | None
     # lora
     enable_lora: bool
     max_lora_rank: int

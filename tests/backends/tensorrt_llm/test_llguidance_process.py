@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.backends.tensorrt_llm.sampling import with_options
+from djl_trtllm.backends.json_grammar import with_options
 from djl_trtllm.executor.guides import GuideGate
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.request import Guide, GuideKind, Sampling
@@ -17,7 +17,7 @@ from tests.backends import rows
 pytest.importorskip("llguidance")
 from llguidance import LLMatcher, LLTokenizer  # if it is installed
 
-from djl_trtllm.backends.tensorrt_llm.llguidance_process import LlguidanceTrial
+from djl_trtllm.backends.llguidance_process import LlguidanceTrial
 
 GUIDES = rows(__file__, "guides_for_llguidance")
 GOOD = [Guide(GuideKind(kind), value) for kind, value in GUIDES["good"]]
@@ -101,7 +101,7 @@ def test_the_program_tries_guides(tiny_stories: Path) -> None:
     usable: list[int] = []
     problems: list[str] = []
     gate = GuideGate(
-        "djl_trtllm.backends.tensorrt_llm.llguidance_process",
+        "djl_trtllm.backends.llguidance_process",
         str(tiny_stories),
         lambda request: usable.append(request.request_id),
         lambda request, refusal: problems.append(refusal.message.partition(": ")[2]),

@@ -21,11 +21,11 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     from tests.fakes import xgrammar
 
     monkeypatch.setitem(sys.modules, "xgrammar", xgrammar)
-    monkeypatch.delitem(sys.modules, "djl_trtllm.backends.tensorrt_llm.xgrammar_process", raising=False)
-    from djl_trtllm.backends.tensorrt_llm import xgrammar_process
+    monkeypatch.delitem(sys.modules, "djl_trtllm.backends.xgrammar_process", raising=False)
+    from djl_trtllm.backends import xgrammar_process
 
     yield xgrammar_process
-    sys.modules.pop("djl_trtllm.backends.tensorrt_llm.xgrammar_process", None)
+    sys.modules.pop("djl_trtllm.backends.xgrammar_process", None)
 
 
 GUIDES = [

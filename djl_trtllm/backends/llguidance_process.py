@@ -1,4 +1,4 @@
-"""Tries guides with llguidance: `python -m djl_trtllm.backends.tensorrt_llm.llguidance_process FD TOKENIZER_DIR`.
+"""Tries guides with llguidance: `python -m djl_trtllm.backends.llguidance_process FD TOKENIZER_DIR`.
 
 As in TensorRT-LLM's `_torch/pyexecutor/grammar_matcher.py` (about 1.2), with the same package, but the end token is the
 tokenizer's, not the model's. llguidance compiles much of a guide only while output is produced, so two sample outputs
@@ -16,7 +16,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from djl_trtllm.backends.tensorrt_llm.sampling import with_options
+from djl_trtllm.backends.json_grammar import with_options
 from djl_trtllm.executor.guides import Verdict, keywords_left_out, serve_trials, too_large, trial_with_tokenizer
 from djl_trtllm.request import Guide, GuideKind
 

@@ -1,4 +1,4 @@
-"""Tries guides with xgrammar: `python -m djl_trtllm.backends.tensorrt_llm.xgrammar_process FD TOKENIZER_DIR`.
+"""Tries guides with xgrammar: `python -m djl_trtllm.backends.xgrammar_process FD TOKENIZER_DIR`.
 
 As in TensorRT-LLM's `_torch/pyexecutor/grammar_matcher.py` (about 1.2), with the same package. Without a tokenizer.json
 a guide is parsed and not compiled.

@@ -1,0 +1,245 @@
+"""The arguments of vLLM's `EngineArgs` that follow from options, model and machine, as plain data.
+
+For example `option.tensor_parallel_degree=max` on two GPUs is `tensor_parallel_size: 2`. What vLLM computes itself is
+left out, so that its own default for the model and the GPU counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from djl_trtllm.backends.effects import Effects, Passed, Target, read_effects
+from djl_trtllm.backends.extra_options import Library, options_of, read_extra_options
+from djl_trtllm.backends.vllm.names import OWNER, arguments_of, declared_objects, installed_package
+from djl_trtllm.config import Config, DType, KvCacheDType, Quantization
+from djl_trtllm.config.configuration import format_setting
+from djl_trtllm.config.options.choices import GuidedDecoding
+from djl_trtllm.config.sources import Origin
+from djl_trtllm.engines.hardware import Hardware
+from djl_trtllm.engines.plan import planned_length, planned_sequences
+from djl_trtllm.errors import ConfigError
+from djl_trtllm.model import Layout
+
+EFFECTS: Effects = read_effects(__package__, "vllm")
+"""On vLLM (`option.backend=vllm`)."""
+
+_DTYPES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
+_OBJECTS = {
+    "speculative_config": "SpeculativeConfig | None",
+    "compilation_config": "CompilationConfig",
+    "hf_overrides": "dict",
+    "kv_transfer_config": "KVTransferConfig | None",
+    "limit_mm_per_prompt": "dict",
+}
+"""Options that are JSON objects, with the classes that vLLM makes of them."""
+_SERVED_HERE = "the server does that itself"
+_OURS = {
+    "model": "set option.model_id",
+    "tokenizer": "set option.tokenizer",
+    "tokenizer_revision": "set option.tokenizer_revision",
+    "revision": "set option.revision",
+    "hf_token": "set HF_TOKEN",
+    "served_model_name": "set option.model_name",
+    "skip_tokenizer_init": "vLLM needs the tokenizer for guides and bad words",
+    "trust_remote_code": "set option.trust_remote_code: a file that comes with a model cannot allow the model's code",
+    "enable_lora": "set option.enable_lora",
+    "structured_outputs_config": "set option.guided_decoding_backend",
+    "reasoning_parser": "set option.reasoning_parser: the server finds reasoning",
+    "runner": "text is generated here",
+    "convert": "text is generated here",
+    "disable_log_stats": "the server shows vLLM's figures",
+    "tokens_only": _SERVED_HERE,
+    "shutdown_timeout": _SERVED_HERE,
+    "scheduling_policy": "set option.scheduling_policy: the server decides who is next",
+    "data_parallel_size": "start as many workers of the model (minWorkers)",
+}
+"""Arguments that the server sets itself, with what to do instead."""
+_DERIVED = {
+    "dtype": "dtype",
+    "max_model_len": "max_seq_len",
+    "max_num_seqs": "max_rolling_batch_size",
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "tensor_parallel_size": "tensor_parallel_degree",
+}
+"""Arguments that are options under another name, where code derives the argument."""
+_LIBRARIES: dict[GuidedDecoding | None, str] = {GuidedDecoding.LLGUIDANCE: "guidance"}
+_OPTIONS = options_of(EFFECTS, {Target(OWNER, argument): option for argument, option in _DERIVED.items()})
+_SEQUENCES = 256
+_FITTED = -1
+"""`max_model_len` of a model whose context vLLM lowers to what the KV cache holds."""
+_NO_COUNTERPART = "vLLM does not quantise so; serve a checkpoint that is quantised, or set option.quantize=fp8"
+
+
+def with_own_defaults(config: Config, layout: Layout) -> Config:
+    """The configuration with defaults of vLLM and of LMI with vLLM, where the user set nothing.
+
+    vLLM splits prompts and pages its KV cache, so a long context costs nothing until it is used.
+    """
+    options, context = config.options, layout.shape.max_position_embeddings
+    lengths = ("max_seq_len", "max_input_len", "max_output_len")
+    unset = {name for name in lengths if not config.is_set(name)}
+    if options.max_seq_len is None and context is not None and not {"max_input_len", "max_output_len"} - unset:
+        config = config.replace(Origin.derived("the model's context"), max_seq_len=context)
+    longest = planned_length(config, layout.shape, [])
+    room = dict.fromkeys(unset - {"max_seq_len"}, longest - 1)
+    if config.options.max_seq_len is not None:
+        config = config.replace(Origin.derived("option.max_seq_len, less one token"), **room)
+    if not config.is_set("max_rolling_batch_size") and options.max_num_sequences is None:
+        most = max(_SEQUENCES, options.max_rolling_batch_size)
+        config = config.replace(Origin.derived("LMI's default with vLLM"), max_rolling_batch_size=most)
+    own = {name: True for name in ("enable_kv_cache_reuse", "enable_chunked_prefill") if not config.is_set(name)}
+    return config.replace(Origin.derived("vLLM's own default"), **own)
+
+
+def with_extra_arguments(config: Config, version: str, notes: list[str]) -> tuple[Config, dict[str, Any]]:
+    """The configuration with the arguments of `extra_engine_args` that have options, and all others.
+
+    Options that are JSON objects are read in the same way. Raises ConfigError with every problem found.
+    """
+    package = installed_package()
+    signatures = {
+        **({} if package is None else declared_objects(package)),
+        OWNER: {**arguments_of(version), **_OBJECTS},
+    }
+    found: dict[str, Any] = {}
+    problems: list[str] = []
+    for name in ("extra_engine_args", *_OBJECTS):
+        library = Library(
+            option=name,
+            engine=f"vLLM {version}",
+            owner=OWNER,
+            root=OWNER,
+            signatures=signatures,
+            ours=_OURS,
+            options={target: option for target, option in _OPTIONS.items() if option not in _OBJECTS},
+            argument="" if name == "extra_engine_args" else name,
+        )
+        try:
+            config, extra = read_extra_options(config, library, notes)
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        twice = [each.target.name for each in extra if each.target.name in found]
+        problems += [
+            f"{format_setting(config, name)}: option.extra_engine_args has {each} too; keep one" for each in twice
+        ]
+        found |= {each.target.name: each.value for each in extra}
+    if problems:
+        raise ConfigError(problems)
+    return config, found
+
+
+def engine_arguments(
+    config: Config,
+    layout: Layout,
+    hardware: Hardware,
+    version: str,
+    extra: Mapping[str, Any],
+    problems: list[str],
+    notes: list[str],
+) -> dict[str, Any]:
+    """The arguments with `extra` ones; adds to `problems` and `notes`."""
+    options = config.options
+    arguments: dict[str, Any] = {
+        "model": str(layout.path),
+        "tokenizer": str(layout.tokenizer_dir or layout.path),
+        "max_num_seqs": planned_sequences(config),
+        "max_model_len": _longest(config, layout, notes),
+        "tensor_parallel_size": _tensor_parallel(config, hardware, problems),
+        "structured_outputs_config": {"backend": _LIBRARIES.get(options.guided_decoding_backend, "xgrammar")},
+        **_passed(config),
+        **extra,
+    }
+    if options.dtype in _DTYPES:
+        arguments["dtype"] = _DTYPES[options.dtype]
+    if options.enable_lora:
+        arguments["enable_lora"] = True
+    if (tokens := _batched_tokens(config, problems)) is not None:
+        arguments["max_num_batched_tokens"] = tokens
+    if options.kv_cache_dtype is KvCacheDType.FP8:
+        arguments["kv_cache_dtype"] = "fp8"
+    elif options.kv_cache_dtype in (KvCacheDType.INT8, KvCacheDType.FP32):
+        setting = format_setting(config, "kv_cache_dtype")
+        problems.append(f"{setting} is not available with vLLM: option.kv_cache_dtype=fp8, or auto")
+    if options.quantize is not None and not config.is_set("quantization"):
+        arguments |= _quantized(config, layout, problems)
+    if config.options.limit_mm_per_prompt is not None and any(arguments.get("limit_mm_per_prompt", {}).values()):
+        setting = format_setting(config, "limit_mm_per_prompt")
+        problems.append(f"{setting}: only text is served, no images, videos or sounds; leave it out")
+    known = arguments_of(version)
+    for name in [name for name in arguments if name not in known]:
+        del arguments[name]
+        problems.append(f"{_origin_of(config, name)}: vLLM {version} has no {OWNER}.{name}; leave it out")
+    return arguments
+
+
+def _passed(config: Config) -> dict[str, Any]:
+    """The values of options that are passed as they are."""
+    found: dict[str, Any] = {}
+    for name, effect in EFFECTS.items():
+        value = getattr(config.options, name)
+        if (
+            not isinstance(effect, Passed)
+            or value is None
+            or name in _OBJECTS
+            or (effect.needs and not effect.needs.met(config))
+        ):
+            continue
+        if effect.when_set and not config.is_set(name):
+            continue
+        found |= {target.name: list(value) if isinstance(value, tuple) else value for target in effect.targets}
+    return found
+
+
+def _origin_of(config: Config, argument: str) -> str:
+    """The setting that an argument comes from, else the argument's name."""
+    option = _OPTIONS.get(Target(OWNER, argument))
+    return argument if option is None else format_setting(config, option)
+
+
+def _longest(config: Config, layout: Layout, notes: list[str]) -> int:
+    if not any(config.is_set(name) for name in ("max_seq_len", "max_input_len", "max_output_len")):
+        return _FITTED
+    return planned_length(config, layout.shape, notes)
+
+
+def _tensor_parallel(config: Config, hardware: Hardware, problems: list[str]) -> int:
+    asked, here = config.options.tensor_parallel_degree, len(hardware.gpus)
+    pipeline = config.options.pipeline_parallel_degree
+    if asked == "max":
+        return max(1, here // pipeline)
+    if hardware.gpus and asked * pipeline > here:
+        named = [n for n in ("tensor_parallel_degree", "pipeline_parallel_degree") if config.is_set(n)]
+        setting = " and ".join(format_setting(config, name) for name in named)
+        problems.append(f"{setting}: {asked * pipeline} GPUs are needed, and {here} can be used here")
+    return asked
+
+
+def _batched_tokens(config: Config, problems: list[str]) -> int | None:
+    own, ours = config.options.max_num_batched_tokens, config.options.max_num_tokens
+    if own is not None and ours is not None and own != ours:
+        both = " and ".join(format_setting(config, name) for name in ("max_num_batched_tokens", "max_num_tokens"))
+        problems.append(f"{both} are the same argument of vLLM: keep one")
+    tokens = ours if own is None else own
+    if tokens is None or tokens >= (sequences := planned_sequences(config)):
+        return tokens
+    if config.is_set("max_rolling_batch_size") or config.is_set("max_num_sequences"):
+        setting = format_setting(config, "max_num_tokens" if own is None else "max_num_batched_tokens")
+        problems.append(
+            f"{setting}: an iteration takes a token of each of {sequences} sequences; raise it, or run fewer"
+        )
+    return tokens
+
+
+def _quantized(config: Config, layout: Layout, problems: list[str]) -> Mapping[str, Any]:
+    """A checkpoint that is quantised says how itself; of others vLLM makes FP8."""
+    asked = config.options.quantize
+    stored = (layout.quantization or "").lower()
+    if asked is Quantization.FP8 and not stored:
+        return {"quantization": "fp8"}
+    if asked is None or asked.value in stored:
+        return {}
+    has = f"the checkpoint is quantised by {layout.quantization}" if stored else "the checkpoint is not quantised"
+    problems.append(f"{format_setting(config, 'quantize')}: {has}, and {_NO_COUNTERPART}")
+    return {}

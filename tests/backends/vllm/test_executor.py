@@ -1,0 +1,249 @@
+"""What an executor promises, held by the installed vLLM, or by the fake where there is none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from djl_trtllm.executor.protocol import Delta, Refusal, Submit, Try
+from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
+from tests.backends.vllm import FAKE, IS_INSTALLED
+from tests.support.steps import deltas_of
+
+END = 2
+PROMPTS = [[1, 300 + 7 * k, 500, *range(600, 610 + 3 * k)] for k in range(6)]
+
+
+def make(**arguments: Any) -> Any:
+    from djl_trtllm.backends.vllm.executor import VllmExecutor
+
+    given = {
+        "max_num_seqs": 8,
+        "max_model_len": 1024,
+        "dtype": "float32",
+        "enforce_eager": True,
+        "seed": 0,
+        **arguments,
+    }
+    return VllmExecutor(
+        arguments=given,
+        environment={"VLLM_CPU_KVCACHE_SPACE": "1"},
+        tokenizer_dir=given["tokenizer"],
+        guides="xgrammar",
+        max_sequences=8,
+        lookahead=2,
+    )
+
+
+@pytest.fixture(scope="module")
+def shared(tiny_stories: Path) -> Iterator[Any]:
+    if not IS_INSTALLED:
+        sys.path.insert(0, str(FAKE))
+    executor = make(model=str(tiny_stories), tokenizer=str(tiny_stories))
+    yield executor
+    executor.close()
+    if not IS_INSTALLED:
+        sys.path.remove(str(FAKE))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+            del sys.modules[name]
+
+
+@pytest.fixture
+def executor(shared: Any) -> Iterator[Any]:
+    """The executor, idle before and after."""
+    yield shared
+    assert not shared.busy
+
+
+class Output:
+    """What came of one request."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for delta in self.deltas for token in delta.token_ids]
+
+    @property
+    def end(self) -> Delta:
+        """The terminal delta: there is one, and it is the last."""
+        assert [bool(delta.finish) for delta in self.deltas] == [False] * (len(self.deltas) - 1) + [True]
+        return self.deltas[-1]
+
+
+def step(executor: Any, steps: int) -> dict[int, Output]:
+    outputs: dict[int, Output] = {}
+    for _ in range(steps):
+        for delta in deltas_of(executor.step()):
+            outputs.setdefault(delta.request_id, Output()).deltas.append(delta)
+    return outputs
+
+
+def finish(executor: Any, outputs: dict[int, Output] | None = None) -> dict[int, Output]:
+    """Step until nothing is to do."""
+    outputs = {} if outputs is None else outputs
+    for _ in range(20_000):
+        if not executor.busy:
+            return outputs
+        for delta in deltas_of(executor.step()):
+            outputs.setdefault(delta.request_id, Output()).deltas.append(delta)
+    raise AssertionError("still busy")
+
+
+def generate(executor: Any, prompt: list[int], tokens: int = 16, **given: Any) -> Output:
+    """One request, alone. What `Submit` has no field for is of its sampling."""
+    own = {name: given.pop(name) for name in Submit.__struct_fields__ if name in given}
+    executor.submit(Submit(1, prompt, Sampling(tokens, **given), **own))
+    return finish(executor)[1]
+
+
+def test_greedy_output_is_the_same_alone_and_among_others(executor: Any) -> None:
+    alone = [generate(executor, prompt).ids for prompt in PROMPTS]
+    for number, prompt in enumerate(PROMPTS):
+        executor.submit(Submit(number, prompt, Sampling(16)))
+    together = finish(executor)
+    assert [together[number].ids for number in range(6)] == alone
+    assert all(output.end.finish in (FinishReason.LENGTH, FinishReason.STOP) for output in together.values())
+
+
+def test_more_requests_than_sequences_all_end(executor: Any) -> None:
+    for number in range(20):
+        executor.submit(Submit(number, PROMPTS[number % 6], Sampling(8, ignore_eos=True)))
+    outputs = step(executor, 2)
+    assert executor.stats().running == 20 and (executor.stats().queued or 0) >= 1
+    finish(executor, outputs)
+    assert sorted(outputs) == list(range(20)) and all(len(output.ids) == 8 for output in outputs.values())
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(4, do_sample=True, temperature=-1.0),
+        Sampling(4, do_sample=True, top_p=0.0),
+        Sampling(4, presence_penalty=3.0),
+        Sampling(0),
+    ],
+    ids=["temperature", "top_p", "presence_penalty", "max_new_tokens"],
+)
+def test_a_request_that_vllm_finds_wrong_ends_alone(executor: Any, sampling: Sampling) -> None:
+    executor.submit(Submit(1, PROMPTS[0], Sampling(6, ignore_eos=True)))
+    outputs = step(executor, 1)
+    executor.submit(Submit(2, PROMPTS[0], sampling))
+    finish(executor, outputs)
+    assert outputs[2].end.finish == FinishReason.ERROR and isinstance(outputs[2].end.error, Refusal)
+    assert len(outputs[1].ids) == 6
+
+
+def test_a_prompt_beyond_the_longest_sequence_is_refused(executor: Any) -> None:
+    assert isinstance(generate(executor, [5] * 2000).end.error, Refusal)
+
+
+def test_a_cancelled_request_ends_once_and_its_id_can_be_used_again(executor: Any) -> None:
+    for _ in range(3):
+        for number in range(4):
+            executor.submit(Submit(number, PROMPTS[number], Sampling(500, ignore_eos=True)))
+        outputs = step(executor, 4)
+        for number in range(4):
+            executor.cancel(number)
+        executor.cancel(0)
+        executor.cancel(99)
+        finish(executor, outputs)
+        assert [outputs[number].end.finish for number in range(4)] == [FinishReason.CANCELLED] * 4
+    assert executor.stats().kv_usage == 0
+    assert len(generate(executor, PROMPTS[0], 3, ignore_eos=True).ids) == 3
+
+
+def test_a_stop_id_ends_a_sequence_and_is_its_last_token(executor: Any) -> None:
+    free = generate(executor, PROMPTS[0], 8, ignore_eos=True).ids
+    for ignore_eos in (False, True):
+        output = generate(executor, PROMPTS[0], 8, stop_token_ids=[END, free[2]], ignore_eos=ignore_eos)
+        assert output.ids == free[: free.index(free[2]) + 1] and output.end.finish == FinishReason.STOP
+
+
+def test_a_stop_id_before_the_least_length_is_not_generated(executor: Any) -> None:
+    third = generate(executor, PROMPTS[0], 8, ignore_eos=True).ids[2]
+    output = generate(executor, PROMPTS[0], 8, stop_token_ids=[third], min_new_tokens=5)
+    assert len(output.ids) >= 5 and third not in output.ids[:5]
+
+
+def test_log_probabilities_come_only_when_asked_for_and_the_likeliest_in_order(executor: Any) -> None:
+    silent = generate(executor, PROMPTS[1], 6, ignore_eos=True)
+    plain = generate(executor, PROMPTS[1], 6, ignore_eos=True, logprobs=True)
+    ranked = generate(executor, PROMPTS[1], 6, ignore_eos=True, logprobs=True, top_logprobs=3)
+    assert all(delta.logprobs is None for delta in silent.deltas) and silent.ids == plain.ids == ranked.ids
+    values = [value for delta in plain.deltas for value in delta.logprobs or []]
+    assert len(values) == 6 and all(isinstance(value, float) and value <= 0 for value in values)
+    rows: list[Any] = [row for delta in ranked.deltas for row in delta.logprobs or []]
+    assert [row.logprob for row in rows] == pytest.approx(values, abs=1e-3)
+    for token, row in zip(ranked.ids, rows, strict=True):
+        assert len(row.ids) == 3 and row.ids[0] == token, "greedy takes the likeliest"
+        assert row.logprobs == sorted(row.logprobs, reverse=True)
+
+
+def test_a_seed_gives_the_same_tokens_alone_and_among_others(executor: Any) -> None:
+    sampled: dict[str, Any] = {"do_sample": True, "temperature": 1.5, "ignore_eos": True}
+    alone = generate(executor, PROMPTS[0], 24, seed=7, **sampled).ids
+    for number, seed in enumerate((7, 8, 2**64 - 1, 7)):
+        executor.submit(Submit(number, PROMPTS[0], Sampling(24, seed=seed, **sampled)))
+    outputs = finish(executor)
+    assert outputs[0].ids == outputs[3].ids == alone
+    assert len({tuple(output.ids) for output in outputs.values()}) == 3
+
+
+def test_a_prompt_that_came_before_is_cached_and_says_how_much_of_it(executor: Any) -> None:
+    prompt = [9, *range(700, 1000)]
+    first, second = (generate(executor, prompt, 3, ignore_eos=True) for _ in range(2))
+    assert first.deltas[0].cached_tokens == 0 and 0 < second.deltas[0].cached_tokens < len(prompt)
+    assert all(delta.cached_tokens == 0 for delta in second.deltas[1:])
+    assert 0 < (executor.stats().kv_hit_rate or 0) < 1
+
+
+def test_a_guide_with_a_least_length_is_refused(executor: Any) -> None:
+    for given in ({"min_new_tokens": 4}, {"ignore_eos": True}):
+        end = generate(executor, PROMPTS[0], 8, guide=Guide(GuideKind.REGEX, "yes|no"), **given).end
+        assert isinstance(end.error, Refusal) and next(iter(given)) in end.error.message
+
+
+def test_a_guide_that_cannot_be_used_is_refused_and_a_good_one_is_followed(executor: Any) -> None:
+    pytest.importorskip("xgrammar")
+    bad = generate(executor, PROMPTS[0], 8, guide=Guide(GuideKind.GRAMMAR, "root ::= nothing")).end
+    assert isinstance(bad.error, Refusal)
+    executor.try_guide(Try(7, Guide(GuideKind.REGEX, "yes|no")))
+    assert finish(executor)[7].end.finish == FinishReason.STOP
+    if IS_INSTALLED:
+        output = generate(executor, PROMPTS[0], 8, guide=Guide(GuideKind.REGEX, "yes|no"), stop_token_ids=[END])
+        assert output.end.finish == FinishReason.STOP and 1 < len(output.ids) < 8
+
+
+# -- with the fake only ------------------------------------------------------------------------------------------------
+
+fake_only = pytest.mark.skipif(IS_INSTALLED, reason="a vLLM is installed")
+
+
+@fake_only
+def test_a_lost_engine_raises_and_is_no_requests_end(shared: Any, tiny_stories: Path) -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    for error in (EngineDeadError("gone"), RuntimeError("CUDA error")):
+        executor = make(model=str(tiny_stories), tokenizer=str(tiny_stories))
+        executor.submit(Submit(1, PROMPTS[0], Sampling(6)))
+        executor._core.lost = error
+        with pytest.raises(type(error)):
+            executor.step()
+        with pytest.raises(EngineDeadError):
+            executor.submit(Submit(2, PROMPTS[0], Sampling(6)))
+
+
+@fake_only
+def test_adapters_are_a_feature_where_they_are_enabled_and_go_to_vllm(shared: Any, tiny_stories: Path) -> None:
+    executor = make(model=str(tiny_stories), tokenizer=str(tiny_stories), enable_lora=True)
+    assert executor.features - shared.features == {"adapters"}
+    executor.submit(Submit(1, PROMPTS[0], Sampling(2), adapter=Adapter("pirate", 3, "/adapters/pirate")))
+    (request,) = executor._core.requests.values()
+    assert (request.lora_request.lora_name, request.lora_request.lora_int_id) == ("pirate", 3)
+    finish(executor)

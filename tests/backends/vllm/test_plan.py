@@ -1,0 +1,236 @@
+"""What options, model and machine become as vLLM's arguments, and what is refused before vLLM starts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from djl_trtllm.backends.base import backend_named, this_machine
+from djl_trtllm.backends.planning import choose_backend, plan_fitted
+from djl_trtllm.backends.vllm.backend import VllmPlan
+from djl_trtllm.backends.vllm.names import arguments_of, known_versions
+from djl_trtllm.config import Backend
+from djl_trtllm.engines.hardware import Hardware
+from djl_trtllm.errors import ConfigError, EngineError
+from djl_trtllm.model import inspect
+from tests.backends.vllm import FAKE
+from tests.config.helpers import from_text
+from tests.engines.helpers import CPU_ONLY, configured, gpu_machine
+from tools.vllm.names import differences, members_of
+
+
+def machine(version: str = "0.32.0", gpus: int = 1) -> Hardware:
+    return replace(gpu_machine(None, gpus), vllm=version)
+
+
+def planned(model: Path, hardware: Hardware | None = None, **options: Any) -> VllmPlan:
+    given = {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
+    config = configured(**{"backend": "vllm", **given})
+    _, plan = plan_fitted(config, inspect(model), hardware or machine())
+    assert isinstance(plan, VllmPlan)
+    return plan
+
+
+def refused(model: Path, hardware: Hardware | None = None, **options: Any) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        planned(model, hardware, **options)
+    return list(map(str, caught.value.problems))
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_user_does_not_set_is_vllms_own_or_lmis_with_vllm(roomy: Path) -> None:
+    plan = planned(roomy)
+    assert plan.arguments == {
+        "model": str(roomy),
+        "tokenizer": str(roomy),
+        "max_num_seqs": 256,
+        "max_model_len": -1,
+        "tensor_parallel_size": 1,
+        "structured_outputs_config": {"backend": "xgrammar"},
+    }
+    assert (plan.max_seq_len, plan.max_input_len, plan.gpus) == (8192, 8191, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({"max_model_len": 4096}, {"max_model_len": 4096}),
+        ({"max_input_len": 100, "max_output_len": 50}, {"max_model_len": 150}),
+        ({"max_rolling_batch_size": 16}, {"max_num_seqs": 16}),
+        ({"max_num_tokens": 4096}, {"max_num_batched_tokens": 4096}),
+        ({"max_num_batched_tokens": 4096}, {"max_num_batched_tokens": 4096}),
+        ({"max_rolling_batch_prefill_tokens": 4096}, {"max_num_batched_tokens": 4096}),
+        ({"tensor_parallel_degree": "max"}, {"tensor_parallel_size": 2}),
+        ({"dtype": "fp16"}, {"dtype": "float16"}),
+        ({"gpu_memory_utilization": 0.8}, {"gpu_memory_utilization": 0.8}),
+        ({"enable_prefix_caching": "false"}, {"enable_prefix_caching": False}),
+        ({"quantize": "fp8"}, {"quantization": "fp8"}),
+        ({"quantization": "bitsandbytes"}, {"quantization": "bitsandbytes"}),
+        ({"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "fp8"}),
+        ({"tokens_per_block": 16}, {"block_size": 16}),
+        ({"enable_lora": "true"}, {"enable_lora": True, "max_lora_rank": 64, "max_loras": 4}),
+        ({"cpu_offload_gb_per_gpu": 2}, {"cpu_offload_gb": 2}),
+        ({"speculative_config": {"method": "ngram"}}, {"speculative_config": {"method": "ngram"}}),
+        ({"limit_mm_per_prompt": {"image": 0}}, {"limit_mm_per_prompt": {"image": 0}}),
+        ({"guided_decoding_backend": "llguidance"}, {"structured_outputs_config": {"backend": "guidance"}}),
+        ({"extra_engine_args": {"long_prefill_token_threshold": 9}}, {"long_prefill_token_threshold": 9}),
+        ({"extra_engine_args": {"max_model_len": 512}}, {"max_model_len": 512}),
+        ({"extra_engine_args": {"gpu_memory_utilization": 0.7}}, {"gpu_memory_utilization": 0.7}),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_an_option_becomes_the_argument_of_its_name(
+    roomy: Path, options: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    plan = planned(roomy, machine(gpus=2), **options)
+    assert {name: plan.arguments.get(name) for name in arguments} == arguments
+    assert set(plan.arguments) <= set(arguments_of("0.32.0"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"quantize": "int8"}, "option.quantize=int8 "),
+        ({"kv_cache_dtype": "int8"}, "option.kv_cache_dtype=int8 "),
+        ({"tensor_parallel_degree": 4}, "4 GPUs are needed, and 1 "),
+        ({"max_num_tokens": 4096, "max_num_batched_tokens": 2048}, "keep one"),
+        ({"max_num_batched_tokens": 8, "max_rolling_batch_size": 16}, "a token of each of 16 sequences"),
+        ({"limit_mm_per_prompt": {"image": 2}}, "only text is served"),
+        ({"speculative_config": "{"}, "option.speculative_config (environment variable OPTION_SPECULATIVE_CONFIG)"),
+        ({"extra_engine_args": {"gpu_memory_utilisation": 0.7}}, "did you mean gpu_memory_utilization?"),
+        ({"extra_engine_args": {"max_logprobs": "many"}}, "line 1: max_logprobs: expected a whole number"),
+        ({"extra_engine_args": {"model": "x"}}, "set option.model_id"),
+        ({"extra_engine_args": {"worker_cls": "x.Y"}}, "set option.trust_remote_code=true"),
+        ({"extra_engine_args": {"max_model_len": 512}, "max_model_len": 600}, "option.max_seq_len=600"),
+        ({"extra_engine_args": {"hf_overrides": {}}, "hf_overrides": {}}, "keep one"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_vllm_would_not_take_is_one_line_before_it_starts(roomy: Path, options: dict[str, Any], said: str) -> None:
+    (problem,) = refused(roomy, **options)
+    assert said in problem
+
+
+def test_a_wrong_argument_in_a_file_is_said_with_file_and_line(roomy: Path, tmp_path: Path) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text("max_logprobs: 5\ncompilation_confg:\n  level: 3\n")
+    (problem,) = refused(roomy, extra_engine_args=str(file))
+    assert f"{file} line 2: compilation_confg" in problem and "compilation_config" in problem
+
+
+def test_an_argument_that_the_version_lacks_is_said_by_its_option(roomy: Path) -> None:
+    assert "calculate_kv_scales" in arguments_of("0.26.0") and "calculate_kv_scales" not in arguments_of("0.32.0")
+    given = {"extra_engine_args": {"calculate_kv_scales": True}}
+    assert planned(roomy, machine("0.26.0"), **given).arguments["calculate_kv_scales"] is True
+    (problem,) = refused(roomy, None, **given)
+    assert "vLLM 0.32.0 has no such argument" in problem
+
+
+# -- which engine ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "backend"),
+    [
+        ("option.rolling_batch=vllm", "vllm"),
+        ("option.rolling_batch=lmi-dist", "vllm"),
+        ("option.rolling_batch=vllm\noption.backend=openvino", "openvino"),
+        ("option.rolling_batch=vllm\noption.backend=auto", "auto"),
+        ("option.rolling_batch=trtllm", "auto"),
+        ("option.rolling_batch=scheduler", "auto"),
+    ],
+)
+def test_a_rolling_batch_that_is_vllm_chooses_it_unless_a_backend_is_set(line: str, backend: str) -> None:
+    config = from_text(line)
+    assert config.options.backend == backend
+    if backend == "vllm":
+        assert "option.rolling_batch" in str(config.origin("backend"))
+
+
+@pytest.mark.parametrize(
+    ("hardware", "backend", "said"),
+    [
+        (machine(), "vllm", ("vLLM 0.32.0 is installed and there is a GPU",)),
+        (replace(gpu_machine("1.2.1"), vllm="0.32.0"), "tensorrt", ("TensorRT-LLM 1.2.1", "option.backend=vllm would")),
+        (replace(CPU_ONLY, vllm="0.32.0", vllm_on_cpu=True), "openvino", ("OpenVINO, which is taken on a CPU",)),
+        (replace(CPU_ONLY, vllm="0.32.0"), "openvino", ("vLLM 0.32.0 needs an NVIDIA GPU",)),
+        (replace(machine(), vllm="0.9.0"), "openvino", ("0.26.0 is the oldest",)),
+    ],
+    ids=["only vllm", "both on a GPU", "both on a CPU", "no GPU", "too old"],
+)
+def test_auto_says_which_engine_it_takes_and_why(
+    roomy: Path, hardware: Hardware, backend: str, said: tuple[str, ...]
+) -> None:
+    chosen, reason = choose_backend(configured(), inspect(roomy), hardware)
+    assert chosen == backend and all(part in reason for part in said), reason
+
+
+def test_vllm_that_is_asked_for_and_not_there_is_one_line(roomy: Path) -> None:
+    for hardware, said in ((gpu_machine("1.2.1"), "not installed"), (replace(CPU_ONLY, vllm="0.32.0"), "NVIDIA GPU")):
+        with pytest.raises(EngineError) as caught:
+            planned(roomy, hardware)
+        assert said in str(caught.value) and "option.backend=auto" in str(caught.value)
+
+
+def test_an_architecture_that_vllm_lacks_is_said_from_config_json(
+    roomy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "vllm"
+    (package / "model_executor" / "models").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('the server imports it')")
+    registry = '_TEXT_GENERATION_MODELS = {"LlamaForCausalLM": ("llama", "L")}\n_EMBEDDING_MODELS = {"BertModel": ()}\n'
+    (package / "model_executor" / "models" / "registry.py").write_text(registry)
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert planned(roomy).backend == Backend.VLLM
+    config = json.loads((roomy / "config.json").read_text())
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in roomy.iterdir():
+        (other / path.name).symlink_to(path)
+    (other / "config.json").unlink()
+    for architecture, said in (("LlamaForCausalLN", "it has LlamaForCausalLM"), ("BertModel", "generates no text")):
+        (other / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+        with pytest.raises(EngineError) as caught:
+            planned(other)
+        assert str(other / "config.json") in str(caught.value) and said in str(caught.value)
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+def test_each_version_has_the_arguments_that_are_passed() -> None:
+    derived = {"max_num_seqs", "max_model_len", "tensor_parallel_size", "structured_outputs_config", "dtype"}
+    targets = {
+        target.name
+        for effect in backend_named(Backend.VLLM).effects["vllm"].values()
+        for target in getattr(effect, "targets", ())
+    }
+    for version in known_versions():
+        assert derived | targets <= set(arguments_of(version)), version
+
+
+def test_a_version_that_the_table_lacks_gets_what_the_one_before_has() -> None:
+    assert arguments_of("0.27.5") == arguments_of("0.27.1")
+    assert arguments_of("9.9") == arguments_of(known_versions()[-1])
+
+
+def test_the_fake_has_all_that_the_executor_uses() -> None:
+    lines = [line for line in differences("0.32.0", FAKE / "vllm") if not line.startswith("EngineArgs.")]
+    assert lines == []
+    assert members_of(FAKE / "vllm", "vllm.v1.engine.core_client:Nothing") is None
+
+
+def test_what_is_installed_is_found_without_importing_it() -> None:
+    assert (this_machine().vllm is None) == (not any(name.startswith("vllm") for name in _distributions()))
+
+
+def _distributions() -> set[str]:
+    import importlib.metadata
+
+    return {str(each.metadata["Name"]) for each in importlib.metadata.distributions()}

@@ -1,0 +1,5 @@
+from __future__ import annotations
+
+
+class VLLMClientError(Exception):
+    """The request is wrong."""

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.stats import PrefillStats, PrefixCacheStats, SchedulerStats
+from vllm.v1.outputs import LogprobsLists
+
+VOCABULARY, BLOCKS, END = 2048, 64, 2
+
+
+class InprocClient:
+    """One token of each request in an iteration; output comes an iteration late. `lost` ends the engine."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.lost: Exception | None = None
+        self.requests: dict[str, EngineCoreRequest] = {}
+        self.closed = False
+        self._max_num_seqs = max_num_seqs
+        self._tokens: dict[str, list[int]] = {}
+        self._late: list[EngineCoreOutput] = []
+        self._prompts: list[list[int]] = []
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        if self.lost is not None:
+            raise EngineDeadError
+        assert request.external_req_id is not None and request.request_id not in self.requests
+        self.requests[request.request_id] = request
+        self._tokens[request.request_id] = []
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self.requests.pop(request_id, None)
+
+    def shutdown(self) -> None:
+        self.closed = True
+
+    def get_output(self) -> EngineCoreOutputs:
+        if self.lost is not None:
+            raise self.lost
+        queries = hits = 0
+        late, self._late = self._late, []
+        for request in list(self.requests.values())[: self._max_num_seqs]:
+            prefill = None
+            if not self._tokens[request.request_id]:
+                cached = 16 * ((len(request.prompt_token_ids) - 1) // 16)
+                prefill = PrefillStats(cached if request.prompt_token_ids in self._prompts else 0)
+                self._prompts.append(request.prompt_token_ids)
+                queries, hits = queries + len(request.prompt_token_ids), hits + prefill.num_cached_tokens
+            self._late.append(self._next(request, prefill))
+        usage = min(1.0, len(self.requests) / BLOCKS)
+        waiting = max(0, len(self.requests) - self._max_num_seqs)
+        return EngineCoreOutputs(late, SchedulerStats(waiting, 0, usage, PrefixCacheStats(queries, hits)))
+
+    def _next(self, request: EngineCoreRequest, prefill: PrefillStats | None) -> EngineCoreOutput:
+        params, tokens = request.sampling_params, self._tokens[request.request_id]
+        token = (([*request.prompt_token_ids, *tokens])[-1] + 1) % VOCABULARY
+        if params.temperature:
+            token = random.Random(f"{params.seed} {len(tokens)}").randrange(VOCABULARY)
+        if len(tokens) < params.min_tokens and token in params.stop_token_ids:
+            token += 1
+        tokens.append(token)
+        logprobs = None
+        if params.logprobs is not None:
+            ids = [token, *((token + at) % VOCABULARY for at in range(params.logprobs))]
+            values = [-0.5, *(-0.5 - at for at in range(params.logprobs))]
+            logprobs = LogprobsLists(np.array([ids]), np.array([values]))
+        finish = FinishReason.LENGTH if len(tokens) == params.max_tokens else None
+        if token in params.stop_token_ids or (token == END and not params.ignore_eos):
+            finish = FinishReason.STOP
+        if finish is not None:
+            del self.requests[request.request_id]
+        return EngineCoreOutput(request.request_id, [token], logprobs, finish, prefill)

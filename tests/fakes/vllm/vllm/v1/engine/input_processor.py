@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from vllm.exceptions import VLLMClientError
+from vllm.inputs.engine import TokensInput
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+
+
+class InputProcessor:
+    def __init__(self, max_model_len: int) -> None:
+        self._max_model_len = max_model_len
+
+    def process_inputs(
+        self,
+        request_id: str,
+        prompt: TokensInput,
+        params: SamplingParams,
+        supported_tasks: tuple[str, ...],
+        lora_request: LoRARequest | None = None,
+    ) -> EngineCoreRequest:
+        assert prompt["type"] == "token" and supported_tasks == ("generate",)
+        if len(prompt["prompt_token_ids"]) >= self._max_model_len:
+            raise VLLMClientError("the prompt is longer than the maximum model length")
+        return EngineCoreRequest(request_id, prompt["prompt_token_ids"], params, lora_request)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from vllm import EngineArgs
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.core_client import BLOCKS, InprocClient
+from vllm.v1.engine.input_processor import InputProcessor
+
+
+class LLMEngine:
+    def __init__(self, arguments: EngineArgs) -> None:
+        self.vllm_config = SimpleNamespace(
+            cache_config=SimpleNamespace(num_gpu_blocks=BLOCKS, block_size=16),
+            model_config=SimpleNamespace(max_model_len=arguments.max_model_len, dtype="torch.float32"),
+            device_config=SimpleNamespace(device_type="cpu"),
+            lora_config=object() if getattr(arguments, "enable_lora", False) else None,
+        )
+        self.input_processor = InputProcessor(arguments.max_model_len)
+        self.engine_core = InprocClient(arguments.max_num_seqs)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, usage_context: UsageContext) -> LLMEngine:
+        assert usage_context is UsageContext.OPENAI_API_SERVER
+        return cls(engine_args)

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class PrefillStats:
+    num_cached_tokens: int = 0
+
+
+@dataclass
+class PrefixCacheStats:
+    queries: int = 0
+    hits: int = 0
+
+
+@dataclass
+class SchedulerStats:
+    num_waiting_reqs: int = 0
+    num_skipped_waiting_reqs: int = 0
+    kv_cache_usage: float = 0.0
+    prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
