@@ -106,7 +106,7 @@ class Executor(AnyExecutor, Protocol):
         """Return whether `step` has something to do."""
 
     def step(self) -> Step | list[Delta]:
-        """Run one iteration; its output in columns, without stats, or as a list, which takes ten times as long.
+        """Run one iteration; its output in columns, without stats, or as a list, which takes four times as long.
 
         An exception means that the engine is lost.
         """

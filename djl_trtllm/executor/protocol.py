@@ -21,7 +21,7 @@ import itertools
 import json
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -270,28 +270,34 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
             raise ValueError(f"a step has {tokens} tokens and {len(self.logprobs)} log-probabilities")
 
     @classmethod
-    def of(cls, deltas: Iterable[Delta], stats: Stats = Stats()) -> Step:  # noqa: B008  immutable
+    def of(cls, deltas: Sequence[Delta], stats: Stats = Stats()) -> Step:  # noqa: B008  immutable
         """Put deltas into columns."""
+        rows = [delta for delta in deltas if delta.token_ids]
         step = cls(stats=stats)
-        for delta in deltas:
-            if delta.token_ids:
-                step.add(delta.request_id, delta.token_ids, delta.logprobs)
-            if delta.finish is not None:
-                step.end(delta.request_id, delta.finish, delta.error)
-            if delta.cached_tokens:
-                step.cached[delta.request_id] = delta.cached_tokens
+        step.ids = [delta.request_id for delta in rows]
+        step.tokens = [token_id for delta in rows for token_id in delta.token_ids]
+        if len(step.tokens) != len(rows):
+            step.counts = [len(delta.token_ids) for delta in rows]
+        if any(delta.logprobs for delta in rows):
+            step.logprobs = [each for delta in rows for each in delta.logprobs or [None] * len(delta.token_ids)]
+        step.ends = [End(each.request_id, each.finish, each.error) for each in deltas if each.finish is not None]
+        step.cached = {delta.request_id: delta.cached_tokens for delta in deltas if delta.cached_tokens}
         return step
 
     def add(self, request_id: int, token_ids: Sequence[int], logprobs: Sequence[Logprob] | None = None) -> None:
         """Add tokens of a request."""
-        if self.counts or len(token_ids) != 1:
+        tokens, values = self.tokens, self.logprobs
+        if len(token_ids) != 1 or self.counts:
             self.counts = self.counts or [1] * len(self.ids)
             self.counts.append(len(token_ids))
-        if logprobs or self.logprobs:
-            self.logprobs.extend([None] * (len(self.tokens) - len(self.logprobs)))
-            self.logprobs.extend(logprobs or [None] * len(token_ids))
+        if logprobs:
+            if len(values) != len(tokens):
+                values.extend([None] * (len(tokens) - len(values)))
+            values.extend(logprobs)
+        elif values:
+            values.extend([None] * len(token_ids))
         self.ids.append(request_id)
-        self.tokens.extend(token_ids)
+        tokens.extend(token_ids)
 
     def end(self, request_id: int, finish: FinishReason, error: str | Refusal | None = None) -> None:
         """End a request."""
