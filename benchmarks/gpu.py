@@ -5,8 +5,8 @@
 
 MODEL is what `python -m benchmarks.gpu_model DIRECTORY` makes: a Llama with random weights. All servers are started
 first, each with its share `--memory` of the GPU, and then loaded in turns, so that each meets the same machine;
-where the model is too large for that, `--one-at-a-time` starts each for its own rounds. A load is so many streams at
-once, each with a prompt of its own of about 114 tokens and exactly `--tokens` tokens of output.
+where the model is too large for that, `--one-at-a-time` starts each for its own rounds. A load is a number of
+streams at once, each with a prompt of its own of about 114 tokens and exactly `--tokens` tokens of output.
 
 `alone` is vLLM's EngineCore in a loop, without HTTP and with idle neighbours; `ceiling` is the same beside three busy
 processes, as a server and a client are, which is what a front end can reach at best. CPU seconds are those of a

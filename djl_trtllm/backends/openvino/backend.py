@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
@@ -52,6 +52,9 @@ class OpenVinoBackend(EngineBackend):
 
     effects: Mapping[str, Effects] = MappingProxyType({Backend.OPENVINO.value: EFFECTS})
     automatic = (Backend.OPENVINO.value,)
+
+    def inspect(self, hardware: Hardware) -> Hardware:
+        return replace(hardware, openvino=find_spec("openvino_genai") is not None)
 
     def accept(self, backend: Backend, setting: str, layout: Layout, hardware: Hardware) -> str:
         if layout.kind not in _LOADED:

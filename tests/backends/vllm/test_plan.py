@@ -160,11 +160,16 @@ def test_a_rolling_batch_that_is_vllm_chooses_it_unless_a_backend_is_set(line: s
     [
         (machine(), "vllm", ("vLLM 0.32.0 is installed and there is a GPU",)),
         (replace(gpu_machine("1.2.1"), vllm="0.32.0"), "tensorrt", ("TensorRT-LLM 1.2.1", "option.backend=vllm would")),
-        (replace(CPU_ONLY, vllm="0.32.0", vllm_on_cpu=True), "openvino", ("OpenVINO, which is taken on a CPU",)),
+        (
+            replace(CPU_ONLY, vllm="0.32.0", vllm_on_cpu=True, openvino=True),
+            "openvino",
+            ("OpenVINO, which is taken on a CPU",),
+        ),
+        (replace(CPU_ONLY, vllm="0.32.0", vllm_on_cpu=True), "vllm", ("OpenVINO is not",)),
         (replace(CPU_ONLY, vllm="0.32.0"), "openvino", ("vLLM 0.32.0 needs an NVIDIA GPU",)),
         (replace(machine(), vllm="0.9.0"), "openvino", ("0.26.0 is the oldest",)),
     ],
-    ids=["only vllm", "both on a GPU", "both on a CPU", "no GPU", "too old"],
+    ids=["only vllm", "both on a GPU", "both on a CPU", "alone on a CPU", "no GPU", "too old"],
 )
 def test_auto_says_which_engine_it_takes_and_why(
     roomy: Path, hardware: Hardware, backend: str, said: tuple[str, ...]
