@@ -350,7 +350,7 @@ class HttpProtocol(asyncio.Protocol):
         if (rest := cycle.scope[REST]) is None:
             self._end(cycle)
         else:
-            cycle.scope["headers"].clear()
+            cycle.scope["headers"] = []  # a new list: middleware may still read the old one
             rest.add_done_callback(partial(self._end, cycle))
 
     def _end(self, cycle: RequestResponseCycle, _: object = None) -> None:

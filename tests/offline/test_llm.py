@@ -126,10 +126,10 @@ def test_each_argument_without_effect_is_a_warning(tmp_path: Path, caplog: pytes
 
 def test_what_is_no_option_is_an_error_with_a_suggestion(make: Make) -> None:
     with pytest.raises(ConfigError) as refused:
-        make(max_input_length=5, speculative_config={"max_draft_len": 5}, zzz=1)
+        make(max_input_length=5, decoding_config={"max_draft_len": 5}, zzz=1)
     length, nested, unknown = refused.value.problems
     assert "did you mean max_input_len?" in length
-    assert "speculative_config is not one of TensorRT-LLM's configuration objects" in nested
+    assert "decoding_config is not one of TensorRT-LLM's configuration objects" in nested
     assert "docs/options.md" in unknown
 
 

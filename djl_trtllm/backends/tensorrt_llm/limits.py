@@ -228,11 +228,17 @@ def plan_inputs(
     )
 
 
+def planned_version(hardware: Hardware) -> str:
+    """The version whose arguments are passed: the installed one, or another where none can be read."""
+    known = hardware.tensorrt_llm is not None and release_of(hardware.tensorrt_llm) is not None
+    return hardware.tensorrt_llm if known and hardware.tensorrt_llm else SUPPOSED_VERSION
+
+
 def _version(hardware: Hardware, notes: list[str]) -> str:
-    if hardware.tensorrt_llm is not None and release_of(hardware.tensorrt_llm) is not None:
-        return hardware.tensorrt_llm
-    notes.append(f"the version of TensorRT-LLM is unknown: it gets the arguments of {SUPPOSED_VERSION}")
-    return SUPPOSED_VERSION
+    version = planned_version(hardware)
+    if version != hardware.tensorrt_llm:
+        notes.append(f"the version of TensorRT-LLM is unknown: it gets the arguments of {version}")
+    return version
 
 
 def _degrees(config: Config, layout: Layout, hardware: Hardware, problems: list[str]) -> tuple[int, int]:

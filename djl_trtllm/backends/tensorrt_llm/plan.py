@@ -25,7 +25,7 @@ from djl_trtllm.backends.tensorrt_llm.built_engine import BuiltEngine, check_bui
 from djl_trtllm.backends.tensorrt_llm.checkpoints import check_stored_format, converter_alias, gpu_problems
 from djl_trtllm.backends.tensorrt_llm.compile import COMPILER, TensorRtLlmSpec
 from djl_trtllm.backends.tensorrt_llm.extra_options import apply_extra_options
-from djl_trtllm.backends.tensorrt_llm.limits import SUPPOSED_VERSION, plan_inputs, tokens_per_iteration
+from djl_trtllm.backends.tensorrt_llm.limits import plan_inputs, planned_version, tokens_per_iteration
 from djl_trtllm.backends.tensorrt_llm.mpi import REASONS
 from djl_trtllm.backends.tensorrt_llm.names import lora_modules, members
 from djl_trtllm.config import Backend, Config
@@ -302,7 +302,7 @@ def plan_tensorrt_llm(
     config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
 ) -> TensorRtLlmPlan:
     """Derive the plan. Raises EngineError, ConfigError (all problems at once) and EngineMismatchError."""
-    version = hardware.tensorrt_llm or SUPPOSED_VERSION
+    version = planned_version(hardware)
     effects = ENGINE if backend is Backend.TENSORRT else PYTORCH
     problems: list[str] = []
     notes: list[str] = []

@@ -53,6 +53,6 @@ def test_a_backend_from_outside_the_package_is_served_like_the_others(tiny_stori
 
 
 def test_an_unknown_backend_is_refused_with_the_names_there_are(tiny_stories: Path, tmp_path: Path) -> None:
-    with serving(tiny_stories, tmp_path, "vllm") as server:
+    with serving(tiny_stories, tmp_path, "mlx") as server:
         wait_until(lambda: server.process.poll() is not None, what="the server's end")
-        assert server.says("expected one of auto, tensorrt, pytorch, autodeploy, openvino, scripted, echo")
+        assert server.says("expected one of auto, tensorrt, pytorch, autodeploy, vllm, openvino, scripted, echo")

@@ -148,7 +148,7 @@ def test_the_table_ends_with_the_manifest(capsys: pytest.CaptureFixture[str]) ->
 def test_nvidias_own_file_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "manifest.json"
     known = sorted(set(manifest.paths(manifest.PATHS)) - {"stream_interval"})
-    file.write_text(json.dumps({"TorchLlmArgs": [{"path": path, "kind": "value"} for path in known]}))
+    file.write_text(json.dumps({"TorchLlmArgs": [{"path": path, "annotation": "int"} for path in known]}))
     assert manifest.main([str(file)]) == 1
     assert "stream_interval: in the table, not in the manifest" in capsys.readouterr().out
     for content in ("{}", "{"):
