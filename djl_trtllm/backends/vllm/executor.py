@@ -39,6 +39,10 @@ _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _SEEDS = 2**63
 """Where vLLM keeps seeds in arrays they are of 64 bits with a sign, and ours are without."""
 _TASKS = ("generate",)
+_MOST_SPELLINGS, _MOST_SPELT, _MOST_STOPS = 128, 1024, 128
+"""Bad words as sequences of tokens (two for each word), their tokens, and stop tokens beside `min_new_tokens`.
+
+vLLM's newer runner raises for more while it runs a batch, which would end the process (vllm/v1/worker/gpu/sample)."""
 
 _ARGUMENTS = {
     "max_new_tokens": "max_tokens",
@@ -273,13 +277,15 @@ class VllmExecutor:
     def _add(self, request: Submit) -> None:
         name, adapter = next(self._names), request.adapter
         try:
+            parameters = self._parameters(request)
             processed = self._input_processor.process_inputs(
                 name,
                 {"type": "token", "prompt_token_ids": list(request.prompt_ids)},
-                self._parameters(request),
+                parameters,
                 _TASKS,
                 lora_request=None if adapter is None else self._lora_request(adapter.name, adapter.id, adapter.path),
             )
+            _check_bounds(parameters)
             processed.external_req_id = name
             self._core.add_request(processed)
         except self._losses:
@@ -337,6 +343,21 @@ def _with_objects(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dic
         if isinstance(value, dict) and made is not None:
             found[name] = made(**value)
     return found
+
+
+def _check_bounds(parameters: SamplingParams) -> None:
+    """Raise ValueError for more than vLLM's runner takes. The input processor has made the tokens."""
+    spellings = parameters.bad_words_token_ids or ()
+    tokens, stops = sum(map(len, spellings)), len(parameters.all_stop_token_ids)
+    if len(spellings) > _MOST_SPELLINGS or tokens > _MOST_SPELT:
+        raise ValueError(
+            f"bad words (with and without a space before each) are {len(spellings)} sequences of {tokens} tokens "
+            f"in all: vLLM takes {_MOST_SPELLINGS} of {_MOST_SPELT}"
+        )
+    if parameters.min_tokens and stops > _MOST_STOPS:
+        raise ValueError(
+            f"{stops} stop tokens with 'min_new_tokens': vLLM takes {_MOST_STOPS}, the model's ends included"
+        )
 
 
 def guide_arguments(guide: Guide, library: str) -> dict[str, Any]:

@@ -139,6 +139,23 @@ def test_a_request_that_vllm_finds_wrong_ends_alone(executor: Any, sampling: Sam
     assert len(outputs[1].ids) == 6
 
 
+@pytest.mark.parametrize(
+    ("most", "one_more"),
+    [
+        ({"bad": ("w",) * 64}, {"bad": ("w",) * 65}),
+        ({"bad": ("w" * 511,)}, {"bad": ("wolf" * 300,)}),
+        # The ends of the model are counted, too.
+        ({"stop_token_ids": list(range(3, 128))}, {"stop_token_ids": list(range(3, 132))}),
+    ],
+    ids=["words", "tokens", "stops"],
+)
+def test_more_than_vllms_runner_takes_is_refused_before_it_has_it(
+    executor: Any, most: dict[str, Any], one_more: dict[str, Any]
+) -> None:
+    assert generate(executor, PROMPTS[0], 4, min_new_tokens=2, **most).end.finish == FinishReason.LENGTH
+    assert isinstance(generate(executor, PROMPTS[0], 4, min_new_tokens=2, **one_more).end.error, Refusal)
+
+
 def test_a_prompt_beyond_the_longest_sequence_is_refused(executor: Any) -> None:
     assert isinstance(generate(executor, [5] * 2000).end.error, Refusal)
 

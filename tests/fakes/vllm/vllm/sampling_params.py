@@ -31,6 +31,8 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
     detokenize: bool = True
     skip_clone: bool = False
+    bad_words_token_ids: list[list[int]] | None = None
+    all_stop_token_ids: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if self.temperature < 0 or self.max_tokens < 1 or not 0 < self.top_p <= 1 or abs(self.presence_penalty) > 2:

@@ -22,4 +22,7 @@ class InputProcessor:
         assert prompt["type"] == "token" and supported_tasks == ("generate",)
         if len(prompt["prompt_token_ids"]) >= self._max_model_len:
             raise VLLMClientError("the prompt is longer than the maximum model length")
+        spellings = [text for word in params.bad_words for text in (word, f" {word}")]
+        params.bad_words_token_ids = [list(text.encode()) for text in spellings]
+        params.all_stop_token_ids = {1, *params.stop_token_ids}
         return EngineCoreRequest(request_id, prompt["prompt_token_ids"], params, lora_request)
