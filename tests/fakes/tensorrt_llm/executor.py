@@ -70,6 +70,8 @@ def load_engine(settings: WorkerSettings, rank: int) -> Engine:
         case "deserialize":
             raise deserialize_error()
         case "die":
+            # A real rank has imported TensorRT-LLM by then, which takes seconds: it was seen before it dies.
+            time.sleep(1)
             os.kill(os.getpid(), 9)
         case "hang":
             time.sleep(1e9)
