@@ -192,9 +192,13 @@ class Lines(logging.StreamHandler[TextIO]):
     def flush(self) -> None:
         with self.lock or contextlib.nullcontext():
             unwritten, self._unwritten = self._unwritten, []
-            if unwritten:
-                self.stream.write("".join(unwritten))
-            super().flush()
+            try:
+                if unwritten:
+                    self.stream.write("".join(unwritten))
+                super().flush()
+            except Exception:  # a full disk: the thread that writes goes on, and so do later lines
+                text, lost = "%d lines of the log could not be written", (len(unwritten),)
+                self.handleError(logger.makeRecord(logger.name, logging.ERROR, "", 0, text, lost, None))
 
 
 def configure(

@@ -31,7 +31,8 @@ _DEEPEST = 20
 # Names of arguments that bring code into the engine process, or change what it runs.
 _CODE = re.compile(
     r"^(custom_|env_overrides$|executor_cls$|model_factory$|drafter$|resource_manager$|checkpoint_loader$)"
-    r"|(_hook|_cls|_class|_module|_modules|_module_dirs|_processor|_plugin|_plugins|_extension)$"
+    r"|(_hook|_cls|_class|_class_overrides|_module|_modules|_module_dirs|_module_path|_processors?|_plugins?|_extension)$"
+    r"|^inductor_passes$"
 )
 
 

@@ -305,7 +305,7 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
 
     @property
     def has_news(self) -> bool:
-        return bool(self.ids or self.ends)
+        return bool(self.ids or self.ends or self.cached)
 
     def rows(self) -> Iterator[tuple[int, list[int], list[Logprob] | None]]:
         """Each row's request, tokens and log-probabilities."""

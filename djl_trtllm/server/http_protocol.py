@@ -350,6 +350,8 @@ class HttpProtocol(asyncio.Protocol):
         if (rest := cycle.scope[REST]) is None:
             self._end(cycle)
         else:
+            if self._headers is cycle.scope["headers"]:
+                self._headers = []
             cycle.scope["headers"] = []  # a new list: middleware may still read the old one
             rest.add_done_callback(partial(self._end, cycle))
 

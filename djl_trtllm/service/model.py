@@ -244,7 +244,7 @@ def layout_of(source: ModelSource) -> Layout:
 def prepare_apart(path: str, opened: Callable[..., ModelSource]) -> Model:
     """`prepare` what `opened(calls=...)` returns, whose files may be anybody's; they are read in a process apart.
 
-    It costs half a second of processor time. Raises DjlTrtllmError.
+    It costs 0.75 s of processor time. Raises DjlTrtllmError.
     """
     with BoundedCalls(path) as calls:
         return prepare(opened(calls=calls), calls=calls)
@@ -303,7 +303,7 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
 
     of_engine = None
     if layout.tokenizer_dir is None:
-        of_engine = calls.later(load_tokenizer, engine.tokenizer_dir, trust_remote_code=trusting)
+        of_engine = cache(calls.later(load_tokenizer, engine.tokenizer_dir, trust_remote_code=trusting))
 
     @cache
     def texts() -> Texts:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import json
 import logging
 import re
@@ -297,6 +299,30 @@ def test_lines_of_the_level_and_above_go_to_standard_error(
     out, err = capsys.readouterr()
     assert (out, "below" in err) == ("", False)
     assert err.endswith("WARNING root: above\n")
+
+
+def test_a_line_that_cannot_be_written_does_not_end_the_log(
+    root: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.StringIO):
+        """Has no room for the first line."""
+
+        refused = threading.Event()
+
+        def write(self, text: str) -> int:
+            if not self.refused.is_set():
+                self.refused.set()
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(text)
+
+    stream = Full()
+    monkeypatch.setattr("sys.stderr", stream)
+    configure("info", root=root)
+    root.info("one")
+    assert stream.refused.wait(SECONDS)
+    root.info("two")
+    end(root)
+    assert "two" in stream.getvalue()
 
 
 def test_json_is_a_choice(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:

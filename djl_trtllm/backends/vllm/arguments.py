@@ -49,6 +49,8 @@ _OURS = {
     "runner": "text is generated here",
     "convert": "text is generated here",
     "disable_log_stats": "the server shows vLLM's figures",
+    "stream_interval": "set option.stream_interval",
+    "override_generation_config": "requests say how they are sampled",
     "tokens_only": _SERVED_HERE,
     "shutdown_timeout": _SERVED_HERE,
     "scheduling_policy": "set option.scheduling_policy: the server decides who is next",
@@ -162,7 +164,9 @@ def engine_arguments(
     elif options.kv_cache_dtype in (KvCacheDType.INT8, KvCacheDType.FP32):
         setting = format_setting(config, "kv_cache_dtype")
         problems.append(f"{setting} is not available with vLLM: option.kv_cache_dtype=fp8, or auto")
-    if options.quantize is not None and not config.is_set("quantization"):
+    if options.quantize is not None and config.is_set("quantization"):
+        notes.append(f"{format_setting(config, 'quantize')}: {format_setting(config, 'quantization')} applies")
+    elif options.quantize is not None:
         arguments |= _quantized(config, layout, problems)
     if config.options.limit_mm_per_prompt is not None and any(arguments.get("limit_mm_per_prompt", {}).values()):
         setting = format_setting(config, "limit_mm_per_prompt")

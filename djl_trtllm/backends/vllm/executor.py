@@ -23,7 +23,7 @@ from djl_trtllm.backends.vllm.names import arguments_of
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.executor.guides import GuideGate
 from djl_trtllm.executor.protocol import End, Feature, Limits, Logprob, Ranked, Refusal, Stats, Step, Submit, Try
-from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
+from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -74,11 +74,19 @@ GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR
 
 _FIRST = {
     "a greedy request": Submit(0, [1, 1], Sampling(2, repetition_penalty=1.1, presence_penalty=0.1)),
-    "a sampled request": Submit(0, [1, 1], Sampling(2, do_sample=True, top_k=5, top_p=0.9, min_p=0.1, seed=1)),
-    "a request with log-probabilities": Submit(0, [1, 1], Sampling(2), logprobs=True, top_logprobs=2),
+    "a sampled request": Submit(0, [1, 1], Sampling(2, do_sample=True, top_k=5, top_p=0.9, seed=1)),
+    "a request with log-probabilities": Submit(0, [1, 1], Sampling(2), logprobs=True),
+    "a request with min_p": Submit(0, [1, 1], Sampling(2, do_sample=True, min_p=0.1, seed=1)),
+    "a request with the likeliest tokens": Submit(0, [1, 1], Sampling(2), logprobs=True, top_logprobs=1),
     "a request with a guide": Submit(0, [1, 1], Sampling(2), guide=Guide(GuideKind.REGEX, "(a|b)+")),
 }
 """What the engine gets before clients' requests: vLLM compiles some kernels at their first use."""
+_WITHOUT = {
+    "a request with min_p": frozenset({"min_p"}),
+    "a request with the likeliest tokens": frozenset({"top_logprobs"}),
+    "a request with a guide": GUIDES,
+}
+"""Features that vLLM does without if such a request fails: speculation has no min_p, `max_logprobs` may be 0."""
 
 
 def sampling_arguments(request: Submit) -> dict[str, Any]:
@@ -145,6 +153,7 @@ class VllmExecutor:
         )
         self._core, self._input_processor = engine.engine_core, engine.input_processor
         configuration = engine.vllm_config
+        self._vocabulary: int = configuration.model_config.get_vocab_size()
         self._kv_blocks: int = configuration.cache_config.num_gpu_blocks or 0
         self._sequences: dict[str, _Sequence] = {}
         self._news = Step()
@@ -251,11 +260,14 @@ class VllmExecutor:
             errors = [end.error for end in self._to_end() if end.error is not None]
             if not errors:
                 print(f"warming up: {kind} took {time.monotonic() - began:.1f} s", flush=True)
-            elif request.guide is None:
-                raise RuntimeError(f"{kind} that is to warm vLLM up has failed: {errors[0]}")
+            elif without := _WITHOUT.get(kind):
+                lost |= without
+                print(
+                    f"warming up: {kind} has failed, so there is no {', '.join(sorted(without))}: {errors[0]}",
+                    flush=True,
+                )
             else:
-                lost |= GUIDES
-                print(f"warming up: {kind} has failed, so vLLM does without guides: {errors[0]}", flush=True)
+                raise RuntimeError(f"{kind} that is to warm vLLM up has failed: {errors[0]}")
         self._queried = self._hits = 0
         return lost
 
@@ -283,9 +295,9 @@ class VllmExecutor:
                 {"type": "token", "prompt_token_ids": list(request.prompt_ids)},
                 parameters,
                 _TASKS,
-                lora_request=None if adapter is None else self._lora_request(adapter.name, adapter.id, adapter.path),
+                lora_request=None if adapter is None else self._lora(adapter),
             )
-            _check_bounds(parameters)
+            _check_bounds(parameters, self._vocabulary)
             processed.external_req_id = name
             self._core.add_request(processed)
         except self._losses:
@@ -298,8 +310,14 @@ class VllmExecutor:
         else:
             self._sequences[name] = _Sequence(request)
 
+    def _lora(self, adapter: Adapter) -> Any:
+        """vLLM takes adapters of one name for one, in its prefix cache too; one that comes again has another id."""
+        return self._lora_request(f"{adapter.name}-{adapter.id}", adapter.id, adapter.path)
+
     def _parameters(self, request: Submit) -> SamplingParams:
         arguments = sampling_arguments(request)
+        if stops := arguments.get("stop_token_ids"):  # the model generates no others
+            arguments["stop_token_ids"] = [each for each in stops if each < self._vocabulary]
         if request.guide is not None:
             arguments["structured_outputs"] = self._structured_outputs(**guide_arguments(request.guide, self._library))
         return self._sampling_params(**arguments, detokenize=False, skip_clone=True)
@@ -345,9 +363,15 @@ def _with_objects(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dic
     return found
 
 
-def _check_bounds(parameters: SamplingParams) -> None:
-    """Raise ValueError for more than vLLM's runner takes. The input processor has made the tokens."""
+def _check_bounds(parameters: SamplingParams, vocabulary: int) -> None:
+    """Raise ValueError for more than vLLM's runner takes. The input processor has made the tokens.
+
+    Its kernels write to the places of token ids without a look at the end of the vocabulary.
+    """
     spellings = parameters.bad_words_token_ids or ()
+    ids = itertools.chain(parameters.all_stop_token_ids if parameters.min_tokens else (), *spellings)
+    if (highest := max(ids, default=0)) >= vocabulary:
+        raise ValueError(f"token {highest} of bad words or stop tokens: the model's tokens end at {vocabulary - 1}")
     tokens, stops = sum(map(len, spellings)), len(parameters.all_stop_token_ids)
     if len(spellings) > _MOST_SPELLINGS or tokens > _MOST_SPELT:
         raise ValueError(

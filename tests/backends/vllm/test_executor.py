@@ -156,6 +156,11 @@ def test_more_than_vllms_runner_takes_is_refused_before_it_has_it(
     assert isinstance(generate(executor, PROMPTS[0], 4, min_new_tokens=2, **one_more).end.error, Refusal)
 
 
+def test_a_stop_token_that_the_model_lacks_ends_nothing(executor: Any) -> None:
+    stops = {"stop_token_ids": [2**31 - 1], "min_new_tokens": 2}
+    assert len(generate(executor, PROMPTS[0], 4, ignore_eos=True, **stops).ids) == 4
+
+
 def test_a_prompt_beyond_the_longest_sequence_is_refused(executor: Any) -> None:
     assert isinstance(generate(executor, [5] * 2000).end.error, Refusal)
 
@@ -262,5 +267,26 @@ def test_adapters_are_a_feature_where_they_are_enabled_and_go_to_vllm(shared: An
     assert executor.features - shared.features == {"adapters"}
     executor.submit(Submit(1, PROMPTS[0], Sampling(2), adapter=Adapter("pirate", 3, "/adapters/pirate")))
     (request,) = executor._core.requests.values()
-    assert (request.lora_request.lora_name, request.lora_request.lora_int_id) == ("pirate", 3)
+    assert (request.lora_request.lora_name, request.lora_request.lora_int_id) == ("pirate-3", 3)
     finish(executor)
+
+
+@fake_only
+@pytest.mark.parametrize(("wanted", "lost"), [("min_p", "min_p"), ("logprobs", "top_logprobs")])
+def test_what_a_configuration_of_vllm_excludes_is_no_feature_and_the_rest_is_served(
+    shared: Any, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, lost: str
+) -> None:
+    from vllm.exceptions import VLLMClientError
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    process = InputProcessor.process_inputs
+
+    def refuse(self: Any, request_id: str, prompt: Any, params: Any, *others: Any, **given: Any) -> Any:
+        if getattr(params, wanted):  # speculative_config has no min_p, and max_logprobs=0 no likeliest tokens
+            raise VLLMClientError(f"{wanted} cannot be had")
+        return process(self, request_id, prompt, params, *others, **given)
+
+    monkeypatch.setattr(InputProcessor, "process_inputs", refuse)
+    executor = make(model=str(tiny_stories), tokenizer=str(tiny_stories))
+    assert shared.features - executor.features == {lost}
+    assert len(generate(executor, PROMPTS[0], 4).ids) == 4

@@ -107,6 +107,8 @@ def test_an_option_becomes_the_argument_of_its_name(
         ({"speculative_config": "{"}, "option.speculative_config (environment variable OPTION_SPECULATIVE_CONFIG)"),
         ({"extra_engine_args": {"gpu_memory_utilisation": 0.7}}, "did you mean gpu_memory_utilization?"),
         ({"extra_engine_args": {"max_logprobs": "many"}}, "line 1: max_logprobs: expected a whole number"),
+        ({"extra_engine_args": {"logits_processors": ["mine.Own"]}}, "set option.trust_remote_code=true"),
+        ({"kv_transfer_config": '{"kv_connector_module_path": "mine.own"}'}, "only with option.trust_remote_code=true"),
         ({"extra_engine_args": {"model": "x"}}, "set option.model_id"),
         ({"extra_engine_args": {"worker_cls": "x.Y"}}, "set option.trust_remote_code=true"),
         ({"extra_engine_args": {"max_model_len": 512}, "max_model_len": 600}, "option.max_seq_len=600"),

@@ -93,6 +93,15 @@ class Input:
 class Output:
     """Handlers beside formatters import it. Nothing here calls a handler, so it has no content."""
 
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def add(self, *_: Any, **__: Any) -> Output:
+        """Return itself, as DJL's does."""
+        return self
+
+    add_property = add
+
 
 def decode(inputs: Input, content_type: str | None, key: str | None = None) -> Any:
     if not content_type:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from vllm import EngineArgs
+from vllm.config.model import ModelConfig
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.core_client import BLOCKS, InprocClient
 from vllm.v1.engine.input_processor import InputProcessor
@@ -12,7 +13,7 @@ class LLMEngine:
     def __init__(self, arguments: EngineArgs) -> None:
         self.vllm_config = SimpleNamespace(
             cache_config=SimpleNamespace(num_gpu_blocks=BLOCKS, block_size=16),
-            model_config=SimpleNamespace(max_model_len=arguments.max_model_len, dtype="torch.float32"),
+            model_config=ModelConfig(arguments.max_model_len),
             device_config=SimpleNamespace(device_type="cpu"),
             lora_config=object() if getattr(arguments, "enable_lora", False) else None,
         )
