@@ -105,14 +105,18 @@ def cut_texts(draw: st.DrawFn) -> list[str]:
     return [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
 
 
-def check_cuts(make: MakeParser, pieces: list[str]) -> None:
-    """However a text is cut, the answer is the same, and without calls it is the text."""
+def check_cuts(make: MakeParser, pieces: list[str], call: str = "") -> None:
+    """However a text is cut, the answer is the same, and without calls it is the text.
+
+    Text that begins as a `call` may be one whose end is missing, and is no content then.
+    """
     text = "".join(pieces)
     whole = parse(make(), text)
     assert parse(make(), *pieces) == whole
     assert parse(make(), *text) == whole
     if not whole.calls and not whole.reasoning and "think>" not in text:
-        assert whole.content == text or not text.strip()
+        begun = bool(call) and text.lstrip().startswith(call)
+        assert whole.content == text or not text.strip() or (begun and not whole.content)
 
 
 def test_a_plain_parser_passes_everything_on() -> None:
@@ -285,7 +289,7 @@ def test_the_markers_are_tokens_that_the_model_must_be_seen_to_write() -> None:
 
 @given(cut_texts())
 def test_how_a_forced_call_is_cut_changes_nothing(pieces: list[str]) -> None:
-    check_cuts(RequiredParser, pieces)
+    check_cuts(RequiredParser, pieces, "[")
     check_cuts(lambda: NamedParser("f"), pieces)
 
 
