@@ -28,7 +28,6 @@ from djl_trtllm.engines.hardware import apply_bound
 from djl_trtllm.executor.protocol import (
     Cancel,
     Deframer,
-    Delta,
     End,
     Failed,
     FirstRequest,
@@ -105,8 +104,8 @@ class Executor(AnyExecutor, Protocol):
     def busy(self) -> bool:
         """Return whether `step` has something to do."""
 
-    def step(self) -> Step | list[Delta]:
-        """Run one iteration; its output in columns, without stats, or as a list, which takes four times as long.
+    def step(self) -> Step:
+        """Run one iteration; its output, without stats.
 
         An exception means that the engine is lost.
         """
@@ -352,8 +351,7 @@ def run(channel: Channel, executor: Executor, held: HeldOutput) -> None:
             channel.send(waiting)
             last_sent = time.monotonic()
         if executor.busy:
-            output = executor.step()
-            step = held.add(Step.of(output) if isinstance(output, list) else output)
+            step = held.add(executor.step())
             if step.has_news or time.monotonic() - last_sent > _SIGN_OF_LIFE_SECONDS:
                 step = step if step.has_news else held.take_all()
                 step.stats = executor.stats()

@@ -191,25 +191,12 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
     full: FullQueue | None = None
 
 
-class Delta(msgspec.Struct, array_like=True, gc=False):
-    """New tokens of one request, of which an executor may return a list instead of columns.
-
-    `cached_tokens` is set once, in the first delta: how many prompt tokens came from the prefix cache.
-    """
-
-    request_id: int
-    token_ids: list[int]
-    logprobs: list[Logprob] | None = None
-    """`Ranked` where `Submit.top_logprobs` asks for it."""
-    finish: FinishReason | None = None
-    """None while it runs. STOP for any of `Submit.stop_token_ids`; the last token id is the one that ended it."""
-    error: str | Refusal | None = None
-    """The error of the engine, or what is wrong with the request."""
-    cached_tokens: int = 0
-
-
 class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The end of one request, see `Delta`."""
+    """The end of one request.
+
+    `finish` is STOP for any of `Submit.stop_token_ids`; the last token id is then the one that ended it. `error` is
+    that of the engine, or what is wrong with the request.
+    """
 
     request_id: int
     finish: FinishReason
@@ -269,23 +256,8 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
         if self.logprobs and len(self.logprobs) != tokens:
             raise ValueError(f"a step has {tokens} tokens and {len(self.logprobs)} log-probabilities")
 
-    @classmethod
-    def of(cls, deltas: Sequence[Delta], stats: Stats = Stats()) -> Step:  # noqa: B008  immutable
-        """Put deltas into columns."""
-        rows = [delta for delta in deltas if delta.token_ids]
-        step = cls(stats=stats)
-        step.ids = [delta.request_id for delta in rows]
-        step.tokens = [token_id for delta in rows for token_id in delta.token_ids]
-        if len(step.tokens) != len(rows):
-            step.counts = [len(delta.token_ids) for delta in rows]
-        if any(delta.logprobs for delta in rows):
-            step.logprobs = [each for delta in rows for each in delta.logprobs or [None] * len(delta.token_ids)]
-        step.ends = [End(each.request_id, each.finish, each.error) for each in deltas if each.finish is not None]
-        step.cached = {delta.request_id: delta.cached_tokens for delta in deltas if delta.cached_tokens}
-        return step
-
     def add(self, request_id: int, token_ids: Sequence[int], logprobs: Sequence[Logprob] | None = None) -> None:
-        """Add tokens of a request."""
+        """Add tokens of a request. A log-probability is `Ranked` where `Submit.top_logprobs` asks for it."""
         tokens, values = self.tokens, self.logprobs
         if len(token_ids) != 1 or self.counts:
             self.counts = self.counts or [1] * len(self.ids)

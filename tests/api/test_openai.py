@@ -10,13 +10,13 @@ import pytest
 from djl_trtllm.api import RawRequest
 from djl_trtllm.api.dialects.openai.dialect import OPENAI, detokenize, tokenize
 from djl_trtllm.errors import InvalidRequestError
-from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
 from djl_trtllm.service import Model
 from tests.api.test_openai_tools import HERMES, TIME, tool_model
 from tests.server.application import application
 from tests.support.in_process import Hosts, played_model
+from tests.support.steps import Delta
 from tests.support.virtual_time import in_virtual_time, until
 
 CHAT = b'{"model": "%b", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}'

@@ -25,13 +25,13 @@ from djl_trtllm.errors import (
     TooManyRequestsError,
     UnknownModelError,
 )
-from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
 from djl_trtllm.service import ServedModel
 from tests.server.application import application, body
 from tests.support.in_process import Hosts
 from tests.support.plugin import TRIAL, installed
+from tests.support.steps import Delta
 from tests.support.tables import by_table
 from tests.support.virtual_time import in_virtual_time, until
 

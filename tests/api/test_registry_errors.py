@@ -26,12 +26,12 @@ from djl_trtllm.errors import (
     NotReadyError,
     RequestError,
 )
-from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from tests.api.scripts import check_golden
 from tests.server.application import application
 from tests.support.in_process import Hosts
+from tests.support.steps import Delta
 from tests.support.virtual_time import in_virtual_time, until
 
 STREAMS = [

@@ -19,12 +19,12 @@ from djl_trtllm.config import Backend
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import ConfigError
-from djl_trtllm.executor.protocol import Delta, Limits, Stats, Submit
+from djl_trtllm.executor.protocol import Limits, Stats, Submit
 from djl_trtllm.model import inspect
 from djl_trtllm.request import FinishReason, Sampling
 from tests.engines.helpers import CPU_ONLY, configured
 from tests.support import models
-from tests.support.steps import deltas_of
+from tests.support.steps import Delta, deltas_of
 
 
 def run(executor: ScriptedExecutor) -> list[Delta]:

@@ -9,7 +9,7 @@ from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.sequence import OutputSequence, RequestState
 from djl_trtllm.batching.statistics import Statistics
-from djl_trtllm.executor.protocol import Delta, Limits, Stats, Step, Submit, Try
+from djl_trtllm.executor.protocol import Limits, Stats, Submit, Try
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import (
     Adapter,
@@ -19,6 +19,7 @@ from djl_trtllm.request import (
     Sampling,
     SequenceResult,
 )
+from tests.support.steps import Delta, step_of
 
 _UNKNOWN = RequestOrigin()
 
@@ -123,7 +124,7 @@ class Bench:
 
     def step(self, *deltas: Delta) -> None:
         """One iteration."""
-        self.batch.process([Step.of(deltas, Stats(running=len(deltas)))])
+        self.batch.process([step_of(deltas, Stats(running=len(deltas)))])
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, False)

@@ -21,7 +21,7 @@ from djl_trtllm.errors import (
     PromptTooLongError,
     RequestError,
 )
-from djl_trtllm.executor.protocol import Delta, FullQueue, Refusal, Stats, Step, Submit, Try
+from djl_trtllm.executor.protocol import FullQueue, Refusal, Stats, Step, Submit, Try
 from djl_trtllm.logs import request_id_of
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import (
@@ -35,6 +35,7 @@ from djl_trtllm.request import (
     Sampling,
 )
 from tests.batching.helpers import Bench, FakeExecutor, Recorder
+from tests.support.steps import Delta, step_of
 
 LENGTH, END, CANCELLED, ERROR = FinishReason.LENGTH, FinishReason.STOP, FinishReason.CANCELLED, FinishReason.ERROR
 
@@ -119,8 +120,8 @@ def test_a_request_reaches_the_executor_with_its_adapter_and_the_length_that_fit
 def test_merged_iterations_are_one_update_per_sequence(bench: Bench) -> None:
     _, first = bench.submit()
     _, second = bench.submit()
-    steps = [Step.of([Delta(0, [10 + k]), Delta(1, [20 + k])], Stats(kv_usage=k)) for k in range(3)]
-    steps.append(Step.of([Delta(1, [30], finish=LENGTH)]))
+    steps = [step_of([Delta(0, [10 + k]), Delta(1, [20 + k])], Stats(kv_usage=k)) for k in range(3)]
+    steps.append(step_of([Delta(1, [30], finish=LENGTH)]))
     bench.batch.process(steps)
     assert [[token.id for token in update.tokens] for update in first.updates] == [[10, 11, 12]]
     assert [[token.id for token in update.tokens] for update in second.updates] == [[20, 21, 22, 30]]

@@ -16,10 +16,11 @@ import pytest
 from djl_trtllm.batching.queue import ClientShare, Places, Slot, WaitingQueue
 from djl_trtllm.batching.rolling_batch import to_move
 from djl_trtllm.errors import GenerationError, OverloadedError
-from djl_trtllm.executor.protocol import Delta, Limits, Step, Submit
+from djl_trtllm.executor.protocol import Limits, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk, Sampling
 from tests.batching.helpers import Bench, FakeExecutor, Recorder
+from tests.support.steps import Delta, step_of
 
 # -- Which running sequences give their places to another client.
 
@@ -272,7 +273,7 @@ class Engine:
             deltas.append(Delta(sequence_id, [5], finish=FinishReason.LENGTH if done else None))
             if done:
                 del self.live[sequence_id]
-        self.bench.batch.process([Step.of(deltas)])
+        self.bench.batch.process([step_of(deltas)])
 
     def take(self) -> None:
         """Take what was submitted and cancelled since."""

@@ -13,10 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from djl_trtllm.batching.blame import LOSSES
 from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
-from djl_trtllm.executor.protocol import Delta, Step, Submit
+from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.model import load_tokenizer
 from djl_trtllm.request import FinishReason
 from tests.batching.helpers import Bench, Recorder
+from tests.support.steps import Delta, step_of
 
 TOKENIZER = load_tokenizer(Path(__file__).parents[2] / "serving" / "models" / "tiny-stories")
 WORDS = [TOKENIZER.encode(text, False)[-1] for text in (" wolf", " the", "!", " wood", "a", "b")] + [2]
@@ -183,7 +184,7 @@ class RollingBatchMachine(RuleBasedStateMachine):
                 deltas.append(delta)
                 if delta.finish:
                     del self.live[sequence_id]
-            steps.append(Step.of(deltas))
+            steps.append(step_of(deltas))
         self.bench.batch.process(steps)
 
     def advance(self, sequence_id: int, request: Submit, data: st.DataObject) -> Delta:

@@ -11,10 +11,11 @@ from msgspec.structs import replace
 
 from djl_trtllm.batching.rolling_batch import Loss, can_resume, resumed
 from djl_trtllm.errors import GenerationError, HarmfulRequestError
-from djl_trtllm.executor.protocol import Delta, Limits, Submit
+from djl_trtllm.executor.protocol import Limits, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FIELDS, Adapter, FinishReason, Guide, GuideKind, Resume, Sampling
 from tests.batching.helpers import Bench, FakeExecutor
+from tests.support.steps import Delta
 
 # -- Which sequences can go on in another engine process, and with what message.
 

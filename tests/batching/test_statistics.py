@@ -16,11 +16,11 @@ from djl_trtllm.batching.statistics import (
     RequestRecord,
     Statistics,
 )
-from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.logs import request_id_of
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, FinishReason, OutputChunk, RequestOrigin, SequenceResult
 from tests.batching.helpers import Bench, Recorder
+from tests.support.steps import Delta
 
 # -- The record of a request.
 

@@ -24,7 +24,6 @@ from djl_trtllm.executor import client as client_module
 from djl_trtllm.executor.client import ExecutorClient
 from djl_trtllm.executor.protocol import (
     Deframer,
-    Delta,
     FromEngine,
     Limits,
     Ready,
@@ -39,7 +38,7 @@ from djl_trtllm.executor.protocol import (
 )
 from djl_trtllm.request import FinishReason, Sampling
 from tests.support import models
-from tests.support.steps import deltas_of
+from tests.support.steps import Delta, deltas_of
 from tests.support.virtual_time import VirtualLoop
 
 T = TypeVar("T")

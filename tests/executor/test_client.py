@@ -13,7 +13,6 @@ import pytest
 from djl_trtllm.errors import ExecutorStartError, TokenizerError
 from djl_trtllm.executor.protocol import (
     Cancel,
-    Delta,
     Failed,
     Feature,
     Limits,
@@ -30,12 +29,13 @@ from djl_trtllm.executor.protocol import (
 from djl_trtllm.request import FinishReason, Sampling
 from tests.executor.kit import PID, READY, PlayedHost, played, settled, started, started_8_seconds
 from tests.support import models
+from tests.support.steps import Delta, step_of
 
 BUFFER = 64 * 1024
 
 
 def step(*token_ids: int, finish: FinishReason | None = None) -> Step:
-    return Step.of([Delta(1, list(token_ids), finish=finish)], Stats(running=1))
+    return step_of([Delta(1, list(token_ids), finish=finish)], Stats(running=1))
 
 
 # -- starting ----------------------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ async def test_a_failure_while_steps_are_handled_is_a_death_that_names_it(host: 
     await host.start()
     host.probe.error = ZeroDivisionError("in the rolling batch")
     messages = [Failed("first")] if said else []
-    host.process.say(*messages, Step.of([Delta(1, [5])]))
+    host.process.say(*messages, step_of([Delta(1, [5])]))
     cause = "first" if said else "its messages could not be handled: ZeroDivisionError: in the rolling batch"
     assert await host.probe.death() == GONE + cause
     assert host.process.kills == 1

@@ -30,7 +30,6 @@ from djl_trtllm.executor.protocol import (
     MAX_FRAME,
     Cancel,
     Deframer,
-    Delta,
     Failed,
     FromEngine,
     Limits,
@@ -51,7 +50,7 @@ from djl_trtllm.logs import RequestContext
 from djl_trtllm.request import FinishReason, Sampling
 from tests.executor.kit import Server
 from tests.support import models
-from tests.support.steps import deltas_of
+from tests.support.steps import Delta, deltas_of, step_of
 
 
 class Ends:
@@ -126,7 +125,7 @@ def test_a_connection_that_ends_or_is_reset_has_ended(ends: Ends, unread: bool) 
 
 def big(number: int) -> Step:
     """A message larger than what lies in a socket."""
-    return Step.of([Delta(number, [1 << 30] * 200_000)])
+    return step_of([Delta(number, [1 << 30] * 200_000)])
 
 
 @pytest.mark.parametrize("blocking", [False, True])
@@ -173,7 +172,7 @@ def test_output_waits_for_iterations_and_seconds(iterations: int, seconds: float
     tokens: list[list[int]] = []
     for number in range(1, sent[-1] + 1):
         now += 0.25
-        tokens += [delta.token_ids for delta in deltas_of(held.add(Step.of([Delta(1, [number])])))]
+        tokens += [delta.token_ids for delta in deltas_of(held.add(step_of([Delta(1, [number])])))]
     ends = [0, *sent]
     assert tokens == [list(range(before + 1, end + 1)) for before, end in zip(ends, sent, strict=False)]
 
@@ -196,7 +195,7 @@ def test_beginnings_and_ends_do_not_wait(steps: str, sent: str) -> None:
         for sequence in step.replace("!", ""):
             finish = FinishReason.LENGTH if f"{sequence}!" in step else None
             deltas.append(Delta(int(sequence), [number], None, finish))
-        out = deltas_of(held.add(Step.of(deltas)))
+        out = deltas_of(held.add(step_of(deltas)))
         assert all(bool(delta.finish) == (f"{delta.request_id}!" in step) for delta in out)
         found.append(",".join(f"{delta.request_id}:{''.join(map(str, delta.token_ids))}" for delta in out))
     assert "|".join(found) == sent
@@ -204,7 +203,7 @@ def test_beginnings_and_ends_do_not_wait(steps: str, sent: str) -> None:
 
 def test_what_is_merged_has_all_log_probabilities_and_the_last_reason_and_can_be_taken() -> None:
     def add(*deltas: Delta) -> list[Delta]:
-        return deltas_of(held.add(Step.of(deltas)))
+        return deltas_of(held.add(step_of(deltas)))
 
     held = HeldOutput(9, 0.0)
     first = Delta(1, [1], [-0.1], cached_tokens=4)
@@ -344,7 +343,7 @@ def test_a_message_is_a_length_and_a_list_that_begins_with_its_name() -> None:
         "ping": Ping(),
         "shutdown": Shutdown(),
         "ready": Ready(Limits(1, 2, 3, 4)),
-        "step": Step.of([Delta(1, [5]), Delta(2, [6])]),
+        "step": step_of([Delta(1, [5]), Delta(2, [6])]),
         "pong": Pong(),
         "failed": Failed("lost"),
     }

@@ -22,7 +22,6 @@ from djl_trtllm.executor import process as host
 from djl_trtllm.executor.process import Channel, Disconnected, HeldOutput, StepBuffer, run, run_async
 from djl_trtllm.executor.protocol import (
     Cancel,
-    Delta,
     Failed,
     FirstRequest,
     FromEngine,
@@ -39,7 +38,7 @@ from djl_trtllm.executor.protocol import (
 from djl_trtllm.request import FinishReason
 from tests.executor.kit import Server, request
 from tests.support import models
-from tests.support.steps import deltas_of
+from tests.support.steps import Delta, deltas_of, step_of
 
 
 class PushingExecutor(ScriptedExecutor):
@@ -368,8 +367,8 @@ def test_iterations_are_sent_with_the_state_after_them() -> None:
     follow(script, ScriptedExecutor(max_sequences=4))
     first = [Delta(1, [5], None, FinishReason.LENGTH), Delta(2, [5])]
     assert script.sent == [
-        Step.of(first, Stats(running=1, kv_usage=0.25)),
-        Step.of([Delta(2, [6], None, FinishReason.LENGTH)], Stats(kv_usage=0.0)),
+        step_of(first, Stats(running=1, kv_usage=0.25)),
+        step_of([Delta(2, [6], None, FinishReason.LENGTH)], Stats(kv_usage=0.0)),
     ]
 
 

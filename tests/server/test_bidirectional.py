@@ -12,7 +12,6 @@ import pytest
 from starlette.types import ASGIApp, Message
 
 from djl_trtllm.config import Options
-from djl_trtllm.executor.protocol import Delta
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
 from djl_trtllm.server.access import Access, ApiKey, Role
@@ -21,6 +20,7 @@ from djl_trtllm.server.websocket import PATH, BidirectionalStreams
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 from tests.server.application import Application, application, body
 from tests.support.in_process import Hosts
+from tests.support.steps import Delta
 from tests.support.virtual_time import until
 
 

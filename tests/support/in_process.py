@@ -27,11 +27,12 @@ from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.config import Backend, Config, Options
 from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, RequestError
-from djl_trtllm.executor.protocol import Delta, Limits, Start, Step, Submit
+from djl_trtllm.executor.protocol import Limits, Start, Step, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult
 from djl_trtllm.service import Model, ModelService, ServedModel, State, Texts
 from tests.support import models
+from tests.support.steps import Delta, step_of
 
 PROMPT = "the little red riding hood went into the dark wood to see her grandmother"
 
@@ -196,7 +197,7 @@ class PlayedHost:
 
     def send(self, *deltas: Delta) -> None:
         """An iteration of the test's own."""
-        self._on_steps([Step.of(deltas, self._executor.stats())])
+        self._on_steps([step_of(deltas, self._executor.stats())])
 
     def die(self, message: str = "it was killed by SIGKILL") -> None:
         """The host's end."""

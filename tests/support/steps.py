@@ -2,13 +2,57 @@
 
 from __future__ import annotations
 
-from djl_trtllm.executor.protocol import Delta, Step
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from djl_trtllm.executor.protocol import Logprob, Refusal, Stats, Step
+from djl_trtllm.request import FinishReason
 
 
-def deltas_of(step: Step | list[Delta]) -> list[Delta]:
+@dataclass
+class Delta:
+    """The news of one request: those of a step, row by row, as tests read and write them."""
+
+    request_id: int
+    token_ids: list[int]
+    logprobs: list[Logprob] | None = None
+    finish: FinishReason | None = None
+    error: str | Refusal | None = None
+    cached_tokens: int = 0
+
+
+class Output:
+    """What came of one request."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for delta in self.deltas for token in delta.token_ids]
+
+    @property
+    def end(self) -> Delta:
+        """The terminal delta: there is one, and it is the last."""
+        assert [bool(delta.finish) for delta in self.deltas] == [False] * (len(self.deltas) - 1) + [True]
+        return self.deltas[-1]
+
+
+def step_of(deltas: Sequence[Delta], stats: Stats = Stats()) -> Step:  # noqa: B008  immutable
+    """A step with this news."""
+    step = Step(stats=stats)
+    for delta in deltas:
+        if delta.token_ids:
+            step.add(delta.request_id, delta.token_ids, delta.logprobs)
+        if delta.finish is not None:
+            step.end(delta.request_id, delta.finish, delta.error)
+        if delta.cached_tokens:
+            step.cached[delta.request_id] = delta.cached_tokens
+    return step
+
+
+def deltas_of(step: Step) -> list[Delta]:
     """The news of each request."""
-    if isinstance(step, list):
-        return step
     found: dict[int, Delta] = {}
     # A row that does not want log-probabilities has None beside those that do.
     wanted = {row[0] for row in step.rows() if any(logprob is not None for logprob in row[2] or ())}

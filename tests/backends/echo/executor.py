@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from djl_trtllm.executor.protocol import Delta, Limits, Stats, Submit
+from djl_trtllm.executor.protocol import Limits, Stats, Step, Submit
 from djl_trtllm.request import FinishReason
 
 
@@ -17,12 +17,12 @@ class EchoExecutor:
         self.limits = Limits(max_sequences, kv_blocks=0, block_size=32, max_seq_len=max_seq_len)
         self.details: dict[str, Any] = {}
         self._requests: dict[int, Submit] = {}
-        self._ended: list[Delta] = []
+        self._news = Step()
         self._echoed: dict[int, int] = {}
 
     @property
     def busy(self) -> bool:
-        return bool(self._requests or self._ended)
+        return bool(self._requests or self._news.has_news)
 
     def submit(self, request: Submit) -> None:
         self._requests[request.request_id] = request
@@ -30,19 +30,18 @@ class EchoExecutor:
 
     def cancel(self, request_id: int) -> None:
         if self._requests.pop(request_id, None) is not None:
-            self._ended.append(Delta(request_id, [], finish=FinishReason.CANCELLED))
+            self._news.end(request_id, FinishReason.CANCELLED)
 
-    def step(self) -> list[Delta]:
-        deltas, self._ended = self._ended, []
+    def step(self) -> Step:
+        step, self._news = self._news, Step()
         for request_id, request in list(self._requests.items()):
             echoed = self._echoed[request_id]
-            delta = Delta(request_id, [request.prompt_ids[echoed % len(request.prompt_ids)]])
+            step.add(request_id, [request.prompt_ids[echoed % len(request.prompt_ids)]])
             self._echoed[request_id] += 1
             if echoed + 1 == request.sampling.max_new_tokens:
-                delta.finish = FinishReason.LENGTH
+                step.end(request_id, FinishReason.LENGTH)
                 del self._requests[request_id]
-            deltas.append(delta)
-        return deltas
+        return step
 
     def stats(self) -> Stats:
         return Stats(running=len(self._requests))

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.backends.openvino.executor import OpenVinoExecutor, PrefixCacheMirror, generation_config
-from djl_trtllm.executor.protocol import Delta, Stats, Submit
+from djl_trtllm.executor.protocol import Stats, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, Sampling
 from tests.backends import rows
 from tests.backends.openvino import executor_options
-from tests.support.steps import deltas_of
+from tests.support.steps import Output, deltas_of
 
 PROMPT = "Once upon a time there was a little wolf who lived in the dark wood."
 END_ID = 2
@@ -53,23 +53,6 @@ def executor(load: Load) -> OpenVinoExecutor:
 @pytest.fixture(scope="module")
 def prompt(tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(PROMPT)
-
-
-class Output:
-    """What came of one request."""
-
-    def __init__(self) -> None:
-        self.deltas: list[Delta] = []
-
-    @property
-    def ids(self) -> list[int]:
-        return [token for delta in self.deltas for token in delta.token_ids]
-
-    @property
-    def end(self) -> Delta:
-        """The terminal delta: there is one, and it is the last."""
-        assert [bool(delta.finish) for delta in self.deltas] == [False] * (len(self.deltas) - 1) + [True]
-        return self.deltas[-1]
 
 
 def finish(

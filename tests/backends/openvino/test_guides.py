@@ -29,12 +29,12 @@ from djl_trtllm.backends.openvino.guides import (
     try_guide,
 )
 from djl_trtllm.executor.guides import GuideGate
-from djl_trtllm.executor.protocol import Delta, Refusal, Submit
+from djl_trtllm.executor.protocol import Refusal, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
 from tests.backends import rows
 from tests.backends.openvino import executor_options
-from tests.support.steps import deltas_of
+from tests.support.steps import Delta, deltas_of
 
 SLOW = Guide(GuideKind.REGEX, "(" + "|".join(f"word{number}.*x" for number in range(600)) + ")")
 

@@ -24,14 +24,14 @@ from djl_trtllm.backends.tensorrt_llm.names import has
 from djl_trtllm.backends.tensorrt_llm.plan import TensorRtEnginePlan, TensorRtLlmPlan
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.executor.process import StepBuffer
-from djl_trtllm.executor.protocol import Delta, Step, Submit
+from djl_trtllm.executor.protocol import Step, Submit
 from djl_trtllm.model import inspect
 from djl_trtllm.request import Sampling
 from tests.engines.helpers import H200, configured, gpu_machine
 from tests.executor.kit import Probe, run_checked
 from tests.fakes.installation import fake_tensorrt_llm, worker_processes
 from tests.support import models
-from tests.support.steps import deltas_of
+from tests.support.steps import Delta, deltas_of
 from tests.support.virtual_time import in_virtual_time
 
 P = ParamSpec("P")

@@ -16,10 +16,11 @@ from djl_trtllm.backends.tensorrt_llm import executor as module
 from djl_trtllm.backends.tensorrt_llm.engine_watch import probe_of, trouble_of
 from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
 from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler
-from djl_trtllm.executor.protocol import Delta, Feature, Stats, Submit
+from djl_trtllm.executor.protocol import Feature, Stats, Submit
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
 from tests.backends import rows
 from tests.backends.tensorrt_llm.kit import MakeEngine, RequestError, played
+from tests.support.steps import Delta
 
 PLAIN_LOOP = {"disable_overlap_scheduler": True}
 

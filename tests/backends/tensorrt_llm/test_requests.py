@@ -15,11 +15,11 @@ from djl_trtllm.backends.tensorrt_llm import sampling as module
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
 from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler, guide_arguments, sampling_arguments
 from djl_trtllm.executor.process import StepBuffer
-from djl_trtllm.executor.protocol import Delta, Logprob, Ranked, Stats, Step, Submit
+from djl_trtllm.executor.protocol import Logprob, Ranked, Stats, Step, Submit
 from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
 from tests.backends import rows
 from tests.backends.tensorrt_llm.kit import Responses
-from tests.support.steps import deltas_of
+from tests.support.steps import Delta, deltas_of
 
 PLAIN = {"max_tokens": 9, "detokenize": False}
 CHOICE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": None}

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.executor.protocol import Delta, Refusal, Submit, Try
+from djl_trtllm.executor.protocol import Refusal, Submit, Try
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
 from tests.backends.vllm import FAKE, IS_INSTALLED
-from tests.support.steps import deltas_of
+from tests.support.steps import Output, deltas_of
 
 END = 2
 PROMPTS = [[1, 300 + 7 * k, 500, *range(600, 610 + 3 * k)] for k in range(6)]
@@ -57,23 +57,6 @@ def executor(shared: Any) -> Iterator[Any]:
     """The executor, idle before and after."""
     yield shared
     assert not shared.busy
-
-
-class Output:
-    """What came of one request."""
-
-    def __init__(self) -> None:
-        self.deltas: list[Delta] = []
-
-    @property
-    def ids(self) -> list[int]:
-        return [token for delta in self.deltas for token in delta.token_ids]
-
-    @property
-    def end(self) -> Delta:
-        """The terminal delta: there is one, and it is the last."""
-        assert [bool(delta.finish) for delta in self.deltas] == [False] * (len(self.deltas) - 1) + [True]
-        return self.deltas[-1]
 
 
 def step(executor: Any, steps: int) -> dict[int, Output]:
