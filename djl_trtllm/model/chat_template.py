@@ -42,22 +42,31 @@ _NO_TEMPLATE = (
 class ChatTemplate:
     """The named templates of a model; most models have one, named `default`.
 
-    Raises `TokenizerError` if a template is not valid Jinja.
+    They are compiled at their first use, or by `compile`, which takes seconds for templates of megabytes.
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, Any], origin: Path) -> None:
-        environment = _environment()
         self._sources = dict(sources)
         self._special_tokens = dict(special_tokens)
-        self._templates: dict[str, jinja2.Template] = {}
-        for name, source in sources.items():
+        self._origin = origin
+
+    def compile(self) -> None:
+        """Raise `TokenizerError` if a template is not valid Jinja."""
+        _ = self._templates
+
+    @cached_property
+    def _templates(self) -> dict[str, jinja2.Template]:
+        environment = _environment()
+        templates = {}
+        for name, source in self._sources.items():
             try:
-                self._templates[name] = environment.from_string(source)
+                templates[name] = environment.from_string(source)
             except jinja2.TemplateSyntaxError as error:
                 raise TokenizerError(
-                    f"the chat template {name!r} of {origin} is not valid Jinja: line {error.lineno}: {error.message}; "
-                    "correct it, or remove it to serve the model without chat"
+                    f"the chat template {name!r} of {self._origin} is not valid Jinja: line {error.lineno}: "
+                    f"{error.message}; correct it, or remove it to serve the model without chat"
                 ) from error
+        return templates
 
     def render(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
         """The prompt text of a conversation.
@@ -294,6 +303,7 @@ def main(argv: list[str]) -> None:
         sources, special_tokens, origin = pickle.loads(_read(connection))  # noqa: S301
         try:
             template = ChatTemplate(sources, special_tokens, origin)
+            template.compile()
         except TokenizerError:
             return  # the server has told it when it read the model
         connection.sendall(framed(RENDERED))

@@ -201,6 +201,7 @@ class Tokenizer:
         self.raw = raw
         self.texts = TokenTexts(raw)
         self._chat_template = chat_template.ChatTemplate(templates, special_tokens, origin)
+        self._chat_template.compile()  # not where it is unpickled: hostile templates take seconds of the GIL
         self.chat_templates = (dict(templates), dict(special_tokens), origin)
         added = raw.get_added_tokens_decoder()
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)

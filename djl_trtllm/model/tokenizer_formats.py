@@ -321,7 +321,8 @@ def convert(path: Path, into: Path, *, trust_remote_code: bool) -> Converted:
             f"the tokenizer of {path} is Python code that comes with the model ({remote}); read it, and if you trust "
             "it set option.trust_remote_code=true (OPTION_TRUST_REMOTE_CODE=true), or add a tokenizer.json"
         )
-    command = [sys.executable, "-c", _PROCESS, json.dumps(sys.path), str(path), str(into), str(trust_remote_code)]
+    # -I: the working directory may have a json.py.
+    command = [sys.executable, "-I", "-c", _PROCESS, json.dumps(sys.path), str(path), str(into), str(trust_remote_code)]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     if not trust_remote_code:
         environment["HF_HUB_OFFLINE"] = "1"  # all needed files are in the directory

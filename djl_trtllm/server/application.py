@@ -145,7 +145,12 @@ def _single(
     source = service.open_source(Path(model), environ, arguments)
     if name is not None:
         source = replace(source, name=name)
-    return source.config.options, [Startup(source.name, model, partial(service.prepare, source))], store
+    options = source.config.options
+    if any(name is not None and is_remote(name) for name in (options.model_id, options.tokenizer)):
+        prepared = partial(service.prepare_apart, model, lambda *, calls: source)  # the hub's files are anybody's
+    else:
+        prepared = partial(service.prepare, source)
+    return options, [Startup(source.name, model, prepared)], store
 
 
 def _of_store(path: Path, environ: Mapping[str, str], arguments: Sequence[str]) -> Startup:

@@ -38,7 +38,7 @@ def test_messages_of_another_shape_are_the_requests_error(messages: list[Any]) -
 
 def test_a_template_that_is_not_jinja_is_found_at_load() -> None:
     with pytest.raises(TokenizerError, match=r"'default' of model is not valid Jinja: line 2"):
-        template("ok\n{% if %}")
+        template("ok\n{% if %}").compile()
 
 
 def test_the_tool_template_is_taken_for_tools_only() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import jinja2
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -205,6 +207,25 @@ def test_bos_and_eos_are_added_as_transformers_adds_them(
     plain = tokenizer.encode("the wolf", add_special_tokens=False)
     wanted = [id_ for item in expected for id_ in (plain if item == "…" else [item])]
     assert tokenizer.encode("the wolf") == wanted
+
+
+def test_a_tokenizer_from_another_process_has_its_template_compiled_when_it_renders(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(TokenizerError, match="not valid Jinja"):
+        load_tokenizer(make_model(**{"tokenizer_config.json": {"chat_template": "{% if %}"}}))
+    data = pickle.dumps(load_tokenizer(make_model(**{"tokenizer_config.json": {"chat_template": CHATML}})))
+    compiled: list[str] = []
+    compiling = jinja2.Environment.from_string
+
+    def counted(self: jinja2.Environment, source: str, *others: Any) -> jinja2.Template:
+        compiled.append(source)
+        return compiling(self, source, *others)
+
+    monkeypatch.setattr(jinja2.Environment, "from_string", counted)
+    tokenizer = pickle.loads(data)
+    assert tokenizer.chat_source() == CHATML and compiled == []
+    assert tokenizer.render_chat(USER) and compiled == [CHATML]
 
 
 def test_a_chat_template_that_emits_bos_does_not_get_a_second(tokenizer: Tokenizer, make_model: MakeModel) -> None:

@@ -200,7 +200,10 @@ def transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("transformers")
-def test_a_converted_tokenizer_has_its_ids_end_and_affixes(tmp_path: Path) -> None:
+def test_a_converted_tokenizer_has_its_ids_end_and_affixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "json.py").write_text("raise RuntimeError('a module of the working directory')")
+    monkeypatch.chdir(tmp_path / "here")
     for name in ("vocab.json", "merges.txt"):
         (tmp_path / name).write_text("{}")
     tokenizer = load_tokenizer(tmp_path)

@@ -121,6 +121,17 @@ def test_a_remote_model_is_fetched_while_the_server_listens(monkeypatch: pytest.
     assert opened == [("acme/tiny-stories", environ, ["max_rolling_batch_size=3"])]
 
 
+@pytest.mark.parametrize(("option", "apart"), [("model_id", True), ("tokenizer", True), ("revision", False)])
+def test_what_a_directory_takes_from_the_hub_is_read_apart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str, apart: bool
+) -> None:
+    monkeypatch.setattr("djl_trtllm.service.prepare_apart", lambda path, opened: ("apart", opened(calls=None).name))
+    monkeypatch.setattr("djl_trtllm.service.prepare", lambda source: ("here", source.name))
+    directory = scripted_model(tmp_path / "story", None, **{f"option.{option}": "acme/tiny-stories"})
+    _, [planned], _ = plan_startup(str(directory), {})
+    assert str(planned.prepare()) == str(("apart" if apart else "here", planned.name))
+
+
 @pytest.mark.parametrize("variable", ["OPTION_MODEL_ID", "HF_MODEL_ID"])
 @pytest.mark.parametrize("there", [True, False])
 def test_an_empty_folder_stands_for_the_model_that_a_variable_names(
