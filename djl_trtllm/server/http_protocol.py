@@ -49,6 +49,8 @@ _MOST_WAITING = 65536
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 1 << 20
 """A refused client gets time to read why, but its request is not read to the end."""
+_WRITER_FIRST_SECONDS = 1.0
+"""A response whose writer has a timer of its own logs whose client did not read: the connection's comes later."""
 _NOT_IN_NAMES = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _NOT_IN_VALUES = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -415,8 +417,8 @@ class HttpProtocol(asyncio.Protocol):
     def _wait_for_answer(self) -> None:
         """Set the deadline while a request is answered: the client has to read, the application may take its time."""
         if self._answering():
-            unread = self.unwritable is not None
-            self.deadline = self.loop.time() + self._limits.stream_write_timeout if unread else inf
+            seconds = inf if self.unwritable is None else self._limits.stream_write_timeout + _WRITER_FIRST_SECONDS
+            self.deadline = self.loop.time() + seconds
 
     # -- the end -------------------------------------------------------------------------------------------------------
 

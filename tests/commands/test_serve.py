@@ -31,7 +31,8 @@ def test_what_is_wrong_is_a_message_that_names_it(
     tmp_path: Path, words: str, environ: dict[str, str], status: int, texts: tuple[str, ...]
 ) -> None:
     (tmp_path / "serving.properties").write_text("option.max_input_len=many\noption.max_output_len=0\n")
-    given = [word.replace("FOLDER", str(tmp_path)) for word in words.split()]
+    paths = {"FOLDER": str(tmp_path), "FILE": __file__}
+    given = [paths.get(word, word) for word in words.split()]
     result = runner.invoke(app, ["serve", *given], env={"COLUMNS": "400", **environ})
     assert result.exit_code == status
     assert "Traceback" not in result.output
