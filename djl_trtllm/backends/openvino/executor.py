@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 from msgspec import structs
-from openvino_genai import GenerationConfig, GenerationFinishReason, GenerationStatus, SchedulerConfig
+from openvino_genai import GenerationConfig, GenerationFinishReason, GenerationStatus, SchedulerConfig, draft_model
 from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, GenerationHandle
 
 from djl_trtllm.backends.openvino.compile import NO_ATTENTION, has_tokenizer
@@ -139,6 +139,9 @@ class OpenVinoExecutor:
         max_sequences: int,
         max_seq_len: int,
         num_threads: int | None = None,
+        draft_tokens: int = 0,
+        draft_dir: str | None = None,
+        lookup_ngram: int = 0,
     ) -> None:
         scheduler = SchedulerConfig()
         scheduler.max_num_batched_tokens = max_num_batched_tokens
@@ -154,8 +157,14 @@ class OpenVinoExecutor:
         }
         if num_threads is not None:
             properties["INFERENCE_NUM_THREADS"] = num_threads
+        speculating: dict[str, Any] = {}
+        if draft_dir is not None:
+            speculating["draft_model"] = draft_model(draft_dir, "CPU", **properties)
+        elif draft_tokens:
+            speculating["prompt_lookup"] = True
+        self._draft_tokens, self._lookup_ngram = draft_tokens, lookup_ngram
         try:
-            self._pipeline = ContinuousBatchingPipeline(engine_dir, scheduler, "CPU", properties, {})
+            self._pipeline = ContinuousBatchingPipeline(engine_dir, scheduler, "CPU", properties | speculating, {})
         except RuntimeError as error:
             if "sdpa_to_paged_attention" not in str(error):
                 raise
@@ -169,7 +178,11 @@ class OpenVinoExecutor:
             PrefixCacheMirror(capacity=num_kv_blocks, block_size=BLOCK_TOKENS) if enable_prefix_caching else None
         )
         self.limits = Limits(
-            max_sequences=max_sequences, kv_blocks=num_kv_blocks, block_size=BLOCK_TOKENS, max_seq_len=max_seq_len
+            max_sequences=max_sequences,
+            kv_blocks=num_kv_blocks,
+            block_size=BLOCK_TOKENS,
+            max_seq_len=max_seq_len,
+            draft_tokens=draft_tokens,
         )
         # OpenVINO GenAI compiles guides for the tokenizer beside the model; nothing else here needs its tokenizer.
         self._guides: GuideGate | None = None
@@ -186,6 +199,8 @@ class OpenVinoExecutor:
             "KV cache": kv_cache_precision,
             "inference": inference_precision,
         }
+        if draft_tokens:
+            self.details["speculation"] = f"{draft_tokens} tokens of {draft_dir or 'earlier text'}"
 
     def close(self) -> None:
         """End what runs beside the engine; it also ends with this process."""
@@ -223,7 +238,11 @@ class OpenVinoExecutor:
         prompt = np.array([request.prompt_ids], dtype=np.int64)
         cached = self._prefixes.reused_tokens(request.prompt_ids) if self._prefixes else 0
         try:
-            handle = self._pipeline.add_request(request.request_id, ov.Tensor(prompt), generation_config(request))
+            config = generation_config(request)
+            if self._draft_tokens:
+                config.num_assistant_tokens = self._draft_tokens
+                config.max_ngram_size = self._lookup_ngram
+            handle = self._pipeline.add_request(request.request_id, ov.Tensor(prompt), config)
         except (RuntimeError, TypeError, ValueError) as error:
             self._reject(request, str(error))
             return
@@ -270,6 +289,9 @@ class OpenVinoExecutor:
         (output,) = handle.read().values()
         token_ids = output.generated_ids
         step.add(request_id, token_ids, output.generated_log_probs if sequence.logprobs else None)
+        if self._draft_tokens:
+            # An iteration brings one token of the model's own; OpenVINO GenAI reports no figures of drafts.
+            step.accepted[request_id] = max(0, len(token_ids) - 1)
         if sequence.cached_tokens:
             step.cached[request_id], sequence.cached_tokens = sequence.cached_tokens, 0
         if self._prefixes:
