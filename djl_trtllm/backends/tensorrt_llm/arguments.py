@@ -655,15 +655,10 @@ def _speculation(builder: ArgumentBuilder) -> None:
     owner, ngrams = _SPECULATION[method], method is Method.NGRAM
     place = Target("LLM", "speculative_config")
     builder.problems += [
-        f"option.extra_llm_api_options, {extra.place}: {asked.setting} is the same argument: keep one"
+        f"{asked.setting}: speculative_config in option.extra_llm_api_options ({extra.place}) says the same: keep one"
         for extra in builder.inputs.extra
         if extra.target == place
     ]
-    if asked.tensor_parallel not in (None, builder.inputs.tensor_parallel):
-        builder.problems.append(
-            f"{asked.setting}: the draft is spread over the {builder.inputs.tensor_parallel} GPUs of the model, and "
-            f"not over {asked.tensor_parallel}; leave that out"
-        )
     values = {
         "num_nextn_predict_layers" if method is Method.MTP else "max_draft_len": asked.tokens,
         "speculative_model_dir": builder.inputs.draft,

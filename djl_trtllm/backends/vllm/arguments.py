@@ -100,13 +100,14 @@ def with_speculation(config: Config, asked: Speculation | None, layout: Layout) 
     """The configuration with the speculation in vLLM's own names, whatever options say it."""
     if asked is None:
         return config.replace(Origin.derived("no speculation"), speculative_config=None)
+    if asked.tree is not None:
+        raise ConfigError([f"{asked.setting}: vLLM has no trees of draft tokens; leave it out"])
     own = {
         "method": None if asked.method is None else str(asked.method),
         "model": asked.model if layout.draft is None else str(layout.draft.path),
         "num_speculative_tokens": asked.tokens,
         "prompt_lookup_max": asked.ngram,
         "draft_tensor_parallel_size": asked.tensor_parallel,
-        f"{asked.method}_choices": asked.tree,
         **asked.extra,
     }
     text = json.dumps({name: value for name, value in own.items() if value is not None})
