@@ -7,7 +7,7 @@ plus one block each) fit into `Limits.kv_blocks`. An iteration that can schedule
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,12 @@ class OpenVinoExecutor:
         elif draft_tokens:
             speculating["prompt_lookup"] = True
         self._draft_tokens, self._lookup_ngram = draft_tokens, lookup_ngram
+        # With a draft model, a prompt that is read in parts gets wrong output (2026.4): prompts wait for a step that
+        # has room for all of one.
+        self._whole_prompts = 0 if draft_dir is None else max_num_batched_tokens
+        self._held: deque[Submit] = deque()
+        self._unread: dict[int, int] = {}
+        """Tokens of the prompts that are in the pipeline and have no token yet."""
         try:
             self._pipeline = ContinuousBatchingPipeline(engine_dir, scheduler, "CPU", properties | speculating, {})
         except RuntimeError as error:
@@ -183,6 +189,7 @@ class OpenVinoExecutor:
             block_size=BLOCK_TOKENS,
             max_seq_len=max_seq_len,
             draft_tokens=draft_tokens,
+            seeded=draft_dir is None,
         )
         # OpenVINO GenAI compiles guides for the tokenizer beside the model; nothing else here needs its tokenizer.
         self._guides: GuideGate | None = None
@@ -211,7 +218,13 @@ class OpenVinoExecutor:
     @property
     def busy(self) -> bool:
         # A cancelled request's blocks are given back at the end of the next step.
-        return bool(self._sequences or self._ended.ends or self._guides or self._pipeline.has_non_finished_requests())
+        return bool(
+            self._sequences
+            or self._held
+            or self._ended.ends
+            or self._guides
+            or self._pipeline.has_non_finished_requests()
+        )
 
     def submit(self, request: Submit) -> None:
         sampling = request.sampling
@@ -235,6 +248,24 @@ class OpenVinoExecutor:
             self._ended.end(request.request_id, FinishReason.STOP)
 
     def _add(self, request: Submit) -> None:
+        if self._whole_prompts:
+            self._held.append(request)
+        else:
+            self._start(request)
+
+    def _start_held(self) -> None:
+        """Start the requests whose whole prompts the next step can read, beside what it verifies."""
+        while self._held:
+            prompt = len(self._held[0].prompt_ids)
+            verified = (len(self._sequences) + 1) * (1 + self._draft_tokens)
+            if self._sequences and sum(self._unread.values()) + prompt + verified > self._whole_prompts:
+                return
+            request = self._held.popleft()
+            self._start(request)
+            if request.request_id in self._sequences:
+                self._unread[request.request_id] = prompt
+
+    def _start(self, request: Submit) -> None:
         prompt = np.array([request.prompt_ids], dtype=np.int64)
         cached = self._prefixes.reused_tokens(request.prompt_ids) if self._prefixes else 0
         try:
@@ -256,12 +287,16 @@ class OpenVinoExecutor:
         if sequence is not None:
             sequence.cancelled = True
             sequence.handle.cancel()
+        elif held := [each for each in self._held if each.request_id == request_id]:
+            self._held.remove(held[0])
+            self._ended.end(request_id, FinishReason.CANCELLED)
         elif self._guides is not None and self._guides.cancel(request_id) is not None:
             self._ended.end(request_id, FinishReason.CANCELLED)
 
     def step(self) -> Step:
         if self._guides:
             self._guides.advance(0.0 if self._pipeline.has_non_finished_requests() else _WAIT_SECONDS)
+        self._start_held()
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         step, self._ended = self._ended, Step()
@@ -289,6 +324,7 @@ class OpenVinoExecutor:
         (output,) = handle.read().values()
         token_ids = output.generated_ids
         step.add(request_id, token_ids, output.generated_log_probs if sequence.logprobs else None)
+        self._unread.pop(request_id, None)
         if self._draft_tokens:
             # An iteration brings one token of the model's own; OpenVINO GenAI reports no figures of drafts.
             step.accepted[request_id] = max(0, len(token_ids) - 1)
@@ -303,6 +339,7 @@ class OpenVinoExecutor:
 
     def _end(self, request_id: int, step: Step, finish: FinishReason, error: str | None = None) -> None:
         sequence = self._sequences.pop(request_id)
+        self._unread.pop(request_id, None)
         step.end(request_id, finish, error)
         if self._prefixes and sequence.token_ids:
             # The KV cache of the last token is never computed.
