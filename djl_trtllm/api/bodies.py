@@ -1,6 +1,6 @@
 """Several bodies at one address: `{"prompt": ...}` on `/invocations` is a completion of OpenAI's API.
 
-LMI's async mode (djl_python 0.33 and later) tells bodies apart by their members, and sends streams as lines: OpenAI's
+LMI's async mode (djl_python 0.33 and later) identifies bodies by their members, and sends streams as lines: OpenAI's
 events without `data: ` and without `[DONE]`. The table is `BODIES` in `api/registry.py`.
 """
 

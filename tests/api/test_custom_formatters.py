@@ -146,7 +146,7 @@ def test_an_output_formatter_without_arguments_or_signature_gets_dictionaries() 
         call = parse(CustomFormatters(LMI.read, output_formatter=formatter), WHOLE)
         assert isinstance(call.encoder, FormattedEncoder)
     assert CustomFormatters(LMI.read).indexed_tokens
-    assert isinstance(parse(CustomFormatters(output_formatter=lambda: {}), WHOLE).encoder, FormattedEncoder)
+    assert isinstance(parse(CustomFormatters(LMI.read, output_formatter=lambda: {}), WHOLE).encoder, FormattedEncoder)
 
 
 def test_the_form_of_sequences_is_that_of_the_file(tmp_path: Path) -> None:

@@ -174,10 +174,7 @@ def choose_encoder(
 
     `events` chooses between lines and events, whichever `name` means.
     """
-    if name is not None and name not in FORMATTERS:
-        _logger.warning("Unsupported output formatter: %s; using the default", show(name))
-        name = None
-    if name is None:
+    if (name := known_formatter(name)) is None:
         name = "json" if not presentation.stream else "sse" if presentation.tgi_compat else "jsonlines"
     if several and name in _SINGLE:
         name = "json"
@@ -186,21 +183,29 @@ def choose_encoder(
     return FORMATTERS[name](presentation)
 
 
+def known_formatter(name: str | None) -> str | None:
+    """The name of `FORMATTERS` that a name means. None for None, and for one that is not known."""
+    name = _CHAT.get(name or "", name)
+    if name is not None and name not in FORMATTERS:
+        _logger.warning("Unsupported output formatter: %s; using the default", show(name))
+        return None
+    return name
+
+
 FORMATTERS: dict[str, Callable[[responses.Presentation], base.ResponseEncoder]] = {
     "json": responses.JsonEncoder,
     "jsonlines": lambda presentation: responses.JsonLinesEncoder(presentation, sse=False),
     "sse": lambda presentation: responses.JsonLinesEncoder(presentation, sse=True),
-    "json_chat": responses.LmiChatEncoder,
-    "jsonlines_chat": lambda presentation: responses.LmiChatStreamEncoder(presentation, sse=False),
-    "sse_chat": lambda presentation: responses.LmiChatStreamEncoder(presentation, sse=True),
     "3p": responses.BedrockEncoder,
     "3p_stream": responses.BedrockStreamEncoder,
     "none": responses.PlainTextEncoder,
 }
 """The encoder for each `output_formatter`."""
 
-_EVENTS = {"jsonlines": "sse", "jsonlines_chat": "sse_chat"}
-_LINES = {name: lines for lines, name in _EVENTS.items()}
+_CHAT = {f"{name}_chat": name for name in ("json", "jsonlines", "sse")}
+"""DJL's names for chats, which have OpenAI's form here: what they say of lines and events holds for any body."""
+_EVENTS = {"jsonlines": "sse"}
+_LINES = {"sse": "jsonlines"}
 _OF_INPUTS = ("3p", "3p_stream", "none")
 """Formats without a place for several kinds of output, such as tool calls."""
 _SINGLE = ("jsonlines", "sse", "3p", "3p_stream")
@@ -383,17 +388,15 @@ def _of_other(
     beside = BESIDE_FIELDS.read(
         {name: value for name, value in payload.items() if name in BESIDE_FIELDS.rows}, problems, "field"
     )
-    named = beside.get("output_formatter")
+    named = known_formatter(beside.get("output_formatter"))
     if named in _OF_INPUTS:
         problems.unsupported.append(f"'output_formatter' is {show(named)}: it has a place for 'inputs' only")
     problems.raise_any(PREFIX)
-    if named is not None and named not in FORMATTERS:
-        _logger.warning("Unsupported output formatter: %s; using the default", show(named))
-        named = None
     rest = {name: value for name, value in payload.items() if name not in BESIDE_FIELDS.rows}
     with _prefixed():
         call = dialect.parse(request.as_body(path, rest), model)
-    events = (named or model.options.output_formatter) in _EVENTS.values()
+    option = model.options.output_formatter
+    events = (named or _CHAT.get(option or "", option)) == "sse"
     if not named and (preferred := prefers_events(request.properties)) is not None:
         events = preferred
     return call._replace(encoder=LinesEncoder(call.encoder)) if call.encoder.stream and not events else call
