@@ -333,10 +333,10 @@ class VllmExecutor:
                 logprobs = _logprobs(output.new_logprobs, sequence.top) if wanted else None
                 try:
                     news.add(sequence.request_id, output.new_token_ids, logprobs)
-                except ValueError as error:
+                except ValueError as problem:
                     del sequences[output.request_id]
                     self._core.abort_requests([output.request_id])
-                    news.end(sequence.request_id, FinishReason.ERROR, str(error))
+                    news.end(sequence.request_id, FinishReason.ERROR, str(problem))
                     continue
             if not sequence.begun:
                 sequence.begun = True
