@@ -267,8 +267,13 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
             raise ValueError(f"a step has {tokens} tokens and {len(self.logprobs)} log-probabilities")
 
     def add(self, request_id: int, token_ids: Sequence[int], logprobs: Sequence[Logprob] | None = None) -> None:
-        """Add tokens of a request. A log-probability is `Ranked` where `Submit.top_logprobs` asks for it."""
+        """Add tokens of a request. A log-probability is `Ranked` where `Submit.top_logprobs` asks for it.
+
+        Raises ValueError, and adds nothing, where there is not one for each token: the server could not read the step.
+        """
         tokens, values = self.tokens, self.logprobs
+        if logprobs and len(logprobs) != len(token_ids):
+            raise ValueError(f"the engine gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
         if len(token_ids) != 1 or self.counts:
             self.counts = self.counts or [1] * len(self.ids)
             self.counts.append(len(token_ids))

@@ -357,7 +357,11 @@ class OpenVinoExecutor:
             return None
         (output,) = handle.read().values()
         token_ids = output.generated_ids
-        step.add(request_id, token_ids, output.generated_log_probs if sequence.logprobs else None)
+        try:
+            step.add(request_id, token_ids, output.generated_log_probs if sequence.logprobs else None)
+        except ValueError as error:
+            handle.cancel()
+            return self._end(request_id, step, FinishReason.ERROR, str(error))
         if sequence.cached_tokens:
             step.cached[request_id], sequence.cached_tokens = sequence.cached_tokens, 0
         if self._prefixes:

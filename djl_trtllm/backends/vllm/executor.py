@@ -341,7 +341,13 @@ class VllmExecutor:
             wanted = sequence.wants_logprobs and output.new_logprobs is not None
             if output.new_token_ids:
                 logprobs = _logprobs(output.new_logprobs, sequence.top) if wanted else None
-                news.add(sequence.request_id, output.new_token_ids, logprobs)
+                try:
+                    news.add(sequence.request_id, output.new_token_ids, logprobs)
+                except ValueError as problem:
+                    del sequences[output.request_id]
+                    self._core.abort_requests([output.request_id])
+                    news.end(sequence.request_id, FinishReason.ERROR, str(problem))
+                    continue
             if not sequence.begun:
                 sequence.begun = True
                 if output.prefill_stats is not None and output.prefill_stats.num_cached_tokens:

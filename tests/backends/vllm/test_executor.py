@@ -12,7 +12,7 @@ import pytest
 from djl_trtllm.executor.protocol import Refusal, Submit, Try
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
 from tests.backends.vllm import FAKE, IS_INSTALLED
-from tests.support.steps import Output, deltas_of
+from tests.support.steps import Output, deltas_of, unreadable
 
 END = 2
 PROMPTS = [[1, 300 + 7 * k, 500, *range(600, 610 + 3 * k)] for k in range(6)]
@@ -231,6 +231,17 @@ fake_only = pytest.mark.skipif(IS_INSTALLED, reason="a vLLM is installed")
 
 
 @fake_only
+def test_output_that_cannot_be_read_ends_its_request_and_no_other(
+    executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreadable(2, monkeypatch)
+    for number in (1, 2):
+        executor.submit(Submit(number, PROMPTS[1], Sampling(8, ignore_eos=True)))
+    outputs = finish(executor)
+    assert outputs[1].end.finish == FinishReason.LENGTH and len(outputs[1].ids) == 8
+    assert "2 log-probabilities for 1 token" in str(outputs[2].end.error) and not outputs[2].ids
+
+
 def test_a_lost_engine_raises_and_is_no_requests_end(shared: Any, tiny_stories: Path) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
