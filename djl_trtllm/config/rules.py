@@ -338,6 +338,18 @@ def attention_window(context: RuleContext) -> str | None:
     )
 
 
+@_rule
+def speculation_without_method(context: RuleContext) -> str | None:
+    methods = ("speculative_config", "speculative_decoding_mode", "speculative_draft_model", "medusa_choices")
+    shapes = ("eagle_choices", "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
+    if not context.value("speculative_length") or any(context.value(name) is not None for name in (*methods, *shapes)):
+        return None
+    return (
+        f"{context.format_setting('speculative_length')} has no effect without a method: set "
+        "option.speculative_decoding_mode (ngram, for example), or option.speculative_draft_model"
+    )
+
+
 def _quantization(context: RuleContext) -> str | None:
     """The method, by its name in `option.quantize`, also if `option.quant_algo` names it."""
     algorithm = context.value("quant_algo")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 from msgspec import structs
-from openvino_genai import GenerationConfig, GenerationFinishReason, GenerationStatus, SchedulerConfig
+from openvino_genai import GenerationConfig, GenerationFinishReason, GenerationStatus, SchedulerConfig, draft_model
 from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, GenerationHandle
 
 from djl_trtllm.backends.openvino.compile import NO_ATTENTION, has_tokenizer
@@ -184,6 +184,9 @@ class OpenVinoExecutor:
         max_seq_len: int,
         num_threads: int | None = None,
         scores_prompts: bool = False,
+        draft_tokens: int = 0,
+        draft_dir: str | None = None,
+        lookup_ngram: int = 0,
     ) -> None:
         scheduler = SchedulerConfig()
         scheduler.max_num_batched_tokens = max_num_batched_tokens
@@ -199,13 +202,19 @@ class OpenVinoExecutor:
         }
         if num_threads is not None:
             properties["INFERENCE_NUM_THREADS"] = num_threads
-        self._pipeline = _load(engine_dir, scheduler, properties)
+        speculating: dict[str, Any] = {}
+        if draft_dir is not None:
+            speculating["draft_model"] = draft_model(draft_dir, "CPU", **properties)
+        elif draft_tokens:
+            speculating["prompt_lookup"] = True
+        self._draft_tokens, self._lookup_ngram = draft_tokens, lookup_ngram
+        self._pipeline = _load(engine_dir, scheduler, properties | speculating)
         vocabulary = read_vocabulary(Path(engine_dir))
         self._salts = PromptSalts(vocabulary)
         if enable_prefix_caching and not self._salts_change_nothing(vocabulary):
             print("the prefix cache is off: prompts of different keys cannot be kept apart in this model", flush=True)
             scheduler.enable_prefix_caching = enable_prefix_caching = False
-            self._pipeline = _load(engine_dir, scheduler, properties)
+            self._pipeline = _load(engine_dir, scheduler, properties | speculating)
         self._scorer = PromptScorer(Path(engine_dir), properties, vocabulary) if scores_prompts else None
         self._sequences: dict[int, _Sequence] = {}
         self._ended = Step()
@@ -214,7 +223,11 @@ class OpenVinoExecutor:
             PrefixCacheMirror(capacity=num_kv_blocks, block_size=BLOCK_TOKENS) if enable_prefix_caching else None
         )
         self.limits = Limits(
-            max_sequences=max_sequences, kv_blocks=num_kv_blocks, block_size=BLOCK_TOKENS, max_seq_len=max_seq_len
+            max_sequences=max_sequences,
+            kv_blocks=num_kv_blocks,
+            block_size=BLOCK_TOKENS,
+            max_seq_len=max_seq_len,
+            draft_tokens=draft_tokens,
         )
         # OpenVINO GenAI compiles guides for the tokenizer beside the model; nothing else here needs its tokenizer.
         self._guides: GuideGate | None = None
@@ -232,6 +245,8 @@ class OpenVinoExecutor:
             "KV cache": kv_cache_precision,
             "inference": inference_precision,
         }
+        if draft_tokens:
+            self.details["speculation"] = f"{draft_tokens} tokens of {draft_dir or 'earlier text'}"
 
     def close(self) -> None:
         """End what runs beside the engine; it also ends with this process."""
@@ -278,7 +293,7 @@ class OpenVinoExecutor:
         ids = [at % vocabulary for at in range(2 * BLOCK_TOKENS)]
         outputs = []
         for given in (ids, [id_ - vocabulary for id_ in ids]):
-            config = generation_config(Submit(0, [], Sampling(2), logprobs=True))
+            config = self._configuration(Submit(0, [], Sampling(2), logprobs=True))
             handle = self._pipeline.add_request(0, ov.Tensor(np.array([given], dtype=np.int64)), config)
             try:
                 while self._pipeline.has_non_finished_requests():
@@ -289,6 +304,13 @@ class OpenVinoExecutor:
             found = [output for _ in iter(handle.can_read, False) for output in handle.read().values()]
             outputs.append([(output.generated_ids, output.generated_log_probs) for output in found])
         return outputs[0] == outputs[1]
+
+    def _configuration(self, request: Submit) -> GenerationConfig:
+        config = generation_config(request)
+        if self._draft_tokens:
+            config.num_assistant_tokens = self._draft_tokens
+            config.max_ngram_size = self._lookup_ngram
+        return config
 
     def _add(self, request: Submit) -> None:
         if request.prompt_logprobs is not None and self._scorer is not None:
@@ -304,7 +326,8 @@ class OpenVinoExecutor:
             cached = self._prefixes.reused_tokens(ids)
         prompt = np.array([ids], dtype=np.int64)
         try:
-            handle = self._pipeline.add_request(request.request_id, ov.Tensor(prompt), generation_config(request))
+            config = self._configuration(request)
+            handle = self._pipeline.add_request(request.request_id, ov.Tensor(prompt), config)
         except (RuntimeError, TypeError, ValueError) as error:
             self._reject(request, str(error))
             return
@@ -362,6 +385,9 @@ class OpenVinoExecutor:
         except ValueError as error:
             handle.cancel()
             return self._end(request_id, step, FinishReason.ERROR, str(error))
+        if self._draft_tokens:
+            # An iteration brings one token of the model's own; OpenVINO GenAI reports no figures of drafts.
+            step.accepted[request_id] = max(0, len(token_ids) - 1)
         if sequence.cached_tokens:
             step.cached[request_id], sequence.cached_tokens = sequence.cached_tokens, 0
         if self._prefixes:

@@ -59,6 +59,8 @@ class RunningRequest:
         """TensorRT-LLM's future of it."""
         self.muted = False
         """Cancelled: later output is not sent."""
+        self.speculates = False
+        """Whether drafts propose its tokens."""
         self.responded = False
         """Whether the engine has sent a response for it."""
         self.aborted_for: float | None = None
@@ -127,6 +129,9 @@ class RunningRequest:
             self.collect()
         if not self.result.finished:
             return
+        if self.speculates and self._streams:
+            accepted = max(0, len(self._output.token_ids) - self.result.decoding_iter)
+            self._step_buffer.step.accepted[self.message.request_id] = accepted
         sequences = list(zip(sequence_ids(self.message), self.result.outputs, strict=True))
         if not self._streams and not self.muted:
             # All are read before the first one ends: what a later one raises ends them all.

@@ -6,6 +6,7 @@ left out, so that its own default for the model and the GPU counts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from djl_trtllm.config import Config, DType, KvCacheDType, Quantization
 from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.config.sources import Origin
+from djl_trtllm.config.speculation import Speculation
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import planned_length, planned_sequences
 from djl_trtllm.errors import ConfigError
@@ -93,6 +95,26 @@ def with_own_defaults(config: Config, layout: Layout) -> Config:
     if config.is_set("enable_chunked_prefill"):
         return config
     return config.replace(Origin.derived("vLLM's own default"), enable_chunked_prefill=True)
+
+
+def with_speculation(config: Config, asked: Speculation | None, layout: Layout) -> Config:
+    """The configuration with the speculation in vLLM's own names, whatever options say it."""
+    if asked is None:
+        return config.replace(Origin.derived("no speculation"), speculative_config=None)
+    if asked.tree is not None:
+        raise ConfigError([f"{asked.setting}: vLLM has no trees of draft tokens; leave it out"])
+    own = {
+        "method": None if asked.method is None else str(asked.method),
+        "model": asked.model if layout.draft is None else str(layout.draft.path),
+        "num_speculative_tokens": asked.tokens,
+        "prompt_lookup_max": asked.ngram,
+        "draft_tensor_parallel_size": asked.tensor_parallel,
+        **asked.extra,
+    }
+    text = json.dumps({name: value for name, value in own.items() if value is not None})
+    return config.replace(
+        config.origins.get("speculative_config") or Origin.derived(asked.setting), speculative_config=text
+    )
 
 
 def with_extra_arguments(config: Config, version: str, notes: list[str]) -> tuple[Config, dict[str, Any]]:
