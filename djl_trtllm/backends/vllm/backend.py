@@ -17,7 +17,13 @@ from packaging.version import Version
 
 from djl_trtllm.backends.base import EngineBackend, Offer
 from djl_trtllm.backends.effects import Effects
-from djl_trtllm.backends.vllm.arguments import EFFECTS, engine_arguments, with_extra_arguments, with_own_defaults
+from djl_trtllm.backends.vllm.arguments import (
+    EFFECTS,
+    engine_arguments,
+    settable,
+    with_extra_arguments,
+    with_own_defaults,
+)
 from djl_trtllm.backends.vllm.names import architectures, installed_package, installed_version, known_versions
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.configuration import format_setting
@@ -78,6 +84,10 @@ class VllmBackend(EngineBackend):
         if hardware.vllm is None or _missing(hardware) or (not hardware.gpus and hardware.openvino):
             return None
         return Backend.VLLM
+
+    def arguments(self) -> Mapping[str, str]:
+        installed = installed_version()
+        return settable(known_versions()[-1] if installed is None else installed[0])
 
     def fitted_to_memory(self, config: Config, layout: Layout, hardware: Hardware, backend: Backend) -> Config:
         return with_own_defaults(config, layout)
