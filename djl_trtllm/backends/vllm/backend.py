@@ -21,6 +21,7 @@ from djl_trtllm.backends.speculation import planned_speculation
 from djl_trtllm.backends.vllm.arguments import (
     EFFECTS,
     engine_arguments,
+    settable,
     with_extra_arguments,
     with_own_defaults,
     with_speculation,
@@ -90,6 +91,10 @@ class VllmBackend(EngineBackend):
 
     def prefix_cache(self, backend: Backend, hardware: Hardware) -> PrefixCache | None:
         return PrefixCache("vLLM", separate=True)
+
+    def arguments(self) -> Mapping[str, str]:
+        installed = installed_version()
+        return settable(known_versions()[-1] if installed is None else installed[0])
 
     def fitted_to_memory(self, config: Config, layout: Layout, hardware: Hardware, backend: Backend) -> Config:
         return with_own_defaults(config, layout)

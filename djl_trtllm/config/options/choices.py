@@ -273,6 +273,7 @@ class OptionTypes:
     model_name: str | None
     backend: Backend
     rolling_batch: RollingBatch
+    entry_point: str | None
     tokenizer: str | None
     tokenizer_revision: str | None
     hf_access_token: str | None
