@@ -31,6 +31,7 @@ from djl_trtllm.progress import format_bytes
 _LOADED = (ModelKind.HF_CHECKPOINT, ModelKind.OPENVINO_ENGINE)
 _SPECULATES = (Method.NGRAM, Method.DRAFT)
 _LOOKUP_NGRAM = 3
+_REUSE = "OpenVINO GenAI may end then"
 _MANY_SEQUENCES = 256
 _BATCHED_TOKENS = 256
 _BATCHED_TOKENS_OF_MANY = 512
@@ -120,6 +121,12 @@ class OpenVinoBackend(EngineBackend):
             )
         batched_tokens, max_sequences = _batched_tokens(config, planned_sequences(config), notes)
         speculation, draft = self._speculation(config, layout, hardware, backend, problems)
+        reuse = options.enable_kv_cache_reuse and draft is None
+        if draft is not None and options.enable_kv_cache_reuse and config.is_set("enable_kv_cache_reuse"):
+            notes.append(
+                f"{format_setting(config, 'enable_kv_cache_reuse')} has no effect with a draft model: {_REUSE}"
+            )
+        batched_tokens = _speculated_tokens(config, speculation, batched_tokens, max_sequences, max_seq_len, problems)
         weights = sum(_weight_bytes(each, each.shape) for each in (layout, layout.draft) if each is not None)
         longest = max_seq_len + (0 if speculation is None else speculation.tokens)
         kv_cache = None
@@ -155,7 +162,7 @@ class OpenVinoBackend(EngineBackend):
             max_input_len=options.max_input_len,
             max_num_batched_tokens=batched_tokens,
             kv_cache=kv_cache,
-            enable_prefix_caching=options.enable_kv_cache_reuse,
+            enable_prefix_caching=reuse,
             scores_prompts=_fits_twice(hardware, _weight_bytes(layout, shape), kv_cache),
             num_threads=options.inference_num_threads,
             send_interval=_SEND_SECONDS if options.stream_interval == "auto" else 0.0,
@@ -363,6 +370,28 @@ def _batched_tokens(config: Config, max_sequences: int, notes: list[str]) -> tup
             "most tokens of a step, and a step takes one of each sequence"
         )
     return asked, min(max_sequences, asked)
+
+
+def _speculated_tokens(
+    config: Config, asked: Speculation | None, tokens: int, max_sequences: int, max_seq_len: int, problems: list[str]
+) -> int:
+    """Tokens per step, with those that are verified; adds to `problems`.
+
+    With a draft model a step must have room for a whole prompt: OpenVINO GenAI (2026.4) gives wrong output where it
+    reads a prompt in parts.
+    """
+    if asked is None:
+        return tokens
+    least = max_sequences * (1 + asked.tokens) + (0 if asked.model is None else max_seq_len)
+    if config.options.max_num_tokens is None:
+        return max(tokens, least)
+    if asked.model is not None and tokens < least:
+        problems.append(
+            f"{format_setting(config, 'max_num_tokens')}: with a draft model a step reads whole prompts and verifies "
+            f"{asked.tokens} tokens of each sequence: expected at least {least}, or lower option.max_seq_len or "
+            "option.max_rolling_batch_size"
+        )
+    return tokens
 
 
 def built_limits(config: Config, engine_dir: Path) -> Built | None:

@@ -8,7 +8,7 @@ plus one block each) fit into `Limits.kv_blocks`. An iteration that can schedule
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -208,6 +208,12 @@ class OpenVinoExecutor:
         elif draft_tokens:
             speculating["prompt_lookup"] = True
         self._draft_tokens, self._lookup_ngram = draft_tokens, lookup_ngram
+        # With a draft model, a prompt that is read in parts gets wrong output (2026.4): prompts wait for a step that
+        # has room for all of one.
+        self._whole_prompts = 0 if draft_dir is None else max_num_batched_tokens
+        self._held: deque[Submit] = deque()
+        self._unread: dict[int, int] = {}
+        """Tokens of the prompts that are in the pipeline and have no token yet."""
         self._pipeline = _load(engine_dir, scheduler, properties | speculating)
         vocabulary = read_vocabulary(Path(engine_dir))
         self._salts = PromptSalts(vocabulary)
@@ -228,6 +234,7 @@ class OpenVinoExecutor:
             block_size=BLOCK_TOKENS,
             max_seq_len=max_seq_len,
             draft_tokens=draft_tokens,
+            seeded=draft_dir is None,
         )
         # OpenVINO GenAI compiles guides for the tokenizer beside the model; nothing else here needs its tokenizer.
         self._guides: GuideGate | None = None
@@ -261,6 +268,7 @@ class OpenVinoExecutor:
         # A cancelled request's blocks are given back at the end of the next step.
         return bool(
             self._sequences
+            or self._held
             or self._ended.has_news
             or self._guides
             or self._scorer
@@ -315,7 +323,24 @@ class OpenVinoExecutor:
     def _add(self, request: Submit) -> None:
         if request.prompt_logprobs is not None and self._scorer is not None:
             self._scorer.hold(request)
-            return
+        elif self._whole_prompts:
+            self._held.append(request)
+        else:
+            self._start(request)
+
+    def _start_held(self) -> None:
+        """Start the requests whose whole prompts the next step can read, beside what it verifies."""
+        while self._held:
+            prompt = len(self._held[0].prompt_ids)
+            verified = (len(self._sequences) + 1) * (1 + self._draft_tokens)
+            if self._sequences and sum(self._unread.values()) + prompt + verified > self._whole_prompts:
+                return
+            request = self._held.popleft()
+            self._start(request)
+            if request.request_id in self._sequences:
+                self._unread[request.request_id] = prompt
+
+    def _start(self, request: Submit) -> None:
         ids, cached = list(request.prompt_ids), 0
         if self._prefixes:
             if request.sampling.repetition_penalty == 1:
@@ -341,6 +366,9 @@ class OpenVinoExecutor:
         if sequence is not None:
             sequence.cancelled = True
             sequence.handle.cancel()
+        elif held := [each for each in self._held if each.request_id == request_id]:
+            self._held.remove(held[0])
+            self._ended.end(request_id, FinishReason.CANCELLED)
         elif (self._guides is not None and self._guides.cancel(request_id) is not None) or (
             self._scorer is not None and self._scorer.cancel(request_id)
         ):
@@ -354,6 +382,7 @@ class OpenVinoExecutor:
             request, scores = scored
             self._ended.prompts[request.request_id] = scores
             self._add(structs.replace(request, prompt_logprobs=None))
+        self._start_held()
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         step, self._ended = self._ended, Step()
@@ -385,6 +414,7 @@ class OpenVinoExecutor:
         except ValueError as error:
             handle.cancel()
             return self._end(request_id, step, FinishReason.ERROR, str(error))
+        self._unread.pop(request_id, None)
         if self._draft_tokens:
             # An iteration brings one token of the model's own; OpenVINO GenAI reports no figures of drafts.
             step.accepted[request_id] = max(0, len(token_ids) - 1)
@@ -399,6 +429,7 @@ class OpenVinoExecutor:
 
     def _end(self, request_id: int, step: Step, finish: FinishReason, error: str | None = None) -> None:
         sequence = self._sequences.pop(request_id)
+        self._unread.pop(request_id, None)
         step.end(request_id, finish, error)
         if self._prefixes and sequence.token_ids:
             # The KV cache of the last token is never computed.
