@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from djl_trtllm.api import Dialect, RawRequest
+from djl_trtllm.api.chat import TOOLS
 from djl_trtllm.api.dialects import tgi, truss
 from djl_trtllm.api.dialects.lmi.dialect import BEDROCK_FIELDS, CHAT_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS
 from djl_trtllm.api.dialects.openai import dialect as openai
@@ -63,7 +64,7 @@ def test_a_dialect_reads_its_examples_and_its_tables_are_as_stored(dialect: Dial
 def test_the_rows_of_several_tables_are_as_stored() -> None:
     assert read_sampling({}, Problems()) == Sampling()
     check_rows("shared", (*SAMPLING, *ADAPTER, *NOT_HONOURED))
-    check_rows("openai-tools", openai.TOOLS)
+    check_rows("openai-tools", TOOLS)
 
 
 def test_every_sampling_parameter_is_known_in_chat() -> None:

@@ -14,7 +14,8 @@ from djl_trtllm.config.options import GROUPS, OPTIONS, ROWS, find, suggest, with
 from djl_trtllm.config.options.choices import Backend, Choice, OptionTypes
 from djl_trtllm.config.options.option import NotAValueError, Option, Scope, as_text, option_of
 from djl_trtllm.errors import ConfigError
-from tests.config.helpers import from_text, rows
+from tests.config.helpers import from_text
+from tests.support.tables import by_table
 
 
 def test_every_field_is_declared_once() -> None:
@@ -147,10 +148,7 @@ def test_every_spelling_finds_its_option_only() -> None:
     ] == []
 
 
-@pytest.mark.parametrize(
-    ("key", "suggestion"),
-    rows("suggestions"),
-)
+@by_table("key", "suggestion")
 def test_suggestions(key: str, suggestion: str | None) -> None:
     assert suggest(key) == suggestion
 

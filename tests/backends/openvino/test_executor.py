@@ -14,9 +14,9 @@ from djl_trtllm.backends.openvino.executor import OpenVinoExecutor, PrefixCacheM
 from djl_trtllm.executor.protocol import Stats, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, Sampling
-from tests.backends import rows
 from tests.backends.openvino import executor_options
 from tests.support.steps import Output, deltas_of
+from tests.support.tables import by_table
 
 PROMPT = "Once upon a time there was a little wolf who lived in the dark wood."
 END_ID = 2
@@ -256,9 +256,7 @@ def test_end_tokens_are_ignored_only_where_no_token_ends_the_sequence(ids: list[
 # -- which prompt tokens come from the prefix cache --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("remembered", "prompt", "reused"), rows(__file__, "whole_blocks_are_reused_up_to_the_first_difference")
-)
+@by_table("remembered", "prompt", "reused")
 def test_whole_blocks_are_reused_up_to_the_first_difference(remembered: str, prompt: str, reused: int) -> None:
     cache = PrefixCacheMirror(capacity=2, block_size=4)
     for tokens in remembered.split():

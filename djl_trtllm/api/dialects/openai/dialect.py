@@ -20,73 +20,11 @@ from djl_trtllm.api import choices
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply
+from djl_trtllm.api.chat import TOOLS, chat_request, fit_messages, read_template, read_tool_use
 from djl_trtllm.api.dialects.openai import responses
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.output_parsers import reasoning_format
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_object, show
-from djl_trtllm.config import ReasoningFormat
 from djl_trtllm.request import Sampling
-
-_MOST_TOOLS = 128
-_LONGEST_NAME = 256
-_MODES = ("none", "auto", "required")
-
-
-def _read_tools(value: Any) -> list[dict[str, Any]]:
-    if type(value) is not list or len(value) > _MOST_TOOLS:
-        raise ValueError("")
-    for position, tool in enumerate(value):
-        function = tool.get("function") if type(tool) is dict and tool.get("type") == "function" else None
-        if type(function) is not dict or not _is_name(function.get("name")):
-            raise ValueError(f" (number {position} is none)")
-        if type(function.get("parameters", {})) is not dict and function["parameters"] is not None:
-            raise ValueError(f" (the parameters of {function['name']} are a JSON schema, an object)")
-        if type(function.get("strict", False)) is not bool and function["strict"] is not None:
-            raise ValueError(f" ('strict' of {function['name']} is true or false)")
-    return value
-
-
-def _read_choice(value: Any) -> str | dict[str, str]:
-    """One of the modes, or `{"name": ...}`."""
-    if type(value) is str and value in _MODES:
-        return value
-    if type(value) is dict and value.get("type") == "function":
-        function = value.get("function")
-        if type(function) is dict and _is_name(function.get("name")):
-            return {"name": function["name"]}
-    raise ValueError("")
-
-
-def _is_name(value: Any) -> bool:
-    return type(value) is str and 0 < len(value) <= _LONGEST_NAME
-
-
-_TOOLS = f'a list of up to {_MOST_TOOLS} of {{"type": "function", "function": {{"name", "description", "parameters"}}}}'
-_CHOICE = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
-
-
-def _function_schema(**members: Any) -> dict[str, Any]:
-    name = {"type": "string", "minLength": 1, "maxLength": _LONGEST_NAME}
-    function = {"type": "object", "properties": {"name": name, **members}, "required": ["name"]}
-    properties = {"type": {"const": "function"}, "function": function}
-    return {"type": "object", "properties": properties, "required": ["type", "function"]}
-
-
-_TOOL_SCHEMA = _function_schema(
-    description={},
-    parameters={"anyOf": [{"type": "object"}, {"type": "null"}]},
-    strict={"anyOf": [{"type": "boolean"}, {"type": "null"}]},
-)
-_TOOLS_SCHEMA = {"type": "array", "items": _TOOL_SCHEMA, "maxItems": _MOST_TOOLS}
-_CHOICE_SCHEMA = {"anyOf": [{"enum": [*_MODES]}, _function_schema()]}
-
-TOOLS = (
-    Parameter(("tools",), Kind(_TOOLS, _read_tools, _TOOLS_SCHEMA), "tools"),
-    Parameter(("tool_choice",), Kind(_CHOICE, _read_choice, _CHOICE_SCHEMA), "tool_choice"),
-    Parameter(("parallel_tool_calls",), kinds.BOOLEAN, "parallel_tool_calls"),
-)
-"""Rows for the parameter tables."""
-
 
 _NO_MEANING = tuple(
     Parameter((name,), target=IGNORED)
@@ -219,35 +157,19 @@ _MOST_SEQUENCES = 128
 def parse_chat(request: RawRequest, model: ModelContext) -> Call:
     """Read the body of `/v1/chat/completions`. Raises InvalidRequestError."""
     payload, problems = read_object(request), Problems.of(model.options)
-    messages = responses.fit_messages(shared.read_messages(payload.get("messages"), problems), model, problems)
+    messages = fit_messages(shared.read_messages(payload.get("messages"), problems), model, problems)
     values = CHAT_FIELDS.read(payload, problems, "field")
-    tools = responses.read_tool_use(values, model, problems)
+    tools = read_tool_use(values, model, problems)
     if values.get("top_logprobs") and not values.get("logprobs"):
         problems.invalid.append("'top_logprobs' is given without 'logprobs': expected 'logprobs' to be true")
     sampling, response = _read(values, model, problems, "chatcmpl", generations=1)
     problems.raise_any()
-    if tools is None:
-        values.pop("tools", None)
-    elif tools.guide is not None:
-        values["guide"] = tools.guide
-    generation = shared.generation_request(
-        values, sampling, response.logprobs, messages=messages, template=read_template(values)
-    )
-    parsing = responses.Parsing(tools, _reasoning(model, values))
+    generation, parsing = chat_request(values, sampling, response.logprobs, messages, tools, model)
     if not parsing.needed:
         plain = responses.ChatStreamEncoder(response) if response.stream else responses.ChatEncoder(response)
         return Call((generation,), plain, problems.headers)
-    guide_from = "tool_choice" if tools is not None and tools.guide is not None else None
-    generation = replace(generation, shown_tokens=parsing.shown_tokens, guide_from=guide_from)
     encoder = responses.ParsedChatStreamEncoder if response.stream else responses.ParsedChatEncoder
     return Call((generation,), encoder(response, parsing), problems.headers)
-
-
-def _reasoning(model: ModelContext, values: dict[str, Any]) -> ReasoningFormat:
-    """How the output has reasoning in it. A guide leaves no room for any."""
-    if values.get("guide") is not None:
-        return ReasoningFormat.NONE
-    return reasoning_format(model.options.reasoning_parser, model.tokenizer.chat_source("tools" in values))
 
 
 def parse_completion(request: RawRequest, model: ModelContext) -> Call:
@@ -277,17 +199,6 @@ def parse_completion(request: RawRequest, model: ModelContext) -> Call:
     )
     encoder = responses.CompletionStreamEncoder(response) if response.stream else responses.CompletionEncoder(response)
     return Call(requests, encoder, problems.headers)
-
-
-def read_template(values: dict[str, Any]) -> dict[str, Any] | None:
-    """The chat template's keywords among the values of a request, None if there are none."""
-    template: dict[str, Any] = dict(values.get("chat_template_kwargs", {}))
-    template.pop("chat_template", None)
-    if values.get("tools"):
-        template["tools"] = values["tools"]
-    if "add_generation_prompt" in values:
-        template["add_generation_prompt"] = values["add_generation_prompt"]
-    return template or None
 
 
 def _read(
@@ -356,7 +267,7 @@ def tokenize(request: RawRequest, model: ModelContext, render: Render | None = N
         problems.invalid.append("expected either 'prompt' or 'messages'")
     messages = None
     if "messages" in payload:
-        messages = responses.fit_messages(shared.read_messages(payload["messages"], problems), model, problems)
+        messages = fit_messages(shared.read_messages(payload["messages"], problems), model, problems)
     problems.raise_any()
     tokenizer = model.tokenizer
     if messages is None:
