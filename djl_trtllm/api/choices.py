@@ -11,7 +11,7 @@ import orjson
 
 from djl_trtllm import errors
 from djl_trtllm.api.base import CollectedSequence, Prompt, ResponseEncoder, WholeEncoder, dump_line
-from djl_trtllm.request import OutputChunk, SequenceResult, Token, new_uuid
+from djl_trtllm.request import OutputChunk, RankedToken, SequenceResult, Token, new_uuid
 
 _USAGE = b"\0"
 """Marks the place of the usage in an event. JSON has no such byte."""
@@ -22,7 +22,8 @@ class Response:
     """The response to one request: `n` sequences for each of its `generations`.
 
     `prefix` begins its id; `model` is not shown if it is None. With `include_usage`, and in every event with
-    `continuous_usage`, a stream has its usage. `echo`: the prompt stands before its output. `prompts` and
+    `continuous_usage`, a stream has its usage. `echo`: the prompt stands before its output. `prompt_logprobs`: it has
+    those of the prompt, as vLLM's. `prompts` and
     `prompt_tokens` (their lengths in all) come when the prompts are tokenised.
     """
 
@@ -35,6 +36,7 @@ class Response:
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
+    prompt_logprobs: bool = False
     id: str = field(default_factory=lambda: new_uuid().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     prompts: list[str] = field(default_factory=list)
@@ -71,6 +73,14 @@ class ObjectEncoder(WholeEncoder):
     def begin(self, prompt: Prompt) -> None:
         self.response.begin(prompt)
 
+    def encode(self, chunk: OutputChunk) -> bytes:
+        if chunk.prompt is not None:
+            self.take_prompt(chunk.generation, chunk.prompt)
+        return super().encode(chunk)
+
+    def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
+        """The log-probabilities of a generation's prompt have come."""
+
     def _body(self) -> bytes:
         choices: list[dict[str, Any]] = []
         generated = 0
@@ -79,12 +89,16 @@ class ObjectEncoder(WholeEncoder):
             generated += sequence.finished.generated_tokens
             choices.append(self.choice(index, sequence, sequence.finished))
         return orjson.dumps(
-            self.response.head(self.kind) | {"choices": choices, "usage": self.response.usage(generated)}
+            self.response.head(self.kind) | {"choices": choices, "usage": self.response.usage(generated)} | self.more()
         )
 
     @abstractmethod
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
         """One of `choices`."""
+
+    def more(self) -> dict[str, Any]:
+        """Members of the response beside `choices`."""
+        return {}
 
 
 class EventEncoder(ResponseEncoder):

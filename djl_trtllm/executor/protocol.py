@@ -90,6 +90,12 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """The id of the client's request, for lines of the log."""
     client: str = ""
     """Requests of one client share what it gets of the time in which guides are tried."""
+    prompt_logprobs: int | None = None
+    """How many of the most likely tokens to return with each token of the prompt; None: no log-probabilities of it."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Tokens, and what is added to their logits."""
+    cache_salt: str = ""
+    """Prompts with different salts share nothing in the prefix cache."""
 
 
 class FirstRequest(NamedTuple):
@@ -245,6 +251,10 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
     cached: dict[int, int] = {}
     """Prompt tokens from the prefix cache, by request, in its first step."""
     stats: Stats = Stats()
+    prompts: dict[int, list[Logprob]] = {}
+    """The log-probabilities of all tokens of a prompt, by request, before or with its first token.
+
+    The first token has None."""
 
     def __post_init__(self) -> None:
         """Raise ValueError where the columns do not fit together; decoding does so, too."""
@@ -277,7 +287,7 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
 
     @property
     def has_news(self) -> bool:
-        return bool(self.ids or self.ends or self.cached)
+        return bool(self.ids or self.ends or self.cached or self.prompts)
 
     def rows(self) -> Iterator[tuple[int, list[int], list[Logprob] | None]]:
         """Each row's request, tokens and log-probabilities."""

@@ -90,8 +90,9 @@ def with_own_defaults(config: Config, layout: Layout) -> Config:
     if not config.is_set("max_rolling_batch_size") and options.max_num_sequences is None:
         most = max(_SEQUENCES, options.max_rolling_batch_size)
         config = config.replace(Origin.derived("LMI's default with vLLM"), max_rolling_batch_size=most)
-    own = {name: True for name in ("enable_kv_cache_reuse", "enable_chunked_prefill") if not config.is_set(name)}
-    return config.replace(Origin.derived("vLLM's own default"), **own)
+    if config.is_set("enable_chunked_prefill"):
+        return config
+    return config.replace(Origin.derived("vLLM's own default"), enable_chunked_prefill=True)
 
 
 def with_extra_arguments(config: Config, version: str, notes: list[str]) -> tuple[Config, dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from djl_trtllm.backends.base import EngineBackend, Offer
+from djl_trtllm.backends.base import EngineBackend, Offer, PrefixCache
 from djl_trtllm.backends.effects import Effects
 from djl_trtllm.backends.vllm.arguments import EFFECTS, engine_arguments, with_extra_arguments, with_own_defaults
 from djl_trtllm.backends.vllm.names import architectures, installed_package, installed_version, known_versions
@@ -78,6 +78,9 @@ class VllmBackend(EngineBackend):
         if hardware.vllm is None or _missing(hardware) or (not hardware.gpus and hardware.openvino):
             return None
         return Backend.VLLM
+
+    def prefix_cache(self, backend: Backend, hardware: Hardware) -> PrefixCache | None:
+        return PrefixCache("vLLM", separate=True)
 
     def fitted_to_memory(self, config: Config, layout: Layout, hardware: Hardware, backend: Backend) -> Config:
         return with_own_defaults(config, layout)
