@@ -13,7 +13,7 @@ _ROUNDING = 1e-6
 
 
 class Position(NamedTuple):
-    """A generated token, with the log-probabilities of the likeliest tokens there, its own among them.
+    """A token, with the log-probabilities of the likeliest tokens at its position and its own.
 
     The end of a text is the token "". `logprobs` is empty where a side gives none.
     """
@@ -25,11 +25,11 @@ class Position(NamedTuple):
 class Continuation(NamedTuple):
     """A side's answer to one prompt: the greedy tokens, or why it failed.
 
-    `prompt_logprobs` are those of the prompt's tokens after the first; None where the side gives none.
+    `prompt` has the prompt's tokens after the first; None where the side gives no log-probabilities of prompts.
     """
 
     positions: Sequence[Position] = ()
-    prompt_logprobs: Sequence[float] | None = None
+    prompt: Sequence[Position] | None = None
     error: str = ""
 
 
@@ -42,12 +42,13 @@ def _term(p: float, q: float) -> float:
     return p * math.log(p / q) if p > 0 else 0.0
 
 
-def divergence_bound(p: Mapping[str, float], q: Mapping[str, float]) -> float | None:
+def divergence_bound(p: Mapping[str, float], q: Mapping[str, float], unranked: str | None = None) -> float | None:
     """A lower bound of the KL divergence KL(p || q) in nats, from the likeliest tokens of both; None if one has none.
 
     Counting outcomes together never makes the divergence larger. So the tokens that both give count one by one, and
     all others together, those that only `p` gives by themselves where `q` leaves them less than their part of it: each
-    is at most as likely there as the least likely token that `q` gives.
+    is at most as likely there as the least likely token that `q` gives, but for `unranked`, which need not be one of
+    the likeliest.
     """
     if not p or not q:
         return None
@@ -58,7 +59,8 @@ def divergence_bound(p: Mapping[str, float], q: Mapping[str, float]) -> float | 
     rest_q = max(_ROUNDING, 1 - sum(math.exp(theirs[token]) for token in common))
     single = [token for token in ours if token not in common]
     only_p = min(rest_p, sum(math.exp(ours[token]) for token in single))
-    least, listed = math.exp(min(q.values())), sum(map(math.exp, q.values()))
+    least = math.exp(min((logprob for token, logprob in q.items() if token != unranked), default=0.0))
+    listed = sum(map(math.exp, q.values()))
     most_q = max(_ROUNDING, min(len(single) * least, 1 - listed))
     if only_p * rest_q > most_q * rest_p:
         total += _term(only_p, most_q) + _term(rest_p - only_p, max(_ROUNDING, rest_q - most_q))
@@ -77,7 +79,8 @@ class Difference(NamedTuple):
 
     The first `common` of `tokens` are equal, `first` has what each side generates after them. `gap` is how much less
     likely B's token is there than A's, in nats and by A's own log-probabilities; None where A does not give them.
-    `divergences` are bounds at the positions whose context is the same: up to the first difference.
+    `divergences` are bounds at the positions whose context is the same: up to the first difference. `in_prompt` are
+    those in the prompt, where both sides cut it into the same tokens.
     """
 
     tokens: int
@@ -85,11 +88,12 @@ class Difference(NamedTuple):
     first: tuple[str, str] | None
     gap: float | None
     divergences: list[float]
+    in_prompt: list[float]
 
 
 def compare(a: Continuation, b: Continuation) -> Difference:
     """Compare two continuations token by token up to the first difference: after it the contexts differ."""
-    common, divergences = 0, []
+    common, divergences, in_prompt = 0, list[float](), _in_prompt(a.prompt or (), b.prompt or ())
     for ours, theirs in zip(a.positions, b.positions, strict=False):
         bound = divergence_bound(ours.logprobs, theirs.logprobs)
         if bound is not None:
@@ -97,11 +101,18 @@ def compare(a: Continuation, b: Continuation) -> Difference:
         if ours.token != theirs.token:
             listed = ours.logprobs if ours.logprobs.keys() >= {ours.token, theirs.token} else None
             gap = None if listed is None else listed[ours.token] - listed[theirs.token]
-            return Difference(_longer(a, b), common, (ours.token, theirs.token), gap, divergences)
+            return Difference(_longer(a, b), common, (ours.token, theirs.token), gap, divergences, in_prompt)
         common += 1
     tokens = _longer(a, b)
     rest = [side.positions[common].token if len(side.positions) > common else "" for side in (a, b)]
-    return Difference(tokens, common, (rest[0], rest[1]) if tokens > common else None, None, divergences)
+    return Difference(tokens, common, (rest[0], rest[1]) if tokens > common else None, None, divergences, in_prompt)
+
+
+def _in_prompt(a: Sequence[Position], b: Sequence[Position]) -> list[float]:
+    if [each.token for each in a] != [each.token for each in b]:
+        return []
+    bounds = [divergence_bound(ours.logprobs, theirs.logprobs, ours.token) for ours, theirs in zip(a, b, strict=True)]
+    return [bound for bound in bounds if bound is not None]
 
 
 def _longer(a: Continuation, b: Continuation) -> int:
@@ -170,7 +181,7 @@ class Comparison:
 
     @property
     def divergences(self) -> list[float]:
-        return [bound for each in self.differences for bound in each.divergences]
+        return [bound for each in self.differences for bound in (*each.in_prompt, *each.divergences)]
 
     @property
     def perplexities(self) -> tuple[float, float] | None:
@@ -178,11 +189,11 @@ class Comparison:
         ours: list[float] = []
         theirs: list[float] = []
         for a, b in self._both:
-            if a.prompt_logprobs and b.prompt_logprobs:
-                if len(a.prompt_logprobs) != len(b.prompt_logprobs):
+            if a.prompt and b.prompt:
+                if len(a.prompt) != len(b.prompt):
                     return None  # per token, and the two tokenizers have other tokens
-                ours += a.prompt_logprobs
-                theirs += b.prompt_logprobs
+                ours += [each.logprobs[each.token] for each in a.prompt]
+                theirs += [each.logprobs[each.token] for each in b.prompt]
         return (perplexity(ours), perplexity(theirs)) if ours else None
 
     def agreeing(self) -> list[tuple[float, float]]:

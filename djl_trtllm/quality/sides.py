@@ -15,12 +15,13 @@ from djl_trtllm.bench.client import Client, Target, fetch
 from djl_trtllm.errors import BenchmarkError, UnsupportedParameterError
 from djl_trtllm.offline.llm import OfflineResult, Runner, open_offline_model
 from djl_trtllm.quality.figures import Continuation, Position
-from djl_trtllm.request import FinishReason, GenerationRequest, RankedToken, Sampling
+from djl_trtllm.request import FinishReason, GenerationRequest, RankedToken, Sampling, Token
 
 LIKELIEST = (5, 1)
 """Tokens with log-probabilities to ask for at each position, and what is asked for where a side refuses that."""
 _AT_ONCE = 8
 _REFUSED = (400, 404, 422, 424)
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 
 
 class Asked(NamedTuple):
@@ -28,7 +29,6 @@ class Asked(NamedTuple):
 
     prompts: Sequence[Prompt]
     tokens: int
-    perplexity: bool = True
 
 
 class Side(Protocol):
@@ -73,37 +73,57 @@ class Loaded:
         with closing(Runner(open_offline_model(self.name, {}))) as runner:
             for count in LIKELIEST:
                 # `logprobs` alone is the chosen token's.
-                requests = [_request(prompt, asked.tokens, count if count > 1 else 0) for prompt in asked.prompts]
+                wanted: dict[str, Any] = {
+                    "logprobs": True,
+                    "asks_logprobs": True,
+                    "top_logprobs": count if count > 1 else 0,
+                }
+                requests = [_request(prompt, asked.tokens, **wanted) for prompt in asked.prompts]
                 (first,) = runner.run(requests[:1])
                 if not isinstance(first.failure, UnsupportedParameterError):
                     break
                 self.notes.append(f"the engine gives fewer than {count} likeliest tokens")
-            return [_continuation(result) for result in runner.run(requests)]
+            found = [_continuation(result) for result in runner.run(requests)]
+            scored = [_request(each, 1, prompt_only=True, prompt_logprobs=LIKELIEST[0]) for each in asked.prompts]
+            (first,) = runner.run(scored[:1])
+            if first.prompt_logprobs is None:
+                self.notes.append(f"no log-probabilities of prompts: {first.failure}")
+                return found
+            prompts = [_positions(result.prompt_logprobs or [])[1:] for result in runner.run(scored)]
+            return [each._replace(prompt=prompt) for each, prompt in zip(found, prompts, strict=True)]
 
 
-def _request(prompt: Prompt, tokens: int, likeliest: int) -> GenerationRequest:
+def _request(prompt: Prompt, tokens: int, **wanted: Any) -> GenerationRequest:
     given: dict[str, Any] = {"prompt": prompt.text}
     if prompt.ids is not None:
         given = {"prompt_ids": prompt.ids}
     elif prompt.messages is not None:
         given = {"messages": prompt.messages}
-    return GenerationRequest(
-        **given, sampling=Sampling(max_new_tokens=tokens), logprobs=True, asks_logprobs=True, top_logprobs=likeliest
-    )
+    return GenerationRequest(**given, **wanted, sampling=Sampling(max_new_tokens=tokens))
 
 
 def _continuation(result: OfflineResult) -> Continuation:
     if result.failure is not None:
         return Continuation(error=str(result.failure))
     (sequence,) = result.sequences
-    positions = []
-    for token in sequence.tokens:
-        top = {each.text: each.logprob for each in token.top} if isinstance(token, RankedToken) else {}
-        own = {} if token.logprob is None else {token.text: token.logprob}
-        positions.append(Position(token.text, top | own))
+    positions = _positions(sequence.tokens)
     if sequence.finished is not None and sequence.finished.reason is FinishReason.END_TOKEN:
         positions = _ended(sequence.text, positions)
     return Continuation(positions)
+
+
+def _positions(tokens: Sequence[Token]) -> list[Position]:
+    tops = [token.top if isinstance(token, RankedToken) else [] for token in tokens]
+    return [
+        _position(token.text, token.logprob, {each.text: each.logprob for each in top})
+        for token, top in zip(tokens, tops, strict=True)
+    ]
+
+
+def _position(token: str, logprob: float | None, likeliest: Mapping[str, float]) -> Position:
+    given = likeliest if logprob is None else {**likeliest, token: logprob}
+    # What a server sends may be anything; logarithms of probabilities are no more than 0.
+    return Position(token, {text: min(0.0, float(value)) for text, value in given.items()})
 
 
 # -- a running server --------------------------------------------------------------------------------------------------
@@ -126,13 +146,13 @@ class Served:
         try:
             self._model = self._model or await first_model(client)
             count = await self._accepted(client, asked)
-            echoes = asked.perplexity and await self._echoes(client, asked)
+            echoed = await self._echoed(client, asked, count)
 
             async def one(prompt: Prompt) -> Continuation:
                 async with places:
                     found = await self._continue(client, prompt, asked.tokens, count)
-                    if echoes and not found.error and not _is_chat(prompt):
-                        found = found._replace(prompt_logprobs=await self._prompt_logprobs(client, prompt))
+                    if echoed and not found.error and not _is_chat(prompt):
+                        found = found._replace(prompt=await self._prompt(client, prompt, echoed))
                     return found
 
             return list(await asyncio.gather(*map(one, asked.prompts)))
@@ -154,12 +174,15 @@ class Served:
             self.notes.append(f"the server gives fewer than {count} likeliest tokens")
         raise AssertionError
 
-    async def _echoes(self, client: Client, asked: Asked) -> bool:
+    async def _echoed(self, client: Client, asked: Asked, count: int) -> int:
+        """The number of likeliest tokens that the server gives for each token of a prompt; 0 if it gives none."""
         texts = [prompt for prompt in asked.prompts if not _is_chat(prompt)]
-        echoes = bool(texts) and await self._prompt_logprobs(client, texts[0]) is not None
-        if texts and not echoes:
+        for likeliest in dict.fromkeys((count, 1)) if texts else ():
+            if await self._prompt(client, texts[0], likeliest) is not None:
+                return likeliest
+        if texts:
             self.notes.append("the server gives no log-probabilities of prompts (echo with logprobs)")
-        return echoes
+        return 0
 
     def _body(self, prompt: Prompt, tokens: int, count: int) -> tuple[str, Body]:
         body: Body = {"model": self._model, "max_tokens": tokens, "temperature": 0}
@@ -175,18 +198,18 @@ class Served:
             return Continuation(error=f"{error}: {reply[:300].decode(errors='replace')}".strip(": "))
         try:
             return _read_choice(orjson.loads(reply)["choices"][0])
-        except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError) as problem:
+        except _UNREADABLE as problem:
             return Continuation(error=f"HTTP {status}: a response without tokens and log-probabilities: {problem!r}")
 
-    async def _prompt_logprobs(self, client: Client, prompt: Prompt) -> list[float] | None:
-        """The log-probabilities of a prompt's tokens after the first; None if the server gives none."""
-        path, body = self._body(prompt, 0, 1)
+    async def _prompt(self, client: Client, prompt: Prompt, count: int) -> list[Position] | None:
+        """The tokens of a prompt after the first, with log-probabilities; None if the server gives none."""
+        path, body = self._body(prompt, 0, count)
         _, reply, error = await fetch(client, path, orjson.dumps(body | {"echo": True}))
         try:
-            found = orjson.loads(reply)["choices"][0]["logprobs"]["token_logprobs"][1:] if error is None else []
-        except (orjson.JSONDecodeError, LookupError, TypeError):
+            found = _read_choice(orjson.loads(reply)["choices"][0]).positions[1:] if error is None else ()
+        except _UNREADABLE:
             return None
-        return found if found and all(isinstance(each, float | int) for each in found) else None
+        return list(found) if found and all(each.token in each.logprobs for each in found) else None
 
 
 def _is_chat(prompt: Prompt) -> bool:
@@ -206,7 +229,7 @@ def _read_choice(choice: dict[str, Any]) -> Continuation:
         text, tokens = choice["text"], logprobs["tokens"]
         tops = logprobs.get("top_logprobs") or [{}] * len(tokens)
         entries = list(zip(tokens, logprobs["token_logprobs"], [top or {} for top in tops], strict=True))
-    positions = [Position(token, top | ({} if own is None else {token: own})) for token, own, top in entries]
+    positions = [_position(*entry) for entry in entries]
     return Continuation(_ended(text, positions) if choice.get("finish_reason") == "stop" else positions)
 
 

@@ -25,9 +25,10 @@ def logs(**probabilities: float) -> dict[str, float]:
 
 
 def said(text: str, *logprobs: dict[str, float], prompt: list[float] | None = None) -> Continuation:
-    """A continuation whose tokens are the words of a text."""
+    """A continuation whose tokens are the words of a text, of a prompt whose tokens have these log-probabilities."""
     given = [*logprobs, *[{}] * len(text.split())]
-    return Continuation([Position(token, given[at]) for at, token in enumerate(text.split())], prompt)
+    positions = [Position(token, given[at]) for at, token in enumerate(text.split())]
+    return Continuation(positions, None if prompt is None else [Position("p", {"p": each}) for each in prompt])
 
 
 @by_table("p", "q", "nats")
@@ -42,7 +43,7 @@ def test_the_bound_is_never_above_the_divergence() -> None:
     """Of random pairs over 12 tokens, with as many of the likeliest known as a server gives."""
     chance = random.Random(5)
     tightest = 1.0
-    for known, _ in product((1, 2, 5, 11), range(300)):
+    for known, own, _ in product((1, 2, 5, 11), (None, 3), range(300)):
         sides = []
         for _ in range(2):
             weights = [chance.expovariate(1) ** 3 + 1e-9 for _ in range(12)]
@@ -51,7 +52,10 @@ def test_the_bound_is_never_above_the_divergence() -> None:
         top = [
             {f"t{at}": math.log(side[at]) for at in sorted(range(12), key=side.__getitem__)[-known:]} for side in sides
         ]
-        bound = divergence_bound(*top)
+        if own is not None:  # a token of a prompt, which need not be among the likeliest
+            for given, side in zip(top, sides, strict=True):
+                given[f"t{own}"] = math.log(side[own])
+        bound = divergence_bound(top[0], top[1], None if own is None else f"t{own}")
         assert bound is not None and 0 <= bound <= whole + 1e-6
         tightest = min(tightest, 1 - bound / whole)
     assert tightest < 0.01
@@ -89,7 +93,7 @@ def test_the_agreement_counts_tokens_after_the_same_text() -> None:
     assert (found.agreement, found.compared) == (1 - 1 / 5, 5)
     assert (found.equal_share, found.tokens) == (4 / 6, 6)
     assert found.first_differences == [3]
-    assert found.agreeing() == [(0, 1), (1, 1), (2, 1), (3, 0.5), (4, 0.5)]
+    assert [share for _, share in found.agreeing()] == [1, 1, 1, 0.5, 0.5]
 
 
 def test_nothing_generated_is_no_difference() -> None:
@@ -97,25 +101,33 @@ def test_nothing_generated_is_no_difference() -> None:
     assert (found.agreement, found.equal_share, list(found.reasons())) == (1, 1, [])
 
 
+def test_the_prompt_counts_where_both_sides_cut_it_into_the_same_tokens() -> None:
+    kl = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    a, b = said("x", prompt=[math.log(0.5)]), said("x", prompt=[math.log(0.25)])
+    assert Comparison([a], [b]).divergences == [pytest.approx(kl)]
+    other = Continuation(b.positions, [Position("q", {"q": math.log(0.25)})])
+    assert Comparison([a], [other]).divergences == []
+
+
 def test_the_divergence_by_position_is_the_mean_of_the_prompts_that_get_there() -> None:
     a = [said("a b", logs(a=0.5), logs(b=0.5)), said("a", logs(a=0.5))]
     b = [said("a b", logs(a=0.25), logs(b=0.5)), said("a", logs(a=0.5))]
     kl = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
-    assert Comparison(a, b).by_position() == [(1, pytest.approx(kl / 2)), (2, pytest.approx(0))]
+    assert dict(Comparison(a, b).by_position()) == pytest.approx({1: kl / 2, 2: 0})
 
 
 def test_perplexities_are_of_all_prompts_that_both_sides_have() -> None:
     half, eighth = math.log(1 / 2), math.log(1 / 8)
     a = [said("x", prompt=[half, eighth]), said("x", prompt=[half]), said("x")]
     b = [said("x", prompt=[half, half]), said("x"), said("x", prompt=[half])]
-    assert Comparison(a, b).perplexities == (pytest.approx(4), pytest.approx(2))
+    assert Comparison(a, b).perplexities == pytest.approx((4, 2))
     other_tokens = [said("x", prompt=[half]), said("x"), said("x")]
     assert Comparison(a, other_tokens).perplexities is None
 
 
 @by_table("thresholds", "reasons")
 def test_a_figure_beyond_its_threshold_is_a_reason_to_differ(thresholds: dict[str, float], reasons: list[str]) -> None:
-    """Agreement 3/4, a divergence of ln 2 / 2, perplexities 2 and 4."""
+    """Agreement 3/4, divergences of ln 2 / 2 and 0.144, perplexities 2 and 4."""
     a = [said("a b c d", logs(a=0.5, z=0.5), {}, {}, {}, prompt=[math.log(1 / 2)])]
     b = [said("a b c x", logs(a=0.5, z=0.25), {}, {}, {}, prompt=[math.log(1 / 4)])]
     found = Comparison(a, b, Thresholds(**thresholds))

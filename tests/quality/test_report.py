@@ -34,7 +34,7 @@ class Says:
         return [
             text
             if isinstance(text, Continuation)
-            else Continuation([Position(word, {word: half}) for word in text.split()], [half, half])
+            else Continuation([Position(word, {word: half}) for word in text.split()], [Position("p", {"p": half})])
             for text in self._texts
         ]
 
@@ -47,7 +47,8 @@ def prompts(path: Path, *lines: dict[str, object]) -> Path:
 
 def compared(path: Path, a: Says, b: Says, count: int = 2) -> tuple[Report, list[str]]:
     said: list[str] = []
-    file = prompts(path, *[{"prompt": f"prompt {number}"} for number in range(count)])
+    lines: list[dict[str, object]] = [{"prompt": f"prompt {number}"} for number in range(count)]
+    file = prompts(path, *lines)
     return run(a, b, file, 8, Thresholds(), said.append), said
 
 
@@ -87,7 +88,7 @@ def test_the_json_has_the_figures_and_each_difference(tmp_path: Path) -> None:
     assert shown["agreement"] == {"share": pytest.approx(2 / 3), "compared_tokens": 3}
     assert shown["differing"] == [{"prompt": 1, "token": 2, "a": "y", "b": "w"}]
     assert shown["perplexity"] == {"a": pytest.approx(2), "b": pytest.approx(2)}
-    assert shown["kl_lower_bound_nats"]["positions"] == 3
+    assert shown["kl_lower_bound_nats"]["positions"] == 5
 
 
 def test_prompts_that_fail_are_warnings(tmp_path: Path) -> None:

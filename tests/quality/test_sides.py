@@ -94,18 +94,26 @@ def test_messages_go_to_chat_and_ids_to_completions() -> None:
 
 def test_the_log_probabilities_of_a_prompt_are_those_after_its_first_token() -> None:
     echo = completion("Once", " upon", " a")
-    echo["choices"][0]["logprobs"]["token_logprobs"] = [None, -2.0, -4.0]
+    echo["choices"][0]["logprobs"] |= {"token_logprobs": [None, -2.0, -4.0], "top_logprobs": [None, {"x": -1.0}, {}]}
     (found,), seen = asked_of(TEXT, echo=echo)
-    assert found.prompt_logprobs == [-2.0, -4.0]
-    assert {"echo": True, "logprobs": 1, "max_tokens": 0}.items() <= seen[-1].body.items()
+    assert found.prompt == [Position(" upon", {"x": -1.0, " upon": -2.0}), Position(" a", {" a": -4.0})]
+    assert {"echo": True, "logprobs": 5, "max_tokens": 0}.items() <= seen[-1].body.items()
+
+
+def test_a_server_that_gives_fewer_of_a_prompt_is_asked_for_those() -> None:
+    echo = completion("Once", " upon")
+    (found,), seen = asked_of(TEXT, refuses='"logprobs":5,"echo"', echo=echo)
+    assert found.prompt is not None and len(found.prompt) == 1
+    assert seen[-1].body["logprobs"] == 1
 
 
 @pytest.mark.parametrize("logprobs", [None, [None, None, -1.0], [None]])
 def test_a_server_that_gives_none_of_a_prompt_has_no_perplexity(logprobs: list[float | None] | None) -> None:
     echo = completion("Once", " upon", " a")
     echo["choices"][0]["logprobs"]["token_logprobs"] = logprobs
-    assert asked_of(TEXT, echo=echo)[0][0].prompt_logprobs is None
-    assert asked_of(TEXT, refuses='"echo"')[0][0].prompt_logprobs is None
+    echo["choices"][0]["logprobs"]["top_logprobs"] = None
+    assert asked_of(TEXT, echo=echo)[0][0].prompt is None
+    assert asked_of(TEXT, refuses='"echo"')[0][0].prompt is None
 
 
 @pytest.mark.parametrize(
@@ -141,7 +149,9 @@ def test_a_model_that_is_loaded_answers_texts_messages_and_ids(tmp_path: Path) -
     side = open_side(str(scripted_model(tmp_path / "model")), {}, None, 1.0)
     texts, ids = side.answer(Asked([TEXT, Prompt(1, ids=[1, 504, 563])], 6))
     assert "".join(position.token for position in ids.positions) == "Once uponOnce upon"
-    assert (len(texts.positions), texts.positions[1].logprobs, texts.prompt_logprobs) == (6, {"Once": -0.5}, None)
+    assert (len(texts.positions), texts.positions[1].logprobs) == (6, {"Once": -0.5})
+    assert texts.prompt is not None
+    assert [(each.token, each.logprobs[each.token]) for each in texts.prompt[:2]] == [("Once", -0.5), (" upon", -0.5)]
     assert side.notes == ["the engine gives fewer than 5 likeliest tokens"]
 
 
