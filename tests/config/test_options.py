@@ -83,9 +83,13 @@ def test_every_word_of_a_closed_set_is_taken_in_either_case() -> None:
     assert wrong == []
 
 
-def test_only_the_operator_decides_about_foreign_code_adapters_keys_certificates_and_where_traces_go() -> None:
+def test_only_the_operator_decides_about_foreign_code_adapters_keys_certificates_and_where_traces_and_records_go() -> (
+    None
+):
     operators = "install_requirements adapter_roots api_key api_keys_file cors_allowed_origin certificate_file "
-    operators += "private_key_file client_ca_file otlp_traces_endpoint"
+    operators += (
+        "private_key_file client_ca_file otlp_traces_endpoint record_file record_share record_prompts record_max_bytes"
+    )
     of_scope = {scope: [each for each in OPTIONS.values() if each.option.scope is scope] for scope in Scope}
     assert [declared.name for declared in of_scope[Scope.OPERATOR]] == operators.split()
     servers = [spelling for declared in of_scope[Scope.SERVER] for spelling in declared.spellings]

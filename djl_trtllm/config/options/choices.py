@@ -251,6 +251,12 @@ class LogFormat(Choice):
     JSON = "json"
 
 
+class RecordedPrompts(Choice):
+    LENGTHS = "lengths"
+    IDS = "ids"
+    TEXT = "text"
+
+
 class LogLevel(Choice):
     DEBUG = "debug"
     INFO = "info"
@@ -565,6 +571,10 @@ class OptionTypes:
     log_level: LogLevel
     request_log: bool
     otlp_traces_endpoint: str | None
+    record_file: Path | None
+    record_share: float
+    record_prompts: RecordedPrompts
+    record_max_bytes: int
     # triton
     decoupled: bool | None
     triton_http_port: int
