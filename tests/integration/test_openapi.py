@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from typing import Any
 
 import httpx
@@ -35,6 +36,8 @@ DIFFERENT = [
     }.values(),
 ]
 NAMES = {"model": ["story", "hen"], "version": ["1"]}
+# A path with a part that may be any text takes a hundred times as long to generate.
+NAMED = [(method, path) for method, path in DIFFERENT if set(re.findall(r"{(\w+)}", path)) <= set(NAMES)]
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +97,7 @@ def check(schema: Any, address: str, method: str, path: str, count: int) -> None
             assert mode is GenerationMode.NEGATIVE
 
 
-@pytest.mark.parametrize(("method", "path"), DIFFERENT)
+@pytest.mark.parametrize(("method", "path"), NAMED)
 def test_an_operation_does_what_its_description_says(schema: Any, address: str, method: str, path: str) -> None:
     check(schema, address, method, path, QUICK)
 
