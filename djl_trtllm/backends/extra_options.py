@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from djl_trtllm.config import Config
 from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import NotAValueError
-from djl_trtllm.config.sources import Origin
+from djl_trtllm.config.sources import Origin, Setting
 from djl_trtllm.errors import ConfigError
 
 _MOST_BYTES = 1 << 20
@@ -93,6 +93,20 @@ def read_extra_options(config: Config, library: Library, notes: list[str]) -> tu
     return reader.config, tuple(reader.found)
 
 
+def read_settings(
+    config: Config, library: Library, settings: Iterable[Setting], notes: list[str]
+) -> tuple[Config, tuple[ExtraArgument, ...]]:
+    """As `read_extra_options`, of settings `option.NAME=VALUE` whose names are arguments of the engine."""
+    reader = _Reader(config, library)
+    for setting in settings:
+        reader.read_setting(setting)
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    notes += [format_setting(reader.config, name) for name in reader.became]
+    notes += [f"{each.target}={each.value!r} ({each.place})" for each in reader.found]
+    return reader.config, tuple(reader.found)
+
+
 class _Reader:
     def __init__(self, config: Config, library: Library) -> None:
         self.config = config
@@ -105,6 +119,7 @@ class _Reader:
         self.became: list[str] = []
         self.values = 0
         self.file: Path | None = None
+        self.written: Setting | None = None
 
     def read(self, text: str) -> None:
         node = self._parsed(text)
@@ -118,6 +133,21 @@ class _Reader:
             self._problem("", node, f"expected a mapping of arguments, such as {self.example}")
         if self.problems:
             raise ConfigError(self.problems)
+
+    def read_setting(self, setting: Setting) -> None:
+        """The value is text where the argument takes text and nothing else that it looks like."""
+        self.written = setting
+        name, text = setting.name_in_engine, setting.value.strip()
+        known = self.signatures[self.library.root][name]
+        kinds = _kinds(known, self.signatures)
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+        except (yaml.YAMLError, RecursionError):
+            node = None
+        is_scalar = not isinstance(node, (yaml.MappingNode, yaml.SequenceNode))
+        if node is None or (is_scalar and kinds is not None and not _is_one_of(_scalar(node), kinds)):
+            node = yaml.ScalarNode("tag:yaml.org,2002:str", text)
+        self._argument(name, node, node, Target(self.library.owner, name), known)
 
     # -- the text ------------------------------------------------------------------------------------------------------
 
@@ -228,7 +258,10 @@ class _Reader:
         try:
             checked = declared.type.check(value, declared.option)
         except NotAValueError as error:
-            self._problem(path, node, str(error))
+            if self.written is not None and isinstance(value, str):  # one that only the engine has
+                self.found.append(ExtraArgument(Target(self.library.owner, path), value, self._place(node)))
+            else:
+                self._problem(path, node, str(error))
             return
         if self.config.is_set(option) and getattr(self.config.options, option) != checked:
             self._problem(
@@ -238,7 +271,8 @@ class _Reader:
             )
             return
         self.became.append(option)
-        self.config = self.config.replace(Origin.override(f"{self.key}, {self._place(node)}"), **{option: checked})
+        origin = Origin.override(f"{self.key}, {self._place(node)}") if self.written is None else self.written.origin
+        self.config = self.config.replace(origin, **{option: checked})
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
@@ -250,12 +284,17 @@ class _Reader:
         return f"; did you mean {' or '.join(near[:3])}?" if near else ""
 
     def _problem(self, path: str, node: yaml.Node, text: str) -> None:
+        if self.written is not None:
+            self.problems.append(f"{self.written}: {f'{path}: ' if '.' in path else ''}{text}")
+            return
         self.problems.append(f"{self._setting()}, {self._place(node)}: {path}{': ' if path else ''}{text}")
 
     def _setting(self) -> str:
         return f"{self.key} ({self.config.origin(self.library.option)})"
 
     def _place(self, node: yaml.Node) -> str:
+        if self.written is not None:
+            return str(self.written)
         line = f"line {node.start_mark.line + 1}"
         return line if self.file is None else f"{self.file} {line}"
 
