@@ -81,7 +81,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """A test that takes long without the mark `slow` fails. Time of processors, with that of ended processes, counts."""
+    """A test that takes long without the mark `slow` fails. What counts is processor time, also of ended processes."""
     began = sum(os.times()[:4])
     result = yield
     seconds = sum(os.times()[:4]) - began
