@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from djl_trtllm.backends.openvino.executor import OpenVinoExecutor
-from djl_trtllm.executor.protocol import Logprob, Submit
+from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
 from tests.backends.openvino import executor_options
 
 TEXT = "Tom and Sue went to the park. Tom and Sue saw a dog. The dog ran to Tom and Sue. Once upon a time there was a"
 TOKENS = 24
-Outputs = dict[int, tuple[list[int], list[Logprob], int]]
+Outputs = dict[int, tuple[list[int], list[Any], int]]
 
 
 @pytest.fixture(scope="module")
