@@ -30,7 +30,7 @@ from djl_trtllm.api.parameters import Problems
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, GuideKind, OutputChunk, SequenceResult, Token
-from djl_trtllm.service import Model
+from djl_trtllm.service.model import Model
 from tests.api.scripts import FAILURE, check_golden, parse_lines
 from tests.support.in_process import played_model
 from tests.support.tables import table
