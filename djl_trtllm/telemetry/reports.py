@@ -55,6 +55,7 @@ class Generated(NamedTuple):
     error: str
     resumes: int = 0
     reseeded: bool = False
+    accepted_tokens: int | None = None
 
 
 class Asked(NamedTuple):
@@ -109,6 +110,7 @@ class ServedRequest:
     def generated(self) -> Generated | None:
         """Return what the engine did; None if the request never was in the waiting queue."""
         records = [state.record for state in self.generations]
+        accepted = [record.accepted_tokens for record in records if record.accepted_tokens is not None]
         if not records:
             return None
         return Generated(
@@ -122,6 +124,7 @@ class ServedRequest:
             next((record.error for record in records if record.error), ""),
             sum([record.resumes for record in records]),
             any(record.reseeded for record in records),
+            sum(accepted) if accepted else None,
         )
 
 
@@ -204,6 +207,8 @@ def _fields(request: ServedRequest, now: float) -> dict[str, Any]:
     if generated is not None:
         fields["prompt_tokens"] = generated.prompt_tokens
         fields["output_tokens"] = generated.output_tokens
+        if generated.accepted_tokens is not None:
+            fields["accepted_tokens"] = generated.accepted_tokens
         if generated.started is not None:
             fields["queue_seconds"] = round(generated.started - generated.queued, 4)
         if generated.first_token is not None:
