@@ -204,6 +204,7 @@ class RollingBatch:
         limits = executor.limits
         self.block_size = limits.block_size
         """Tokens in a KV cache block."""
+        self.speculates = limits.draft_tokens > 0
         blocks = limits.kv_blocks
         # An engine that has not run yet has an empty KV cache.
         self.engine_stats = Stats(kv_usage=0.0, kv_blocks=blocks, kv_blocks_used=0) if blocks else Stats()
