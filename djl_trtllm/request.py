@@ -359,7 +359,8 @@ class SequenceResult(NamedTuple):
     """The end of one sequence. `generated_tokens` counts the end token; `seed` is None for greedy sequences.
 
     `queue_seconds` is how long its request waited before it ran. `reseeded`: the request has a seed and went on in
-    another engine process, so another run with that seed has other tokens.
+    another engine process, so another run with that seed has other tokens. `accepted_tokens` of the generated ones were
+    proposed by a draft; None without speculation.
     """
 
     reason: FinishReason
@@ -370,6 +371,7 @@ class SequenceResult(NamedTuple):
     error: RequestError | None = None
     queue_seconds: float = 0.0
     reseeded: bool = False
+    accepted_tokens: int | None = None
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):

@@ -118,6 +118,13 @@ class EngineBackend(ABC):
         """Return what `auto` selects for a Hugging Face checkpoint on this machine, or None: not this engine."""
         return None
 
+    def arguments(self) -> Mapping[str, str]:
+        """The engine's arguments that settings `option.NAME` may name beside options.
+
+        With each the reason why such a setting has no effect; "": the engine gets it.
+        """
+        return {}
+
     def built(self, config: Config, layout: Layout) -> Built | None:
         """Return the limits of one of its own compiled engines; None for other files, or where nothing says them.
 

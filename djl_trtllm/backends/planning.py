@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from djl_trtllm.backends.base import Built, PrefixCache, backend_named, backends, effects_on, this_machine
@@ -13,12 +12,13 @@ from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.explain import shown_origin, shown_value
 from djl_trtllm.config.options import OPTIONS, DeclaredOption
+from djl_trtllm.config.resolve import without_effect
 from djl_trtllm.config.rules import check_running
 from djl_trtllm.config.sources import Origin, OriginKind
 from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.engines.plan import EnginePlan
-from djl_trtllm.errors import EngineError
+from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import Layout
 
 _LIMITS = (
@@ -204,11 +204,35 @@ def with_effects(
     engines.
     """
     effects = effects_on(backend)
-    checked = check_running(config, partial(effective_value, config, effects))
+    config = _without_unknown(config, backend)
+    runs = None if under_djl else backend  # DJL Serving reads the words that name an engine
+
+    def value(name: str) -> Any:
+        return runs if name == "backend" else effective_value(config, effects, name)
+
+    checked = check_running(config, value)
     deviating = deviations(config, effects, backend, plan, under_djl=under_djl)
     given = [line for name, line in deviating.items() if config.origins[name].kind is OriginKind.OVERRIDE]
     others = [line for line in deviating.values() if line not in given]
     return replace(checked, warnings=(*checked.warnings, *given), notes=(*others, *checked.notes))
+
+
+def _without_unknown(config: Config, backend: Backend) -> Config:
+    """The configuration with a warning of each setting that is neither an option nor an argument of the engine.
+
+    Raises ConfigError for them with option.strict.
+    """
+    known = backend_named(backend).arguments()
+    unknown, useless = [], []
+    for setting in config.engine_settings:
+        reason = known.get(setting.name_in_engine)
+        if reason is None:
+            unknown.append(without_effect(setting, f"is neither an option nor an argument of {backend}", known))
+        elif reason:
+            useless.append(f"{setting} has no effect: {reason}")
+    if unknown and config.options.strict:
+        raise ConfigError(unknown, config.warnings)
+    return replace(config, warnings=(*config.warnings, *unknown, *useless))
 
 
 def effective_value(config: Config, effects: Effects, name: str) -> Any:

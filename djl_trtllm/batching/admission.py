@@ -150,7 +150,8 @@ class SequenceLimits:
 
     def blocks(self, prompt_tokens: int, new_tokens: int) -> int:
         """KV cache blocks of a sequence to its end, and one to spare (with it, no request was ever lost)."""
-        return math.ceil((prompt_tokens + new_tokens) / self._engine.block_size) + 1
+        tokens = prompt_tokens + new_tokens + self._engine.draft_tokens
+        return math.ceil(tokens / self._engine.block_size) + 1
 
 
 def supported(request: GenerationRequest, limits: Limits, features: frozenset[str]) -> GenerationRequest:

@@ -539,9 +539,7 @@ class RollingBatch:
             touched[request_id] = slot
             if slot.sequence.finished is None and not slot.sequence.take(token_id, logprob):
                 complete.append(request_id)
-        for request_id, tokens in step.cached.items():
-            if (slot := running.get(request_id)) is not None and slot.begins:
-                self.statistics.prompt_reused(slot.state.record, tokens)
+        self._count(step)
         for end in step.ends:
             if (slot := running.get(end.request_id)) is not None:
                 touched[end.request_id] = slot
@@ -558,6 +556,19 @@ class RollingBatch:
             if (slot := self._running.get(request_id)) is not None:
                 slot.state.prompt = self._translator.prompt(slot.sequence.prompt_ids, scores)
                 touched[request_id] = slot
+
+    def _count(self, step: Step) -> None:
+        """Count tokens of a step that the engine did not compute one by one."""
+        for request_id, tokens in step.cached.items():
+            if (slot := self._running.get(request_id)) is not None and slot.begins:
+                self.statistics.prompt_reused(slot.state.record, tokens)
+        for request_id, tokens in step.accepted.items():
+            if (slot := self._running.get(request_id)) is not None:
+                # A stop string may have dropped some of them.
+                sequence = slot.sequence
+                kept = min(tokens, len(sequence.token_ids) - sequence.counted)
+                sequence.accepted = (sequence.accepted or 0) + kept
+                self.statistics.tokens_accepted(slot.state.record, kept)
 
     def _receive_end(self, slot: Slot, end: End) -> None:
         """The executor has ended a sequence, so its slot is free. One that gave its place away goes on."""

@@ -184,6 +184,8 @@ class OutputSequence:
     counted: int = 0
     """How many tokens the statistics have counted; the last of them came at `last_token_at`."""
     last_token_at: float | None = None
+    accepted: int | None = None
+    """Tokens that a draft proposed; None where the engine has not said so."""
     cumulative_logprob: float = 0.0
     finished: SequenceResult | None = None
     closed: bool = False
@@ -345,7 +347,9 @@ class RequestState:
             started = self.record.started
             if started is not None:
                 waited = started - self.record.arrived
-                sequence.finished = sequence.finished._replace(queue_seconds=waited, reseeded=self.record.reseeded)
+                sequence.finished = sequence.finished._replace(
+                    queue_seconds=waited, reseeded=self.record.reseeded, accepted_tokens=sequence.accepted
+                )
             sequence.closed = True
             self._unfinished -= 1
             if self.done:

@@ -8,7 +8,7 @@ plus one block each) fit into `Limits.kv_blocks`. An iteration that can schedule
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 from msgspec import structs
-from openvino_genai import GenerationConfig, GenerationFinishReason, GenerationStatus, SchedulerConfig
+from openvino_genai import GenerationConfig, GenerationFinishReason, GenerationStatus, SchedulerConfig, draft_model
 from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, GenerationHandle
 
 from djl_trtllm.backends.openvino.compile import NO_ATTENTION, has_tokenizer
@@ -184,6 +184,9 @@ class OpenVinoExecutor:
         max_seq_len: int,
         num_threads: int | None = None,
         scores_prompts: bool = False,
+        draft_tokens: int = 0,
+        draft_dir: str | None = None,
+        lookup_ngram: int = 0,
     ) -> None:
         scheduler = SchedulerConfig()
         scheduler.max_num_batched_tokens = max_num_batched_tokens
@@ -199,13 +202,25 @@ class OpenVinoExecutor:
         }
         if num_threads is not None:
             properties["INFERENCE_NUM_THREADS"] = num_threads
-        self._pipeline = _load(engine_dir, scheduler, properties)
+        speculating: dict[str, Any] = {}
+        if draft_dir is not None:
+            speculating["draft_model"] = draft_model(draft_dir, "CPU", **properties)
+        elif draft_tokens:
+            speculating["prompt_lookup"] = True
+        self._draft_tokens, self._lookup_ngram = draft_tokens, lookup_ngram
+        # With a draft model, a prompt that is read in parts gets wrong output (2026.4): prompts wait for a step that
+        # has room for all of one.
+        self._whole_prompts = 0 if draft_dir is None else max_num_batched_tokens
+        self._held: deque[Submit] = deque()
+        self._unread: dict[int, int] = {}
+        """Tokens of the prompts that are in the pipeline and have no token yet."""
+        self._pipeline = _load(engine_dir, scheduler, properties | speculating)
         vocabulary = read_vocabulary(Path(engine_dir))
         self._salts = PromptSalts(vocabulary)
         if enable_prefix_caching and not self._salts_change_nothing(vocabulary):
             print("the prefix cache is off: prompts of different keys cannot be kept apart in this model", flush=True)
             scheduler.enable_prefix_caching = enable_prefix_caching = False
-            self._pipeline = _load(engine_dir, scheduler, properties)
+            self._pipeline = _load(engine_dir, scheduler, properties | speculating)
         self._scorer = PromptScorer(Path(engine_dir), properties, vocabulary) if scores_prompts else None
         self._sequences: dict[int, _Sequence] = {}
         self._ended = Step()
@@ -214,7 +229,12 @@ class OpenVinoExecutor:
             PrefixCacheMirror(capacity=num_kv_blocks, block_size=BLOCK_TOKENS) if enable_prefix_caching else None
         )
         self.limits = Limits(
-            max_sequences=max_sequences, kv_blocks=num_kv_blocks, block_size=BLOCK_TOKENS, max_seq_len=max_seq_len
+            max_sequences=max_sequences,
+            kv_blocks=num_kv_blocks,
+            block_size=BLOCK_TOKENS,
+            max_seq_len=max_seq_len,
+            draft_tokens=draft_tokens,
+            seeded=draft_dir is None,
         )
         # OpenVINO GenAI compiles guides for the tokenizer beside the model; nothing else here needs its tokenizer.
         self._guides: GuideGate | None = None
@@ -232,6 +252,8 @@ class OpenVinoExecutor:
             "KV cache": kv_cache_precision,
             "inference": inference_precision,
         }
+        if draft_tokens:
+            self.details["speculation"] = f"{draft_tokens} tokens of {draft_dir or 'earlier text'}"
 
     def close(self) -> None:
         """End what runs beside the engine; it also ends with this process."""
@@ -246,6 +268,7 @@ class OpenVinoExecutor:
         # A cancelled request's blocks are given back at the end of the next step.
         return bool(
             self._sequences
+            or self._held
             or self._ended.has_news
             or self._guides
             or self._scorer
@@ -278,7 +301,7 @@ class OpenVinoExecutor:
         ids = [at % vocabulary for at in range(2 * BLOCK_TOKENS)]
         outputs = []
         for given in (ids, [id_ - vocabulary for id_ in ids]):
-            config = generation_config(Submit(0, [], Sampling(2), logprobs=True))
+            config = self._configuration(Submit(0, [], Sampling(2), logprobs=True))
             handle = self._pipeline.add_request(0, ov.Tensor(np.array([given], dtype=np.int64)), config)
             try:
                 while self._pipeline.has_non_finished_requests():
@@ -290,10 +313,34 @@ class OpenVinoExecutor:
             outputs.append([(output.generated_ids, output.generated_log_probs) for output in found])
         return outputs[0] == outputs[1]
 
+    def _configuration(self, request: Submit) -> GenerationConfig:
+        config = generation_config(request)
+        if self._draft_tokens:
+            config.num_assistant_tokens = self._draft_tokens
+            config.max_ngram_size = self._lookup_ngram
+        return config
+
     def _add(self, request: Submit) -> None:
         if request.prompt_logprobs is not None and self._scorer is not None:
             self._scorer.hold(request)
-            return
+        elif self._whole_prompts:
+            self._held.append(request)
+        else:
+            self._start(request)
+
+    def _start_held(self) -> None:
+        """Start the requests whose whole prompts the next step can read, beside what it verifies."""
+        while self._held:
+            prompt = len(self._held[0].prompt_ids)
+            verified = (len(self._sequences) + 1) * (1 + self._draft_tokens)
+            if self._sequences and sum(self._unread.values()) + prompt + verified > self._whole_prompts:
+                return
+            request = self._held.popleft()
+            self._start(request)
+            if request.request_id in self._sequences:
+                self._unread[request.request_id] = prompt
+
+    def _start(self, request: Submit) -> None:
         ids, cached = list(request.prompt_ids), 0
         if self._prefixes:
             if request.sampling.repetition_penalty == 1:
@@ -304,7 +351,8 @@ class OpenVinoExecutor:
             cached = self._prefixes.reused_tokens(ids)
         prompt = np.array([ids], dtype=np.int64)
         try:
-            handle = self._pipeline.add_request(request.request_id, ov.Tensor(prompt), generation_config(request))
+            config = self._configuration(request)
+            handle = self._pipeline.add_request(request.request_id, ov.Tensor(prompt), config)
         except (RuntimeError, TypeError, ValueError) as error:
             self._reject(request, str(error))
             return
@@ -318,6 +366,9 @@ class OpenVinoExecutor:
         if sequence is not None:
             sequence.cancelled = True
             sequence.handle.cancel()
+        elif held := [each for each in self._held if each.request_id == request_id]:
+            self._held.remove(held[0])
+            self._ended.end(request_id, FinishReason.CANCELLED)
         elif (self._guides is not None and self._guides.cancel(request_id) is not None) or (
             self._scorer is not None and self._scorer.cancel(request_id)
         ):
@@ -331,6 +382,7 @@ class OpenVinoExecutor:
             request, scores = scored
             self._ended.prompts[request.request_id] = scores
             self._add(structs.replace(request, prompt_logprobs=None))
+        self._start_held()
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         step, self._ended = self._ended, Step()
@@ -357,7 +409,15 @@ class OpenVinoExecutor:
             return None
         (output,) = handle.read().values()
         token_ids = output.generated_ids
-        step.add(request_id, token_ids, output.generated_log_probs if sequence.logprobs else None)
+        try:
+            step.add(request_id, token_ids, output.generated_log_probs if sequence.logprobs else None)
+        except ValueError as error:
+            handle.cancel()
+            return self._end(request_id, step, FinishReason.ERROR, str(error))
+        self._unread.pop(request_id, None)
+        if self._draft_tokens:
+            # An iteration brings one token of the model's own; OpenVINO GenAI reports no figures of drafts.
+            step.accepted[request_id] = max(0, len(token_ids) - 1)
         if sequence.cached_tokens:
             step.cached[request_id], sequence.cached_tokens = sequence.cached_tokens, 0
         if self._prefixes:
@@ -369,6 +429,7 @@ class OpenVinoExecutor:
 
     def _end(self, request_id: int, step: Step, finish: FinishReason, error: str | None = None) -> None:
         sequence = self._sequences.pop(request_id)
+        self._unread.pop(request_id, None)
         step.end(request_id, finish, error)
         if self._prefixes and sequence.token_ids:
             # The KV cache of the last token is never computed.

@@ -143,6 +143,7 @@ class TensorRtLlmExecutor:
         self._told_of_compiler = False
         self._warms_up = warm_up
         self._reads_statistics = iteration_stats
+        self._speculates = "speculative_config" in arguments
         self._statistics = IterationStatistics(counts_queued=backend == "tensorrt")
         below = ranks_below()
         self._ranks = [*below, *launched_ranks()]
@@ -346,7 +347,9 @@ class TensorRtLlmExecutor:
         self._step_buffer.step.end(message.request_id, finish, error)
 
     def _made(self, message: Submit) -> RunningRequest:
-        return RunningRequest(message, self._step_buffer, self._heartbeat, self._end_id, self._settle)
+        request = RunningRequest(message, self._step_buffer, self._heartbeat, self._end_id, self._settle)
+        request.speculates = self._speculates
+        return request
 
     def cancel(self, request_id: int) -> None:
         """End a request early; unknown ids are ignored. Its end comes with the engine's last response."""

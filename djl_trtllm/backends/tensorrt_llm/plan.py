@@ -9,10 +9,12 @@ from typing import Any
 
 from packaging.version import Version
 
+from djl_trtllm.backends.speculation import planned_speculation
 from djl_trtllm.backends.tensorrt_llm.arguments import (
     ENGINE,
     LLM_OWNERS,
     PYTORCH,
+    SPECULATES,
     Arguments,
     Phase,
     PlanInputs,
@@ -309,7 +311,14 @@ def plan_tensorrt_llm(
     notes: list[str] = []
     config, extra = apply_extra_options(config, effects, LLM_OWNERS[backend], version, notes)
     options = config.options
-    inputs = replace(plan_inputs(config, layout, hardware, backend, problems, notes), extra=extra)
+    engine = f"TensorRT-LLM's {backend} backend"
+    speculation = planned_speculation(config, layout, engine, SPECULATES[backend], own_fields=True)
+    inputs = replace(
+        plan_inputs(config, layout, hardware, backend, problems, notes),
+        extra=extra,
+        speculation=speculation,
+        draft=None if speculation is None or layout.draft is None else str(layout.draft.path),
+    )
     if not members(LLM_OWNERS[backend], inputs.version):
         raise EngineError(f"{reason}: TensorRT-LLM {inputs.version} has no such backend; set option.backend=auto")
     check_stored_format(layout, backend, inputs.version, notes)

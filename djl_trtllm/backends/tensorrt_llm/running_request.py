@@ -59,6 +59,8 @@ class RunningRequest:
         """TensorRT-LLM's future of it."""
         self.muted = False
         """Cancelled: later output is not sent."""
+        self.speculates = False
+        """Whether drafts propose its tokens."""
         self.responded = False
         """Whether the engine has sent a response for it."""
         self.aborted_for: float | None = None
@@ -127,13 +129,19 @@ class RunningRequest:
             self.collect()
         if not self.result.finished:
             return
-        self._over = True
-        for request_id, output in zip(sequence_ids(self.message), self.result.outputs, strict=True):
-            if not self._streams and not self.muted:
+        if self.speculates and self._streams:
+            accepted = max(0, len(self._output.token_ids) - self.result.decoding_iter)
+            self._step_buffer.step.accepted[self.message.request_id] = accepted
+        sequences = list(zip(sequence_ids(self.message), self.result.outputs, strict=True))
+        if not self._streams and not self.muted:
+            # All are read before the first one ends: what a later one raises ends them all.
+            for request_id, output in sequences:
                 # Not every version gives a beam's log-probabilities.
                 wants_logprobs = self.message.logprobs and output.logprobs
                 logprobs = _chosen(output.logprobs, output.token_ids) if wants_logprobs else None
                 self._step_buffer.step.add(request_id, output.token_ids, logprobs)
+        self._over = True
+        for request_id, output in sequences:
             self._finish(request_id, output)
 
     def collect(self) -> None:

@@ -172,6 +172,8 @@ class VllmExecutor:
         self._seconds: float | None = None
         self._scheduler: Any = None
         self._queried, self._hits = 0, 0
+        self._speculates = configuration.speculative_config is not None
+        self._draft_tokens, self._drafts = 0, 0
         self.limits = Limits(
             max_sequences=max_sequences,
             kv_blocks=0,
@@ -255,6 +257,8 @@ class VllmExecutor:
                 kv_blocks=self._kv_blocks,
                 kv_blocks_used=round(usage * self._kv_blocks),
                 kv_hit_rate=self._hits / self._queried if self._queried else None,
+                draft_tokens=self._draft_tokens if self._speculates else None,
+                drafts=self._drafts if self._speculates else None,
             )
         )
 
@@ -275,7 +279,7 @@ class VllmExecutor:
                 )
             else:
                 raise RuntimeError(f"{kind} that is to warm vLLM up has failed: {errors[0]}")
-        self._queried = self._hits = 0
+        self._queried = self._hits = self._draft_tokens = self._drafts = 0
         return lost
 
     def _to_end(self) -> Iterator[End]:
@@ -341,7 +345,15 @@ class VllmExecutor:
             wanted = sequence.wants_logprobs and output.new_logprobs is not None
             if output.new_token_ids:
                 logprobs = _logprobs(output.new_logprobs, sequence.top) if wanted else None
-                news.add(sequence.request_id, output.new_token_ids, logprobs)
+                try:
+                    news.add(sequence.request_id, output.new_token_ids, logprobs)
+                except ValueError as problem:
+                    del sequences[output.request_id]
+                    self._core.abort_requests([output.request_id])
+                    news.end(sequence.request_id, FinishReason.ERROR, str(problem))
+                    continue
+                if self._speculates:
+                    news.accepted[sequence.request_id] = len(output.new_token_ids) - 1
             if not sequence.begun:
                 sequence.begun = True
                 if output.prefill_stats is not None and output.prefill_stats.num_cached_tokens:
@@ -358,6 +370,9 @@ class VllmExecutor:
         if scheduler.prefix_cache_stats is not None:
             self._queried += scheduler.prefix_cache_stats.queries
             self._hits += scheduler.prefix_cache_stats.hits
+        if scheduler.spec_decoding_stats is not None:
+            self._draft_tokens += scheduler.spec_decoding_stats.num_draft_tokens
+            self._drafts += scheduler.spec_decoding_stats.num_drafts
 
 
 def _with_objects(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from djl_trtllm.executor.protocol import Ranked, Stats, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, Sampling
 from tests.backends.openvino import executor_options
-from tests.support.steps import Output, deltas_of
+from tests.support.steps import Output, deltas_of, unreadable
 from tests.support.tables import by_table
 
 PROMPT = "Once upon a time there was a little wolf who lived in the dark wood."
@@ -198,6 +198,17 @@ def test_a_request_that_the_engine_dropped_ends_with_an_error(load: Load, prompt
     assert len(ends) == 6
     assert all(end.finish == FinishReason.LENGTH or "over-committed" in str(end.error) for end in ends)
     assert generate(executor, prompt, 4).end.finish == FinishReason.LENGTH
+
+
+def test_output_that_cannot_be_read_ends_its_request_and_no_other(
+    executor: OpenVinoExecutor, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreadable(2, monkeypatch)
+    for number in (1, 2):
+        executor.submit(Submit(number, prompt, Sampling(8)))
+    outputs = finish(executor)
+    assert outputs[1].end.finish == FinishReason.LENGTH and len(outputs[1].ids) == 8
+    assert "2 log-probabilities for 1 token" in str(outputs[2].end.error) and not outputs[2].ids
 
 
 def test_reused_prefixes_are_reported_once_and_change_nothing(

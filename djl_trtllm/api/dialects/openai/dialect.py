@@ -74,7 +74,11 @@ CHAT_FIELDS = Table(
     _NO_MEANING,
     (
         Parameter(("messages",), shared.MESSAGES, IGNORED),
-        Parameter(("max_completion_tokens", "max_tokens"), kinds.integer(1, shared.MOST_TOKENS), "max_new_tokens"),
+        Parameter(
+            ("max_completion_tokens", "max_tokens", "max_new_tokens"),
+            kinds.integer(1, shared.MOST_TOKENS),
+            "max_new_tokens",
+        ),
         Parameter(("logprobs",), kinds.BOOLEAN, "logprobs"),
         Parameter(("top_logprobs",), kinds.integer(0, 20), "top_logprobs"),
         Parameter(("add_generation_prompt",), kinds.BOOLEAN, "add_generation_prompt"),
@@ -100,7 +104,11 @@ COMPLETION_FIELDS = Table(
     _NO_MEANING,
     (
         Parameter(("prompt",), _PROMPT, IGNORED),
-        Parameter(("max_tokens", "max_completion_tokens"), kinds.integer(0, shared.MOST_TOKENS), "max_new_tokens"),
+        Parameter(
+            ("max_tokens", "max_completion_tokens", "max_new_tokens"),
+            kinds.integer(0, shared.MOST_TOKENS),
+            "max_new_tokens",
+        ),
         Parameter(("logprobs",), kinds.integer(0, 5), "logprobs"),
         Parameter(("echo",), kinds.BOOLEAN, "echo"),
         Parameter(("suffix",), neutral=("",), advice="models are given a prompt, not a text with a gap"),
