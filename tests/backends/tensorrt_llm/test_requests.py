@@ -210,12 +210,6 @@ def played(
     **fields: Any,
 ) -> list[list[Delta]]:
     """The messages of a request that something is done with. `fields` are those of Sampling and of Submit."""
-    return [deltas_of(step) for step in steps_of(act, heartbeat, **fields)]
-
-
-def steps_of(
-    act: Callable[[RunningRequest], Awaitable[None]], heartbeat: Heartbeat | None = None, **fields: Any
-) -> list[Step]:
     sampling = {name: fields.pop(name) for name in Sampling.__struct_fields__ if name in fields}
     steps = [] if steps is None else steps
     problems: list[Exception] = []
@@ -232,7 +226,7 @@ def steps_of(
     asyncio.run(main())
     for problem in problems:
         raise problem
-    return steps
+    return [deltas_of(step) for step in steps]
 
 
 def followed(result: Result, *, muted: bool = False, **fields: Any) -> list[list[Delta]]:
@@ -273,9 +267,10 @@ def test_a_prompts_log_probabilities_come_with_its_first_token(given: Any, most:
 
     if scores is None:  # this TensorRT-LLM does not give them
         with pytest.raises(ValueError, match=r"log-probabilities|prompt_logprobs"):
-            steps_of(follow, prompt_logprobs=most)
+            played(follow, prompt_logprobs=most)
         return
-    steps = steps_of(follow, prompt_logprobs=most)
+    steps: list[Step] = []
+    played(follow, steps=steps, prompt_logprobs=most)
     assert [step.prompts for step in steps] == [{1: scores}, {}]
     assert [step.tokens for step in steps] == [[7], [8]]
 
