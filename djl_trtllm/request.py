@@ -231,7 +231,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     the limits allow.
     `template` has the keywords of the chat template beside the messages (`tools`, `add_generation_prompt`, ...).
     `shown_tokens` are special tokens whose text is part of the output, such as the markers of tool calls.
-    `guide_from` is the parameter that asks for the guide, where that is not a guide by its name.
+    `guide_from` is the parameter that asks for the guide, where that is not a guide by its name. A request with
+    `priority` -1 goes behind those with the priority of its origin.
     """
 
     prompt: Annotated[str | None, _SERVER] = None
@@ -252,6 +253,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     default_new_tokens: Annotated[int, _SERVER] = 0
     shown_tokens: Annotated[tuple[str, ...], _SERVER] = ()
     guide_from: Annotated[str | None, _SERVER] = None
+    priority: Annotated[Literal[-1, 0], _SERVER] = 0
 
 
 class RequestField:
@@ -337,7 +339,8 @@ class RankedToken(Token, frozen=True, gc=False):
 class SequenceResult(NamedTuple):
     """The end of one sequence. `generated_tokens` counts the end token; `seed` is None for greedy sequences.
 
-    `queue_seconds` is how long its request waited before it ran. `reseeded`: the request has a seed and went on in
+    `queue_seconds` is how long its request waited before it ran, `cached_tokens` what it had of its prompt from the
+    prefix cache, as far as the engine says. `reseeded`: the request has a seed and went on in
     another engine process, so another run with that seed has other tokens.
     """
 
@@ -349,6 +352,7 @@ class SequenceResult(NamedTuple):
     error: RequestError | None = None
     queue_seconds: float = 0.0
     reseeded: bool = False
+    cached_tokens: int = 0
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):

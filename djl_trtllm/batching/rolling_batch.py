@@ -340,7 +340,7 @@ class RollingBatch:
                 message = self._translator.message(
                     self._next_id, request, kept_ids, max_new_tokens, sequence.seed, adapter, origin
                 )
-            slot = Slot(state, sequence, message, blocks, client, origin.priority, seeded)
+            slot = Slot(state, sequence, message, blocks, client, request.priority or origin.priority, seeded)
             if self._blame.remembers and not state.ids:
                 self._check_innocent(slot)
             self._untried[self._next_id] = slot
@@ -537,6 +537,7 @@ class RollingBatch:
                 complete.append(request_id)
         for request_id, tokens in step.cached.items():
             if (slot := running.get(request_id)) is not None and slot.begins:
+                slot.sequence.cached_tokens = tokens
                 self.statistics.prompt_reused(slot.state.record, tokens)
         for end in step.ends:
             if (slot := running.get(end.request_id)) is not None:

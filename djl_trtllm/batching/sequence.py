@@ -186,6 +186,7 @@ class OutputSequence:
     last_token_at: float | None = None
     cumulative_logprob: float = 0.0
     finished: SequenceResult | None = None
+    cached_tokens: int = 0
     closed: bool = False
     """Whether the end has been delivered."""
     _detokenizer: Detokenizer | None = None
@@ -331,7 +332,9 @@ class RequestState:
             started = self.record.started
             if started is not None:
                 waited = started - self.record.arrived
-                sequence.finished = sequence.finished._replace(queue_seconds=waited, reseeded=self.record.reseeded)
+                sequence.finished = sequence.finished._replace(
+                    queue_seconds=waited, reseeded=self.record.reseeded, cached_tokens=sequence.cached_tokens
+                )
             sequence.closed = True
             self._unfinished -= 1
             if self.done:

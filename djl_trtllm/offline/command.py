@@ -15,9 +15,10 @@ from rich.console import Console
 
 from djl_trtllm.api import sampling
 from djl_trtllm.api.base import CollectedSequence, dump_line
+from djl_trtllm.api.chat import read_template
 from djl_trtllm.api.dialects.lmi import dialect as lmi
 from djl_trtllm.api.dialects.lmi.dialect import INPUTS_PARAMETERS
-from djl_trtllm.api.dialects.openai.dialect import CHAT_FIELDS, read_template
+from djl_trtllm.api.dialects.openai.dialect import CHAT_FIELDS
 from djl_trtllm.api.parameters import Problems, Table, show
 from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError
 from djl_trtllm.offline.llm import OfflineResult, Runner, open_offline_model

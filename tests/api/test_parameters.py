@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -401,7 +401,7 @@ def test_a_word_has_a_bounded_length(kind: Kind) -> None:
 def test_of_many_unknown_names_only_those_that_are_shown_get_a_suggestion(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
 
-    def look(name: str, names: Mapping[str, Parameter], n: int) -> list[str]:
+    def look(name: str, *others: object) -> list[str]:
         looked.append(name)
         return []
 

@@ -47,6 +47,7 @@ DONE_BY_THE_SERVER: dict[str, dict[str, Any]] = {
 NOT_PARAMETERS = {"prompt", "prompt_ids", "messages", "template", "sampling", "default_new_tokens"} | {
     "shown_tokens",
     "guide_from",
+    "priority",
 }
 PART_OF_LOGPROBS = {"asks_logprobs", "needs_logprobs"}
 
