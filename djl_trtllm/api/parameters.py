@@ -26,9 +26,6 @@ from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 
 _logger = logging.getLogger(__name__)
 
-NOT_GIVEN: dict[str, Any] = {"type": "null"}
-"""JSON schema of members that a table does not name: null, which means that they are not given."""
-
 IGNORED = ""
 """Target of parameters that are accepted and have no effect, on purpose."""
 
@@ -189,9 +186,9 @@ class Table:
         return values
 
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of the objects that `read` accepts, closed: other members can only be null, not given."""
+        """The JSON schema of the objects that `read` accepts. What becomes of other members is an option."""
         properties = {name: _described(name, row, name in self._required) for name, row in self.rows.items()}
-        schema: dict[str, Any] = {"type": "object", "properties": properties, "additionalProperties": NOT_GIVEN}
+        schema: dict[str, Any] = {"type": "object", "properties": properties}
         return schema | {"required": list(self._required)} if self._required else schema
 
     @property
