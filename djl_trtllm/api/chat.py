@@ -82,6 +82,30 @@ TOOLS = (
 )
 """Rows for the parameter tables."""
 
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
+
+def _read_effort(value: Any) -> str:
+    if value not in _EFFORTS:
+        raise ValueError("")
+    return str(value)
+
+
+THINKING = (
+    Parameter(("enable_thinking",), kinds.BOOLEAN, "enable_thinking"),
+    Parameter(
+        ("reasoning_effort",),
+        Kind(f"one of {', '.join(_EFFORTS)}", _read_effort, {"enum": [*_EFFORTS]}),
+        "reasoning_effort",
+    ),
+    Parameter(("include_reasoning",), neutral=(True,)),
+    *(
+        Parameter((name,), advice="no engine here bounds reasoning: use 'max_tokens', or 'enable_thinking' for none")
+        for name in ("thinking", "reasoning", "thinking_token_budget", "thinking_budget", "max_thinking_tokens")
+    ),
+)
+"""Rows of what becomes keywords of a chat template that has them, and of what no engine does."""
+
 
 _OTHER_FORMAT = parsers.ToolFormat(lambda names: parsers.RequiredParser())
 """The format of a model whose own is not known: only its ids are used."""
@@ -135,8 +159,12 @@ def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problem
 
 
 def fit_messages(messages: list[dict[str, Any]], model: ModelContext, problems: Problems) -> list[dict[str, Any]]:
-    """The messages with the ids of tool calls as the model's chat template takes them. Rendering does the same with
-    their arguments (`ChatTemplate.render`)."""
+    """The messages as the model's chat template takes them: the role `developer` is `system` for one that does not know
+    it, and ids of tool calls have its form. Rendering does the same with their arguments (`ChatTemplate.render`)."""
+    if any(message.get("role") == _DEVELOPER for message in messages):
+        known = _DEVELOPER in model.tokenizer.chat_source(True)
+        if not known:
+            messages = [each | {"role": "system"} if each.get("role") == _DEVELOPER else each for each in messages]
     if not any("tool_calls" in message or "tool_call_id" in message for message in messages):
         return messages
     own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or _OTHER_FORMAT
@@ -169,6 +197,7 @@ def _fit(message: dict[str, Any], where: str, own: parsers.ToolFormat, problems:
 
 
 _ARGUMENTS = (str, dict, type(None))
+_DEVELOPER = "developer"
 
 
 def _guide(
@@ -256,6 +285,7 @@ def chat_request(
     model: ModelContext,
 ) -> tuple[GenerationRequest, Parsing]:
     """The request of the values that a table has read, and what to look for in its output."""
+    _set_thinking(values, model)
     if tools is None:
         values.pop("tools", None)
     elif tools.guide is not None:
@@ -268,6 +298,20 @@ def chat_request(
         return generation, parsing
     guide_from = "tool_choice" if tools is not None and tools.guide is not None else None
     return replace(generation, shown_tokens=parsing.shown_tokens, guide_from=guide_from), parsing
+
+
+def _set_thinking(values: dict[str, Any], model: ModelContext) -> None:
+    """Make `enable_thinking` and `reasoning_effort` keywords of the model's chat template, where it has them.
+
+    Effort "none" turns thinking off. A keyword that the request sets in `chat_template_kwargs` stays.
+    """
+    source, effort = model.tokenizer.chat_source("tools" in values), values.get("reasoning_effort")
+    keywords = {name: values[name] for name in ("enable_thinking", "reasoning_effort") if name in values}
+    if effort == "none":
+        keywords.setdefault("enable_thinking", False)
+    known = {name: value for name, value in keywords.items() if name in source}
+    if known:
+        values["chat_template_kwargs"] = known | values.get("chat_template_kwargs", {})
 
 
 def read_template(values: dict[str, Any]) -> dict[str, Any] | None:

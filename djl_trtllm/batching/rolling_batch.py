@@ -343,7 +343,7 @@ class RollingBatch:
                 )
             if sequence.index:
                 message = replace(message, prompt_logprobs=None)
-            slot = Slot(state, sequence, message, blocks, client, origin.priority, seeded)
+            slot = Slot(state, sequence, message, blocks, client, request.priority or origin.priority, seeded)
             if self._blame.remembers and not state.ids:
                 self._check_innocent(slot)
             self._untried[self._next_id] = slot
@@ -562,6 +562,7 @@ class RollingBatch:
         """Count tokens of a step that the engine did not compute one by one."""
         for request_id, tokens in step.cached.items():
             if (slot := self._running.get(request_id)) is not None and slot.begins:
+                slot.sequence.cached_tokens = tokens
                 self.statistics.prompt_reused(slot.state.record, tokens)
         for request_id, tokens in step.accepted.items():
             if (slot := self._running.get(request_id)) is not None:

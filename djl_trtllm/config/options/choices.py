@@ -230,6 +230,7 @@ class ReasoningFormat(Choice):
 class UnknownParameters(Choice):
     """The answer to a request with fields that are not known."""
 
+    NOTE = "note"
     REFUSE = "refuse"
     WARN = "warn"
 
