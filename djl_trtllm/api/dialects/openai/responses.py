@@ -221,10 +221,6 @@ def completion_logprobs(tokens: list[Token], offset: int) -> dict[str, Any]:
     }
 
 
-_OTHER_FORMAT = parsers.ToolFormat(lambda names: parsers.RequiredParser())
-"""The format of a model whose own is not known: only its ids are used."""
-
-
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """The tools of a request whose model may call them.
@@ -238,6 +234,9 @@ class ToolUse:
     shown_tokens: tuple[str, ...] = ()
     guide: Guide | None = None
     parallel: bool = True
+
+
+_PARSERS = [name for name in ToolCallFormat.all_values() if name not in ("auto", "none")]
 
 
 def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problems) -> ToolUse | None:
@@ -258,17 +257,19 @@ def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problem
     if forced:
         guide = _guide(choice, tools, parallel, values, problems)
         parser = (
-            parsers.RequiredParser if choice == "required" else functools.partial(parsers.NamedParser, choice["name"])
+            functools.partial(parsers.call_parser, parsers.REQUIRED, {})
+            if choice == "required"
+            else functools.partial(parsers.NamedParser, choice["name"])
         )
-        return ToolUse(parser, own or _OTHER_FORMAT, (), guide, parallel)
+        return ToolUse(parser, own or parsers.REQUIRED, (), guide, parallel)
     if own is None:
         problems.unsupported.append(
             "'tools' is given, and the model's chat template does not show how the model writes tool calls: set "
-            "option.tool_call_parser to hermes, llama3_json or mistral, or to none to get them as text"
+            f"option.tool_call_parser to one of {', '.join(_PARSERS)}, or to none to get them as text"
         )
         return None
-    names = frozenset(tool["function"]["name"] for tool in tools)
-    own_parser = None if setting is ToolCallFormat.NONE else functools.partial(own.parser, names)
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+    own_parser = None if setting is ToolCallFormat.NONE else functools.partial(parsers.call_parser, own, schemas)
     return ToolUse(own_parser, own, own.markers, None, parallel)
 
 
@@ -277,14 +278,18 @@ def fit_messages(messages: list[dict[str, Any]], model: ModelContext, problems: 
     their arguments (`ChatTemplate.render`)."""
     if not any("tool_calls" in message or "tool_call_id" in message for message in messages):
         return messages
-    own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or _OTHER_FORMAT
-    return [_fit(message, f"messages[{at}]", own, problems) for at, message in enumerate(messages)]
+    own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or parsers.REQUIRED
+    ids: dict[str, str] = {}
+    return [_fit(message, f"messages[{at}]", own, ids, problems) for at, message in enumerate(messages)]
 
 
-def _fit(message: dict[str, Any], where: str, own: parsers.ToolFormat, problems: Problems) -> dict[str, Any]:
+def _fit(
+    message: dict[str, Any], where: str, own: parsers.ToolFormat, ids: dict[str, str], problems: Problems
+) -> dict[str, Any]:
+    """One message; `ids` are those of the calls before it, as the template takes them."""
     message = dict(message)
-    if type(message.get("tool_call_id")) is str:
-        message["tool_call_id"] = own.fit_id(message["tool_call_id"])
+    if type(own_id := message.get("tool_call_id")) is str:
+        message["tool_call_id"] = ids.get(own_id) or own.fit_id(own_id)
     calls = message.pop("tool_calls", None)
     if not calls:
         return message  # templates ask whether the key is there
@@ -300,7 +305,7 @@ def _fit(message: dict[str, Any], where: str, own: parsers.ToolFormat, problems:
             continue
         fitted.append(dict(call))
         if type(call.get("id")) is str:
-            fitted[-1]["id"] = own.fit_id(call["id"])
+            fitted[-1]["id"] = ids[call["id"]] = own.fit_id(call["id"], function["name"], len(ids))
     if message.get("content") is None:
         message["content"] = ""  # templates look into it
     return message | {"tool_calls": fitted}
@@ -375,16 +380,13 @@ class Parsing:
     def shown_tokens(self) -> tuple[str, ...]:
         """The special tokens that the parsers have to see."""
         tools = () if self.tools is None else self.tools.shown_tokens
-        return tools if self.reasoning is ReasoningFormat.NONE else (*tools, *parsers.THINK_MARKERS)
+        return (*tools, *parsers.reasoning_markers(self.reasoning))
 
     def choice(self, prompt: str) -> ParsedChoice:
         parser = (
             self.tools.parser() if self.tools is not None and self.tools.parser is not None else parsers.PlainParser()
         )
-        if self.reasoning is not ReasoningFormat.NONE:
-            thinks = self.reasoning is ReasoningFormat.DEEPSEEK_R1 and not parsers.closes_reasoning(prompt)
-            parser = parsers.ReasoningParser(parser, thinking=thinks or parsers.opens_reasoning(prompt))
-        return ParsedChoice(parser, self.tools)
+        return ParsedChoice(parsers.with_reasoning(self.reasoning, parser, prompt), self.tools)
 
 
 @dataclass(slots=True)
