@@ -33,6 +33,7 @@ from djl_trtllm.api.output_parsers.formats import REASONING, TOOLS
 from djl_trtllm.api.output_parsers.reader import MOST_BLANKS, Markers
 from djl_trtllm.api.output_parsers.values import ValueEnd, types_in
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
+from djl_trtllm.model.chat_template import ChatTemplate
 from tests.support.tables import by_table
 from tests.support.tool_calls import CASES, FUNCTIONS, WRITERS, Answer, parse, parser, write
 
@@ -338,6 +339,35 @@ def test_the_option_comes_before_the_template() -> None:
     assert reasoning_format(ReasoningFormat.NONE, QWEN) is ReasoningFormat.NONE
     assert reasoning_format(ReasoningFormat.AUTO, QWEN) is ReasoningFormat.QWEN3
     assert reasoning_format(ReasoningFormat.AUTO, MISTRAL) is ReasoningFormat.NONE
+
+
+_TEMPLATES = Path(__file__).with_name("chat_templates")
+"""Chat templates from llama.cpp's models/templates (llama_cpp_python 0.3.36), under the licence in their row."""
+
+
+@by_table("file", "licence", "source", "name", "own")
+def test_a_chat_template_names_its_parsers_and_they_read_the_calls_it_renders(
+    file: str, licence: str, source: str, name: str, own: str
+) -> None:
+    text = (_TEMPLATES / f"{file}.jinja").read_text(encoding="utf-8")
+    assert tool_format(ToolCallFormat.AUTO, text) is TOOLS[ToolCallFormat(name)], source
+    assert reasoning_format(ReasoningFormat.AUTO, text) is ReasoningFormat(own), licence
+    arguments = {"s": 'Rome\n"x"', "i": 12, "b": True, "l": [1, "a"], "o": {"k": {"z": "v"}}}
+    called = {"name": "look", "arguments": json.dumps(arguments)}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Look."}]
+    answer = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call00001", "type": "function", "function": called}],
+    }
+    template = ChatTemplate({"default": text}, {"bos_token": "<s>", "eos_token": "</s>"}, Path(file))
+    tools = [{"type": "function", "function": {"name": "look", "description": "", "parameters": FUNCTIONS["look"]}}]
+    asked = template.render(messages, tools=tools, add_generation_prompt=False)
+    answered = template.render([*messages, answer], tools=tools, add_generation_prompt=False)
+    same = next((at for at, (one, two) in enumerate(zip(asked, answered, strict=False)) if one != two), len(asked))
+    output = answered[same:]
+    assert parse(parser(name), output).values() == [["look", arguments]]
+    assert "Look." in template.render(messages, tools=tools)
 
 
 def test_every_value_of_the_options_is_a_row() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
 import re
 import sys
@@ -63,6 +65,7 @@ def quoted(text: str) -> str:
 _HEX = "[0-9a-fA-F]"
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
 _WORDS = {"True": "true", "False": "false", "None": "null"}
+_LONGEST_OF_PYTHON = 1 << 16
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
@@ -110,9 +113,17 @@ def as_json(text: str, types: frozenset[str]) -> str:
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return quoted(text)
+        return _of_python(text) if types & {"array", "object"} else quoted(text)
     if "string" not in types or types & _types_of(value):
         return text
+    return quoted(text)
+
+
+def _of_python(text: str) -> str:
+    """A list or an object that the model wrote as Python prints it, as JSON: a text if it is none."""
+    with contextlib.suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        if text[0] in "[{" and "\\" not in text and len(text) <= _LONGEST_OF_PYTHON:
+            return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
     return quoted(text)
 
 
