@@ -338,7 +338,8 @@ class SequenceResult(NamedTuple):
     """The end of one sequence. `generated_tokens` counts the end token; `seed` is None for greedy sequences.
 
     `queue_seconds` is how long its request waited before it ran. `reseeded`: the request has a seed and went on in
-    another engine process, so another run with that seed has other tokens.
+    another engine process, so another run with that seed has other tokens. `reused_tokens` of the prompt were in the
+    prefix cache.
     """
 
     reason: FinishReason
@@ -349,6 +350,7 @@ class SequenceResult(NamedTuple):
     error: RequestError | None = None
     queue_seconds: float = 0.0
     reseeded: bool = False
+    reused_tokens: int = 0
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from djl_trtllm.api.base import Dialect
 from djl_trtllm.api.dialects.lmi.dialect import LMI
+from djl_trtllm.api.dialects.messages.dialect import MESSAGES
 from djl_trtllm.api.dialects.openai.dialect import OPENAI
+from djl_trtllm.api.dialects.responses.dialect import RESPONSES
 from djl_trtllm.api.dialects.tgi import TGI
 from djl_trtllm.api.dialects.triton.dialect import TRITON
 from djl_trtllm.api.dialects.truss import TRUSS
@@ -34,7 +36,9 @@ def _installed() -> Iterator[Dialect]:
 
 DIALECTS: list[Dialect] = [
     LMI,
+    MESSAGES,
     OPENAI,
+    RESPONSES,
     TGI,
     TRITON,
     TRUSS,

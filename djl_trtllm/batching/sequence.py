@@ -331,7 +331,10 @@ class RequestState:
             started = self.record.started
             if started is not None:
                 waited = started - self.record.arrived
-                sequence.finished = sequence.finished._replace(queue_seconds=waited, reseeded=self.record.reseeded)
+                record = self.record
+                sequence.finished = sequence.finished._replace(
+                    queue_seconds=waited, reseeded=record.reseeded, reused_tokens=record.reused_tokens
+                )
             sequence.closed = True
             self._unfinished -= 1
             if self.done:
