@@ -33,12 +33,12 @@ from djl_trtllm.request import FinishReason, GuideKind, OutputChunk, SequenceRes
 from djl_trtllm.service import Model
 from tests.api.scripts import FAILURE, check_golden, parse_lines
 from tests.support.in_process import played_model
-from tests.support.tables import constant
+from tests.support.tables import table
 
 HERMES = "{# <tool_call> #}{% if tools %}{{ tools | tojson }}{% endif %}{{ messages | tojson }}"
 MISTRAL = HERMES.replace("<tool_call>", "[TOOL_CALLS]")
 
-WEATHER: dict[str, Any] = constant(__file__, "WEATHER")
+WEATHER: dict[str, Any] = table(__file__, "WEATHER")
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
 NAMED: dict[str, Any] = {"type": "function", "function": {"name": "weather"}}
 

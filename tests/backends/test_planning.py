@@ -26,10 +26,10 @@ from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.hardware import Gpu
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, ModelKind, inspect
-from tests.backends import rows
 from tests.backends.echo.backend import EchoBackend
 from tests.engines.helpers import CPU_ONLY, configured, gpu_machine
 from tests.support.plugin import installed
+from tests.support.tables import by_table
 
 GPU = gpu_machine("1.2.1")
 ENGINE = Layout(ModelKind.TENSORRT_ENGINE, Path("/engine"), {}, (), None)
@@ -92,7 +92,7 @@ def test_a_backend_is_not_selected_by_auto_unless_it_says_so(hf: Layout) -> None
 # -- which one runs a model --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("version", "gpus", "backend", "reason"), rows(__file__, "what_auto_takes"))
+@by_table("version", "gpus", "backend", "reason")
 def test_auto_takes_the_best_backend_that_is_here(
     hf: Layout, version: str, gpus: int, backend: str, reason: str
 ) -> None:

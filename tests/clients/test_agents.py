@@ -34,7 +34,7 @@ SCHEMA = {
 }
 ARGUMENTS = {"city": "Paris"}
 QUESTION: Any = {"role": "user", "content": "What is the weather?"}
-PROGRAMS = Path(__file__).parents[2] / ".venv-agents" / "node_modules" / ".bin"
+PROGRAMS = Path(__file__).parents[2] / ".venv-ai" / "node_modules" / ".bin"
 
 
 # -- SDKs, with the bundled model --------------------------------------------------------------------------------------

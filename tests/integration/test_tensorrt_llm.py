@@ -18,9 +18,9 @@ from tests.engines.helpers import CONTEXT, write_checkpoint
 from tests.fakes.installation import fake_tensorrt_llm, worker_processes
 from tests.support.processes import wait_until
 from tests.support.server import run_cli, serving
-from tests.support.tables import constant
+from tests.support.tables import table
 
-RUNNING: dict[str, Any] = constant(__file__, "RUNNING")
+RUNNING: dict[str, Any] = table(__file__, "RUNNING")
 BUILDING = {
     "build_config": {
         "class": "BuildConfig",

@@ -285,7 +285,6 @@ def _read_chat(
 
 # -- the dialect -------------------------------------------------------------------------------------------------------
 
-_OPERATIONS = read_operations("messages.toml")
 _PATH, _COUNT = "/v1/messages", "/v1/messages/count_tokens"
 
 
@@ -295,7 +294,7 @@ class Messages(Dialect):
     paths = (_PATH,)
     actions = (_COUNT,)
     tables = MappingProxyType({_PATH: (FIELDS,), _COUNT: (COUNT_FIELDS,)})
-    descriptions = MappingProxyType({_PATH: _OPERATIONS["generate"], _COUNT: _OPERATIONS["count"]})
+    descriptions = read_operations("messages.toml")
     names_model = True
     statuses = MappingProxyType({errors.UnknownAdapterError: 404})
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from djl_trtllm import errors
 from djl_trtllm.api import choices
 from djl_trtllm.api import output_parsers as parsers
 from djl_trtllm.api.base import CollectedSequence, Prompt, dump_line
 from djl_trtllm.api.chat import Parsing, ToolUse
 from djl_trtllm.api.choices import Response
+from djl_trtllm.api.dialects.openai.prompt_logprobs import EchoedLogprobs, vllm_prompt_logprobs
 from djl_trtllm.request import FinishReason, RankedToken, SequenceResult, Token
 
 FINISH_REASONS = {
@@ -38,6 +41,13 @@ class ChatEncoder(choices.ObjectEncoder):
     """One `chat.completion`."""
 
     kind = "chat.completion"
+
+    def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
+        self._prompt_logprobs = vllm_prompt_logprobs(tokens)
+
+    def more(self) -> dict[str, Any]:
+        asked = self.response.prompt_logprobs
+        return {"prompt_logprobs": self._prompt_logprobs} if asked else {}
 
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
         return {
@@ -99,14 +109,38 @@ class CompletionEncoder(choices.ObjectEncoder):
 
     kind = "text_completion"
 
+    def __init__(self, response: Response) -> None:
+        super().__init__(response)
+        self._prompt_logprobs: dict[int, orjson.Fragment] = {}
+        self._echoed: dict[int, EchoedLogprobs] = {}
+
+    def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
+        if self.response.prompt_logprobs:
+            self._prompt_logprobs[generation] = vllm_prompt_logprobs(tokens)
+        if self.response.echo:
+            self._echoed[generation] = EchoedLogprobs.of(tokens, self.response.prompts[generation])
+
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
-        echoed = self.response.prompts[index // self.response.n] if self.response.echo else ""
-        return {
+        response, generation = self.response, index // self.response.n
+        echoed = response.prompts[generation] if response.echo else ""
+        choice = {
             "index": index,
             "text": echoed + sequence.text,
-            "logprobs": completion_logprobs(sequence.tokens, 0) if self.response.logprobs else None,
+            "logprobs": self._logprobs(generation, sequence.tokens) if response.logprobs else None,
             "finish_reason": FINISH_REASONS[finished.reason],
         }
+        if response.prompt_logprobs:
+            choice["prompt_logprobs"] = self._prompt_logprobs[generation]
+        return choice
+
+    def _logprobs(self, generation: int, tokens: list[Token]) -> dict[str, Any]:
+        echoed = self._echoed.get(generation)
+        if echoed is None:
+            return completion_logprobs(tokens, 0)
+        found = completion_logprobs(tokens, echoed.end)
+        if found["top_logprobs"] is None:  # the prompt has some, so each token has what is known of it
+            found["top_logprobs"] = [{token.text: token.logprob} for token in tokens]
+        return echoed.joined(found)
 
 
 class CompletionStreamEncoder(EventEncoder):

@@ -32,27 +32,8 @@ from djl_trtllm.api.dialects.responses.items import Items, shown_name
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
 
-# -- fields ------------------------------------------------------------------------------------------------------------
-
 _LOGPROBS, _ENCODED = "message.output_text.logprobs", "reasoning.encrypted_content"
-_OF_HOSTED = ("file_search_call.", "web_search_call.", "message.input_image.", "computer_call_output.", "code_inter")
-
-
-def _read_include(value: Any) -> frozenset[str]:
-    """What to include. Without hosted tools, what belongs to them is never there."""
-    if type(value) is not list or not all(
-        type(each) is str and (each in (_LOGPROBS, _ENCODED) or each.startswith(_OF_HOSTED)) for each in value
-    ):
-        raise ValueError("")
-    return frozenset(value)
-
-
-def _read_format(value: Any) -> Any:
-    if type(value) is dict and value.get("type") == "json_schema":
-        return shared.read_schema(value.get("schema"), value.get("strict"))
-    if type(value) is not dict or value.get("type") not in ("text", "json_object"):
-        raise ValueError("")
-    return shared.read_response_format(value)
+"""What `include` may name. Other names belong to hosted tools, so what they ask for is never there."""
 
 
 def _read_choice(value: Any) -> Any:
@@ -69,35 +50,25 @@ def _read_choice(value: Any) -> Any:
     raise ValueError("")
 
 
-def _read_metadata(value: Any) -> Any:
-    if type(value) is not dict or len(value) > 16 or not all(type(each) is str for each in value.values()):
-        raise ValueError("")
-    return value
-
-
 _TYPED = {"type": "object", "properties": {"type": {"type": "string"}}}
 _FORMAT = '{"type": "text", "json_object" or "json_schema"}, the last with "name" and "schema"'
 TEXT = Table(
     (
-        Parameter(("format",), Kind(_FORMAT, _read_format, _TYPED), "guide"),
+        Parameter(("format",), Kind(_FORMAT, shared.read_response_format, _TYPED), "guide"),
         Parameter(("verbosity",), target=IGNORED),
     )
 )
-"""The members of `text`."""
-
 REASONING = Table(
     (
         Parameter(("effort",), kinds.TEXT, "reasoning_effort"),
         *(Parameter((name,), target=IGNORED) for name in ("context", "generate_summary", "mode", "summary")),
     )
 )
-"""The members of `reasoning`."""
+"""The members of `text` and `reasoning`."""
 
 _ITEMS = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TYPED, "maxItems": shared.MOST_MESSAGES}]}
 _CHOICE = '"none", "auto", "required", {"type": "function", "name": ...} or {"type": "allowed_tools", "mode", "tools"}'
-_INCLUDE = f'a list of names such as "{_ENCODED}"'
-_METADATA = "an object of up to 16 strings"
-_NO_MEANING = ("access_programs", "background_options", "client_metadata", "image", "max_tool_calls")
+_NO_MEANING = ("access_programs", "background_options", "client_metadata", "image", "max_tool_calls", "service_tier")
 _OF_CALLERS = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "user")
 
 FIELDS = Table(
@@ -119,10 +90,9 @@ FIELDS = Table(
         Parameter(("parallel_tool_calls",), kinds.BOOLEAN, "parallel_tool_calls"),
         Parameter(("text",), TEXT.kind, "text"),
         Parameter(("reasoning",), REASONING.kind, "reasoning"),
-        Parameter(("include",), Kind(_INCLUDE, _read_include, {"type": "array"}), "include"),
-        Parameter(("metadata",), Kind(_METADATA, _read_metadata, {"type": "object"}), "metadata"),
+        Parameter(("include",), kinds.STRINGS_OR_NONE, "include"),
+        Parameter(("metadata",), kinds.OBJECT, "metadata"),
         Parameter(("chat_template_kwargs",), kinds.OBJECT, "chat_template_kwargs"),
-        Parameter(("service_tier",), target=IGNORED),
         *(Parameter((name,), target=IGNORED) for name in (*_NO_MEANING, *_OF_CALLERS)),
         Parameter(("background",), neutral=(False,), advice="a response is made while its client waits: use 'stream'"),
         Parameter(("context_management",), neutral=([],), advice="send the conversation as it should be read"),
@@ -136,8 +106,6 @@ FIELDS = Table(
 )
 """The body of `/v1/responses`."""
 
-# -- tools -------------------------------------------------------------------------------------------------------------
-
 _LEFT_OUT = ("web_search", "image_generation")
 
 
@@ -147,50 +115,42 @@ class _Tools:
     def __init__(self, raw: Any, problems: Problems) -> None:
         self.tools: list[dict[str, Any]] = []
         self.functions: dict[str, tuple[str, str]] = {}
-        self.left_out: list[str] = []
+        self.headers: tuple[tuple[str, str], ...] = ()
+        self._left_out: list[str] = []
         self._problems = problems
-        if raw is not None and type(raw) is not list:
-            problems.invalid.append(f"'tools' is {show(raw)}: expected a list of tools")
-            raw = None
-        for at, tool in enumerate(raw or ()):
-            if not problems.full:
-                self._add(tool, f"tools[{at}]", "")
-        if len(self.tools) > chat.MOST_TOOLS:
-            problems.invalid.append(f"there are {len(self.tools)} functions: expected at most {chat.MOST_TOOLS}")
+        self._add_all(raw, "tools", "")
+        if self._left_out:
+            shown = ", ".join(self._left_out[:10])
+            text = f'299 djl-trtllm "left out, because this server does not run them: {ascii(shown)[1:-1]}"'
+            self.headers = (("Warning", text),)
+
+    def _add_all(self, tools: Any, place: str, namespace: str) -> None:
+        if type(tools) is not list or len(tools) > chat.MOST_TOOLS or len(self.tools) > chat.MOST_TOOLS:
+            self._problems.invalid.append(
+                f"'{place}' is {show(tools)}: expected a list of tools, with up to {chat.MOST_TOOLS} functions in all"
+            )
+            return
+        for at, tool in enumerate(tools):
+            if not self._problems.full:
+                self._add(tool, f"{place}[{at}]", namespace)
 
     def _add(self, tool: Any, place: str, namespace: str) -> None:
-        kind = tool.get("type") if type(tool) is dict else None
+        kind, name = (tool.get("type"), tool.get("name")) if type(tool) is dict else (None, None)
         if kind == "function":
-            shown = shown_name(namespace, tool.get("name"))
+            shown = shown_name(namespace, name)
             self.tools += chat.function_tool(tool, "parameters", place, self._problems, shown)
-            self.functions[shown] = (namespace, str(tool.get("name")))
-        elif (
-            kind == "namespace" and not namespace and type(tool.get("tools")) is list and chat.is_name(tool.get("name"))
-        ):
-            for at, inner in enumerate(tool["tools"][: chat.MOST_TOOLS + 1]):
-                self._add(inner, f"{place}.tools[{at}]", tool["name"])
+            self.functions[shown] = (namespace, str(name))
+        elif kind == "namespace" and not namespace and chat.is_name(name):
+            self._add_all(tool.get("tools"), f"{place}.tools", str(name))
         elif type(kind) is str and kind.startswith(_LEFT_OUT):
-            self.left_out.append(f"{place} ({show(kind)[1:-1]})")
+            self._left_out.append(f"{place} ({kind[:80]})")
         else:
             self._problems.unsupported.append(
-                f"'{place}' is {show(tool)}, and only functions run here, in the client: give "
+                f"'{place}' is {show(tool)}, and only functions are run, by the client: give "
                 '{"type": "function", "name", "description", "parameters"}'
             )
 
-    def only(self, names: list[str]) -> list[dict[str, Any]]:
-        return [tool for tool in self.tools if tool["function"]["name"] in names]
 
-    @property
-    def headers(self) -> tuple[tuple[str, str], ...]:
-        """The header that names the tools that are left out."""
-        shown = ", ".join(self.left_out[:10])
-        text = f'299 djl-trtllm "left out, because it runs on OpenAI\'s servers: {ascii(shown)[1:-1]}"'
-        return (("Warning", text),) if shown else ()
-
-
-# -- the dialect -------------------------------------------------------------------------------------------------------
-
-_OPERATIONS = read_operations("responses.toml")
 _PATH, _STORED = "/v1/responses", "/v1/responses/{response}"
 
 
@@ -201,13 +161,7 @@ class Responses(Dialect):
     pages = (_STORED,)
     removals = (_STORED,)
     tables = MappingProxyType({_PATH: (FIELDS,)})
-    descriptions = MappingProxyType(
-        {
-            _PATH: _OPERATIONS["generate"],
-            f"GET {_STORED}": _OPERATIONS["stored"],
-            f"DELETE {_STORED}": _OPERATIONS["remove"],
-        }
-    )
+    descriptions = read_operations("responses.toml")
     names_model = True
     statuses = MappingProxyType({errors.UnknownAdapterError: 404})
 
@@ -224,12 +178,13 @@ class Responses(Dialect):
         items = Items(Stored(model, request.key), problems)
         messages = items.read(payload.get("input"), values.get("previous"), values.get("instructions"))
         messages = chat.fit_messages(messages, model, problems)
-        declared = _Tools(payload.get("tools"), problems)
+        declared = _Tools(payload.get("tools") or [], problems)
         values["tools"], choice = declared.tools, values.get("tool_choice")
         if isinstance(choice, dict) and "mode" in choice:
-            values["tools"], values["tool_choice"] = declared.only(choice["names"]), choice["mode"]
+            values["tool_choice"], allowed = choice["mode"], choice["names"]
+            values["tools"] = [tool for tool in declared.tools if tool["function"]["name"] in allowed]
         tools = chat.read_tool_use(values, model, problems)
-        included = values.get("include", frozenset())
+        included = values.get("include", ())
         logprobs = values["logprobs"] = _LOGPROBS in included
         if values.get("top_logprobs") and not logprobs:
             problems.invalid.append(f"'top_logprobs' is given: expected 'include' to have \"{_LOGPROBS}\"")
@@ -243,7 +198,7 @@ class Responses(Dialect):
         stores = values.get("store", True)
         answer = Answer(
             code,
-            _members(payload, values, model, stores=stores),
+            _members(payload, model, stores=stores),
             declared.functions,
             encodes_reasoning=_ENCODED in included,
             keep=partial(store, model, request.key, f"resp_{code}", items.own, values.get("previous", ""))
@@ -274,37 +229,30 @@ class Responses(Dialect):
 
 
 def _unknown(name: str) -> Reply:
-    error = errors.UnknownModelError(
-        f"there is no stored response {show(name[:80])}: it has expired, was not stored, or belongs to another API key",
-        name=name,
-    )
-    return Reply.json({"error": error_object(str(error), error) | {"code": "not_found"}}, 404)
+    text = f"there is no stored response {show(name)}: it has expired, was not stored, or belongs to another API key"
+    return Reply.json({"error": error_object(text, None) | {"type": "invalid_request_error", "code": "not_found"}}, 404)
 
 
-def _members(payload: dict[str, Any], values: dict[str, Any], model: ModelContext, *, stores: bool) -> dict[str, Any]:
+def _members(payload: dict[str, Any], model: ModelContext, *, stores: bool) -> dict[str, Any]:
     """The members of a response that repeat its request."""
-    repeated = ("max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
-    return {
-        "created_at": int(time.time()),
-        "model": model.name,
+    repeated = ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key")
+    defaults = {
         "background": False,
-        "instructions": values.get("instructions"),
-        "max_output_tokens": values.get("max_new_tokens"),
-        "metadata": values.get("metadata", {}),
-        "parallel_tool_calls": values.get("parallel_tool_calls", True),
-        "previous_response_id": values.get("previous"),
-        "reasoning": values.get("reasoning", {"effort": None, "summary": None}),
-        "service_tier": "default",
-        "store": stores,
-        "temperature": payload.get("temperature", 1.0),
-        "text": values.get("text", {"format": {"type": "text"}}),
-        "tool_choice": payload.get("tool_choice", "auto"),
-        "tools": payload.get("tools") or [],
-        "top_logprobs": values.get("top_logprobs", 0),
-        "top_p": values.get("top_p", 1.0),
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": None, "summary": None},
+        "temperature": 1.0,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": 1.0,
         "truncation": "disabled",
-        **{name: payload.get(name) for name in repeated},
     }
+    given = {name: value for name, value in payload.items() if value is not None}
+    members = {name: given.get(name) for name in (*repeated, "safety_identifier", "user")}
+    members |= {name: given.get(name, value) for name, value in defaults.items()}
+    return members | {"created_at": int(time.time()), "model": model.name, "service_tier": "default", "store": stores}
 
 
 RESPONSES = Responses()

@@ -16,11 +16,7 @@ from djl_trtllm.api.parts import Part, PartKind, PartsEncoder
 from djl_trtllm.request import FinishReason, SequenceResult, Token
 
 _PREFIXES = {PartKind.TEXT: "msg", PartKind.REASONING: "rs", PartKind.CALL: "fc"}
-_NAMES = {
-    PartKind.TEXT: "output_text",
-    PartKind.REASONING: "reasoning_text",
-    PartKind.CALL: "function_call_arguments",
-}
+_NAMES = {PartKind.TEXT: "output_text", PartKind.REASONING: "reasoning_text", PartKind.CALL: "function_call_arguments"}
 _COMPLETED, _INCOMPLETE = "completed", "incomplete"
 
 
@@ -50,16 +46,13 @@ class AnswerEncoder(PartsEncoder):
 
     def head(self) -> bytes:
         response = self._response("in_progress", [], None)
-        return self._event("response.created", response=response) + self._event(
-            "response.in_progress", response=response
-        )
+        return b"".join([self._event(f"response.{kind}", response=response) for kind in ("created", "in_progress")])
 
     def opened(self, part: Part) -> bytes:
         item = self._item(part, "in_progress")
-        if part.kind is PartKind.CALL:
-            return self._added(part, item)
-        content = item["content"].pop()
-        return self._added(part, item) + self._of_part("response.content_part.added", part, part=content)
+        content = item["content"].pop() if "content" in item else None
+        data = self._event("response.output_item.added", output_index=part.index, item=item)
+        return data if content is None else data + self._of_part("response.content_part.added", part, part=content)
 
     def more(self, part: Part, text: str, tokens: list[Token]) -> bytes:
         logprobs = {"logprobs": token_logprobs(tokens)} if part.kind is PartKind.TEXT else {}
@@ -123,9 +116,6 @@ class AnswerEncoder(PartsEncoder):
 
     def _id(self, part: Part) -> str:
         return f"{_PREFIXES[part.kind]}_{self._answer.code}_{part.index}"
-
-    def _added(self, part: Part, item: dict[str, Any]) -> bytes:
-        return self._event("response.output_item.added", output_index=part.index, item=item)
 
     def _of_part(self, kind: str, of: Part, **members: Any) -> bytes:
         place = {} if of.kind is PartKind.CALL else {"content_index": 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 from djl_trtllm.api import chat
@@ -23,6 +24,7 @@ class Items:
         self.own: list[Any] = []
         self._stored = stored
         self._problems = problems
+        self._text = partial(shared.read_texts, problems=problems, as_part=_as_part)
         self._names: dict[str, str] = {}
         """The functions of calls, by the calls' ids."""
 
@@ -34,10 +36,8 @@ class Items:
             return []
         messages = [{"role": "system", "content": instructions}] if instructions else []
         earlier = self._stored.conversation(previous) if previous else []
-        if len(earlier) + len(self.own) > shared.MOST_MESSAGES:
-            self._problems.invalid.append(
-                f"there are {len(earlier) + len(self.own)} items: expected at most {shared.MOST_MESSAGES}"
-            )
+        if (count := len(earlier) + len(self.own)) > shared.MOST_MESSAGES:
+            self._problems.invalid.append(f"there are {count} items: expected at most {shared.MOST_MESSAGES}")
             return []
         for label, items in (("stored", earlier), ("input", self.own)):
             for at, item in enumerate(items):
@@ -88,9 +88,6 @@ class Items:
         function = {"name": shown, "arguments": arguments}
         calls = [{"id": call, "type": "function", "function": function}]
         return [{"role": "assistant", "content": "", "tool_calls": calls}]
-
-    def _text(self, content: Any, place: str) -> str:
-        return shared.read_texts(content, place, self._problems, _as_part)
 
 
 def _as_part(part: Any) -> Any:
