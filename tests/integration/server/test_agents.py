@@ -56,21 +56,21 @@ def send(server: Server, request: dict[str, Any]) -> Any:
 def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
     """The message that events of Anthropic's API join to."""
     message: dict[str, Any] = events[0]["message"]
-    texts: dict[int, str] = {}
+    inputs: dict[int, str] = {}
     for event in events:
         if event["type"] == "content_block_start":
             message["content"].append(event["content_block"])
         elif event["type"] == "content_block_delta":
             delta = event["delta"]
-            (text,) = (delta[name] for name in delta if name != "type")
-            texts[event["index"]] = texts.get(event["index"], "") + text
+            ((name, text),) = ((name, delta[name]) for name in delta if name != "type")
+            if name == "partial_json":
+                inputs[event["index"]] = inputs.get(event["index"], "") + text
+            else:
+                message["content"][event["index"]][name] += text
         elif event["type"] == "message_delta":
             message |= event["delta"]
-    for index, block in enumerate(message["content"]):
-        if block["type"] == "tool_use":
-            block["input"] = json.loads(texts[index])
-        elif block["type"] == "text":
-            block["text"] = texts.get(index, "")
+    for index, text in inputs.items():
+        message["content"][index]["input"] = json.loads(text)
     assert events[-1]["type"] == "message_stop"
     return message
 
@@ -82,7 +82,7 @@ def parts(answer: dict[str, Any]) -> list[tuple[str, Any]]:
         if part["type"] in ("tool_use", "function_call"):
             found.append((part["name"], part["input"] if "input" in part else json.loads(part["arguments"])))
         else:
-            found.append(("", part["text"] if "text" in part else part["content"][0]["text"]))
+            found.append(("", part.get("text", part.get("thinking")) or part.get("content", [{"text": ""}])[0]["text"]))
     return found
 
 
