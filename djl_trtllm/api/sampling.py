@@ -106,7 +106,8 @@ def _join_parts(parts: list[Any], where: str, problems: Problems) -> str:
 # The parameters for guided decoding of several APIs, all parsed into a `Guide`.
 #
 # TGI: `grammar` = `{"type": "json" | "regex", "value": ...}`. vLLM: `guided_json`, `guided_regex`, `guided_choice`,
-# `guided_grammar`. OpenAI: `response_format` = `{"type": "text" | "json_object" | "json_schema", "json_schema": ...}`.
+# `guided_grammar`, since 0.12 `structured_outputs` = an object with one of the same.
+# OpenAI: `response_format` = `{"type": "text" | "json_object" | "json_schema", "json_schema": ...}`.
 # TensorRT-LLM: `guided_decoding` = an object with one of `json`, `regex`, `grammar` and `json_object`.
 #
 # Size and nesting are limited: engines compile guides with recursive functions, whose time grows faster than the guide.
@@ -234,6 +235,19 @@ def _guided_decoding(value: Any) -> Guide:
     return readers[name](item)
 
 
+def _structured_outputs(value: Any) -> Guide:
+    readers = {"json": read_schema, "regex": _regex, "choice": _choice, "grammar": _grammar}
+    given = {name: item for name, item in value.items() if item not in (None, False)} if type(value) is dict else {}
+    if given.keys() == {"json_object"} and given["json_object"] is True:
+        return Guide(GuideKind.JSON_OBJECT)
+    if "structural_tag" in given:
+        raise ValueError(" (no engine here has structural tags: use 'tool_choice' for calls)")
+    if len(given) != 1 or not given.keys() <= readers.keys():
+        raise ValueError("")
+    ((name, item),) = given.items()
+    return readers[name](item)
+
+
 _TEXT = {"type": "string", "minLength": 1, "maxLength": _MOST_CHARACTERS}
 _SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string", "minLength": 2}], "description": "A JSON schema."}
 _TGI_GRAMMAR = {
@@ -250,6 +264,10 @@ _RESPONSE_FORMAT = {
 _GUIDED_DECODING = {
     "type": "object",
     "properties": {"json": {}, "regex": {}, "grammar": {}, "json_object": {}},
+}
+_STRUCTURED_OUTPUTS = {
+    "type": "object",
+    "properties": {"json": {}, "regex": {}, "choice": {}, "grammar": {}, "json_object": {}},
 }
 
 GUIDES = (
@@ -278,6 +296,15 @@ GUIDES = (
     Parameter(
         ("guided_decoding",),
         Kind('an object with one of "json", "regex", "grammar" and "json_object"', _guided_decoding, _GUIDED_DECODING),
+        "guide",
+    ),
+    Parameter(
+        ("structured_outputs",),
+        Kind(
+            'an object with one of "json", "regex", "choice", "grammar" and "json_object"',
+            _structured_outputs,
+            _STRUCTURED_OUTPUTS,
+        ),
         "guide",
     ),
 )
@@ -379,7 +406,7 @@ SAMPLING = (
     Parameter(("stop_sequences", "stop"), kinds.STRINGS, "stop", union=True),
     Parameter(("stop_token_ids",), kinds.TOKEN_IDS, "stop_token_ids"),
     Parameter(("ignore_eos_token", "ignore_eos"), kinds.BOOLEAN, "ignore_eos"),
-    Parameter(("truncate",), kinds.integer(1, MOST_TOKENS), "truncate"),
+    Parameter(("truncate", "truncate_prompt_tokens"), kinds.integer(1, MOST_TOKENS), "truncate"),
     Parameter(("min_p",), kinds.number(0, 1), "min_p"),
     Parameter(("no_repeat_ngram_size",), kinds.integer(0, MOST_TOKENS), "no_repeat_ngram_size"),
     Parameter(("bad_sequences", "bad_words"), kinds.STRINGS_OR_NONE, "bad", union=True),
@@ -391,6 +418,25 @@ SAMPLING = (
     Parameter(("cache_salt",), _SALT, "cache_salt"),
     *GUIDES,
 )
+
+
+def _read_priority(value: object) -> int:
+    return -1 if kinds.integer(0, MOST_TOKENS).read(value) else 0
+
+
+PRIORITY = (
+    Parameter(
+        ("priority",),
+        Kind(
+            "an integer of at least 0; those above it go behind other requests (a request cannot go before others; a "
+            "gateway can let it, with option.priority_header)",
+            _read_priority,
+            {"type": "integer", "minimum": 0, "maximum": MOST_TOKENS},
+        ),
+        "priority",
+    ),
+)
+"""vLLM's: the higher, the later."""
 
 NOT_HONOURED = (
     Parameter(("top_n_tokens",), neutral=(0,), advice="tokens carry the chosen token's log-probability only"),
@@ -480,6 +526,7 @@ def generation_request(
         prompt_only=values.get("prompt_only", False),
         logit_bias=values.get("logit_bias", ()),
         cache_salt=values.get("cache_salt", ""),
+        priority=values.get("priority", 0),
     )
 
 

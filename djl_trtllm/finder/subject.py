@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,8 @@ class Subject:
             compiled=self.backend is Backend.TENSORRT,
         )
         with suppress(DjlTrtllmError):
+            if self.layout.draft is not None:
+                conditions = replace(conditions, draft=CheckpointSizes.read(self.layout.draft.path))
             return Estimate(CheckpointSizes.read(self.layout.path), conditions).max_num_tokens or None
         return None
 

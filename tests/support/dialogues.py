@@ -27,7 +27,7 @@ from tests.support.models import scripted_model
 _REQUEST = ("ask", "body", "raw", "headers")
 _TOLD = ("allow", "connection", "retry-after", "warning", "x-amzn-errortype", "x-amzn-sagemaker-custom-attributes")
 """Headers that clients act on."""
-_CHANGING = re.compile(r'[0-9a-f]{32}|(?<="created": )\d+')
+_CHANGING = re.compile(r'[0-9a-f]{32}|(?<="created": )\d+|(?<=fp_)[0-9a-f]{10}')
 
 
 class Dialogues:
