@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -164,6 +164,12 @@ class RawRequest:
     def content_type(self) -> str | None:
         return self.properties.get("content-type")
 
+    def as_body(self, path: str, payload: object) -> RawRequest:
+        """The same request at another path, whose body is read already."""
+        request = replace(self, path=path)
+        request.__dict__["json"] = payload  # the place of the cached property
+        return request
+
     @cached_property
     def json(self) -> Any:
         """The body as JSON, whatever its content type. Raises InvalidRequestError."""
@@ -248,8 +254,8 @@ class Reply(NamedTuple):
 class RequestParser(Protocol):
     """Reads a request: see `Dialect.parse`."""
 
-    def parse(self, request: RawRequest, options: Options) -> Call:
-        """Read a request for a model with these options."""
+    def parse(self, request: RawRequest, model: ModelContext) -> Call:
+        """Read a request for a model."""
 
 
 class ModelContext(Protocol):

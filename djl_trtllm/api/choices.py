@@ -11,7 +11,7 @@ import orjson
 
 from djl_trtllm import errors
 from djl_trtllm.api.base import CollectedSequence, Prompt, ResponseEncoder, WholeEncoder, dump_line
-from djl_trtllm.request import OutputChunk, SequenceResult, Token, new_uuid
+from djl_trtllm.request import OutputChunk, RankedToken, SequenceResult, Token, new_uuid
 
 _USAGE = b"\0"
 """Marks the place of the usage in an event. JSON has no such byte."""
@@ -22,7 +22,8 @@ class Response:
     """The response to one request: `n` sequences for each of its `generations`.
 
     `prefix` begins its id; `model` is not shown if it is None. With `include_usage`, and in every event with
-    `continuous_usage`, a stream has its usage. `echo`: the prompt stands before its output. `prompts` and
+    `continuous_usage`, a stream has its usage. `echo`: the prompt stands before its output. `prompt_logprobs`: it has
+    those of the prompt, as vLLM's. `prompts` and
     `prompt_tokens` (their lengths in all) come when the prompts are tokenised.
     """
 
@@ -35,6 +36,7 @@ class Response:
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
+    prompt_logprobs: bool = False
     id: str = field(default_factory=lambda: new_uuid().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     prompts: list[str] = field(default_factory=list)
@@ -50,12 +52,19 @@ class Response:
         head = {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created}
         return head if self.model is None else head | {"model": self.model}
 
-    def usage(self, completion_tokens: int) -> dict[str, int]:
-        return {
+    def usage(self, completion_tokens: int, accepted: int | None = None) -> dict[str, Any]:
+        usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": self.prompt_tokens + completion_tokens,
         }
+        if accepted is not None:
+            usage["completion_tokens_details"] = {"accepted_prediction_tokens": accepted}
+        return usage
+
+
+def _sum(total: int | None, more: int | None) -> int | None:
+    return total if more is None else (total or 0) + more
 
 
 class ObjectEncoder(WholeEncoder):
@@ -71,20 +80,32 @@ class ObjectEncoder(WholeEncoder):
     def begin(self, prompt: Prompt) -> None:
         self.response.begin(prompt)
 
+    def encode(self, chunk: OutputChunk) -> bytes:
+        if chunk.prompt is not None:
+            self.take_prompt(chunk.generation, chunk.prompt)
+        return super().encode(chunk)
+
+    def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
+        """The log-probabilities of a generation's prompt have come."""
+
     def _body(self) -> bytes:
         choices: list[dict[str, Any]] = []
-        generated = 0
+        generated, accepted = 0, None
         for index, sequence in enumerate(self._output.sequences):
             assert sequence.finished is not None
             generated += sequence.finished.generated_tokens
+            accepted = _sum(accepted, sequence.finished.accepted_tokens)
             choices.append(self.choice(index, sequence, sequence.finished))
-        return orjson.dumps(
-            self.response.head(self.kind) | {"choices": choices, "usage": self.response.usage(generated)}
-        )
+        usage = self.response.usage(generated, accepted)
+        return orjson.dumps(self.response.head(self.kind) | {"choices": choices, "usage": usage} | self.more())
 
     @abstractmethod
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
         """One of `choices`."""
+
+    def more(self) -> dict[str, Any]:
+        """Members of the response beside `choices`."""
+        return {}
 
 
 class EventEncoder(ResponseEncoder):
@@ -105,6 +126,7 @@ class EventEncoder(ResponseEncoder):
         self._after = b"]" + usage + b"}" + self._stop
         self._running = response.n * response.generations
         self._generated = 0
+        self._accepted: int | None = None
         self._streamed = 0
         self._failed = False
 
@@ -121,6 +143,7 @@ class EventEncoder(ResponseEncoder):
         if finished.error is not None:
             return self._counted(self.events(index, chunk.tokens, None), chunk) + self.error(finished.error)
         data = self._counted(self.events(index, chunk.tokens, finished), chunk)
+        self._accepted = _sum(self._accepted, finished.accepted_tokens)
         self._generated += finished.generated_tokens
         self._running -= 1
         return data if self._running else data + self._end()
@@ -150,5 +173,5 @@ class EventEncoder(ResponseEncoder):
     def _end(self) -> bytes:
         if not self.response.include_usage:
             return self._done
-        usage = dump_line(self.response.usage(self._generated))
+        usage = dump_line(self.response.usage(self._generated, self._accepted))
         return b'%b],"usage":%b}%b%b' % (self._before, usage, self._stop, self._done)

@@ -50,6 +50,14 @@ class Bound:
 
 
 @dataclass(frozen=True)
+class PrefixCache:
+    """An engine's prefix cache. `separate`: prompts with different salts share nothing in it."""
+
+    engine: str
+    separate: bool
+
+
+@dataclass(frozen=True)
 class Built:
     """The limits that an engine was compiled for, by fields of `Options`.
 
@@ -126,6 +134,10 @@ class EngineBackend(ABC):
 
     def quantize_of(self, layout: Layout) -> str | None:
         """The value of `option.quantize` that an engine was compiled with, where its own files say so."""
+        return None
+
+    def prefix_cache(self, backend: Backend, hardware: Hardware) -> PrefixCache | None:
+        """The engine's prefix cache where it is on by its own default, None where it is off."""
         return None
 
     def fitted_to_memory(self, config: Config, layout: Layout, hardware: Hardware, backend: Backend) -> Config:

@@ -34,6 +34,8 @@ _CODE = re.compile(
     r"|(_hook|_cls|_class|_class_overrides|_module|_modules|_module_dirs|_module_path|_processors?|_plugins?|_extension)$"
     r"|^inductor_passes$"
 )
+# Names whose value may be that of a function or a class, such as `backend: mine.compiler`.
+_MAY_NAME_CODE = re.compile(r"(^|_)backend$")
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ class _Reader:
             seen.add(path)
 
     def _argument(self, path: str, key: yaml.Node, node: yaml.Node, target: Target, annotation: str) -> None:
-        if not self._permitted(target.name, path, key):
+        if not self._permitted(target.name, path, key, node):
             return
         inner = next((name for name in re.findall(r"\w+", annotation) if name in self.library.placed), None)
         if inner is not None and inner in self.signatures and isinstance(node, yaml.MappingNode):
@@ -214,9 +216,10 @@ class _Reader:
         else:
             self._set(option, value, path, node)
 
-    def _permitted(self, name: str, path: str, key: yaml.Node) -> bool:
+    def _permitted(self, name: str, path: str, key: yaml.Node, node: yaml.Node) -> bool:
         """Arguments that bring code into the engine process are as `option.trust_remote_code` allows."""
-        if _CODE.search(name) is None or self.config.options.trust_remote_code:
+        names_code = _MAY_NAME_CODE.search(name) and isinstance(node, yaml.ScalarNode) and "." in node.value
+        if self.config.options.trust_remote_code or not (_CODE.search(name) or names_code):
             return True
         self._problem(path, key, "it brings code into the engine: set option.trust_remote_code=true if you trust it")
         return False
@@ -238,12 +241,7 @@ class _Reader:
                     near = difflib.get_close_matches(name, sorted({each for known in classes for each in known}), 3)
                     advice = f"; did you mean {' or '.join(near)}?" if near else ""
                     self._problem(inside, key, f"{self.library.engine} has no such argument{advice}")
-                if _CODE.search(name) and not self.config.options.trust_remote_code:
-                    self._problem(
-                        inside,
-                        key,
-                        "it brings code into the engine, which runs only with option.trust_remote_code=true",
-                    )
+                self._permitted(name, inside, key, item)
                 annotations = [known[name] for known in classes if name in known]
                 value[name] = self._value(inside, item, annotations[0] if len(annotations) == 1 else "Any", depth + 1)
         elif isinstance(node, yaml.SequenceNode):

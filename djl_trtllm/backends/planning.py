@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from djl_trtllm.backends.base import Built, backend_named, backends, effects_on, this_machine
+from djl_trtllm.backends.base import Built, PrefixCache, backend_named, backends, effects_on, this_machine
 from djl_trtllm.backends.effects import Effects, Fixed, NoEffect, describe_effect, has_effect
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.configuration import format_setting
@@ -92,10 +92,21 @@ def fitted_to_memory(config: Config, layout: Layout, hardware: Hardware) -> Conf
     What does not fit is a warning, or a ConfigError with option.strict_memory. An engine keeps what it was compiled
     with. Raises EngineError if the backend cannot run here.
     """
+    backend, _ = choose_backend(config, layout, hardware)
+    config = _with_prefix_cache(config, backend_named(backend).prefix_cache(backend, hardware))
     if layout.kind.is_engine:
         return config
-    backend, _ = choose_backend(config, layout, hardware)
     return backend_named(backend).fitted_to_memory(config, layout, hardware, backend)
+
+
+def _with_prefix_cache(config: Config, cache: PrefixCache | None) -> Config:
+    """The configuration with the engine's own default, unless prompts of different API keys would be shared."""
+    if cache is None or config.is_set("enable_kv_cache_reuse"):
+        return config
+    if cache.separate or config.options.api_keys_file is None:
+        return config.replace(Origin.derived(f"{cache.engine}'s own default"), enable_kv_cache_reuse=True)
+    rule = f"api_keys_file: {cache.engine} cannot keep the prompts of different keys apart, and true would share them"
+    return config.replace(Origin.derived(rule), enable_kv_cache_reuse=False)
 
 
 def plan_fitted(

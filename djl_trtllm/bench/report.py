@@ -57,6 +57,8 @@ def table(result: Result) -> list[list[str]]:
     columns["failed"] = [f"{figures.failed:,}" for figures in found]
     if any(figures.objectives for figures in found):
         columns["goodput"] = [f"{100 * figures.goodput:.1f} %" for figures in found]
+    if any(figures.accepted_share is not None for figures in found):
+        columns["accepted"] = [f"{100 * (figures.accepted_share or 0):.0f} %" for figures in found]
     return [[*columns], *(list(row) for row in zip(*columns.values(), strict=True))]
 
 
@@ -244,6 +246,21 @@ def _by_load(result: Result) -> list[Chart]:
         Chart("Throughput", x, "tokens per second", [throughput], log="x" if closed else "", knee=knee),
         Chart("Latency against throughput", "output tokens per second", "seconds", latencies, log="y"),
     ]
+
+
+def require_chart(flag: str, path: Path) -> None:
+    """Raise BenchmarkError where the charts that a flag asks for cannot be drawn or written, before anything runs."""
+    if not path.parent.is_dir():
+        raise BenchmarkError(f"{flag} {path}: there is no folder {path.parent}")
+    require_matplotlib()
+
+
+def write_chart(flag: str, path: Path, text: str) -> None:
+    """Write a report or picture. Raises BenchmarkError."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BenchmarkError(f"{flag} {path}: cannot write it: {error.strerror}") from None
 
 
 def require_matplotlib() -> None:

@@ -351,6 +351,20 @@ def attention_window(context: RuleContext) -> str | None:
     )
 
 
+@_rule
+def speculation_without_method(context: RuleContext) -> str | None:
+    others = (
+        *("speculative_config", "speculative_decoding_mode", "speculative_draft_model", "medusa_choices"),
+        *("eagle_choices", "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"),
+    )
+    if not context.value("speculative_length") or any(context.value(name) is not None for name in others):
+        return None
+    return (
+        f"{context.format_setting('speculative_length')} has no effect without a method: set "
+        "option.speculative_decoding_mode (ngram, for example), or option.speculative_draft_model"
+    )
+
+
 class NamedEngine(NamedTuple):
     """An engine of LMI's container, and the backends that are it: none for an engine that this server does not have."""
 

@@ -1,7 +1,7 @@
 """`GET /metrics`: the statistics of the server and of every model for Prometheus.
 
-Models have two sets of names: our own (`_OWN`), and those of TensorRT-LLM's server (`_TRTLLM`), which dashboards,
-gateways and load generators know. docs/metrics.md lists all of them.
+Models have three sets of names: our own (`_OWN`), and those of TensorRT-LLM's server (`_TRTLLM`) and vLLM's (`_VLLM`,
+of speculation), which dashboards, gateways and load generators know. docs/metrics.md lists all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.config.tables import read_table
 from djl_trtllm.executor.protocol import Stats
 from djl_trtllm.request import FINISH_WORDS, FinishReason
-from djl_trtllm.service import Registry, ServedModel, State
+from djl_trtllm.service.lifecycle import Registry, ServedModel, State
 from djl_trtllm.version import __version__
 
 _PREFIX = "djl_trtllm_"
@@ -48,7 +48,7 @@ class _Names(NamedTuple):
     """A fourth member is the constant of `batching.statistics` with the buckets."""
 
 
-_OWN, _TRTLLM = (_Names(**names) for names in read_table("metrics.toml", "djl_trtllm.server").values())
+_OWN, _TRTLLM, _VLLM = (_Names(**names) for names in read_table("metrics.toml", "djl_trtllm.server").values())
 _BY_REASON = (
     ("finished", "finished", "Sequences that ended, by finish reason."),
     ("ended_requests", "ended_requests", "Requests that ended, by the finish reason of the sequence that ended worst."),
@@ -73,6 +73,7 @@ class ModelFigures:
     memory: int | None
     """Bytes of host memory of the engine processes."""
     kv_block_tokens: int | None
+    speculates: bool
     stats: Stats
     """What the engines report. The rolling batches count what runs: `running`, and not `stats.running`."""
 
@@ -80,6 +81,11 @@ class ModelFigures:
     def kv_blocks_free(self) -> int | None:
         blocks, used = self.stats.kv_blocks, self.stats.kv_blocks_used
         return None if blocks is None or used is None else blocks - used
+
+    @property
+    def accepted(self) -> int | None:
+        """Tokens that drafts proposed; None where nothing speculates."""
+        return self.statistics.accepted_tokens if self.speculates else None
 
     @property
     def completed(self) -> int:
@@ -103,6 +109,7 @@ class ModelFigures:
             max_waiting=_limit(batches, "max_queue_size"),
             memory=sum(worker.memory for worker in model.workers) or None,
             kv_block_tokens=max(batch.block_size for batch in batches) if stats.kv_blocks else None,
+            speculates=any(batch.speculates for batch in batches),
             stats=stats,
         )
 
@@ -173,6 +180,7 @@ class MetricsPage(Collector):
         )
         yield from _figures(_OWN, models, self._reasons(models))
         yield from _figures(_TRTLLM, models, self._outcomes(models))
+        yield from _figures(_VLLM, models, ())
 
     def _server(self) -> Iterator[Metric]:
         about = GaugeMetricFamily(_PREFIX + "build_info", "1, with the versions.", labels=["version", "python"])

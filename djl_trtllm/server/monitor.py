@@ -29,7 +29,7 @@ from djl_trtllm.server.access import given_key
 from djl_trtllm.server.context import find_model
 from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.server.metrics import ModelFigures
-from djl_trtllm.service import Registry, ServedModel
+from djl_trtllm.service.lifecycle import Registry, ServedModel
 from djl_trtllm.version import __version__
 
 _ROWS = 128
@@ -140,6 +140,7 @@ def _row(record: RequestRecord, began: float) -> tuple[Any, ...]:
         record.prompt_tokens,
         record.reused_tokens,
         record.generated_tokens,
+        record.accepted_tokens,
         record.sequences,
         None if record.reason is None else record.reason.name.lower(),
         record.origin.client_label,

@@ -11,16 +11,9 @@ import orjson
 import pytest
 
 from djl_trtllm.api import Prompt
+from djl_trtllm.api.chat import Parsing, ToolUse, fit_messages, read_tool_use
 from djl_trtllm.api.choices import Response
-from djl_trtllm.api.dialects.openai.responses import (
-    ParsedChatEncoder,
-    ParsedChatStreamEncoder,
-    ParsedChoice,
-    Parsing,
-    ToolUse,
-    fit_messages,
-    read_tool_use,
-)
+from djl_trtllm.api.dialects.openai.responses import ParsedChatEncoder, ParsedChatStreamEncoder, ParsedChoice
 from djl_trtllm.api.output_parsers import (
     CallArguments,
     CallStart,
@@ -37,15 +30,15 @@ from djl_trtllm.api.parameters import Problems
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, GuideKind, OutputChunk, SequenceResult, Token
-from djl_trtllm.service import Model
+from djl_trtllm.service.model import Model
 from tests.api.scripts import FAILURE, check_golden, parse_lines
 from tests.support.in_process import played_model
-from tests.support.tables import constant
+from tests.support.tables import table
 
 HERMES = "{# <tool_call> #}{% if tools %}{{ tools | tojson }}{% endif %}{{ messages | tojson }}"
 MISTRAL = HERMES.replace("<tool_call>", "[TOOL_CALLS]")
 
-WEATHER: dict[str, Any] = constant(__file__, "WEATHER")
+WEATHER: dict[str, Any] = table(__file__, "WEATHER")
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
 NAMED: dict[str, Any] = {"type": "function", "function": {"name": "weather"}}
 

@@ -34,7 +34,7 @@ from djl_trtllm.api.parameters import (
 from djl_trtllm.config import Options
 from djl_trtllm.config.options.choices import UnknownParameters
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
-from tests.api.models import load
+from tests.api.models import PlayedModel, load
 from tests.support.tables import by_table
 
 TABLE = Table(
@@ -462,7 +462,7 @@ def test_a_models_own_formatters_keep_the_header(annotation: str, tmp_path: Path
             return "x"
     """
     request = RawRequest(b'{"inputs": "a wolf", "tempratur": 1}', {})
-    assert "tempratur" in load(tmp_path, source).parse(request, WARN).headers[0][1]
+    assert "tempratur" in load(tmp_path, source).parse(request, PlayedModel(WARN)).headers[0][1]
 
 
 def test_names_are_written_so_that_a_header_can_have_them() -> None:

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.api import RawRequest, ResponseEncoder
+from djl_trtllm.api.bodies import LinesEncoder
 from djl_trtllm.api.choices import Response
 from djl_trtllm.api.dialects.lmi.dialect import FORMATTERS
 from djl_trtllm.api.dialects.openai.responses import (
@@ -82,9 +83,9 @@ SCRIPTS: dict[str, list[OutputChunk]] = {
 
 LMI_VIEWS: dict[str, dict[str, bool]] = {
     "": {},
-    ", details": {"details": True, "return_full_text": True, "logprobs": True},
+    ", details": {"details": True, "return_full_text": True},
     ", tgi_compat": {"tgi_compat": True},
-    ", all": dict.fromkeys(("details", "tgi_compat", "prefill", "return_full_text", "include_usage", "stream"), True),
+    ", all": dict.fromkeys(("details", "tgi_compat", "prefill", "return_full_text", "stream"), True),
 }
 OPENAI: dict[str, Any] = {
     "chat": ChatEncoder,
@@ -146,8 +147,8 @@ CASES: dict[str, Callable[[], ResponseEncoder]] = {
 }
 SEVERAL: dict[str, tuple[Callable[[], ResponseEncoder], list[OutputChunk]]] = {
     **{
-        f"lmi {name}": (lambda name=name: make(name, n=2, details=True, include_usage=True), several(2))  # type: ignore[misc]
-        for name in ("json", "json_chat", "jsonlines_chat", "sse_chat", "none")
+        f"lmi {name}": (lambda name=name: make(name, n=2, details=True), several(2))  # type: ignore[misc]
+        for name in ("json", "none")
     },
     **{
         f"openai {name}": (
@@ -209,8 +210,8 @@ def test_huggingface_client_reads_streams() -> None:
     assert "".join(output.token.text for output in outputs) == TEXT == outputs[-1].generated_text
     details = outputs[-1].details
     assert (details.finish_reason, details.seed, details.input_length) == ("eos_token", 7, PROMPT.length)
-    chunks = list(common._stream_chat_completion_response(client_lines(answer(make("sse_chat"), EOS))))
-    assert "".join(chunk.choices[0].delta.content for chunk in chunks) == TEXT
+    chunks = list(common._stream_chat_completion_response(client_lines(answer(openai("chat stream"), EOS))))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
@@ -247,12 +248,13 @@ def test_every_answer_parses_and_joins_to_the_same_text(pieces: list[str], data:
     view = {
         "details": data.draw(st.booleans()),
         "tgi_compat": data.draw(st.booleans()),
-        "logprobs": data.draw(st.booleans()),
     }
+    logprobs = data.draw(st.booleans())
 
     whole = json.loads(answer(make("json", **view), updates))
     assert (whole[0] if view["tgi_compat"] else whole)["generated_text"] == text
-    assert json.loads(answer(make("json_chat", **view), updates))["choices"][0]["message"]["content"] == text
+    chat = json.loads(answer(openai("chat", logprobs=logprobs), updates))
+    assert chat["choices"][0]["message"]["content"] == text
     assert json.loads(answer(make("3p", **view), updates))["body"]["generation"] == text
     for stream in (False, True):
         assert answer(make("none", stream=stream), updates).decode() == text
@@ -261,10 +263,10 @@ def test_every_answer_parses_and_joins_to_the_same_text(pieces: list[str], data:
         assert "".join(line["token"]["text"] for line in lines) == text
         assert lines[-1]["generated_text"] == text
         assert not any("generated_text" in line for line in lines[:-1])
-    for name in ("jsonlines_chat", "sse_chat"):
-        lines = parse_lines(answer(make(name, **view), updates))
+    for wrapped in (lambda encoder: encoder, LinesEncoder):
+        lines = parse_lines(answer(wrapped(openai("chat stream", logprobs=logprobs)), updates))
         choices = [line["choices"][0] for line in lines]
-        assert "".join(choice["delta"]["content"] for choice in choices) == text
+        assert "".join(choice["delta"].get("content", "") for choice in choices) == text
         assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
         assert ["role" in choice["delta"] for choice in choices] == [True] + [False] * (len(choices) - 1)
     lines = parse_lines(answer(make("3p_stream"), updates))

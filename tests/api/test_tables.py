@@ -9,8 +9,9 @@ import orjson
 import pytest
 
 from djl_trtllm.api import Dialect, RawRequest
+from djl_trtllm.api.chat import TOOLS
 from djl_trtllm.api.dialects import tgi, truss
-from djl_trtllm.api.dialects.lmi.dialect import BEDROCK_FIELDS, CHAT_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS
+from djl_trtllm.api.dialects.lmi.dialect import BEDROCK_FIELDS, BESIDE_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS
 from djl_trtllm.api.dialects.openai import dialect as openai
 from djl_trtllm.api.dialects.triton.inference import (
     BLS_INPUTS,
@@ -33,7 +34,6 @@ TABLES: dict[str, dict[str, Table]] = {
     "lmi": {
         "inputs": INPUTS_FIELDS,
         "parameters": INPUTS_PARAMETERS,
-        "chat": CHAT_FIELDS,
         "bedrock": BEDROCK_FIELDS,
     },
     "openai": {
@@ -63,12 +63,12 @@ def test_a_dialect_reads_its_examples_and_its_tables_are_as_stored(dialect: Dial
 def test_the_rows_of_several_tables_are_as_stored() -> None:
     assert read_sampling({}, Problems()) == Sampling()
     check_rows("shared", (*SAMPLING, *ADAPTER, *NOT_HONOURED))
-    check_rows("openai-tools", openai.TOOLS)
+    check_rows("openai-tools", TOOLS)
 
 
 def test_every_sampling_parameter_is_known_in_chat() -> None:
     shown = {"details", "return_full_text", "decoder_input_details"}
-    assert set(INPUTS_PARAMETERS.rows) - shown <= set(CHAT_FIELDS.rows)
+    assert set(INPUTS_PARAMETERS.rows) - shown <= set(openai.CHAT_FIELDS.rows) | set(BESIDE_FIELDS.rows)
 
 
 def test_the_page_names_what_is_honoured() -> None:

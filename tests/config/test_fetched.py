@@ -11,7 +11,7 @@ from djl_trtllm.config import load
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.resolve import MAY_SET, WITHIN, listed
-from tests.config.helpers import rows
+from tests.support.tables import by_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "fetched-models.md"
 
@@ -42,10 +42,7 @@ def test_the_page_has_the_list() -> None:
     assert re.findall(r"^- `([\w.]+)`$", PAGE.read_text(), re.MULTILINE) == listed()
 
 
-@pytest.mark.parametrize(
-    "line",
-    rows("what_is_not_listed_is_ignored_by_name"),
-)
+@by_table("line")
 def test_what_is_not_listed_is_ignored_by_name(tmp_path: Path, line: str) -> None:
     (tmp_path / "serving.properties").write_text(f"{line}\noption.max_input_len=77\n")
     config = load(tmp_path, {}, fetched="acme/story")

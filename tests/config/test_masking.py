@@ -1,16 +1,11 @@
 from __future__ import annotations
 
-import pytest
-
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.sources import is_secret_key, masked, shortened
-from tests.config.helpers import rows
+from tests.support.tables import by_table
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "shown"),
-    rows("masked"),
-)
+@by_table("key", "value", "shown")
 def test_values_are_masked_as_far_as_they_are_secret(key: str, value: str, shown: str) -> None:
     assert masked(key, value) == shown
 

@@ -12,10 +12,11 @@ from djl_trtllm.config.options.choices import Backend, SchedulerPolicy
 from djl_trtllm.config.rules import RULES, RuleContext, Severity, When, check_model, check_running
 from djl_trtllm.config.sources import MASK, Origin
 from djl_trtllm.errors import ConfigError
-from tests.config.helpers import from_text, rows
+from tests.config.helpers import from_text
+from tests.support.tables import table
 
 PLACE = "(serving.properties:1)"
-CASES: list[tuple[str, str, str, list[str] | None]] = rows("rules")
+CASES: list[tuple[str, str, str, list[str] | None]] = table(__file__, "rules")
 """Rule, options (";" ends a line), model ("!" for a compiled engine), parts of the message (None: the rule holds)."""
 
 

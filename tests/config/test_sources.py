@@ -26,7 +26,7 @@ from djl_trtllm.config.sources import (
     variables_of,
 )
 from djl_trtllm.errors import ConfigError
-from tests.config.helpers import rows
+from tests.support.tables import by_table
 
 _texts = st.text(alphabet=st.sampled_from("ab=:#! \t\f\r\n\\u0041é.")) | st.text()
 
@@ -173,10 +173,7 @@ def test_what_is_no_option_or_the_caller_refuses_is_an_error_with_a_suggestion()
     )
 
 
-@pytest.mark.parametrize(
-    ("environ", "field", "value"),
-    rows("variables"),
-)
+@by_table("environ", "field", "value")
 def test_each_variable_sets_its_option(environ: dict[str, str], field: str, value: object) -> None:
     config = load(None, environ)
     found = getattr(config.options, field)
@@ -232,10 +229,7 @@ def test_variables_of_the_container_are_answered_by_name() -> None:
     assert len(load(None, {"JAVA_OPTS": "-Xmx1g"}).notes) == 1
 
 
-@pytest.mark.parametrize(
-    ("key", "variables"),
-    rows("variables_of_keys"),
-)
+@by_table("key", "variables")
 def test_the_variables_of_a_key_are_all_that_set_it_the_one_to_prefer_first(key: str, variables: list[str]) -> None:
     assert list(variables_of(key)) == variables
 

@@ -139,7 +139,7 @@ _INVOCATIONS = ("/invocations", "/invocations")
 _GENERATE = ("/v2/models/ensemble/generate", "/v2/models/ensemble/generate_stream")
 FORMS = {
     "inputs": Form(_INVOCATIONS, lmi.INPUTS_PARAMETERS, "inputs", parameters=True),
-    "chat": Form(_INVOCATIONS, lmi.CHAT_FIELDS, "messages"),
+    "chat": Form(_INVOCATIONS, openai.CHAT_FIELDS, "messages"),
     "openai": Form(("/v1/chat/completions",) * 2, openai.CHAT_FIELDS, "messages"),
     "completion": Form(("/v1/completions",) * 2, openai.COMPLETION_FIELDS, "prompt"),
     "tgi": Form(("/", "/generate_stream"), tgi.PARAMETERS, "inputs", parameters=True),

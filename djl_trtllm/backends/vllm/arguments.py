@@ -6,6 +6,7 @@ left out, so that its own default for the model and the GPU counts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from djl_trtllm.config import Config, DType, KvCacheDType, Quantization
 from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.config.sources import Origin
+from djl_trtllm.config.speculation import Speculation
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import planned_length, planned_sequences
 from djl_trtllm.errors import ConfigError
@@ -91,8 +93,29 @@ def with_own_defaults(config: Config, layout: Layout) -> Config:
     if not config.is_set("max_rolling_batch_size") and options.max_num_sequences is None:
         most = max(_SEQUENCES, options.max_rolling_batch_size)
         config = config.replace(Origin.derived("LMI's default with vLLM"), max_rolling_batch_size=most)
-    own = {name: True for name in ("enable_kv_cache_reuse", "enable_chunked_prefill") if not config.is_set(name)}
-    return config.replace(Origin.derived("vLLM's own default"), **own)
+    if config.is_set("enable_chunked_prefill"):
+        return config
+    return config.replace(Origin.derived("vLLM's own default"), enable_chunked_prefill=True)
+
+
+def with_speculation(config: Config, asked: Speculation | None, layout: Layout) -> Config:
+    """The configuration with the speculation in vLLM's own names, whatever options say it."""
+    if asked is None:
+        return config.replace(Origin.derived("no speculation"), speculative_config=None)
+    if asked.tree is not None:
+        raise ConfigError([f"{asked.setting}: vLLM has no trees of draft tokens; leave it out"])
+    own = {
+        "method": None if asked.method is None else str(asked.method),
+        "model": asked.model if layout.draft is None else str(layout.draft.path),
+        "num_speculative_tokens": asked.tokens,
+        "prompt_lookup_max": asked.ngram,
+        "draft_tensor_parallel_size": asked.tensor_parallel,
+        **asked.extra,
+    }
+    text = json.dumps({name: value for name, value in own.items() if value is not None})
+    return config.replace(
+        config.origins.get("speculative_config") or Origin.derived(asked.setting), speculative_config=text
+    )
 
 
 def settable(version: str) -> dict[str, str]:

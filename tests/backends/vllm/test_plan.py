@@ -77,7 +77,24 @@ def test_what_the_user_does_not_set_is_vllms_own_or_lmis_with_vllm(roomy: Path) 
         ({"tokens_per_block": 16}, {"block_size": 16}),
         ({"enable_lora": "true"}, {"enable_lora": True, "max_lora_rank": 64, "max_loras": 4}),
         ({"cpu_offload_gb_per_gpu": 2}, {"cpu_offload_gb": 2}),
-        ({"speculative_config": {"method": "ngram"}}, {"speculative_config": {"method": "ngram"}}),
+        (
+            {"speculative_config": {"decoding_type": "NGram", "max_matching_ngram_size": 3}},
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}},
+        ),
+        (
+            {"speculative_decoding_mode": "MTP", "draft_model_tp_size": 1},
+            {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1, "draft_tensor_parallel_size": 1}},
+        ),
+        (
+            {"speculative_config": {"method": "suffix", "suffix_decoding_max_tree_depth": 24}},
+            {
+                "speculative_config": {
+                    "method": "suffix",
+                    "num_speculative_tokens": 4,
+                    "suffix_decoding_max_tree_depth": 24,
+                }
+            },
+        ),
         ({"limit_mm_per_prompt": {"image": 0}}, {"limit_mm_per_prompt": {"image": 0}}),
         ({"guided_decoding_backend": "llguidance"}, {"structured_outputs_config": {"backend": "guidance"}}),
         ({"extra_engine_args": {"long_prefill_token_threshold": 9}}, {"long_prefill_token_threshold": 9}),
@@ -120,10 +137,17 @@ def test_an_option_becomes_the_argument_of_its_name(
         ({"max_num_batched_tokens": 8, "max_rolling_batch_size": 16}, "a token of each of 16 sequences"),
         ({"limit_mm_per_prompt": {"image": 2}}, "only text is served"),
         ({"speculative_config": "{"}, "option.speculative_config (environment variable OPTION_SPECULATIVE_CONFIG)"),
+        (
+            {"speculative_decoding_mode": "lookahead"},
+            "vLLM has no speculation with lookahead: it has ngram, draft_model",
+        ),
+        ({"medusa_choices": "{0}"}, "vLLM has no trees of draft tokens"),
         ({"extra_engine_args": {"gpu_memory_utilisation": 0.7}}, "did you mean gpu_memory_utilization?"),
         ({"extra_engine_args": {"max_logprobs": "many"}}, "line 1: max_logprobs: expected a whole number"),
         ({"extra_engine_args": {"logits_processors": ["mine.Own"]}}, "set option.trust_remote_code=true"),
-        ({"kv_transfer_config": '{"kv_connector_module_path": "mine.own"}'}, "only with option.trust_remote_code=true"),
+        ({"kv_transfer_config": '{"kv_connector_module_path": "mine.own"}'}, "set option.trust_remote_code=true"),
+        ({"compilation_config": '{"backend": "mine.own"}'}, "backend: it brings code into the engine"),
+        ({"extra_engine_args": {"compilation_config": {"backend": "mine.own"}}}, "set option.trust_remote_code=true"),
         ({"extra_engine_args": {"model": "x"}}, "set option.model_id"),
         ({"extra_engine_args": {"worker_cls": "x.Y"}}, "set option.trust_remote_code=true"),
         ({"extra_engine_args": {"max_model_len": 512}, "max_model_len": 600}, "option.max_seq_len=600"),

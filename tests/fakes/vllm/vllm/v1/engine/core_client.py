@@ -7,22 +7,27 @@ import numpy as np
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.stats import PrefillStats, PrefixCacheStats, SchedulerStats
-from vllm.v1.outputs import LogprobsLists
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 VOCABULARY, BLOCKS, END = 2048, 64, 2
 
 
 class InprocClient:
-    """One token of each request in an iteration; output comes an iteration late. `lost` ends the engine."""
+    """One token of each request in an iteration; output comes an iteration late. `lost` ends the engine.
 
-    def __init__(self, max_num_seqs: int) -> None:
+    With `speculates` a draft proposes 3 tokens in each iteration but the first, of which 2 are right.
+    """
+
+    def __init__(self, max_num_seqs: int, speculates: bool = False) -> None:
+        self._speculates = speculates
         self.lost: Exception | None = None
         self.requests: dict[str, EngineCoreRequest] = {}
         self.closed = False
         self._max_num_seqs = max_num_seqs
         self._tokens: dict[str, list[int]] = {}
         self._late: list[EngineCoreOutput] = []
-        self._prompts: list[list[int]] = []
+        self._prompts: list[tuple[str | None, list[int]]] = []
 
     def add_request(self, request: EngineCoreRequest) -> None:
         if self.lost is not None:
@@ -42,18 +47,30 @@ class InprocClient:
         if self.lost is not None:
             raise self.lost
         queries = hits = 0
+        drafted = SpecDecodingStats() if self._speculates else None
         late, self._late = self._late, []
         for request in list(self.requests.values())[: self._max_num_seqs]:
             prefill = None
             if not self._tokens[request.request_id]:
                 cached = 16 * ((len(request.prompt_token_ids) - 1) // 16)
-                prefill = PrefillStats(cached if request.prompt_token_ids in self._prompts else 0)
-                self._prompts.append(request.prompt_token_ids)
+                known = (request.cache_salt, request.prompt_token_ids)
+                is_cached = known in self._prompts and request.sampling_params.prompt_logprobs is None
+                prefill = PrefillStats(cached if is_cached else 0)
+                self._prompts.append(known)
                 queries, hits = queries + len(request.prompt_token_ids), hits + prefill.num_cached_tokens
-            self._late.append(self._next(request, prefill))
+            output = self._next(request, prefill)
+            self._late.append(output)
+            if drafted is not None and prefill is None:
+                drafted.num_drafts += 1
+                drafted.num_draft_tokens += 3
+                for _ in range(2):
+                    if output.finish_reason is None:
+                        more = self._next(request, None)
+                        output.new_token_ids += more.new_token_ids
+                        output.finish_reason = more.finish_reason
         usage = min(1.0, len(self.requests) / BLOCKS)
         waiting = max(0, len(self.requests) - self._max_num_seqs)
-        return EngineCoreOutputs(late, SchedulerStats(waiting, 0, usage, PrefixCacheStats(queries, hits)))
+        return EngineCoreOutputs(late, SchedulerStats(waiting, 0, usage, PrefixCacheStats(queries, hits), drafted))
 
     def _next(self, request: EngineCoreRequest, prefill: PrefillStats | None) -> EngineCoreOutput:
         params, tokens = request.sampling_params, self._tokens[request.request_id]
@@ -62,7 +79,14 @@ class InprocClient:
             token = random.Random(f"{params.seed} {len(tokens)}").randrange(VOCABULARY)
         if len(tokens) < params.min_tokens and token in params.stop_token_ids:
             token += 1
+        if params.logit_bias:
+            token = max(params.logit_bias, key=params.logit_bias.__getitem__)
         tokens.append(token)
+        scores = None
+        if params.prompt_logprobs is not None and len(tokens) == 1:
+            most = params.prompt_logprobs
+            rows = [[id_, *range(most)] for id_ in request.prompt_token_ids[1:]]
+            scores = LogprobsTensors(np.array(rows), np.array([[-2.0, *(-0.5 - at for at in range(most))]] * len(rows)))
         logprobs = None
         if params.logprobs is not None:
             ids = [token, *((token + at) % VOCABULARY for at in range(params.logprobs))]
@@ -73,4 +97,4 @@ class InprocClient:
             finish = FinishReason.STOP
         if finish is not None:
             del self.requests[request.request_id]
-        return EngineCoreOutput(request.request_id, [token], logprobs, finish, prefill)
+        return EngineCoreOutput(request.request_id, [token], logprobs, scores, finish, prefill)
