@@ -80,7 +80,7 @@ class Worker:
         stream = Stream(self._streams, inputs.get_property("request_tracking_id"))
         properties = ((key, str(value)) for key, value in inputs.get_properties().items())
         served = served_request(properties, self.service.name)
-        writer = ItemWriter(stream.put, self._options, served, self._telemetry.ended_soon)
+        writer = ItemWriter(stream.put, self._options, served, self._telemetry)
         await generate(self.service, self._clients, writer, lambda: bytes(inputs.get_as_bytes() or b""))
         try:
             async for streams in stream.carry():

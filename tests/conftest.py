@@ -85,7 +85,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """
     result = yield
     if nextitem is None or _directory(nextitem) != _directory(item):
-        left = survivors(psutil.Process().children(recursive=True), timeout=5)
+        left = survivors(psutil.Process().children(recursive=True))
         commands = [process.cmdline() for process in left]
         for process in left:
             process.kill()

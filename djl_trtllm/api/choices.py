@@ -12,7 +12,7 @@ import orjson
 
 from djl_trtllm import errors
 from djl_trtllm.api.base import CollectedSequence, Prompt, ResponseEncoder, WholeEncoder, dump_line
-from djl_trtllm.request import OutputChunk, SequenceResult, Token, new_uuid
+from djl_trtllm.request import OutputChunk, RankedToken, SequenceResult, Token, new_uuid
 
 _USAGE = b"\0"
 """Marks the place of the usage in an event. JSON has no such byte."""
@@ -23,10 +23,11 @@ class Response:
     """The response to one request: `n` sequences for each of its `generations`.
 
     `prefix` begins its id; clients read `fingerprint` as `system_fingerprint`. With `include_usage`, and in every event
-    with `continuous_usage`, a stream has its usage. `echo`: the prompt stands before its output. `token_ids`: it has
-    the ids of its tokens. `tgi`: its parts have what TGI's own client requires. `prompts`, `prompt_ids` and
-    `prompt_tokens` (their lengths in all) come when the prompts are tokenised, `cached` at the end of a sequence: the
-    least number of tokens of each prompt that one of its sequences had from the prefix cache.
+    with `continuous_usage`, a stream has its usage. `echo`: the prompt stands before its output. `prompt_logprobs`: it
+    has those of the prompt, as vLLM's. `token_ids`: it has the ids of its tokens. `tgi`: its parts have what TGI's own
+    client requires. `prompts`, `prompt_ids` and `prompt_tokens` (their lengths in all) come when the prompts are
+    tokenised, `cached` at the end of a sequence: the least number of tokens of each prompt that one of its sequences
+    had from the prefix cache.
     """
 
     prefix: str
@@ -41,6 +42,7 @@ class Response:
     echo: bool = False
     token_ids: bool = False
     tgi: bool = False
+    prompt_logprobs: bool = False
     id: str = field(default_factory=lambda: new_uuid().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     prompts: list[str] = field(default_factory=list)
@@ -75,13 +77,20 @@ class Response:
         head = {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
         return head | {"system_fingerprint": self.fingerprint}
 
-    def usage(self, completion_tokens: int) -> dict[str, Any]:
-        return {
+    def usage(self, completion_tokens: int, accepted: int | None = None) -> dict[str, Any]:
+        usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": self.prompt_tokens + completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
         }
+        if accepted is not None:
+            usage["completion_tokens_details"] = {"accepted_prediction_tokens": accepted}
+        return usage
+
+
+def _sum(total: int | None, more: int | None) -> int | None:
+    return total if more is None else (total or 0) + more
 
 
 class ObjectEncoder(WholeEncoder):
@@ -98,17 +107,25 @@ class ObjectEncoder(WholeEncoder):
     def begin(self, prompt: Prompt) -> None:
         self.response.begin(prompt)
 
+    def encode(self, chunk: OutputChunk) -> bytes:
+        if chunk.prompt is not None:
+            self.take_prompt(chunk.generation, chunk.prompt)
+        return super().encode(chunk)
+
+    def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
+        """The log-probabilities of a generation's prompt have come."""
+
     def _body(self) -> bytes:
         choices: list[dict[str, Any]] = []
-        generated = 0
+        generated, accepted = 0, None
         for index, sequence in enumerate(self._output.sequences):
             assert sequence.finished is not None
             generated += sequence.finished.generated_tokens
             self.response.count_cached(index // self.response.n, sequence.finished)
+            accepted = _sum(accepted, sequence.finished.accepted_tokens)
             choices.append(self.choice(index, sequence, sequence.finished))
-        return orjson.dumps(
-            self.response.head(self.kind) | {"choices": choices, "usage": self.response.usage(generated)} | self.more()
-        )
+        usage = self.response.usage(generated, accepted)
+        return orjson.dumps(self.response.head(self.kind) | {"choices": choices, "usage": usage} | self.more())
 
     @abstractmethod
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
@@ -138,6 +155,7 @@ class EventEncoder(ResponseEncoder):
         self._after = b"]" + usage + b"}" + self._stop
         self._running = response.n * response.generations
         self._generated = 0
+        self._accepted: int | None = None
         self._streamed = 0
         self._failed = False
 
@@ -155,6 +173,7 @@ class EventEncoder(ResponseEncoder):
             return self._counted(self.events(index, chunk.tokens, None), chunk) + self.error(finished.error)
         self.response.count_cached(chunk.generation, finished)
         data = self._counted(self.events(index, chunk.tokens, finished), chunk)
+        self._accepted = _sum(self._accepted, finished.accepted_tokens)
         self._generated += finished.generated_tokens
         self._running -= 1
         return data if self._running else data + self._end()
@@ -185,5 +204,5 @@ class EventEncoder(ResponseEncoder):
     def _end(self) -> bytes:
         if not self.response.include_usage:
             return self._done
-        usage = dump_line(self.response.usage(self._generated))
+        usage = dump_line(self.response.usage(self._generated, self._accepted))
         return b'%b],"usage":%b}%b%b' % (self._before, usage, self._stop, self._done)

@@ -348,6 +348,48 @@ _ADAPTER = Kind(
     {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 1}]},
 )
 ADAPTER = (Parameter(("adapters", "adapter_id"), _ADAPTER, "adapter"),)
+
+_MOST_BIASES = 4096
+_LONGEST_SALT = 256
+
+
+def _read_bias(value: object) -> tuple[tuple[int, float], ...]:
+    if type(value) is not dict or len(value) > _MOST_BIASES:
+        raise ValueError("")
+    bias = kinds.number(-100, 100)
+    return tuple(sorted((_token_of(key), bias.read(item)) for key, item in value.items()))
+
+
+def _token_of(key: str) -> int:
+    if not key.isascii() or not key.isdecimal() or int(key[:10]) >= 2**31 or len(key) > 10:
+        raise ValueError(f" ({show(key)} is no token id)")
+    return int(key)
+
+
+_BIAS = Kind(
+    f"an object of up to {_MOST_BIASES} token ids, each with a number from -100 to 100",
+    _read_bias,
+    {
+        "type": "object",
+        "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "maxProperties": _MOST_BIASES,
+    },
+)
+
+
+def _read_salt(value: object) -> str:
+    if type(value) is not str or not 0 < len(value) <= _LONGEST_SALT:
+        raise ValueError("")
+    return value
+
+
+_SALT = Kind(
+    f"a string of 1 to {_LONGEST_SALT} characters",
+    _read_salt,
+    {"type": "string", "minLength": 1, "maxLength": _LONGEST_SALT},
+)
+MOST_PROMPT_LOGPROBS = 20
 _MOST_BEAMS = 64
 
 SAMPLING = (
@@ -372,6 +414,8 @@ SAMPLING = (
     Parameter(("length_penalty",), kinds.number(0, 10), "length_penalty"),
     Parameter(("early_stopping",), kinds.BOOLEAN, "early_stopping"),
     Parameter(("beam_search_diversity_rate",), kinds.number(0, 10), "beam_search_diversity_rate"),
+    Parameter(("logit_bias",), _BIAS, "logit_bias"),
+    Parameter(("cache_salt",), _SALT, "cache_salt"),
     *GUIDES,
 )
 
@@ -399,7 +443,6 @@ NOT_HONOURED = (
     Parameter(("prompt_logprobs",), neutral=(0, False)),
     Parameter(("typical_p",), neutral=(1,), advice="use 'top_p'"),
     Parameter(("watermark",), neutral=(False,)),
-    Parameter(("logit_bias",), neutral=({},)),
     Parameter(("cached_prompt",), advice="equal prompt beginnings are reused by themselves (prefix caching)"),
     Parameter(("include_stop_str_in_output",), neutral=(False,)),
     Parameter(("skip_special_tokens",), neutral=(True,)),
@@ -480,6 +523,10 @@ def generation_request(
         adapter=values.get("adapter"),
         default_new_tokens=values.get("default_new_tokens", 0),
         priority=values.get("priority", 0),
+        prompt_logprobs=values.get("prompt_logprobs"),
+        prompt_only=values.get("prompt_only", False),
+        logit_bias=values.get("logit_bias", ()),
+        cache_salt=values.get("cache_salt", ""),
     )
 
 

@@ -340,6 +340,8 @@ class RollingBatch:
                 message = self._translator.message(
                     self._next_id, request, kept_ids, max_new_tokens, sequence.seed, adapter, origin
                 )
+            if sequence.index:
+                message = replace(message, prompt_logprobs=None)
             slot = Slot(state, sequence, message, blocks, client, request.priority or origin.priority, seeded)
             if self._blame.remembers and not state.ids:
                 self._check_innocent(slot)
@@ -527,6 +529,8 @@ class RollingBatch:
     def _receive(self, step: Step, touched: dict[int, Slot]) -> None:
         """Give each sequence its tokens, end those that have ended, and note the slots of both."""
         running, complete = self._running, []
+        if step.prompts:
+            self._receive_prompts(step, touched)
         ids = step.ids if not step.counts else chain.from_iterable(map(repeat, step.ids, step.counts))
         for request_id, token_id, logprob in zip(ids, step.tokens, step.logprobs or repeat(None), strict=False):
             slot = running.get(request_id)
@@ -535,10 +539,7 @@ class RollingBatch:
             touched[request_id] = slot
             if slot.sequence.finished is None and not slot.sequence.take(token_id, logprob):
                 complete.append(request_id)
-        for request_id, tokens in step.cached.items():
-            if (slot := running.get(request_id)) is not None and slot.begins:
-                slot.sequence.cached_tokens = tokens
-                self.statistics.prompt_reused(slot.state.record, tokens)
+        self._count(step)
         for end in step.ends:
             if (slot := running.get(end.request_id)) is not None:
                 touched[end.request_id] = slot
@@ -548,6 +549,28 @@ class RollingBatch:
         for request_id in complete:
             if (slot := running.get(request_id)) is not None:
                 self._cancel(request_id, slot)
+
+    def _receive_prompts(self, step: Step, touched: dict[int, Slot]) -> None:
+        """Give requests the log-probabilities of their prompts, which no other engine process has to compute again."""
+        for request_id, scores in step.prompts.items():
+            if (slot := self._running.get(request_id)) is not None:
+                slot.message = replace(slot.message, prompt_logprobs=None)
+                slot.state.prompt = self._translator.prompt(slot.sequence.prompt_ids, scores)
+                touched[request_id] = slot
+
+    def _count(self, step: Step) -> None:
+        """Count tokens of a step that the engine did not compute one by one."""
+        for request_id, tokens in step.cached.items():
+            if (slot := self._running.get(request_id)) is not None and slot.begins:
+                slot.sequence.cached_tokens = tokens
+                self.statistics.prompt_reused(slot.state.record, tokens)
+        for request_id, tokens in step.accepted.items():
+            if (slot := self._running.get(request_id)) is not None:
+                # A stop string may have dropped some of them.
+                sequence = slot.sequence
+                kept = min(tokens, len(sequence.token_ids) - sequence.counted)
+                sequence.accepted = (sequence.accepted or 0) + kept
+                self.statistics.tokens_accepted(slot.state.record, kept)
 
     def _receive_end(self, slot: Slot, end: End) -> None:
         """The executor has ended a sequence, so its slot is free. One that gave its place away goes on."""

@@ -184,6 +184,8 @@ class OutputSequence:
     counted: int = 0
     """How many tokens the statistics have counted; the last of them came at `last_token_at`."""
     last_token_at: float | None = None
+    accepted: int | None = None
+    """Tokens that a draft proposed; None where the engine has not said so."""
     cumulative_logprob: float = 0.0
     finished: SequenceResult | None = None
     cached_tokens: int = 0
@@ -290,6 +292,18 @@ class RankedSequence(OutputSequence):
         return RankedToken(token.id, token.text, token.logprob, token.special, top)
 
 
+class UnwrittenSequence(OutputSequence):
+    """The sequence of a request that wants nothing but its prompt: engines generate one token at least."""
+
+    __slots__ = ()
+
+    def take(self, token_id: int, logprob: Any = None) -> bool:
+        return True
+
+    def finish(self, reason: FinishReason, error: RequestError | None = None) -> None:
+        OutputSequence.finish(self, reason if reason in _CUT_SHORT else FinishReason.LENGTH, error)
+
+
 class RequestState:
     """A request in the rolling batch, from `RollingBatch.submit` to its end.
 
@@ -310,6 +324,8 @@ class RequestState:
         self.digest = ""
         """See `blame.digest`; computed when it is wanted."""
         self.record = record
+        self.prompt: list[RankedToken] | None = None
+        """The prompt's tokens with their log-probabilities, until they are delivered."""
         self._consumer = consumer
         self._beams = sampling.beam_width > 1
         self._ranked = sampling.n if sampling.best_of is not None or self._beams else None
@@ -333,13 +349,19 @@ class RequestState:
             if started is not None:
                 waited = started - self.record.arrived
                 sequence.finished = sequence.finished._replace(
-                    queue_seconds=waited, reseeded=self.record.reseeded, cached_tokens=sequence.cached_tokens
+                    queue_seconds=waited,
+                    reseeded=self.record.reseeded,
+                    cached_tokens=sequence.cached_tokens,
+                    accepted_tokens=sequence.accepted,
                 )
             sequence.closed = True
             self._unfinished -= 1
             if self.done:
                 # It refers to what refers to this request: both would stay until the garbage collector looks at all.
                 self.abandon()
+        if self.prompt is not None:
+            prompt, self.prompt = self.prompt, None
+            consumer(OutputChunk(0, [], None, prompt=prompt))
         if self._ranked is not None:
             if self.done:
                 self._deliver_ranked(consumer, self._ranked)

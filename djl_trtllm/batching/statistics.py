@@ -89,6 +89,8 @@ class RequestRecord:
     """Prompt tokens from the prefix cache."""
     generated_tokens: int = 0
     """Tokens of all its sequences."""
+    accepted_tokens: int | None = None
+    """Those of them that drafts proposed; None where nothing speculates."""
     reason: FinishReason | None = None
     """Why it ended; of several sequences the one that ended worst decides."""
     error: str | None = None
@@ -151,6 +153,8 @@ class Statistics:
     prompt_tokens: int = 0
     reused_prompt_tokens: int = 0
     generated_tokens: int = 0
+    accepted_tokens: int = 0
+    """Generated tokens that drafts proposed."""
     ended_requests: Counter[FinishReason] = field(default_factory=Counter)
     """Requests by finish reason: that of its sequence which ended worst."""
     time_to_first_token: Histogram = field(default_factory=partial(Histogram, FIRST_TOKEN_SECONDS))
@@ -195,6 +199,11 @@ class Statistics:
         """A sequence of the request has these tokens of its prompt from the prefix cache."""
         self.reused_prompt_tokens += tokens
         record.reused_tokens += tokens
+
+    def tokens_accepted(self, record: RequestRecord, tokens: int) -> None:
+        """A sequence of the request has these tokens from drafts."""
+        self.accepted_tokens += tokens
+        record.accepted_tokens = (record.accepted_tokens or 0) + tokens
 
     def tokens_generated(self, outputs: Iterable[tuple[RequestRecord, OutputSequence]], now: float) -> None:
         """Count the new tokens of these sequences; called once for all that the executor sends together."""

@@ -40,6 +40,7 @@ class Stream:
     """A request and its response. Times are those of one clock, in seconds; `intended` is when it should be sent."""
 
     __slots__ = (
+        "accepted",
         "arrived",
         "counted",
         "counts",
@@ -62,6 +63,8 @@ class Stream:
         self.detail = ""
         self.counted = Counted.EVENTS
         self.prompt_tokens: int | None = None
+        self.accepted: int | None = None
+        """Tokens that a draft proposed; None where the server does not say so."""
         self.tokens = 0
         self.times = array("d")
         self.counts = array("L")
@@ -192,9 +195,14 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+class _Details(msgspec.Struct):
+    accepted_prediction_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    completion_tokens_details: _Details | None = None
 
 
 class _Event(msgspec.Struct):
@@ -239,6 +247,8 @@ class EventReader(_Lines):
                 self._ended = self._ended or any(choice.finish_reason for choice in event.choices)
             if event.usage is not None:
                 stream.prompt_tokens = event.usage.prompt_tokens or stream.prompt_tokens
+                if event.usage.completion_tokens_details is not None:
+                    stream.accepted = event.usage.completion_tokens_details.accepted_prediction_tokens
             if event.usage is not None and event.usage.completion_tokens:
                 count += self._by_usage(event.usage.completion_tokens, count)
             elif _has_text(event):

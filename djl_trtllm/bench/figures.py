@@ -147,6 +147,8 @@ class Figures:
     events: int = 0
     output_tokens: int = 0
     """Output tokens of the requests that succeeded."""
+    accepted_tokens: int | None = None
+    """Those of them that drafts proposed; None where the server does not say so."""
     shortened: int = 0
     """Requests that succeeded with fewer tokens than were asked for."""
     prompt_tokens: int = 0
@@ -192,6 +194,8 @@ class Figures:
         self.succeeded += 1
         self.good += self.objectives.met(stream)
         self.output_tokens += stream.tokens
+        if stream.accepted is not None:
+            self.accepted_tokens = (self.accepted_tokens or 0) + stream.accepted
         self.shortened += bool(stream.requested) and stream.tokens < stream.requested
         self.counted[stream.counted] += 1
         self.e2e.add(np.array([stream.ended - stream.intended]))
@@ -224,6 +228,11 @@ class Figures:
         return self.ended_in_window / self.seconds
 
     @property
+    def accepted_share(self) -> float | None:
+        """Share of the output tokens that drafts proposed; None where the server does not say so."""
+        return None if self.accepted_tokens is None else self.accepted_tokens / max(1, self.output_tokens)
+
+    @property
     def failed(self) -> int:
         return sum(self.errors.values())
 
@@ -249,6 +258,7 @@ class Figures:
             "output_tokens_per_second": self.tokens_per_second,
             "output_tokens_mean": self.output_tokens / self.succeeded if self.succeeded else None,
             "prompt_tokens_mean": self.prompt_tokens / self.prompts_counted if self.prompts_counted else None,
+            "accepted_tokens_share": self.accepted_share,
             "tokens_per_event": self.tokens / self.events if self.events else None,
             "tokens_counted_by": {kind.value: count for kind, count in self.counted.most_common()},
             "ttft_seconds": self.ttft.as_json(),

@@ -57,6 +57,8 @@ def table(result: Result) -> list[list[str]]:
     columns["failed"] = [f"{figures.failed:,}" for figures in found]
     if any(figures.objectives for figures in found):
         columns["goodput"] = [f"{100 * figures.goodput:.1f} %" for figures in found]
+    if any(figures.accepted_share is not None for figures in found):
+        columns["accepted"] = [f"{100 * (figures.accepted_share or 0):.0f} %" for figures in found]
     return [[*columns], *(list(row) for row in zip(*columns.values(), strict=True))]
 
 

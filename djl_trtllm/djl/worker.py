@@ -257,7 +257,7 @@ class _Request:
 
     def __init__(self, arrived: threading.Event, options: Options, served: ServedRequest, telemetry: Telemetry) -> None:
         self.items: deque[Item] = deque()
-        self.writer = ItemWriter(self._put, options, served, telemetry.ended_soon)
+        self.writer = ItemWriter(self._put, options, served, telemetry)
         self.abandoned = False
         self.arrived = arrived
 

@@ -113,10 +113,10 @@ class EnginePlan(ABC):
 
     `source` is the checkpoint or engine directory, `asked` the build options that the user set. At most `max_sequences`
     run at once, each with at most `max_seq_len` tokens, of which at most `max_input_len` are prompt. `notes` say what
-    was changed and why, one line each, for the log. `engine_dir` is the engine once it is known (see `at`),
-    `hash_store` a folder for cached hashes. The output of `stream_interval` iterations, and of those within
-    `send_interval` seconds, is sent together where the engine process runs them; an engine that iterates itself does
-    that itself.
+    was changed and why, one line each, for the log. `engine_dir` is the engine once it is known (see `at`), `draft` the
+    plan of a draft model that is compiled and cached by itself, `hash_store` a folder for cached hashes. The output of
+    `stream_interval` iterations, and of those within `send_interval` seconds, is sent together where the engine process
+    runs them; an engine that iterates itself does that itself.
     """
 
     backend: Backend
@@ -130,6 +130,7 @@ class EnginePlan(ABC):
     asked: Mapping[str, OptionValue] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     engine_dir: Path | None = None
+    draft: EnginePlan | None = None
     hash_store: Path | None = None
     stream_interval: int = 1
     send_interval: float = 0.0

@@ -219,6 +219,9 @@ class HeldOutput:
             return step
         for row in step.rows():
             self._held.setdefault(row[0], Step()).add(*row)
+        for request_id, tokens in step.accepted.items():
+            held = self._held.setdefault(request_id, Step())
+            held.accepted[request_id] = held.accepted.get(request_id, 0) + tokens
         ended = {end.request_id for end in step.ends}
         self._waited += 1
         if self._waited >= self._iterations and self._clock() - self._sent_all_at >= self._seconds:
@@ -227,7 +230,7 @@ class HeldOutput:
             sent = self._take([each for each in self._held if each in ended or each not in self._begun])
         self._begun.update(step.ids)
         self._begun -= ended
-        sent.ends, sent.cached = step.ends, step.cached
+        sent.ends, sent.cached, sent.prompts = step.ends, step.cached, step.prompts
         return sent
 
     def take_all(self) -> Step:
@@ -240,6 +243,7 @@ class HeldOutput:
         for request_id in request_ids:
             held = self._held.pop(request_id)
             taken.add(request_id, held.tokens, held.logprobs)
+            taken.accepted |= held.accepted
         return taken
 
 

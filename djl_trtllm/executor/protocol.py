@@ -90,6 +90,12 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """The id of the client's request, for lines of the log."""
     client: str = ""
     """Requests of one client share what it gets of the time in which guides are tried."""
+    prompt_logprobs: int | None = None
+    """How many of the most likely tokens to return with each token of the prompt; None: no log-probabilities of it."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Tokens, and what is added to their logits."""
+    cache_salt: str = ""
+    """Prompts with different salts share nothing in the prefix cache."""
 
 
 class FirstRequest(NamedTuple):
@@ -139,6 +145,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     request must have exactly this many; 0 where each says how many, up to `most_beams` (0: any number). `seeded`:
     whether a request's seed decides its tokens. `max_prompt_len`: tokens of the longest prompt (0: `max_seq_len`).
     `tries_guides`: whether it takes `Try`, so that a request waits for the trial of its guide without a place.
+    `draft_tokens`: tokens that a sequence may have in the KV cache beyond its own, while they are verified.
     """
 
     max_sequences: int
@@ -152,6 +159,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     most_beams: int = 0
     max_prompt_len: int = 0
     tries_guides: bool = False
+    draft_tokens: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -209,7 +217,7 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Figures that an engine does not report are None. `queued` requests wait inside it, `paused` ones gave up their KV
     cache for others. It has run `iterations`, the last in `iteration_seconds`. `kv_hit_rate` is the share of KV cache
     blocks that were reused, 0 to 1. `guides_waiting` wait for their trial or are in it; `guide_trials` have ended, in
-    `guide_seconds`.
+    `guide_seconds`. Drafts have proposed `draft_tokens` in `drafts` iterations of sequences.
     """
 
     running: int = 0
@@ -224,6 +232,8 @@ class Stats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     guides_waiting: int | None = None
     guide_trials: int | None = None
     guide_seconds: float | None = None
+    draft_tokens: int | None = None
+    drafts: int | None = None
 
 
 class Step(msgspec.Struct, array_like=True, tag="step"):
@@ -244,7 +254,13 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
     ends: list[End] = []
     cached: dict[int, int] = {}
     """Prompt tokens from the prefix cache, by request, in its first step."""
+    accepted: dict[int, int] = {}
+    """Tokens that a draft had proposed, by request: what its iterations brought beyond one token each."""
     stats: Stats = Stats()
+    prompts: dict[int, list[Logprob]] = {}
+    """The log-probabilities of all tokens of a prompt, by request, before or with its first token.
+
+    The first token has None."""
 
     def __post_init__(self) -> None:
         """Raise ValueError where the columns do not fit together; decoding does so, too."""
@@ -257,8 +273,13 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
             raise ValueError(f"a step has {tokens} tokens and {len(self.logprobs)} log-probabilities")
 
     def add(self, request_id: int, token_ids: Sequence[int], logprobs: Sequence[Logprob] | None = None) -> None:
-        """Add tokens of a request. A log-probability is `Ranked` where `Submit.top_logprobs` asks for it."""
+        """Add tokens of a request. A log-probability is `Ranked` where `Submit.top_logprobs` asks for it.
+
+        Raises ValueError, and adds nothing, where there is not one for each token: the server could not read the step.
+        """
         tokens, values = self.tokens, self.logprobs
+        if logprobs and len(logprobs) != len(token_ids):
+            raise ValueError(f"the engine gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
         if len(token_ids) != 1 or self.counts:
             self.counts = self.counts or [1] * len(self.ids)
             self.counts.append(len(token_ids))
@@ -277,7 +298,7 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
 
     @property
     def has_news(self) -> bool:
-        return bool(self.ids or self.ends or self.cached)
+        return bool(self.ids or self.ends or self.cached or self.prompts)
 
     def rows(self) -> Iterator[tuple[int, list[int], list[Logprob] | None]]:
         """Each row's request, tokens and log-probabilities."""

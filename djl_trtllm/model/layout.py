@@ -134,6 +134,8 @@ class Layout:
     """The compiled engine in the checkpoint's directory."""
     model_config: dict[str, Any] | None = None
     """config.json of the Hugging Face model that a TensorRT-LLM engine was made from, if it is one level up."""
+    draft: Layout | None = None
+    """The draft model that proposes tokens to this one."""
 
     @property
     def shape(self) -> ModelShape:

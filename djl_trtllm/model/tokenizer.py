@@ -72,6 +72,19 @@ def check_vocabulary(tokenizer: Tokenizer, layout: Layout) -> None:
     )
 
 
+def vocabulary_difference(model: Layout, draft: Layout) -> str:
+    """The first token that the draft has with another id than the model, "" for none or where the files do not say."""
+    files = [(each.tokenizer_dir or each.path) / "tokenizer.json" for each in (model, draft)]
+    if not all(file.is_file() for file in files):
+        sizes = [_model_ids(each) for each in (model, draft)]
+        return "" if None in sizes or sizes[0] == sizes[1] else f"it has {sizes[1]} tokens, and the model {sizes[0]}"
+    ours, theirs = (_read_tokenizer(file).get_vocab(with_added_tokens=True) for file in files)
+    other = min((ids := ours | theirs).keys(), key=lambda token: (ours.get(token) == theirs.get(token), ids[token]))
+    if ours.get(other) == theirs.get(other):
+        return ""
+    return f"token {other!r} is {theirs.get(other, 'missing')} there, and {ours.get(other, 'missing')} in the model"
+
+
 def outside(tokenizer: Tokenizer, layout: Layout) -> int | None:
     """The number of ids that the model knows, if the tokenizer has some beyond them."""
     size = _model_ids(layout)

@@ -1,7 +1,7 @@
 """`GET /metrics`: the statistics of the server and of every model for Prometheus.
 
-Models have two sets of names: our own (`_OWN`), and those of TensorRT-LLM's server (`_TRTLLM`), which dashboards,
-gateways and load generators know. docs/metrics.md lists all of them.
+Models have three sets of names: our own (`_OWN`), and those of TensorRT-LLM's server (`_TRTLLM`) and vLLM's (`_VLLM`,
+of speculation), which dashboards, gateways and load generators know. docs/metrics.md lists all of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Names(NamedTuple):
     """A fourth member is the constant of `batching.statistics` with the buckets."""
 
 
-_OWN, _TRTLLM = (_Names(**names) for names in read_table("metrics.toml", "djl_trtllm.server").values())
+_OWN, _TRTLLM, _VLLM = (_Names(**names) for names in read_table("metrics.toml", "djl_trtllm.server").values())
 _BY_REASON = (
     ("finished", "finished", "Sequences that ended, by finish reason."),
     ("ended_requests", "ended_requests", "Requests that ended, by the finish reason of the sequence that ended worst."),
@@ -80,6 +80,12 @@ class ModelFigures:
     def kv_blocks_free(self) -> int | None:
         blocks, used = self.stats.kv_blocks, self.stats.kv_blocks_used
         return None if blocks is None or used is None else blocks - used
+
+    @property
+    def accepted(self) -> int | None:
+        """Tokens that drafts proposed; None where nothing speculates."""
+        speculates = self.statistics.accepted_tokens or self.stats.draft_tokens is not None
+        return self.statistics.accepted_tokens if speculates else None
 
     @property
     def completed(self) -> int:
@@ -173,6 +179,7 @@ class MetricsPage(Collector):
         )
         yield from _figures(_OWN, models, self._reasons(models))
         yield from _figures(_TRTLLM, models, self._outcomes(models))
+        yield from _figures(_VLLM, models, ())
 
     def _server(self) -> Iterator[Metric]:
         about = GaugeMetricFamily(_PREFIX + "build_info", "1, with the versions.", labels=["version", "python"])

@@ -39,7 +39,6 @@ from djl_trtllm.service import ServedModel, State
 from djl_trtllm.service.clients import Caller, Session, Sessions
 from djl_trtllm.service.lifecycle import parse_call, shutting_down
 from djl_trtllm.service.threads import WorkerThreads, run_by_size
-from djl_trtllm.telemetry.reports import Asked
 from djl_trtllm.version import __version__
 
 # -- the description of the server -------------------------------------------------------------------------------------
@@ -420,8 +419,7 @@ class Routes:
         del request, use
         exchange.release()
         writer = ResponseWriter(call, exchange)
-        if self.context.telemetry.exports:
-            served.asked = Asked.of(call.requests[0])
+        self.context.telemetry.began(served, call.requests)
         served.generations = await service.generate(call, writer.deliver)
         exchange.service = service
         exchange.go_on(writer.until_closed())

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from djl_trtllm.config import Backend, Config, Options, load, names_configuratio
 from djl_trtllm.config.options.option import MOST_GPUS
 from djl_trtllm.config.rules import check_model
 from djl_trtllm.config.sources import masked
+from djl_trtllm.config.speculation import speculation_of
 from djl_trtllm.engines.build import prepare_engine
 from djl_trtllm.engines.cache import MANIFEST_FILE
 from djl_trtllm.engines.config_overlay import with_rotary_options
@@ -194,14 +195,22 @@ def plan(
     Returns the source's configuration, checked against the kind of model, its files and the backend; an engine's own
     limits are its defaults. `under_djl` as in `prepare`.
     """
-    return _planned_of(source, layout_of(source), tokenizer_files(source), hardware, under_djl=under_djl)
+    layout = replace(layout_of(source), draft=_draft_layout(draft_files(source), config_only=source.config_only))
+    return _planned_of(source, layout, tokenizer_files(source), hardware, under_djl=under_djl)
 
 
 def _plan_files(
-    source: ModelSource, files: Path, tokenizer_dir: Path | None, *, under_djl: bool
+    source: ModelSource, files: Path, tokenizer_dir: Path | None, draft: Path | None, *, under_djl: bool
 ) -> tuple[Config, Layout, EnginePlan]:
     """`plan` for files that are all here."""
-    return _planned_of(source, inspect(files), tokenizer_dir, under_djl=under_djl)
+    layout = replace(inspect(files), draft=_draft_layout(draft))
+    return _planned_of(source, layout, tokenizer_dir, under_djl=under_djl)
+
+
+def _draft_layout(files: Path | None, *, config_only: bool = False) -> Layout | None:
+    if files is None:
+        return None
+    return (inspect_config(files) if config_only else None) or inspect(files)
 
 
 def _planned_of(
@@ -256,8 +265,8 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
     `under_djl`: inside DJL Serving, which reads some options that have no effect elsewhere. `calls` read the model's
     files, once they are here. Raises DjlTrtllmError.
     """
-    files, tokenizer_dir = model_files(source), tokenizer_files(source)
-    config, layout, engine_plan = calls(_plan_files, source, files, tokenizer_dir, under_djl=under_djl)
+    files, tokenizer_dir, draft = model_files(source), tokenizer_files(source), draft_files(source)
+    config, layout, engine_plan = calls(_plan_files, source, files, tokenizer_dir, draft, under_djl=under_djl)
     options = config.options
     logger.info("%s", engine_plan.describe())
     logger.info("%s", planning.describe_limits(config))
@@ -266,12 +275,14 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
     for line in (*config.warnings, *engine_plan.notes):
         logger.warning("%s", line)
     handle_requirements(source.directory, options.install_requirements)
+    log_line = partial(logger.info, "%s")
     trusting = options.trust_remote_code
     fitting = cache(calls.later(load_fitting_tokenizer, layout, trust_remote_code=trusting))
-    engine = prepare_engine(
-        config, layout, lambda line: logger.info("%s", line), plan=engine_plan, before_compiling=fitting
-    )
+    engine = prepare_engine(config, layout, log_line, plan=engine_plan, before_compiling=fitting)
     planned, engine_plan = engine_plan, engine_plan.at(engine.path)
+    if layout.draft is not None and (of_draft := engine_plan.draft) is not None:
+        found = prepare_engine(config, layout.draft, log_line, plan=of_draft, before_compiling=fitting)
+        engine_plan = replace(engine_plan, draft=of_draft.at(found.path))
     if _lengths(engine_plan) != _lengths(planned):
         logger.info(
             "limits of the engine %s: %s; planned were %s", engine.path, _lengths(engine_plan), _lengths(planned)
@@ -342,7 +353,7 @@ def model_files(source: ModelSource) -> Path:
     model_id = source.config.options.model_id
     if model_id is None:
         return source.directory
-    return _found(source, "model_id", model_id, source.config.options.revision)
+    return _found(source, _setting(source.config, "model_id"), model_id, source.config.options.revision)
 
 
 def tokenizer_files(source: ModelSource) -> Path | None:
@@ -351,25 +362,38 @@ def tokenizer_files(source: ModelSource) -> Path | None:
     if tokenizer is None:
         return None
     revision = source.config.options.tokenizer_revision
-    return _found(source, "tokenizer", tokenizer, revision, tokenizer_only=not source.config_only)
+    setting = _setting(source.config, "tokenizer")
+    return _found(source, setting, tokenizer, revision, tokenizer_only=not source.config_only)
+
+
+def draft_files(source: ModelSource) -> Path | None:
+    """The directory of the draft model that the options name, fetched if needed; None without one."""
+    speculation = speculation_of(source.config)
+    if speculation is None or speculation.model is None:
+        return None
+    return _found(source, f"{speculation.setting}: the draft model {speculation.model}", speculation.model, None)
+
+
+def _setting(config: Config, option: str) -> str:
+    text = getattr(config.options, option)
+    return f"option.{option}={masked(f'option.{option}', text)} ({config.origin(option)})"
 
 
 def _local(source: ModelSource, text: str) -> Path | None:
     return next((directory for directory in (source.directory / text, Path(text)) if directory.is_dir()), None)
 
 
-def _found(source: ModelSource, option: str, text: str, revision: str | None, *, tokenizer_only: bool = False) -> Path:
-    config = source.config
+def _found(source: ModelSource, setting: str, text: str, revision: str | None, *, tokenizer_only: bool = False) -> Path:
     if (directory := _local(source, text)) is not None:
         return directory
     if not is_remote(text):
         raise ModelError(
-            f"option.{option}={masked(f'option.{option}', text)} ({config.origin(option)}) is not a directory on this "
-            "machine, nor the name of a model on the Hugging Face hub (owner/name), nor an s3:// address"
+            f"{setting} is not a directory on this machine, nor the name of a model on the Hugging Face hub "
+            "(owner/name), nor an s3:// address"
         )
     if source.offline:
         raise NotDescribedError(_OFFLINE.format(text))
-    return fetch_model(text, config, revision, tokenizer_only=tokenizer_only, config_only=source.config_only)
+    return fetch_model(text, source.config, revision, tokenizer_only=tokenizer_only, config_only=source.config_only)
 
 
 def fetch_model(

@@ -154,6 +154,8 @@ def _usage(request: ServedRequest, generated: Generated) -> dict[str, Any]:
         "gen_ai.usage.prompt_tokens": generated.prompt_tokens,
         "gen_ai.usage.completion_tokens": generated.output_tokens,
     }
+    if generated.accepted_tokens is not None:
+        found["djl_trtllm.usage.accepted_tokens"] = generated.accepted_tokens
     if generated.started is not None:
         found["gen_ai.latency.time_in_queue"] = generated.started - generated.queued
     if generated.first_token is not None:

@@ -55,6 +55,15 @@ def test_what_is_not_listed_is_ignored_by_name(tmp_path: Path, line: str) -> Non
     assert getattr(config.options, name) == getattr(load(None, {}).options, name)
 
 
+def test_what_may_be_an_argument_of_the_engine_is_ignored_by_name(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.rolling_batch=vllm\noption.worker_cls=theirs.Own\n")
+    config = load(tmp_path, {}, fetched="acme/story")
+    (warning,) = config.warnings
+    assert "acme/story was fetched" in warning and "OPTION_WORKER_CLS" in warning
+    assert config.engine_settings == ()
+    assert [each.key for each in load(tmp_path, {}).engine_settings] == ["option.worker_cls"]
+
+
 @pytest.mark.parametrize("line", ["option.model_id=weights", "option.model_id=acme/other", "option.dtype=fp16"])
 def test_what_is_listed_counts(tmp_path: Path, line: str) -> None:
     (tmp_path / "serving.properties").write_text(f"{line}\n")

@@ -376,6 +376,15 @@ def test_columns_have_every_row_as_it_was_added(rows: list[tuple[int, list[int],
         assert logprobs == values or (logprobs is None and not any(wanted and ids for _, ids, wanted in rows))
 
 
+def test_log_probabilities_that_are_not_one_for_each_token_are_refused_and_leave_the_step_as_it_was() -> None:
+    step = Step()
+    step.add(1, [5], [-0.5])
+    for values in ([-0.1], [-0.1, -0.2, -0.3]):
+        with pytest.raises(ValueError, match=f"{len(values)} log-probabilities for 2 tokens"):
+            step.add(2, [6, 7], values)
+    assert list(step.rows()) == [(1, [5], [-0.5])]
+
+
 @pytest.mark.parametrize(
     "columns",
     [

@@ -10,14 +10,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from djl_trtllm.backends.base import Built, EngineBackend, Offer
+from djl_trtllm.backends.base import Built, EngineBackend, Offer, PrefixCache
 from djl_trtllm.backends.effects import Effects, read_effects
 from djl_trtllm.backends.openvino.compile import COMPILER, OpenVinoSpec, check_engine
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache
+from djl_trtllm.backends.speculation import planned_speculation
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
 from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options.choices import RotaryScaling
 from djl_trtllm.config.sources import OriginKind
+from djl_trtllm.config.speculation import Method, Speculation
 from djl_trtllm.engines.cache import MANIFEST_FILE, Manifest, OptionValue, installed_versions
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan, asked_options, planned_length, planned_sequences, shared_fields
@@ -27,6 +29,9 @@ from djl_trtllm.model.checkpoint import read_header
 from djl_trtllm.progress import format_bytes
 
 _LOADED = (ModelKind.HF_CHECKPOINT, ModelKind.OPENVINO_ENGINE)
+_SPECULATES = (Method.NGRAM, Method.DRAFT)
+_LOOKUP_NGRAM = 3
+_REUSE = "OpenVINO GenAI may end then"
 _MANY_SEQUENCES = 256
 _BATCHED_TOKENS = 256
 _BATCHED_TOKENS_OF_MANY = 512
@@ -72,6 +77,9 @@ class OpenVinoBackend(EngineBackend):
     def usual(self, hardware: Hardware) -> Backend:
         return Backend.OPENVINO
 
+    def prefix_cache(self, backend: Backend, hardware: Hardware) -> PrefixCache | None:
+        return PrefixCache("OpenVINO", separate=True)
+
     def built(self, config: Config, layout: Layout) -> Built | None:
         return built_limits(config, layout.path) if layout.kind is ModelKind.OPENVINO_ENGINE else None
 
@@ -112,26 +120,36 @@ class OpenVinoBackend(EngineBackend):
                 "short texts, so texts beyond the checkpoint's own context lose quality; linear is what it can stretch"
             )
         batched_tokens, max_sequences = _batched_tokens(config, planned_sequences(config), notes)
+        speculation, draft = self._speculation(config, layout, hardware, backend, problems)
+        reuse = options.enable_kv_cache_reuse and draft is None
+        if draft is not None and options.enable_kv_cache_reuse and config.is_set("enable_kv_cache_reuse"):
+            notes.append(
+                f"{format_setting(config, 'enable_kv_cache_reuse')} has no effect with a draft model: {_REUSE}"
+            )
+        batched_tokens = _speculated_tokens(config, speculation, batched_tokens, max_sequences, max_seq_len, problems)
+        weights = sum(_weight_bytes(each, each.shape) for each in (layout, layout.draft) if each is not None)
+        longest = max_seq_len + (0 if speculation is None else speculation.tokens)
         kv_cache = None
         if not compile_only and options.kv_cache_dtype is not KvCacheDType.FP8:
             try:
                 kv_cache = plan_kv_cache(
                     config,
                     shape,
-                    max_seq_len=max_seq_len,
+                    max_seq_len=longest,
                     max_sequences=max_sequences,
-                    available_memory=max(0, hardware.available_memory - _weight_bytes(layout, shape)),
+                    available_memory=max(0, hardware.available_memory - weights),
+                    draft=None if layout.draft is None else layout.draft.shape,
                 )
             except ConfigError as error:
                 problems += error.problems
         if problems:
             raise ConfigError(problems)
-        if kv_cache is not None and kv_cache.longest_sequence < max_seq_len:
+        if kv_cache is not None and kv_cache.longest_sequence < longest:
+            max_seq_len, asked = kv_cache.longest_sequence - (longest - max_seq_len), max_seq_len
             notes.append(
-                f"the longest sequence is {kv_cache.longest_sequence} tokens and not {max_seq_len}: more does not fit "
+                f"the longest sequence is {max_seq_len} tokens and not {asked}: more does not fit "
                 f"in the KV cache of {kv_cache.blocks} blocks ({kv_cache.reason})"
             )
-            max_seq_len = kv_cache.longest_sequence
         return OpenVinoPlan(
             **shared_fields(config, layout),
             backend=backend,
@@ -144,11 +162,44 @@ class OpenVinoBackend(EngineBackend):
             max_input_len=options.max_input_len,
             max_num_batched_tokens=batched_tokens,
             kv_cache=kv_cache,
-            enable_prefix_caching=options.enable_kv_cache_reuse,
+            enable_prefix_caching=reuse,
+            scores_prompts=_fits_twice(hardware, _weight_bytes(layout, shape), kv_cache),
             num_threads=options.inference_num_threads,
             send_interval=_SEND_SECONDS if options.stream_interval == "auto" else 0.0,
             limits=_limits(config, max_sequences, max_seq_len),
             notes=tuple(notes),
+            speculation=speculation,
+            draft=draft,
+        )
+
+    def _speculation(
+        self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, problems: list[str]
+    ) -> tuple[Speculation | None, OpenVinoPlan | None]:
+        """What speculates, and the plan of the draft model; adds to `problems`."""
+        try:
+            speculation = planned_speculation(config, layout, "OpenVINO", _SPECULATES)
+        except ConfigError as error:
+            problems += error.problems
+            return None, None
+        draft = layout.draft
+        if speculation is None or draft is None:
+            return speculation, None
+        reason = self.accept(backend, speculation.setting, draft, hardware)
+        return speculation, OpenVinoPlan(
+            **shared_fields(config, draft),
+            backend=backend,
+            reason=reason,
+            dtype=_dtype(config, draft, draft.shape),
+            quantize="none" if config.options.quantize is None else config.options.quantize.value,
+            asked=asked_options(config),
+            max_sequences=0,
+            max_seq_len=0,
+            max_input_len=0,
+            max_num_batched_tokens=0,
+            kv_cache=None,
+            enable_prefix_caching=False,
+            num_threads=None,
+            limits={},
         )
 
 
@@ -170,8 +221,10 @@ class OpenVinoPlan(EnginePlan):
     max_num_batched_tokens: int
     kv_cache: KvCachePlan | None
     enable_prefix_caching: bool
+    scores_prompts: bool
     num_threads: int | None
     limits: Mapping[str, int]
+    speculation: Speculation | None = None
 
     executor = "djl_trtllm.backends.openvino.executor:OpenVinoExecutor"
     compiler = COMPILER
@@ -235,13 +288,23 @@ class OpenVinoPlan(EnginePlan):
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "num_kv_blocks": self.kv_cache.blocks,
             "enable_prefix_caching": self.enable_prefix_caching,
+            "scores_prompts": self.scores_prompts,
             "kv_cache_precision": self.kv_cache.precision,
             # With the plugin's own choice (bf16 on some CPUs) greedy output is no longer that of transformers.
             "inference_precision": "f32",
             "num_threads": self.num_threads,
             "max_sequences": self.max_sequences,
             "max_seq_len": self.max_seq_len,
+            **self._speculating(),
         }
+
+    def _speculating(self) -> dict[str, Any]:
+        """The executor's options of speculation."""
+        if self.speculation is None:
+            return {}
+        if self.draft is None:
+            return {"draft_tokens": self.speculation.tokens, "lookup_ngram": self.speculation.ngram or _LOOKUP_NGRAM}
+        return {"draft_tokens": self.speculation.tokens, "draft_dir": str(self.draft.engine_dir)}
 
     def describe(self) -> str:
         line = super().describe()
@@ -288,6 +351,13 @@ def _weight_bytes(layout: Layout, shape: ModelShape) -> int:
     return sum(path.stat().st_size for path in layout.weight_files)
 
 
+def _fits_twice(hardware: Hardware, weights: int, kv_cache: KvCachePlan | None) -> bool:
+    """Whether the model can be loaded a second time, for log-probabilities of prompts: in 32 bits, and twice."""
+    if kv_cache is None or kv_cache.block_bytes is None:
+        return False
+    return 4 * weights + kv_cache.blocks * kv_cache.block_bytes <= hardware.available_memory
+
+
 def _batched_tokens(config: Config, max_sequences: int, notes: list[str]) -> tuple[int, int]:
     """Tokens per step, and sequences: a decoding step takes a token of each, so the first is never below the second."""
     asked = config.options.max_num_tokens
@@ -300,6 +370,28 @@ def _batched_tokens(config: Config, max_sequences: int, notes: list[str]) -> tup
             "most tokens of a step, and a step takes one of each sequence"
         )
     return asked, min(max_sequences, asked)
+
+
+def _speculated_tokens(
+    config: Config, asked: Speculation | None, tokens: int, max_sequences: int, max_seq_len: int, problems: list[str]
+) -> int:
+    """Tokens per step, with those that are verified; adds to `problems`.
+
+    With a draft model a step must have room for a whole prompt: OpenVINO GenAI (2026.4) gives wrong output where it
+    reads a prompt in parts.
+    """
+    if asked is None:
+        return tokens
+    least = max_sequences * (1 + asked.tokens) + (0 if asked.model is None else max_seq_len)
+    if config.options.max_num_tokens is None:
+        return max(tokens, least)
+    if asked.model is not None and tokens < least:
+        problems.append(
+            f"{format_setting(config, 'max_num_tokens')}: with a draft model a step reads whole prompts and verifies "
+            f"{asked.tokens} tokens of each sequence: expected at least {least}, or lower option.max_seq_len or "
+            "option.max_rolling_batch_size"
+        )
+    return tokens
 
 
 def built_limits(config: Config, engine_dir: Path) -> Built | None:

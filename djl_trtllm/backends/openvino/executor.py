@@ -7,23 +7,26 @@ plus one block each) fit into `Limits.kv_blocks`. An iteration that can schedule
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import secrets
+from collections import OrderedDict, deque
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino as ov
 from msgspec import structs
-from openvino_genai import GenerationConfig, GenerationFinishReason, GenerationStatus, SchedulerConfig
+from openvino_genai import GenerationConfig, GenerationFinishReason, GenerationStatus, SchedulerConfig, draft_model
 from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, GenerationHandle
 
 from djl_trtllm.backends.openvino.compile import NO_ATTENTION, has_tokenizer
 from djl_trtllm.backends.openvino.guides import CompiledGuides, GuideCompiler, read_vocabulary, structured_output
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS
+from djl_trtllm.backends.openvino.prompt_scorer import PromptScorer
 from djl_trtllm.executor.guides import GuideGate
 from djl_trtllm.executor.protocol import Feature, Limits, Refusal, Stats, Step, Submit, Try
-from djl_trtllm.request import FinishReason
+from djl_trtllm.request import FinishReason, Sampling
 
 _GUIDE_PROGRAM = "djl_trtllm.backends.openvino.guides"
 _WAIT_SECONDS = 0.005
@@ -45,7 +48,7 @@ _SAMPLED = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "s
 """The same for sequences that are not greedy, with GenerationConfig's names."""
 
 FEATURES: frozenset[str] = frozenset(
-    {*_ARGUMENTS, *_SAMPLED, "ignore_eos", "stop_token_ids", Feature.LOGPROBS, Feature.FREE_LOGPROBS}
+    {*_ARGUMENTS, *_SAMPLED, "ignore_eos", "stop_token_ids", "cache_salt", Feature.LOGPROBS, Feature.FREE_LOGPROBS}
 )
 """The features that OpenVINO honours, see `Ready.features`."""
 
@@ -113,15 +116,56 @@ class PrefixCacheMirror:
         return keys
 
 
+_SALT_BITS = 32
+_SALTED_PENALTY = (
+    "'repetition_penalty' with a prompt that is to share nothing with those of other keys ('cache_salt'): OpenVINO "
+    "cannot keep such prompts apart; leave it out, use 'presence_penalty', or have the operator set "
+    "option.enable_kv_cache_reuse=false"
+)
+
+
+class PromptSalts:
+    """Prompts of different groups as different ids for the same tokens, because OpenVINO's prefix cache hashes ids.
+
+    For example token 5 of 2,048 is also -2,043: the embedding's Gather counts negative indices from the end. A salt
+    says which of the first 32 tokens are negative; the hash of each later block follows from that of the first. The
+    secret keeps clients from computing salts with equal bits.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self._secret = secrets.token_bytes(16)
+
+    def apply(self, prompt_ids: Sequence[int], salt: str) -> list[int]:
+        ids = list(prompt_ids)
+        if salt:
+            bits = int.from_bytes(blake2b(salt.encode(), digest_size=_SALT_BITS // 8, key=self._secret).digest(), "big")
+            for at, id_ in enumerate(ids[:_SALT_BITS]):
+                if bits >> at & 1:
+                    ids[at] = id_ - self._vocabulary
+        return ids
+
+
 class _Sequence:
     __slots__ = ("cached_tokens", "cancelled", "handle", "logprobs", "token_ids")
 
-    def __init__(self, handle: GenerationHandle, request: Submit, cached_tokens: int) -> None:
+    def __init__(self, handle: GenerationHandle, request: Submit, ids: list[int], cached_tokens: int) -> None:
         self.handle = handle
         self.logprobs = request.logprobs
         self.cached_tokens = cached_tokens
-        self.token_ids = list(request.prompt_ids)
+        self.token_ids = ids
         self.cancelled = False
+
+
+def _load(engine_dir: str, scheduler: SchedulerConfig, properties: dict[str, Any]) -> ContinuousBatchingPipeline:
+    try:
+        return ContinuousBatchingPipeline(engine_dir, scheduler, "CPU", properties, {})
+    except RuntimeError as error:
+        if "sdpa_to_paged_attention" not in str(error):
+            raise
+        raise RuntimeError(
+            f"{NO_ATTENTION}: the model in {engine_dir} has no attention layers whose KV cache could be paged"
+        ) from error
 
 
 class OpenVinoExecutor:
@@ -139,6 +183,10 @@ class OpenVinoExecutor:
         max_sequences: int,
         max_seq_len: int,
         num_threads: int | None = None,
+        scores_prompts: bool = False,
+        draft_tokens: int = 0,
+        draft_dir: str | None = None,
+        lookup_ngram: int = 0,
     ) -> None:
         scheduler = SchedulerConfig()
         scheduler.max_num_batched_tokens = max_num_batched_tokens
@@ -154,14 +202,26 @@ class OpenVinoExecutor:
         }
         if num_threads is not None:
             properties["INFERENCE_NUM_THREADS"] = num_threads
-        try:
-            self._pipeline = ContinuousBatchingPipeline(engine_dir, scheduler, "CPU", properties, {})
-        except RuntimeError as error:
-            if "sdpa_to_paged_attention" not in str(error):
-                raise
-            raise RuntimeError(
-                f"{NO_ATTENTION}: the model in {engine_dir} has no attention layers whose KV cache could be paged"
-            ) from error
+        speculating: dict[str, Any] = {}
+        if draft_dir is not None:
+            speculating["draft_model"] = draft_model(draft_dir, "CPU", **properties)
+        elif draft_tokens:
+            speculating["prompt_lookup"] = True
+        self._draft_tokens, self._lookup_ngram = draft_tokens, lookup_ngram
+        # With a draft model, a prompt that is read in parts gets wrong output (2026.4): prompts wait for a step that
+        # has room for all of one.
+        self._whole_prompts = 0 if draft_dir is None else max_num_batched_tokens
+        self._held: deque[Submit] = deque()
+        self._unread: dict[int, int] = {}
+        """Tokens of the prompts that are in the pipeline and have no token yet."""
+        self._pipeline = _load(engine_dir, scheduler, properties | speculating)
+        vocabulary = read_vocabulary(Path(engine_dir))
+        self._salts = PromptSalts(vocabulary)
+        if enable_prefix_caching and not self._salts_change_nothing(vocabulary):
+            print("the prefix cache is off: prompts of different keys cannot be kept apart in this model", flush=True)
+            scheduler.enable_prefix_caching = enable_prefix_caching = False
+            self._pipeline = _load(engine_dir, scheduler, properties | speculating)
+        self._scorer = PromptScorer(Path(engine_dir), properties, vocabulary) if scores_prompts else None
         self._sequences: dict[int, _Sequence] = {}
         self._ended = Step()
         """The next step: what has ended outside of an iteration."""
@@ -169,34 +229,51 @@ class OpenVinoExecutor:
             PrefixCacheMirror(capacity=num_kv_blocks, block_size=BLOCK_TOKENS) if enable_prefix_caching else None
         )
         self.limits = Limits(
-            max_sequences=max_sequences, kv_blocks=num_kv_blocks, block_size=BLOCK_TOKENS, max_seq_len=max_seq_len
+            max_sequences=max_sequences,
+            kv_blocks=num_kv_blocks,
+            block_size=BLOCK_TOKENS,
+            max_seq_len=max_seq_len,
+            draft_tokens=draft_tokens,
+            seeded=draft_dir is None,
         )
         # OpenVINO GenAI compiles guides for the tokenizer beside the model; nothing else here needs its tokenizer.
         self._guides: GuideGate | None = None
         if has_tokenizer(Path(engine_dir)):
             tokenizer = self._pipeline.get_tokenizer()
-            self._compiled = CompiledGuides(lambda: GuideCompiler(tokenizer, read_vocabulary(Path(engine_dir))))
+            self._compiled = CompiledGuides(lambda: GuideCompiler(tokenizer, vocabulary))
             self._guides = GuideGate(
                 _GUIDE_PROGRAM, engine_dir, self._let_through, self._reject, prepare=self._compiled
             )
             self.limits = structs.replace(self.limits, tries_guides=True)
         self.features = FEATURES if self._guides is None else FEATURES | GUIDES
+        self.features |= {"prompt_logprobs"} if self._scorer is not None else set()
         self.details = {
             "OpenVINO": ov.get_version(),
             "KV cache": kv_cache_precision,
             "inference": inference_precision,
         }
+        if draft_tokens:
+            self.details["speculation"] = f"{draft_tokens} tokens of {draft_dir or 'earlier text'}"
 
     def close(self) -> None:
         """End what runs beside the engine; it also ends with this process."""
         if self._guides is not None:
             self._guides.close()
             self._compiled.close()
+        if self._scorer is not None:
+            self._scorer.close()
 
     @property
     def busy(self) -> bool:
         # A cancelled request's blocks are given back at the end of the next step.
-        return bool(self._sequences or self._ended.ends or self._guides or self._pipeline.has_non_finished_requests())
+        return bool(
+            self._sequences
+            or self._held
+            or self._ended.has_news
+            or self._guides
+            or self._scorer
+            or self._pipeline.has_non_finished_requests()
+        )
 
     def submit(self, request: Submit) -> None:
         sampling = request.sampling
@@ -219,15 +296,67 @@ class OpenVinoExecutor:
         else:
             self._ended.end(request.request_id, FinishReason.STOP)
 
+    def _salts_change_nothing(self, vocabulary: int) -> bool:
+        """Whether the model takes negative ids for what they mean."""
+        ids = [at % vocabulary for at in range(2 * BLOCK_TOKENS)]
+        outputs = []
+        for given in (ids, [id_ - vocabulary for id_ in ids]):
+            config = self._configuration(Submit(0, [], Sampling(2), logprobs=True))
+            handle = self._pipeline.add_request(0, ov.Tensor(np.array([given], dtype=np.int64)), config)
+            try:
+                while self._pipeline.has_non_finished_requests():
+                    self._pipeline.step()
+            except RuntimeError as error:
+                print(error, flush=True)
+                return False
+            found = [output for _ in iter(handle.can_read, False) for output in handle.read().values()]
+            outputs.append([(output.generated_ids, output.generated_log_probs) for output in found])
+        return outputs[0] == outputs[1]
+
+    def _configuration(self, request: Submit) -> GenerationConfig:
+        config = generation_config(request)
+        if self._draft_tokens:
+            config.num_assistant_tokens = self._draft_tokens
+            config.max_ngram_size = self._lookup_ngram
+        return config
+
     def _add(self, request: Submit) -> None:
-        prompt = np.array([request.prompt_ids], dtype=np.int64)
-        cached = self._prefixes.reused_tokens(request.prompt_ids) if self._prefixes else 0
+        if request.prompt_logprobs is not None and self._scorer is not None:
+            self._scorer.hold(request)
+        elif self._whole_prompts:
+            self._held.append(request)
+        else:
+            self._start(request)
+
+    def _start_held(self) -> None:
+        """Start the requests whose whole prompts the next step can read, beside what it verifies."""
+        while self._held:
+            prompt = len(self._held[0].prompt_ids)
+            verified = (len(self._sequences) + 1) * (1 + self._draft_tokens)
+            if self._sequences and sum(self._unread.values()) + prompt + verified > self._whole_prompts:
+                return
+            request = self._held.popleft()
+            self._start(request)
+            if request.request_id in self._sequences:
+                self._unread[request.request_id] = prompt
+
+    def _start(self, request: Submit) -> None:
+        ids, cached = list(request.prompt_ids), 0
+        if self._prefixes:
+            if request.sampling.repetition_penalty == 1:
+                ids = self._salts.apply(ids, request.cache_salt)
+            elif request.cache_salt and len(ids) > BLOCK_TOKENS:
+                self._reject(request, Refusal(_SALTED_PENALTY))
+                return
+            cached = self._prefixes.reused_tokens(ids)
+        prompt = np.array([ids], dtype=np.int64)
         try:
-            handle = self._pipeline.add_request(request.request_id, ov.Tensor(prompt), generation_config(request))
+            config = self._configuration(request)
+            handle = self._pipeline.add_request(request.request_id, ov.Tensor(prompt), config)
         except (RuntimeError, TypeError, ValueError) as error:
             self._reject(request, str(error))
             return
-        self._sequences[request.request_id] = _Sequence(handle, request, cached)
+        self._sequences[request.request_id] = _Sequence(handle, request, ids, cached)
 
     def _reject(self, request: Submit | Try, error: str | Refusal) -> None:
         self._ended.end(request.request_id, FinishReason.ERROR, error)
@@ -237,12 +366,23 @@ class OpenVinoExecutor:
         if sequence is not None:
             sequence.cancelled = True
             sequence.handle.cancel()
-        elif self._guides is not None and self._guides.cancel(request_id) is not None:
+        elif held := [each for each in self._held if each.request_id == request_id]:
+            self._held.remove(held[0])
+            self._ended.end(request_id, FinishReason.CANCELLED)
+        elif (self._guides is not None and self._guides.cancel(request_id) is not None) or (
+            self._scorer is not None and self._scorer.cancel(request_id)
+        ):
             self._ended.end(request_id, FinishReason.CANCELLED)
 
     def step(self) -> Step:
+        patience = 0.0 if self._pipeline.has_non_finished_requests() else _WAIT_SECONDS
         if self._guides:
-            self._guides.advance(0.0 if self._pipeline.has_non_finished_requests() else _WAIT_SECONDS)
+            self._guides.advance(patience)
+        if self._scorer and (scored := self._scorer.advance(patience)) is not None:
+            request, scores = scored
+            self._ended.prompts[request.request_id] = scores
+            self._add(structs.replace(request, prompt_logprobs=None))
+        self._start_held()
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         step, self._ended = self._ended, Step()
@@ -269,7 +409,15 @@ class OpenVinoExecutor:
             return None
         (output,) = handle.read().values()
         token_ids = output.generated_ids
-        step.add(request_id, token_ids, output.generated_log_probs if sequence.logprobs else None)
+        try:
+            step.add(request_id, token_ids, output.generated_log_probs if sequence.logprobs else None)
+        except ValueError as error:
+            handle.cancel()
+            return self._end(request_id, step, FinishReason.ERROR, str(error))
+        self._unread.pop(request_id, None)
+        if self._draft_tokens:
+            # An iteration brings one token of the model's own; OpenVINO GenAI reports no figures of drafts.
+            step.accepted[request_id] = max(0, len(token_ids) - 1)
         if sequence.cached_tokens:
             step.cached[request_id], sequence.cached_tokens = sequence.cached_tokens, 0
         if self._prefixes:
@@ -281,6 +429,7 @@ class OpenVinoExecutor:
 
     def _end(self, request_id: int, step: Step, finish: FinishReason, error: str | None = None) -> None:
         sequence = self._sequences.pop(request_id)
+        self._unread.pop(request_id, None)
         step.end(request_id, finish, error)
         if self._prefixes and sequence.token_ids:
             # The KV cache of the last token is never computed.

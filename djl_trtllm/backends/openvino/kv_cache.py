@@ -50,8 +50,10 @@ def blocks_of_sequence(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS) + 1
 
 
-def block_bytes(shape: ModelShape, precision: str) -> int | None:
+def block_bytes(shape: ModelShape, precision: str, draft: ModelShape | None = None) -> int | None:
     """Bytes of one block over all layers, keys and values; None if config.json does not have the sizes.
+
+    A draft model has as many blocks as the model, of its own sizes.
 
     f16 and f32 are exact (openvino-genai 2026.4, `PipelineMetrics.kv_cache_size_in_bytes`); u8 adds a scale and a zero
     point per token and head.
@@ -59,11 +61,19 @@ def block_bytes(shape: ModelShape, precision: str) -> int | None:
     if shape.num_layers is None or shape.num_kv_heads is None or shape.head_dim is None:
         return None
     per_head = shape.head_dim * _BYTES[precision] + (_U8_SCALES_BYTES if precision == "u8" else 0)
-    return shape.num_layers * 2 * shape.num_kv_heads * per_head * BLOCK_TOKENS
+    own = shape.num_layers * 2 * shape.num_kv_heads * per_head * BLOCK_TOKENS
+    more = 0 if draft is None else block_bytes(draft, precision)
+    return None if more is None else own + more
 
 
 def plan_kv_cache(
-    config: Config, shape: ModelShape, *, max_seq_len: int, max_sequences: int, available_memory: int
+    config: Config,
+    shape: ModelShape,
+    *,
+    max_seq_len: int,
+    max_sequences: int,
+    available_memory: int,
+    draft: ModelShape | None = None,
 ) -> KvCachePlan:
     """Blocks from the options that ask for a size, else from what the batch needs and the machine has.
 
@@ -73,7 +83,7 @@ def plan_kv_cache(
     sequence. Raises ConfigError.
     """
     precision = _PRECISIONS[config.options.kv_cache_dtype]
-    size = block_bytes(shape, precision)
+    size = block_bytes(shape, precision, draft)
     candidates = []
     if (tokens := config.options.max_tokens_in_paged_kv_cache) is not None:
         candidates.append((tokens // BLOCK_TOKENS, "max_tokens_in_paged_kv_cache"))

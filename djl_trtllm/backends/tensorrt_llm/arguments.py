@@ -23,6 +23,7 @@ from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
 from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.choices import AwqFormat, Choice, GuidedDecoding, KvCacheType, PluginDType
+from djl_trtllm.config.speculation import Method, Speculation
 from djl_trtllm.config.tables import read_table
 from djl_trtllm.engines.hardware import release_of
 from djl_trtllm.sizing.recommendation import FREE_MEMORY_FRACTION
@@ -61,7 +62,7 @@ class PlanInputs:
     `version` is TensorRT-LLM's. `dtype` is the number format of the weights (float16, ...; None if unknown),
     `stored_quantization` the quantisation of the checkpoint. `max_sequences` run at once, the engine is compiled for
     `max_batch_size`; lengths and `tokens_per_block` are in tokens, parallel degrees in GPUs. `extra` are the arguments
-    of `option.extra_llm_api_options` that no option is.
+    of `option.extra_llm_api_options` that no option is. `draft` is the draft model of `speculation`.
     """
 
     backend: Backend
@@ -76,6 +77,8 @@ class PlanInputs:
     tensor_parallel: int
     pipeline_parallel: int
     extra: tuple[ExtraArgument, ...] = ()
+    speculation: Speculation | None = None
+    draft: str | None = None
 
 
 class ArgumentBuilder:
@@ -625,6 +628,73 @@ def _files(builder: ArgumentBuilder) -> None:
         builder.put(Target("BuildConfig", "input_timing_cache"), cache.absolute(), "input_timing_cache")
 
 
+_SPECULATION = {
+    Method.DRAFT: "DraftTargetDecodingConfig",
+    Method.NGRAM: "NGramDecodingConfig",
+    Method.EAGLE3: "EagleDecodingConfig",
+    Method.EAGLE: "EagleDecodingConfig",
+    Method.MTP: "MTPDecodingConfig",
+    Method.MEDUSA: "MedusaDecodingConfig",
+    Method.LOOKAHEAD: "LookaheadDecodingConfig",
+}
+SPECULATES = {
+    Backend.TENSORRT: (Method.MEDUSA, Method.EAGLE, Method.LOOKAHEAD),
+    Backend.PYTORCH: (Method.DRAFT, Method.NGRAM, Method.EAGLE3, Method.EAGLE, Method.MTP),
+    Backend.AUTODEPLOY: (),
+}
+"""The methods of speculation of each backend (`supports_backend` of the classes, 1.0 to 1.3)."""
+_MATCHED_NGRAM = 3
+
+
+def _speculation(builder: ArgumentBuilder) -> None:
+    """`LLM.speculative_config`: an object of the method's class."""
+    asked = builder.inputs.speculation
+    if asked is None:
+        return
+    method = asked.method if isinstance(asked.method, Method) else Method.DRAFT
+    owner, ngrams = _SPECULATION[method], method is Method.NGRAM
+    place = Target("LLM", "speculative_config")
+    builder.problems += [
+        f"{asked.setting}: speculative_config in option.extra_llm_api_options ({extra.place}) says the same: keep one"
+        for extra in builder.inputs.extra
+        if extra.target == place
+    ]
+    values = {
+        "num_nextn_predict_layers" if method is Method.MTP else "max_draft_len": asked.tokens,
+        "speculative_model_dir": builder.inputs.draft,
+        "max_matching_ngram_size" if ngrams else "max_ngram_size": asked.ngram or (_MATCHED_NGRAM if ngrams else None),
+        "max_window_size": asked.window,
+        "max_verification_set_size": asked.verification,
+        f"{method}_choices": _tree(asked.tree, asked.setting, builder.problems),
+        **asked.extra,
+    }
+    if method is Method.LOOKAHEAD:
+        del values["max_draft_len"]  # it follows from the others
+    for name, value in values.items():
+        if value is None:
+            continue
+        if not builder.exists(Target(owner, name)):
+            builder.problems.append(
+                f"{asked.setting}: TensorRT-LLM {builder.inputs.version} has no {owner}.{name}; leave {name} out"
+            )
+            continue
+        builder.put(Target(owner, name), value)
+
+
+def _tree(tree: Any, setting: str, problems: list[str]) -> list[list[int]] | None:
+    """`{0}, {0,0}` of Triton, or the same as lists."""
+    text = re.sub(r"\s", "", str(tree)).replace("{", "[").replace("}", "]")
+    try:
+        return (
+            None
+            if tree is None
+            else msgspec.json.decode(text if text[:2] == "[[" else f"[{text}]", type=list[list[int]])
+        )
+    except msgspec.DecodeError:
+        problems.append(f"{setting}: expected paths of a tree such as {{0}}, {{0,0}}, not {tree!r}")
+        return None
+
+
 _DERIVATIONS: tuple[Callable[[ArgumentBuilder], None], ...] = (
     _limits,
     _parallelism,
@@ -639,4 +709,5 @@ _DERIVATIONS: tuple[Callable[[ArgumentBuilder], None], ...] = (
     _guided_decoding,
     _lora,
     _files,
+    _speculation,
 )

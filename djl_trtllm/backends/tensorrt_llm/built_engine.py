@@ -18,6 +18,7 @@ from djl_trtllm.config import Config
 from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options.choices import BatchingType
 from djl_trtllm.config.options.option import as_text
+from djl_trtllm.config.speculation import Method, speculation_of
 from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.errors import EngineMismatchError, LayoutError
@@ -303,6 +304,17 @@ def _features(engine: BuiltEngine, found: _Findings) -> None:
             for name in names
             if not compiled and found.value(name)
         ]
+    if (asked := speculation_of(config)) is not None:
+        # 0 for an engine without speculation; it is in no file of early engines.
+        drafts = engine.built_with.get("max_draft_len")
+        found.compared |= {"speculative_length", "speculative_decoding_mode"}
+        if isinstance(drafts, int) and (
+            drafts == 0 or (asked.method is not Method.LOOKAHEAD and asked.tokens > drafts)
+        ):
+            found.mismatches.append(
+                f"{asked.setting} needs an engine for {asked.tokens} draft tokens: this one was compiled with "
+                f"max_draft_len {drafts}"
+            )
     cache = (engine.kv_cache_type or "PAGED").upper()
     found.compared |= {"enable_lora", "max_lora_rank", "kv_cache_type", "paged_kv_cache", *_CONTEXT_LOGITS}
     if cache != "PAGED" and config.options.batching_type is not BatchingType.STATIC:

@@ -99,6 +99,8 @@ def probe_of(message: Submit) -> Submit:
         adapter=None,
         logprobs=False,
         top_logprobs=0,
+        prompt_logprobs=None,
+        logit_bias=(),
     )
 
 
@@ -112,9 +114,14 @@ class IterationStatistics:
     def __init__(self, *, counts_queued: bool = True) -> None:
         self._counts_queued = counts_queued
         self._last: Mapping[str, Any] = {}
+        self._draft_tokens: int | None = None
+        self._drafts: int | None = None
 
     def take(self, iteration: Mapping[str, Any]) -> None:
         self._last = iteration
+        if drafted := iteration.get("specDecodingStats"):  # those of this iteration alone
+            self._draft_tokens = (self._draft_tokens or 0) + drafted.get("numDraftTokens", 0)
+            self._drafts = (self._drafts or 0) + drafted.get("numRequestsWithDraftTokens", 0)
 
     def stats(self, running: int) -> Stats:
         """Return the statistics with `running` requests in the engine; without any, all blocks are free."""
@@ -137,6 +144,8 @@ class IterationStatistics:
             kv_blocks=total,
             kv_blocks_used=None if total is None else used,
             kv_hit_rate=cache.get("cacheHitRate"),
+            draft_tokens=self._draft_tokens,
+            drafts=self._drafts,
         )
 
     def _queued(self, running: int) -> int | None:

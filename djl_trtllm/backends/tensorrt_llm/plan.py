@@ -9,10 +9,12 @@ from typing import Any
 
 from packaging.version import Version
 
+from djl_trtllm.backends.speculation import planned_speculation
 from djl_trtllm.backends.tensorrt_llm.arguments import (
     ENGINE,
     LLM_OWNERS,
     PYTORCH,
+    SPECULATES,
     Arguments,
     Phase,
     PlanInputs,
@@ -106,6 +108,7 @@ class TensorRtLlmPlan(EnginePlan):
             "max_lora_rank": self.config.options.max_lora_rank,
             "stop_in_engine": stop_in_engine,
             "accept_ignored_seeds": self.config.options.ignored_seed == "warn",
+            "vocab_size": self.shape.vocab_size,
             **options,
         }
 
@@ -308,7 +311,14 @@ def plan_tensorrt_llm(
     notes: list[str] = []
     config, extra = apply_extra_options(config, effects, LLM_OWNERS[backend], version, notes)
     options = config.options
-    inputs = replace(plan_inputs(config, layout, hardware, backend, problems, notes), extra=extra)
+    engine = f"TensorRT-LLM's {backend} backend"
+    speculation = planned_speculation(config, layout, engine, SPECULATES[backend], own_fields=True)
+    inputs = replace(
+        plan_inputs(config, layout, hardware, backend, problems, notes),
+        extra=extra,
+        speculation=speculation,
+        draft=None if speculation is None or layout.draft is None else str(layout.draft.path),
+    )
     if not members(LLM_OWNERS[backend], inputs.version):
         raise EngineError(f"{reason}: TensorRT-LLM {inputs.version} has no such backend; set option.backend=auto")
     check_stored_format(layout, backend, inputs.version, notes)

@@ -15,13 +15,22 @@ from typing import Any
 
 from packaging.version import Version
 
-from djl_trtllm.backends.base import EngineBackend, Offer
+from djl_trtllm.backends.base import EngineBackend, Offer, PrefixCache
 from djl_trtllm.backends.effects import Effects
-from djl_trtllm.backends.vllm.arguments import EFFECTS, engine_arguments, with_extra_arguments, with_own_defaults
+from djl_trtllm.backends.speculation import planned_speculation
+from djl_trtllm.backends.vllm.arguments import (
+    EFFECTS,
+    engine_arguments,
+    settable,
+    with_extra_arguments,
+    with_own_defaults,
+    with_speculation,
+)
 from djl_trtllm.backends.vllm.names import architectures, installed_package, installed_version, known_versions
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options.choices import GuidedDecoding
+from djl_trtllm.config.speculation import Method
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.engines.plan import EnginePlan, planned_length, planned_sequences, shared_fields
 from djl_trtllm.errors import ConfigError, EngineError
@@ -31,6 +40,7 @@ from djl_trtllm.model.adapter import AdapterLimits
 _TABLES = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_SUPPORTED_MODELS")
 """Tables of vLLM's registry whose models generate text."""
 _MOST_LOOKAHEAD = 16
+_SPECULATES = (Method.NGRAM, Method.DRAFT, Method.EAGLE3, Method.EAGLE, Method.MTP, Method.MEDUSA)
 _SHOWN = 3
 
 
@@ -79,6 +89,13 @@ class VllmBackend(EngineBackend):
             return None
         return Backend.VLLM
 
+    def prefix_cache(self, backend: Backend, hardware: Hardware) -> PrefixCache | None:
+        return PrefixCache("vLLM", separate=True)
+
+    def arguments(self) -> Mapping[str, str]:
+        installed = installed_version()
+        return settable(known_versions()[-1] if installed is None else installed[0])
+
     def fitted_to_memory(self, config: Config, layout: Layout, hardware: Hardware, backend: Backend) -> Config:
         return with_own_defaults(config, layout)
 
@@ -89,6 +106,8 @@ class VllmBackend(EngineBackend):
         problems: list[str] = []
         notes: list[str] = []
         version = hardware.vllm or known_versions()[-1]
+        speculation = planned_speculation(config, layout, "vLLM", _SPECULATES, own_methods=True, own_fields=True)
+        config = with_speculation(config, speculation, layout)
         config, extra = with_extra_arguments(config, version, notes)
         arguments = engine_arguments(config, layout, hardware, version, extra, problems, notes)
         if problems:

@@ -65,6 +65,9 @@ FEATURES: frozenset[str] = frozenset(
         "stop_token_ids",
         "bad",
         "top_logprobs",
+        "prompt_logprobs",
+        "logit_bias",
+        "cache_salt",
         Feature.LOGPROBS,
     }
 )
@@ -104,6 +107,10 @@ def sampling_arguments(request: Submit) -> dict[str, Any]:
         arguments["stop_token_ids"] = list(request.stop_token_ids)
     if request.bad:
         arguments["bad_words"] = list(request.bad)
+    if request.logit_bias:
+        arguments["logit_bias"] = dict(request.logit_bias)
+    if request.prompt_logprobs is not None:  # vLLM computes such a prompt, whatever its prefix cache has of it
+        arguments["prompt_logprobs"] = request.prompt_logprobs
     return arguments
 
 
@@ -165,6 +172,8 @@ class VllmExecutor:
         self._seconds: float | None = None
         self._scheduler: Any = None
         self._queried, self._hits = 0, 0
+        self._speculates = configuration.speculative_config is not None
+        self._draft_tokens, self._drafts = 0, 0
         self.limits = Limits(
             max_sequences=max_sequences,
             kv_blocks=0,
@@ -248,6 +257,8 @@ class VllmExecutor:
                 kv_blocks=self._kv_blocks,
                 kv_blocks_used=round(usage * self._kv_blocks),
                 kv_hit_rate=self._hits / self._queried if self._queried else None,
+                draft_tokens=self._draft_tokens if self._speculates else None,
+                drafts=self._drafts if self._speculates else None,
             )
         )
 
@@ -268,7 +279,7 @@ class VllmExecutor:
                 )
             else:
                 raise RuntimeError(f"{kind} that is to warm vLLM up has failed: {errors[0]}")
-        self._queried = self._hits = 0
+        self._queried = self._hits = self._draft_tokens = self._drafts = 0
         return lost
 
     def _to_end(self) -> Iterator[End]:
@@ -288,11 +299,12 @@ class VllmExecutor:
 
     def _add(self, request: Submit) -> None:
         name, adapter = next(self._names), request.adapter
+        salt = {"cache_salt": request.cache_salt} if request.cache_salt else {}
         try:
             parameters = self._parameters(request)
             processed = self._input_processor.process_inputs(
                 name,
-                {"type": "token", "prompt_token_ids": list(request.prompt_ids)},
+                {"type": "token", "prompt_token_ids": list(request.prompt_ids), **salt},
                 parameters,
                 _TASKS,
                 lora_request=None if adapter is None else self._lora(adapter),
@@ -328,10 +340,20 @@ class VllmExecutor:
             sequence = sequences.get(output.request_id)
             if sequence is None:
                 continue
+            if (scores := output.new_prompt_logprobs_tensors) is not None:
+                news.prompts[sequence.request_id] = [None, *_prompt_logprobs(scores)]
             wanted = sequence.wants_logprobs and output.new_logprobs is not None
             if output.new_token_ids:
                 logprobs = _logprobs(output.new_logprobs, sequence.top) if wanted else None
-                news.add(sequence.request_id, output.new_token_ids, logprobs)
+                try:
+                    news.add(sequence.request_id, output.new_token_ids, logprobs)
+                except ValueError as problem:
+                    del sequences[output.request_id]
+                    self._core.abort_requests([output.request_id])
+                    news.end(sequence.request_id, FinishReason.ERROR, str(problem))
+                    continue
+                if self._speculates:
+                    news.accepted[sequence.request_id] = len(output.new_token_ids) - 1
             if not sequence.begun:
                 sequence.begun = True
                 if output.prefill_stats is not None and output.prefill_stats.num_cached_tokens:
@@ -348,6 +370,9 @@ class VllmExecutor:
         if scheduler.prefix_cache_stats is not None:
             self._queried += scheduler.prefix_cache_stats.queries
             self._hits += scheduler.prefix_cache_stats.hits
+        if scheduler.spec_decoding_stats is not None:
+            self._draft_tokens += scheduler.spec_decoding_stats.num_draft_tokens
+            self._drafts += scheduler.spec_decoding_stats.num_drafts
 
 
 def _with_objects(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Any]:
@@ -388,6 +413,12 @@ def guide_arguments(guide: Guide, library: str) -> dict[str, Any]:
     """Return the keyword arguments of StructuredOutputsParams. Raises SchemaError."""
     guide = with_options(guide) if library == GuidedDecoding.LLGUIDANCE else as_grammar(guide)[0]
     return {_GUIDES[guide.kind]: guide.value}
+
+
+def _prompt_logprobs(found: Any) -> list[Logprob]:
+    """The log-probabilities of a prompt's tokens but the first: in each row the token comes first."""
+    rows = zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True)
+    return [Ranked(values[0], ids[1:], values[1:]) for ids, values in rows]
 
 
 def _logprobs(found: Any, top: int) -> list[Logprob]:

@@ -252,6 +252,12 @@ class LogFormat(Choice):
     JSON = "json"
 
 
+class RecordedPrompts(Choice):
+    LENGTHS = "lengths"
+    IDS = "ids"
+    TEXT = "text"
+
+
 class LogLevel(Choice):
     DEBUG = "debug"
     INFO = "info"
@@ -274,6 +280,7 @@ class OptionTypes:
     model_name: str | None
     backend: Backend
     rolling_batch: RollingBatch
+    entry_point: str | None
     tokenizer: str | None
     tokenizer_revision: str | None
     hf_access_token: str | None
@@ -427,6 +434,17 @@ class OptionTypes:
     stop_in_engine: bool | None
     sampler_type: SamplerType
     ignored_seed: Literal["refuse", "warn"]
+    # speculation
+    speculative_config: str | None
+    speculative_decoding_mode: str | None
+    speculative_draft_model: str | None
+    speculative_length: int | None
+    draft_model_tp_size: int | None
+    lookahead_window_size: int | None
+    lookahead_ngram_size: int | None
+    lookahead_verification_set_size: int | None
+    medusa_choices: str | None
+    eagle_choices: str | None
     # pytorch
     attn_backend: str | None
     moe_backend: str | None
@@ -467,7 +485,6 @@ class OptionTypes:
     async_scheduling: bool | None
     attention_backend: str | None
     distributed_executor_backend: Literal["mp", "ray", "uni"] | None
-    speculative_config: str | None
     compilation_config: str | None
     hf_overrides: str | None
     kv_transfer_config: str | None
@@ -555,6 +572,10 @@ class OptionTypes:
     log_level: LogLevel
     request_log: bool
     otlp_traces_endpoint: str | None
+    record_file: Path | None
+    record_share: float
+    record_prompts: RecordedPrompts
+    record_max_bytes: int
     # triton
     decoupled: bool | None
     triton_http_port: int

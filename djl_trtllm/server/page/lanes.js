@@ -25,6 +25,7 @@ export function describe(row, now) {
     ["Prompt tokens", count(row.prompt)],
     ["Of these reused", count(row.reused)],
     ["Output tokens", count(row.output)],
+    ["Of these proposed by a draft", row.accepted === null ? null : count(row.accepted)],
     ["Sequences", row.sequences > 1 ? count(row.sequences) : null],
     ["Queued", milliseconds((row.started ?? end) - row.arrived)],
     ["First token after", row.first === null ? null : milliseconds(row.first - row.arrived)],
@@ -186,6 +187,8 @@ export class Lanes {
     bar("queued", row.arrived, started, Math.max(1, height * 0.3));
     bar("prefill", started, first, height);
     bar("decode", first, end, height);
+    // The share of tokens that a draft proposed.
+    if (row.accepted && row.output) bar("reused", first, first + ((end - first) * row.accepted) / row.output, height / 2);
     pen.globalAlpha = 1;
     if (row.ended !== null) this.mark(pen, state, x(end), middle, height);
   }

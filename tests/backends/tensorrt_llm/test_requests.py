@@ -179,11 +179,14 @@ def say(*tokens: int, end: str | None = None, stop: int | str | None = None, log
 
 
 def played(
-    act: Callable[[RunningRequest], Awaitable[None]], heartbeat: Heartbeat | None = None, **fields: Any
+    act: Callable[[RunningRequest], Awaitable[None]],
+    heartbeat: Heartbeat | None = None,
+    steps: list[Step] | None = None,
+    **fields: Any,
 ) -> list[list[Delta]]:
     """The messages of a request that something is done with. `fields` are those of Sampling and of Submit."""
     sampling = {name: fields.pop(name) for name in Sampling.__struct_fields__ if name in fields}
-    steps: list[Step] = []
+    steps = [] if steps is None else steps
     problems: list[Exception] = []
 
     def ended(request: RunningRequest, error: Exception | None) -> None:
@@ -358,6 +361,23 @@ def test_beams_have_log_probabilities_where_they_are_asked_for_and_given(given: 
     result = Result(grow([5], [5], end="length", logprobs=given), beams=2)
     (deltas,) = followed(result, beam_width=2, logprobs=asked)
     assert [delta.logprobs for delta in deltas] == [sent, sent]
+
+
+def test_log_probabilities_of_a_later_beam_that_do_not_fit_are_an_error_before_any_end() -> None:
+    def last(result: Result) -> None:
+        grow([5, 7], [6, 8], end="length", logprobs=[-0.5, -0.6])(result)
+        del result.outputs[1].logprobs[0]
+
+    found: list[Step] = []
+
+    async def follow(request: RunningRequest) -> None:
+        request.follow(result)
+        await result.play()
+
+    result = Result(last, beams=2)
+    with pytest.raises(ValueError, match="gave 1 log-probabilities for 2 tokens"):
+        played(follow, steps=found, beam_width=2, logprobs=True)
+    assert [end for step in found for end in step.ends] == []
 
 
 @pytest.mark.parametrize("beams", [1, 2])

@@ -12,7 +12,7 @@ import pytest
 from djl_trtllm.executor.protocol import Refusal, Submit, Try
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
 from tests.backends.vllm import FAKE, IS_INSTALLED
-from tests.support.steps import Output, deltas_of
+from tests.support.steps import Output, deltas_of, unreadable
 
 END = 2
 PROMPTS = [[1, 300 + 7 * k, 500, *range(600, 610 + 3 * k)] for k in range(6)]
@@ -231,6 +231,17 @@ fake_only = pytest.mark.skipif(IS_INSTALLED, reason="a vLLM is installed")
 
 
 @fake_only
+def test_output_that_cannot_be_read_ends_its_request_and_no_other(
+    executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreadable(2, monkeypatch)
+    for number in (1, 2):
+        executor.submit(Submit(number, PROMPTS[1], Sampling(8, ignore_eos=True)))
+    outputs = finish(executor)
+    assert outputs[1].end.finish == FinishReason.LENGTH and len(outputs[1].ids) == 8
+    assert "2 log-probabilities for 1 token" in str(outputs[2].end.error) and not outputs[2].ids
+
+
 def test_a_lost_engine_raises_and_is_no_requests_end(shared: Any, tiny_stories: Path) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -273,3 +284,23 @@ def test_what_a_configuration_of_vllm_excludes_is_no_feature_and_the_rest_is_ser
     executor = make(model=str(tiny_stories), tokenizer=str(tiny_stories))
     assert shared.features - executor.features == {lost}
     assert len(generate(executor, PROMPTS[0], 4).ids) == 4
+
+
+@fake_only
+def test_tokens_of_drafts_are_counted_by_request_and_what_was_proposed_in_all(shared: Any, tiny_stories: Path) -> None:
+    executor = make(model=str(tiny_stories), tokenizer=str(tiny_stories), speculative_config={"method": "ngram"})
+    for number in range(2):
+        executor.submit(Submit(number, PROMPTS[number], Sampling(8 + number)))
+    tokens: dict[int, list[int]] = {0: [], 1: []}
+    accepted = {0: 0, 1: 0}
+    while executor.busy:
+        step = executor.step()
+        for request_id, ids, _ in step.rows():
+            tokens[request_id] += ids
+        for request_id, count in step.accepted.items():
+            accepted[request_id] += count
+    # 1 + 3 + 3 + 1, and 1 + 3 + 3 + 2.
+    assert {number: len(ids) for number, ids in tokens.items()} == {0: 8, 1: 9} and accepted == {0: 4, 1: 5}
+    assert tokens[0] == generate(shared, PROMPTS[0], 8).ids
+    assert (executor.stats().drafts, executor.stats().draft_tokens) == (6, 18)
+    assert (shared.stats().drafts, shared.stats().draft_tokens) == (None, None)

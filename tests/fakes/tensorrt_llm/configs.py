@@ -168,6 +168,12 @@ CONFIGS: dict[str, type[Strict]] = {
     "CudaGraphConfig": CudaGraphConfigFields,
     "TorchCompileConfig": Strict,
     "MoeConfig": Strict,
+    "DraftTargetDecodingConfig": Strict,
+    "EagleDecodingConfig": Strict,
+    "LookaheadDecodingConfig": Strict,
+    "MTPDecodingConfig": Strict,
+    "MedusaDecodingConfig": Strict,
+    "NGramDecodingConfig": Strict,
     "CalibConfig": _Plain,
     # Dataclasses in the JSON schema of 1.2.1.
     "QuantConfig": _Plain if SINCE_1_3 else _Dataclass,

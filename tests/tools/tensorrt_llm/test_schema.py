@@ -43,7 +43,7 @@ def test_an_excerpt_of_the_whole_schema_is_reduced_and_agrees(excerpt: dict[str,
         "LLM.tensorrt.batched_logits_processor": (
             "type Optional[object] in the table, BatchedLogitsProcessor or null in the schema"
         ),
-        "MedusaDecodingConfig": "a class of the schema that the table lacks",
+        "UserProvidedDecodingConfig": "a class of the schema that the table lacks",
     }
     assert excerpt["version"] == "1.2.1"
     assert excerpt["source"] == "model_json_schema(), inside release:1.2.1"
@@ -77,7 +77,7 @@ def test_a_difference_needs_a_reason_and_a_reason_a_difference(excerpt: dict[str
     assert agreed
     assert lines[-1] == "2 differences, 0 without a reason; 0 reasons for none"
     assert all(line.endswith(": because") for line in lines[:-1])
-    lines, agreed = report(found, {"MedusaDecodingConfig": "because"})
+    lines, agreed = report(found, {"UserProvidedDecodingConfig": "because"})
     assert not agreed
     assert "in the schema: NO REASON" in lines[0]
     lines, agreed = report(found, reasons | {"Gone.name": "because"})

@@ -258,6 +258,8 @@ def _end_details(presentation: Presentation, finished: SequenceResult) -> dict[s
     }
     if presentation.tgi_compat:
         details["seed"] = finished.seed
+    if finished.accepted_tokens is not None:
+        details["accepted_tokens"] = finished.accepted_tokens
     if finished.reseeded:
         details["reseeded"] = True
     return details

@@ -48,6 +48,7 @@ _NO_MEANING = tuple(
 
 _COMMON = (
     Parameter(("model",), kinds.TEXT, IGNORED),
+    Parameter(("prompt_logprobs",), kinds.integer(0, shared.MOST_PROMPT_LOGPROBS), "prompt_logprobs"),
     Parameter(("temperature",), kinds.number(0, 2), "temperature"),
     Parameter(("stream",), kinds.BOOLEAN, "stream"),
     Parameter(("stream_options",), kinds.OBJECT, "stream_options"),
@@ -114,7 +115,7 @@ COMPLETION_FIELDS = Table(
         Parameter(("prompt",), _PROMPT, IGNORED),
         Parameter(
             ("max_tokens", "max_completion_tokens", "max_new_tokens"),
-            kinds.integer(1, shared.MOST_TOKENS),
+            kinds.integer(0, shared.MOST_TOKENS),
             "max_new_tokens",
         ),
         Parameter(("logprobs",), kinds.integer(0, 5), "logprobs"),
@@ -164,6 +165,7 @@ DETOKENIZE_FIELDS = Table(
 """The body of `/detokenize`."""
 
 
+_NOT_IN_A_STREAM = "{} with 'stream': they come with the whole response; leave out 'stream'"
 _COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
 _MOST_PROMPTS = 64
@@ -201,8 +203,15 @@ def parse_completion(request: RawRequest, model: ModelContext) -> Call:
     if several is not None and several > 1:
         values["top_logprobs"] = several
     echo = values.get("echo", False)
-    if echo and values["logprobs"]:
-        problems.unsupported.append("'echo' with 'logprobs': the prompt's log-probabilities are not available")
+    asked = values.get("prompt_logprobs")
+    if values.get("max_new_tokens") == 0:
+        if not echo and asked is None:
+            problems.invalid.append("'max_tokens' is 0: expected 'echo' or 'prompt_logprobs' with it, or at least 1")
+        values |= {"prompt_only": True, "max_new_tokens": 1}  # which the engine generates, and nobody sees
+    if echo and several is not None:
+        if values.get("stream"):
+            problems.unsupported.append(_NOT_IN_A_STREAM.format("'echo' with 'logprobs'"))
+        values["prompt_logprobs"] = max(several, asked or 0)
     sampling, response = _read(values, model, problems, "cmpl", generations=len(prompts))
     if len(prompts) * sampling.sequences > _MOST_SEQUENCES:
         problems.invalid.append(
@@ -233,6 +242,8 @@ def _read(
     stream: bool = values.get("stream", False)
     if stream:
         shared.refuse_ranked_stream(sampling, problems)
+        if "prompt_logprobs" in problems.sent:
+            problems.unsupported.append(_NOT_IN_A_STREAM.format("'prompt_logprobs'"))
     options = STREAM_OPTIONS.read(values.get("stream_options", {}), problems, "member of 'stream_options'")
     if values.get("stream_options") and not stream:
         problems.invalid.append("'stream_options' is given without 'stream': expected 'stream' to be true")
@@ -248,6 +259,7 @@ def _read(
         continuous_usage=options.get("continuous_usage", False),
         token_ids=values.get("return_token_ids", False),
         tgi=model.options.tgi_compat,
+        prompt_logprobs="prompt_logprobs" in problems.sent,
     )
     return sampling, response
 

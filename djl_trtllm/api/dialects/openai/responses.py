@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from djl_trtllm import errors
 from djl_trtllm.api import choices
 from djl_trtllm.api import output_parsers as parsers
 from djl_trtllm.api.base import CollectedSequence, Prompt, dump_line, nearest_row
 from djl_trtllm.api.chat import Parsing, ToolUse
 from djl_trtllm.api.choices import Response
+from djl_trtllm.api.dialects.openai.prompt_logprobs import EchoedLogprobs, vllm_prompt_logprobs
 from djl_trtllm.request import FinishReason, RankedToken, SequenceResult, Token
 
 _INVALID = "invalid_request_error"
@@ -73,6 +76,13 @@ class ChatEncoder(choices.ObjectEncoder):
 
     kind = "chat.completion"
 
+    def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
+        self._prompt_logprobs = vllm_prompt_logprobs(tokens)
+
+    def more(self) -> dict[str, Any]:
+        ids = {"prompt_token_ids": self.response.prompt_ids[0]} if self.response.token_ids else {}
+        return ids | ({"prompt_logprobs": self._prompt_logprobs} if self.response.prompt_logprobs else {})
+
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
         return {
             "index": index,
@@ -81,9 +91,6 @@ class ChatEncoder(choices.ObjectEncoder):
             "finish_reason": FINISH_REASONS[finished.reason],
             **self.response.shown_ids(sequence.tokens),
         }
-
-    def more(self) -> dict[str, Any]:
-        return {"prompt_token_ids": self.response.prompt_ids[0]} if self.response.token_ids else {}
 
 
 class ChatStreamEncoder(EventEncoder):
@@ -169,16 +176,39 @@ class CompletionEncoder(choices.ObjectEncoder):
 
     kind = "text_completion"
 
+    def __init__(self, response: Response) -> None:
+        super().__init__(response)
+        self._prompt_logprobs: dict[int, orjson.Fragment] = {}
+        self._echoed: dict[int, EchoedLogprobs] = {}
+
+    def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
+        if self.response.prompt_logprobs:
+            self._prompt_logprobs[generation] = vllm_prompt_logprobs(tokens)
+        if self.response.echo:
+            self._echoed[generation] = EchoedLogprobs.of(tokens, self.response.prompts[generation])
+
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
-        generation = index // self.response.n
-        echoed = self.response.prompts[generation] if self.response.echo else ""
-        return {
+        response, generation = self.response, index // self.response.n
+        echoed = response.prompts[generation] if response.echo else ""
+        choice = {
             "index": index,
             "text": echoed + sequence.text,
-            "logprobs": completion_logprobs(sequence.tokens, 0) if self.response.logprobs else None,
+            "logprobs": self._logprobs(generation, sequence.tokens) if response.logprobs else None,
             "finish_reason": FINISH_REASONS[finished.reason],
             **self.response.shown_ids(sequence.tokens, generation),
         }
+        if response.prompt_logprobs:
+            choice["prompt_logprobs"] = self._prompt_logprobs[generation]
+        return choice
+
+    def _logprobs(self, generation: int, tokens: list[Token]) -> dict[str, Any]:
+        echoed = self._echoed.get(generation)
+        if echoed is None:
+            return completion_logprobs(tokens, 0)
+        found = completion_logprobs(tokens, echoed.end)
+        if found["top_logprobs"] is None:  # the prompt has some, so each token has what is known of it
+            found["top_logprobs"] = [{token.text: token.logprob} for token in tokens]
+        return echoed.joined(found)
 
 
 class CompletionStreamEncoder(EventEncoder):

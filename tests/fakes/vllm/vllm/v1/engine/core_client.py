@@ -8,14 +8,19 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.stats import PrefillStats, PrefixCacheStats, SchedulerStats
 from vllm.v1.outputs import LogprobsLists
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 VOCABULARY, BLOCKS, END = 2048, 64, 2
 
 
 class InprocClient:
-    """One token of each request in an iteration; output comes an iteration late. `lost` ends the engine."""
+    """One token of each request in an iteration; output comes an iteration late. `lost` ends the engine.
 
-    def __init__(self, max_num_seqs: int) -> None:
+    With `speculates` a draft proposes 3 tokens in each iteration but the first, of which 2 are right.
+    """
+
+    def __init__(self, max_num_seqs: int, speculates: bool = False) -> None:
+        self._speculates = speculates
         self.lost: Exception | None = None
         self.requests: dict[str, EngineCoreRequest] = {}
         self.closed = False
@@ -42,6 +47,7 @@ class InprocClient:
         if self.lost is not None:
             raise self.lost
         queries = hits = 0
+        drafted = SpecDecodingStats() if self._speculates else None
         late, self._late = self._late, []
         for request in list(self.requests.values())[: self._max_num_seqs]:
             prefill = None
@@ -50,10 +56,19 @@ class InprocClient:
                 prefill = PrefillStats(cached if request.prompt_token_ids in self._prompts else 0)
                 self._prompts.append(request.prompt_token_ids)
                 queries, hits = queries + len(request.prompt_token_ids), hits + prefill.num_cached_tokens
-            self._late.append(self._next(request, prefill))
+            output = self._next(request, prefill)
+            self._late.append(output)
+            if drafted is not None and prefill is None:
+                drafted.num_drafts += 1
+                drafted.num_draft_tokens += 3
+                for _ in range(2):
+                    if output.finish_reason is None:
+                        more = self._next(request, None)
+                        output.new_token_ids += more.new_token_ids
+                        output.finish_reason = more.finish_reason
         usage = min(1.0, len(self.requests) / BLOCKS)
         waiting = max(0, len(self.requests) - self._max_num_seqs)
-        return EngineCoreOutputs(late, SchedulerStats(waiting, 0, usage, PrefixCacheStats(queries, hits)))
+        return EngineCoreOutputs(late, SchedulerStats(waiting, 0, usage, PrefixCacheStats(queries, hits), drafted))
 
     def _next(self, request: EngineCoreRequest, prefill: PrefillStats | None) -> EngineCoreOutput:
         params, tokens = request.sampling_params, self._tokens[request.request_id]

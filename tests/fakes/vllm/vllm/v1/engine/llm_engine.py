@@ -15,10 +15,11 @@ class LLMEngine:
             cache_config=SimpleNamespace(num_gpu_blocks=BLOCKS, block_size=16),
             model_config=ModelConfig(arguments.max_model_len),
             device_config=SimpleNamespace(device_type="cpu"),
+            speculative_config=getattr(arguments, "speculative_config", None),
             lora_config=object() if getattr(arguments, "enable_lora", False) else None,
         )
         self.input_processor = InputProcessor(arguments.max_model_len)
-        self.engine_core = InprocClient(arguments.max_num_seqs)
+        self.engine_core = InprocClient(arguments.max_num_seqs, self.vllm_config.speculative_config is not None)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, usage_context: UsageContext) -> LLMEngine:

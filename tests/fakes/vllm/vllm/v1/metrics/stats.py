@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
+
 
 @dataclass
 class PrefillStats:
@@ -20,3 +22,4 @@ class SchedulerStats:
     num_skipped_waiting_reqs: int = 0
     kv_cache_usage: float = 0.0
     prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
+    spec_decoding_stats: SpecDecodingStats | None = None
