@@ -92,7 +92,7 @@ APIS: tuple[tuple[str, str, type, type], ...] = (
 
 def rows(member: str, types: tuple[type, ...]) -> list[Row]:
     """A row for each field of the body that has this member."""
-    (body,) = (each for each in BODIES if each.member == member)
+    (body,) = (each for each in BODIES if each.member == member and not each.mark)
     assert body.dialect is not None
     (table,) = body.dialect.tables[body.path]
     assert isinstance(table, Table)
