@@ -18,7 +18,6 @@ from djl_trtllm.config import (
     read_properties,
 )
 from djl_trtllm.config.options import OPTIONS
-from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.sources import (
     IGNORED_VARIABLES,
     MASK,
@@ -243,13 +242,10 @@ def test_a_translated_value_is_shown_as_it_was_written() -> None:
     assert any(line.startswith("ENABLE_CUDA_GRAPHS=yes is overridden") for line in graphs.warnings)
 
 
-def test_every_option_but_the_operators_can_be_set_by_its_first_variable() -> None:
+def test_every_option_can_be_set_by_its_first_variable() -> None:
     variables = {name: variables_of(declared.key)[0] for name, declared in OPTIONS.items()}
     assert len(set(variables.values())) == len(OPTIONS)
-    values = {
-        name: declared.example if declared.option.scope is not Scope.OPERATOR else "true"
-        for name, declared in OPTIONS.items()
-    }
+    values = {name: declared.example for name, declared in OPTIONS.items()}
     assert [
         variable for name, variable in variables.items() if load(None, {variable: values[name]}).user_set != {name}
     ] == []
