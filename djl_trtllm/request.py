@@ -243,11 +243,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     the limits allow.
     `template` has the keywords of the chat template beside the messages (`tools`, `add_generation_prompt`, ...).
     `shown_tokens` are special tokens whose text is part of the output, such as the markers of tool calls.
-    `guide_from` is the parameter that asks for the guide, where that is not a guide by its name. A request with
-    `priority` -1 goes behind those with the priority of its origin.
+    `guide_from` is the parameter that asks for the guide, where that is not a guide by its name.
     `prompt_logprobs`: return the log-probabilities of the prompt's tokens, each with as many of the most likely ones;
     None for none of it. `prompt_only`: generate nothing. `logit_bias` has tokens and what is added to their logits.
     `cache_salt` names the group of requests with which this one shares the prefix cache; "": `RequestOrigin.salt` does.
+    A request with `priority` -1 goes behind those with the priority of its origin.
     """
 
     prompt: Annotated[str | None, _SERVER] = None
@@ -268,11 +268,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     default_new_tokens: Annotated[int, _SERVER] = 0
     shown_tokens: Annotated[tuple[str, ...], _SERVER] = ()
     guide_from: Annotated[str | None, _SERVER] = None
-    priority: Annotated[Literal[-1, 0], _SERVER] = 0
     prompt_logprobs: Annotated[int | None, _PROMPT_LOGPROBS] = None
     prompt_only: Annotated[bool, _SERVER] = False
     logit_bias: Annotated[tuple[tuple[int, float], ...], _BIAS] = ()
     cache_salt: Annotated[str, _SALT] = ""
+    priority: Annotated[Literal[-1, 0], _SERVER] = 0
 
 
 class RequestField:
@@ -374,8 +374,8 @@ class SequenceResult(NamedTuple):
     error: RequestError | None = None
     queue_seconds: float = 0.0
     reseeded: bool = False
-    cached_tokens: int = 0
     accepted_tokens: int | None = None
+    cached_tokens: int = 0
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):

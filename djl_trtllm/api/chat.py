@@ -107,8 +107,7 @@ THINKING = (
 """Rows of what becomes keywords of a chat template that has them, and of what no engine does."""
 
 
-_OTHER_FORMAT = parsers.ToolFormat(lambda names: parsers.RequiredParser())
-"""The format of a model whose own is not known: only its ids are used."""
+_PARSERS = [name for name in ToolCallFormat.all_values() if name not in ("auto", "none")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +143,19 @@ def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problem
     if forced:
         guide = _guide(choice, tools, parallel, values, problems)
         parser = (
-            parsers.RequiredParser if choice == "required" else functools.partial(parsers.NamedParser, choice["name"])
+            functools.partial(parsers.call_parser, parsers.REQUIRED, {})
+            if choice == "required"
+            else functools.partial(parsers.NamedParser, choice["name"])
         )
-        return ToolUse(parser, own or _OTHER_FORMAT, (), guide, parallel)
+        return ToolUse(parser, own or parsers.REQUIRED, (), guide, parallel)
     if own is None:
         problems.unsupported.append(
             "'tools' is given, and the model's chat template does not show how the model writes tool calls: set "
-            "option.tool_call_parser to hermes, llama3_json or mistral, or to none to get them as text"
+            f"option.tool_call_parser to one of {', '.join(_PARSERS)}, or to none to get them as text"
         )
         return None
-    names = frozenset(tool["function"]["name"] for tool in tools)
-    own_parser = None if setting is ToolCallFormat.NONE else functools.partial(own.parser, names)
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+    own_parser = None if setting is ToolCallFormat.NONE else functools.partial(parsers.call_parser, own, schemas)
     return ToolUse(own_parser, own, own.markers, None, parallel)
 
 
@@ -167,14 +168,18 @@ def fit_messages(messages: list[dict[str, Any]], model: ModelContext, problems: 
             messages = [each | {"role": "system"} if each.get("role") == _DEVELOPER else each for each in messages]
     if not any("tool_calls" in message or "tool_call_id" in message for message in messages):
         return messages
-    own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or _OTHER_FORMAT
-    return [_fit(message, f"messages[{at}]", own, problems) for at, message in enumerate(messages)]
+    own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or parsers.REQUIRED
+    ids: dict[str, str] = {}
+    return [_fit(message, f"messages[{at}]", own, ids, problems) for at, message in enumerate(messages)]
 
 
-def _fit(message: dict[str, Any], where: str, own: parsers.ToolFormat, problems: Problems) -> dict[str, Any]:
+def _fit(
+    message: dict[str, Any], where: str, own: parsers.ToolFormat, ids: dict[str, str], problems: Problems
+) -> dict[str, Any]:
+    """One message; `ids` are those of the calls before it, as the template takes them."""
     message = dict(message)
-    if type(message.get("tool_call_id")) is str:
-        message["tool_call_id"] = own.fit_id(message["tool_call_id"])
+    if type(own_id := message.get("tool_call_id")) is str:
+        message["tool_call_id"] = ids.get(own_id) or own.fit_id(own_id)
     calls = message.pop("tool_calls", None)
     if not calls:
         return message  # templates ask whether the key is there
@@ -190,7 +195,7 @@ def _fit(message: dict[str, Any], where: str, own: parsers.ToolFormat, problems:
             continue
         fitted.append(dict(call))
         if type(call.get("id")) is str:
-            fitted[-1]["id"] = own.fit_id(call["id"])
+            fitted[-1]["id"] = ids[call["id"]] = own.fit_id(call["id"], function["name"], len(ids))
     if message.get("content") is None:
         message["content"] = ""  # templates look into it
     return message | {"tool_calls": fitted}
@@ -263,17 +268,14 @@ class Parsing:
     def shown_tokens(self) -> tuple[str, ...]:
         """The special tokens that the parsers have to see."""
         tools = () if self.tools is None else self.tools.shown_tokens
-        return tools if self.reasoning is ReasoningFormat.NONE else (*tools, *parsers.THINK_MARKERS)
+        return (*tools, *parsers.reasoning_markers(self.reasoning))
 
     def parser(self, prompt: str) -> parsers.OutputParser:
         """The parser of one sequence after this prompt."""
-        parser: parsers.OutputParser = (
+        parser = (
             self.tools.parser() if self.tools is not None and self.tools.parser is not None else parsers.PlainParser()
         )
-        if self.reasoning is not ReasoningFormat.NONE:
-            thinks = self.reasoning is ReasoningFormat.DEEPSEEK_R1 and not parsers.closes_reasoning(prompt)
-            parser = parsers.ReasoningParser(parser, thinking=thinks or parsers.opens_reasoning(prompt))
-        return parser
+        return parsers.with_reasoning(self.reasoning, parser, prompt)
 
 
 def chat_request(

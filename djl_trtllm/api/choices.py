@@ -40,9 +40,9 @@ class Response:
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
+    prompt_logprobs: bool = False
     token_ids: bool = False
     tgi: bool = False
-    prompt_logprobs: bool = False
     id: str = field(default_factory=lambda: new_uuid().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     prompts: list[str] = field(default_factory=list)
@@ -121,8 +121,8 @@ class ObjectEncoder(WholeEncoder):
         for index, sequence in enumerate(self._output.sequences):
             assert sequence.finished is not None
             generated += sequence.finished.generated_tokens
-            self.response.count_cached(index // self.response.n, sequence.finished)
             accepted = _sum(accepted, sequence.finished.accepted_tokens)
+            self.response.count_cached(index // self.response.n, sequence.finished)
             choices.append(self.choice(index, sequence, sequence.finished))
         usage = self.response.usage(generated, accepted)
         return orjson.dumps(self.response.head(self.kind) | {"choices": choices, "usage": usage} | self.more())

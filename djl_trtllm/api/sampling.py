@@ -522,11 +522,11 @@ def generation_request(
         guide=values.get("guide"),
         adapter=values.get("adapter"),
         default_new_tokens=values.get("default_new_tokens", 0),
-        priority=values.get("priority", 0),
         prompt_logprobs=values.get("prompt_logprobs"),
         prompt_only=values.get("prompt_only", False),
         logit_bias=values.get("logit_bias", ()),
         cache_salt=values.get("cache_salt", ""),
+        priority=values.get("priority", 0),
     )
 
 

@@ -351,8 +351,8 @@ class RequestState:
                 sequence.finished = sequence.finished._replace(
                     queue_seconds=waited,
                     reseeded=self.record.reseeded,
-                    cached_tokens=sequence.cached_tokens,
                     accepted_tokens=sequence.accepted,
+                    cached_tokens=sequence.cached_tokens,
                 )
             sequence.closed = True
             self._unfinished -= 1

@@ -12,7 +12,7 @@ from djl_trtllm.api.dialects.openai.dialect import OPENAI, detokenize, tokenize
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
-from djl_trtllm.service import Model
+from djl_trtllm.service.model import Model
 from tests.api.test_openai_tools import HERMES, TIME, tool_model
 from tests.server.application import application
 from tests.support.in_process import Hosts, played_model

@@ -338,7 +338,7 @@ def test_what_is_no_json_is_shown_as_python_has_it() -> None:
 
 def test_a_table_describes_objects_with_its_names() -> None:
     schema = TABLE.schema()
-    assert (schema["type"], "required" in schema) == ("object", False)
+    assert (schema["type"], "additionalProperties" in schema, "required" in schema) == ("object", False, False)
     assert list(schema["properties"]) == list(TABLE.rows)
     assert schema["properties"]["top_k"] == {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}]}
     assert schema["properties"]["k"]["description"] == "The same as top_k."

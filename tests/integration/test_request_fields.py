@@ -53,8 +53,8 @@ READ_BY_OPENAI = ("top_logprobs", "prompt_logprobs")
 NOT_PARAMETERS = {"prompt", "prompt_ids", "messages", "template", "sampling", "default_new_tokens"} | {
     "shown_tokens",
     "guide_from",
-    "priority",
     "prompt_only",
+    "priority",
 }
 PART_OF_LOGPROBS = {"asks_logprobs", "needs_logprobs"}
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.service import ServedModel
 from djl_trtllm.service.clients import Sessions
+from djl_trtllm.service.lifecycle import ServedModel
 from djl_trtllm.version import __version__
 from tests.server.application import Application
 from tests.support.asgi import JSON

@@ -257,9 +257,9 @@ def _read(
         logprobs=values.get("logprobs", False),
         include_usage=options.get("include_usage", False),
         continuous_usage=options.get("continuous_usage", False),
+        prompt_logprobs="prompt_logprobs" in problems.sent,
         token_ids=values.get("return_token_ids", False),
         tgi=model.options.tgi_compat,
-        prompt_logprobs="prompt_logprobs" in problems.sent,
     )
     return sampling, response
 

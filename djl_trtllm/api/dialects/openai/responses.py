@@ -79,10 +79,6 @@ class ChatEncoder(choices.ObjectEncoder):
     def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
         self._prompt_logprobs = vllm_prompt_logprobs(tokens)
 
-    def more(self) -> dict[str, Any]:
-        ids = {"prompt_token_ids": self.response.prompt_ids[0]} if self.response.token_ids else {}
-        return ids | ({"prompt_logprobs": self._prompt_logprobs} if self.response.prompt_logprobs else {})
-
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
         return {
             "index": index,
@@ -91,6 +87,11 @@ class ChatEncoder(choices.ObjectEncoder):
             "finish_reason": FINISH_REASONS[finished.reason],
             **self.response.shown_ids(sequence.tokens),
         }
+
+    def more(self) -> dict[str, Any]:
+        response = self.response
+        more: dict[str, Any] = {"prompt_token_ids": response.prompt_ids[0]} if response.token_ids else {}
+        return more | {"prompt_logprobs": self._prompt_logprobs} if response.prompt_logprobs else more
 
 
 class ChatStreamEncoder(EventEncoder):
