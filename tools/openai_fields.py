@@ -19,6 +19,7 @@ from openai.types.chat import completion_create_params as chat
 
 from djl_trtllm.api.base import RawRequest
 from djl_trtllm.api.bodies import Body
+from djl_trtllm.api.kept import Kept
 from djl_trtllm.api.parameters import IGNORED, Table
 from djl_trtllm.api.registry import BODIES
 from djl_trtllm.config import Options
@@ -67,6 +68,7 @@ class Model:
     max_seq_len: int = 4096
     tokenizer: Any = field(default_factory=Tokenizer)
     custom: None = None
+    kept: Kept = field(default_factory=Kept)
 
 
 class Row(NamedTuple):

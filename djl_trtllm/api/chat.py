@@ -6,6 +6,7 @@ turns it into this one first.
 
 from __future__ import annotations
 
+import base64
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,23 +17,24 @@ from msgspec.structs import replace
 from djl_trtllm.api import output_parsers as parsers
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
-from djl_trtllm.api.base import ModelContext
+from djl_trtllm.api.base import ModelContext, Render
 from djl_trtllm.api.parameters import Kind, Parameter, Problems, show
 from djl_trtllm.api.sampling import read_schema
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.request import GenerationRequest, Guide, Sampling
 
-_MOST_TOOLS = 128
+MOST_TOOLS = 128
 _LONGEST_NAME = 256
 _MODES = ("none", "auto", "required")
 
 
-def _read_tools(value: Any) -> list[dict[str, Any]]:
-    if type(value) is not list or len(value) > _MOST_TOOLS:
+def read_tools(value: Any) -> list[dict[str, Any]]:
+    """Tools in OpenAI's form. Raises ValueError with a hint."""
+    if type(value) is not list or len(value) > MOST_TOOLS:
         raise ValueError("")
     for position, tool in enumerate(value):
         function = tool.get("function") if type(tool) is dict and tool.get("type") == "function" else None
-        if type(function) is not dict or not _is_name(function.get("name")):
+        if type(function) is not dict or not is_name(function.get("name")):
             raise ValueError(f" (number {position} is none)")
         if type(function.get("parameters", {})) is not dict and function["parameters"] is not None:
             raise ValueError(f" (the parameters of {function['name']} are a JSON schema, an object)")
@@ -41,22 +43,41 @@ def _read_tools(value: Any) -> list[dict[str, Any]]:
     return value
 
 
-def _read_choice(value: Any) -> str | dict[str, str]:
+def function_tool(
+    given: Any, parameters: str, place: str, problems: Problems, name: str | None = None
+) -> list[dict[str, Any]]:
+    """A list of the tool, from an object with `name`, `description` and, by the name `parameters`, a JSON schema; empty
+    with a problem if it is none. `name`: what the model is shown as the function's name."""
+    function: dict[str, Any] = {}
+    if isinstance(given, dict) and is_name(given.get("name")):
+        function = {key: given[key] for key in ("description", "strict") if given.get(key) is not None}
+        function |= {"name": name or given["name"], "parameters": given.get(parameters)}
+    try:
+        return read_tools([{"type": "function", "function": function}])
+    except ValueError:
+        problems.invalid.append(
+            f"'{place}' is {show(given)}: expected 'name', 'description' and '{parameters}', a JSON schema"
+        )
+        return []
+
+
+def read_choice(value: Any) -> str | dict[str, str]:
     """One of the modes, or `{"name": ...}`."""
     if type(value) is str and value in _MODES:
         return value
     if type(value) is dict and value.get("type") == "function":
         function = value.get("function")
-        if type(function) is dict and _is_name(function.get("name")):
+        if type(function) is dict and is_name(function.get("name")):
             return {"name": function["name"]}
     raise ValueError("")
 
 
-def _is_name(value: Any) -> bool:
+def is_name(value: Any) -> bool:
+    """Whether a value can be the name of a function."""
     return type(value) is str and 0 < len(value) <= _LONGEST_NAME
 
 
-_TOOLS = f'a list of up to {_MOST_TOOLS} of {{"type": "function", "function": {{"name", "description", "parameters"}}}}'
+_TOOLS = f'a list of up to {MOST_TOOLS} of {{"type": "function", "function": {{"name", "description", "parameters"}}}}'
 _CHOICE = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
 
 
@@ -72,12 +93,12 @@ _TOOL_SCHEMA = _function_schema(
     parameters={"anyOf": [{"type": "object"}, {"type": "null"}]},
     strict={"anyOf": [{"type": "boolean"}, {"type": "null"}]},
 )
-_TOOLS_SCHEMA = {"type": "array", "items": _TOOL_SCHEMA, "maxItems": _MOST_TOOLS}
+_TOOLS_SCHEMA = {"type": "array", "items": _TOOL_SCHEMA, "maxItems": MOST_TOOLS}
 _CHOICE_SCHEMA = {"anyOf": [{"enum": [*_MODES]}, _function_schema()]}
 
 TOOLS = (
-    Parameter(("tools",), Kind(_TOOLS, _read_tools, _TOOLS_SCHEMA), "tools"),
-    Parameter(("tool_choice",), Kind(_CHOICE, _read_choice, _CHOICE_SCHEMA), "tool_choice"),
+    Parameter(("tools",), Kind(_TOOLS, read_tools, _TOOLS_SCHEMA), "tools"),
+    Parameter(("tool_choice",), Kind(_CHOICE, read_choice, _CHOICE_SCHEMA), "tool_choice"),
     Parameter(("parallel_tool_calls",), kinds.BOOLEAN, "parallel_tool_calls"),
 )
 """Rows for the parameter tables."""
@@ -157,6 +178,37 @@ def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problem
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
     own_parser = None if setting is ToolCallFormat.NONE else functools.partial(parsers.call_parser, own, schemas)
     return ToolUse(own_parser, own, own.markers, None, parallel)
+
+
+def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as turns: the system's before the first answer are one, in front, and equal roles that follow each
+    other are joined. Many templates refuse anything else, or leave it out."""
+    first = next((at for at, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+    turns: list[dict[str, Any]] = []
+    for message in sorted(messages[:first], key=lambda message: message["role"] != "system") + messages[first:]:
+        if not turns or message["role"] == "tool" or message["role"] != turns[-1]["role"]:
+            turns.append(dict(message))
+            continue
+        for name in ("content", "reasoning_content"):
+            texts = [text for text in (turns[-1].get(name), message.get(name)) if text]
+            if texts:
+                turns[-1][name] = "\n".join(texts)
+        if "tool_calls" in message:
+            turns[-1]["tool_calls"] = turns[-1].get("tool_calls", []) + message["tool_calls"]
+    return turns
+
+
+def as_opaque(text: str) -> str:
+    """Reasoning as a field that clients send back without reading it. It is encoded, not encrypted."""
+    return base64.b64encode(text.encode()).decode()
+
+
+def from_opaque(value: Any) -> str:
+    """The text of `as_opaque`, "" for anything else."""
+    try:
+        return base64.b64decode(value, validate=True).decode() if type(value) is str else ""
+    except ValueError:
+        return ""
 
 
 def fit_messages(messages: list[dict[str, Any]], model: ModelContext, problems: Problems) -> list[dict[str, Any]]:
@@ -314,6 +366,18 @@ def _set_thinking(values: dict[str, Any], model: ModelContext) -> None:
     known = {name: value for name, value in keywords.items() if name in source}
     if known:
         values["chat_template_kwargs"] = known | values.get("chat_template_kwargs", {})
+
+
+def prompt_text(
+    messages: list[dict[str, Any]],
+    values: dict[str, Any],
+    tools: ToolUse | None,
+    model: ModelContext,
+    render: Render | None,
+) -> str:
+    """The prompt of a chat that is only counted. `render` waits for the process that renders chats."""
+    template = read_template(values if tools is not None else {**values, "tools": None}) or {}
+    return model.tokenizer.render_chat(messages, **template) if render is None else render(messages, template)
 
 
 def read_template(values: dict[str, Any]) -> dict[str, Any] | None:

@@ -1,17 +1,21 @@
-"""Responses with `choices`, as objects and as streams: those of OpenAI's API."""
+"""Responses with `choices`, as objects and as streams: those of OpenAI's API.
+
+At the end, what all of OpenAI's APIs have: errors and log-probabilities.
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api.base import CollectedSequence, Prompt, ResponseEncoder, WholeEncoder, dump_line
+from djl_trtllm.api.base import CollectedSequence, Prompt, ResponseEncoder, WholeEncoder, dump_line, nearest_row
 from djl_trtllm.request import OutputChunk, RankedToken, SequenceResult, Token, new_uuid
 
 _USAGE = b"\0"
@@ -206,3 +210,56 @@ class EventEncoder(ResponseEncoder):
             return self._done
         usage = dump_line(self.response.usage(self._generated, self._accepted))
         return b'%b],"usage":%b}%b%b' % (self._before, usage, self._stop, self._done)
+
+
+_INVALID = "invalid_request_error"
+_SERVER = "server_error"
+_PARAMETER = re.compile(r"'([\w.\[\]]+)'[^;]*")
+"""A message about one parameter, which begins with its name."""
+
+
+_ERROR_TYPES: dict[type[errors.RequestError], tuple[str, str | None]] = {
+    errors.InvalidRequestError: (_INVALID, None),
+    errors.PromptTooLongError: (_INVALID, "context_length_exceeded"),
+    errors.UnknownAdapterError: (_INVALID, "model_not_found"),
+    errors.UnsupportedParameterError: (_INVALID, "unsupported_parameter"),
+    errors.UnknownModelError: (_INVALID, "model_not_found"),
+    errors.AuthenticationError: (_INVALID, "invalid_api_key"),
+    errors.ForbiddenError: (_INVALID, "insufficient_permissions"),
+    errors.MethodNotAllowedError: (_INVALID, "method_not_allowed"),
+    errors.RequestTooLargeError: (_INVALID, "request_too_large"),
+    errors.OverloadedError: ("overloaded_error", "overloaded"),
+    errors.TooManyRequestsError: ("requests", "rate_limit_exceeded"),
+    errors.NotReadyError: (_SERVER, "not_ready"),
+    errors.RequestTimeoutError: (_SERVER, "timeout"),
+    errors.GenerationError: (_SERVER, None),
+}
+"""The `type` and `code` of errors."""
+
+
+def error_object(message: str, error: errors.RequestError | None) -> dict[str, str | None]:
+    """The value of `error`. `param` is the parameter that the message is about, if it is about one."""
+    kind, code = nearest_row(_ERROR_TYPES, error)
+    named = _PARAMETER.fullmatch(message) if isinstance(error, errors.InvalidRequestError) else None
+    return {"message": message, "type": kind, "param": named and named.group(1), "code": code}
+
+
+def token_logprobs(tokens: Iterable[Token]) -> list[dict[str, Any]]:
+    """Tokens with their log-probabilities. One that the engine did not report is null."""
+    return [
+        {
+            "token": token.text,
+            "logprob": token.logprob,
+            "bytes": _bytes(token.text),
+            "top_logprobs": _alternatives(token) if isinstance(token, RankedToken) else [],
+        }
+        for token in tokens
+    ]
+
+
+def _alternatives(token: RankedToken) -> list[dict[str, Any]]:
+    return [{"token": each.text, "logprob": each.logprob, "bytes": _bytes(each.text)} for each in token.top]
+
+
+def _bytes(text: str) -> list[int] | None:
+    return list(text.encode()) if text else None

@@ -256,6 +256,14 @@ def read_object(request: RawRequest, example: str = "") -> dict[str, Any]:
     return payload
 
 
+def read_model_name(request: RawRequest) -> str | None:
+    """The model that a body names as `model`; None for "" and for none. Raises InvalidRequestError."""
+    name = read_object(request).get("model")
+    if name is not None and type(name) is not str:
+        raise InvalidRequestError(f"'model' is {show(name)}: expected a string")
+    return name or None
+
+
 def check_text(payload: Mapping[str, Any], name: str, problems: Problems) -> None:
     """Refuse a text that is missing or empty, unless something else is wrong, too."""
     if not payload.get(name) and not problems.invalid:

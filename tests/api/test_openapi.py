@@ -123,9 +123,10 @@ def test_every_body_of_a_dialect_has_its_members_and_its_paths_have_summaries(di
         for kind, schema in operation.bodies.items():
             for each in schema.get("anyOf", [schema]) if kind == "application/json" else ():
                 assert each["properties"], path
-    for path in dialect.pages:
-        assert describe(dialect, path, page=True).summary
-    assert dialect.descriptions.keys() <= {*dialect.paths, *dialect.actions, *(f"GET {page}" for page in dialect.pages)}
+    others = [("GET", path) for path in dialect.pages] + [("DELETE", path) for path in dialect.removals]
+    assert all(describe(dialect, path, method).summary for method, path in others)
+    named = {f"{method} {path}" for method, path in others}
+    assert dialect.descriptions.keys() <= {*dialect.paths, *dialect.actions, *named}
     assert dialect.tables.keys() <= {*dialect.paths, *dialect.actions}
 
 

@@ -34,7 +34,9 @@ TABLE = Path(__file__).with_name("requests.json")
 ROWS: dict[str, list[dict[str, Any]]] = json.loads(TABLE.read_text())
 MADE = ("refused", "head", "requests", "response")
 """The members that are made of the others."""
-CHANGING = re.compile(r'[0-9a-f]{32}|(?<="created":)\d+|(?<="fp_)[0-9a-f]{10}')
+CHANGING = re.compile(
+    r'[0-9a-f]{32}|(?<="call_)[0-9a-f]{24}|(?<="created":)\d+|(?<="created_at":)\d+|(?<="fp_)[0-9a-f]{10}'
+)
 
 
 def given(struct: GenerationRequest | Sampling) -> dict[str, Any]:

@@ -543,6 +543,8 @@ class OptionTypes:
     sessions_expiration: float
     sessions_path: Path | None
     max_sessions: int
+    stored_responses_memory: int
+    stored_responses_timeout: float
     # server
     inference_address: str | None
     host: str

@@ -9,7 +9,7 @@ vLLM's `/tokenize` and `/detokenize` are actions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
 from types import MappingProxyType
@@ -21,11 +21,11 @@ from djl_trtllm import errors
 from djl_trtllm.api import choices
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
-from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply
+from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Render, Reply, only_model
 from djl_trtllm.api.chat import THINKING, TOOLS, chat_request, fit_messages, read_template, read_tool_use
 from djl_trtllm.api.dialects.openai import responses
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_object, show
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
 from djl_trtllm.request import Sampling
 from djl_trtllm.version import __version__
 
@@ -292,8 +292,6 @@ _MOST_CHARACTERS = 2**20
 """The longest text, or more if the model's prompts may be longer: a megabyte takes a second, and 100 MB of memory."""
 _CHARACTERS_OF_A_TOKEN = 16
 
-Render = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]
-
 
 def tokenize(request: RawRequest, model: ModelContext, render: Render | None = None) -> Reply:
     """Token ids of a `prompt`, or of `messages` in the model's chat template, which `render` renders.
@@ -386,10 +384,7 @@ class OpenAi(Dialect):
 
     def model_name(self, request: RawRequest) -> str | None:
         """The model that the body names; None for "" and for none."""
-        name = read_object(request).get("model")
-        if name is not None and type(name) is not str:
-            raise errors.InvalidRequestError(f"'model' is {show(name)}: expected a string")
-        return name or None
+        return read_model_name(request)
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """The models as a list, or the one that the path names."""
@@ -398,21 +393,14 @@ class OpenAi(Dialect):
 
     def act(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """`/tokenize` and `/detokenize`, with the tokenizer of the model that the body names."""
-        if len(models) != 1:
-            names = ", ".join(model.name for model in models)
-            raise errors.UnknownModelError(f"'model' is not given: expected one of {names or 'none'}", name=None)
-        (model,) = models
-        if model.context is None:
-            raise errors.NotReadyError(f"model {model.name} is still loading", retry_after=10)
-        if request.path == "/detokenize":
-            return detokenize(request, model.context)
-        return tokenize(request, model.context, model.render)
+        model, render = only_model(models)
+        return detokenize(request, model) if request.path == "/detokenize" else tokenize(request, model, render)
 
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
         return (parse_chat if request.path.endswith("/chat/completions") else parse_completion)(request, model)
 
     def error_body(self, message: str, error: errors.RequestError | None) -> object:
-        return {"error": responses.error_object(message, error)}
+        return {"error": choices.error_object(message, error)}
 
 
 def _listed(model: ModelStatus) -> dict[str, Any]:

@@ -5,7 +5,6 @@ At the end, the encoders of outputs that may have calls or reasoning.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,43 +14,11 @@ import orjson
 from djl_trtllm import errors
 from djl_trtllm.api import choices
 from djl_trtllm.api import output_parsers as parsers
-from djl_trtllm.api.base import CollectedSequence, Prompt, dump_line, nearest_row
+from djl_trtllm.api.base import CollectedSequence, Prompt, dump_line
 from djl_trtllm.api.chat import Parsing, ToolUse
 from djl_trtllm.api.choices import Response
 from djl_trtllm.api.dialects.openai.prompt_logprobs import EchoedLogprobs, vllm_prompt_logprobs
 from djl_trtllm.request import FinishReason, RankedToken, SequenceResult, Token
-
-_INVALID = "invalid_request_error"
-_SERVER = "server_error"
-_PARAMETER = re.compile(r"'([\w.\[\]]+)'[^;]*")
-"""A message about one parameter, which begins with its name."""
-
-
-_ERROR_TYPES: dict[type[errors.RequestError], tuple[str, str | None]] = {
-    errors.InvalidRequestError: (_INVALID, None),
-    errors.PromptTooLongError: (_INVALID, "context_length_exceeded"),
-    errors.UnknownAdapterError: (_INVALID, "model_not_found"),
-    errors.UnsupportedParameterError: (_INVALID, "unsupported_parameter"),
-    errors.UnknownModelError: (_INVALID, "model_not_found"),
-    errors.AuthenticationError: (_INVALID, "invalid_api_key"),
-    errors.ForbiddenError: (_INVALID, "insufficient_permissions"),
-    errors.MethodNotAllowedError: (_INVALID, "method_not_allowed"),
-    errors.RequestTooLargeError: (_INVALID, "request_too_large"),
-    errors.OverloadedError: ("overloaded_error", "overloaded"),
-    errors.TooManyRequestsError: ("requests", "rate_limit_exceeded"),
-    errors.NotReadyError: (_SERVER, "not_ready"),
-    errors.RequestTimeoutError: (_SERVER, "timeout"),
-    errors.GenerationError: (_SERVER, None),
-}
-"""The `type` and `code` of errors."""
-
-
-def error_object(message: str, error: errors.RequestError | None) -> dict[str, str | None]:
-    """The value of `error`. `param` is the parameter that the message is about, if it is about one."""
-    kind, code = nearest_row(_ERROR_TYPES, error)
-    named = _PARAMETER.fullmatch(message) if isinstance(error, errors.InvalidRequestError) else None
-    return {"message": message, "type": kind, "param": named and named.group(1), "code": code}
-
 
 FINISH_REASONS = {
     FinishReason.END_TOKEN: "stop",
@@ -68,7 +35,7 @@ class EventEncoder(choices.EventEncoder):
 
     def failure(self, error: errors.RequestError) -> bytes:
         """An event with the error, which OpenAI's clients raise."""
-        return b"data: " + dump_line({"error": error_object(str(error), error)}) + b"\n\n"
+        return b"data: " + dump_line({"error": choices.error_object(str(error), error)}) + b"\n\n"
 
 
 class ChatEncoder(choices.ObjectEncoder):
@@ -152,24 +119,7 @@ _TGI = b'"role":"assistant","tool_calls":null,'
 
 def chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
     """The `logprobs` of a choice. A log-probability that the engine did not report is null."""
-    content = [
-        {
-            "token": token.text,
-            "logprob": token.logprob,
-            "bytes": _bytes(token.text),
-            "top_logprobs": _alternatives(token) if isinstance(token, RankedToken) else [],
-        }
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _alternatives(token: RankedToken) -> list[dict[str, Any]]:
-    return [{"token": each.text, "logprob": each.logprob, "bytes": _bytes(each.text)} for each in token.top]
-
-
-def _bytes(text: str) -> list[int] | None:
-    return list(text.encode()) if text else None
+    return {"content": choices.token_logprobs(tokens), "refusal": None}
 
 
 class CompletionEncoder(choices.ObjectEncoder):
