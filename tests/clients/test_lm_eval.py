@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ STORIES = [
     {"begin": "The wolf huffed and", "ends": ["puffed", "bears", "red"]},
 ]
 """The model knows how each goes on: with its first end."""
-TASKS = {
+TASKS: dict[str, dict[str, Any]] = {
     "stories": {
         "output_type": "multiple_choice",
         "doc_to_text": "{{begin}}",
@@ -53,7 +54,13 @@ def test_tasks_of_each_kind_are_evaluated(server: Server, tiny_stories: Path, tm
         data = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(stories)}}, "test_split": "test"}
         (tmp_path / f"{name}.yaml").write_text(json.dumps({"task": name} | data | task))  # which is YAML too
     model = f"model={MODEL},base_url={server.url}/v1/completions,tokenizer={tiny_stories},num_concurrent=4"
-    command = [ROOT / ".venv-lm-eval" / "bin" / "lm_eval", "--model", "local-completions", "--model_args", model]
+    command: list[str | Path] = [
+        ROOT / ".venv-lm-eval" / "bin" / "lm_eval",
+        "--model",
+        "local-completions",
+        "--model_args",
+        model,
+    ]
     command += ["--tasks", ",".join(TASKS), "--include_path", tmp_path, "--batch_size", "2"]
     environ = {**os.environ, "HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "NO_PROXY": "127.0.0.1"}
     done = subprocess.run(
