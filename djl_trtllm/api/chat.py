@@ -6,6 +6,7 @@ turns it into this one first.
 
 from __future__ import annotations
 
+import base64
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,23 +17,24 @@ from msgspec.structs import replace
 from djl_trtllm.api import output_parsers as parsers
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
-from djl_trtllm.api.base import ModelContext
+from djl_trtllm.api.base import ModelContext, Render
 from djl_trtllm.api.parameters import Kind, Parameter, Problems, show
 from djl_trtllm.api.sampling import read_schema
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.request import GenerationRequest, Guide, Sampling
 
-_MOST_TOOLS = 128
+MOST_TOOLS = 128
 _LONGEST_NAME = 256
 _MODES = ("none", "auto", "required")
 
 
-def _read_tools(value: Any) -> list[dict[str, Any]]:
-    if type(value) is not list or len(value) > _MOST_TOOLS:
+def read_tools(value: Any) -> list[dict[str, Any]]:
+    """Tools in OpenAI's form. Raises ValueError with a hint."""
+    if type(value) is not list or len(value) > MOST_TOOLS:
         raise ValueError("")
     for position, tool in enumerate(value):
         function = tool.get("function") if type(tool) is dict and tool.get("type") == "function" else None
-        if type(function) is not dict or not _is_name(function.get("name")):
+        if type(function) is not dict or not is_name(function.get("name")):
             raise ValueError(f" (number {position} is none)")
         if type(function.get("parameters", {})) is not dict and function["parameters"] is not None:
             raise ValueError(f" (the parameters of {function['name']} are a JSON schema, an object)")
@@ -41,22 +43,41 @@ def _read_tools(value: Any) -> list[dict[str, Any]]:
     return value
 
 
-def _read_choice(value: Any) -> str | dict[str, str]:
+def function_tool(
+    given: Any, parameters: str, place: str, problems: Problems, name: str | None = None
+) -> list[dict[str, Any]]:
+    """A list of the tool, from an object with `name`, `description` and, by the name `parameters`, a JSON schema; empty
+    with a problem if it is none. `name`: what the model is shown as the function's name."""
+    function: dict[str, Any] = {}
+    if isinstance(given, dict) and is_name(given.get("name")):
+        function = {key: given[key] for key in ("description", "strict") if given.get(key) is not None}
+        function |= {"name": name or given["name"], "parameters": given.get(parameters)}
+    try:
+        return read_tools([{"type": "function", "function": function}])
+    except ValueError:
+        problems.invalid.append(
+            f"'{place}' is {show(given)}: expected 'name', 'description' and '{parameters}', a JSON schema"
+        )
+        return []
+
+
+def read_choice(value: Any) -> str | dict[str, str]:
     """One of the modes, or `{"name": ...}`."""
     if type(value) is str and value in _MODES:
         return value
     if type(value) is dict and value.get("type") == "function":
         function = value.get("function")
-        if type(function) is dict and _is_name(function.get("name")):
+        if type(function) is dict and is_name(function.get("name")):
             return {"name": function["name"]}
     raise ValueError("")
 
 
-def _is_name(value: Any) -> bool:
+def is_name(value: Any) -> bool:
+    """Whether a value can be the name of a function."""
     return type(value) is str and 0 < len(value) <= _LONGEST_NAME
 
 
-_TOOLS = f'a list of up to {_MOST_TOOLS} of {{"type": "function", "function": {{"name", "description", "parameters"}}}}'
+_TOOLS = f'a list of up to {MOST_TOOLS} of {{"type": "function", "function": {{"name", "description", "parameters"}}}}'
 _CHOICE = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
 
 
@@ -72,19 +93,42 @@ _TOOL_SCHEMA = _function_schema(
     parameters={"anyOf": [{"type": "object"}, {"type": "null"}]},
     strict={"anyOf": [{"type": "boolean"}, {"type": "null"}]},
 )
-_TOOLS_SCHEMA = {"type": "array", "items": _TOOL_SCHEMA, "maxItems": _MOST_TOOLS}
+_TOOLS_SCHEMA = {"type": "array", "items": _TOOL_SCHEMA, "maxItems": MOST_TOOLS}
 _CHOICE_SCHEMA = {"anyOf": [{"enum": [*_MODES]}, _function_schema()]}
 
 TOOLS = (
-    Parameter(("tools",), Kind(_TOOLS, _read_tools, _TOOLS_SCHEMA), "tools"),
-    Parameter(("tool_choice",), Kind(_CHOICE, _read_choice, _CHOICE_SCHEMA), "tool_choice"),
+    Parameter(("tools",), Kind(_TOOLS, read_tools, _TOOLS_SCHEMA), "tools"),
+    Parameter(("tool_choice",), Kind(_CHOICE, read_choice, _CHOICE_SCHEMA), "tool_choice"),
     Parameter(("parallel_tool_calls",), kinds.BOOLEAN, "parallel_tool_calls"),
 )
 """Rows for the parameter tables."""
 
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
-_OTHER_FORMAT = parsers.ToolFormat(lambda names: parsers.RequiredParser())
-"""The format of a model whose own is not known: only its ids are used."""
+
+def _read_effort(value: Any) -> str:
+    if value not in _EFFORTS:
+        raise ValueError("")
+    return str(value)
+
+
+THINKING = (
+    Parameter(("enable_thinking",), kinds.BOOLEAN, "enable_thinking"),
+    Parameter(
+        ("reasoning_effort",),
+        Kind(f"one of {', '.join(_EFFORTS)}", _read_effort, {"enum": [*_EFFORTS]}),
+        "reasoning_effort",
+    ),
+    Parameter(("include_reasoning",), neutral=(True,)),
+    *(
+        Parameter((name,), advice="no engine here bounds reasoning: use 'max_tokens', or 'enable_thinking' for none")
+        for name in ("thinking", "reasoning", "thinking_token_budget", "thinking_budget", "max_thinking_tokens")
+    ),
+)
+"""Rows of what becomes keywords of a chat template that has them, and of what no engine does."""
+
+
+_PARSERS = [name for name in ToolCallFormat.all_values() if name not in ("auto", "none")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,33 +164,74 @@ def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problem
     if forced:
         guide = _guide(choice, tools, parallel, values, problems)
         parser = (
-            parsers.RequiredParser if choice == "required" else functools.partial(parsers.NamedParser, choice["name"])
+            functools.partial(parsers.call_parser, parsers.REQUIRED, {})
+            if choice == "required"
+            else functools.partial(parsers.NamedParser, choice["name"])
         )
-        return ToolUse(parser, own or _OTHER_FORMAT, (), guide, parallel)
+        return ToolUse(parser, own or parsers.REQUIRED, (), guide, parallel)
     if own is None:
         problems.unsupported.append(
             "'tools' is given, and the model's chat template does not show how the model writes tool calls: set "
-            "option.tool_call_parser to hermes, llama3_json or mistral, or to none to get them as text"
+            f"option.tool_call_parser to one of {', '.join(_PARSERS)}, or to none to get them as text"
         )
         return None
-    names = frozenset(tool["function"]["name"] for tool in tools)
-    own_parser = None if setting is ToolCallFormat.NONE else functools.partial(own.parser, names)
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+    own_parser = None if setting is ToolCallFormat.NONE else functools.partial(parsers.call_parser, own, schemas)
     return ToolUse(own_parser, own, own.markers, None, parallel)
 
 
+def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as turns: the system's before the first answer are one, in front, and equal roles that follow each
+    other are joined. Many templates refuse anything else, or leave it out."""
+    first = next((at for at, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+    turns: list[dict[str, Any]] = []
+    for message in sorted(messages[:first], key=lambda message: message["role"] != "system") + messages[first:]:
+        if not turns or message["role"] == "tool" or message["role"] != turns[-1]["role"]:
+            turns.append(dict(message))
+            continue
+        for name in ("content", "reasoning_content"):
+            texts = [text for text in (turns[-1].get(name), message.get(name)) if text]
+            if texts:
+                turns[-1][name] = "\n".join(texts)
+        if "tool_calls" in message:
+            turns[-1]["tool_calls"] = turns[-1].get("tool_calls", []) + message["tool_calls"]
+    return turns
+
+
+def as_opaque(text: str) -> str:
+    """Reasoning as a field that clients send back without reading it. It is encoded, not encrypted."""
+    return base64.b64encode(text.encode()).decode()
+
+
+def from_opaque(value: Any) -> str:
+    """The text of `as_opaque`, "" for anything else."""
+    try:
+        return base64.b64decode(value, validate=True).decode() if type(value) is str else ""
+    except ValueError:
+        return ""
+
+
 def fit_messages(messages: list[dict[str, Any]], model: ModelContext, problems: Problems) -> list[dict[str, Any]]:
-    """The messages with the ids of tool calls as the model's chat template takes them. Rendering does the same with
-    their arguments (`ChatTemplate.render`)."""
+    """The messages as the model's chat template takes them: the role `developer` is `system` for one that does not know
+    it, and ids of tool calls have its form. Rendering does the same with their arguments (`ChatTemplate.render`)."""
+    if any(message.get("role") == _DEVELOPER for message in messages):
+        known = _DEVELOPER in model.tokenizer.chat_source(True)
+        if not known:
+            messages = [each | {"role": "system"} if each.get("role") == _DEVELOPER else each for each in messages]
     if not any("tool_calls" in message or "tool_call_id" in message for message in messages):
         return messages
-    own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or _OTHER_FORMAT
-    return [_fit(message, f"messages[{at}]", own, problems) for at, message in enumerate(messages)]
+    own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or parsers.REQUIRED
+    ids: dict[str, str] = {}
+    return [_fit(message, f"messages[{at}]", own, ids, problems) for at, message in enumerate(messages)]
 
 
-def _fit(message: dict[str, Any], where: str, own: parsers.ToolFormat, problems: Problems) -> dict[str, Any]:
+def _fit(
+    message: dict[str, Any], where: str, own: parsers.ToolFormat, ids: dict[str, str], problems: Problems
+) -> dict[str, Any]:
+    """One message; `ids` are those of the calls before it, as the template takes them."""
     message = dict(message)
-    if type(message.get("tool_call_id")) is str:
-        message["tool_call_id"] = own.fit_id(message["tool_call_id"])
+    if type(own_id := message.get("tool_call_id")) is str:
+        message["tool_call_id"] = ids.get(own_id) or own.fit_id(own_id)
     calls = message.pop("tool_calls", None)
     if not calls:
         return message  # templates ask whether the key is there
@@ -162,13 +247,14 @@ def _fit(message: dict[str, Any], where: str, own: parsers.ToolFormat, problems:
             continue
         fitted.append(dict(call))
         if type(call.get("id")) is str:
-            fitted[-1]["id"] = own.fit_id(call["id"])
+            fitted[-1]["id"] = ids[call["id"]] = own.fit_id(call["id"], function["name"], len(ids))
     if message.get("content") is None:
         message["content"] = ""  # templates look into it
     return message | {"tool_calls": fitted}
 
 
 _ARGUMENTS = (str, dict, type(None))
+_DEVELOPER = "developer"
 
 
 def _guide(
@@ -234,17 +320,14 @@ class Parsing:
     def shown_tokens(self) -> tuple[str, ...]:
         """The special tokens that the parsers have to see."""
         tools = () if self.tools is None else self.tools.shown_tokens
-        return tools if self.reasoning is ReasoningFormat.NONE else (*tools, *parsers.THINK_MARKERS)
+        return (*tools, *parsers.reasoning_markers(self.reasoning))
 
     def parser(self, prompt: str) -> parsers.OutputParser:
         """The parser of one sequence after this prompt."""
-        parser: parsers.OutputParser = (
+        parser = (
             self.tools.parser() if self.tools is not None and self.tools.parser is not None else parsers.PlainParser()
         )
-        if self.reasoning is not ReasoningFormat.NONE:
-            thinks = self.reasoning is ReasoningFormat.DEEPSEEK_R1 and not parsers.closes_reasoning(prompt)
-            parser = parsers.ReasoningParser(parser, thinking=thinks or parsers.opens_reasoning(prompt))
-        return parser
+        return parsers.with_reasoning(self.reasoning, parser, prompt)
 
 
 def chat_request(
@@ -256,6 +339,7 @@ def chat_request(
     model: ModelContext,
 ) -> tuple[GenerationRequest, Parsing]:
     """The request of the values that a table has read, and what to look for in its output."""
+    _set_thinking(values, model)
     if tools is None:
         values.pop("tools", None)
     elif tools.guide is not None:
@@ -268,6 +352,32 @@ def chat_request(
         return generation, parsing
     guide_from = "tool_choice" if tools is not None and tools.guide is not None else None
     return replace(generation, shown_tokens=parsing.shown_tokens, guide_from=guide_from), parsing
+
+
+def _set_thinking(values: dict[str, Any], model: ModelContext) -> None:
+    """Make `enable_thinking` and `reasoning_effort` keywords of the model's chat template, where it has them.
+
+    Effort "none" turns thinking off. A keyword that the request sets in `chat_template_kwargs` stays.
+    """
+    source, effort = model.tokenizer.chat_source("tools" in values), values.get("reasoning_effort")
+    keywords = {name: values[name] for name in ("enable_thinking", "reasoning_effort") if name in values}
+    if effort == "none":
+        keywords.setdefault("enable_thinking", False)
+    known = {name: value for name, value in keywords.items() if name in source}
+    if known:
+        values["chat_template_kwargs"] = known | values.get("chat_template_kwargs", {})
+
+
+def prompt_text(
+    messages: list[dict[str, Any]],
+    values: dict[str, Any],
+    tools: ToolUse | None,
+    model: ModelContext,
+    render: Render | None,
+) -> str:
+    """The prompt of a chat that is only counted. `render` waits for the process that renders chats."""
+    template = read_template(values if tools is not None else {**values, "tools": None}) or {}
+    return model.tokenizer.render_chat(messages, **template) if render is None else render(messages, template)
 
 
 def read_template(values: dict[str, Any]) -> dict[str, Any] | None:

@@ -204,6 +204,7 @@ class RollingBatch:
         limits = executor.limits
         self.block_size = limits.block_size
         """Tokens in a KV cache block."""
+        self.speculates = limits.draft_tokens > 0
         blocks = limits.kv_blocks
         # An engine that has not run yet has an empty KV cache.
         self.engine_stats = Stats(kv_usage=0.0, kv_blocks=blocks, kv_blocks_used=0) if blocks else Stats()
@@ -342,7 +343,7 @@ class RollingBatch:
                 )
             if sequence.index:
                 message = replace(message, prompt_logprobs=None)
-            slot = Slot(state, sequence, message, blocks, client, origin.priority, seeded)
+            slot = Slot(state, sequence, message, blocks, client, request.priority or origin.priority, seeded)
             if self._blame.remembers and not state.ids:
                 self._check_innocent(slot)
             self._untried[self._next_id] = slot
@@ -561,6 +562,7 @@ class RollingBatch:
         """Count tokens of a step that the engine did not compute one by one."""
         for request_id, tokens in step.cached.items():
             if (slot := self._running.get(request_id)) is not None and slot.begins:
+                slot.sequence.cached_tokens = tokens
                 self.statistics.prompt_reused(slot.state.record, tokens)
         for request_id, tokens in step.accepted.items():
             if (slot := self._running.get(request_id)) is not None:

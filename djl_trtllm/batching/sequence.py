@@ -188,6 +188,7 @@ class OutputSequence:
     """Tokens that a draft proposed; None where the engine has not said so."""
     cumulative_logprob: float = 0.0
     finished: SequenceResult | None = None
+    cached_tokens: int = 0
     closed: bool = False
     """Whether the end has been delivered."""
     _detokenizer: Detokenizer | None = None
@@ -348,7 +349,10 @@ class RequestState:
             if started is not None:
                 waited = started - self.record.arrived
                 sequence.finished = sequence.finished._replace(
-                    queue_seconds=waited, reseeded=self.record.reseeded, accepted_tokens=sequence.accepted
+                    queue_seconds=waited,
+                    reseeded=self.record.reseeded,
+                    accepted_tokens=sequence.accepted,
+                    cached_tokens=sequence.cached_tokens,
                 )
             sequence.closed = True
             self._unfinished -= 1

@@ -13,6 +13,7 @@ from typing import Any
 from djl_trtllm.api import Call, RawRequest
 from djl_trtllm.api.base import RequestParser
 from djl_trtllm.api.dialects.lmi.custom import CustomFormatters, load_custom
+from djl_trtllm.api.kept import Kept
 from djl_trtllm.api.registry import LMI
 from djl_trtllm.config import Options
 
@@ -73,3 +74,4 @@ class PlayedModel:
     tokenizer: Any = field(default_factory=PlayedTokenizer)
     custom: RequestParser | None = None
     max_seq_len: int = 64
+    kept: Kept = field(default_factory=Kept)

@@ -19,17 +19,21 @@ from hypothesis import strategies as st
 
 from djl_trtllm.api import RawRequest, ResponseEncoder
 from djl_trtllm.api.bodies import LinesEncoder
+from djl_trtllm.api.chat import Parsing
 from djl_trtllm.api.choices import Response
 from djl_trtllm.api.dialects.lmi.dialect import FORMATTERS
+from djl_trtllm.api.dialects.messages.encoder import MessageEncoder
 from djl_trtllm.api.dialects.openai.responses import (
     ChatEncoder,
     ChatStreamEncoder,
     CompletionEncoder,
     CompletionStreamEncoder,
 )
+from djl_trtllm.api.dialects.responses.encoder import Answer, AnswerEncoder
 from djl_trtllm.api.dialects.tgi import GenerateEncoder, GenerateStreamEncoder, Shown, Timing
 from djl_trtllm.api.dialects.triton.dialect import parse_generate
 from djl_trtllm.api.dialects.truss import TextEncoder, WholeTextEncoder
+from djl_trtllm.config import ReasoningFormat
 from djl_trtllm.errors import GenerationError
 from djl_trtllm.request import Alternative, FinishReason, OutputChunk, RankedToken, SequenceResult, Token
 from tests.api.models import PlayedModel
@@ -50,6 +54,7 @@ from tests.api.scripts import (
 )
 
 TABLE = Path(__file__).with_name("responses.json")
+PLAIN = Parsing(None, ReasoningFormat.NONE)
 LINE_ENDS = "\0\n\r\x7f\x85\u2028\u2029\ufeff"
 
 
@@ -107,6 +112,14 @@ def openai(name: str, **view: Any) -> ResponseEncoder:
     return encoder
 
 
+def message(*, stream: bool, logprobs: bool) -> ResponseEncoder:
+    return MessageEncoder("0123", "100% wolf", PLAIN, stream=stream)
+
+
+def response(*, stream: bool, logprobs: bool) -> ResponseEncoder:
+    return AnswerEncoder(Answer("0123", {"model": "100% wolf"}), PLAIN, stream=stream, logprobs=logprobs)
+
+
 def triton(verb: str, **body: Any) -> ResponseEncoder:
     data = orjson.dumps({"text_input": "a wolf", "max_tokens": 5, "id": "100%", **body})
     request = RawRequest(data, {}, f"/v2/models/{{model}}/{verb}")
@@ -135,6 +148,16 @@ CASES: dict[str, Callable[[], ResponseEncoder]] = {
     "tgi stream, details": lambda: GenerateStreamEncoder(Shown(details=True, full_text=True)),
     "truss": WholeTextEncoder,
     "truss stream": TextEncoder,
+    **{
+        f"{name}{' stream' * stream}{', logprobs' * logprobs}": lambda made=made, stream=stream, logprobs=logprobs: (
+            made(  # type: ignore[misc]
+                stream=stream, logprobs=logprobs
+            )
+        )
+        for name, made in (("messages", message), ("responses", response))
+        for stream in (False, True)
+        for logprobs in ((False, True) if made is response else (False,))
+    },
     **{
         f"triton {verb}{', logprobs' * logprobs}": lambda verb=verb, logprobs=logprobs: triton(  # type: ignore[misc]
             verb, return_log_probs=logprobs

@@ -12,7 +12,9 @@ from djl_trtllm.api import Dialect, RawRequest
 from djl_trtllm.api.chat import TOOLS
 from djl_trtllm.api.dialects import tgi, truss
 from djl_trtllm.api.dialects.lmi.dialect import BEDROCK_FIELDS, BESIDE_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS
+from djl_trtllm.api.dialects.messages import dialect as messages
 from djl_trtllm.api.dialects.openai import dialect as openai
+from djl_trtllm.api.dialects.responses import dialect as answers
 from djl_trtllm.api.dialects.triton.inference import (
     BLS_INPUTS,
     FIELDS,
@@ -43,6 +45,12 @@ TABLES: dict[str, dict[str, Table]] = {
         "tokenize": openai.TOKENIZE_FIELDS,
         "detokenize": openai.DETOKENIZE_FIELDS,
     },
+    "messages": {
+        "message": messages.FIELDS,
+        "count": messages.COUNT_FIELDS,
+        "output_config": messages.OUTPUT_CONFIG,
+    },
+    "responses": {"response": answers.FIELDS, "text": answers.TEXT, "reasoning": answers.REASONING},
     "tgi": {"fields": tgi.FIELDS, "parameters": tgi.PARAMETERS},
     "triton": {"fields": FIELDS},
     "truss": {"fields": truss.FIELDS},
@@ -93,4 +101,4 @@ def test_any_input_of_tritons_generate_may_be_in_a_list() -> None:
     schema = GENERATE_FIELDS.schema()
     assert schema["properties"].keys() == {*FIELDS.rows, "id", "parameters"}
     assert schema["properties"]["top_k"]["anyOf"] == [FIELDS.schema()["properties"]["top_k"], {"type": "array"}]
-    assert (schema["properties"]["id"], schema["additionalProperties"]) == ({}, {"type": "null"})
+    assert schema["properties"]["id"] == {}

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,7 @@ STORIES = [
     {"begin": "The wolf huffed and", "ends": ["puffed", "bears", "red"]},
 ]
 """The model knows how each goes on: with its first end."""
-TASKS: dict[str, dict[str, Any]] = {
+TASKS: dict[str, dict[str, object]] = {
     "stories": {
         "output_type": "multiple_choice",
         "doc_to_text": "{{begin}}",

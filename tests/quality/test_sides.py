@@ -34,7 +34,7 @@ def completion(*tokens: str, ended: str = "length", text: str | None = None) -> 
 
 
 def chat(*tokens: str) -> dict[str, Any]:
-    content = [{"token": token, "logprob": -1.0, "top_logprobs": []} for token in tokens]
+    content = [{"token": token, "logprob": -1.0, "top_logprobs": [{"token": "?", "logprob": -2.0}]} for token in tokens]
     choice = {"message": {"content": "".join(tokens)}, "logprobs": {"content": content}, "finish_reason": "length"}
     return {"choices": [choice]}
 
@@ -86,6 +86,7 @@ def test_a_server_without_log_probabilities_cannot_be_compared() -> None:
 def test_messages_go_to_chat_and_ids_to_completions() -> None:
     found, seen = asked_of(Prompt(1, messages=MESSAGES), Prompt(1, messages=MESSAGES, ids=[3, 4]), chat=chat("x", "y"))
     assert [[position.token for position in each.positions] for each in found] == [["x", "y"], ["a", "b"]]
+    assert found[0].positions[0].logprobs == {"x": -1.0, "?": -2.0}
     bodies = [each.body for each in seen if each.body["max_tokens"] == 7]
     first, second = sorted(bodies, key=lambda body: "prompt" in body)
     assert (first["messages"], first["logprobs"], first["top_logprobs"]) == (MESSAGES, True, 5)
@@ -102,7 +103,7 @@ def test_the_log_probabilities_of_a_prompt_are_those_after_its_first_token() -> 
 
 def test_a_server_that_gives_fewer_of_a_prompt_is_asked_for_those() -> None:
     echo = completion("Once", " upon")
-    (found,), seen = asked_of(TEXT, refuses='"logprobs":5,"echo"', echo=echo)
+    (found,), seen = asked_of(TEXT, refuses='"echo":true,"prompt":"Once upon a time","logprobs":5', echo=echo)
     assert found.prompt is not None and len(found.prompt) == 1
     assert seen[-1].body["logprobs"] == 1
 
@@ -113,7 +114,10 @@ def test_a_server_that_gives_none_of_a_prompt_has_no_perplexity(logprobs: list[f
     echo["choices"][0]["logprobs"]["token_logprobs"] = logprobs
     echo["choices"][0]["logprobs"]["top_logprobs"] = None
     assert asked_of(TEXT, echo=echo)[0][0].prompt is None
-    assert asked_of(TEXT, refuses='"echo"')[0][0].prompt is None
+    (found,), seen = asked_of(TEXT, refuses='"echo"')
+    assert found.prompt is None
+    # It is asked once for each number of likeliest tokens, and for no other prompt.
+    assert [each.body["logprobs"] for each in seen if "echo" in each.body] == [5, 1]
 
 
 @pytest.mark.parametrize(
@@ -139,9 +143,15 @@ def test_a_failing_prompt_does_not_fail_the_others() -> None:
     assert found[1] == Continuation(error='HTTP 400: {"error":"no such field"}')
 
 
-def test_an_answer_without_tokens_is_an_error_of_its_prompt() -> None:
-    (found,), _ = asked_of(TEXT, text={"choices": [{"text": "a", "logprobs": None}]})
-    assert "without tokens and log-probabilities" in found.error
+def test_an_answer_without_tokens_is_an_error() -> None:
+    with pytest.raises(BenchmarkError, match="a response without tokens and log-probabilities"):
+        asked_of(TEXT, text={"choices": [{"text": "a", "logprobs": None}]})
+
+
+def test_numbers_that_are_no_log_probabilities_harm_nothing() -> None:
+    odd = completion("a")
+    odd["choices"][0]["logprobs"] |= {"token_logprobs": [1e300], "top_logprobs": [{"b": "-2"}]}
+    assert asked_of(TEXT, text=odd)[0][0].positions == [Position("a", {"b": -2.0, "a": 0.0})]
 
 
 def test_a_model_that_is_loaded_answers_texts_messages_and_ids(tmp_path: Path) -> None:
