@@ -28,8 +28,9 @@ from djl_trtllm.djl.worker import (
     served_request,
 )
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.service import ModelService, settle_garbage_collector
 from djl_trtllm.service.clients import Clients
+from djl_trtllm.service.engine import settle_garbage_collector
+from djl_trtllm.service.lifecycle import ModelService
 from djl_trtllm.telemetry import Telemetry
 
 try:

@@ -247,6 +247,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `prompt_logprobs`: return the log-probabilities of the prompt's tokens, each with as many of the most likely ones;
     None for none of it. `prompt_only`: generate nothing. `logit_bias` has tokens and what is added to their logits.
     `cache_salt` names the group of requests with which this one shares the prefix cache; "": `RequestOrigin.salt` does.
+    A request with `priority` -1 goes behind those with the priority of its origin.
     """
 
     prompt: Annotated[str | None, _SERVER] = None
@@ -271,6 +272,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_only: Annotated[bool, _SERVER] = False
     logit_bias: Annotated[tuple[tuple[int, float], ...], _BIAS] = ()
     cache_salt: Annotated[str, _SALT] = ""
+    priority: Annotated[Literal[-1, 0], _SERVER] = 0
 
 
 class RequestField:
@@ -358,10 +360,10 @@ class RankedToken(Token, frozen=True, gc=False):
 class SequenceResult(NamedTuple):
     """The end of one sequence. `generated_tokens` counts the end token; `seed` is None for greedy sequences.
 
-    `queue_seconds` is how long its request waited before it ran. `reseeded`: the request has a seed and went on in
-    another engine process, so another run with that seed has other tokens. `accepted_tokens` of the generated ones were
-    proposed by a draft; None without speculation. `reused_tokens` of the prompt
-    were in the prefix cache.
+    `queue_seconds` is how long its request waited before it ran, `cached_tokens` what it had of its prompt from the
+    prefix cache, as far as the engine says. `reseeded`: the request has a seed and went on in another engine process,
+    so another run with that seed has other tokens. `accepted_tokens` of the generated ones were proposed by a draft;
+    None without speculation.
     """
 
     reason: FinishReason
@@ -373,7 +375,7 @@ class SequenceResult(NamedTuple):
     queue_seconds: float = 0.0
     reseeded: bool = False
     accepted_tokens: int | None = None
-    reused_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):

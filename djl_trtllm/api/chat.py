@@ -103,9 +103,32 @@ TOOLS = (
 )
 """Rows for the parameter tables."""
 
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
-_OTHER_FORMAT = parsers.ToolFormat(lambda names: parsers.RequiredParser())
-"""The format of a model whose own is not known: only its ids are used."""
+
+def _read_effort(value: Any) -> str:
+    if value not in _EFFORTS:
+        raise ValueError("")
+    return str(value)
+
+
+THINKING = (
+    Parameter(("enable_thinking",), kinds.BOOLEAN, "enable_thinking"),
+    Parameter(
+        ("reasoning_effort",),
+        Kind(f"one of {', '.join(_EFFORTS)}", _read_effort, {"enum": [*_EFFORTS]}),
+        "reasoning_effort",
+    ),
+    Parameter(("include_reasoning",), neutral=(True,)),
+    *(
+        Parameter((name,), advice="no engine here bounds reasoning: use 'max_tokens', or 'enable_thinking' for none")
+        for name in ("thinking", "reasoning", "thinking_token_budget", "thinking_budget", "max_thinking_tokens")
+    ),
+)
+"""Rows of what becomes keywords of a chat template that has them, and of what no engine does."""
+
+
+_PARSERS = [name for name in ToolCallFormat.all_values() if name not in ("auto", "none")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +164,19 @@ def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problem
     if forced:
         guide = _guide(choice, tools, parallel, values, problems)
         parser = (
-            parsers.RequiredParser if choice == "required" else functools.partial(parsers.NamedParser, choice["name"])
+            functools.partial(parsers.call_parser, parsers.REQUIRED, {})
+            if choice == "required"
+            else functools.partial(parsers.NamedParser, choice["name"])
         )
-        return ToolUse(parser, own or _OTHER_FORMAT, (), guide, parallel)
+        return ToolUse(parser, own or parsers.REQUIRED, (), guide, parallel)
     if own is None:
         problems.unsupported.append(
             "'tools' is given, and the model's chat template does not show how the model writes tool calls: set "
-            "option.tool_call_parser to hermes, llama3_json or mistral, or to none to get them as text"
+            f"option.tool_call_parser to one of {', '.join(_PARSERS)}, or to none to get them as text"
         )
         return None
-    names = frozenset(tool["function"]["name"] for tool in tools)
-    own_parser = None if setting is ToolCallFormat.NONE else functools.partial(own.parser, names)
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+    own_parser = None if setting is ToolCallFormat.NONE else functools.partial(parsers.call_parser, own, schemas)
     return ToolUse(own_parser, own, own.markers, None, parallel)
 
 
@@ -187,18 +212,26 @@ def from_opaque(value: Any) -> str:
 
 
 def fit_messages(messages: list[dict[str, Any]], model: ModelContext, problems: Problems) -> list[dict[str, Any]]:
-    """The messages with the ids of tool calls as the model's chat template takes them. Rendering does the same with
-    their arguments (`ChatTemplate.render`)."""
+    """The messages as the model's chat template takes them: the role `developer` is `system` for one that does not know
+    it, and ids of tool calls have its form. Rendering does the same with their arguments (`ChatTemplate.render`)."""
+    if any(message.get("role") == _DEVELOPER for message in messages):
+        known = _DEVELOPER in model.tokenizer.chat_source(True)
+        if not known:
+            messages = [each | {"role": "system"} if each.get("role") == _DEVELOPER else each for each in messages]
     if not any("tool_calls" in message or "tool_call_id" in message for message in messages):
         return messages
-    own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or _OTHER_FORMAT
-    return [_fit(message, f"messages[{at}]", own, problems) for at, message in enumerate(messages)]
+    own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or parsers.REQUIRED
+    ids: dict[str, str] = {}
+    return [_fit(message, f"messages[{at}]", own, ids, problems) for at, message in enumerate(messages)]
 
 
-def _fit(message: dict[str, Any], where: str, own: parsers.ToolFormat, problems: Problems) -> dict[str, Any]:
+def _fit(
+    message: dict[str, Any], where: str, own: parsers.ToolFormat, ids: dict[str, str], problems: Problems
+) -> dict[str, Any]:
+    """One message; `ids` are those of the calls before it, as the template takes them."""
     message = dict(message)
-    if type(message.get("tool_call_id")) is str:
-        message["tool_call_id"] = own.fit_id(message["tool_call_id"])
+    if type(own_id := message.get("tool_call_id")) is str:
+        message["tool_call_id"] = ids.get(own_id) or own.fit_id(own_id)
     calls = message.pop("tool_calls", None)
     if not calls:
         return message  # templates ask whether the key is there
@@ -214,13 +247,14 @@ def _fit(message: dict[str, Any], where: str, own: parsers.ToolFormat, problems:
             continue
         fitted.append(dict(call))
         if type(call.get("id")) is str:
-            fitted[-1]["id"] = own.fit_id(call["id"])
+            fitted[-1]["id"] = ids[call["id"]] = own.fit_id(call["id"], function["name"], len(ids))
     if message.get("content") is None:
         message["content"] = ""  # templates look into it
     return message | {"tool_calls": fitted}
 
 
 _ARGUMENTS = (str, dict, type(None))
+_DEVELOPER = "developer"
 
 
 def _guide(
@@ -286,17 +320,14 @@ class Parsing:
     def shown_tokens(self) -> tuple[str, ...]:
         """The special tokens that the parsers have to see."""
         tools = () if self.tools is None else self.tools.shown_tokens
-        return tools if self.reasoning is ReasoningFormat.NONE else (*tools, *parsers.THINK_MARKERS)
+        return (*tools, *parsers.reasoning_markers(self.reasoning))
 
     def parser(self, prompt: str) -> parsers.OutputParser:
         """The parser of one sequence after this prompt."""
-        parser: parsers.OutputParser = (
+        parser = (
             self.tools.parser() if self.tools is not None and self.tools.parser is not None else parsers.PlainParser()
         )
-        if self.reasoning is not ReasoningFormat.NONE:
-            thinks = self.reasoning is ReasoningFormat.DEEPSEEK_R1 and not parsers.closes_reasoning(prompt)
-            parser = parsers.ReasoningParser(parser, thinking=thinks or parsers.opens_reasoning(prompt))
-        return parser
+        return parsers.with_reasoning(self.reasoning, parser, prompt)
 
 
 def chat_request(
@@ -308,6 +339,7 @@ def chat_request(
     model: ModelContext,
 ) -> tuple[GenerationRequest, Parsing]:
     """The request of the values that a table has read, and what to look for in its output."""
+    _set_thinking(values, model)
     if tools is None:
         values.pop("tools", None)
     elif tools.guide is not None:
@@ -330,8 +362,23 @@ def prompt_text(
     render: Render | None,
 ) -> str:
     """The prompt of a chat that is only counted. `render` waits for the process that renders chats."""
+    _set_thinking(values, model)
     template = read_template(values if tools is not None else {**values, "tools": None}) or {}
     return model.tokenizer.render_chat(messages, **template) if render is None else render(messages, template)
+
+
+def _set_thinking(values: dict[str, Any], model: ModelContext) -> None:
+    """Make `enable_thinking` and `reasoning_effort` keywords of the model's chat template, where it has them.
+
+    Effort "none" turns thinking off. A keyword that the request sets in `chat_template_kwargs` stays.
+    """
+    source, effort = model.tokenizer.chat_source("tools" in values), values.get("reasoning_effort")
+    keywords = {name: values[name] for name in ("enable_thinking", "reasoning_effort") if name in values}
+    if effort == "none":
+        keywords.setdefault("enable_thinking", False)
+    known = {name: value for name, value in keywords.items() if name in source}
+    if known:
+        values["chat_template_kwargs"] = known | values.get("chat_template_kwargs", {})
 
 
 def read_template(values: dict[str, Any]) -> dict[str, Any] | None:

@@ -112,7 +112,8 @@ def read_part(part: Any, where: str, problems: Problems) -> str | None:
 # The parameters for guided decoding of several APIs, all parsed into a `Guide`.
 #
 # TGI: `grammar` = `{"type": "json" | "regex", "value": ...}`. vLLM: `guided_json`, `guided_regex`, `guided_choice`,
-# `guided_grammar`. OpenAI: `response_format` = `{"type": "text" | "json_object" | "json_schema", "json_schema": ...}`.
+# `guided_grammar`, since 0.12 `structured_outputs` = an object with one of the same.
+# OpenAI: `response_format` = `{"type": "text" | "json_object" | "json_schema", "json_schema": ...}`.
 # TensorRT-LLM: `guided_decoding` = an object with one of `json`, `regex`, `grammar` and `json_object`.
 #
 # Size and nesting are limited: engines compile guides with recursive functions, whose time grows faster than the guide.
@@ -240,6 +241,19 @@ def _guided_decoding(value: Any) -> Guide:
     return readers[name](item)
 
 
+def _structured_outputs(value: Any) -> Guide:
+    readers = {"json": read_schema, "regex": _regex, "choice": _choice, "grammar": _grammar}
+    given = {name: item for name, item in value.items() if item not in (None, False)} if type(value) is dict else {}
+    if given.keys() == {"json_object"} and given["json_object"] is True:
+        return Guide(GuideKind.JSON_OBJECT)
+    if "structural_tag" in given:
+        raise ValueError(" (no engine here has structural tags: use 'tool_choice' for calls)")
+    if len(given) != 1 or not given.keys() <= readers.keys():
+        raise ValueError("")
+    ((name, item),) = given.items()
+    return readers[name](item)
+
+
 _TEXT = {"type": "string", "minLength": 1, "maxLength": _MOST_CHARACTERS}
 _SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string", "minLength": 2}], "description": "A JSON schema."}
 _TGI_GRAMMAR = {
@@ -256,6 +270,10 @@ _RESPONSE_FORMAT = {
 _GUIDED_DECODING = {
     "type": "object",
     "properties": {"json": {}, "regex": {}, "grammar": {}, "json_object": {}},
+}
+_STRUCTURED_OUTPUTS = {
+    "type": "object",
+    "properties": {"json": {}, "regex": {}, "choice": {}, "grammar": {}, "json_object": {}},
 }
 
 GUIDES = (
@@ -284,6 +302,15 @@ GUIDES = (
     Parameter(
         ("guided_decoding",),
         Kind('an object with one of "json", "regex", "grammar" and "json_object"', _guided_decoding, _GUIDED_DECODING),
+        "guide",
+    ),
+    Parameter(
+        ("structured_outputs",),
+        Kind(
+            'an object with one of "json", "regex", "choice", "grammar" and "json_object"',
+            _structured_outputs,
+            _STRUCTURED_OUTPUTS,
+        ),
         "guide",
     ),
 )
@@ -385,7 +412,7 @@ SAMPLING = (
     Parameter(("stop_sequences", "stop"), kinds.STRINGS, "stop", union=True),
     Parameter(("stop_token_ids",), kinds.TOKEN_IDS, "stop_token_ids"),
     Parameter(("ignore_eos_token", "ignore_eos"), kinds.BOOLEAN, "ignore_eos"),
-    Parameter(("truncate",), kinds.integer(1, MOST_TOKENS), "truncate"),
+    Parameter(("truncate", "truncate_prompt_tokens"), kinds.integer(1, MOST_TOKENS), "truncate"),
     Parameter(("min_p",), kinds.number(0, 1), "min_p"),
     Parameter(("no_repeat_ngram_size",), kinds.integer(0, MOST_TOKENS), "no_repeat_ngram_size"),
     Parameter(("bad_sequences", "bad_words"), kinds.STRINGS_OR_NONE, "bad", union=True),
@@ -404,6 +431,25 @@ OWN_SAMPLING = tuple(
     if row.target in Sampling.__struct_fields__ and row.names[0] not in ("n", "best_of", "num_beams", "beam_width")
 )
 """Of these, an API without sampling parameters of its own has the server's."""
+
+
+def _read_priority(value: object) -> int:
+    return -1 if kinds.integer(0, MOST_TOKENS).read(value) else 0
+
+
+PRIORITY = (
+    Parameter(
+        ("priority",),
+        Kind(
+            "an integer of at least 0; those above it go behind other requests (a request cannot go before others; a "
+            "gateway can let it, with option.priority_header)",
+            _read_priority,
+            {"type": "integer", "minimum": 0, "maximum": MOST_TOKENS},
+        ),
+        "priority",
+    ),
+)
+"""vLLM's: the higher, the later."""
 
 NOT_HONOURED = (
     Parameter(("top_n_tokens",), neutral=(0,), advice="tokens carry the chosen token's log-probability only"),
@@ -493,6 +539,7 @@ def generation_request(
         prompt_only=values.get("prompt_only", False),
         logit_bias=values.get("logit_bias", ()),
         cache_salt=values.get("cache_salt", ""),
+        priority=values.get("priority", 0),
     )
 
 

@@ -72,7 +72,7 @@ def resumed(message: Submit, token_ids: Sequence[int]) -> Submit:
     sampling, generated = message.sampling, len(token_ids)
     seed = None if sampling.seed is None else (sampling.seed + generated * _SEED_STEP) % 2**64
     left = replace(sampling, max_new_tokens=sampling.max_new_tokens - generated, min_new_tokens=0, seed=seed)
-    return replace(message, prompt_ids=prompt_ids, sampling=left)
+    return replace(message, prompt_ids=prompt_ids, sampling=left, prompt_logprobs=None)
 
 
 def to_move(running: Mapping[int, Slot], starving: Slot, places: Places, clients: int) -> dict[int, Slot]:
@@ -204,6 +204,7 @@ class RollingBatch:
         limits = executor.limits
         self.block_size = limits.block_size
         """Tokens in a KV cache block."""
+        self.speculates = limits.draft_tokens > 0
         blocks = limits.kv_blocks
         # An engine that has not run yet has an empty KV cache.
         self.engine_stats = Stats(kv_usage=0.0, kv_blocks=blocks, kv_blocks_used=0) if blocks else Stats()
@@ -342,7 +343,7 @@ class RollingBatch:
                 )
             if sequence.index:
                 message = replace(message, prompt_logprobs=None)
-            slot = Slot(state, sequence, message, blocks, client, origin.priority, seeded)
+            slot = Slot(state, sequence, message, blocks, client, request.priority or origin.priority, seeded)
             if self._blame.remembers and not state.ids:
                 self._check_innocent(slot)
             self._untried[self._next_id] = slot
@@ -551,10 +552,9 @@ class RollingBatch:
                 self._cancel(request_id, slot)
 
     def _receive_prompts(self, step: Step, touched: dict[int, Slot]) -> None:
-        """Give requests the log-probabilities of their prompts, which no other engine process has to compute again."""
+        """Give requests the log-probabilities of their prompts."""
         for request_id, scores in step.prompts.items():
             if (slot := self._running.get(request_id)) is not None:
-                slot.message = replace(slot.message, prompt_logprobs=None)
                 slot.state.prompt = self._translator.prompt(slot.sequence.prompt_ids, scores)
                 touched[request_id] = slot
 
@@ -562,6 +562,7 @@ class RollingBatch:
         """Count tokens of a step that the engine did not compute one by one."""
         for request_id, tokens in step.cached.items():
             if (slot := self._running.get(request_id)) is not None and slot.begins:
+                slot.sequence.cached_tokens = tokens
                 self.statistics.prompt_reused(slot.state.record, tokens)
         for request_id, tokens in step.accepted.items():
             if (slot := self._running.get(request_id)) is not None:

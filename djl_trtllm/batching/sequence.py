@@ -188,6 +188,7 @@ class OutputSequence:
     """Tokens that a draft proposed; None where the engine has not said so."""
     cumulative_logprob: float = 0.0
     finished: SequenceResult | None = None
+    cached_tokens: int = 0
     closed: bool = False
     """Whether the end has been delivered."""
     _detokenizer: Detokenizer | None = None
@@ -351,7 +352,7 @@ class RequestState:
                     queue_seconds=waited,
                     reseeded=self.record.reseeded,
                     accepted_tokens=sequence.accepted,
-                    reused_tokens=self.record.reused_tokens,
+                    cached_tokens=sequence.cached_tokens,
                 )
             sequence.closed = True
             self._unfinished -= 1

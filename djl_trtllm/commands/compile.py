@@ -122,10 +122,10 @@ def compile(
             progress(note)
         engine = compile_model(checkpoint, out, os.environ, progress, settings)
         progress(f"compiled {engine}")
-        if check is not None:
-            from djl_trtllm.commands.quality import compare_with_defaults
+    if check is not None:
+        from djl_trtllm.commands.quality import quality
 
-            raise typer.Exit(compare_with_defaults(check, engine))
+        quality(check, engine)
 
 
 package_app = typer.Typer(add_completion=False)

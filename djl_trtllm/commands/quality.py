@@ -10,7 +10,6 @@ from rich.console import Console
 
 from djl_trtllm.commands.console import errors_for_the_reader, print_json, progress_printer, say, warn
 from djl_trtllm.config.options.choices import LogLevel
-from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.listing import columns
 from djl_trtllm.logs import configure
 
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 _SIDE = "A model directory, its serving.properties, an archive, an address of a model, or http(s)://SERVER."
-_TOKENS, _TIMEOUT = 64, 600.0
-DIFFERS = 3
-"""The exit status of two sides that differ."""
 
 
 @app.command()
@@ -32,7 +28,7 @@ def quality(
         Path | None,
         typer.Option(metavar="FILE", help="Prompts as JSON lines, or recorded requests. Default: 32 texts."),
     ] = None,
-    output_tokens: Annotated[int, typer.Option(min=1, max=1024, help="Tokens to generate for a prompt.")] = _TOKENS,
+    output_tokens: Annotated[int, typer.Option(min=1, max=1024, help="Tokens to generate for a prompt.")] = 64,
     agreement: Annotated[
         float, typer.Option(min=0, max=1, help="Least share of equal tokens, of those after the same text.")
     ] = 0.98,
@@ -44,7 +40,7 @@ def quality(
     api_key: Annotated[
         str | None, typer.Option(envvar="BENCH_API_KEY", help="API key of servers, as a bearer token.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request to a server may take.")] = _TIMEOUT,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request to a server may take.")] = 600.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Write a picture (SVG).")] = None,
 ) -> None:
@@ -55,12 +51,13 @@ def quality(
     configure(LogLevel.WARNING.value, console=Console(stderr=True, soft_wrap=True))
     with errors_for_the_reader():
         # numpy, the client and the engines' code take a tenth of a second; other commands do without.
+        from djl_trtllm.bench.report import require_chart, write_chart
         from djl_trtllm.quality.figures import Thresholds
-        from djl_trtllm.quality.report import picture_of, require_place, run
+        from djl_trtllm.quality.report import picture_of, run
         from djl_trtllm.quality.sides import open_side
 
         if plot is not None:
-            require_place(plot)
+            require_chart("--plot", plot)
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         report = run(
             open_side(a, headers, model, timeout),
@@ -71,28 +68,12 @@ def quality(
             progress_printer(),
         )
         if plot is not None:
-            try:
-                plot.write_text(picture_of(report), encoding="utf-8")
-            except OSError as error:
-                raise BenchmarkError(f"--plot {plot}: cannot write it: {error.strerror}") from None
-    print_report(report, as_json=as_json)
-    raise typer.Exit(DIFFERS if report.differs else 0)
+            write_chart("--plot", plot, picture_of(report))
+    _print(report, as_json=as_json)
+    raise typer.Exit(3 if report.differs else 0)
 
 
-def compare_with_defaults(a: str, b: str) -> int:
-    """Compare two models or servers as the command does without flags, and return its status. Raises DjlTrtllmError."""
-    from djl_trtllm.quality.figures import Thresholds
-    from djl_trtllm.quality.report import run
-    from djl_trtllm.quality.sides import open_side
-
-    sides = [open_side(place, {}, None, _TIMEOUT) for place in (a, b)]
-    report = run(sides[0], sides[1], None, _TOKENS, Thresholds(), progress_printer())
-    print_report(report, as_json=False)
-    return DIFFERS if report.differs else 0
-
-
-def print_report(report: Report, *, as_json: bool) -> None:
-    """Print a comparison as a table and its verdict, or as JSON."""
+def _print(report: Report, *, as_json: bool) -> None:
     warn(*report.warnings)
     if as_json:
         print_json(report.as_json())

@@ -11,6 +11,7 @@ from typing import Any
 
 from djl_trtllm.config import Config, load
 from djl_trtllm.config.options.choices import Backend
+from djl_trtllm.config.speculation import speculation_of
 from djl_trtllm.engines.hardware import GpuState, read_states
 from djl_trtllm.errors import LayoutError, SizingError
 from djl_trtllm.listing import columns
@@ -48,6 +49,7 @@ class SizeRequest:
     config: Config
     settings: Mapping[str, str]
     lmi: str = DEFAULT_LMI
+    draft: CheckpointSizes | None = None
 
     @property
     def context(self) -> int | None:
@@ -121,6 +123,7 @@ class SizeRequest:
             tensor_parallel=degree,
             pipeline_parallel=self.config.options.pipeline_parallel_degree,
             compiled=self.compiled,
+            draft=self.draft,
         )
         conditions = replace(conditions, max_batch_size=max(_WIDENED_BATCH, conditions.max_batch_size))
         found = recommend(self.sizes, conditions, machine.known, gpu=machine.gpu, lmi=self.lmi)
@@ -149,7 +152,12 @@ def read_request(model: str, settings: Mapping[str, str], lmi: str) -> SizeReque
             f"{checkpoint}/config.json does not give the layers, the heads and the hidden size of the model as numbers "
             "above 0, so nothing can be estimated; --measure finds what fits"
         )
-    return SizeRequest(sizes, config, settings, lmi)
+    draft, speculation = None, speculation_of(config)
+    if speculation is not None and speculation.model is not None:
+        beside = (config.model_dir or Path()) / speculation.model
+        named = str(beside) if beside.is_dir() else speculation.model
+        draft = CheckpointSizes.read(named, hub_cache=hub_cache)
+    return SizeRequest(sizes, config, settings, lmi, draft)
 
 
 def _refuse_engine(checkpoint: str) -> None:

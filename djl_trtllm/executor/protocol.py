@@ -145,7 +145,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     request must have exactly this many; 0 where each says how many, up to `most_beams` (0: any number). `seeded`:
     whether a request's seed decides its tokens. `max_prompt_len`: tokens of the longest prompt (0: `max_seq_len`).
     `tries_guides`: whether it takes `Try`, so that a request waits for the trial of its guide without a place.
-    `draft_tokens`: tokens that a sequence may have in the KV cache beyond its own, while they are verified.
+    `draft_tokens`: above 0 where it speculates; tokens that a sequence may have beyond its own in the KV cache, where
+    `kv_blocks` counts, while they are verified.
     """
 
     max_sequences: int

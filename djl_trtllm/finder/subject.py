@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.finder.trial import TrialLoad
 from djl_trtllm.model import Layout, ModelKind
 from djl_trtllm.model.remote.fetch import is_remote
-from djl_trtllm.service import open_remote, open_source
-from djl_trtllm.service.model import plan
+from djl_trtllm.service.model import open_remote, open_source, plan
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import Estimate
 from djl_trtllm.sizing.recommendation import conditions_of
@@ -100,6 +99,8 @@ class Subject:
             compiled=self.backend is Backend.TENSORRT,
         )
         with suppress(DjlTrtllmError):
+            if self.layout.draft is not None:
+                conditions = replace(conditions, draft=CheckpointSizes.read(self.layout.draft.path))
             return Estimate(CheckpointSizes.read(self.layout.path), conditions).max_num_tokens or None
         return None
 

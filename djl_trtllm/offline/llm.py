@@ -34,7 +34,8 @@ from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.offline.arguments import SamplingParams, flattened
 from djl_trtllm.progress import batch_progress
 from djl_trtllm.request import FINISH_WORDS, FinishReason, GenerationRequest, OutputChunk, RankedToken
-from djl_trtllm.service import Model, ModelService, open_remote, open_source, prepare
+from djl_trtllm.service.lifecycle import ModelService
+from djl_trtllm.service.model import Model, open_remote, open_source, prepare
 
 # -- results -----------------------------------------------------------------------------------------------------------
 

@@ -9,12 +9,13 @@ from statistics import fmean, median
 from typing import Any
 
 from djl_trtllm.bench.apis import read_prompts
-from djl_trtllm.bench.report import Chart, Line, picture, require_matplotlib
+from djl_trtllm.bench.report import Chart, Line, picture
 from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.quality.figures import Comparison, Thresholds
-from djl_trtllm.quality.sides import Asked, Side, default_prompts
+from djl_trtllm.quality.sides import Asked, Side
 from djl_trtllm.version import __version__
 
+DEFAULT_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 MOST_PROMPTS = 10_000
 _SHOWN = 3
 _LONGEST = 60
@@ -37,29 +38,17 @@ class Report:
     def table(self) -> list[list[str]]:
         """Rows of a name and a value; what is not known is `not available`."""
         found = self.comparison
-        firsts, bounds, gaps, perplexities = (
-            found.first_differences,
-            found.divergences,
-            found.gaps,
-            found.perplexities,
-        )
-        missing = "not available"
-        equal = len(found.differences) - len(firsts)
-        return [
-            ["prompts with equal answers", f"{equal} of {len(found.differences)}"],
-            ["agreement of tokens", f"{100 * found.agreement:.2f} % of {found.compared:,} after the same text"],
-            ["before a first difference", f"{100 * found.equal_share:.2f} % of {found.tokens:,} tokens"],
-            ["first difference", f"token {median(firsts):g} (median), {firsts[0]} (least)" if firsts else "none"],
-            [
-                "gap of likelihood there",
-                f"{median(gaps):.3g} nats (median), {max(gaps):.3g} (most)" if gaps else missing,
-            ],
-            [
-                "KL divergence, at least",
-                f"{fmean(bounds):.4g} nats (mean), {max(bounds):.3g} (most)" if bounds else missing,
-            ],
-            ["perplexity of the prompts", "{:.4g} and {:.4g}".format(*perplexities) if perplexities else missing],
-        ]
+        firsts, bounds, gaps = found.first_differences, found.divergences, found.gaps
+        rows = {
+            "prompts with equal answers": f"{len(found.differences) - len(firsts)} of {len(found.differences)}",
+            "agreement of tokens": f"{100 * found.agreement:.2f} % of {found.compared:,} after the same text",
+            "before a first difference": f"{100 * found.equal_share:.2f} % of {found.tokens:,} tokens",
+            "first difference": f"token {median(firsts):g} (median), {firsts[0]} (least)" if firsts else "none",
+            "gap of likelihood there": gaps and f"{median(gaps):.3g} nats (median), {max(gaps):.3g} (most)",
+            "KL divergence, at least": bounds and f"{fmean(bounds):.4g} nats (mean), {max(bounds):.3g} (most)",
+            "perplexity of the prompts": found.perplexities and "{:.4g} and {:.4g}".format(*found.perplexities),
+        }
+        return [[name, str(text or "not available")] for name, text in rows.items()]
 
     def conclusion(self) -> Iterator[str]:
         """Yield examples of differences, and the verdict at last."""
@@ -98,7 +87,7 @@ def run(
     a: Side, b: Side, prompts: Path | None, tokens: int, thresholds: Thresholds, say: Callable[[str], None]
 ) -> Report:
     """Ask both sides, and compare. Raises DjlTrtllmError if a side cannot answer, or answers no prompt."""
-    found = read_prompts(prompts or default_prompts(), tokens, "--prompts")
+    found = read_prompts(prompts or DEFAULT_PROMPTS, tokens, "--prompts")
     if len(found) > MOST_PROMPTS:
         raise BenchmarkError(f"--prompts {prompts}: {len(found):,} prompts; expected at most {MOST_PROMPTS:,}")
     if any(prompt.tokens for prompt in found):
@@ -126,24 +115,11 @@ def run(
     return report
 
 
-def require_place(plot: Path) -> None:
-    """Raise BenchmarkError where no picture can be drawn or written, before minutes are spent."""
-    if not plot.parent.is_dir():
-        raise BenchmarkError(f"--plot {plot}: there is no folder {plot.parent}")
-    require_matplotlib()
-
-
 def picture_of(report: Report) -> str:
     """Return the picture as SVG: prompts that still agree, and the divergence, by position."""
     found = report.comparison
-    drawn = [
-        Chart(
-            "Prompts whose answers agree up to a token",
-            "tokens",
-            "share",
-            [Line("agree", found.agreeing(), steps=True)],
-        )
-    ]
+    lines = [Line("agree", found.agreeing(), steps=True)]
+    drawn = [Chart("Prompts whose answers agree up to a token", "tokens", "share", lines)]
     if bounds := found.by_position():
         drawn.append(Chart("KL divergence, at least", "token", "nats", [Line("mean", bounds)]))
     return picture(drawn)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import orjson
@@ -20,8 +19,6 @@ from djl_trtllm.request import FinishReason, GenerationRequest, RankedToken, Sam
 LIKELIEST = (5, 1)
 """Tokens with log-probabilities to ask for at each position, and what is asked for where a side refuses that."""
 _AT_ONCE = 8
-_REFUSED = (400, 404, 422, 424)
-_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError)
 
 
 class Asked(NamedTuple):
@@ -51,12 +48,9 @@ def open_side(place: str, headers: Mapping[str, str], model: str | None, timeout
 def _ended(text: str, positions: list[Position]) -> list[Position]:
     """Positions of a continuation that the model ended: servers have its end token as a text of its own, as "" or not
     at all, and here it is ""."""
-    last = positions[-1].logprobs if positions else {}
     if positions and "".join([each.token for each in positions[:-1]]) == text:
-        positions = positions[:-1]
-    else:
-        last = {}
-    return [*positions, Position("", last)]
+        return [*positions[:-1], Position("", positions[-1].logprobs)]
+    return [*positions, Position("", {})]
 
 
 # -- a model that is loaded here ---------------------------------------------------------------------------------------
@@ -73,12 +67,11 @@ class Loaded:
         with closing(Runner(open_offline_model(self.name, {}))) as runner:
             for count in LIKELIEST:
                 # `logprobs` alone is the chosen token's.
-                wanted: dict[str, Any] = {
-                    "logprobs": True,
-                    "asks_logprobs": True,
-                    "top_logprobs": count if count > 1 else 0,
-                }
-                requests = [_request(prompt, asked.tokens, **wanted) for prompt in asked.prompts]
+                ranked = count if count > 1 else 0
+                requests = [
+                    _request(each, asked.tokens, logprobs=True, asks_logprobs=True, top_logprobs=ranked)
+                    for each in asked.prompts
+                ]
                 (first,) = runner.run(requests[:1])
                 if not isinstance(first.failure, UnsupportedParameterError):
                     break
@@ -113,11 +106,11 @@ def _continuation(result: OfflineResult) -> Continuation:
 
 
 def _positions(tokens: Sequence[Token]) -> list[Position]:
-    tops = [token.top if isinstance(token, RankedToken) else [] for token in tokens]
-    return [
-        _position(token.text, token.logprob, {each.text: each.logprob for each in top})
-        for token, top in zip(tokens, tops, strict=True)
-    ]
+    return [_position(each.text, each.logprob, dict(_likeliest(each))) for each in tokens]
+
+
+def _likeliest(token: Token) -> list[tuple[str, float]]:
+    return [(each.text, each.logprob) for each in token.top] if isinstance(token, RankedToken) else []
 
 
 def _position(token: str, logprob: float | None, likeliest: Mapping[str, float]) -> Position:
@@ -145,12 +138,12 @@ class Served:
         places = asyncio.Semaphore(_AT_ONCE)
         try:
             self._model = self._model or await first_model(client)
-            count = await self._accepted(client, asked)
-            echoed = await self._echoed(client, asked, count)
+            count = await self._accepted(client, asked.prompts[0])
+            echoed = await self._echoed(client, asked.prompts, count)
 
             async def one(prompt: Prompt) -> Continuation:
                 async with places:
-                    found = await self._continue(client, prompt, asked.tokens, count)
+                    found = await self._ask(client, prompt, asked.tokens, count)
                     if echoed and not found.error and not _is_chat(prompt):
                         found = found._replace(prompt=await self._prompt(client, prompt, echoed))
                     return found
@@ -159,57 +152,46 @@ class Served:
         finally:
             client.close()
 
-    async def _accepted(self, client: Client, asked: Asked) -> int:
-        """The number of likeliest tokens that the server gives. Raises BenchmarkError if it refuses the least."""
+    async def _accepted(self, client: Client, prompt: Prompt) -> int:
+        """The number of likeliest tokens that the server gives. Raises BenchmarkError if it gives none."""
+        error = ""
         for count in LIKELIEST:
-            path, body = self._body(asked.prompts[0], 1, count)
-            status, reply, error = await fetch(client, path, orjson.dumps(body))
-            if status == 200 and error is None:
+            error = (await self._ask(client, prompt, 1, count)).error
+            if not error:
                 return count
-            if status not in _REFUSED or count == LIKELIEST[-1]:
-                raise BenchmarkError(
-                    f"{self.name}{path} does not answer a first request with log-probabilities, which name the "
-                    f"tokens: {error}: {reply[:300].decode(errors='replace')}"
-                )
             self.notes.append(f"the server gives fewer than {count} likeliest tokens")
-        raise AssertionError
+        raise BenchmarkError(
+            f"{self.name} does not answer a first request with log-probabilities, which name the tokens: {error}"
+        )
 
-    async def _echoed(self, client: Client, asked: Asked, count: int) -> int:
+    async def _echoed(self, client: Client, prompts: Sequence[Prompt], count: int) -> int:
         """The number of likeliest tokens that the server gives for each token of a prompt; 0 if it gives none."""
-        texts = [prompt for prompt in asked.prompts if not _is_chat(prompt)]
-        for likeliest in dict.fromkeys((count, 1)) if texts else ():
-            if await self._prompt(client, texts[0], likeliest) is not None:
-                return likeliest
-        if texts:
-            self.notes.append("the server gives no log-probabilities of prompts (echo with logprobs)")
+        for prompt in [prompt for prompt in prompts if not _is_chat(prompt)][:1]:
+            for likeliest in dict.fromkeys((count, 1)):
+                if await self._prompt(client, prompt, likeliest) is not None:
+                    return likeliest
+        self.notes.append("the server gives no log-probabilities of these prompts (echo with logprobs)")
         return 0
 
-    def _body(self, prompt: Prompt, tokens: int, count: int) -> tuple[str, Body]:
-        body: Body = {"model": self._model, "max_tokens": tokens, "temperature": 0}
-        if _is_chat(prompt):
-            likeliest = {"top_logprobs": count} if count > 1 else {}
-            return "/v1/chat/completions", body | {"messages": prompt.messages, "logprobs": True} | likeliest
-        return "/v1/completions", body | {"prompt": prompt.ids or prompt.text, "logprobs": count}
+    async def _prompt(self, client: Client, prompt: Prompt, count: int) -> Sequence[Position] | None:
+        """The tokens of a prompt after the first, with log-probabilities; None if the server gives none."""
+        found = (await self._ask(client, prompt, 0, count, echo=True)).positions[1:]
+        return found if found and all(each.token in each.logprobs for each in found) else None
 
-    async def _continue(self, client: Client, prompt: Prompt, tokens: int, count: int) -> Continuation:
-        path, body = self._body(prompt, tokens, count)
-        status, reply, error = await fetch(client, path, orjson.dumps(body))
+    async def _ask(self, client: Client, prompt: Prompt, tokens: int, count: int, **more: bool) -> Continuation:
+        body: Body = {"model": self._model, "max_tokens": tokens, "temperature": 0, **more}
+        if _is_chat(prompt):
+            path, body = "/v1/chat/completions", body | {"messages": prompt.messages, "logprobs": True}
+            body |= {"top_logprobs": count} if count > 1 else {}
+        else:
+            path, body = "/v1/completions", body | {"prompt": prompt.ids or prompt.text, "logprobs": count}
+        _, reply, error = await fetch(client, path, orjson.dumps(body))
         if error is not None:
             return Continuation(error=f"{error}: {reply[:300].decode(errors='replace')}".strip(": "))
         try:
             return _read_choice(orjson.loads(reply)["choices"][0])
-        except _UNREADABLE as problem:
-            return Continuation(error=f"HTTP {status}: a response without tokens and log-probabilities: {problem!r}")
-
-    async def _prompt(self, client: Client, prompt: Prompt, count: int) -> list[Position] | None:
-        """The tokens of a prompt after the first, with log-probabilities; None if the server gives none."""
-        path, body = self._body(prompt, 0, count)
-        _, reply, error = await fetch(client, path, orjson.dumps(body | {"echo": True}))
-        try:
-            found = _read_choice(orjson.loads(reply)["choices"][0]).positions[1:] if error is None else ()
-        except _UNREADABLE:
-            return None
-        return list(found) if found and all(each.token in each.logprobs for each in found) else None
+        except (ValueError, LookupError, TypeError, AttributeError) as problem:
+            return Continuation(error=f"a response without tokens and log-probabilities: {problem!r}")
 
 
 def _is_chat(prompt: Prompt) -> bool:
@@ -231,8 +213,3 @@ def _read_choice(choice: dict[str, Any]) -> Continuation:
         entries = list(zip(tokens, logprobs["token_logprobs"], [top or {} for top in tops], strict=True))
     positions = [_position(*entry) for entry in entries]
     return Continuation(_ended(text, positions) if choice.get("finish_reason") == "stop" else positions)
-
-
-def default_prompts() -> Path:
-    """The file of the prompts that are used without `--prompts`."""
-    return Path(__file__).with_name("prompts.jsonl")

@@ -25,7 +25,7 @@ from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.config.tables import read_table
 from djl_trtllm.executor.protocol import Stats
 from djl_trtllm.request import FINISH_WORDS, FinishReason
-from djl_trtllm.service import Registry, ServedModel, State
+from djl_trtllm.service.lifecycle import Registry, ServedModel, State
 from djl_trtllm.version import __version__
 
 _PREFIX = "djl_trtllm_"
@@ -73,6 +73,7 @@ class ModelFigures:
     memory: int | None
     """Bytes of host memory of the engine processes."""
     kv_block_tokens: int | None
+    speculates: bool
     stats: Stats
     """What the engines report. The rolling batches count what runs: `running`, and not `stats.running`."""
 
@@ -84,8 +85,7 @@ class ModelFigures:
     @property
     def accepted(self) -> int | None:
         """Tokens that drafts proposed; None where nothing speculates."""
-        speculates = self.statistics.accepted_tokens or self.stats.draft_tokens is not None
-        return self.statistics.accepted_tokens if speculates else None
+        return self.statistics.accepted_tokens if self.speculates else None
 
     @property
     def completed(self) -> int:
@@ -109,6 +109,7 @@ class ModelFigures:
             max_waiting=_limit(batches, "max_queue_size"),
             memory=sum(worker.memory for worker in model.workers) or None,
             kv_block_tokens=max(batch.block_size for batch in batches) if stats.kv_blocks else None,
+            speculates=any(batch.speculates for batch in batches),
             stats=stats,
         )
 

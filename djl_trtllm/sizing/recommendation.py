@@ -63,6 +63,7 @@ def conditions_of(
     tensor_parallel: int = 1,
     pipeline_parallel: int = 1,
     compiled: bool = True,
+    draft: CheckpointSizes | None = None,
 ) -> Conditions:
     """The conditions of a model with these options; `compiled` for an engine, false for PyTorch."""
     options = config.options
@@ -84,6 +85,7 @@ def conditions_of(
         max_output_len=max(1, longest - longest_prompt),
         max_beam_width=options.max_beam_width,
         attention_windows=options.max_attention_window,
+        draft=draft,
         lora=_lora(config),
         backend="tensorrt" if compiled else "pytorch",
     )

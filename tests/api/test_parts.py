@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from typing import Any
@@ -14,7 +15,7 @@ from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.chat import Parsing, ToolUse
 from djl_trtllm.api.dialects.messages.encoder import MessageEncoder
 from djl_trtllm.api.dialects.responses.encoder import Answer, AnswerEncoder
-from djl_trtllm.api.output_parsers import tool_format
+from djl_trtllm.api.output_parsers import call_parser, tool_format
 from djl_trtllm.api.parts import PartsEncoder
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
@@ -28,8 +29,7 @@ assert FORMAT is not None
 
 def parsing(*, parallel: bool = True) -> Parsing:
     assert FORMAT is not None
-    parser = FORMAT.parser
-    tools = ToolUse(lambda: parser(frozenset({"sky.weather"})), FORMAT, parallel=parallel)
+    tools = ToolUse(functools.partial(call_parser, FORMAT, {"sky.weather": {}}), FORMAT, parallel=parallel)
     return Parsing(tools, ReasoningFormat.QWEN3)
 
 
@@ -46,7 +46,7 @@ def answered(encoder: PartsEncoder, pieces: list[str], reason: FinishReason = Fi
     """The body, or what the events join to."""
     encoder.begin(Prompt("The wolf", 7))
     chunks = [OutputChunk(0, [Token(5, piece, None, False)], None) for piece in pieces]
-    end = SequenceResult(reason, len(pieces) + 1, None, None, reused_tokens=4)
+    end = SequenceResult(reason, len(pieces) + 1, None, None, cached_tokens=4)
     data = b"".join([encoder.encode(chunk) for chunk in (*chunks, OutputChunk(0, [], end))]).decode()
     if not encoder.stream:
         return json.loads(data)

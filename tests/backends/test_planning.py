@@ -40,6 +40,33 @@ def hf(checkpoint: Path) -> Layout:
     return inspect(checkpoint)
 
 
+# -- the prefix cache --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "version", "keys", "given", "on", "origin"),
+    [
+        ("openvino", "1.2.1", False, None, True, "derived from OpenVINO's own default"),
+        ("openvino", "1.2.1", True, None, True, "derived from OpenVINO's own default"),
+        ("openvino", "1.2.1", True, "false", False, ""),
+        ("pytorch", "1.2.1", True, None, True, "derived from TensorRT-LLM 1.2.1's own default"),
+        ("pytorch", "1.0.0", False, None, True, "derived from TensorRT-LLM 1.0.0's own default"),
+        ("pytorch", "1.0.0", True, None, False, "derived from api_keys_file: TensorRT-LLM 1.0.0 cannot keep"),
+        ("pytorch", "1.0.0", True, "true", True, ""),
+        ("tensorrt", "1.2.1", False, None, False, "default"),
+        ("autodeploy", "1.2.1", False, None, False, "default"),
+    ],
+)
+def test_the_prefix_cache_is_on_where_the_engines_is_unless_keys_would_share_it(
+    hf: Layout, backend: str, version: str, keys: bool, given: str | None, on: bool, origin: str
+) -> None:
+    options = {"backend": backend} | ({"enable_prefix_caching": given} if given else {})
+    environ = {"SERVING_API_KEYS_FILE": "/keys.yaml"} if keys else {}
+    config = planning.fitted_to_memory(configured(environ, **options), hf, gpu_machine(version))
+    assert config.options.enable_kv_cache_reuse is on
+    assert str(config.origin("enable_kv_cache_reuse")).startswith(origin)
+
+
 # -- which there are ---------------------------------------------------------------------------------------------------
 
 

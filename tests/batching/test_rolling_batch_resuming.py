@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -82,10 +81,18 @@ def test_it_goes_on_after_the_tokens_that_it_has() -> None:
 
 
 def test_exactly_the_fields_that_say_so_are_adjusted() -> None:
-    one = message({"min_new_tokens": 1, "do_sample": True, "seed": 3})
-    before, after = (msgspec.structs.asdict(each.sampling) for each in (one, resumed(one, [4])))
+    one = replace(message({"min_new_tokens": 1, "do_sample": True, "seed": 3}), prompt_logprobs=1)
+    one = replace(one, logit_bias=((4, 1.0),), cache_salt="team")
+    before, after = (
+        {
+            name: field.read(each)
+            for name, field in FIELDS.items()
+            if hasattr(each, name) or hasattr(each.sampling, name)
+        }
+        for each in (one, resumed(one, [4]))
+    )
     adjusted = {name for name, field in FIELDS.items() if field.trait.resume is Resume.ADJUSTED}
-    assert {name for name in before if before[name] != after[name]} == adjusted
+    assert {name for name in before if before[name] != after[name]} == adjusted | {"prompt_ids", "sampling"}
 
 
 def test_a_seeded_one_does_not_draw_the_numbers_of_its_beginning_again() -> None:

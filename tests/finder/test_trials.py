@@ -37,7 +37,7 @@ from djl_trtllm.finder.trial import (
     run_trial,
 )
 from djl_trtllm.offline.llm import open_offline_model
-from djl_trtllm.service import Model
+from djl_trtllm.service.model import Model
 from tests.finder.helpers import model_with
 from tests.support.tables import by_table
 

@@ -70,6 +70,7 @@ def test_times_agree_with_the_servers_own_histograms(api: str, load: tuple[str, 
     assert measured["itl_seconds"]["mean"] == pytest.approx(means[1], rel=0.3)
 
 
+@pytest.mark.slow
 def test_every_api_of_the_server_is_measured(tmp_path: Path) -> None:
     counted = {
         "chat": "usage in each event",

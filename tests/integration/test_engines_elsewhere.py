@@ -207,6 +207,7 @@ def test_engine_and_tokenizer_of_two_repositories(
     assert sorted(hub.fetched) == sorted(WHOLE)
 
 
+@pytest.mark.slow
 @without_sagemakers_model
 def test_hf_model_id_is_fetched_and_served_and_nothing_else_is(tiny_stories: Path, tmp_path: Path) -> None:
     hub = Hub({"acme/tiny-stories": files_of(tiny_stories) | {"flax_model.msgpack": b"another format"}})

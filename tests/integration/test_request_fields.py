@@ -54,6 +54,7 @@ NOT_PARAMETERS = {"prompt", "prompt_ids", "messages", "template", "sampling", "d
     "shown_tokens",
     "guide_from",
     "prompt_only",
+    "priority",
 }
 PART_OF_LOGPROBS = {"asks_logprobs", "needs_logprobs"}
 

@@ -83,6 +83,7 @@ def left_behind(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir() if "partial" in path.name or path.name.startswith("djl-trtllm")]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_compiled_at_the_first_start_and_found_at_the_second(checkpoint: Path, tmp_path: Path) -> None:
     machine = Machine(tmp_path / "machine")
     first: list[str] = []

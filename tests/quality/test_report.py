@@ -14,7 +14,7 @@ from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.quality import report
 from djl_trtllm.quality.figures import Continuation, Position, Thresholds
 from djl_trtllm.quality.report import Report, picture_of, run
-from djl_trtllm.quality.sides import Asked, default_prompts
+from djl_trtllm.quality.sides import Asked
 
 FAILED = Continuation(error="too long")
 
@@ -119,7 +119,7 @@ def test_the_number_of_prompts_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_there_are_prompts_without_a_file() -> None:
-    found = read_prompts(default_prompts(), 1, "--prompts")
+    found = read_prompts(report.DEFAULT_PROMPTS, 1, "--prompts")
     assert len({prompt.text for prompt in found}) == len(found) == 32
 
 

@@ -102,7 +102,7 @@ def test_the_log_probabilities_of_a_prompt_are_those_after_its_first_token() -> 
 
 def test_a_server_that_gives_fewer_of_a_prompt_is_asked_for_those() -> None:
     echo = completion("Once", " upon")
-    (found,), seen = asked_of(TEXT, refuses='"logprobs":5,"echo"', echo=echo)
+    (found,), seen = asked_of(TEXT, refuses='"echo":true,"prompt":"Once upon a time","logprobs":5', echo=echo)
     assert found.prompt is not None and len(found.prompt) == 1
     assert seen[-1].body["logprobs"] == 1
 
@@ -139,9 +139,15 @@ def test_a_failing_prompt_does_not_fail_the_others() -> None:
     assert found[1] == Continuation(error='HTTP 400: {"error":"no such field"}')
 
 
-def test_an_answer_without_tokens_is_an_error_of_its_prompt() -> None:
-    (found,), _ = asked_of(TEXT, text={"choices": [{"text": "a", "logprobs": None}]})
-    assert "without tokens and log-probabilities" in found.error
+def test_an_answer_without_tokens_is_an_error() -> None:
+    with pytest.raises(BenchmarkError, match="a response without tokens and log-probabilities"):
+        asked_of(TEXT, text={"choices": [{"text": "a", "logprobs": None}]})
+
+
+def test_numbers_that_are_no_log_probabilities_harm_nothing() -> None:
+    odd = completion("a")
+    odd["choices"][0]["logprobs"] |= {"token_logprobs": [1e300], "top_logprobs": [{"b": "-2"}]}
+    assert asked_of(TEXT, text=odd)[0][0].positions == [Position("a", {"b": -2.0, "a": 0.0})]
 
 
 def test_a_model_that_is_loaded_answers_texts_messages_and_ids(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from djl_trtllm.errors import ExecutorStartError, InvalidRequestError
 from djl_trtllm.request import FinishReason
-from djl_trtllm.service import State, Texts, settle_garbage_collector
-from djl_trtllm.service.engine import MemoryWatch
+from djl_trtllm.service.engine import MemoryWatch, settle_garbage_collector
+from djl_trtllm.service.lifecycle import State
+from djl_trtllm.service.model import Texts
 from tests.service.kit import TOKENIZER, Stage, played
 from tests.support.in_process import ask, state_of
 from tests.support.tables import table

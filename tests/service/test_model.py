@@ -21,7 +21,8 @@ from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import ConfigError, ModelError, TokenizerError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, inspect, load_tokenizer, tokenizer
-from djl_trtllm.service import model, open_remote, open_source, plan, prepare, remote_name
+from djl_trtllm.service import model
+from djl_trtllm.service.model import open_remote, open_source, plan, prepare, remote_name
 from tests.engines.helpers import gpu_machine, write_checkpoint, write_engine_files, write_tensorrt_engine
 from tests.support import models
 from tests.support.models import scripted_model

@@ -176,6 +176,7 @@ class TensorRtLlmExecutor:
             most_beams=sampler.most_beams,
             max_prompt_len=max_prompt_len,
             tries_guides=self._guides is not None,
+            draft_tokens=int(self._speculates),
         )
         self.features = sampler.fields | ({"seed"} if accept_ignored_seeds else set())
         self.features |= {Feature.LOGPROBS, "top_logprobs"} if logprobs else set()

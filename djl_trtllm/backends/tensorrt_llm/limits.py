@@ -146,12 +146,8 @@ def _recommendation(
         return None
     smallest = min(hardware.gpus, key=lambda gpu: gpu.memory or 0)
     try:
-        # The weights of a remote model that is only described are counted.
-        sizes = (
-            CheckpointSizes.read(layout.path)
-            if layout.weight_files
-            else CheckpointSizes.from_config(layout.config or {})
-        )
+        sizes = _sizes(layout)
+        draft = None if layout.draft is None else _sizes(layout.draft)
     except DjlTrtllmError as error:
         return str(error)
     if not sizes.layers or not sizes.parts:
@@ -164,9 +160,17 @@ def _recommendation(
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
         compiled=backend is Backend.TENSORRT,
+        draft=draft,
     )
     model = gpu_found(smallest.name, smallest.memory)
     return recommend(sizes, conditions, model, gpu=smallest.name or "an NVIDIA GPU")
+
+
+def _sizes(layout: Layout) -> CheckpointSizes:
+    """The sizes of a checkpoint; the weights of a remote one that is only described are counted."""
+    if layout.weight_files:
+        return CheckpointSizes.read(layout.path)
+    return CheckpointSizes.from_config(layout.config or {})
 
 
 def _memory_problem(config: Config, layout: Layout, longest: int, found: Recommendation) -> str | None:

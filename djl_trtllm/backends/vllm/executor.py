@@ -181,6 +181,7 @@ class VllmExecutor:
             max_seq_len=configuration.model_config.max_model_len,
             lookahead=lookahead,
             tries_guides=True,
+            draft_tokens=getattr(configuration.speculative_config, "num_speculative_tokens", 0),
         )
         lost = self._warm_up()
         adapters = {Feature.ADAPTERS} if configuration.lora_config is not None else set()

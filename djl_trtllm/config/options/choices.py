@@ -214,7 +214,21 @@ class ToolCallFormat(Choice):
     AUTO = "auto"
     HERMES = "hermes"
     LLAMA3_JSON = "llama3_json"
+    LLAMA4_PYTHONIC = "llama4_pythonic"
     MISTRAL = "mistral"
+    QWEN3_CODER = "qwen3_coder"
+    GLM4 = "glm4"
+    KIMI_K2 = "kimi_k2"
+    DEEPSEEK_V3 = "deepseek_v3"
+    DEEPSEEK_V31 = "deepseek_v31"
+    DEEPSEEK_V32 = "deepseek_v32"
+    DEEPSEEK_V4 = "deepseek_v4"
+    DEEPSEEK_V41 = "deepseek_v41"
+    MINIMAX_M2 = "minimax_m2"
+    MINIMAX_M3 = "minimax_m3"
+    GEMMA4 = "gemma4"
+    OPENAI = "openai"
+    SEED_OSS = "seed_oss"
     NONE = "none"
 
 
@@ -224,12 +238,20 @@ class ReasoningFormat(Choice):
     AUTO = "auto"
     DEEPSEEK_R1 = "deepseek_r1"
     QWEN3 = "qwen3"
+    KIMI_K2 = "kimi_k2"
+    NEMOTRON_V3 = "nemotron_v3"
+    MINIMAX_M3 = "minimax_m3"
+    GEMMA4 = "gemma4"
+    GPT_OSS = "gpt_oss"
+    MISTRAL = "mistral"
+    SEED_OSS = "seed_oss"
     NONE = "none"
 
 
 class UnknownParameters(Choice):
     """The answer to a request with fields that are not known."""
 
+    NOTE = "note"
     REFUSE = "refuse"
     WARN = "warn"
 

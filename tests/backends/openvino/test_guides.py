@@ -357,6 +357,7 @@ def test_a_guided_request_is_cancelled_before_and_after_it_runs(run: Run) -> Non
     assert (run.tokens[0], run.ends[0].error) == ([], None)
 
 
+@pytest.mark.slow
 def test_no_wild_guide_ends_the_engine(run: Run, executor: OpenVinoExecutor) -> None:
     wild = table(__file__, "wild")
     for number, (kind, text) in enumerate(wild):
@@ -370,6 +371,7 @@ def test_no_wild_guide_ends_the_engine(run: Run, executor: OpenVinoExecutor) -> 
     assert (after.ends[0].finish, after.text(1)) == (FinishReason.LENGTH, "yes")
 
 
+@pytest.mark.slow
 def test_no_random_guide_ends_the_engine(run: Run, executor: OpenVinoExecutor) -> None:
     """Pieces of the three languages in any order: most are invalid, some are not."""
     chance = random.Random(14)

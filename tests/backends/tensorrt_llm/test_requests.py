@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from djl_trtllm.backends.json_grammar import any_object, grammar_of
 from djl_trtllm.backends.tensorrt_llm import sampling as module
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
-from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler, guide_arguments, sampling_arguments
+from djl_trtllm.backends.tensorrt_llm.sampling import Biases, find_sampler, guide_arguments, sampling_arguments
 from djl_trtllm.executor.process import StepBuffer
 from djl_trtllm.executor.protocol import Logprob, Ranked, Stats, Step, Submit
 from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
@@ -48,6 +50,8 @@ def test_every_field_of_a_request_is_covered_above() -> None:
         "adapter",
         "origin",
         "client",
+        "logit_bias",
+        "cache_salt",
     }
 
 
@@ -73,7 +77,7 @@ TORCH = {"sampler_type": "TorchSampler"}
 BEAMS = {"max_beam_width": 2}
 ALWAYS = {
     *("max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p"),
-    *("seed", "ignore_eos", "stop_token_ids"),
+    *("seed", "ignore_eos", "stop_token_ids", "logit_bias"),
 }
 LATER = {"min_p", "no_repeat_ngram_size", "bad", "repetition_penalty", "presence_penalty", "frequency_penalty"}
 
@@ -89,6 +93,26 @@ def test_a_sampler_honours_what_is_named_for_it_and_nothing_else(
     version: str, backend: str, arguments: dict[str, Any], whole: bool
 ) -> None:
     assert find_sampler(version, backend, arguments, 1).fields == (ALWAYS | LATER if whole else ALWAYS)
+
+
+@pytest.mark.usefixtures("_takes_seeds")
+def test_pytorchs_first_sampler_takes_no_biases() -> None:
+    assert find_sampler("1.0.0", "pytorch", {}, 1).fields == ALWAYS - {"logit_bias"}
+    assert find_sampler("1.0.0", "tensorrt", {}, 1).fields == ALWAYS | LATER
+
+
+def test_equal_biases_are_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = SimpleNamespace(zeros=np.zeros, tensor=np.array, float32=np.float32)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    biases = Biases(9)
+    first = biases.tensor(((2, -100.0), (8, 1.5)))
+    assert first.tolist() == [0, 0, -100, 0, 0, 0, 0, 0, 1.5]
+    assert biases.tensor(((2, -100.0), (8, 1.5))) is first
+    for token in range(64):
+        assert biases.tensor(((token % 9, float(token)),)) is not first
+    assert biases.tensor(((2, -100.0), (8, 1.5))) is not first  # it is not kept for ever
+    with pytest.raises(ValueError, match=r"token 9.*end at 8"):
+        biases.tensor(((2, 1.0), (9, 1.0)))
 
 
 @by_table("version", "backend", "arguments", "seeded")
@@ -134,6 +158,7 @@ class Output:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[Any] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -218,6 +243,36 @@ def followed(result: Result, *, muted: bool = False, **fields: Any) -> list[list
 
 def entry(*pairs: tuple[int, float]) -> dict[int, Any]:
     return {token: SimpleNamespace(logprob=logprob) for token, logprob in pairs}
+
+
+@pytest.mark.parametrize(
+    ("given", "most", "scores"),
+    [
+        # The last entry is that of the first token of the output.
+        ([entry((6, -0.5), (9, -0.1)), entry((7, -0.7))], 0, [None, -0.5]),
+        ([entry((6, -0.5), (9, -0.1)), entry((7, -0.7))], 1, [None, Ranked(-0.5, [9], [-0.1])]),
+        ([entry((9, -0.1)), entry((7, -0.7))], 1, None),
+        ([], 0, None),
+    ],
+)
+def test_a_prompts_log_probabilities_come_with_its_first_token(given: Any, most: int, scores: Any) -> None:
+    def first(result: Result) -> None:
+        result.outputs[0].prompt_logprobs = given
+        result.outputs[0].token_ids.append(7)
+
+    async def follow(request: RunningRequest) -> None:
+        result = Result(first, None, say(8, end="length"))
+        request.follow(result)
+        await result.play()
+
+    if scores is None:  # this TensorRT-LLM does not give them
+        with pytest.raises(ValueError, match=r"log-probabilities|prompt_logprobs"):
+            played(follow, prompt_logprobs=most)
+        return
+    steps: list[Step] = []
+    played(follow, steps=steps, prompt_logprobs=most)
+    assert [step.prompts for step in steps] == [{1: scores}, {}]
+    assert [step.tokens for step in steps] == [[7], [8]]
 
 
 def last_only(result: Result) -> None:

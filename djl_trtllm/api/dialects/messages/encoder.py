@@ -87,7 +87,7 @@ class MessageEncoder(PartsEncoder):
             reason, stop = "stop_sequence", finished.stop_sequence
         elif self.calls and finished.reason <= FinishReason.STOP:
             reason = "tool_use"
-        usage = self._usage(finished.generated_tokens, finished.reused_tokens)
+        usage = self._usage(finished.generated_tokens, finished.cached_tokens)
         if self.stream:
             delta = {"stop_reason": reason, "stop_sequence": stop}
             return _event("message_delta", {"delta": delta, "usage": usage}) + _event("message_stop", {})

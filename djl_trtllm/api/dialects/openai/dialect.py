@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
@@ -20,11 +22,12 @@ from djl_trtllm.api import choices
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Render, Reply, only_model
-from djl_trtllm.api.chat import TOOLS, chat_request, fit_messages, read_template, read_tool_use
+from djl_trtllm.api.chat import THINKING, TOOLS, chat_request, fit_messages, read_template, read_tool_use
 from djl_trtllm.api.dialects.openai import responses
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
 from djl_trtllm.request import Sampling
+from djl_trtllm.version import __version__
 
 _NO_MEANING = tuple(
     Parameter((name,), target=IGNORED)
@@ -32,8 +35,8 @@ _NO_MEANING = tuple(
         "metadata",
         "prediction",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
-        "reasoning_effort",
         "safety_identifier",
         "service_tier",
         "store",
@@ -49,6 +52,8 @@ _COMMON = (
     Parameter(("temperature",), kinds.number(0, 2), "temperature"),
     Parameter(("stream",), kinds.BOOLEAN, "stream"),
     Parameter(("stream_options",), kinds.OBJECT, "stream_options"),
+    Parameter(("return_token_ids",), kinds.BOOLEAN, "return_token_ids"),
+    *shared.PRIORITY,
 )
 
 
@@ -65,6 +70,8 @@ def _read_modalities(value: Any) -> None:
     if value != ["text"]:
         raise ValueError("")
 
+
+_PARAMETERS = {"parameters": "to 'inputs' of /invocations, here its members stand beside the others"}
 
 CHAT_FIELDS = Table(
     shared.SAMPLING,
@@ -87,11 +94,13 @@ CHAT_FIELDS = Table(
         Parameter(("modalities",), Kind('["text"]', _read_modalities, {"const": ["text"]}), "modalities"),
         Parameter(("audio",), advice="this server generates text"),
         Parameter(("web_search_options",), advice="this server does not search"),
+        Parameter(("moderation",), advice="this server does not moderate"),
         *TOOLS,
+        *THINKING,
         Parameter(("functions",), neutral=([],), advice="use 'tools'"),
         Parameter(("function_call",), neutral=("none", "auto"), advice="use 'tool_choice'"),
     ),
-    elsewhere={"prompt": "to /v1/completions", "inputs": "to /invocations, here it is 'messages'"},
+    elsewhere={"prompt": "to /v1/completions", "inputs": "to /invocations, here it is 'messages'"} | _PARAMETERS,
     required=("messages",),
 )
 """The body of `/v1/chat/completions`."""
@@ -114,8 +123,9 @@ COMPLETION_FIELDS = Table(
         Parameter(("suffix",), neutral=("",), advice="models are given a prompt, not a text with a gap"),
         Parameter(("add_special_tokens",), neutral=(True,)),
         Parameter(("parallel_tool_calls",), target=IGNORED),
+        Parameter(("reasoning_effort",), target=IGNORED),
     ),
-    elsewhere={"messages": "to /v1/chat/completions", "inputs": "to /invocations, here it is 'prompt'"},
+    elsewhere={"messages": "to /v1/chat/completions", "inputs": "to /invocations, here it is 'prompt'"} | _PARAMETERS,
     required=("prompt",),
 )
 """The body of `/v1/completions`."""
@@ -218,6 +228,12 @@ def parse_completion(request: RawRequest, model: ModelContext) -> Call:
     return Call(requests, encoder, problems.headers)
 
 
+@lru_cache(maxsize=1024)
+def fingerprint(*configuration: object) -> str:
+    """What `system_fingerprint` is of a model: the same where the same request gets the same answer."""
+    return f"fp_{sha256(repr((__version__, *configuration)).encode()).hexdigest()[:10]}"
+
+
 def _read(
     values: dict[str, Any], model: ModelContext, problems: Problems, prefix: str, *, generations: int
 ) -> tuple[Sampling, choices.Response]:
@@ -234,6 +250,7 @@ def _read(
     response = choices.Response(
         prefix,
         model.name,
+        fingerprint(model.name, model.options.backend, model.options.dtype, model.options.revision),
         n=sampling.n,
         generations=generations,
         stream=stream,
@@ -241,6 +258,8 @@ def _read(
         include_usage=options.get("include_usage", False),
         continuous_usage=options.get("continuous_usage", False),
         prompt_logprobs="prompt_logprobs" in problems.sent,
+        token_ids=values.get("return_token_ids", False),
+        tgi=model.options.tgi_compat,
     )
     return sampling, response
 

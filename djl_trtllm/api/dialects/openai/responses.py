@@ -5,6 +5,7 @@ At the end, the encoders of outputs that may have calls or reasoning.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,17 +46,19 @@ class ChatEncoder(choices.ObjectEncoder):
     def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
         self._prompt_logprobs = vllm_prompt_logprobs(tokens)
 
-    def more(self) -> dict[str, Any]:
-        asked = self.response.prompt_logprobs
-        return {"prompt_logprobs": self._prompt_logprobs} if asked else {}
-
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
         return {
             "index": index,
             "message": {"role": "assistant", "content": sequence.text, "refusal": None},
             "logprobs": chat_logprobs(sequence.tokens) if self.response.logprobs else None,
             "finish_reason": FINISH_REASONS[finished.reason],
+            **self.response.shown_ids(sequence.tokens),
         }
+
+    def more(self) -> dict[str, Any]:
+        response = self.response
+        more: dict[str, Any] = {"prompt_token_ids": response.prompt_ids[0]} if response.token_ids else {}
+        return more | {"prompt_logprobs": self._prompt_logprobs} if response.prompt_logprobs else more
 
 
 class ChatStreamEncoder(EventEncoder):
@@ -68,8 +71,8 @@ class ChatStreamEncoder(EventEncoder):
         self._begun = [False] * response.n
         # The hot path: only the content differs.
         self._content = [
-            b'%b{"index":%d,"delta":{"content":%%b},"logprobs":null,"finish_reason":null}%b'
-            % (self._before.replace(b"%", b"%%"), index, self._after)
+            b'%b{"index":%d,"delta":{%b"content":%%b},"logprobs":null,"finish_reason":null}%b'
+            % (self._before.replace(b"%", b"%%"), index, _TGI if response.tgi else b"", self._after)
             for index in range(response.n)
         ]
 
@@ -77,7 +80,7 @@ class ChatStreamEncoder(EventEncoder):
         """See `EventEncoder`. Tokens without a text add nothing, unless their log-probabilities are wanted."""
         events = b"" if self._begun[index] else self.first(index)
         text = tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
-        if self.response.logprobs and tokens:
+        if self.response.detailed and tokens:
             events += self._delta(index, {"content": text}, tokens)
         elif text:
             events += self._content[index] % dump_line(text)
@@ -90,16 +93,31 @@ class ChatStreamEncoder(EventEncoder):
         if self._begun[index]:
             return b""
         self._begun[index] = True
-        return self._delta(index, {"role": "assistant", "content": "", "refusal": None})
+        more = b""
+        if self.response.token_ids:
+            more = b',"prompt_token_ids":' + dump_line(self.response.prompt_ids[0])
+        return self._delta(index, {"role": "assistant", "content": "", "refusal": None}, more=more)
 
     def _delta(
-        self, index: int, delta: dict[str, Any], tokens: list[Token] | None = None, reason: str | None = None
+        self,
+        index: int,
+        delta: dict[str, Any],
+        tokens: Sequence[Token] = (),
+        reason: str | None = None,
+        more: bytes = b"",
     ) -> bytes:
-        shown = None if tokens is None else chat_logprobs(tokens)
-        return self._event({"index": index, "delta": delta, "logprobs": shown, "finish_reason": reason})
+        shown = chat_logprobs(tokens) if tokens and self.response.logprobs else None
+        if self.response.tgi:
+            delta = {"role": "assistant", "content": None, "tool_calls": None} | delta
+        choice = {"index": index, "delta": delta, "logprobs": shown, "finish_reason": reason}
+        return self._event(choice | self.response.shown_ids(tokens), more)
 
 
-def chat_logprobs(tokens: list[Token]) -> dict[str, Any]:
+_TGI = b'"role":"assistant","tool_calls":null,'
+"""What TGI's own client requires in every delta, before the content."""
+
+
+def chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
     """The `logprobs` of a choice."""
     return {"content": choices.token_logprobs(tokens), "refusal": None}
 
@@ -128,6 +146,7 @@ class CompletionEncoder(choices.ObjectEncoder):
             "text": echoed + sequence.text,
             "logprobs": self._logprobs(generation, sequence.tokens) if response.logprobs else None,
             "finish_reason": FINISH_REASONS[finished.reason],
+            **self.response.shown_ids(sequence.tokens, generation),
         }
         if response.prompt_logprobs:
             choice["prompt_logprobs"] = self._prompt_logprobs[generation]
@@ -153,6 +172,7 @@ class CompletionStreamEncoder(EventEncoder):
         count = response.n * response.generations
         self._echoed = [not response.echo] * count
         self._offsets = [0] * count
+        self._begun = [False] * count
         self._text = [
             b'%b{"index":%d,"text":%%b,"logprobs":null,"finish_reason":null}%b'
             % (self._before.replace(b"%", b"%%"), index, self._after)
@@ -166,8 +186,8 @@ class CompletionStreamEncoder(EventEncoder):
             self._echoed[index] = True
             events = self._text[index] % dump_line(self.response.prompts[index // self.response.n])
         text = tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
-        if self.response.logprobs and tokens:
-            events += self._choice(index, text, completion_logprobs(tokens, self._offsets[index]))
+        if self.response.detailed and tokens:
+            events += self._choice(index, text, tokens)
             self._offsets[index] += len(text)
         elif text:
             events += self._text[index] % dump_line(text)
@@ -175,8 +195,13 @@ class CompletionStreamEncoder(EventEncoder):
             events += self._choice(index, "", reason=FINISH_REASONS[finished.reason])
         return events
 
-    def _choice(self, index: int, text: str, shown: dict[str, Any] | None = None, reason: str | None = None) -> bytes:
-        return self._event({"index": index, "text": text, "logprobs": shown, "finish_reason": reason})
+    def _choice(self, index: int, text: str, tokens: list[Token] | None = None, reason: str | None = None) -> bytes:
+        logprobs = tokens is not None and self.response.logprobs
+        shown = completion_logprobs(tokens or [], self._offsets[index]) if logprobs else None
+        generation = None if self._begun[index] else index // self.response.n
+        self._begun[index] = True
+        choice = {"index": index, "text": text, "logprobs": shown, "finish_reason": reason}
+        return self._event(choice | self.response.shown_ids(tokens or [], generation))
 
 
 def completion_logprobs(tokens: list[Token], offset: int) -> dict[str, Any]:
@@ -302,7 +327,7 @@ class ParsedChatStreamEncoder(ChatStreamEncoder):
         self._parsing = parsing
         self._choices: list[ParsedChoice] = []
         # The hot path: deltas that differ in one text only.
-        self._thought = [content.replace(b'{"content":', b'{"reasoning_content":') for content in self._content]
+        self._thought = [each.replace(b'"content":%b', b'"reasoning_content":%b') for each in self._content]
 
     def begin(self, prompt: Prompt) -> None:
         super().begin(prompt)
@@ -312,7 +337,7 @@ class ParsedChatStreamEncoder(ChatStreamEncoder):
         """See `EventEncoder`. Log-probabilities are in the first event of their tokens."""
         choice, events = self._choices[index], self.first(index)
         deltas = choice.deltas("".join([token.text for token in tokens]), end=finished is not None)
-        if self.response.logprobs and tokens:
+        if self.response.detailed and tokens:
             events += self._delta(index, deltas.pop(0) if deltas else {"content": ""}, tokens)
         for delta in deltas:
             if "content" in delta:

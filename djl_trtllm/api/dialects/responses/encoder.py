@@ -74,7 +74,7 @@ class AnswerEncoder(PartsEncoder):
         items = [self._item(part, status if part is self.parts[-1] else _COMPLETED) for part in self.parts]
         usage = {
             "input_tokens": self.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": finished.reused_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": finished.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": finished.generated_tokens,
             "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
             "total_tokens": self.prompt_tokens + finished.generated_tokens,
