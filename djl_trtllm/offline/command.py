@@ -20,6 +20,8 @@ from djl_trtllm.api.dialects.lmi import dialect as lmi
 from djl_trtllm.api.dialects.lmi.dialect import INPUTS_PARAMETERS
 from djl_trtllm.api.dialects.openai.dialect import CHAT_FIELDS
 from djl_trtllm.api.parameters import Problems, Table, show
+from djl_trtllm.config import Options
+from djl_trtllm.config.options.choices import UnknownParameters
 from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError
 from djl_trtllm.offline.llm import OfflineResult, Runner, open_offline_model
 from djl_trtllm.progress import batch_progress
@@ -40,6 +42,7 @@ _SHAPES_ANSWERS = (
     "tools",
 )
 _MOST_PROBLEMS = 10
+_STRICT = Options(unknown_parameters=UnknownParameters.REFUSE)
 
 
 class Entry(NamedTuple):
@@ -124,7 +127,7 @@ def _fill(given: dict[str, Any], defaults: Mapping[str, Any], table: Table) -> d
 
 def _parse(payload: dict[str, Any]) -> GenerationRequest:
     try:
-        (request,) = lmi.parse_payload(payload).requests
+        (request,) = lmi.parse_payload(payload, _STRICT).requests
     except InvalidRequestError as error:
         raise type(error)(str(error).removeprefix(lmi.PREFIX)) from None
     return request

@@ -57,8 +57,6 @@ class _Lines(RotatingFileHandler):
 
     def format(self, record: logging.LogRecord) -> str:
         head, prompt = record.entry  # type: ignore[attr-defined]
-        if (ids := prompt.get("prompt_ids")) is not None:
-            prompt = prompt | {"prompt_ids": list(ids)}
         line = orjson.dumps(head | prompt)
         return (line if len(line) < self.maxBytes else orjson.dumps(head)).decode("latin-1")
 

@@ -15,6 +15,7 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FIELDS, Adapter, FinishReason, Guide, GuideKind, Resume, Sampling
 from tests.batching.helpers import Bench, FakeExecutor
 from tests.support.steps import Delta
+from tests.support.tables import by_table
 
 # -- Which sequences can go on in another engine process, and with what message.
 
@@ -180,15 +181,7 @@ def test_without_resuming_what_runs_ends_and_what_waits_stays(tokenizer: Tokeniz
     assert bench.executor.ids == [1]
 
 
-@pytest.mark.parametrize(
-    ("sampling", "tokens", "reseeded"),
-    [
-        ({"do_sample": True, "seed": 3}, 1, True),
-        ({"do_sample": True, "seed": 3}, 0, False),
-        ({"do_sample": True}, 1, False),
-        ({"seed": 3}, 1, False),
-    ],
-)
+@by_table("sampling", "tokens", "reseeded")
 def test_a_seeded_request_that_went_on_says_so(
     tokenizer: Tokenizer, sampling: dict[str, Any], tokens: int, reseeded: bool
 ) -> None:

@@ -80,13 +80,7 @@ def test_the_servers_own_port_is_one_of_tritons_unless_it_is_set(
     assert called(repository, *arguments, **environ)[1].get("SERVING_INFERENCE_PORT") == port
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"pretrained_config": {"mapping": {"world_size": 2}}, "build_config": {}},
-        {"builder_config": {"tensor_parallel": 2, "pipeline_parallel": 1}},
-    ],
-)
+@by_table("config")
 def test_the_world_size_is_that_of_the_engine(repository: Path, config: object) -> None:
     write_config(repository, config)
     assert "OPTION_TENSOR_PARALLEL_DEGREE" not in called(repository, world_size="2")[1]

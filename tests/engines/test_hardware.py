@@ -250,11 +250,7 @@ def test_memory_is_what_the_limits_of_all_groups_leave(
     assert found == available if available is not None else 1000 < found <= psutil.virtual_memory().total
 
 
-@pytest.mark.parametrize(
-    ("version", "there"),
-    [("1.0.0", True), ("1.2.1", True), ("1.2.1+cu130", True), ("1.3.0rc20", True), ("1.3.0rc20.post1", True),
-     ("1.3.0rc21", False), ("1.3.0", False), ("1.4.0rc0", False), ("of unknown version", True), (None, False)],
-)  # fmt: skip
+@by_table("version", "there")  # fmt: skip
 def test_where_files_do_not_tell_the_version_does(version: str | None, there: bool) -> None:
     assert gpu_machine(version).has_engine_backend is there
     assert release_of("1.2.1+cu130") == Version("1.2.1") != release_of("1.2.1rc1")

@@ -51,6 +51,7 @@ from djl_trtllm.request import FinishReason, Sampling
 from tests.executor.kit import Server
 from tests.support import models
 from tests.support.steps import Delta, deltas_of, step_of
+from tests.support.tables import by_table
 
 
 class Ends:
@@ -385,16 +386,7 @@ def test_log_probabilities_that_are_not_one_for_each_token_are_refused_and_leave
     assert list(step.rows()) == [(1, [5], [-0.5])]
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {"ids": [1], "tokens": []},
-        {"ids": [1, 2], "tokens": [5, 6], "counts": [2]},
-        {"ids": [1, 2], "tokens": [5, 6], "counts": [1, 2]},
-        {"ids": [1, 2], "tokens": [5, 6], "counts": [3, -1]},
-        {"ids": [1], "tokens": [5], "logprobs": [-0.5, -0.5]},
-    ],
-)
+@by_table("columns")
 def test_columns_that_do_not_fit_together_are_refused(columns: dict[str, Any]) -> None:
     step = Step()
     for name, values in columns.items():

@@ -165,13 +165,7 @@ def test_named_tokens_come_from_the_tokenizer_or_else_the_models_config(
     assert tokenizer.vocab_size == byte_level().get_vocab_size()
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"added_tokens_decoder": {"x": {}, "7": "y", "8": {"content": 3}}, "chat_template": [{"name": "default"}, 4]},
-        {"added_tokens_decoder": [], "chat_template": 3, "eos_token": 5, "additional_special_tokens": [None]},
-    ],
-)
+@by_table("config")
 def test_entries_of_another_type_are_passed_over(make_model: MakeModel, config: dict[str, Any]) -> None:
     tokenizer = load_tokenizer(make_model(**{"tokenizer_config.json": config}))
     assert tokenizer.end_ids == frozenset()

@@ -15,6 +15,7 @@ from djl_trtllm.quality import report
 from djl_trtllm.quality.figures import Continuation, Position, Thresholds
 from djl_trtllm.quality.report import Report, picture_of, run
 from djl_trtllm.quality.sides import Asked
+from djl_trtllm.version import __version__
 
 FAILED = Continuation(error="too long")
 
@@ -82,13 +83,31 @@ def test_the_earliest_differences_are_shown_with_the_verdict(tmp_path: Path) -> 
 
 
 def test_the_json_has_the_figures_and_each_difference(tmp_path: Path) -> None:
-    found, _ = compared(tmp_path, Says("A", "x y", "z"), Says("B", "x w", "z"))
+    a = [Position("x", {"x": -0.5}), Position("y", {"y": -0.5, "w": -1.5})]
+    found, _ = compared(tmp_path, Says("A", Continuation(a), "z", FAILED), Says("B", "x w", "z", FAILED), 3)
     shown = json.loads(json.dumps(found.as_json()))
-    assert (shown["verdict"], shown["a"]["name"], shown["output_tokens"]) == ("differs", "A", 8)
-    assert shown["agreement"] == {"share": pytest.approx(2 / 3), "compared_tokens": 3}
-    assert shown["differing"] == [{"prompt": 1, "token": 2, "a": "y", "b": "w"}]
-    assert shown["perplexity"] == {"a": pytest.approx(2), "b": pytest.approx(2)}
-    assert shown["kl_lower_bound_nats"]["positions"] == 5
+    bounds = shown.pop("kl_lower_bound_nats")
+    assert (bounds["positions"], bounds["max"] > bounds["mean"] > 0) == (4, True)
+    assert [reason.split()[0] for reason in shown.pop("reasons")] == ["agreement", "KL"]
+    assert shown == {
+        "version": __version__,
+        "a": {"name": "A", "notes": ["A is a test"]},
+        "b": {"name": "B", "notes": ["B is a test"]},
+        "output_tokens": 8,
+        "verdict": "differs",
+        "thresholds": {"agreement": 0.98, "divergence": 0.01, "perplexity": 1.02},
+        "prompts": {"compared": 2, "equal": 1, "failed_on_one_side": 0, "failed_on_both_sides": 1},
+        "agreement": {"share": pytest.approx(2 / 3), "compared_tokens": 3},
+        "before_first_difference": {"share": pytest.approx(2 / 3), "tokens": 3},
+        "first_difference": {"least": 2, "median": 2},
+        "gap_nats": {"median": 1.0, "max": 1.0, "known": 1},
+        "perplexity": {"a": pytest.approx(2), "b": pytest.approx(2)},
+        "differing": [{"prompt": 1, "token": 2, "a": "y", "b": "w"}],
+        "warnings": [f"{side}: 1 prompts failed, the first one: too long" for side in "AB"],
+    }
+    same, _ = compared(tmp_path, Says("A", "", ""), Says("B", "", ""))
+    shown = same.as_json()
+    assert [shown[name] for name in ("verdict", "first_difference", "gap_nats")] == ["agrees", None, None]
 
 
 def test_prompts_that_fail_are_warnings(tmp_path: Path) -> None:

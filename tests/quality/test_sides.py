@@ -34,7 +34,7 @@ def completion(*tokens: str, ended: str = "length", text: str | None = None) -> 
 
 
 def chat(*tokens: str) -> dict[str, Any]:
-    content = [{"token": token, "logprob": -1.0, "top_logprobs": []} for token in tokens]
+    content = [{"token": token, "logprob": -1.0, "top_logprobs": [{"token": "?", "logprob": -2.0}]} for token in tokens]
     choice = {"message": {"content": "".join(tokens)}, "logprobs": {"content": content}, "finish_reason": "length"}
     return {"choices": [choice]}
 
@@ -86,6 +86,7 @@ def test_a_server_without_log_probabilities_cannot_be_compared() -> None:
 def test_messages_go_to_chat_and_ids_to_completions() -> None:
     found, seen = asked_of(Prompt(1, messages=MESSAGES), Prompt(1, messages=MESSAGES, ids=[3, 4]), chat=chat("x", "y"))
     assert [[position.token for position in each.positions] for each in found] == [["x", "y"], ["a", "b"]]
+    assert found[0].positions[0].logprobs == {"x": -1.0, "?": -2.0}
     bodies = [each.body for each in seen if each.body["max_tokens"] == 7]
     first, second = sorted(bodies, key=lambda body: "prompt" in body)
     assert (first["messages"], first["logprobs"], first["top_logprobs"]) == (MESSAGES, True, 5)
@@ -113,7 +114,10 @@ def test_a_server_that_gives_none_of_a_prompt_has_no_perplexity(logprobs: list[f
     echo["choices"][0]["logprobs"]["token_logprobs"] = logprobs
     echo["choices"][0]["logprobs"]["top_logprobs"] = None
     assert asked_of(TEXT, echo=echo)[0][0].prompt is None
-    assert asked_of(TEXT, refuses='"echo"')[0][0].prompt is None
+    (found,), seen = asked_of(TEXT, refuses='"echo"')
+    assert found.prompt is None
+    # It is asked once for each number of likeliest tokens, and for no other prompt.
+    assert [each.body["logprobs"] for each in seen if "echo" in each.body] == [5, 1]
 
 
 @pytest.mark.parametrize(

@@ -200,10 +200,12 @@ def test_forced_calls_follow_a_guide(tool_client: openai.OpenAI, model: str) -> 
 @pytest.mark.slow
 def test_the_embedded_engine_makes_the_calls_that_it_has_to(tmp_path: Path) -> None:
     directory = tmp_path / "model"
-    shutil.copytree(TINY_STORIES, directory)
+    shutil.copytree(TINY_STORIES / "engine", directory)
     template = "{# tools <tool_call> #}{% for message in messages %}{{ message.content }}{% endfor %}"
-    for place in (directory, directory / "engine"):
-        (place / "chat_template.jinja").write_text(template)
+    (directory / "chat_template.jinja").write_text(template)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    del manifest["files"]["chat_template.jinja"]
+    (directory / "manifest.json").write_text(json.dumps(manifest))
     with (
         serving(directory) as server,
         openai_client(server) as tool_client,
