@@ -34,7 +34,7 @@ from rich.table import Table
 from benchmarks.load import intervals, percentile, post, run_streams, time_to_first_token, wall_seconds
 from benchmarks.servers import Server, cpu_seconds, of_the_shell, serving
 from djl_trtllm.bench.client import Stream
-from djl_trtllm.service import Model, open_source, prepare
+from djl_trtllm.service.model import Model, open_source, prepare
 
 MODEL = Path(__file__).parent.parent / "serving" / "models" / "tiny-stories"
 BEGINNINGS = (

@@ -23,7 +23,7 @@ from benchmarks.load import percentile, post, run_streams
 from benchmarks.servers import cpu_seconds
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
-from djl_trtllm.service import Registry, ServedModel
+from djl_trtllm.service.lifecycle import Registry, ServedModel
 from tests.server.test_metrics import known_statistics
 from tests.support.models import scripted_model
 from tests.support.server import Server, serving

@@ -27,7 +27,7 @@ from benchmarks.servers import Server, cpu_seconds, serving
 from djl_trtllm.batching.statistics import RequestRecord
 from djl_trtllm.request import RequestOrigin
 from djl_trtllm.server.monitor import PERIOD, snapshot
-from djl_trtllm.service import Registry, ServedModel
+from djl_trtllm.service.lifecycle import Registry, ServedModel
 from tests.support.models import PROMPT, scripted_model
 
 _REPEATS = 500

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.servers import of_the_shell
-from djl_trtllm.service import open_source, prepare
+from djl_trtllm.service.model import open_source, prepare
 
 HERE = Path(__file__).parent
 MODEL = HERE.parent / "serving" / "models" / "tiny-stories"

@@ -28,8 +28,9 @@ from djl_trtllm.djl.worker import (
     served_request,
 )
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.service import ModelService, settle_garbage_collector
 from djl_trtllm.service.clients import Clients
+from djl_trtllm.service.engine import settle_garbage_collector
+from djl_trtllm.service.lifecycle import ModelService
 from djl_trtllm.telemetry import Telemetry
 
 try:
@@ -80,7 +81,7 @@ class Worker:
         stream = Stream(self._streams, inputs.get_property("request_tracking_id"))
         properties = ((key, str(value)) for key, value in inputs.get_properties().items())
         served = served_request(properties, self.service.name)
-        writer = ItemWriter(stream.put, self._options, served, self._telemetry.ended_soon)
+        writer = ItemWriter(stream.put, self._options, served, self._telemetry)
         await generate(self.service, self._clients, writer, lambda: bytes(inputs.get_as_bytes() or b""))
         try:
             async for streams in stream.carry():

@@ -17,7 +17,7 @@ from djl_trtllm.djl import worker
 from djl_trtllm.djl.items import QUIET, Item, content, count, text
 from djl_trtllm.djl.worker import RollingWorker, is_passive, load_status, open_worker_model, require_mode
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.service import ModelService
+from djl_trtllm.service.lifecycle import ModelService
 
 try:
     from djl_python.outputs import Output  # type: ignore[import-not-found]

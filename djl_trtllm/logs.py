@@ -10,7 +10,6 @@ one of the log. JSON escapes both. A thread writes, so that the code that logs n
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import re
@@ -125,7 +124,11 @@ logger = logging.getLogger(__name__)
 
 
 class BackgroundHandler(QueueHandler):
-    """Passes lines on to `target` in a thread of its own, at most `most` of them waiting."""
+    """Passes lines on to `target` in a thread of its own, at most `most` of them waiting.
+
+    That thread takes no lock of `target`: where nobody reads, it would hold it while the process ends, and
+    `logging.shutdown` waits for the locks of all handlers.
+    """
 
     def __init__(self, target: logging.Handler, most: int = _MOST_WAITING) -> None:
         self._lines: queue.SimpleQueue[logging.LogRecord | None] = queue.SimpleQueue()
@@ -163,12 +166,12 @@ class BackgroundHandler(QueueHandler):
     def _write(self) -> None:
         reported = 0
         while (record := self._lines.get()) is not None:
-            self._target.handle(record)
+            self._target.emit(record)
             dropped = self._dropped - reported
             if dropped:
                 reported += dropped
                 text = "%d lines were dropped: the log is read more slowly than it is written"
-                self._target.handle(logger.makeRecord(logger.name, logging.WARNING, "", 0, text, (dropped,), None))
+                self._target.emit(logger.makeRecord(logger.name, logging.WARNING, "", 0, text, (dropped,), None))
             if self._lines.empty():
                 self._target.flush()
         self._target.flush()
@@ -190,15 +193,15 @@ class Lines(logging.StreamHandler[TextIO]):
             self.flush()
 
     def flush(self) -> None:
-        with self.lock or contextlib.nullcontext():
-            unwritten, self._unwritten = self._unwritten, []
-            try:
-                if unwritten:
-                    self.stream.write("".join(unwritten))
-                super().flush()
-            except Exception:  # a full disk: the thread that writes goes on, and so do later lines
-                text, lost = "%d lines of the log could not be written", (len(unwritten),)
-                self.handleError(logger.makeRecord(logger.name, logging.ERROR, "", 0, text, lost, None))
+        unwritten, self._unwritten = self._unwritten, []
+        if not unwritten:
+            return
+        try:
+            self.stream.write("".join(unwritten))
+            self.stream.flush()
+        except Exception:  # a full disk: the thread that writes goes on, and so do later lines
+            text, lost = "%d lines of the log could not be written", (len(unwritten),)
+            self.handleError(logger.makeRecord(logger.name, logging.ERROR, "", 0, text, lost, None))
 
 
 def configure(

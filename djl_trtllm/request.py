@@ -164,6 +164,18 @@ _TOP_LOGPROBS = replace(
     shown="'top_logprobs' (in completions 'logprobs' above 1)",
     advice="this engine has the chosen token's log-probability only; with beams no engine has more",
 )
+_PROMPT_LOGPROBS = replace(
+    _LENGTH,
+    shown="'prompt_logprobs' ('echo' with 'logprobs')",
+    advice="this engine has no log-probabilities of prompts; OpenVINO has them where the weights fit into memory "
+    "twice, vLLM always, TensorRT-LLM with option.backend=pytorch from 1.2 on",
+)
+_BIAS = replace(_TOKENWISE, advice="this engine cannot weight tokens; TensorRT-LLM and vLLM can")
+_SALT = replace(
+    _TOKENWISE,
+    advice="this engine cannot keep prompts apart in its prefix cache; leave it out, or set "
+    "option.enable_kv_cache_reuse=false",
+)
 _BAD = replace(_HISTORY, shown="'bad_words' ('bad_sequences')", advice="this engine cannot exclude words")
 _ADAPTER = replace(
     _TOKENWISE,
@@ -232,6 +244,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `template` has the keywords of the chat template beside the messages (`tools`, `add_generation_prompt`, ...).
     `shown_tokens` are special tokens whose text is part of the output, such as the markers of tool calls.
     `guide_from` is the parameter that asks for the guide, where that is not a guide by its name.
+    `prompt_logprobs`: return the log-probabilities of the prompt's tokens, each with as many of the most likely ones;
+    None for none of it. `prompt_only`: generate nothing. `logit_bias` has tokens and what is added to their logits.
+    `cache_salt` names the group of requests with which this one shares the prefix cache; "": `RequestOrigin.salt` does.
+    A request with `priority` -1 goes behind those with the priority of its origin.
     """
 
     prompt: Annotated[str | None, _SERVER] = None
@@ -252,6 +268,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     default_new_tokens: Annotated[int, _SERVER] = 0
     shown_tokens: Annotated[tuple[str, ...], _SERVER] = ()
     guide_from: Annotated[str | None, _SERVER] = None
+    prompt_logprobs: Annotated[int | None, _PROMPT_LOGPROBS] = None
+    prompt_only: Annotated[bool, _SERVER] = False
+    logit_bias: Annotated[tuple[tuple[int, float], ...], _BIAS] = ()
+    cache_salt: Annotated[str, _SALT] = ""
+    priority: Annotated[Literal[-1, 0], _SERVER] = 0
 
 
 class RequestField:
@@ -298,7 +319,8 @@ class RequestOrigin(NamedTuple):
     """Where a request comes from: the id by which its client knows it, and the dialect that it was written in.
 
     Requests with one `client` share what a client gets of the batch; "" is a client too. Those with a higher `priority`
-    go first: 1, 0 or -1. `client_label` is what logs and pages call the client.
+    go first: 1, 0 or -1. `client_label` is what logs and pages call the client. Requests with one `salt` share the
+    prefix cache; "" is a salt too.
     """
 
     request_id: str = ""
@@ -306,6 +328,7 @@ class RequestOrigin(NamedTuple):
     client: str = ""
     priority: int = 0
     client_label: str = ""
+    salt: str = ""
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):
@@ -337,9 +360,10 @@ class RankedToken(Token, frozen=True, gc=False):
 class SequenceResult(NamedTuple):
     """The end of one sequence. `generated_tokens` counts the end token; `seed` is None for greedy sequences.
 
-    `queue_seconds` is how long its request waited before it ran. `reseeded`: the request has a seed and went on in
-    another engine process, so another run with that seed has other tokens. `accepted_tokens` of the generated ones were
-    proposed by a draft; None without speculation.
+    `queue_seconds` is how long its request waited before it ran, `cached_tokens` what it had of its prompt from the
+    prefix cache, as far as the engine says. `reseeded`: the request has a seed and went on in another engine process,
+    so another run with that seed has other tokens. `accepted_tokens` of the generated ones were proposed by a draft;
+    None without speculation.
     """
 
     reason: FinishReason
@@ -351,18 +375,22 @@ class SequenceResult(NamedTuple):
     queue_seconds: float = 0.0
     reseeded: bool = False
     accepted_tokens: int | None = None
+    cached_tokens: int = 0
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):
     """The new output of one sequence since the last chunk.
 
-    `index` is the sequence (0 to n - 1) of its request, `generation` the request among those of one call.
+    `index` is the sequence (0 to n - 1) of its request, `generation` the request among those of one call. `prompt` has
+    the prompt's tokens with their log-probabilities, in one chunk of a request with `prompt_logprobs`; the first token
+    has none.
     """
 
     index: int
     tokens: list[Token]
     finished: SequenceResult | None
     generation: int = 0
+    prompt: list[RankedToken] | None = None
 
 
 Consumer = Callable[[OutputChunk], None]

@@ -35,6 +35,8 @@ settings.register_profile("thorough", settings.get_profile("quick"), max_example
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
+QUICK_SECONDS, _MUCH_MORE = 3, 3
+"""What a test without the mark `slow` takes at most, and how much longer it may take on a machine that is busy."""
 LONG = ("integration", "trtllm", "finder", "docker", "backends", "engines", "executor")
 """Directories of tests that start processes."""
 
@@ -78,6 +80,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that takes long without the mark `slow` fails. What counts is processor time, also of ended processes."""
+    began = sum(os.times()[:4])
+    result = yield
+    seconds = sum(os.times()[:4]) - began
+    if item.get_closest_marker("slow") is None:
+        assert seconds < _MUCH_MORE * QUICK_SECONDS, f"it took {seconds:.1f} s of processor time: mark it as slow"
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """The last test of a directory fails where one of its tests, or a fixture, has left a process running.
 
@@ -85,7 +98,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """
     result = yield
     if nextitem is None or _directory(nextitem) != _directory(item):
-        left = survivors(psutil.Process().children(recursive=True), timeout=5)
+        left = survivors(psutil.Process().children(recursive=True))
         commands = [process.cmdline() for process in left]
         for process in left:
             process.kill()

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from djl_trtllm.errors import (
     BuildError,
     ConfigError,
@@ -12,6 +10,7 @@ from djl_trtllm.errors import (
     NotReadyError,
     OverloadedError,
 )
+from tests.support.tables import by_table
 
 
 def test_a_configuration_error_is_all_problems_and_what_else_was_noticed() -> None:
@@ -46,14 +45,6 @@ def test_a_client_does_not_get_back_all_that_it_sent() -> None:
     assert str(InvalidRequestError("x" * 2000)) == "x" * 2000
 
 
-@pytest.mark.parametrize(
-    ("engine", "told"),
-    [
-        ("Check 'a' failed at /home/ci/agent/src/cpp/x.cpp:123:\nToo long", "Check 'a' failed\nToo long"),
-        ("Exception from src/inference/src/cpp/request.cpp:7:\nIt broke", "Exception\nIt broke"),
-        ("Assertion failed: n > 0 (/src/cpp/runtime/engine.h:66)\n1  0x7f00 /a.so(+1)", "Assertion failed: n > 0"),
-        ("cannot read /models/a/config.json: 1/2 at 3/4", "cannot read /models/a/config.json: 1/2 at 3/4"),
-    ],
-)
+@by_table("engine", "told")
 def test_what_an_engine_says_reaches_clients_without_places_in_its_source(engine: str, told: str) -> None:
     assert str(GenerationError(engine)) == told

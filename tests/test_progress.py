@@ -23,6 +23,7 @@ from djl_trtllm.progress import (
     under_way,
 )
 from tests.support.processes import wait_until
+from tests.support.tables import by_table
 
 
 @pytest.fixture
@@ -170,13 +171,7 @@ def test_the_end_is_reported_with_the_time_it_took(seconds: int, line: str, cloc
     assert lines == [f"it: {line}"]
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 bytes"), (999, "999 bytes"), (0.4, "0 bytes"), (1000, "1.0 kB"), (999_949, "999.9 kB"),
-        (1_000_000, "1.0 MB"), (1_500_000_000, "1.5 GB"), (2_000_000_000_000, "2000.0 GB"),
-    ],
-)  # fmt: skip
+@by_table("count", "text")  # fmt: skip
 def test_bytes_are_shown_in_powers_of_a_thousand(count: float, text: str) -> None:
     assert format_bytes(count) == text
 

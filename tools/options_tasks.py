@@ -85,6 +85,7 @@ TASKS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     ("see what the server does", ("monitor", "log_format", "log_level", "request_log", "otlp_traces_endpoint")),
+    ("record requests, to replay them", ("record_file", "record_share", "record_prompts", "record_max_bytes")),
     ("set the address and the port", ("inference_host", "inference_port", "inference_address")),
     (
         "choose HTTP status codes",

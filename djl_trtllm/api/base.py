@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import orjson
 
 from djl_trtllm import errors
+from djl_trtllm.api.kept import Kept
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.config import Options
 from djl_trtllm.model import Tokenizer
@@ -151,7 +152,7 @@ class RawRequest:
 
     `properties` are its headers by lower-case name and SageMaker's custom attributes (`api.front_end`). `path` is the
     one of the dialect's paths that matched, `parameters` are the values of its `{placeholders}`, `query` those of the
-    query string (the first of repeated ones).
+    query string (the first of repeated ones). `key` names the client's API key, "" where the server needs none.
     """
 
     body: bytes
@@ -159,10 +160,17 @@ class RawRequest:
     path: str = ""
     parameters: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
+    key: str = ""
 
     @property
     def content_type(self) -> str | None:
         return self.properties.get("content-type")
+
+    def as_body(self, path: str, payload: object) -> RawRequest:
+        """The same request at another path, whose body is read already."""
+        request = replace(self, path=path)
+        request.__dict__["json"] = payload  # the place of the cached property
+        return request
 
     @cached_property
     def json(self) -> Any:
@@ -248,8 +256,8 @@ class Reply(NamedTuple):
 class RequestParser(Protocol):
     """Reads a request: see `Dialect.parse`."""
 
-    def parse(self, request: RawRequest, options: Options) -> Call:
-        """Read a request for a model with these options."""
+    def parse(self, request: RawRequest, model: ModelContext) -> Call:
+        """Read a request for a model."""
 
 
 class ModelContext(Protocol):
@@ -275,6 +283,14 @@ class ModelContext(Protocol):
     def custom(self) -> RequestParser | None:
         """The formatters of the model's own `model.py`, which replace LMI's parser and encoders."""
 
+    @property
+    def kept(self) -> Kept:
+        """What dialects keep of responses for later requests."""
+
+
+Render = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]
+"""Renders chat messages with a template's keywords."""
+
 
 class ModelStatus(NamedTuple):
     """A model for a page or an action. `context` is None while its files are prepared.
@@ -287,7 +303,18 @@ class ModelStatus(NamedTuple):
     ready: bool
     context: ModelContext | None
     statistics: Statistics
-    render: Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str] | None = None
+    render: Render | None = None
+
+
+def only_model(models: Sequence[ModelStatus]) -> tuple[ModelContext, Render | None]:
+    """The one model of an action, and what renders its chats. Raises UnknownModelError and NotReadyError."""
+    if len(models) != 1:
+        names = ", ".join(model.name for model in models)
+        raise errors.UnknownModelError(f"'model' is not given: expected one of {names or 'none'}", name=None)
+    (model,) = models
+    if model.context is None:
+        raise errors.NotReadyError(f"model {model.name} is still loading", retry_after=10)
+    return model.context, model.render
 
 
 class Described(Protocol):
@@ -336,13 +363,14 @@ DEFECT = "Internal server error, see the server's log."
 class Dialect(ABC):
     """One HTTP API. An object without state: `api.registry` lists one of each, and the server mounts its paths.
 
-    `paths` take POST requests and generate. `pages` (GET) and `actions` (POST) do not. In all of them, `{model}` is
-    the model's name, in `paths` also `{endpoint}` SageMaker's endpoint.
+    `paths` take POST requests and generate. `pages` (GET), `actions` (POST) and `removals` (DELETE) do not. In all of
+    them, `{model}` is the model's name, in `paths` also `{endpoint}` SageMaker's endpoint.
     """
 
     paths: tuple[str, ...]
     pages: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()
+    removals: tuple[str, ...] = ()
     health: frozenset[str] = frozenset()
     """The `pages` that need no API key: they say whether the server or a model is ready."""
     names_model: bool = False
@@ -364,7 +392,12 @@ class Dialect(ABC):
     """The tables of the parameters of a path of `paths` or `actions`; with several, a body fits one of them."""
     descriptions: Mapping[str, Operation] = MappingProxyType({})
     """What the description says of a path beside the tables: a summary, an example, the responses. A page's key begins
-    with "GET "."""
+    with "GET ", that of a removal with "DELETE "."""
+
+    @property
+    def all_paths(self) -> tuple[str, ...]:
+        """The paths of every kind; one may be of several kinds."""
+        return (*self.paths, *self.pages, *self.actions, *self.removals)
 
     @cached_property
     def name(self) -> str:
@@ -385,6 +418,10 @@ class Dialect(ABC):
         Called in a thread, because tokenising takes time. Raises RequestError.
         """
         raise NotImplementedError(f"{type(self).__name__} has no action {request.path}")
+
+    def remove(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+        """One of `removals`. `models` are all models, or the one that the path names."""
+        raise NotImplementedError(f"{type(self).__name__} removes nothing at {request.path}")
 
     def rpc_service(self) -> RpcService:
         """The dialect's gRPC service. Called if `rpc_port` is set, so that nothing else imports protocol buffers."""

@@ -1,17 +1,22 @@
-"""Responses with `choices`, as objects and as streams: those of OpenAI's API, and of LMI's chat, which is like it."""
+"""Responses with `choices`, as objects and as streams: those of OpenAI's API.
+
+At the end, what all of OpenAI's APIs have: errors and log-probabilities.
+"""
 
 from __future__ import annotations
 
+import re
 import time
 from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api.base import CollectedSequence, Prompt, ResponseEncoder, WholeEncoder, dump_line
-from djl_trtllm.request import OutputChunk, SequenceResult, Token, new_uuid
+from djl_trtllm.api.base import CollectedSequence, Prompt, ResponseEncoder, WholeEncoder, dump_line, nearest_row
+from djl_trtllm.request import OutputChunk, RankedToken, SequenceResult, Token, new_uuid
 
 _USAGE = b"\0"
 """Marks the place of the usage in an event. JSON has no such byte."""
@@ -21,13 +26,17 @@ _USAGE = b"\0"
 class Response:
     """The response to one request: `n` sequences for each of its `generations`.
 
-    `prefix` begins its id; `model` is not shown if it is None. With `include_usage`, and in every event with
-    `continuous_usage`, a stream has its usage. `echo`: the prompt stands before its output. `prompts` and
-    `prompt_tokens` (their lengths in all) come when the prompts are tokenised.
+    `prefix` begins its id; clients read `fingerprint` as `system_fingerprint`. With `include_usage`, and in every event
+    with `continuous_usage`, a stream has its usage. `echo`: the prompt stands before its output. `prompt_logprobs`: it
+    has those of the prompt, as vLLM's. `token_ids`: it has the ids of its tokens. `tgi`: its parts have what TGI's own
+    client requires. `prompts`, `prompt_ids` and `prompt_tokens` (their lengths in all) come when the prompts are
+    tokenised, `cached` at the end of a sequence: the least number of tokens of each prompt that one of its sequences
+    had from the prefix cache.
     """
 
     prefix: str
-    model: str | None
+    model: str
+    fingerprint: str = ""
     n: int = 1
     generations: int = 1
     stream: bool = False
@@ -35,26 +44,49 @@ class Response:
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
+    prompt_logprobs: bool = False
+    token_ids: bool = False
+    tgi: bool = False
     id: str = field(default_factory=lambda: new_uuid().hex)
     created: int = field(default_factory=lambda: int(time.time()))
     prompts: list[str] = field(default_factory=list)
+    prompt_ids: list[list[int]] = field(default_factory=list)
     prompt_tokens: int = 0
+    cached: dict[int, int] = field(default_factory=dict)
 
     def begin(self, prompt: Prompt) -> None:
         self.prompt_tokens += prompt.length
         if self.echo:
             self.prompts.append(prompt.text)
+        if self.token_ids:
+            self.prompt_ids.append([token.id for token in prompt.tokens])
+
+    def count_cached(self, generation: int, finished: SequenceResult) -> None:
+        self.cached[generation] = min(finished.cached_tokens, self.cached.get(generation, finished.cached_tokens))
+
+    @property
+    def detailed(self) -> bool:
+        """Whether a stream shows tokens that add no text."""
+        return self.logprobs or self.token_ids
+
+    def shown_ids(self, tokens: Sequence[Token], generation: int | None = None) -> dict[str, Any]:
+        """The ids of tokens, and of the prompt of a generation, as members of a choice (vLLM's)."""
+        if not self.token_ids:
+            return {}
+        shown: dict[str, Any] = {"token_ids": [token.id for token in tokens]}
+        return shown if generation is None else shown | {"prompt_token_ids": self.prompt_ids[generation]}
 
     def head(self, kind: str) -> dict[str, Any]:
         """The members that every object of the response begins with."""
-        head = {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created}
-        return head if self.model is None else head | {"model": self.model}
+        head = {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+        return head | {"system_fingerprint": self.fingerprint}
 
     def usage(self, completion_tokens: int, accepted: int | None = None) -> dict[str, Any]:
         usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion_tokens,
             "total_tokens": self.prompt_tokens + completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
         }
         if accepted is not None:
             usage["completion_tokens_details"] = {"accepted_prediction_tokens": accepted}
@@ -74,9 +106,18 @@ class ObjectEncoder(WholeEncoder):
     def __init__(self, response: Response) -> None:
         super().__init__(response.n, response.generations)
         self.response = response
+        self.wants_prompt_tokens = response.token_ids
 
     def begin(self, prompt: Prompt) -> None:
         self.response.begin(prompt)
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        if chunk.prompt is not None:
+            self.take_prompt(chunk.generation, chunk.prompt)
+        return super().encode(chunk)
+
+    def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
+        """The log-probabilities of a generation's prompt have come."""
 
     def _body(self) -> bytes:
         choices: list[dict[str, Any]] = []
@@ -85,13 +126,18 @@ class ObjectEncoder(WholeEncoder):
             assert sequence.finished is not None
             generated += sequence.finished.generated_tokens
             accepted = _sum(accepted, sequence.finished.accepted_tokens)
+            self.response.count_cached(index // self.response.n, sequence.finished)
             choices.append(self.choice(index, sequence, sequence.finished))
         usage = self.response.usage(generated, accepted)
-        return orjson.dumps(self.response.head(self.kind) | {"choices": choices, "usage": usage})
+        return orjson.dumps(self.response.head(self.kind) | {"choices": choices, "usage": usage} | self.more())
 
     @abstractmethod
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
         """One of `choices`."""
+
+    def more(self) -> dict[str, Any]:
+        """Members of the response beside `choices`."""
+        return {}
 
 
 class EventEncoder(ResponseEncoder):
@@ -103,6 +149,7 @@ class EventEncoder(ResponseEncoder):
 
     def __init__(self, response: Response, *, sse: bool = True) -> None:
         self.response = response
+        self.wants_prompt_tokens = response.token_ids
         self.content_type = "text/event-stream" if sse else "application/jsonlines"
         before, self._stop, self._done = (b"data: ", b"\n\n", b"data: [DONE]\n\n") if sse else (b"", b"\n", b"")
         # With `include_usage`, every chunk but the last has a `usage` of null, or its own.
@@ -128,6 +175,7 @@ class EventEncoder(ResponseEncoder):
             return self._counted(data, chunk) if self._counts else data
         if finished.error is not None:
             return self._counted(self.events(index, chunk.tokens, None), chunk) + self.error(finished.error)
+        self.response.count_cached(chunk.generation, finished)
         data = self._counted(self.events(index, chunk.tokens, finished), chunk)
         self._accepted = _sum(self._accepted, finished.accepted_tokens)
         self._generated += finished.generated_tokens
@@ -153,11 +201,65 @@ class EventEncoder(ResponseEncoder):
         self._streamed += len(chunk.tokens)
         return data.replace(_USAGE, dump_line(self.response.usage(self._streamed)))
 
-    def _event(self, choice: dict[str, Any]) -> bytes:
-        return self._before + dump_line(choice) + self._after
+    def _event(self, choice: dict[str, Any], more: bytes = b"") -> bytes:
+        """An object with this choice; `more` has its further members, each behind a comma."""
+        return self._before + dump_line(choice) + b"]" + more + self._after[1:]
 
     def _end(self) -> bytes:
         if not self.response.include_usage:
             return self._done
         usage = dump_line(self.response.usage(self._generated, self._accepted))
         return b'%b],"usage":%b}%b%b' % (self._before, usage, self._stop, self._done)
+
+
+_INVALID = "invalid_request_error"
+_SERVER = "server_error"
+_PARAMETER = re.compile(r"'([\w.\[\]]+)'[^;]*")
+"""A message about one parameter, which begins with its name."""
+
+
+_ERROR_TYPES: dict[type[errors.RequestError], tuple[str, str | None]] = {
+    errors.InvalidRequestError: (_INVALID, None),
+    errors.PromptTooLongError: (_INVALID, "context_length_exceeded"),
+    errors.UnknownAdapterError: (_INVALID, "model_not_found"),
+    errors.UnsupportedParameterError: (_INVALID, "unsupported_parameter"),
+    errors.UnknownModelError: (_INVALID, "model_not_found"),
+    errors.AuthenticationError: (_INVALID, "invalid_api_key"),
+    errors.ForbiddenError: (_INVALID, "insufficient_permissions"),
+    errors.MethodNotAllowedError: (_INVALID, "method_not_allowed"),
+    errors.RequestTooLargeError: (_INVALID, "request_too_large"),
+    errors.OverloadedError: ("overloaded_error", "overloaded"),
+    errors.TooManyRequestsError: ("requests", "rate_limit_exceeded"),
+    errors.NotReadyError: (_SERVER, "not_ready"),
+    errors.RequestTimeoutError: (_SERVER, "timeout"),
+    errors.GenerationError: (_SERVER, None),
+}
+"""The `type` and `code` of errors."""
+
+
+def error_object(message: str, error: errors.RequestError | None) -> dict[str, str | None]:
+    """The value of `error`. `param` is the parameter that the message is about, if it is about one."""
+    kind, code = nearest_row(_ERROR_TYPES, error)
+    named = _PARAMETER.fullmatch(message) if isinstance(error, errors.InvalidRequestError) else None
+    return {"message": message, "type": kind, "param": named and named.group(1), "code": code}
+
+
+def token_logprobs(tokens: Iterable[Token]) -> list[dict[str, Any]]:
+    """Tokens with their log-probabilities. One that the engine did not report is null."""
+    return [
+        {
+            "token": token.text,
+            "logprob": token.logprob,
+            "bytes": _bytes(token.text),
+            "top_logprobs": _alternatives(token) if isinstance(token, RankedToken) else [],
+        }
+        for token in tokens
+    ]
+
+
+def _alternatives(token: RankedToken) -> list[dict[str, Any]]:
+    return [{"token": each.text, "logprob": each.logprob, "bytes": _bytes(each.text)} for each in token.top]
+
+
+def _bytes(text: str) -> list[int] | None:
+    return list(text.encode()) if text else None

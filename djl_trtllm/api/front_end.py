@@ -11,6 +11,7 @@ import logging
 import re
 from binascii import crc32
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from struct import pack
 
 import orjson
@@ -220,7 +221,7 @@ def forwarded(request: RawRequest) -> RawRequest:
     properties = {**request.properties, _FORWARDED_API: "InvokeEndpointWithResponseStream"}
     # `Accept` is that of the event stream.
     properties["accept"] = properties.pop(_ACCEPT, "")
-    return RawRequest(request.body, properties, request.path, request.parameters, request.query)
+    return replace(request, properties=properties)
 
 
 def event_stream(call: Call) -> Call:

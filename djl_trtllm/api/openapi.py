@@ -166,9 +166,10 @@ class _Document:
             for path in (*dialect.paths, *dialect.actions):
                 operation = _with_model_name(path, describe(dialect, path))
                 self._add(tag, "post", path, operation, self._errors(dialect, path, _of_requests))
-            for path in dialect.pages:
-                operation = describe(dialect, path, page=True)
-                self._add(tag, "get", path, operation, self._errors(dialect, path, _of_pages))
+            for method, paths in (("get", dialect.pages), ("delete", dialect.removals)):
+                for path in paths:
+                    operation = describe(dialect, path, method.upper())
+                    self._add(tag, method, path, operation, self._errors(dialect, path, _of_pages))
         return {
             "openapi": "3.1.0",
             "info": {"title": "djl-trtllm", "version": __version__, "license": {"name": "Apache-2.0"}},
@@ -238,10 +239,10 @@ _of_requests = tuple(kind for kind in _below(RequestError) if not issubclass(kin
 _of_pages = (UnknownModelError, NotReadyError)
 
 
-def describe(dialect: Dialect, path: str, *, page: bool = False) -> Operation:
-    """Describe a page (GET), or a path that takes POST: the tables of its parameters are the schema of its JSON."""
-    if page:
-        return dialect.descriptions.get(f"GET {path}", Operation())
+def describe(dialect: Dialect, path: str, method: str = "POST") -> Operation:
+    """Describe a path. Where it takes POST, the tables of its parameters are the schema of its JSON."""
+    if method != "POST":
+        return dialect.descriptions.get(f"{method} {path}", Operation())
     described = dialect.descriptions.get(path, Operation())
     schemas = [table.schema() for table in dialect.tables.get(path, ())]
     body: dict[str, Any] = {"application/json": any_of(*schemas)} if schemas else {}

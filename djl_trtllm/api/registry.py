@@ -1,4 +1,6 @@
-"""The dialects that are served: a line for each of this package, and those that other packages' entry points name."""
+"""The dialects that are served, a line for each of this package, and those that other packages' entry points name.
+
+Also which body is which where a path takes those of several dialects."""
 
 from __future__ import annotations
 
@@ -6,8 +8,11 @@ import pkgutil
 from collections.abc import Iterator
 
 from djl_trtllm.api.base import Dialect
-from djl_trtllm.api.dialects.lmi.dialect import LMI
+from djl_trtllm.api.bodies import Body
+from djl_trtllm.api.dialects.lmi.dialect import Lmi
+from djl_trtllm.api.dialects.messages.dialect import MESSAGES
 from djl_trtllm.api.dialects.openai.dialect import OPENAI
+from djl_trtllm.api.dialects.responses.dialect import RESPONSES
 from djl_trtllm.api.dialects.tgi import TGI
 from djl_trtllm.api.dialects.triton.dialect import TRITON
 from djl_trtllm.api.dialects.truss import TRUSS
@@ -32,9 +37,23 @@ def _installed() -> Iterator[Dialect]:
         yield found
 
 
+BODIES = (
+    Body("prompt", OPENAI, "/v1/completions"),
+    Body("messages", MESSAGES, "/v1/messages", mark="anthropic_version"),
+    Body("messages", MESSAGES, "/v1/messages", mark="anthropic-version"),
+    Body("messages", OPENAI, "/v1/chat/completions"),
+    Body("input", RESPONSES, "/v1/responses"),
+    Body("inputs"),
+)
+"""The bodies that each path of LMI takes, and DJL's handlers: a request is what its members say (`Body`)."""
+
+LMI = Lmi(BODIES)
+
 DIALECTS: list[Dialect] = [
     LMI,
+    MESSAGES,
     OPENAI,
+    RESPONSES,
     TGI,
     TRITON,
     TRUSS,

@@ -7,6 +7,7 @@ TGI's; `top_k` -1 means 0, as in vLLM.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -31,12 +32,12 @@ _MESSAGE = {
     },
     "required": ["role"],
 }
-_MOST_MESSAGES = 4096
+MOST_MESSAGES = 4096
 """The most messages of one request, and the most parts of their contents, and the most tool calls."""
 MESSAGES = Kind(
     "a list of at least one message",
     lambda value: value,
-    {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": _MOST_MESSAGES},
+    {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": MOST_MESSAGES},
 )
 """Describes the parameter that `read_messages` reads."""
 
@@ -50,7 +51,7 @@ def read_messages(raw: Any, problems: Problems) -> list[dict[str, Any]]:
     if type(raw) is not list or not raw:
         problems.invalid.append(f"'messages' is {show(raw)}: expected a list of at least one message")
         return []
-    if (problem := _too_many(raw)) is not None:
+    if (problem := too_many(raw)) is not None:
         problems.invalid.append(problem)
         return []
     messages: list[dict[str, Any]] = []
@@ -65,48 +66,54 @@ def read_messages(raw: Any, problems: Problems) -> list[dict[str, Any]]:
         if type(role) is not str or not role:
             problems.invalid.append(f"'{where}.role' is {show(role)}: expected a string such as \"user\"")
         content = message.get("content")
-        if type(content) is list:
-            content = _join_parts(content, where, problems)
-        elif type(content) is not str and not (content is None and message.get("tool_calls")):
-            problems.invalid.append(f"'{where}.content' is {show(content)}: expected a string or a list of text parts")
+        if content is not None or not message.get("tool_calls"):
+            content = read_texts(content, f"{where}.content", problems)
         messages.append(message | {"content": content})
     return messages
 
 
-def _too_many(raw: list[Any]) -> str | None:
+def too_many(raw: list[Any]) -> str | None:
     """Return the problem if there are too many messages, parts or tool calls."""
-    if len(raw) > _MOST_MESSAGES:
-        return f"'messages' has {len(raw)} messages: expected at most {_MOST_MESSAGES}"
+    if len(raw) > MOST_MESSAGES:
+        return f"'messages' has {len(raw)} messages: expected at most {MOST_MESSAGES}"
     for member in ("content", "tool_calls"):
         lists = [message[member] for message in raw if type(message) is dict and type(message.get(member)) is list]
-        if (count := sum(map(len, lists))) > _MOST_MESSAGES:
-            return f"'messages' has {count} items in '{member}': expected at most {_MOST_MESSAGES} in all messages"
+        if (count := sum(map(len, lists))) > MOST_MESSAGES:
+            return f"'messages' has {count} items in '{member}': expected at most {MOST_MESSAGES} in all messages"
     return None
 
 
-def _join_parts(parts: list[Any], where: str, problems: Problems) -> str:
-    texts: list[str] = []
-    for index, part in enumerate(parts):
-        if problems.full:
-            break
-        kind = part.get("type") if type(part) is dict else None
-        if kind == "text" and type(part.get("text")) is str:
-            texts.append(part["text"])
-        elif kind in ("image_url", "image", "input_audio", "audio_url", "video_url", "file"):
-            problems.unsupported.append(
-                f"'{where}.content[{index}]' is of type {show(kind)}, and this model takes text only"
-            )
-        else:
-            problems.invalid.append(
-                f'\'{where}.content[{index}]\' is {show(part)}: expected {{"type": "text", "text": string}}'
-            )
-    return "\n".join(texts)
+def read_texts(content: Any, place: str, problems: Problems, as_part: Callable[[Any], Any] = lambda part: part) -> str:
+    """The text of a content, a string or a list of parts: these are joined by newlines. `as_part` makes a content part
+    of chat of each."""
+    if type(content) is str:
+        return content
+    if type(content) is not list or len(content) > MOST_MESSAGES:
+        problems.invalid.append(f"'{place}' is {show(content)}: expected a string or a list of text parts")
+        return ""
+    parts = enumerate(content)
+    texts = (read_part(as_part(part), f"{place}[{at}]", problems) for at, part in parts if not problems.full)
+    return "\n".join(text for text in texts if text is not None)
+
+
+def read_part(part: Any, where: str, problems: Problems) -> str | None:
+    """The text of a content part, None with a problem for any other part."""
+    kind = part.get("type") if type(part) is dict else None
+    if kind == "text" and type(part.get("text")) is str:
+        text: str = part["text"]
+        return text
+    if kind in ("image_url", "image", "input_audio", "audio_url", "video_url", "file"):
+        problems.unsupported.append(f"'{where}' is of type {show(kind)}, and this model takes text only")
+    else:
+        problems.invalid.append(f'\'{where}\' is {show(part)}: expected {{"type": "text", "text": string}}')
+    return None
 
 
 # The parameters for guided decoding of several APIs, all parsed into a `Guide`.
 #
 # TGI: `grammar` = `{"type": "json" | "regex", "value": ...}`. vLLM: `guided_json`, `guided_regex`, `guided_choice`,
-# `guided_grammar`. OpenAI: `response_format` = `{"type": "text" | "json_object" | "json_schema", "json_schema": ...}`.
+# `guided_grammar`, since 0.12 `structured_outputs` = an object with one of the same.
+# OpenAI: `response_format` = `{"type": "text" | "json_object" | "json_schema", "json_schema": ...}`.
 # TensorRT-LLM: `guided_decoding` = an object with one of `json`, `regex`, `grammar` and `json_object`.
 #
 # Size and nesting are limited: engines compile guides with recursive functions, whose time grows faster than the guide.
@@ -205,14 +212,14 @@ def _tgi_grammar(value: Any) -> Guide:
     return read_schema(value.get("value")) if value["type"] == "json" else _regex(value.get("value"))
 
 
-def _response_format(value: Any) -> Guide | None:
+def read_response_format(value: Any) -> Guide | None:
     kind = value.get("type") if type(value) is dict else None
     if kind == "text":
         return None
     if kind == "json_object":
         return Guide(GuideKind.JSON_OBJECT)
     if kind == "json_schema":
-        described = value.get("json_schema")
+        described = value.get("json_schema", value)  # in the API of responses, the members stand beside the type
         if type(described) is dict and "schema" in described:
             return read_schema(described["schema"], described.get("strict"))
         return read_schema(described)
@@ -234,6 +241,19 @@ def _guided_decoding(value: Any) -> Guide:
     return readers[name](item)
 
 
+def _structured_outputs(value: Any) -> Guide:
+    readers = {"json": read_schema, "regex": _regex, "choice": _choice, "grammar": _grammar}
+    given = {name: item for name, item in value.items() if item not in (None, False)} if type(value) is dict else {}
+    if given.keys() == {"json_object"} and given["json_object"] is True:
+        return Guide(GuideKind.JSON_OBJECT)
+    if "structural_tag" in given:
+        raise ValueError(" (no engine here has structural tags: use 'tool_choice' for calls)")
+    if len(given) != 1 or not given.keys() <= readers.keys():
+        raise ValueError("")
+    ((name, item),) = given.items()
+    return readers[name](item)
+
+
 _TEXT = {"type": "string", "minLength": 1, "maxLength": _MOST_CHARACTERS}
 _SCHEMA = {"anyOf": [{"type": "object"}, {"type": "string", "minLength": 2}], "description": "A JSON schema."}
 _TGI_GRAMMAR = {
@@ -250,6 +270,10 @@ _RESPONSE_FORMAT = {
 _GUIDED_DECODING = {
     "type": "object",
     "properties": {"json": {}, "regex": {}, "grammar": {}, "json_object": {}},
+}
+_STRUCTURED_OUTPUTS = {
+    "type": "object",
+    "properties": {"json": {}, "regex": {}, "choice": {}, "grammar": {}, "json_object": {}},
 }
 
 GUIDES = (
@@ -270,7 +294,7 @@ GUIDES = (
         ("response_format",),
         Kind(
             '{"type": "text", "json_object" or "json_schema"}, the last with a "json_schema"',
-            _response_format,
+            read_response_format,
             _RESPONSE_FORMAT,
         ),
         "guide",
@@ -278,6 +302,15 @@ GUIDES = (
     Parameter(
         ("guided_decoding",),
         Kind('an object with one of "json", "regex", "grammar" and "json_object"', _guided_decoding, _GUIDED_DECODING),
+        "guide",
+    ),
+    Parameter(
+        ("structured_outputs",),
+        Kind(
+            'an object with one of "json", "regex", "choice", "grammar" and "json_object"',
+            _structured_outputs,
+            _STRUCTURED_OUTPUTS,
+        ),
         "guide",
     ),
 )
@@ -321,6 +354,48 @@ _ADAPTER = Kind(
     {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 1}]},
 )
 ADAPTER = (Parameter(("adapters", "adapter_id"), _ADAPTER, "adapter"),)
+
+_MOST_BIASES = 4096
+_LONGEST_SALT = 256
+
+
+def _read_bias(value: object) -> tuple[tuple[int, float], ...]:
+    if type(value) is not dict or len(value) > _MOST_BIASES:
+        raise ValueError("")
+    bias = kinds.number(-100, 100)
+    return tuple(sorted((_token_of(key), bias.read(item)) for key, item in value.items()))
+
+
+def _token_of(key: str) -> int:
+    if not key.isascii() or not key.isdecimal() or int(key[:10]) >= 2**31 or len(key) > 10:
+        raise ValueError(f" ({show(key)} is no token id)")
+    return int(key)
+
+
+_BIAS = Kind(
+    f"an object of up to {_MOST_BIASES} token ids, each with a number from -100 to 100",
+    _read_bias,
+    {
+        "type": "object",
+        "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "maxProperties": _MOST_BIASES,
+    },
+)
+
+
+def _read_salt(value: object) -> str:
+    if type(value) is not str or not 0 < len(value) <= _LONGEST_SALT:
+        raise ValueError("")
+    return value
+
+
+_SALT = Kind(
+    f"a string of 1 to {_LONGEST_SALT} characters",
+    _read_salt,
+    {"type": "string", "minLength": 1, "maxLength": _LONGEST_SALT},
+)
+MOST_PROMPT_LOGPROBS = 20
 _MOST_BEAMS = 64
 
 SAMPLING = (
@@ -337,7 +412,7 @@ SAMPLING = (
     Parameter(("stop_sequences", "stop"), kinds.STRINGS, "stop", union=True),
     Parameter(("stop_token_ids",), kinds.TOKEN_IDS, "stop_token_ids"),
     Parameter(("ignore_eos_token", "ignore_eos"), kinds.BOOLEAN, "ignore_eos"),
-    Parameter(("truncate",), kinds.integer(1, MOST_TOKENS), "truncate"),
+    Parameter(("truncate", "truncate_prompt_tokens"), kinds.integer(1, MOST_TOKENS), "truncate"),
     Parameter(("min_p",), kinds.number(0, 1), "min_p"),
     Parameter(("no_repeat_ngram_size",), kinds.integer(0, MOST_TOKENS), "no_repeat_ngram_size"),
     Parameter(("bad_sequences", "bad_words"), kinds.STRINGS_OR_NONE, "bad", union=True),
@@ -345,15 +420,43 @@ SAMPLING = (
     Parameter(("length_penalty",), kinds.number(0, 10), "length_penalty"),
     Parameter(("early_stopping",), kinds.BOOLEAN, "early_stopping"),
     Parameter(("beam_search_diversity_rate",), kinds.number(0, 10), "beam_search_diversity_rate"),
+    Parameter(("logit_bias",), _BIAS, "logit_bias"),
+    Parameter(("cache_salt",), _SALT, "cache_salt"),
     *GUIDES,
 )
+
+OWN_SAMPLING = tuple(
+    row
+    for row in SAMPLING
+    if row.target in (*Sampling.__struct_fields__, "logit_bias", "cache_salt")
+    and row.names[0] not in ("n", "best_of", "num_beams", "beam_width")
+)
+"""Of these, an API without sampling parameters of its own has the server's."""
+
+
+def _read_priority(value: object) -> int:
+    return -1 if kinds.integer(0, MOST_TOKENS).read(value) else 0
+
+
+PRIORITY = (
+    Parameter(
+        ("priority",),
+        Kind(
+            "an integer of at least 0; those above it go behind other requests (a request cannot go before others; a "
+            "gateway can let it, with option.priority_header)",
+            _read_priority,
+            {"type": "integer", "minimum": 0, "maximum": MOST_TOKENS},
+        ),
+        "priority",
+    ),
+)
+"""vLLM's: the higher, the later."""
 
 NOT_HONOURED = (
     Parameter(("top_n_tokens",), neutral=(0,), advice="tokens carry the chosen token's log-probability only"),
     Parameter(("prompt_logprobs",), neutral=(0, False)),
     Parameter(("typical_p",), neutral=(1,), advice="use 'top_p'"),
     Parameter(("watermark",), neutral=(False,)),
-    Parameter(("logit_bias",), neutral=({},)),
     Parameter(("cached_prompt",), advice="equal prompt beginnings are reused by themselves (prefix caching)"),
     Parameter(("include_stop_str_in_output",), neutral=(False,)),
     Parameter(("skip_special_tokens",), neutral=(True,)),
@@ -433,6 +536,11 @@ def generation_request(
         guide=values.get("guide"),
         adapter=values.get("adapter"),
         default_new_tokens=values.get("default_new_tokens", 0),
+        prompt_logprobs=values.get("prompt_logprobs"),
+        prompt_only=values.get("prompt_only", False),
+        logit_bias=values.get("logit_bias", ()),
+        cache_salt=values.get("cache_salt", ""),
+        priority=values.get("priority", 0),
     )
 
 

@@ -50,6 +50,14 @@ class Bound:
 
 
 @dataclass(frozen=True)
+class PrefixCache:
+    """An engine's prefix cache. `separate`: prompts with different salts share nothing in it."""
+
+    engine: str
+    separate: bool
+
+
+@dataclass(frozen=True)
 class Built:
     """The limits that an engine was compiled for, by fields of `Options`.
 
@@ -110,6 +118,13 @@ class EngineBackend(ABC):
         """Return what `auto` selects for a Hugging Face checkpoint on this machine, or None: not this engine."""
         return None
 
+    def arguments(self) -> Mapping[str, str]:
+        """The engine's arguments that settings `option.NAME` may name beside options.
+
+        With each the reason why such a setting has no effect; "": the engine gets it.
+        """
+        return {}
+
     def built(self, config: Config, layout: Layout) -> Built | None:
         """Return the limits of one of its own compiled engines; None for other files, or where nothing says them.
 
@@ -119,6 +134,10 @@ class EngineBackend(ABC):
 
     def quantize_of(self, layout: Layout) -> str | None:
         """The value of `option.quantize` that an engine was compiled with, where its own files say so."""
+        return None
+
+    def prefix_cache(self, backend: Backend, hardware: Hardware) -> PrefixCache | None:
+        """The engine's prefix cache where it is on by its own default, None where it is off."""
         return None
 
     def fitted_to_memory(self, config: Config, layout: Layout, hardware: Hardware, backend: Backend) -> Config:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from djl_trtllm.config import Config
 from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import NotAValueError
-from djl_trtllm.config.sources import Origin
+from djl_trtllm.config.sources import Origin, Setting
 from djl_trtllm.errors import ConfigError
 
 _MOST_BYTES = 1 << 20
@@ -34,6 +34,8 @@ _CODE = re.compile(
     r"|(_hook|_cls|_class|_class_overrides|_module|_modules|_module_dirs|_module_path|_processors?|_plugins?|_extension)$"
     r"|^inductor_passes$"
 )
+# Names whose value may be that of a function or a class, such as `backend: mine.compiler`.
+_MAY_NAME_CODE = re.compile(r"(^|_)backend$")
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,20 @@ def read_extra_options(config: Config, library: Library, notes: list[str]) -> tu
     return reader.config, tuple(reader.found)
 
 
+def read_settings(
+    config: Config, library: Library, settings: Iterable[Setting], notes: list[str]
+) -> tuple[Config, tuple[ExtraArgument, ...]]:
+    """As `read_extra_options`, of settings `option.NAME=VALUE` whose names are arguments of the engine."""
+    reader = _Reader(config, library)
+    for setting in settings:
+        reader.read_setting(setting)
+    if reader.problems:
+        raise ConfigError(reader.problems)
+    notes += [format_setting(reader.config, name) for name in reader.became]
+    notes += [f"{each.target}={each.value!r} ({each.place})" for each in reader.found]
+    return reader.config, tuple(reader.found)
+
+
 class _Reader:
     def __init__(self, config: Config, library: Library) -> None:
         self.config = config
@@ -103,6 +119,7 @@ class _Reader:
         self.became: list[str] = []
         self.values = 0
         self.file: Path | None = None
+        self.written: Setting | None = None
 
     def read(self, text: str) -> None:
         node = self._parsed(text)
@@ -116,6 +133,21 @@ class _Reader:
             self._problem("", node, f"expected a mapping of arguments, such as {self.example}")
         if self.problems:
             raise ConfigError(self.problems)
+
+    def read_setting(self, setting: Setting) -> None:
+        """The value is text where the argument takes text and nothing else that it looks like."""
+        self.written = setting
+        name, text = setting.name_in_engine, setting.value.strip()
+        known = self.signatures[self.library.root][name]
+        kinds = _kinds(known, self.signatures)
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+        except (yaml.YAMLError, RecursionError):
+            node = None
+        is_scalar = not isinstance(node, (yaml.MappingNode, yaml.SequenceNode))
+        if node is None or (is_scalar and kinds is not None and not _is_one_of(_scalar(node), kinds)):
+            node = yaml.ScalarNode("tag:yaml.org,2002:str", text)
+        self._argument(name, node, node, Target(self.library.owner, name), known)
 
     # -- the text ------------------------------------------------------------------------------------------------------
 
@@ -168,7 +200,7 @@ class _Reader:
             seen.add(path)
 
     def _argument(self, path: str, key: yaml.Node, node: yaml.Node, target: Target, annotation: str) -> None:
-        if not self._permitted(target.name, path, key):
+        if not self._permitted(target.name, path, key, node):
             return
         inner = next((name for name in re.findall(r"\w+", annotation) if name in self.library.placed), None)
         if inner is not None and inner in self.signatures and isinstance(node, yaml.MappingNode):
@@ -184,9 +216,10 @@ class _Reader:
         else:
             self._set(option, value, path, node)
 
-    def _permitted(self, name: str, path: str, key: yaml.Node) -> bool:
+    def _permitted(self, name: str, path: str, key: yaml.Node, node: yaml.Node) -> bool:
         """Arguments that bring code into the engine process are as `option.trust_remote_code` allows."""
-        if _CODE.search(name) is None or self.config.options.trust_remote_code:
+        names_code = _MAY_NAME_CODE.search(name) and isinstance(node, yaml.ScalarNode) and "." in node.value
+        if self.config.options.trust_remote_code or not (_CODE.search(name) or names_code):
             return True
         self._problem(path, key, "it brings code into the engine: set option.trust_remote_code=true if you trust it")
         return False
@@ -208,12 +241,7 @@ class _Reader:
                     near = difflib.get_close_matches(name, sorted({each for known in classes for each in known}), 3)
                     advice = f"; did you mean {' or '.join(near)}?" if near else ""
                     self._problem(inside, key, f"{self.library.engine} has no such argument{advice}")
-                if _CODE.search(name) and not self.config.options.trust_remote_code:
-                    self._problem(
-                        inside,
-                        key,
-                        "it brings code into the engine, which runs only with option.trust_remote_code=true",
-                    )
+                self._permitted(name, inside, key, item)
                 annotations = [known[name] for known in classes if name in known]
                 value[name] = self._value(inside, item, annotations[0] if len(annotations) == 1 else "Any", depth + 1)
         elif isinstance(node, yaml.SequenceNode):
@@ -230,7 +258,10 @@ class _Reader:
         try:
             checked = declared.type.check(value, declared.option)
         except NotAValueError as error:
-            self._problem(path, node, str(error))
+            if self.written is not None and isinstance(value, str):  # one that only the engine has
+                self.found.append(ExtraArgument(Target(self.library.owner, path), value, self._place(node)))
+            else:
+                self._problem(path, node, str(error))
             return
         if self.config.is_set(option) and getattr(self.config.options, option) != checked:
             self._problem(
@@ -240,7 +271,8 @@ class _Reader:
             )
             return
         self.became.append(option)
-        self.config = self.config.replace(Origin.override(f"{self.key}, {self._place(node)}"), **{option: checked})
+        origin = Origin.override(f"{self.key}, {self._place(node)}") if self.written is None else self.written.origin
+        self.config = self.config.replace(origin, **{option: checked})
 
     # -- messages ------------------------------------------------------------------------------------------------------
 
@@ -252,12 +284,17 @@ class _Reader:
         return f"; did you mean {' or '.join(near[:3])}?" if near else ""
 
     def _problem(self, path: str, node: yaml.Node, text: str) -> None:
+        if self.written is not None:
+            self.problems.append(f"{self.written}: {f'{path}: ' if '.' in path else ''}{text}")
+            return
         self.problems.append(f"{self._setting()}, {self._place(node)}: {path}{': ' if path else ''}{text}")
 
     def _setting(self) -> str:
         return f"{self.key} ({self.config.origin(self.library.option)})"
 
     def _place(self, node: yaml.Node) -> str:
+        if self.written is not None:
+            return str(self.written)
         line = f"line {node.start_mark.line + 1}"
         return line if self.file is None else f"{self.file} {line}"
 

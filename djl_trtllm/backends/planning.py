@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from djl_trtllm.backends.base import Built, backend_named, backends, effects_on, this_machine
+from djl_trtllm.backends.base import Built, PrefixCache, backend_named, backends, effects_on, this_machine
 from djl_trtllm.backends.effects import Effects, Fixed, NoEffect, describe_effect, has_effect
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.explain import shown_origin, shown_value
 from djl_trtllm.config.options import OPTIONS, DeclaredOption
+from djl_trtllm.config.resolve import without_effect
 from djl_trtllm.config.rules import check_running
 from djl_trtllm.config.sources import Origin, OriginKind
 from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.engines.plan import EnginePlan
-from djl_trtllm.errors import EngineError
+from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import Layout
 
 _LIMITS = (
@@ -92,10 +92,21 @@ def fitted_to_memory(config: Config, layout: Layout, hardware: Hardware) -> Conf
     What does not fit is a warning, or a ConfigError with option.strict_memory. An engine keeps what it was compiled
     with. Raises EngineError if the backend cannot run here.
     """
+    backend, _ = choose_backend(config, layout, hardware)
+    config = _with_prefix_cache(config, backend_named(backend).prefix_cache(backend, hardware))
     if layout.kind.is_engine:
         return config
-    backend, _ = choose_backend(config, layout, hardware)
     return backend_named(backend).fitted_to_memory(config, layout, hardware, backend)
+
+
+def _with_prefix_cache(config: Config, cache: PrefixCache | None) -> Config:
+    """The configuration with the engine's own default, unless prompts of different API keys would be shared."""
+    if cache is None or config.is_set("enable_kv_cache_reuse"):
+        return config
+    if cache.separate or config.options.api_keys_file is None:
+        return config.replace(Origin.derived(f"{cache.engine}'s own default"), enable_kv_cache_reuse=True)
+    rule = f"api_keys_file: {cache.engine} cannot keep the prompts of different keys apart, and true would share them"
+    return config.replace(Origin.derived(rule), enable_kv_cache_reuse=False)
 
 
 def plan_fitted(
@@ -193,11 +204,35 @@ def with_effects(
     engines.
     """
     effects = effects_on(backend)
-    checked = check_running(config, partial(effective_value, config, effects))
+    config = _without_unknown(config, backend)
+    runs = None if under_djl else backend  # DJL Serving reads the words that name an engine
+
+    def value(name: str) -> Any:
+        return runs if name == "backend" else effective_value(config, effects, name)
+
+    checked = check_running(config, value)
     deviating = deviations(config, effects, backend, plan, under_djl=under_djl)
     given = [line for name, line in deviating.items() if config.origins[name].kind is OriginKind.OVERRIDE]
     others = [line for line in deviating.values() if line not in given]
     return replace(checked, warnings=(*checked.warnings, *given), notes=(*others, *checked.notes))
+
+
+def _without_unknown(config: Config, backend: Backend) -> Config:
+    """The configuration with a warning of each setting that is neither an option nor an argument of the engine.
+
+    Raises ConfigError for them with option.strict.
+    """
+    known = backend_named(backend).arguments()
+    unknown, useless = [], []
+    for setting in config.engine_settings:
+        reason = known.get(setting.name_in_engine)
+        if reason is None:
+            unknown.append(without_effect(setting, f"is neither an option nor an argument of {backend}", known))
+        elif reason:
+            useless.append(f"{setting} has no effect: {reason}")
+    if unknown and config.options.strict:
+        raise ConfigError(unknown, config.warnings)
+    return replace(config, warnings=(*config.warnings, *unknown, *useless))
 
 
 def effective_value(config: Config, effects: Effects, name: str) -> Any:

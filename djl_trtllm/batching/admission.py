@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from djl_trtllm.batching.sequence import OutputSequence, RankedSequence
+from djl_trtllm.batching.sequence import OutputSequence, RankedSequence, UnwrittenSequence
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
@@ -26,9 +26,19 @@ from djl_trtllm.errors import (
     RequestError,
     UnsupportedParameterError,
 )
-from djl_trtllm.executor.protocol import End, Feature, Limits, Refusal, Submit
+from djl_trtllm.executor.protocol import End, Feature, Limits, Logprob, Ranked, Refusal, Submit
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import FIELDS, Adapter, FinishReason, GenerationRequest, GuideKind, RequestField, RequestOrigin
+from djl_trtllm.request import (
+    FIELDS,
+    Adapter,
+    Alternative,
+    FinishReason,
+    GenerationRequest,
+    GuideKind,
+    RankedToken,
+    RequestField,
+    RequestOrigin,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +61,8 @@ _GUIDES = {
 _UNKNOWN = RequestOrigin()
 _MAX_CACHED_STOPS = 1024
 _MAX_CACHED_TEXTS = 16_384
+_MOST_SCORES = 65_536
+"""Log-probabilities of one prompt, those of the most likely tokens included: the event loop makes objects of them."""
 _NONE: Mapping[int, Any] = MappingProxyType({})
 
 
@@ -96,6 +108,11 @@ class SequenceLimits:
             raise InvalidRequestError(
                 f"the prompt has a token with the id {highest}, which the tokenizer has and the model does not: its "
                 f"ids end at {batch.vocab_size - 1}; leave that special token out"
+            )
+        if (most := request.prompt_logprobs) is not None and length * (most + 1) > _MOST_SCORES:
+            raise InvalidRequestError(
+                f"'prompt_logprobs' of {length} prompt tokens with {most} likely ones each: expected at most "
+                f"{_MOST_SCORES} log-probabilities; shorten the prompt, or ask for fewer"
             )
         if length > batch.max_input_len:
             raise PromptTooLongError(
@@ -207,6 +224,10 @@ def _require(request: GenerationRequest, features: frozenset[str]) -> None:
         )
     if beams and request.top_logprobs and "top_logprobs" in features:
         missing.append(_refusal(FIELDS["top_logprobs"]))
+    if beams and request.prompt_logprobs is not None:
+        missing.append(
+            f"{FIELDS['prompt_logprobs'].trait.shown} with {FIELDS['beam_width'].trait.shown}: leave out one"
+        )
     if missing:
         raise UnsupportedParameterError(f"not supported by this backend: {'; '.join(missing)}")
 
@@ -261,6 +282,8 @@ class Translator:
             reasons = (FinishReason.STOP, FinishReason.END_TOKEN)
             stop_ids = {stop_id: reasons[stop_id in end_ids] for stop_id in self._stop_ids(request)}
         kind = functools.partial(RankedSequence, text_of=self._text_of) if request.top_logprobs else OutputSequence
+        if request.prompt_only:
+            kind = UnwrittenSequence
         return [
             kind(
                 index=index,
@@ -321,7 +344,24 @@ class Translator:
             request.top_logprobs,
             origin.request_id,
             origin.client,
+            request.prompt_logprobs,
+            request.logit_bias,
+            # A group that a request names is never the group of a key.
+            f"group {request.cache_salt}" if request.cache_salt else origin.salt,
         )
+
+    def prompt(self, prompt_ids: Sequence[int], scores: Sequence[Logprob]) -> list[RankedToken]:
+        """The tokens of a prompt, with the engine's log-probabilities of each."""
+        tokens, texts = [], self._tokenizer.texts
+        for id_, score in zip(prompt_ids, scores, strict=True):
+            top: list[Alternative] = []
+            if isinstance(score, Ranked):
+                pairs = zip(score.ids, score.logprobs, strict=True)
+                top = [Alternative(each, texts[each] or self._text_of(each), logprob) for each, logprob in pairs]
+            logprob = score.logprob if isinstance(score, Ranked) else score
+            text = texts[id_] or self._text_of(id_)
+            tokens.append(RankedToken(id_, text, logprob, id_ in self._special_ids, top))
+        return tokens
 
     def learn_stops(self, request: GenerationRequest) -> None:
         """Tokenise the stop strings of a request; `message` finds the results in the cache."""

@@ -53,7 +53,13 @@ def digest(message: Submit) -> str:
     Not the seed: a request without one gets another each time.
     """
     bare = replace(
-        message, request_id=0, prompt_ids=[], sampling=replace(message.sampling, seed=None), origin="", client=""
+        message,
+        request_id=0,
+        prompt_ids=[],
+        sampling=replace(message.sampling, seed=None),
+        origin="",
+        client="",
+        cache_salt="",
     )
     return blake2b(array("i", message.prompt_ids).tobytes() + _encode(bare), digest_size=8).hexdigest()
 

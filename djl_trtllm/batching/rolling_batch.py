@@ -72,7 +72,7 @@ def resumed(message: Submit, token_ids: Sequence[int]) -> Submit:
     sampling, generated = message.sampling, len(token_ids)
     seed = None if sampling.seed is None else (sampling.seed + generated * _SEED_STEP) % 2**64
     left = replace(sampling, max_new_tokens=sampling.max_new_tokens - generated, min_new_tokens=0, seed=seed)
-    return replace(message, prompt_ids=prompt_ids, sampling=left)
+    return replace(message, prompt_ids=prompt_ids, sampling=left, prompt_logprobs=None)
 
 
 def to_move(running: Mapping[int, Slot], starving: Slot, places: Places, clients: int) -> dict[int, Slot]:
@@ -341,7 +341,9 @@ class RollingBatch:
                 message = self._translator.message(
                     self._next_id, request, kept_ids, max_new_tokens, sequence.seed, adapter, origin
                 )
-            slot = Slot(state, sequence, message, blocks, client, origin.priority, seeded)
+            if sequence.index:
+                message = replace(message, prompt_logprobs=None)
+            slot = Slot(state, sequence, message, blocks, client, request.priority or origin.priority, seeded)
             if self._blame.remembers and not state.ids:
                 self._check_innocent(slot)
             self._untried[self._next_id] = slot
@@ -528,6 +530,8 @@ class RollingBatch:
     def _receive(self, step: Step, touched: dict[int, Slot]) -> None:
         """Give each sequence its tokens, end those that have ended, and note the slots of both."""
         running, complete = self._running, []
+        if step.prompts:
+            self._receive_prompts(step, touched)
         ids = step.ids if not step.counts else chain.from_iterable(map(repeat, step.ids, step.counts))
         for request_id, token_id, logprob in zip(ids, step.tokens, step.logprobs or repeat(None), strict=False):
             slot = running.get(request_id)
@@ -547,10 +551,18 @@ class RollingBatch:
             if (slot := running.get(request_id)) is not None:
                 self._cancel(request_id, slot)
 
+    def _receive_prompts(self, step: Step, touched: dict[int, Slot]) -> None:
+        """Give requests the log-probabilities of their prompts."""
+        for request_id, scores in step.prompts.items():
+            if (slot := self._running.get(request_id)) is not None:
+                slot.state.prompt = self._translator.prompt(slot.sequence.prompt_ids, scores)
+                touched[request_id] = slot
+
     def _count(self, step: Step) -> None:
         """Count tokens of a step that the engine did not compute one by one."""
         for request_id, tokens in step.cached.items():
             if (slot := self._running.get(request_id)) is not None and slot.begins:
+                slot.sequence.cached_tokens = tokens
                 self.statistics.prompt_reused(slot.state.record, tokens)
         for request_id, tokens in step.accepted.items():
             if (slot := self._running.get(request_id)) is not None:

@@ -188,6 +188,7 @@ class OutputSequence:
     """Tokens that a draft proposed; None where the engine has not said so."""
     cumulative_logprob: float = 0.0
     finished: SequenceResult | None = None
+    cached_tokens: int = 0
     closed: bool = False
     """Whether the end has been delivered."""
     _detokenizer: Detokenizer | None = None
@@ -291,6 +292,18 @@ class RankedSequence(OutputSequence):
         return RankedToken(token.id, token.text, token.logprob, token.special, top)
 
 
+class UnwrittenSequence(OutputSequence):
+    """The sequence of a request that wants nothing but its prompt: engines generate one token at least."""
+
+    __slots__ = ()
+
+    def take(self, token_id: int, logprob: Any = None) -> bool:
+        return True
+
+    def finish(self, reason: FinishReason, error: RequestError | None = None) -> None:
+        OutputSequence.finish(self, reason if reason in _CUT_SHORT else FinishReason.LENGTH, error)
+
+
 class RequestState:
     """A request in the rolling batch, from `RollingBatch.submit` to its end.
 
@@ -311,6 +324,8 @@ class RequestState:
         self.digest = ""
         """See `blame.digest`; computed when it is wanted."""
         self.record = record
+        self.prompt: list[RankedToken] | None = None
+        """The prompt's tokens with their log-probabilities, until they are delivered."""
         self._consumer = consumer
         self._beams = sampling.beam_width > 1
         self._ranked = sampling.n if sampling.best_of is not None or self._beams else None
@@ -334,13 +349,19 @@ class RequestState:
             if started is not None:
                 waited = started - self.record.arrived
                 sequence.finished = sequence.finished._replace(
-                    queue_seconds=waited, reseeded=self.record.reseeded, accepted_tokens=sequence.accepted
+                    queue_seconds=waited,
+                    reseeded=self.record.reseeded,
+                    accepted_tokens=sequence.accepted,
+                    cached_tokens=sequence.cached_tokens,
                 )
             sequence.closed = True
             self._unfinished -= 1
             if self.done:
                 # It refers to what refers to this request: both would stay until the garbage collector looks at all.
                 self.abandon()
+        if self.prompt is not None:
+            prompt, self.prompt = self.prompt, None
+            consumer(OutputChunk(0, [], None, prompt=prompt))
         if self._ranked is not None:
             if self.done:
                 self._deliver_ranked(consumer, self._ranked)

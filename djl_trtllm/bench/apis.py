@@ -13,6 +13,7 @@ import orjson
 
 from djl_trtllm.bench.client import Client, EventReader, Reader, Stream, TokenReader, clock, fetch
 from djl_trtllm.errors import BenchmarkError
+from djl_trtllm.files import read_file
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
@@ -28,15 +29,22 @@ WORDS = _TEXT.split()
 SHAREGPT_MEANS = 217.4, 185.6
 """Mean numbers of prompt and output tokens."""
 _LONGEST = 1024
+_MOST_PROMPT_TOKENS = 1 << 20
 _SIGMA = 1.3, 1.1
 
 
 class Prompt(NamedTuple):
-    """A prompt, as text or as chat messages, and how many tokens to generate at most."""
+    """A prompt, as text, as chat messages or as token ids, and how many tokens to generate at most.
+
+    `tokens` is the length of a prompt of which nothing else is known. `parameters` are those of its request alone.
+    """
 
     output_tokens: int
     text: str = ""
     messages: list[dict[str, Any]] | None = None
+    ids: list[int] | None = None
+    tokens: int = 0
+    parameters: dict[str, Any] | None = None
 
     def plain(self) -> str:
         """The prompt for APIs without chat: its text, or the texts of its messages."""
@@ -66,15 +74,16 @@ def like_sharegpt(chance: random.Random, per_word: float) -> Iterator[Prompt]:
         yield Prompt(output, _text(chance, prompt, per_word))
 
 
-def of_file(path: Path, output: int, chance: random.Random) -> Iterator[Prompt]:
-    """The prompts of a JSONL file in random order, again and again. Raises BenchmarkError for lines that are wrong.
+def of_file(path: Path, output: int, chance: random.Random, per_word: float = TOKENS_PER_WORD) -> Iterator[Prompt]:
+    """The prompts of a JSONL file (see `read_prompts`) in random order, again and again.
 
-    A line has `prompt`, `inputs` or `messages`, and may have `max_tokens`.
+    Prompts of which only the length is known get random words.
     """
-    prompts = _read(path, output)
+    prompts = read_prompts(path, output, "--dataset")
     while True:
         chance.shuffle(prompts)
-        yield from prompts
+        for prompt in prompts:
+            yield prompt._replace(text=_text(chance, prompt.tokens, per_word)) if prompt.tokens else prompt
 
 
 def _text(chance: random.Random, tokens: int, per_word: float) -> str:
@@ -87,14 +96,23 @@ def _length(chance: random.Random, mean: float, sigma: float) -> int:
     return max(4, min(_LONGEST, round(chance.lognormvariate(math.log(median), sigma))))
 
 
-def _read(path: Path, output: int) -> list[Prompt]:
+MOST_PROMPTS_BYTES = 1 << 28
+"""The most of a file of prompts."""
+
+
+def read_prompts(path: Path, output: int, flag: str) -> list[Prompt]:
+    """The prompts of a file that the server recorded, or of another one of JSON lines.
+
+    A line has `prompt`, `inputs`, `messages`, `prompt_ids` or `prompt_tokens` (a number), and may have `max_tokens` and
+    `parameters`. Raises BenchmarkError for lines that are wrong; `flag` names the file.
+    """
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_file(path, MOST_PROMPTS_BYTES).splitlines()
     except OSError as error:
-        raise BenchmarkError(f"--dataset {path}: cannot read it: {error.strerror}") from None
+        raise BenchmarkError(f"{flag} {path}: cannot read it: {error.strerror}") from None
     prompts = [_prompt(line, f"{path}:{number}", output) for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
-        raise BenchmarkError(f"--dataset {path}: no prompts; expected a JSON object on each line")
+        raise BenchmarkError(f"{flag} {path}: no prompts; expected a JSON object on each line")
     return prompts
 
 
@@ -104,15 +122,27 @@ def _prompt(line: bytes, where: str, output: int) -> Prompt:
     except orjson.JSONDecodeError as error:
         raise BenchmarkError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
     item = item if isinstance(item, dict) else {}
-    text, messages = item.get("prompt", item.get("inputs")), item.get("messages")
-    length = item.get("max_tokens", output)
+    text, messages, ids = item.get("prompt", item.get("inputs")), item.get("messages"), item.get("prompt_ids")
+    length, tokens, parameters = item.get("max_tokens", output), item.get("prompt_tokens"), item.get("parameters", {})
     if type(length) is not int or length < 1:
         raise BenchmarkError(f"{where}: max_tokens is {length!r}; expected a whole number, at least 1")
+    if not isinstance(parameters, dict):
+        raise BenchmarkError(f"{where}: parameters is {parameters!r:.80}; expected an object")
+    found = Prompt(length, parameters=parameters or None)
+    if isinstance(ids, list) and ids and all(type(each) is int and each >= 0 for each in ids):
+        found = found._replace(ids=ids)
     if isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages):
-        return Prompt(length, messages=messages)
+        return found._replace(messages=messages)
     if isinstance(text, str) and text:
-        return Prompt(length, text)
-    raise BenchmarkError(f"{where}: expected an object with 'prompt' or 'inputs' (text), or 'messages' (a list)")
+        return found._replace(text=text)
+    if found.ids is None and type(tokens) is int and 0 < tokens <= _MOST_PROMPT_TOKENS:
+        return found._replace(tokens=tokens)
+    if found.ids is None:
+        raise BenchmarkError(
+            f"{where}: expected an object with 'prompt' or 'inputs' (text), 'messages' (a list), 'prompt_ids' (a list "
+            f"of whole numbers) or 'prompt_tokens' (a whole number, up to {_MOST_PROMPT_TOKENS:,})"
+        )
+    return found
 
 
 Body = dict[str, Any]
@@ -200,9 +230,13 @@ class Requests:
         # Of the extras for the usage the first is enough.
         for _, extra in reversed(self._extras):
             parameters |= extra
-        parameters |= self._parameters
-        if api.prompt == "messages":
-            text: Any = prompt.messages or [{"role": "user", "content": prompt.text}]
+        parameters |= (prompt.parameters or {}) | self._parameters
+        if prompt.ids is not None and api.prompt == "prompt":
+            text: Any = prompt.ids
+        elif prompt.ids is not None and not prompt.plain():
+            raise BenchmarkError(f"the prompts are token ids, which --api {self.name} does not take: --api completions")
+        elif api.prompt == "messages":
+            text = prompt.messages or [{"role": "user", "content": prompt.text}]
         else:
             text = prompt.plain()
         body: Body = {"model": self.model} if api.needs_model else {}
@@ -221,7 +255,7 @@ class Requests:
         Raises BenchmarkError if it answers none of them.
         """
         if self.api.needs_model and not self.model:
-            self.model = await self._first_model()
+            self.model = await first_model(self.client)
         prompt = next(prompts)._replace(output_tokens=_PROBE_TOKENS)
         while True:
             reader = self.reader(prompt, clock())
@@ -245,12 +279,14 @@ class Requests:
         text = f": {stream.detail.strip()}" if stream.detail else ""
         return f"{where} does not answer a first request: {stream.error}{text}{advice}"
 
-    async def _first_model(self) -> str:
-        status, body, _ = await fetch(self.client, "/v1/models")
-        try:
-            return str(orjson.loads(body)["data"][0]["id"]) if status == 200 else ""
-        except (orjson.JSONDecodeError, LookupError, TypeError):
-            return ""
+
+async def first_model(client: Client) -> str:
+    """Return the name of the first model of `/v1/models`; "" if the server has no such page."""
+    status, body, _ = await fetch(client, "/v1/models")
+    try:
+        return str(orjson.loads(body)["data"][0]["id"]) if status == 200 else ""
+    except (orjson.JSONDecodeError, LookupError, TypeError):
+        return ""
 
 
 async def tokens_per_word(client: Client, text: str) -> float | None:

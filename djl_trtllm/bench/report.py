@@ -248,6 +248,21 @@ def _by_load(result: Result) -> list[Chart]:
     ]
 
 
+def require_chart(flag: str, path: Path) -> None:
+    """Raise BenchmarkError where the charts that a flag asks for cannot be drawn or written, before anything runs."""
+    if not path.parent.is_dir():
+        raise BenchmarkError(f"{flag} {path}: there is no folder {path.parent}")
+    require_matplotlib()
+
+
+def write_chart(flag: str, path: Path, text: str) -> None:
+    """Write a report or picture. Raises BenchmarkError."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BenchmarkError(f"{flag} {path}: cannot write it: {error.strerror}") from None
+
+
 def require_matplotlib() -> None:
     """Raise BenchmarkError where charts cannot be drawn."""
     if importlib.util.find_spec("matplotlib") is None:

@@ -395,11 +395,12 @@ async def _run(
 ) -> None:
     chance = random.Random(plan.seed)  # noqa: S311  # the same load in every run
     requests = Requests(client, plan.api, plan.model, plan.parameters, ignore_end=plan.ignore_end)
-    await _until(stop, requests.prepare(_prompts(plan, chance, TOKENS_PER_WORD)))
+    prompts = _prompts(plan, chance, TOKENS_PER_WORD)
+    await _until(stop, requests.prepare(prompts))
     result.model = requests.model
     result.notes += requests.notes
     per_word = TOKENS_PER_WORD
-    if plan.dataset in ("synthetic", "sharegpt") and not stop.is_set():
+    if not stop.is_set() and (plan.dataset in ("synthetic", "sharegpt") or next(prompts).tokens):
         measured = await _until(stop, tokens_per_word(client, sample_text()))
         per_word = measured or per_word
         if measured is None and not stop.is_set():
@@ -438,4 +439,4 @@ def _prompts(plan: Plan, chance: random.Random, per_word: float) -> Iterator[Pro
         return synthetic(chance, plan.prompt_tokens, plan.output_tokens, per_word)
     if plan.dataset == "sharegpt":
         return like_sharegpt(chance, per_word)
-    return of_file(Path(plan.dataset), plan.output_tokens, chance)
+    return of_file(Path(plan.dataset), plan.output_tokens, chance, per_word)

@@ -27,7 +27,7 @@ from djl_trtllm.logs import configure
 from djl_trtllm.server.application import Application, plan_startup
 from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.server.metrics import ModelFigures
-from djl_trtllm.service import State
+from djl_trtllm.service.lifecycle import State
 
 if TYPE_CHECKING:
     from ray import serve

@@ -72,7 +72,7 @@ def bench(
         from djl_trtllm.bench.apis import APIS
         from djl_trtllm.bench.client import Target
         from djl_trtllm.bench.figures import Objectives
-        from djl_trtllm.bench.report import require_matplotlib
+        from djl_trtllm.bench.report import page, require_chart, write_chart
         from djl_trtllm.bench.session import Load, Plan
 
         if api not in APIS:
@@ -83,9 +83,7 @@ def bench(
             if not 0 < value < 1e6:
                 raise BenchmarkError(f"{name} {value:g}: expected seconds, above 0")
         if html is not None:
-            if not html.parent.is_dir():
-                raise BenchmarkError(f"--html {html}: there is no folder {html.parent}")
-            require_matplotlib()
+            require_chart("--html", html)
         template = Load(
             duration=None if requests else duration,
             requests=requests,
@@ -110,7 +108,7 @@ def bench(
         )
         result = _measure(plan)
         if html is not None:
-            _write(html, result)
+            write_chart("--html", html, page(result))
     _print(result, as_json=as_json)
     raise typer.Exit(_status(result))
 
@@ -153,15 +151,6 @@ def _print(result: Result, *, as_json: bool) -> None:
     for text in (report.LATENCIES, *report.conclusion(result), report.counting(result)):
         if text:
             say(Console(), text)
-
-
-def _write(path: Path, result: Result) -> None:
-    from djl_trtllm.bench.report import page
-
-    try:
-        path.write_text(page(result), encoding="utf-8")
-    except OSError as error:
-        raise BenchmarkError(f"--html {path}: cannot write it: {error.strerror}") from None
 
 
 def _status(result: Result) -> int:

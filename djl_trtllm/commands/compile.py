@@ -94,6 +94,14 @@ def compile(
             "(--checkpoint_dir, --output_dir, --max_batch_size=256, --gemm_plugin=float16).",
         ),
     ] = None,
+    check: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REFERENCE",
+            help="Compare the engine's answers with those of this model or server, as `quality` does; status 3 if they "
+            "differ.",
+        ),
+    ] = None,
 ) -> None:
     """Compile a checkpoint into an engine directory that `serve` loads without a compiler.
 
@@ -112,7 +120,12 @@ def compile(
             raise DjlTrtllmError("name a checkpoint and an output: djl-trtllm compile CHECKPOINT OUT")
         for note in notes:
             progress(note)
-        progress(f"compiled {compile_model(checkpoint, out, os.environ, progress, settings)}")
+        engine = compile_model(checkpoint, out, os.environ, progress, settings)
+        progress(f"compiled {engine}")
+    if check is not None:
+        from djl_trtllm.commands.quality import quality
+
+        quality(check, engine)
 
 
 package_app = typer.Typer(add_completion=False)

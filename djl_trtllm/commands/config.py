@@ -114,7 +114,7 @@ def show_differences(first: Path, second: Path, *, as_json: bool) -> None:
     """Print what differs between two configurations."""
     with errors_for_the_reader():
         from djl_trtllm.config.explain import diff_as_json, render_diff
-        from djl_trtllm.service import open_source
+        from djl_trtllm.service.model import open_source
 
         one, other = (open_source(path, os.environ).config for path in (first, second))
         if as_json:

@@ -6,6 +6,8 @@ it a number, `_raise_limits_for_max_num_tokens` raises other limits by it, and t
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,9 +17,9 @@ from urllib.parse import urlsplit
 from djl_trtllm.config.compat.detect import names_configuration, read_model, read_source
 from djl_trtllm.config.configuration import format_value
 from djl_trtllm.config.options import OPTIONS, DeclaredOption, Options, find, suggest
-from djl_trtllm.config.options.choices import Backend, RollingBatch
+from djl_trtllm.config.options.choices import Backend
 from djl_trtllm.config.options.option import NotAValueError, Scope, as_text, is_quoted, without_comment
-from djl_trtllm.config.rules import RuleContext, When, check
+from djl_trtllm.config.rules import RuleContext, When, check, engine_named
 from djl_trtllm.config.sources import (
     Config,
     Layer,
@@ -35,6 +37,7 @@ from djl_trtllm.errors import ConfigError
 
 _DEFAULTS = Options()
 _DEFAULT_ORIGINS = dict.fromkeys(OPTIONS, Origin.default())
+_ARGUMENT = re.compile(r"option\.[a-z][a-z0-9_]*")
 _FILES_OF_A_MODEL = (Layer.FILE, Layer.FOREIGN, Layer.PRESET)
 
 
@@ -146,7 +149,8 @@ def resolve(sources: Iterable[Source], *, model_dir: Path | None = None) -> Conf
     draft = _Draft()
     _sort_by_option(sources, draft)
     _choose_and_parse(draft)
-    _take_the_engine_of_the_rolling_batch(draft)
+    _take_the_engine_that_lmi_names(draft)
+    _leave_to_vllm(draft)
     _serve_the_named_model(draft)
     _warn_of_overridden(draft)
     _warn_of_legacy(draft)
@@ -165,12 +169,15 @@ class _Draft:
 
     `values` are those that users set, and derived ones; `chosen` has the setting that is used, `overridden` those of
     users that it overrides; `unknown` are settings of no option, `foreign` messages about names that another server's
-    file has and that server does not.
+    file has and that server does not. `beyond` has the errors of values that vLLM may have, by field name, and
+    `engine_settings` what is left to it.
     """
 
     candidates: dict[str, list[tuple[Layer, Setting]]] = field(default_factory=dict)
     unknown: list[Setting] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
+    beyond: dict[str, str] = field(default_factory=dict)
+    engine_settings: list[Setting] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
     chosen: dict[str, Setting] = field(default_factory=dict)
     overridden: dict[str, list[Setting]] = field(default_factory=dict)
@@ -211,6 +218,7 @@ class _Draft:
             notes=tuple(self.notes),
             model_dir=model_dir,
             overridden={name: tuple(others) for name, others in self.overridden.items() if others},
+            engine_settings=tuple(self.engine_settings),
         )
 
 
@@ -270,7 +278,11 @@ def _parse(declared: DeclaredOption, setting: Setting, draft: _Draft) -> None:
     except NotAValueError as error:
         # Other servers write names and values differently.
         example = declared.example if setting.alone else f"{setting.name}={declared.example}"
-        draft.problems.append(f"{setting}: {error}; for example {example}")
+        problem = f"{setting}: {error}; for example {example}"
+        if declared.option.vllm_argument:
+            draft.beyond[declared.name] = problem
+        else:
+            draft.problems.append(problem)
 
 
 def _forbidden(declared: DeclaredOption, setting: Setting) -> str:
@@ -281,11 +293,27 @@ def _forbidden(declared: DeclaredOption, setting: Setting) -> str:
     )
 
 
-def _take_the_engine_of_the_rolling_batch(draft: _Draft) -> None:
-    """`rolling_batch` names vLLM, the engine of most files written for LMI, unless `backend` names an engine."""
-    named = draft.values.get("rolling_batch") in (RollingBatch.VLLM, RollingBatch.LMI_DIST)
-    if named and not draft.is_set("backend"):
-        draft.derive("backend", Backend.VLLM, str(draft.chosen["rolling_batch"]))
+def _take_the_engine_that_lmi_names(draft: _Draft) -> None:
+    """`rolling_batch` or `entryPoint` names vLLM, as in most files for LMI, unless `backend` names an engine."""
+    named = engine_named(draft.values.get)
+    if named is not None and named[1].backends == (Backend.VLLM,) and not draft.is_set("backend"):
+        draft.derive("backend", Backend.VLLM, str(draft.chosen[named[0]]))
+
+
+def _leave_to_vllm(draft: _Draft) -> None:
+    """Where vLLM is the engine, names that are no options and values that options do not have may be its arguments."""
+    on_vllm = draft.value("backend") is Backend.VLLM
+    for name, problem in draft.beyond.items():
+        if on_vllm:
+            setting = draft.chosen.pop(name)
+            draft.overridden.pop(name)
+            draft.engine_settings.append(replace(setting, key=f"option.{OPTIONS[name].option.vllm_argument}"))
+        else:
+            draft.problems.append(f"{problem}; vLLM's own names need option.backend=vllm")
+    if on_vllm:
+        for_vllm = [setting for setting in draft.unknown if _ARGUMENT.fullmatch(setting.key)]
+        draft.engine_settings += for_vllm
+        draft.unknown = [setting for setting in draft.unknown if setting not in for_vllm]
 
 
 def _serve_the_named_model(draft: _Draft) -> None:
@@ -428,16 +456,21 @@ def _check_rules(draft: _Draft) -> None:
 def _report_unknown(draft: _Draft) -> None:
     into = draft.problems if draft.values.get("strict", False) else draft.warnings
     into += draft.foreign
-    for setting in draft.unknown:
-        suggestion = suggest(setting.key)
-        if suggestion is None:
-            advice = "docs/options.md lists the options"
-        else:
-            # As it is written there: the key itself in a file, a variable in the environment.
-            in_environment = setting.origin.kind is OriginKind.ENVIRONMENT
-            advice = f"did you mean {variables_of(suggestion)[0] if in_environment else suggestion}?"
-        # The value is not shown: that of an unknown option may be a secret.
-        into.append(f"{setting.name} ({setting.place}) is not an option and has no effect; {advice}")
+    into += map(without_effect, draft.unknown)
+
+
+def without_effect(setting: Setting, what: str = "is not an option", others: Iterable[str] = ()) -> str:
+    """The message about a setting whose name nothing has; `others` are names beside those of options."""
+    near = difflib.get_close_matches(setting.name_in_engine, others, n=1, cutoff=0.8)
+    suggestion = suggest(setting.key) or (f"option.{near[0]}" if near else None)
+    if suggestion is None:
+        advice = "docs/options.md lists the options"
+    else:
+        # As it is written there: the key itself in a file, a variable in the environment.
+        in_environment = setting.origin.kind is OriginKind.ENVIRONMENT
+        advice = f"did you mean {variables_of(suggestion)[0] if in_environment else suggestion}?"
+    # The value is not shown: that of an unknown option may be a secret.
+    return f"{setting.name} ({setting.place}) {what} and has no effect; {advice}"
 
 
 # -- what a fetched repository's configuration may set -----------------------------------------------------------------
@@ -461,14 +494,16 @@ def _ignored(setting: Setting, model: str) -> str:
     declared = find(setting.key)
     variable = variables_of(setting.key if declared is None else declared.key)[0]
     return (
-        f"{setting} is ignored: {model} was fetched, and its own files may set only what "
+        f"{setting if declared else setting.name} is ignored: {model} was fetched, and its own files may set only what "
         f"docs/fetched-models.md lists; if you want it, set {variable} in the environment"
     )
 
 
 def _may_set(setting: Setting) -> bool:
     declared = find(setting.key)
-    if declared is None or declared.option.legacy:
+    if declared is None:
+        return _ARGUMENT.fullmatch(setting.key) is None  # which may be an argument of an engine
+    if declared.option.legacy:
         return True  # it has no effect
     if declared.name in WITHIN:
         path = Path(setting.value.strip())

@@ -12,11 +12,11 @@ import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options import OPTIONS
-from djl_trtllm.config.options.choices import ChatGlmVersion, QuantAlgorithm, Quantization, SchedulerPolicy
+from djl_trtllm.config.options.choices import Backend, ChatGlmVersion, QuantAlgorithm, Quantization, SchedulerPolicy
 from djl_trtllm.config.sources import Config
 from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import ConfigError
@@ -50,6 +50,19 @@ class RuleContext:
             **model,
         )
 
+
+_GENERATING = (
+    "auto",
+    "generate",
+    "text-generation",
+    "text2text-generation",
+    "image-text-to-text",
+    "conversational",
+    "question-answering",
+    "summarization",
+    "translation",
+)
+"""Tasks of the Hugging Face hub and of vLLM that a model does by generating text."""
 
 Broken = Callable[[RuleContext], str | None]
 
@@ -349,6 +362,63 @@ def speculation_without_method(context: RuleContext) -> str | None:
     return (
         f"{context.format_setting('speculative_length')} has no effect without a method: set "
         "option.speculative_decoding_mode (ngram, for example), or option.speculative_draft_model"
+    )
+
+
+class NamedEngine(NamedTuple):
+    """An engine of LMI's container, and the backends that are it: none for an engine that this server does not have."""
+
+    name: str
+    backends: tuple[Backend, ...] = ()
+
+
+_TRT_LLM = NamedEngine("TensorRT-LLM", (Backend.TENSORRT, Backend.PYTORCH, Backend.AUTODEPLOY))
+_VLLM = NamedEngine("vLLM", (Backend.VLLM,))
+_DEEPSPEED = NamedEngine("DeepSpeed")
+_NAMED_ENGINES = {
+    "rolling_batch": {
+        "trtllm": _TRT_LLM,
+        "vllm": _VLLM,
+        "lmi-dist": _VLLM,
+        "deepspeed": _DEEPSPEED,
+        "scheduler": NamedEngine("LMI's sequence scheduler"),
+    },
+    "entry_point": {
+        "djl_python.tensorrt_llm": _TRT_LLM,
+        "djl_python.lmi_trtllm.trtllm_async_service": _TRT_LLM,
+        "djl_python.lmi_vllm.vllm_async_service": _VLLM,
+        "djl_python.deepspeed": _DEEPSPEED,
+        "djl_python.fastertransformer": NamedEngine("FasterTransformer"),
+        "djl_python.transformers_neuronx": NamedEngine("Neuron"),
+    },
+}
+
+
+def engine_named(value: Callable[[str], Any]) -> tuple[str, NamedEngine] | None:
+    """The engine that an option names in LMI's words, with that option; None where none does."""
+    found = ((name, engines.get(str(value(name)))) for name, engines in _NAMED_ENGINES.items())
+    return next(((name, engine) for name, engine in found if engine is not None), None)
+
+
+@_rule
+def engine_of_lmi(context: RuleContext) -> str | None:
+    named, backend = engine_named(context.value), context.value("backend")
+    if named is None or backend is None or backend in named[1].backends or context.is_set("backend"):
+        return None
+    return (
+        f"{context.format_setting(named[0])} names {named[1].name}, and {backend} runs the model here; "
+        "option.backend says which engine you want"
+    )
+
+
+@_rule
+def text_is_generated(context: RuleContext) -> str | None:
+    task = context.value("task")
+    if task is None or task in _GENERATING:
+        return None
+    return (
+        f"{context.format_setting('task')}: this server generates text and does nothing else; serve such a model with "
+        "another server, or leave the option out if the model generates text"
     )
 
 

@@ -198,6 +198,11 @@ class Setting:
         return f"{self.assignment} ({self.place})"
 
     @property
+    def name_in_engine(self) -> str:
+        """The key without `option.`: where it is no option, the engine may have an argument of this name."""
+        return self.key.removeprefix("option.")
+
+    @property
     def place(self) -> str:
         """The origin, without the name of a variable, which `name` has already."""
         return "environment" if self.origin.kind is OriginKind.ENVIRONMENT else str(self.origin)
@@ -224,7 +229,8 @@ class Config:
     """Typed options with their origins. Made by `resolve` or `load`.
 
     `warnings` are lines for the log; `notes` need no action. `model_dir` is the model's directory, if there is one.
-    `overridden` has the settings that others override, by field name.
+    `overridden` has the settings that others override, by field name. `engine_settings` name no option, and are for the
+    engine, where it has such arguments.
     """
 
     options: Options
@@ -234,6 +240,7 @@ class Config:
     model_dir: Path | None = None
     overridden: Mapping[str, tuple[Setting, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    engine_settings: tuple[Setting, ...] = ()
 
     def origin(self, field_name: str) -> Origin:
         """Return where the value of a field came from. Raises KeyError for a name that `Options` does not have."""

@@ -14,8 +14,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import RequestError
 from djl_trtllm.logs import of_request
 from djl_trtllm.request import OutputChunk
-from djl_trtllm.telemetry import ServedRequest
-from djl_trtllm.telemetry.reports import Asked
+from djl_trtllm.telemetry import ServedRequest, Telemetry
 
 _LENGTH = struct.Struct(">i")
 _COUNT = struct.Struct(">h")
@@ -93,7 +92,7 @@ _OK = 200
 class ItemWriter:
     """Encodes the output of one request and emits items; exactly one of them is the last, and has no data.
 
-    `served` is the request; `ended` is called with it after that.
+    `served` is the request, which `telemetry` reports after that.
     """
 
     def __init__(
@@ -101,10 +100,10 @@ class ItemWriter:
         put: Callable[[Item], None],
         options: Options,
         served: ServedRequest,
-        ended: Callable[[ServedRequest], None],
+        telemetry: Telemetry,
     ) -> None:
         self.served = served
-        self._ended = ended
+        self._telemetry = telemetry
         self.complete = False
         self._put = put
         self._options = options
@@ -115,7 +114,7 @@ class ItemWriter:
 
     def expect(self, call: Call) -> None:
         """Call when the request is parsed: its encoder makes the response from now on."""
-        self.served.asked = Asked.of(call.requests[0])
+        self._telemetry.began(self.served, call.requests)
         self._encoder = call.encoder
         self._headers = call.headers
         self._unfinished = call.sequences
@@ -158,7 +157,7 @@ class ItemWriter:
     def _complete(self, status: int) -> None:
         self.complete = True
         self.served.status = status
-        self._ended(self.served)
+        self._telemetry.ended_soon(self.served)
 
     def _send(self, data: bytes, last: bool) -> None:
         assert self._encoder is not None

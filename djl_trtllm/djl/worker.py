@@ -27,9 +27,10 @@ from djl_trtllm.config import Options
 from djl_trtllm.djl.items import Item, ItemWriter, content, count, take, text
 from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError, ModelError, RequestError
 from djl_trtllm.logs import RequestContext, mark_lines
-from djl_trtllm.service import Model, ModelService, open_source, prepare, settle_garbage_collector
 from djl_trtllm.service.clients import Clients
-from djl_trtllm.service.lifecycle import parse_call
+from djl_trtllm.service.engine import settle_garbage_collector
+from djl_trtllm.service.lifecycle import ModelService, parse_call
+from djl_trtllm.service.model import Model, open_source, prepare
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 
 logger = logging.getLogger(__name__)
@@ -257,7 +258,7 @@ class _Request:
 
     def __init__(self, arrived: threading.Event, options: Options, served: ServedRequest, telemetry: Telemetry) -> None:
         self.items: deque[Item] = deque()
-        self.writer = ItemWriter(self._put, options, served, telemetry.ended_soon)
+        self.writer = ItemWriter(self._put, options, served, telemetry)
         self.abandoned = False
         self.arrived = arrived
 

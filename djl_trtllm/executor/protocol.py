@@ -90,6 +90,12 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """The id of the client's request, for lines of the log."""
     client: str = ""
     """Requests of one client share what it gets of the time in which guides are tried."""
+    prompt_logprobs: int | None = None
+    """How many of the most likely tokens to return with each token of the prompt; None: no log-probabilities of it."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Tokens, and what is added to their logits."""
+    cache_salt: str = ""
+    """Prompts with different salts share nothing in the prefix cache."""
 
 
 class FirstRequest(NamedTuple):
@@ -252,6 +258,10 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
     accepted: dict[int, int] = {}
     """Tokens that a draft had proposed, by request: what its iterations brought beyond one token each."""
     stats: Stats = Stats()
+    prompts: dict[int, list[Logprob]] = {}
+    """The log-probabilities of all tokens of a prompt, by request, before or with its first token.
+
+    The first token has None."""
 
     def __post_init__(self) -> None:
         """Raise ValueError where the columns do not fit together; decoding does so, too."""
@@ -264,8 +274,13 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
             raise ValueError(f"a step has {tokens} tokens and {len(self.logprobs)} log-probabilities")
 
     def add(self, request_id: int, token_ids: Sequence[int], logprobs: Sequence[Logprob] | None = None) -> None:
-        """Add tokens of a request. A log-probability is `Ranked` where `Submit.top_logprobs` asks for it."""
+        """Add tokens of a request. A log-probability is `Ranked` where `Submit.top_logprobs` asks for it.
+
+        Raises ValueError, and adds nothing, where there is not one for each token: the server could not read the step.
+        """
         tokens, values = self.tokens, self.logprobs
+        if logprobs and len(logprobs) != len(token_ids):
+            raise ValueError(f"the engine gave {len(logprobs)} log-probabilities for {len(token_ids)} tokens")
         if len(token_ids) != 1 or self.counts:
             self.counts = self.counts or [1] * len(self.ids)
             self.counts.append(len(token_ids))
@@ -284,7 +299,7 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
 
     @property
     def has_news(self) -> bool:
-        return bool(self.ids or self.ends or self.cached)
+        return bool(self.ids or self.ends or self.cached or self.prompts)
 
     def rows(self) -> Iterator[tuple[int, list[int], list[Logprob] | None]]:
         """Each row's request, tokens and log-probabilities."""

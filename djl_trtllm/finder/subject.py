@@ -22,8 +22,7 @@ from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.finder.trial import TrialLoad
 from djl_trtllm.model import Layout, ModelKind
 from djl_trtllm.model.remote.fetch import is_remote
-from djl_trtllm.service import open_remote, open_source
-from djl_trtllm.service.model import plan
+from djl_trtllm.service.model import open_remote, open_source, plan
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import Estimate
 from djl_trtllm.sizing.recommendation import conditions_of

@@ -33,7 +33,7 @@ from djl_trtllm.executor.client import process_logger
 from djl_trtllm.offline.llm import Runner, open_offline_model
 from djl_trtllm.processes import child_environment, end_group
 from djl_trtllm.request import GenerationRequest, Sampling
-from djl_trtllm.service import Model
+from djl_trtllm.service.model import Model
 
 NEW_TOKENS = 8
 _FIRST_ID = 3  # smaller ids are usually those of special tokens

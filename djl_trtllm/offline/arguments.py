@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from djl_trtllm.api.dialects.lmi.dialect import CHAT_FIELDS
+from djl_trtllm.api.dialects.openai.dialect import CHAT_FIELDS
 from djl_trtllm.api.parameters import Problems, Table
 from djl_trtllm.backends.base import effects_on
 from djl_trtllm.backends.effects import Derived, Passed
@@ -182,7 +182,7 @@ def _is_nested(name: str) -> bool:
 # -- sampling parameters -----------------------------------------------------------------------------------------------
 
 _LMI_NAMES = {"bad": "bad_words", "truncate_prompt_tokens": "truncate"}
-"""Parameters that have another name in the LMI schema; ranges are those of its chat requests."""
+"""Parameters that have another name in requests; ranges are those of chat requests."""
 
 _ROWS = (
     *("n", "best_of", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),

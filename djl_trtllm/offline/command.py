@@ -13,10 +13,15 @@ import msgspec
 import orjson
 from rich.console import Console
 
+from djl_trtllm.api import sampling
 from djl_trtllm.api.base import CollectedSequence, dump_line
+from djl_trtllm.api.chat import read_template
 from djl_trtllm.api.dialects.lmi import dialect as lmi
-from djl_trtllm.api.dialects.lmi.dialect import CHAT_FIELDS, INPUTS_PARAMETERS
-from djl_trtllm.api.parameters import Table, show
+from djl_trtllm.api.dialects.lmi.dialect import INPUTS_PARAMETERS
+from djl_trtllm.api.dialects.openai.dialect import CHAT_FIELDS
+from djl_trtllm.api.parameters import Problems, Table, show
+from djl_trtllm.config import Options
+from djl_trtllm.config.options.choices import UnknownParameters
 from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError
 from djl_trtllm.offline.llm import OfflineResult, Runner, open_offline_model
 from djl_trtllm.progress import batch_progress
@@ -34,8 +39,10 @@ _SHAPES_ANSWERS = (
     "details",
     "return_full_text",
     "decoder_input_details",
+    "tools",
 )
 _MOST_PROBLEMS = 10
+_STRICT = Options(unknown_parameters=UnknownParameters.REFUSE)
 
 
 class Entry(NamedTuple):
@@ -105,10 +112,10 @@ def _read_object(line: dict[str, Any], number: int, defaults: Mapping[str, Any])
     if "messages" in payload:
         if twice := sorted(own.keys() & payload.keys()):
             raise InvalidRequestError(f"'{twice[0]}' stands in 'parameters' and beside 'messages': give one")
-        payload = _fill(payload | own, defaults, CHAT_FIELDS)
+        request = _parse_chat(_fill(payload | own, defaults, CHAT_FIELDS))
     else:
-        payload["parameters"] = _fill(own, defaults, INPUTS_PARAMETERS)
-    return Entry(number if id_ is None else id_, _parse(payload))
+        request = _parse(payload | {"parameters": _fill(own, defaults, INPUTS_PARAMETERS)})
+    return Entry(number if id_ is None else id_, request)
 
 
 def _fill(given: dict[str, Any], defaults: Mapping[str, Any], table: Table) -> dict[str, Any]:
@@ -120,10 +127,21 @@ def _fill(given: dict[str, Any], defaults: Mapping[str, Any], table: Table) -> d
 
 def _parse(payload: dict[str, Any]) -> GenerationRequest:
     try:
-        (request,) = lmi.parse_payload(payload).requests
+        (request,) = lmi.parse_payload(payload, _STRICT).requests
     except InvalidRequestError as error:
         raise type(error)(str(error).removeprefix(lmi.PREFIX)) from None
     return request
+
+
+def _parse_chat(payload: dict[str, Any]) -> GenerationRequest:
+    problems = Problems()
+    messages = sampling.read_messages(payload["messages"], problems)
+    values = CHAT_FIELDS.read(payload, problems, "field")
+    values.setdefault("do_sample", True)
+    chosen = sampling.read_sampling(values, problems)
+    problems.raise_any()
+    logprobs = values.get("logprobs", False)
+    return sampling.generation_request(values, chosen, logprobs, messages=messages, template=read_template(values))
 
 
 # -- lines of results --------------------------------------------------------------------------------------------------

@@ -33,8 +33,9 @@ from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError, NotReadyError
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.offline.arguments import SamplingParams, flattened
 from djl_trtllm.progress import batch_progress
-from djl_trtllm.request import FINISH_WORDS, FinishReason, GenerationRequest, OutputChunk
-from djl_trtllm.service import Model, ModelService, open_remote, open_source, prepare
+from djl_trtllm.request import FINISH_WORDS, FinishReason, GenerationRequest, OutputChunk, RankedToken
+from djl_trtllm.service.lifecycle import ModelService
+from djl_trtllm.service.model import Model, open_remote, open_source, prepare
 
 # -- results -----------------------------------------------------------------------------------------------------------
 
@@ -54,6 +55,8 @@ class OfflineResult(ResponseEncoder):
         """The prompt as the model sees it; None where the request was refused before it was tokenised."""
         self._output = SequenceCollector(request.sampling.n)
         self.sequences = self._output.sequences
+        self.prompt_logprobs: list[RankedToken] | None = None
+        """The prompt's tokens with their log-probabilities, of a request that asks for them."""
         self.failure: DjlTrtllmError | None = None
         self.wants_prompt_tokens = wants_prompt_tokens
         self.complete = False
@@ -64,6 +67,7 @@ class OfflineResult(ResponseEncoder):
 
     def encode(self, chunk: OutputChunk) -> bytes:
         self.complete = self._output.add(chunk)
+        self.prompt_logprobs = chunk.prompt or self.prompt_logprobs
         if chunk.finished is not None:
             self.failure = self.failure or chunk.finished.error
         return b""

@@ -23,7 +23,6 @@ from urllib.parse import unquote, urlsplit
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from djl_trtllm import service
 from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.config import Options, load
@@ -36,9 +35,12 @@ from djl_trtllm.server.management import ModelRoutes
 from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.routes import Routes, SessionRequests
 from djl_trtllm.server.websocket import BidirectionalStreams
+from djl_trtllm.service import engine
+from djl_trtllm.service import model as models
 from djl_trtllm.service.bounded import Calls
 from djl_trtllm.service.clients import open_sessions
-from djl_trtllm.service.model import ModelSource
+from djl_trtllm.service.lifecycle import ServedModel, State
+from djl_trtllm.service.model import Model, ModelSource
 
 MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"
 _VARIABLE = "SERVING_MODEL_STORE"
@@ -54,7 +56,7 @@ class Startup(NamedTuple):
 
     name: str
     source: str
-    prepare: Callable[[], service.Model]
+    prepare: Callable[[], Model]
 
 
 Plan = tuple[Options, list[Startup], Path | None]
@@ -135,27 +137,27 @@ def _single(
     if is_remote(model):
         # The server listens while the model is fetched, so a remote serving.properties cannot configure it.
         options = load(None, environ, arguments=arguments).options
-        remote = name or options.model_name or service.remote_name(model)
+        remote = name or options.model_name or models.remote_name(model)
 
         def opened(calls: Calls) -> ModelSource:
-            source = service.open_remote(model, environ, arguments, calls=calls)
+            source = models.open_remote(model, environ, arguments, calls=calls)
             return source if name is None else replace(source, name=name)
 
-        return options, [Startup(remote, model, partial(service.prepare_apart, model, opened))], store
-    source = service.open_source(Path(model), environ, arguments)
+        return options, [Startup(remote, model, partial(models.prepare_apart, model, opened))], store
+    source = models.open_source(Path(model), environ, arguments)
     if name is not None:
         source = replace(source, name=name)
     options = source.config.options
     if any(name is not None and is_remote(name) for name in (options.model_id, options.tokenizer)):
-        prepared = partial(service.prepare_apart, model, lambda *, calls: source)  # the hub's files are anybody's
+        prepared = partial(models.prepare_apart, model, lambda *, calls: source)  # the hub's files are anybody's
     else:
-        prepared = partial(service.prepare, source)
+        prepared = partial(models.prepare, source)
     return options, [Startup(source.name, model, prepared)], store
 
 
 def _of_store(path: Path, environ: Mapping[str, str], arguments: Sequence[str]) -> Startup:
-    opened = partial(service.open_source, path, environ, arguments)
-    return Startup(path.name.removesuffix(".tar.gz"), str(path), partial(service.prepare_apart, str(path), opened))
+    opened = partial(models.open_source, path, environ, arguments)
+    return Startup(path.name.removesuffix(".tar.gz"), str(path), partial(models.prepare_apart, str(path), opened))
 
 
 def _names(store: Path, wanted: str | None) -> list[str]:
@@ -206,7 +208,7 @@ class Application:
         self.options = options
         self.registry = self.context.registry
         for model in startup:
-            self.registry.add(service.ServedModel(model.name, model.source, on_failed=self._model_failed))
+            self.registry.add(ServedModel(model.name, model.source, on_failed=self._model_failed))
         self._startup = startup
         self._wait_until_ready = wait_until_ready
         self._on_failed = on_failed
@@ -291,9 +293,9 @@ class Application:
                 logger.exception("loading model %s failed", startup.name)
                 self._failed()
         # Not for models registered later: frozen objects are not collected when such a model is unregistered.
-        service.settle_garbage_collector()
+        engine.settle_garbage_collector()
         states = [self.registry.models[startup.name].state for startup in self._startup]
-        if self._on_ready is not None and states and all(state is service.State.READY for state in states):
+        if self._on_ready is not None and states and all(state is State.READY for state in states):
             self._on_ready()
 
     async def _watch_stalls(self) -> None:

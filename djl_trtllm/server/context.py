@@ -12,8 +12,8 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import OverloadedError, UnknownModelError
 from djl_trtllm.server.access import EVERYBODY, Access, read_access
 from djl_trtllm.server.metrics import ServerCounts
-from djl_trtllm.service import Registry, ServedModel, State
 from djl_trtllm.service.clients import Clients
+from djl_trtllm.service.lifecycle import Registry, ServedModel, State
 from djl_trtllm.telemetry import Telemetry
 
 

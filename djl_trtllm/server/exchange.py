@@ -29,8 +29,8 @@ from djl_trtllm.logs import of_request
 from djl_trtllm.request import OutputChunk
 from djl_trtllm.server.access import ApiKey
 from djl_trtllm.server.context import ServerContext
-from djl_trtllm.service import ModelService
 from djl_trtllm.service.clients import Caller, label
+from djl_trtllm.service.lifecycle import ModelService
 from djl_trtllm.telemetry.reports import CLIENT_LEFT, ServedRequest
 
 Headers: TypeAlias = Iterable[tuple[str, str]]

@@ -23,12 +23,10 @@ from djl_trtllm.logs import RequestContext
 from djl_trtllm.request import OutputChunk
 from djl_trtllm.server.access import Role
 from djl_trtllm.server.context import ServerContext, find_model, status_of
-from djl_trtllm.service import ModelService, Registry, ServedModel, State
 from djl_trtllm.service.clients import Caller, label
-from djl_trtllm.service.lifecycle import shutting_down
+from djl_trtllm.service.lifecycle import ModelService, Registry, ServedModel, State, shutting_down
 from djl_trtllm.service.threads import run_by_size
 from djl_trtllm.telemetry import ServedRequest
-from djl_trtllm.telemetry.reports import Asked
 
 logger = logging.getLogger(__name__)
 
@@ -345,8 +343,7 @@ class RpcRequests:
         call = service.with_warnings(call._replace(origin=caller.origin(served.id, self.dialect.name)))
         named = (request.model_name, request.id)
         running = Running(call.encoder, call.sequences, call.headers, service, served, caller, named)
-        if self.shared.telemetry.exports:
-            served.asked = Asked.of(call.requests[0])
+        self.shared.telemetry.began(served, call.requests)
         caller.enter()
         try:
             with RequestContext(served.id):

@@ -36,8 +36,9 @@ from djl_trtllm.api.parameters import BOOLEAN, IGNORED, TEXT, Parameter, Problem
 from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError, NotReadyError, UnknownAdapterError
 from djl_trtllm.request import Adapter
 from djl_trtllm.server.exchange import Exchange, refused
-from djl_trtllm.service import Registry, ServedModel, State, open_source, prepare_apart
 from djl_trtllm.service.adapters import problem_of_name, problem_of_text
+from djl_trtllm.service.lifecycle import Registry, ServedModel, State
+from djl_trtllm.service.model import open_source, prepare_apart
 
 logger = logging.getLogger(__name__)
 

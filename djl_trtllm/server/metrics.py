@@ -25,7 +25,7 @@ from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.config.tables import read_table
 from djl_trtllm.executor.protocol import Stats
 from djl_trtllm.request import FINISH_WORDS, FinishReason
-from djl_trtllm.service import Registry, ServedModel, State
+from djl_trtllm.service.lifecycle import Registry, ServedModel, State
 from djl_trtllm.version import __version__
 
 _PREFIX = "djl_trtllm_"

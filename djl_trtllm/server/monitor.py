@@ -29,7 +29,7 @@ from djl_trtllm.server.access import given_key
 from djl_trtllm.server.context import find_model
 from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.server.metrics import ModelFigures
-from djl_trtllm.service import Registry, ServedModel
+from djl_trtllm.service.lifecycle import Registry, ServedModel
 from djl_trtllm.version import __version__
 
 _ROWS = 128

@@ -35,11 +35,9 @@ from djl_trtllm.server.management import MODELS, AdapterRoutes, ModelRoutes
 from djl_trtllm.server.management import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.monitor import PAGE, Monitor
-from djl_trtllm.service import ServedModel, State
 from djl_trtllm.service.clients import Caller, Session, Sessions
-from djl_trtllm.service.lifecycle import parse_call, shutting_down
+from djl_trtllm.service.lifecycle import ServedModel, State, parse_call, shutting_down
 from djl_trtllm.service.threads import WorkerThreads, run_by_size
-from djl_trtllm.telemetry.reports import Asked
 from djl_trtllm.version import __version__
 
 # -- the description of the server -------------------------------------------------------------------------------------
@@ -184,6 +182,8 @@ _ACTIONS = WorkerThreads(2)
 _MOST_ACTIONS_WAITING = 64
 
 
+Answer = Callable[[RawRequest, Sequence[ModelStatus]], Reply]
+"""A page or a removal of a dialect."""
 Handler = Callable[[Exchange], Awaitable[Reply | None]]
 """Answers a request: the reply, or None where the handler has sent the response, or lets it go on."""
 
@@ -326,8 +326,9 @@ class Routes:
         for dialect in DIALECTS:
             for method, paths, handler in (
                 ("POST", dialect.paths, self.generate),
-                ("GET", dialect.pages, self.page),
+                ("GET", dialect.pages, partial(self.page, dialect.page)),
                 ("POST", dialect.actions, self.act),
+                ("DELETE", dialect.removals, partial(self.page, dialect.remove)),
             ):
                 for path in paths:
                     health = path in dialect.health
@@ -350,7 +351,7 @@ class Routes:
     async def root(self, exchange: Exchange) -> Reply:
         """Say what this server is, for people who open its address in a browser."""
         models = [{"name": model.name, "state": model.state.value} for model in self._registry.models.values()]
-        apis = {type(dialect).__name__: [*dialect.paths, *dialect.pages, *dialect.actions] for dialect in DIALECTS}
+        apis = {type(dialect).__name__: list(dict.fromkeys(dialect.all_paths)) for dialect in DIALECTS}
         links = {
             "docs": "/docs",
             "openapi": "/openapi.json",
@@ -420,16 +421,15 @@ class Routes:
         del request, use
         exchange.release()
         writer = ResponseWriter(call, exchange)
-        if self.context.telemetry.exports:
-            served.asked = Asked.of(call.requests[0])
+        self.context.telemetry.began(served, call.requests)
         served.generations = await service.generate(call, writer.deliver)
         exchange.service = service
         exchange.go_on(writer.until_closed())
 
-    async def page(self, dialect: Dialect, path: str, exchange: Exchange) -> Reply:
-        """Answer with a dialect's page, about all models or the one that the path names."""
+    async def page(self, answer: Answer, dialect: Dialect, path: str, exchange: Exchange) -> Reply:
+        """Answer with a dialect's page or removal, about all models or the one that the path names."""
         models = self._named(dialect, exchange.scope["path_params"].get("model"))
-        return dialect.page(_request(exchange, path), models)
+        return answer(_request(exchange, path), models)
 
     async def act(self, dialect: Dialect, path: str, exchange: Exchange) -> Reply:
         """Run a dialect's action, on all models or on the one that the request names."""
@@ -475,7 +475,8 @@ async def _read(exchange: Exchange, path: str) -> RawRequest:
 
 
 def _request(exchange: Exchange, path: str, body: bytes = b"") -> RawRequest:
-    return RawRequest(body, exchange.properties, path, exchange.scope["path_params"], exchange.query)
+    key = "" if exchange.key is None else exchange.key.name
+    return RawRequest(body, exchange.properties, path, exchange.scope["path_params"], exchange.query, key)
 
 
 # -- stateful sessions, of SageMaker -----------------------------------------------------------------------------------

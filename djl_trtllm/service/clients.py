@@ -44,17 +44,21 @@ def label(client: str) -> str:
 
 
 class Caller(NamedTuple):
-    """The client of a request. `share` names whose share of the batch the request has, `priority` is in it."""
+    """The client of a request. `share` names whose share of the batch the request has, `priority` is in it.
+
+    `salt` is the group whose prompts it may reuse.
+    """
 
     clients: Clients
     client: str
     share: str
     priority: int
     label: str
+    salt: str
 
     def origin(self, request_id: str, dialect: str) -> RequestOrigin:
         """The origin of a request of this caller."""
-        return RequestOrigin(request_id, dialect, self.share, self.priority, self.label)
+        return RequestOrigin(request_id, dialect, self.share, self.priority, self.label, self.salt)
 
     def enter(self) -> None:
         """Count a request of this client, until `leave`. Raises TooManyRequestsError."""
@@ -77,6 +81,7 @@ class Clients:
         self._attributes = options.client_from_custom_attributes
         self._fair = options.scheduling_policy is SchedulingPolicy.FAIR
         self._most = options.max_requests_per_client
+        self._several_keys = options.api_keys_file is not None
         self._requests: Counter[str] = Counter()
 
     def caller(self, key: str | None, headers: Mapping[str, str], address: str | None) -> Caller:
@@ -85,7 +90,8 @@ class Clients:
         Raises InvalidRequestError for a priority that there is not.
         """
         client = self.client(key, headers, address)
-        return Caller(self, client, client if self._fair else "", self._priority(headers), label(client))
+        salt = client if key is not None and self._several_keys else ""
+        return Caller(self, client, client if self._fair else "", self._priority(headers), label(client), salt)
 
     def enter(self, client: str) -> None:
         if not self._most:

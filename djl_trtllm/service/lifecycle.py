@@ -365,7 +365,7 @@ def _numbered(consumer: Consumer, generation: int) -> Consumer:
         return consumer
 
     def consume(chunk: OutputChunk) -> None:
-        consumer(OutputChunk(chunk.index, chunk.tokens, chunk.finished, generation))
+        consumer(OutputChunk(chunk.index, chunk.tokens, chunk.finished, generation, chunk.prompt))
 
     return consume
 

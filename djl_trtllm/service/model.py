@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from djl_trtllm.api.base import RequestParser
+from djl_trtllm.api.kept import Kept
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.backends import planning
 from djl_trtllm.backends.base import this_machine
@@ -92,6 +93,7 @@ class Model:
     backend: Backend
     adapter_limits: AdapterLimits | None = None
     """The LoRA adapters that the engine takes; None where it takes none."""
+    kept: Kept = field(default_factory=Kept, compare=False)
 
     @property
     def options(self) -> Options:

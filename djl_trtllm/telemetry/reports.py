@@ -29,6 +29,7 @@ from djl_trtllm.request import FINISH_WORDS, GenerationRequest
 
 if TYPE_CHECKING:
     from djl_trtllm.telemetry.otel import OtelMetrics, SpanTraces
+    from djl_trtllm.telemetry.record import Recorder
 
 
 LONGEST = 200
@@ -82,7 +83,8 @@ class ServedRequest:
     `method` and `path` are HTTP's, or what stands for them. `status` is HTTP's, or gRPC's by name. `error` is the class
     of what went wrong: messages may quote the text of a request. `headers` (lower case) may have the context of a
     trace. `reads`: it changes nothing and generates nothing. `quiet`: it has no line even where it fails, as a health
-    check does while a model is loading. `client` is the name of its API key, or a hash of what names it.
+    check does while a model is loading. `client` is the name of its API key, or a hash of what names it. `recorded` are
+    its prompts' requests if it was chosen to be recorded.
     """
 
     id: str
@@ -97,6 +99,7 @@ class ServedRequest:
     reads: bool = False
     quiet: bool = False
     asked: Asked | None = None
+    recorded: Sequence[GenerationRequest] = ()
     generations: Sequence[RequestState] = ()
     began: float = field(default_factory=time.monotonic)
 
@@ -324,25 +327,47 @@ def open_metrics(environ: Mapping[str, str]) -> OtelMetrics | None:
     return _open("metrics", environ, None, make)
 
 
+def open_record(options: Options) -> Recorder | None:
+    """Return what records requests; None if the options name no file. Raises ConfigError if it cannot be written."""
+    if options.record_file is None:
+        return None
+    from djl_trtllm.telemetry.record import Recorder
+
+    return Recorder(options)
+
+
 class Telemetry:
-    """Reports requests to the log, and to OpenTelemetry as traces and metrics, each where it is given."""
+    """Reports requests to the log, to OpenTelemetry as traces and metrics, and to a record, each where it is given."""
 
     def __init__(
-        self, log: RequestLog | None = None, traces: SpanTraces | None = None, metrics: OtelMetrics | None = None
+        self,
+        log: RequestLog | None = None,
+        traces: SpanTraces | None = None,
+        metrics: OtelMetrics | None = None,
+        record: Recorder | None = None,
     ) -> None:
         self._log = log
         self._traces = traces
         self._metrics = metrics
+        self._record = record
 
     @classmethod
     def open(cls, options: Options, environ: Mapping[str, str] = os.environ) -> Telemetry:
         """Return what the options and OpenTelemetry's variables ask for. Raises ConfigError."""
-        return cls(RequestLog() if options.request_log else None, open_traces(options, environ), open_metrics(environ))
+        log = RequestLog() if options.request_log else None
+        return cls(log, open_traces(options, environ), open_metrics(environ), open_record(options))
 
     @property
     def exports(self) -> bool:
         """Whether OpenTelemetry gets requests: their headers, and what they ask for, are kept for it."""
         return self._traces is not None or self._metrics is not None
+
+    def began(self, served: ServedRequest, requests: Sequence[GenerationRequest]) -> None:
+        """Keep of a request what its reports need at its end, and no more."""
+        if self.exports:
+            served.asked = Asked.of(requests[0])
+        if self._record is not None and self._record.chooses():
+            served.recorded = requests
 
     def ended(self, request: ServedRequest) -> None:
         """Report a request that has ended; errors in here are logged and do not reach it."""
@@ -352,6 +377,8 @@ class Telemetry:
                 self._log.write(request, fields)
             if self._metrics is not None:
                 self._metrics.record(request)
+            if self._record is not None and request.recorded:
+                self._record.write(request)
         except Exception:
             logger.exception("reporting a request failed", extra=of_request(request.id))
 
@@ -363,8 +390,8 @@ class Telemetry:
         """Write and send what waits; a collector that does not answer is not waited for."""
         if self._log is not None:
             self._log.flush()
-        senders = [sender for sender in (self._traces, self._metrics) if sender is not None]
-        threads = [threading.Thread(target=sender.close, name="otlp", daemon=True) for sender in senders]
+        senders = [sender for sender in (self._traces, self._metrics, self._record) if sender is not None]
+        threads = [threading.Thread(target=sender.close, name="telemetry", daemon=True) for sender in senders]
         for thread in threads:
             thread.start()
         until = time.monotonic() + _LAST_SECONDS

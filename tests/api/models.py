@@ -13,12 +13,14 @@ from typing import Any
 from djl_trtllm.api import Call, RawRequest
 from djl_trtllm.api.base import RequestParser
 from djl_trtllm.api.dialects.lmi.custom import CustomFormatters, load_custom
+from djl_trtllm.api.kept import Kept
+from djl_trtllm.api.registry import LMI
 from djl_trtllm.config import Options
 
 
 def load(directory: Path, source: str, **attributes: Any) -> CustomFormatters:
     (directory / "model.py").write_text(textwrap.dedent(source))
-    loaded = load_custom(directory, attributes)
+    loaded = load_custom(directory, LMI.read, attributes)
     assert loaded is not None
     return loaded
 
@@ -35,7 +37,7 @@ def parse_bytes(
     **options: Any,
 ) -> Call:
     named = {} if content_type is None else {"content-type": content_type}
-    return formatters.parse(RawRequest(body, {**headers, **named}), Options(**options))
+    return formatters.parse(RawRequest(body, {**headers, **named}), PlayedModel(Options(**options)))
 
 
 WHOLE = {"inputs": "The wolf"}
@@ -72,3 +74,4 @@ class PlayedModel:
     tokenizer: Any = field(default_factory=PlayedTokenizer)
     custom: RequestParser | None = None
     max_seq_len: int = 64
+    kept: Kept = field(default_factory=Kept)

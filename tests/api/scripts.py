@@ -79,8 +79,8 @@ def answer(encoder: ResponseEncoder, updates: list[OutputChunk]) -> bytes:
 
 
 def make(name: str, **view: Any) -> ResponseEncoder:
-    """An encoder by the name of its formatter, with an id and a time that never change."""
-    return FORMATTERS[name](Presentation(inputs=PROMPT.text, id="0123", created=1700000000, **view))
+    """An encoder by the name of its formatter."""
+    return FORMATTERS[name](Presentation(inputs=PROMPT.text, **view))
 
 
 def check_golden(name: str, body: bytes) -> None:

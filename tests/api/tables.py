@@ -59,6 +59,7 @@ def check_tables(name: str, **tables: Table) -> None:
 def check_descriptions(dialect: Dialect) -> None:
     """Compare what a dialect says of its paths with `golden/description-DIALECT.txt`."""
     keys = [*dialect.paths, *dialect.actions, *(f"GET {path}" for path in dialect.pages)]
+    keys += [f"DELETE {path}" for path in dialect.removals]
     assert dialect.descriptions.keys() <= {*keys} and dialect.tables.keys() <= {*keys}
     lines = [f"aliases: {sorted(dialect.aliases)}, names_model: {dialect.names_model}, sagemaker: {dialect.sagemaker}"]
     groups: dict[str, list[str]] = {}

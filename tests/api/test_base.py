@@ -13,9 +13,9 @@ from djl_trtllm.api.base import (
     WholeEncoder,
     dump_line,
 )
-from djl_trtllm.api.dialects.lmi.dialect import LMI
 from djl_trtllm.api.dialects.openai.dialect import OPENAI
 from djl_trtllm.api.dialects.tgi import TGI
+from djl_trtllm.api.registry import LMI
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     AuthenticationError,

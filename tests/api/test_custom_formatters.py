@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.api.dialects.lmi.custom import CustomFormatters, FormattedEncoder, TokenEncoder, load_custom
+from djl_trtllm.api.registry import LMI
 from djl_trtllm.errors import InvalidRequestError, ModelError, NotReadyError
 from tests.api.models import HEAD, STREAM, WHOLE, load, parse, parse_bytes
 from tests.api.scripts import EOS, FAILURE, TEXT, answer, several
@@ -142,10 +143,10 @@ def test_an_error_before_the_prompt_was_tokenised_finds_what_was_sent(tmp_path: 
 
 def test_an_output_formatter_without_arguments_or_signature_gets_dictionaries() -> None:
     for formatter in (lambda *shown: {"seen": len(shown)}, dict):
-        call = parse(CustomFormatters(output_formatter=formatter), WHOLE)
+        call = parse(CustomFormatters(LMI.read, output_formatter=formatter), WHOLE)
         assert isinstance(call.encoder, FormattedEncoder)
-    assert CustomFormatters().indexed_tokens
-    assert isinstance(parse(CustomFormatters(output_formatter=lambda: {}), WHOLE).encoder, FormattedEncoder)
+    assert CustomFormatters(LMI.read).indexed_tokens
+    assert isinstance(parse(CustomFormatters(LMI.read, output_formatter=lambda: {}), WHOLE).encoder, FormattedEncoder)
 
 
 def test_the_form_of_sequences_is_that_of_the_file(tmp_path: Path) -> None:
@@ -182,9 +183,9 @@ def test_djls_own_input_may_keep_its_contents_in_a_list_of_pairs(
 
 
 def test_no_model_py_or_none_with_formatters_is_none(tmp_path: Path) -> None:
-    assert load_custom(tmp_path) is None
+    assert load_custom(tmp_path, LMI.read) is None
     (tmp_path / "model.py").write_text("x = 1\n")
-    assert load_custom(tmp_path) is None
+    assert load_custom(tmp_path, LMI.read) is None
 
 
 def test_siblings_can_be_imported(tmp_path: Path) -> None:
@@ -302,7 +303,7 @@ def test_functions_that_are_not_called_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str, named: str
 ) -> None:
     (tmp_path / "model.py").write_text(source)
-    assert (load_custom(tmp_path) is None) is not source.startswith(textwrap.dedent(HEAD))
+    assert (load_custom(tmp_path, LMI.read) is None) is not source.startswith(textwrap.dedent(HEAD))
     expected = f"{tmp_path}/model.py: {named} not called: this server runs the model itself"
     assert (expected in caplog.text) if named else not caplog.text
 
@@ -313,7 +314,7 @@ def test_functions_that_are_not_called_are_named(
 def test_a_file_that_cannot_run_is_an_error_that_says_what_to_do(tmp_path: Path, source: str) -> None:
     (tmp_path / "model.py").write_text(source)
     with pytest.raises(ModelError, match=r"/model\.py cannot be loaded: (\w+Error|SystemExit): .* remove it") as caught:
-        load_custom(tmp_path)
+        load_custom(tmp_path, LMI.read)
     assert isinstance(caught.value.__cause__, (Exception, SystemExit))
     assert not any(name.startswith("djl_trtllm_model_") for name in sys.modules)
 

@@ -12,7 +12,7 @@ from djl_trtllm.api.dialects.openai.dialect import OPENAI, detokenize, tokenize
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
-from djl_trtllm.service import Model
+from djl_trtllm.service.model import Model
 from tests.api.test_openai_tools import HERMES, TIME, tool_model
 from tests.server.application import application
 from tests.support.in_process import Hosts, played_model
@@ -63,8 +63,8 @@ def test_every_id_of_the_vocabulary_has_its_text(tokenizer: Tokenizer, monkeypat
     for tokens in ([5, -1], [-1, 5], [size], [5, 1.0]):
         with pytest.raises(InvalidRequestError, match=f"expected a list of token ids from 0 to {size - 1}"):
             text_of(model, *tokens)
-    for act, body in ((detokenize, b'{"tokens": [5], "x": 1}'), (tokenize, b'{"prompt": "a", "x": 1}')):
-        with pytest.raises(InvalidRequestError, match='unknown field "x"'):
+    for act, body in ((detokenize, b'{"tokens": [5], "top_k": 1}'), (tokenize, b'{"prompt": "a", "top_k": 1}')):
+        with pytest.raises(InvalidRequestError, match='unknown field "top_k"'):
             act(RawRequest(body, {}), model)
     monkeypatch.setattr("djl_trtllm.api.dialects.openai.dialect._MOST_IDS", 2)
     text_of(model, 5, 6)

@@ -11,41 +11,34 @@ import orjson
 import pytest
 
 from djl_trtllm.api import Prompt
+from djl_trtllm.api.chat import Parsing, ToolUse, fit_messages, read_tool_use
 from djl_trtllm.api.choices import Response
-from djl_trtllm.api.dialects.openai.responses import (
-    ParsedChatEncoder,
-    ParsedChatStreamEncoder,
-    ParsedChoice,
-    Parsing,
-    ToolUse,
-    fit_messages,
-    read_tool_use,
-)
+from djl_trtllm.api.dialects.openai.responses import ParsedChatEncoder, ParsedChatStreamEncoder, ParsedChoice
 from djl_trtllm.api.output_parsers import (
     CallArguments,
     CallStart,
     Content,
     Event,
-    HermesParser,
     NamedParser,
     OutputParser,
     Reasoning,
-    RequiredParser,
     ToolFormat,
+    call_parser,
 )
 from djl_trtllm.api.parameters import Problems
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, GuideKind, OutputChunk, SequenceResult, Token
-from djl_trtllm.service import Model
+from djl_trtllm.service.model import Model
 from tests.api.scripts import FAILURE, check_golden, parse_lines
 from tests.support.in_process import played_model
-from tests.support.tables import constant
+from tests.support.tables import table
+from tests.support.tool_calls import parse
 
 HERMES = "{# <tool_call> #}{% if tools %}{{ tools | tojson }}{% endif %}{{ messages | tojson }}"
 MISTRAL = HERMES.replace("<tool_call>", "[TOOL_CALLS]")
 
-WEATHER: dict[str, Any] = constant(__file__, "WEATHER")
+WEATHER: dict[str, Any] = table(__file__, "WEATHER")
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
 NAMED: dict[str, Any] = {"type": "function", "function": {"name": "weather"}}
 
@@ -89,7 +82,8 @@ def test_without_tools_there_is_nothing_to_do(tokenizer: Tokenizer, values: Valu
 
 def test_the_parser_is_that_of_the_model(tokenizer: Tokenizer) -> None:
     found = use(tokenizer, tools=[WEATHER], parallel_tool_calls=False)
-    assert found is not None and found.parser is not None and isinstance(found.parser(), HermesParser)
+    assert found is not None and found.parser is not None
+    assert parse(found.parser(), CALL).calls == (("weather", '{"city": "Rome"}'),)
     assert (found.shown_tokens, found.guide, found.parallel) == (("<tool_call>", "</tool_call>"), None, False)
     unparsed = use(tokenizer, options={"tool_call_parser": ToolCallFormat.NONE}, tools=[WEATHER])
     assert unparsed is not None and unparsed.parser is None
@@ -97,7 +91,8 @@ def test_the_parser_is_that_of_the_model(tokenizer: Tokenizer) -> None:
 
 def test_required_calls_are_a_list_by_a_guide(tokenizer: Tokenizer) -> None:
     found = use(tokenizer, "{{ tools }}", tools=[WEATHER, TIME], tool_choice="required")
-    assert found is not None and found.parser is not None and isinstance(found.parser(), RequiredParser)
+    assert found is not None and found.parser is not None
+    assert parse(found.parser(), '[{"name": "time"}]').calls == (("time", "{}"),)
     described = schema(found)
     assert (described["type"], described["minItems"]) == ("array", 1) and "maxItems" not in described
     first, second = described["items"]["anyOf"]
@@ -109,7 +104,8 @@ def test_required_calls_are_a_list_by_a_guide(tokenizer: Tokenizer) -> None:
 
 def test_a_named_call_has_the_guide_of_its_arguments(tokenizer: Tokenizer) -> None:
     found = use(tokenizer, tools=[TIME, WEATHER], tool_choice={"name": "weather"})
-    assert found is not None and found.parser is not None and isinstance(found.parser(), NamedParser)
+    assert found is not None and found.parser is not None
+    assert parse(found.parser(), "{}").calls == (("weather", "{}"),)
     assert schema(found) == WEATHER_SCHEMA
 
 
@@ -154,7 +150,7 @@ def test_a_model_that_has_no_place_for_tools_is_reported(tokenizer: Tokenizer) -
     (told,) = problems_of(tokenizer, "{{ messages }}", tools=[WEATHER]).unsupported
     assert "no place for tools" in told
     (told,) = problems_of(tokenizer, "{{ tools }}", tools=[WEATHER]).unsupported
-    assert "set option.tool_call_parser to hermes" in told
+    assert "set option.tool_call_parser to one of hermes, " in told
 
 
 @pytest.mark.parametrize("definitions", [[], "City", 3, None])
@@ -212,6 +208,15 @@ def test_ids_are_as_long_as_the_template_wants_them(tokenizer: Tokenizer) -> Non
     assert assistant["tool_calls"][0]["id"] == tool["tool_call_id"] == "123456789"
 
 
+def test_ids_name_the_function_where_the_template_wants_it(tokenizer: Tokenizer) -> None:
+    kimi = HERMES.replace("<tool_call>", "<|tool_calls_section_begin|>")
+    answer: Values = {"role": "tool", "content": "sunny", "tool_call_id": "call_1"}
+    asked: Values = {"role": "assistant", "content": "", "tool_calls": [call("{}", "call_0"), call("{}", "call_1")]}
+    first, second, unknown = fit(tokenizer, kimi, asked, answer, answer | {"tool_call_id": "call_9"})
+    assert [each["id"] for each in first["tool_calls"]] == ["functions.f:0", "functions.f:1"]
+    assert [second["tool_call_id"], unknown["tool_call_id"]] == ["functions.f:1", "call_9"]
+
+
 @pytest.mark.parametrize("calls", [None, []])
 def test_no_calls_are_no_key(tokenizer: Tokenizer, calls: Any) -> None:
     message = {"role": "assistant", "content": "x", "tool_calls": calls}
@@ -235,7 +240,7 @@ def test_a_forced_call_has_a_name_and_parameters(tokenizer: Tokenizer) -> None:
     guide = values["guide"] if use.guide is None else use.guide
     schema = orjson.loads(guide.value)
     assert [each["required"] for each in schema["items"]["anyOf"]] == [["name", "parameters"]] * 2
-    assert ToolUse(None, ToolFormat(lambda names: HermesParser())).parallel
+    assert ToolUse(None, FORMAT).parallel
 
 
 def test_the_id_of_an_answer_to_a_call_is_fitted_without_calls(tokenizer: Tokenizer) -> None:
@@ -258,8 +263,11 @@ class Format(ToolFormat):
         return "call_0"
 
 
+FORMAT = Format.read({"call": "<tool_call>$object</tool_call>"})
+
+
 def tools(parallel: bool = True) -> ToolUse:
-    return ToolUse(HermesParser, Format(lambda names: HermesParser()), ("<tool_call>",), None, parallel)
+    return ToolUse(functools.partial(call_parser, FORMAT, {}), FORMAT, ("<tool_call>",), None, parallel)
 
 
 def chunks(text: str, size: int, reason: FinishReason = FinishReason.END_TOKEN, index: int = 0) -> list[OutputChunk]:
@@ -380,13 +388,13 @@ def test_the_prompt_may_have_begun_the_reasoning(
 
 
 def test_a_named_call_is_all_of_the_output() -> None:
-    named = ToolUse(functools.partial(NamedParser, "f"), Format(lambda names: HermesParser()))
+    named = ToolUse(functools.partial(NamedParser, "f"), FORMAT)
     assert joined(encode('{"a": 1}', parsing=Parsing(named, ReasoningFormat.NONE)))["calls"] == [["f", '{"a": 1}']]
 
 
 def test_what_is_looked_for_decides_what_is_needed() -> None:
     none = ReasoningFormat.NONE
-    unparsed = ToolUse(None, Format(lambda names: HermesParser()))
+    unparsed = ToolUse(None, FORMAT)
     assert [Parsing(None, none).needed, Parsing(unparsed, none).needed] == [False, False]
     assert [Parsing(tools(), none).needed, Parsing(None, QWEN3).needed] == [True, True]
     assert Parsing(tools(), none).shown_tokens == ("<tool_call>",)

@@ -3,69 +3,45 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.api.output_parsers import _MISTRAL_MARKERS as MARKERS
 from djl_trtllm.api.output_parsers import (
-    MOST_BLANKS,
+    REQUIRED,
     CallArguments,
     CallStart,
     Content,
-    HermesParser,
-    Llama3JsonParser,
-    MistralParser,
     NamedParser,
     OutputParser,
     PlainParser,
     Reasoning,
-    ReasoningParser,
-    RequiredParser,
-    ValueEnd,
-    blanks_start,
-    closes_reasoning,
-    opens_reasoning,
+    call_parser,
     reasoning_format,
-    safe_end,
+    reasoning_markers,
     tool_format,
+    with_reasoning,
 )
+from djl_trtllm.api.output_parsers.formats import REASONING, TOOLS
+from djl_trtllm.api.output_parsers.reader import MOST_BLANKS, Markers
+from djl_trtllm.api.output_parsers.values import ValueEnd, types_in
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
+from djl_trtllm.model.chat_template import ChatTemplate
 from tests.support.tables import by_table
+from tests.support.tool_calls import CASES, FUNCTIONS, WRITERS, Answer, parse, parser, write
 
 MakeParser = Callable[[], OutputParser]
-
-
-class Answer(NamedTuple):
-    content: str = ""
-    calls: tuple[tuple[str, str], ...] = ()
-    reasoning: str = ""
-
-    @classmethod
-    def of(cls, content: str, calls: list[list[str]], reasoning: str) -> Answer:
-        """An answer of a table."""
-        return cls(content, tuple((name, arguments) for name, arguments in calls), reasoning)
-
-
-def parse(parser: OutputParser, *pieces: str) -> Answer:
-    content = reasoning = ""
-    calls: list[list[str]] = []
-    for event in [event for piece in pieces for event in parser.feed(piece)] + parser.finish():
-        match event:
-            case Content(text):
-                content += text
-            case Reasoning(text):
-                reasoning += text
-            case CallStart(name):
-                calls.append([name, ""])
-            case CallArguments(text):
-                calls[-1][1] += text
-        assert not isinstance(event, (Content, Reasoning)) or event.text
-    return Answer.of(content, calls, reasoning)
+hermes = partial(parser, "hermes")
+llama = partial(parser, "llama3_json", {"f": None})
+mistral = partial(parser, "mistral")
+required = partial(call_parser, REQUIRED, {})
 
 
 _PARTS = (
@@ -124,22 +100,20 @@ def test_a_plain_parser_passes_everything_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "end"),
-    [("abc", 3), ("abc <", 3), ("abc \n", 3), ("a<to<", 4), ("a<to", 1), ("", 0), ("<", 0), ("a" + " " * 300, 45)],
+    ("text", "begun"),
+    [("abc", 3), ("abc <", 4), ("a<to<", 4), ("a<to", 1), ("a<ta", 4), ("", 0), ("<", 0), ("<tool", 0), ("[<", 1)],
 )
-def test_what_may_belong_to_a_marker_is_held(text: str, end: int) -> None:
-    assert safe_end(text, "<tool>") == end
+def test_what_may_belong_to_a_marker_is_held(text: str, begun: int) -> None:
+    assert Markers("<tool>", "[end").begun(text, 0) == begun
 
 
 def test_a_bounded_number_of_blanks_is_held() -> None:
-    assert blanks_start("a" + " " * MOST_BLANKS) == 1
-    assert blanks_start("a" + " " * (MOST_BLANKS + 1)) == 2
     call = '<tool_call>{"name": "f"}</tool_call>'
-    assert parse(HermesParser(), " " * (MOST_BLANKS + 2) + call) == Answer("  ", (("f", "{}"),))
+    assert parse(hermes(), " " * (MOST_BLANKS + 2) + call) == Answer("  ", (("f", "{}"),))
 
 
 def test_content_is_not_held_longer_than_it_must_be() -> None:
-    parser = HermesParser()
+    parser = hermes()
     assert parser.feed("The wolf ") == [Content("The wolf")]
     assert parser.feed("<b") == [Content(" <b")]
     assert parser.feed(" <tool") == []
@@ -150,17 +124,17 @@ def test_content_is_not_held_longer_than_it_must_be() -> None:
 
 @pytest.mark.parametrize("text", ["a <tool_call>b</tool_call> c", "a \n<tool_call>[1] c", "a <tool_call>{", "a <tool_"])
 def test_what_turns_out_to_be_no_call_is_content(text: str) -> None:
-    assert parse(HermesParser(), text) == parse(HermesParser(), *text) == Answer(text)
+    assert parse(hermes(), text) == parse(hermes(), *text) == Answer(text)
 
 
 def test_blanks_around_calls_are_markup() -> None:
     call = '<tool_call> {"name": "f"} </tool_call>'
-    assert parse(HermesParser(), f"a {call} \n {call} b") == Answer("ab", (("f", "{}"), ("f", "{}")))
+    assert parse(hermes(), f"a {call} \n {call} b") == Answer("ab", (("f", "{}"), ("f", "{}")))
 
 
 def test_blanks_before_what_is_no_call_are_content() -> None:
     text = "a [TOOL_CALLS] \n[1]"
-    assert parse(MistralParser(), text) == parse(MistralParser(), *text) == Answer(text)
+    assert parse(mistral(), text) == parse(mistral(), *text) == Answer(text)
 
 
 VALUES = st.recursive(
@@ -175,15 +149,15 @@ def test_the_end_of_a_value_is_found(value: Any, after: str, size: int) -> None:
     raw = json.dumps(value)
     end, text = ValueEnd(raw[0]), raw + after
     for start in range(0, len(text), size):
-        found = end.find(text[start : start + size])
+        found = end.find(text[start : start + size], 0)
         if found is not None:
             assert (start + found, end.broken) == (len(raw), False)
             return
     raise AssertionError(text)
 
 
-def hermes(text: str) -> Answer:
-    return parse(HermesParser(), *f"<tool_call>{text}")
+def after_tag(text: str) -> Answer:
+    return parse(hermes(), *f"<tool_call>{text}")
 
 
 @given(st.dictionaries(st.text(max_size=4), VALUES, max_size=3), st.text(min_size=1, max_size=5))
@@ -193,12 +167,12 @@ def test_arguments_are_passed_on_as_they_are(arguments: dict[str, Any], name: st
         f'{{"name": {json.dumps(name)}, "arguments": {raw}}}rest',
         f'{{ "parameters" : {raw} ,"name":{json.dumps(name)} }}rest',
     ):
-        assert hermes(text) == Answer("rest", ((name, raw),))
+        assert after_tag(text) == Answer("rest", ((name, raw),))
 
 
 @by_table("text", "seen")
 def test_what_cannot_be_a_call_is_content_as_soon_as_that_is_seen(text: str, seen: int) -> None:
-    parser = Llama3JsonParser({"f"})
+    parser = llama()
     assert all(not parser.feed(char) for char in text[: seen - 1])
     shown = "".join(event.text for event in parser.feed(text[seen - 1]) if isinstance(event, Content))
     # What might be the beginning of a marker, or blanks before one, is held longer.
@@ -207,15 +181,15 @@ def test_what_cannot_be_a_call_is_content_as_soon_as_that_is_seen(text: str, see
 
 def test_a_call_that_has_started_cannot_fail() -> None:
     text = '{"name": "f", "arguments": {"a": 1}'
-    assert hermes(text + " wolf") == Answer("wolf", (("f", '{"a": 1}'),))
-    assert hermes('{"name": "f", "arguments": {"a": <b>') == Answer("<b>", (("f", '{"a": '),))
+    assert after_tag(text + " wolf") == Answer("wolf", (("f", '{"a": 1}'),))
+    assert after_tag('{"name": "f", "arguments": {"a": <b>') == Answer("<b>", (("f", '{"a": '),))
     for more in (', "name": 3, "arguments": {"b": 2}, "id": 4}', ', "parameters": 3}'):
-        assert hermes(text + more) == Answer("", (("f", '{"a": 1}'),))
+        assert after_tag(text + more) == Answer("", (("f", '{"a": 1}'),))
 
 
 def test_deep_arguments_are_no_error() -> None:
     text = '<tool_call>{"arguments": ' + "[" * 100_000 + "]" * 100_000 + ', "name": "f"}'
-    assert parse(HermesParser(), text) == Answer(text)
+    assert parse(hermes(), text) == Answer(text)
 
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
@@ -224,21 +198,21 @@ ROME = ("weather", '{"city": "Rome"}')
 
 @given(cut_texts())
 def test_how_a_text_is_cut_changes_nothing(pieces: list[str]) -> None:
-    check_cuts(HermesParser, pieces)
+    check_cuts(hermes, pieces)
 
 
 @by_table("text", "answer")
 def test_calls_are_found_in_the_text(text: str, answer: list[Any]) -> None:
-    assert parse(HermesParser(), text) == parse(HermesParser(), *text) == Answer.of(*answer)
+    assert parse(hermes(), text) == parse(hermes(), *text) == Answer.of(*answer)
 
 
 @by_table("text")
 def test_what_is_no_call_is_content(text: str) -> None:
-    assert parse(HermesParser(), text) == parse(HermesParser(), *text) == Answer(text)
+    assert parse(hermes(), text) == parse(hermes(), *text) == Answer(text)
 
 
 def test_a_call_is_streamed_its_name_first() -> None:
-    parser = HermesParser()
+    parser = hermes()
     assert parser.feed('<tool_call>{"name": "f", "arguments": ') == []
     assert parser.feed('{"a"') == [CallStart("f"), CallArguments('{"a"')]
     assert parser.feed(': "b') == [CallArguments(': "b')]
@@ -246,59 +220,48 @@ def test_a_call_is_streamed_its_name_first() -> None:
     assert parser.feed("}</tool_call>") == parser.finish() == []
 
 
-F = ("f", '{"a": "b"}')
-
-
-def parser() -> Llama3JsonParser:
-    return Llama3JsonParser({"f"})
-
-
 @given(cut_texts())
 def test_how_llamas_text_is_cut_changes_nothing(pieces: list[str]) -> None:
-    check_cuts(parser, pieces)
+    check_cuts(llama, pieces)
 
 
 @by_table("text", "answer")
 def test_llamas_calls_are_found_in_the_text(text: str, answer: list[Any]) -> None:
-    assert parse(parser(), text) == parse(parser(), *text) == Answer.of(*answer)
+    assert parse(llama(), text) == parse(llama(), *text) == Answer.of(*answer)
 
 
 @by_table("text")
 def test_what_is_no_call_of_llama_is_content(text: str) -> None:
-    assert parse(parser(), text) == parse(parser(), *text) == Answer(text)
+    assert parse(llama(), text) == parse(llama(), *text) == Answer(text)
 
 
 @given(cut_texts())
 def test_how_mistrals_text_is_cut_changes_nothing(pieces: list[str]) -> None:
-    check_cuts(MistralParser, pieces)
+    check_cuts(mistral, pieces)
 
 
 @by_table("text", "answer")
 def test_mistrals_calls_are_found_in_the_text(text: str, answer: list[Any]) -> None:
-    assert parse(MistralParser(), text) == parse(MistralParser(), *text) == Answer.of(*answer)
+    assert parse(mistral(), text) == parse(mistral(), *text) == Answer.of(*answer)
 
 
 @by_table("text")
 def test_what_is_no_call_of_mistral_is_content(text: str) -> None:
-    assert parse(MistralParser(), text) == parse(MistralParser(), *text) == Answer(text)
-
-
-def test_the_markers_are_tokens_that_the_model_must_be_seen_to_write() -> None:
-    assert MARKERS == ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+    assert parse(mistral(), text) == parse(mistral(), *text) == Answer(text)
 
 
 @given(cut_texts())
 def test_how_a_forced_call_is_cut_changes_nothing(pieces: list[str]) -> None:
-    check_cuts(RequiredParser, pieces, "[")
+    check_cuts(required, pieces, "[")
     check_cuts(lambda: NamedParser("f"), pieces)
 
 
 def test_required_calls_are_a_list() -> None:
     text = '\n[{"name": "f", "parameters": {"a": 1}}, {"name": "g", "parameters": {}}]'
-    assert parse(RequiredParser(), text) == Answer("", (("f", '{"a": 1}'), ("g", "{}")))
-    assert parse(RequiredParser(), "no list") == Answer("no list")
+    assert parse(required(), text) == Answer("", (("f", '{"a": 1}'), ("g", "{}")))
+    assert parse(required(), "no list") == Answer("no list")
     later = 'no list [TOOL_CALLS][{"name": "f"}]'
-    assert parse(RequiredParser(), later) == parse(RequiredParser(), *later) == Answer("no list", (("f", "{}"),))
+    assert parse(required(), later) == parse(required(), *later) == Answer("no list", (("f", "{}"),))
 
 
 def test_a_required_call_that_is_cut_off_is_no_content() -> None:
@@ -306,9 +269,7 @@ def test_a_required_call_that_is_cut_off_is_no_content() -> None:
     first, second = text.index('{"a"'), text.index('{"b"')
     for cut in range(2, len(text)):
         calls = (("f", text[first:cut][:8]), ("g", text[second:cut][:8]))[: (cut > first) + (cut > second)]
-        assert parse(RequiredParser(), text[:cut]) == parse(RequiredParser(), *text[:cut]) == Answer("", calls), text[
-            :cut
-        ]
+        assert parse(required(), text[:cut]) == parse(required(), *text[:cut]) == Answer("", calls), text[:cut]
 
 
 def test_the_output_of_a_named_call_is_its_arguments() -> None:
@@ -319,14 +280,18 @@ def test_the_output_of_a_named_call_is_its_arguments() -> None:
     assert parser.finish() == []
 
 
-def plain(thinking: bool = False) -> ReasoningParser:
-    return ReasoningParser(PlainParser(), thinking=thinking)
+def thinks(answer: OutputParser, thinking: bool = False, own: str = "qwen3") -> OutputParser:
+    return with_reasoning(ReasoningFormat(own), answer, REASONING[ReasoningFormat(own)].open if thinking else "")
+
+
+def plain(thinking: bool = False) -> OutputParser:
+    return thinks(PlainParser(), thinking)
 
 
 @given(cut_texts(), st.booleans())
 def test_how_reasoning_is_cut_changes_nothing(pieces: list[str], thinking: bool) -> None:
     check_cuts(lambda: plain(thinking), pieces)
-    check_cuts(lambda: ReasoningParser(HermesParser(), thinking=thinking), pieces)
+    check_cuts(lambda: thinks(hermes(), thinking), pieces)
 
 
 @by_table("text", "answer")
@@ -341,8 +306,7 @@ def test_an_output_that_begins_with_reasoning_needs_no_tag(text: str, answer: li
 
 def test_calls_are_found_after_the_reasoning_only() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    parser = ReasoningParser(HermesParser(), thinking=False)
-    assert parse(parser, f"<think>{call}</think>\n{call}") == Answer("", (("f", "{}"),), call)
+    assert parse(thinks(hermes()), f"<think>{call}</think>\n{call}") == Answer("", (("f", "{}"),), call)
 
 
 def test_reasoning_is_streamed() -> None:
@@ -355,45 +319,224 @@ def test_reasoning_is_streamed() -> None:
 
 
 QWEN = "{%- if tools %}<tool_call>\n{\"name\": <function-name>}{% endif %}{{ content.split('</think>') }}"
-LLAMA_31 = "{{- '<|python_tag|>' + tool_call.name }}"
-LLAMA_32 = """{{- 'Respond in the format {"name": function name, "parameters": dictionary of argument name'}}"""
 MISTRAL = '{{- "[TOOL_CALLS] [" }}'
 
 
-@pytest.mark.parametrize(
-    ("template", "parser"),
-    [(QWEN, HermesParser), (LLAMA_31, Llama3JsonParser), (LLAMA_32, Llama3JsonParser), (MISTRAL, MistralParser)],
-)
-def test_the_template_tells_how_calls_are_written(template: str, parser: type) -> None:
-    recognised = tool_format(ToolCallFormat.AUTO, template)
-    assert recognised is not None
-    assert isinstance(recognised.parser({"f"}), parser)
+@by_table("template", "name")
+def test_the_template_tells_how_calls_are_written(template: str, name: str) -> None:
+    assert tool_format(ToolCallFormat.AUTO, template) is TOOLS[ToolCallFormat(name)]
 
 
-@pytest.mark.parametrize("template", ["", "{{ tools }}", "<tool_call><function=f>", "<tool_call>f<arg_key>"])
+@pytest.mark.parametrize("template", ["", "{{ tools }}", "{{ tools }}<function=f>"])
 def test_other_formats_are_not_taken_for_a_known_one(template: str) -> None:
     assert tool_format(ToolCallFormat.AUTO, template) is None
 
 
 def test_the_option_comes_before_the_template() -> None:
-    chosen = tool_format(ToolCallFormat.HERMES, MISTRAL)
-    assert chosen is not None and isinstance(chosen.parser(set()), HermesParser)
-    assert "<tool_call>" in chosen.markers
+    assert tool_format(ToolCallFormat.HERMES, MISTRAL) is TOOLS[ToolCallFormat.HERMES]
     nothing = tool_format(ToolCallFormat.NONE, MISTRAL)
-    assert nothing is not None and nothing.markers == () and nothing.parser(set()).feed("[TOOL_CALLS]")
+    assert nothing is not None and nothing.markers == ()
     assert reasoning_format(ReasoningFormat.NONE, QWEN) is ReasoningFormat.NONE
     assert reasoning_format(ReasoningFormat.AUTO, QWEN) is ReasoningFormat.QWEN3
     assert reasoning_format(ReasoningFormat.AUTO, MISTRAL) is ReasoningFormat.NONE
 
 
+_TEMPLATES = Path(__file__).with_name("chat_templates")
+"""Chat templates from llama.cpp's models/templates (llama_cpp_python 0.3.36), under the licence in their row."""
+
+
+@by_table("file", "licence", "source", "name", "own")
+def test_a_chat_template_names_its_parsers_and_they_read_the_calls_it_renders(
+    file: str, licence: str, source: str, name: str, own: str
+) -> None:
+    text = (_TEMPLATES / f"{file}.jinja").read_text(encoding="utf-8")
+    assert tool_format(ToolCallFormat.AUTO, text) is TOOLS[ToolCallFormat(name)], source
+    assert reasoning_format(ReasoningFormat.AUTO, text) is ReasoningFormat(own), licence
+    arguments = {"s": 'Rome\n"x"', "i": 12, "b": True, "l": [1, "a"], "o": {"k": {"z": "v"}}}
+    called = {"name": "look", "arguments": json.dumps(arguments)}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Look."}]
+    answer = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "call00001", "type": "function", "function": called}],
+    }
+    template = ChatTemplate({"default": text}, {"bos_token": "<s>", "eos_token": "</s>"}, Path(file))
+    tools = [{"type": "function", "function": {"name": "look", "description": "", "parameters": FUNCTIONS["look"]}}]
+    asked = template.render(messages, tools=tools, add_generation_prompt=False)
+    answered = template.render([*messages, answer], tools=tools, add_generation_prompt=False)
+    same = next((at for at, (one, two) in enumerate(zip(asked, answered, strict=False)) if one != two), len(asked))
+    output = answered[same:]
+    assert parse(parser(name), output).values() == [["look", arguments]]
+    assert "Look." in template.render(messages, tools=tools)
+
+
+def test_every_value_of_the_options_is_a_row() -> None:
+    assert {*TOOLS, ToolCallFormat.AUTO, ToolCallFormat.NONE} == set(ToolCallFormat)
+    assert {*REASONING, ReasoningFormat.AUTO, ReasoningFormat.NONE} == set(ReasoningFormat)
+    assert {writer.split()[0] for writer in WRITERS} == {str(name) for name in TOOLS}
+
+
 def test_ids_are_as_the_template_takes_them() -> None:
-    hermes, mistral = (tool_format(ToolCallFormat(name), "") for name in ("hermes", "mistral"))
-    assert hermes is not None and mistral is not None
-    assert hermes.new_id().startswith("call_") and hermes.new_id() != hermes.new_id()
-    assert len(mistral.new_id()) == 9 and mistral.new_id().isalnum()
-    assert (hermes.fit_id("call_0123456789"), mistral.fit_id("call_0123456789")) == ("call_0123456789", "123456789")
+    own = TOOLS[ToolCallFormat.HERMES]
+    assert own.new_id().startswith("call_") and own.new_id() != own.new_id()
+    assert len(TOOLS[ToolCallFormat.MISTRAL].new_id()) == 9 and TOOLS[ToolCallFormat.MISTRAL].new_id().isalnum()
+    fitted = [
+        TOOLS[ToolCallFormat(name)].fit_id("call_0123456789", "f", 2) for name in ("hermes", "mistral", "kimi_k2")
+    ]
+    assert fitted == ["call_0123456789", "123456789", "functions.f:2"]
 
 
-def test_the_prompt_tells_whether_the_output_begins_with_reasoning() -> None:
-    assert opens_reasoning("<|im_start|>assistant\n<think>\n") and not opens_reasoning("<think> a")
-    assert closes_reasoning("<think>\n\n</think>\n\n") and not closes_reasoning("<think>\n")
+# -- every format ------------------------------------------------------------------------------------------------------
+
+
+def pieces_of(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+def check_every_split(make: MakeParser, text: str, answer: Answer) -> None:
+    assert parse(make(), text) == answer
+    assert parse(make(), *text) == answer
+    for size in (2, 3, 5, 8, 13):
+        assert parse(make(), *pieces_of(text, size)) == answer
+    for at in range(1, len(text)):
+        assert parse(make(), text[:at], text[at:]) == answer, at
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_calls_are_found_as_the_model_meant_them_in_every_split(writer: str) -> None:
+    for before, calls, after in CASES:
+        text = write(writer, before, calls, after)
+        answer = parse(parser(writer), text)
+        assert answer.values() == [list(call) for call in calls]
+        assert answer.content.strip() == before + after
+        check_every_split(lambda: parser(writer), text, answer)  # called at once
+
+
+_RECORDED = [json.loads(line) for line in Path(__file__).with_name("recorded.jsonl").read_bytes().splitlines()]
+
+
+@pytest.mark.parametrize("writer", sorted({row["format"] for row in _RECORDED}))
+def test_recorded_outputs_are_read_as_they_were_meant_in_every_split(writer: str) -> None:
+    for row in (row for row in _RECORDED if row["format"] == writer):
+        make = partial(parser, writer, row["tools"], row["reasoning"], row["prompt"])
+        found = parse(make(), row["text"])
+        assert [found.content.strip(), found.values(), found.reasoning.strip()] == row["answer"], row["source"]
+        check_every_split(make, row["text"], found)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_an_output_that_is_cut_off_has_the_beginning_of_its_calls(writer: str) -> None:
+    before, calls, after = CASES[14]
+    text = write(writer, before, calls, after)
+    whole = parse(parser(writer), text)
+    for end in range(len(text)):
+        cut = parse(parser(writer), text[:end])
+        assert cut == parse(parser(writer), *text[:end])
+        assert len(cut.calls) <= len(whole.calls)
+        for (name, arguments), (own_name, own) in zip(cut.calls, whole.calls, strict=False):
+            assert name == own_name and (own.startswith(arguments) or own.startswith(arguments[:-1]))
+
+
+def markup(writer: str) -> st.SearchStrategy[str]:
+    """Texts of what the format is made of, right and wrong."""
+    own = TOOLS[ToolCallFormat(writer.split()[0])]
+    parts = {own.section, own.close, own.between, *own.markers, *own.quotes}
+    for call in own.call:
+        parts |= {call.opener, call.middle, *call.closers, *(call.name_ends.texts if call.name_ends else ())}
+    if own.parameter is not None:
+        parts |= {own.parameter.opener, *own.parameter.inner, own.parameter.closer, own.parameter.text_end}
+    whole = [write(writer, *case) for case in CASES[:12]]
+    own_parts = [*sorted(parts - {""}), *whole, *(text[: len(text) // 2] for text in whole)]
+    return st.lists(st.sampled_from(own_parts) | st.sampled_from(_PARTS) | st.text(max_size=4), max_size=12).map(
+        "".join
+    )
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@given(data=st.data())
+def test_no_text_is_an_error_and_no_split_changes_it(writer: str, data: st.DataObject) -> None:
+    text = data.draw(markup(writer))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    own = data.draw(st.sampled_from(["none", *map(str, REASONING)]))
+    prompt = data.draw(st.sampled_from(["", *(row.open for row in REASONING.values())]))
+    make = partial(parser, writer, FUNCTIONS, own, prompt)
+    whole = parse(make(), text)
+    assert parse(make(), *text) == whole
+    assert parse(make(), *(text[start:end] for start, end in pairwise([0, *cuts, len(text)]))) == whole
+
+
+def seconds(make: MakeParser, pieces: list[str]) -> float:
+    """The processor time of the fastest of three."""
+
+    def once() -> float:
+        own, begin = make(), time.process_time()
+        for piece in pieces:
+            own.feed(piece)
+        own.finish()
+        return time.process_time() - begin
+
+    return min(once() for _ in range(3))
+
+
+@pytest.mark.parametrize("size", [16, 1 << 20])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_the_cost_grows_with_the_output_and_no_faster(writer: str, size: int) -> None:
+    def output(length: int) -> list[str]:
+        long = write(writer, "", [("look", {"s": "The wolf ran.\n" * (length // 14), "l": ["a"] * (length // 64)})], "")
+        return pieces_of(long + write(writer, "", [("look", {"i": 1})] * (length // 64), ""), size)
+
+    short, long = (seconds(partial(parser, writer), output(length)) for length in (1 << 13, 1 << 17))
+    assert long < 80 * short  # 16 times as long; 256 if each piece cost as much as all before it
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"type": "string"}, {"string"}),
+        ({"type": ["integer", "null"]}, {"integer", "null"}),
+        ({"anyOf": [{"type": "string"}, {"enum": [1, None, 2.5, [], {}, True]}]},
+         {"string", "integer", "number", "null", "array", "object", "boolean"}),
+        ({"$ref": "#/$defs/a"}, {"string"}),
+        ({"allOf": [{"const": "x"}]}, {"string"}),
+        ({"$ref": "#/$defs/loop"}, set()),
+        ({"$ref": "elsewhere"}, set()),
+        ({"type": 3, "anyOf": 4}, set()),
+        (None, set()),
+    ],
+)  # fmt: skip
+def test_the_types_of_a_parameter_are_those_of_its_schema(schema: Any, types: set[str]) -> None:
+    root = {"$defs": {"a": {"type": "string"}, "loop": {"anyOf": [{"$ref": "#/$defs/loop"}]}}}
+    assert types_in(schema, root) == types
+
+
+@by_table("writer", "text", "answer")
+def test_values_that_are_not_as_the_schema_wants_them_are_kept(writer: str, text: str, answer: list[Any]) -> None:
+    assert parse(parser(writer), text) == parse(parser(writer), *text) == Answer.of(*answer)
+
+
+@by_table("own", "prompt", "text", "answer")
+def test_reasoning_is_found_as_the_model_writes_it(own: str, prompt: str, text: str, answer: list[Any]) -> None:
+    make = partial(
+        parser, "kimi_k2" if "begin|>" in text else "openai" if own == "gpt_oss" else "gemma4", None, own, prompt
+    )
+    assert parse(make(), text) == parse(make(), *text) == Answer.of(*answer)
+
+
+def test_what_is_held_back_and_what_is_nested_is_bounded() -> None:
+    blanks = " " * (MOST_BLANKS + 1)
+    assert parse(plain(), f"{blanks}<think>Hm.</think>") == Answer(f"{blanks}<think>Hm.</think>")
+    far = parse(parser("glm4"), f"<tool_call>look<arg_key>s</arg_key><arg_value>a</arg_value>{blanks}</tool_call>")
+    assert far.calls[0][1].startswith('{"s": "a</arg_value> ')
+    mark = "]<]minimax[>[<"
+    deep = parse(parser("minimax_m3"), f'{mark}tool_call>{mark}invoke name="look">' + f"{mark}a>" * 5000)
+    assert deep.calls[0][0] == "look"
+    long = parse(parser("seed_oss"), f"<function=look><parameter=l>{['a'] * 20_000}</parameter></function>")
+    assert parse(parser("seed_oss"), f"<seed:tool_call>{long.content}").values() == [
+        ["look", {"l": str(["a"] * 20_000)}]
+    ]
+
+
+def test_the_markers_of_reasoning_are_seen() -> None:
+    assert reasoning_markers(ReasoningFormat.QWEN3) == ("<think>", "</think>")
+    assert "<|message|>" in reasoning_markers(ReasoningFormat.GPT_OSS)
+    assert reasoning_markers(ReasoningFormat.NONE) == ()

@@ -27,7 +27,7 @@ from djl_trtllm.errors import (
 )
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
-from djl_trtllm.service import ServedModel
+from djl_trtllm.service.lifecycle import ServedModel
 from tests.server.application import application, body
 from tests.support.in_process import Hosts
 from tests.support.plugin import TRIAL, installed

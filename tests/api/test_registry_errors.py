@@ -15,6 +15,7 @@ import pytest
 
 from djl_trtllm.api import Call, Dialect, ModelContext, Prompt, RawRequest
 from djl_trtllm.api.front_end import endpoint_error
+from djl_trtllm.api.kept import Kept
 from djl_trtllm.api.openapi import describe, request_errors
 from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.config import Options
@@ -41,7 +42,7 @@ STREAMS = [
     if describe(dialect, path).example is not None
 ]
 # A response has these ids and times, which are other ones every time.
-CHANGING = re.compile(rb'[0-9a-f]{32}|(?<="created":)\d+')
+CHANGING = re.compile(rb'[0-9a-f]{32}|(?<="created":)\d+|(?<="created_at":)\d+')
 
 
 def errors() -> Iterator[tuple[str, BaseException]]:
@@ -67,7 +68,7 @@ def body(dialect: Dialect, path: str) -> bytes:
 
 def streamed(dialect: Dialect, path: str, tokenizer: Tokenizer) -> Call | None:
     """The call of a stream that has its first token; None if the path has no streams."""
-    model = SimpleNamespace(name="story", options=Options(), tokenizer=tokenizer, custom=None)
+    model = SimpleNamespace(name="story", options=Options(), tokenizer=tokenizer, custom=None, kept=Kept())
     parameters = {"model": "story", "version": "1", "endpoint": "story"}
     try:
         call = dialect.parse(RawRequest(body(dialect, path), {}, path, parameters), cast(ModelContext, model))

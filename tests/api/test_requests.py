@@ -17,15 +17,16 @@ import pytest
 from hypothesis import given as draws
 from hypothesis import strategies as st
 
-from djl_trtllm.api import Call, Dialect, RawRequest
-from djl_trtllm.api.dialects.lmi.dialect import INPUTS_PARAMETERS, LMI
+from djl_trtllm.api import Call, Dialect, RawRequest, ResponseEncoder
+from djl_trtllm.api.bodies import LinesEncoder
+from djl_trtllm.api.dialects.lmi.dialect import INPUTS_PARAMETERS
 from djl_trtllm.api.dialects.tgi import PARAMETERS
 from djl_trtllm.api.parameters import Table
-from djl_trtllm.api.registry import DIALECTS
+from djl_trtllm.api.registry import DIALECTS, LMI
 from djl_trtllm.api.sampling import read_schema
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
-from djl_trtllm.request import GenerationRequest, Guide, Sampling
+from djl_trtllm.request import GenerationRequest, Guide, OutputChunk, Sampling
 from tests.api.models import PlayedModel, PlayedTokenizer
 from tests.api.scripts import EOS, FAILURE, PROMPT, several
 
@@ -33,7 +34,9 @@ TABLE = Path(__file__).with_name("requests.json")
 ROWS: dict[str, list[dict[str, Any]]] = json.loads(TABLE.read_text())
 MADE = ("refused", "head", "requests", "response")
 """The members that are made of the others."""
-CHANGING = re.compile(r'[0-9a-f]{32}|(?<="created":)\d+')
+CHANGING = re.compile(
+    r'[0-9a-f]{32}|(?<="fp_)[0-9a-f]{10}|(?<="call_)[0-9a-f]{24}|(?<="created":)\d+|(?<="created_at":)\d+'
+)
 
 
 def given(struct: GenerationRequest | Sampling) -> dict[str, Any]:
@@ -118,10 +121,13 @@ def names_in(value: Any) -> set[str]:
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: type(dialect).__name__)
 def test_every_parameter_of_a_dialect_has_a_row(dialect: Dialect) -> None:
-    tables = [table.schema() for path in dialect.paths for table in dialect.tables.get(path, ())]
-    rows = [row for rows in ROWS.values() for row in rows if row["path"] in dialect.paths]
+    tables = [table for path in dialect.paths for table in dialect.tables.get(path, ())]
+    # A path may take bodies of other dialects, which have their rows.
+    others = (path for each in DIALECTS for path in each.paths if set(tables) & set(each.tables.get(path, ())))
+    paths = {*dialect.paths, *others}
+    rows = [row for rows in ROWS.values() for row in rows if row["path"] in paths]
     named = set[str]().union(*(names_in(row.get("body")) for row in rows))
-    known = {name for table in tables for name in table["properties"]}
+    known = {name for table in tables for name in table.schema()["properties"]}
     if "parameters" in known:
         known |= NESTED.get(type(dialect).__name__, Table()).rows.keys()
     assert known - named == set()
@@ -133,7 +139,7 @@ def refusal(body: dict[str, Any], path: str = "/invocations") -> str:
 
 def test_messages_are_bounded() -> None:
     assert len(refusal({"inputs": ["a" * 100_000], "b" * 100_000: 1})) < 1000
-    assert "and 190 more" in refusal({"inputs": "a", "parameters": {f"x{i}x": 1 for i in range(200)}})
+    assert "and 158 more" in refusal({"inputs": "a", "parameters": {f"x{i}x": 1 for i in range(200)}})
 
 
 BODIES = st.recursive(
@@ -224,3 +230,39 @@ def test_guides_are_bounded_in_length_and_levels() -> None:
 def test_a_schema_that_cannot_be_written_is_refused() -> None:
     with pytest.raises(ValueError, match="nested deeper than 64 levels"):
         read_schema(nested(300))
+
+
+DJL = json.loads((Path(__file__).parent / "golden" / "djl_bodies.json").read_text())
+"""What the handlers of djl_python make of bodies and of events (`tools/djl_bodies.py`)."""
+FIRST_OF_ID = {"chatcmpl": "chat", "cmpl": "completions"}
+
+
+@pytest.mark.parametrize("version", DJL["answers"])
+def test_bodies_are_what_djls_own_handlers_take_them_for(version: str) -> None:
+    for body, theirs in zip(DJL["bodies"], DJL["answers"][version]["apis"], strict=True):
+        made = made_of({"path": "/invocations", "body": body, "respond": True})
+        if "refused" in made:
+            assert theirs.startswith("refused")
+        else:
+            kind = re.search(r'"id":"(\w+)-"', made["response"][0])
+            assert (FIRST_OF_ID[kind[1]] if kind else "lmi") == theirs
+            assert made["head"][0] == ("application/jsonlines" if body.get("stream") else "application/json")
+
+
+class Played(ResponseEncoder):
+    """Events of an engine, one at a time."""
+
+    stream = True
+    content_type = "text/event-stream"
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        event: str = DJL["events"][chunk.index]
+        return event.encode()
+
+
+@pytest.mark.parametrize("version", DJL["answers"])
+def test_streams_are_the_lines_that_djls_own_handlers_send(version: str) -> None:
+    theirs, lines = DJL["answers"][version]["stream"], LinesEncoder(Played())
+    sent = b"".join(lines.encode(OutputChunk(number, [], None)) for number in range(len(DJL["events"])))
+    # An empty line is all that DJL makes of [DONE].
+    assert (lines.content_type, sent.decode() + "\n") == (theirs["content_type"], theirs["body"])

@@ -18,17 +18,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.api import RawRequest, ResponseEncoder
+from djl_trtllm.api.bodies import LinesEncoder
+from djl_trtllm.api.chat import Parsing
 from djl_trtllm.api.choices import Response
 from djl_trtllm.api.dialects.lmi.dialect import FORMATTERS
+from djl_trtllm.api.dialects.messages.encoder import MessageEncoder
 from djl_trtllm.api.dialects.openai.responses import (
     ChatEncoder,
     ChatStreamEncoder,
     CompletionEncoder,
     CompletionStreamEncoder,
 )
+from djl_trtllm.api.dialects.responses.encoder import Answer, AnswerEncoder
 from djl_trtllm.api.dialects.tgi import GenerateEncoder, GenerateStreamEncoder, Shown, Timing
 from djl_trtllm.api.dialects.triton.dialect import parse_generate
 from djl_trtllm.api.dialects.truss import TextEncoder, WholeTextEncoder
+from djl_trtllm.config import ReasoningFormat
 from djl_trtllm.errors import GenerationError
 from djl_trtllm.request import Alternative, FinishReason, OutputChunk, RankedToken, SequenceResult, Token
 from tests.api.models import PlayedModel
@@ -49,6 +54,7 @@ from tests.api.scripts import (
 )
 
 TABLE = Path(__file__).with_name("responses.json")
+PLAIN = Parsing(None, ReasoningFormat.NONE)
 LINE_ENDS = "\0\n\r\x7f\x85\u2028\u2029\ufeff"
 
 
@@ -82,9 +88,9 @@ SCRIPTS: dict[str, list[OutputChunk]] = {
 
 LMI_VIEWS: dict[str, dict[str, bool]] = {
     "": {},
-    ", details": {"details": True, "return_full_text": True, "logprobs": True},
+    ", details": {"details": True, "return_full_text": True},
     ", tgi_compat": {"tgi_compat": True},
-    ", all": dict.fromkeys(("details", "tgi_compat", "prefill", "return_full_text", "include_usage", "stream"), True),
+    ", all": dict.fromkeys(("details", "tgi_compat", "prefill", "return_full_text", "stream"), True),
 }
 OPENAI: dict[str, Any] = {
     "chat": ChatEncoder,
@@ -104,6 +110,14 @@ OPENAI_VIEWS: dict[str, dict[str, bool]] = {
 def openai(name: str, **view: Any) -> ResponseEncoder:
     encoder: ResponseEncoder = OPENAI[name](Response("id", "100% wolf", id="0123", created=1700000000, **view))
     return encoder
+
+
+def message(*, stream: bool, logprobs: bool) -> ResponseEncoder:
+    return MessageEncoder("0123", "100% wolf", PLAIN, stream=stream)
+
+
+def response(*, stream: bool, logprobs: bool) -> ResponseEncoder:
+    return AnswerEncoder(Answer("0123", {"model": "100% wolf"}), PLAIN, stream=stream, logprobs=logprobs)
 
 
 def triton(verb: str, **body: Any) -> ResponseEncoder:
@@ -135,6 +149,16 @@ CASES: dict[str, Callable[[], ResponseEncoder]] = {
     "truss": WholeTextEncoder,
     "truss stream": TextEncoder,
     **{
+        f"{name}{' stream' * stream}{', logprobs' * logprobs}": lambda made=made, stream=stream, logprobs=logprobs: (
+            made(  # type: ignore[misc]
+                stream=stream, logprobs=logprobs
+            )
+        )
+        for name, made in (("messages", message), ("responses", response))
+        for stream in (False, True)
+        for logprobs in ((False, True) if made is response else (False,))
+    },
+    **{
         f"triton {verb}{', logprobs' * logprobs}": lambda verb=verb, logprobs=logprobs: triton(  # type: ignore[misc]
             verb, return_log_probs=logprobs
         )
@@ -146,8 +170,8 @@ CASES: dict[str, Callable[[], ResponseEncoder]] = {
 }
 SEVERAL: dict[str, tuple[Callable[[], ResponseEncoder], list[OutputChunk]]] = {
     **{
-        f"lmi {name}": (lambda name=name: make(name, n=2, details=True, include_usage=True), several(2))  # type: ignore[misc]
-        for name in ("json", "json_chat", "jsonlines_chat", "sse_chat", "none")
+        f"lmi {name}": (lambda name=name: make(name, n=2, details=True), several(2))  # type: ignore[misc]
+        for name in ("json", "none")
     },
     **{
         f"openai {name}": (
@@ -209,8 +233,8 @@ def test_huggingface_client_reads_streams() -> None:
     assert "".join(output.token.text for output in outputs) == TEXT == outputs[-1].generated_text
     details = outputs[-1].details
     assert (details.finish_reason, details.seed, details.input_length) == ("eos_token", 7, PROMPT.length)
-    chunks = list(common._stream_chat_completion_response(client_lines(answer(make("sse_chat"), EOS))))
-    assert "".join(chunk.choices[0].delta.content for chunk in chunks) == TEXT
+    chunks = list(common._stream_chat_completion_response(client_lines(answer(openai("chat stream"), EOS))))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
@@ -247,12 +271,13 @@ def test_every_answer_parses_and_joins_to_the_same_text(pieces: list[str], data:
     view = {
         "details": data.draw(st.booleans()),
         "tgi_compat": data.draw(st.booleans()),
-        "logprobs": data.draw(st.booleans()),
     }
+    logprobs = data.draw(st.booleans())
 
     whole = json.loads(answer(make("json", **view), updates))
     assert (whole[0] if view["tgi_compat"] else whole)["generated_text"] == text
-    assert json.loads(answer(make("json_chat", **view), updates))["choices"][0]["message"]["content"] == text
+    chat = json.loads(answer(openai("chat", logprobs=logprobs), updates))
+    assert chat["choices"][0]["message"]["content"] == text
     assert json.loads(answer(make("3p", **view), updates))["body"]["generation"] == text
     for stream in (False, True):
         assert answer(make("none", stream=stream), updates).decode() == text
@@ -261,10 +286,10 @@ def test_every_answer_parses_and_joins_to_the_same_text(pieces: list[str], data:
         assert "".join(line["token"]["text"] for line in lines) == text
         assert lines[-1]["generated_text"] == text
         assert not any("generated_text" in line for line in lines[:-1])
-    for name in ("jsonlines_chat", "sse_chat"):
-        lines = parse_lines(answer(make(name, **view), updates))
+    for wrapped in (lambda encoder: encoder, LinesEncoder):
+        lines = parse_lines(answer(wrapped(openai("chat stream", logprobs=logprobs)), updates))
         choices = [line["choices"][0] for line in lines]
-        assert "".join(choice["delta"]["content"] for choice in choices) == text
+        assert "".join(choice["delta"].get("content", "") for choice in choices) == text
         assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
         assert ["role" in choice["delta"] for choice in choices] == [True] + [False] * (len(choices) - 1)
     lines = parse_lines(answer(make("3p_stream"), updates))

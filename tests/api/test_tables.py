@@ -9,9 +9,12 @@ import orjson
 import pytest
 
 from djl_trtllm.api import Dialect, RawRequest
+from djl_trtllm.api.chat import TOOLS
 from djl_trtllm.api.dialects import tgi, truss
-from djl_trtllm.api.dialects.lmi.dialect import BEDROCK_FIELDS, CHAT_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS
+from djl_trtllm.api.dialects.lmi.dialect import BEDROCK_FIELDS, BESIDE_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS
+from djl_trtllm.api.dialects.messages import dialect as messages
 from djl_trtllm.api.dialects.openai import dialect as openai
+from djl_trtllm.api.dialects.responses import dialect as answers
 from djl_trtllm.api.dialects.triton.inference import (
     BLS_INPUTS,
     FIELDS,
@@ -33,7 +36,6 @@ TABLES: dict[str, dict[str, Table]] = {
     "lmi": {
         "inputs": INPUTS_FIELDS,
         "parameters": INPUTS_PARAMETERS,
-        "chat": CHAT_FIELDS,
         "bedrock": BEDROCK_FIELDS,
     },
     "openai": {
@@ -43,6 +45,12 @@ TABLES: dict[str, dict[str, Table]] = {
         "tokenize": openai.TOKENIZE_FIELDS,
         "detokenize": openai.DETOKENIZE_FIELDS,
     },
+    "messages": {
+        "message": messages.FIELDS,
+        "count": messages.COUNT_FIELDS,
+        "output_config": messages.OUTPUT_CONFIG,
+    },
+    "responses": {"response": answers.FIELDS, "text": answers.TEXT, "reasoning": answers.REASONING},
     "tgi": {"fields": tgi.FIELDS, "parameters": tgi.PARAMETERS},
     "triton": {"fields": FIELDS},
     "truss": {"fields": truss.FIELDS},
@@ -63,12 +71,12 @@ def test_a_dialect_reads_its_examples_and_its_tables_are_as_stored(dialect: Dial
 def test_the_rows_of_several_tables_are_as_stored() -> None:
     assert read_sampling({}, Problems()) == Sampling()
     check_rows("shared", (*SAMPLING, *ADAPTER, *NOT_HONOURED))
-    check_rows("openai-tools", openai.TOOLS)
+    check_rows("openai-tools", TOOLS)
 
 
 def test_every_sampling_parameter_is_known_in_chat() -> None:
     shown = {"details", "return_full_text", "decoder_input_details"}
-    assert set(INPUTS_PARAMETERS.rows) - shown <= set(CHAT_FIELDS.rows)
+    assert set(INPUTS_PARAMETERS.rows) - shown <= set(openai.CHAT_FIELDS.rows) | set(BESIDE_FIELDS.rows)
 
 
 def test_the_page_names_what_is_honoured() -> None:
@@ -93,4 +101,4 @@ def test_any_input_of_tritons_generate_may_be_in_a_list() -> None:
     schema = GENERATE_FIELDS.schema()
     assert schema["properties"].keys() == {*FIELDS.rows, "id", "parameters"}
     assert schema["properties"]["top_k"]["anyOf"] == [FIELDS.schema()["properties"]["top_k"], {"type": "array"}]
-    assert (schema["properties"]["id"], schema["additionalProperties"]) == ({}, {"type": "null"})
+    assert schema["properties"]["id"] == {}

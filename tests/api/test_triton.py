@@ -14,7 +14,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError, UnknownModelError, UnsupportedParameterError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason
-from djl_trtllm.service import ServedModel
+from djl_trtllm.service.lifecycle import ServedModel
 from tests.api.models import PlayedModel
 from tests.api.scripts import check_golden
 from tests.server.application import application

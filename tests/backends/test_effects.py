@@ -38,10 +38,10 @@ from djl_trtllm.config.rules import check_model
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import inspect
-from tests.backends import rows
 from tests.backends.tensorrt_llm.kit import CASES
 from tests.config.helpers import from_text
 from tests.engines.helpers import CPU_ONLY, configured, gpu_machine
+from tests.support.tables import by_table
 
 SIZE = Target("LLM", "tensor_parallel_size")
 DTYPE = Target("KvCacheConfig", "dtype")
@@ -185,9 +185,7 @@ def test_auto_names_the_backends_that_it_chooses_from() -> None:
     assert describe(OPTIONS["strict"], Backend.AUTO) == OPTIONS["strict"].option.effect
 
 
-@pytest.mark.parametrize(
-    ("setting", "on_tensorrt", "on_openvino"), rows(__file__, "no_warning_says_what_the_backend_does_not_do")
-)
+@by_table("setting", "on_tensorrt", "on_openvino")
 def test_no_warning_says_what_the_backend_does_not_do(
     setting: str, on_tensorrt: list[int], on_openvino: list[int]
 ) -> None:

@@ -26,10 +26,10 @@ from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.hardware import Gpu
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, ModelKind, inspect
-from tests.backends import rows
 from tests.backends.echo.backend import EchoBackend
 from tests.engines.helpers import CPU_ONLY, configured, gpu_machine
 from tests.support.plugin import installed
+from tests.support.tables import by_table
 
 GPU = gpu_machine("1.2.1")
 ENGINE = Layout(ModelKind.TENSORRT_ENGINE, Path("/engine"), {}, (), None)
@@ -38,6 +38,33 @@ ENGINE = Layout(ModelKind.TENSORRT_ENGINE, Path("/engine"), {}, (), None)
 @pytest.fixture
 def hf(checkpoint: Path) -> Layout:
     return inspect(checkpoint)
+
+
+# -- the prefix cache --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "version", "keys", "given", "on", "origin"),
+    [
+        ("openvino", "1.2.1", False, None, True, "derived from OpenVINO's own default"),
+        ("openvino", "1.2.1", True, None, True, "derived from OpenVINO's own default"),
+        ("openvino", "1.2.1", True, "false", False, ""),
+        ("pytorch", "1.2.1", True, None, True, "derived from TensorRT-LLM 1.2.1's own default"),
+        ("pytorch", "1.0.0", False, None, True, "derived from TensorRT-LLM 1.0.0's own default"),
+        ("pytorch", "1.0.0", True, None, False, "derived from api_keys_file: TensorRT-LLM 1.0.0 cannot keep"),
+        ("pytorch", "1.0.0", True, "true", True, ""),
+        ("tensorrt", "1.2.1", False, None, False, "default"),
+        ("autodeploy", "1.2.1", False, None, False, "default"),
+    ],
+)
+def test_the_prefix_cache_is_on_where_the_engines_is_unless_keys_would_share_it(
+    hf: Layout, backend: str, version: str, keys: bool, given: str | None, on: bool, origin: str
+) -> None:
+    options = {"backend": backend} | ({"enable_prefix_caching": given} if given else {})
+    environ = {"SERVING_API_KEYS_FILE": "/keys.yaml"} if keys else {}
+    config = planning.fitted_to_memory(configured(environ, **options), hf, gpu_machine(version))
+    assert config.options.enable_kv_cache_reuse is on
+    assert str(config.origin("enable_kv_cache_reuse")).startswith(origin)
 
 
 # -- which there are ---------------------------------------------------------------------------------------------------
@@ -92,7 +119,7 @@ def test_a_backend_is_not_selected_by_auto_unless_it_says_so(hf: Layout) -> None
 # -- which one runs a model --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("version", "gpus", "backend", "reason"), rows(__file__, "what_auto_takes"))
+@by_table("version", "gpus", "backend", "reason")
 def test_auto_takes_the_best_backend_that_is_here(
     hf: Layout, version: str, gpus: int, backend: str, reason: str
 ) -> None:

@@ -153,7 +153,8 @@ VALUES: dict[str, object] = {
     **{"early_stopping": True, "beam_search_diversity_rate": 0.5, "stop": ("x",), "stop_token_ids": (3,)},
     **{"logprobs": True, "asks_logprobs": True, "needs_logprobs": True, "top_logprobs": 2, "truncate": 4},
     **{"bad": ("x",), "adapter": "french", "default_new_tokens": 30, "template": {"tools": []}, "guide": GUIDE},
-    **{"shown_tokens": ("<tool_call>",), "guide_from": "tool_choice"},
+    **{"shown_tokens": ("<tool_call>",), "guide_from": "tool_choice", "prompt_only": True, "priority": -1},
+    **{"prompt_logprobs": 0, "logit_bias": ((3, 1.0),), "cache_salt": "team"},
 }
 """A value of each field that a client sets."""
 NAMES = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -16,6 +15,7 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FIELDS, Adapter, FinishReason, Guide, GuideKind, Resume, Sampling
 from tests.batching.helpers import Bench, FakeExecutor
 from tests.support.steps import Delta
+from tests.support.tables import by_table
 
 # -- Which sequences can go on in another engine process, and with what message.
 
@@ -82,10 +82,18 @@ def test_it_goes_on_after_the_tokens_that_it_has() -> None:
 
 
 def test_exactly_the_fields_that_say_so_are_adjusted() -> None:
-    one = message({"min_new_tokens": 1, "do_sample": True, "seed": 3})
-    before, after = (msgspec.structs.asdict(each.sampling) for each in (one, resumed(one, [4])))
+    one = replace(message({"min_new_tokens": 1, "do_sample": True, "seed": 3}), prompt_logprobs=1)
+    one = replace(one, logit_bias=((4, 1.0),), cache_salt="team")
+    before, after = (
+        {
+            name: field.read(each)
+            for name, field in FIELDS.items()
+            if hasattr(each, name) or hasattr(each.sampling, name)
+        }
+        for each in (one, resumed(one, [4]))
+    )
     adjusted = {name for name, field in FIELDS.items() if field.trait.resume is Resume.ADJUSTED}
-    assert {name for name in before if before[name] != after[name]} == adjusted
+    assert {name for name in before if before[name] != after[name]} == adjusted | {"prompt_ids", "sampling"}
 
 
 def test_a_seeded_one_does_not_draw_the_numbers_of_its_beginning_again() -> None:
@@ -173,15 +181,7 @@ def test_without_resuming_what_runs_ends_and_what_waits_stays(tokenizer: Tokeniz
     assert bench.executor.ids == [1]
 
 
-@pytest.mark.parametrize(
-    ("sampling", "tokens", "reseeded"),
-    [
-        ({"do_sample": True, "seed": 3}, 1, True),
-        ({"do_sample": True, "seed": 3}, 0, False),
-        ({"do_sample": True}, 1, False),
-        ({"seed": 3}, 1, False),
-    ],
-)
+@by_table("sampling", "tokens", "reseeded")
 def test_a_seeded_request_that_went_on_says_so(
     tokenizer: Tokenizer, sampling: dict[str, Any], tokens: int, reseeded: bool
 ) -> None:
@@ -196,11 +196,11 @@ def test_a_seeded_request_that_went_on_says_so(
 
 def test_reused_prompt_tokens_are_counted_once(tokenizer: Tokenizer) -> None:
     bench = Bench(tokenizer)
-    bench.submit()
+    _, consumer = bench.submit()
     bench.step(Delta(0, [8], cached_tokens=2))
     replaced(bench)
-    bench.step(Delta(0, [9], cached_tokens=4))
-    assert bench.statistics.reused_prompt_tokens == 2
+    bench.step(Delta(0, [9], cached_tokens=4, finish=LENGTH))
+    assert (bench.statistics.reused_prompt_tokens, consumer.finished().cached_tokens) == (2, 2)
 
 
 # -- a request that ends each executor it runs in ----------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from djl_trtllm.bench import apis
 from djl_trtllm.bench.apis import (
     APIS,
     SHAREGPT_MEANS,
@@ -218,6 +219,37 @@ def test_a_file_has_texts_and_messages_and_is_read_again_and_again(tmp_path: Pat
     expected = {("one", 3), ("two", 9), ("three", 9)}
     assert {(prompt.plain(), prompt.output_tokens) for prompt in prompts[:3]} == expected
     assert {(prompt.plain(), prompt.output_tokens) for prompt in prompts[3:]} == expected
+
+
+def test_a_line_may_have_ids_a_length_and_parameters_of_its_request(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(
+        '{"prompt_ids": [3, 4], "parameters": {"seed": 1}}\n{"prompt_tokens": 26}\n'
+        '{"prompt_ids": [5], "prompt": "five", "prompt_tokens": 1}\n'
+    )
+    found = list(islice(of_file(file, 9, random.Random(1), 1.3), 3))
+    ids, both, length = sorted(found, key=lambda prompt: len(prompt.text))
+    assert (ids.ids, ids.parameters) == ([3, 4], {"seed": 1})
+    assert len(length.text.split()) == 20
+    assert (both.ids, both.text, both.tokens) == ([5], "five", 0)
+
+
+@pytest.mark.parametrize(("api", "field"), [("completions", "prompt"), ("lmi", "inputs"), ("chat", "messages")])
+def test_ids_go_to_completions_and_their_text_elsewhere(api: str, field: str) -> None:
+    requests = requests_of(api, {"top_k": 2}, ignore_end=False)
+    _, body = made(requests, Prompt(1, "five", ids=[5], parameters={"top_k": 1, "seed": 7}))
+    assert body[field] == {"prompt": [5], "inputs": "five", "messages": [{"role": "user", "content": "five"}]}[field]
+    assert {"top_k": 2, "seed": 7}.items() <= body.get("parameters", body).items()
+    if api != "completions":
+        with pytest.raises(BenchmarkError, match="--api completions"):
+            requests.make(Prompt(1, ids=[5]))
+
+
+def test_the_size_of_a_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apis, "MOST_PROMPTS_BYTES", 10)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "one"}')
+    with pytest.raises(BenchmarkError, match="more than 10 bytes"):
+        next(of_file(tmp_path / "prompts.jsonl", 1, random.Random(1)))
 
 
 @by_table("content", "error")

@@ -22,7 +22,7 @@ from djl_trtllm.api import RawRequest
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import OutputChunk
-from djl_trtllm.service import ModelService
+from djl_trtllm.service.lifecycle import ModelService
 from tests.serving.test_kubernetes import ask_queries, container, needs_promtool, pod, series_of
 from tests.support import virtual_time
 from tests.support.in_process import PROMPT, Hosts, loaded

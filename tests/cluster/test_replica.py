@@ -25,8 +25,8 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, InvalidRequestError, ModelError
 from djl_trtllm.executor.protocol import Stats
 from djl_trtllm.server.metrics import ModelFigures
-from djl_trtllm.service import State
 from djl_trtllm.service.adapters import Adapters
+from djl_trtllm.service.lifecycle import State
 from tests.support.asgi import Connection
 from tests.support.tables import by_table
 

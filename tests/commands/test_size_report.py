@@ -24,10 +24,10 @@ from djl_trtllm.sizing.machines import Machine, of_gpu, of_instance, of_memory
 from tests.commands.sized import BIG, described, report, request
 from tests.engines.helpers import write_tensorrt_engine
 from tests.sizing.configs import llama
-from tests.support.tables import by_table, constant
+from tests.support.tables import by_table, table
 
 MIB, GIB = 1 << 20, 1 << 30
-GEMMA: dict[str, Any] = constant(__file__, "GEMMA")
+GEMMA: dict[str, Any] = table(__file__, "GEMMA")
 COUNTED = "the weights were counted from config.json: their files are not known, or are not safetensors"
 H200 = GpuState(140 * GIB, 139 * GIB, (1,))
 

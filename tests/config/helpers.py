@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,13 +13,6 @@ from rich.text import Text
 from djl_trtllm.config import Config, Layer, OriginKind, Source, parse_properties, read_environment, resolve
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.errors import ConfigError
-
-_CASES: dict[str, list[Any]] = json.loads((Path(__file__).parent / "cases.json").read_text(encoding="utf-8"))
-
-
-def rows(name: str) -> list[Any]:
-    """A table of `cases.json`, whose columns are the parameters of the test that reads it."""
-    return _CASES[name]
 
 
 def from_text(text: str, environ: Mapping[str, str] | None = None, **others: str) -> Config:

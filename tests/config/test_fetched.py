@@ -11,7 +11,7 @@ from djl_trtllm.config import load
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.resolve import MAY_SET, WITHIN, listed
-from tests.config.helpers import rows
+from tests.support.tables import by_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "fetched-models.md"
 
@@ -42,10 +42,7 @@ def test_the_page_has_the_list() -> None:
     assert re.findall(r"^- `([\w.]+)`$", PAGE.read_text(), re.MULTILINE) == listed()
 
 
-@pytest.mark.parametrize(
-    "line",
-    rows("what_is_not_listed_is_ignored_by_name"),
-)
+@by_table("line")
 def test_what_is_not_listed_is_ignored_by_name(tmp_path: Path, line: str) -> None:
     (tmp_path / "serving.properties").write_text(f"{line}\noption.max_input_len=77\n")
     config = load(tmp_path, {}, fetched="acme/story")
@@ -56,6 +53,15 @@ def test_what_is_not_listed_is_ignored_by_name(tmp_path: Path, line: str) -> Non
     name = next(name for name, each in OPTIONS.items() if key in each.spellings)
     assert config.options.max_input_len == 77
     assert getattr(config.options, name) == getattr(load(None, {}).options, name)
+
+
+def test_what_may_be_an_argument_of_the_engine_is_ignored_by_name(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.rolling_batch=vllm\noption.worker_cls=theirs.Own\n")
+    config = load(tmp_path, {}, fetched="acme/story")
+    (warning,) = config.warnings
+    assert "acme/story was fetched" in warning and "OPTION_WORKER_CLS" in warning
+    assert config.engine_settings == ()
+    assert [each.key for each in load(tmp_path, {}).engine_settings] == ["option.worker_cls"]
 
 
 @pytest.mark.parametrize("line", ["option.model_id=weights", "option.model_id=acme/other", "option.dtype=fp16"])

@@ -14,7 +14,8 @@ from djl_trtllm.config.options import GROUPS, OPTIONS, ROWS, find, suggest, with
 from djl_trtllm.config.options.choices import Backend, Choice, OptionTypes
 from djl_trtllm.config.options.option import NotAValueError, Option, Scope, as_text, option_of
 from djl_trtllm.errors import ConfigError
-from tests.config.helpers import from_text, rows
+from tests.config.helpers import from_text
+from tests.support.tables import by_table
 
 
 def test_every_field_is_declared_once() -> None:
@@ -82,9 +83,13 @@ def test_every_word_of_a_closed_set_is_taken_in_either_case() -> None:
     assert wrong == []
 
 
-def test_only_the_operator_decides_about_foreign_code_adapters_keys_certificates_and_where_traces_go() -> None:
+def test_only_the_operator_decides_about_foreign_code_adapters_keys_certificates_and_where_traces_and_records_go() -> (
+    None
+):
     operators = "install_requirements adapter_roots api_key api_keys_file cors_allowed_origin certificate_file "
-    operators += "private_key_file client_ca_file otlp_traces_endpoint"
+    operators += (
+        "private_key_file client_ca_file otlp_traces_endpoint record_file record_share record_prompts record_max_bytes"
+    )
     of_scope = {scope: [each for each in OPTIONS.values() if each.option.scope is scope] for scope in Scope}
     assert [declared.name for declared in of_scope[Scope.OPERATOR]] == operators.split()
     servers = [spelling for declared in of_scope[Scope.SERVER] for spelling in declared.spellings]
@@ -143,10 +148,7 @@ def test_every_spelling_finds_its_option_only() -> None:
     ] == []
 
 
-@pytest.mark.parametrize(
-    ("key", "suggestion"),
-    rows("suggestions"),
-)
+@by_table("key", "suggestion")
 def test_suggestions(key: str, suggestion: str | None) -> None:
     assert suggest(key) == suggestion
 
@@ -169,9 +171,9 @@ def test_a_value_is_held_against_the_type_and_range_of_its_row() -> None:
     with pytest.raises(ConfigError, match="a whole number \\(processes\\), at least 0"):
         from_text("minWorkers=-1")
     assert from_text("option.auto_parallel_world_size=none").options.auto_parallel_world_size is None
-    assert from_text("option.tokenizer_mode=SLOW").options.tokenizer_mode == "slow"
-    with pytest.raises(ConfigError, match="one of auto, slow"):
-        from_text("option.tokenizer_mode=quick")
+    assert from_text("option.logits_dtype=FLOAT16").options.logits_dtype == "float16"
+    with pytest.raises(ConfigError, match="one of float16, float32"):
+        from_text("option.logits_dtype=float8")
 
 
 def test_rows_stand_behind_the_field_that_they_name_and_else_behind_each_other() -> None:

@@ -25,7 +25,8 @@ from djl_trtllm.config.resolve import precedence
 from djl_trtllm.config.rules import check_model
 from djl_trtllm.config.sources import IGNORED_VARIABLES, MASK, variables_of
 from djl_trtllm.errors import ConfigError
-from tests.config.helpers import from_text, problems_of, rows
+from tests.config.helpers import from_text, problems_of
+from tests.support.tables import by_table
 
 
 @pytest.mark.parametrize(
@@ -166,10 +167,7 @@ def test_resolve_raises_config_error_or_gives_every_value_an_origin(
 # -- What a resolution reports: values without effect, comments, quotes, retired and unknown names --
 
 
-@pytest.mark.parametrize(
-    ("text", "environ", "warnings"),
-    rows("without_effect"),
-)
+@by_table("text", "environ", "warnings")
 def test_a_value_without_effect_is_reported_once(text: str, environ: dict[str, str], warnings: list[str]) -> None:
     found = from_text(f"option.{text}", environ).warnings
     assert len(found) == len(warnings)
@@ -235,10 +233,7 @@ def test_the_revision_of_another_model_does_not_become_that_of_hf_model_id() -> 
     )
 
 
-@pytest.mark.parametrize(
-    ("revision", "environ", "arguments"),
-    rows("a_revision_that_is_of_the_model_counts"),
-)
+@by_table("revision", "environ", "arguments")
 def test_a_revision_that_is_of_the_model_counts(
     tmp_path: Path, revision: str, environ: dict[str, str], arguments: tuple[str, ...]
 ) -> None:
@@ -360,10 +355,7 @@ def test_a_value_at_the_limit_is_left_alone_and_one_that_is_raised_is_reported_w
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "environ", "host", "port"),
-    rows("an_address_is_split_into_host_and_port"),
-)
+@by_table("text", "environ", "host", "port")
 def test_an_address_is_split_into_host_and_port(text: str, environ: dict[str, str], host: str, port: int) -> None:
     config = from_text(text, environ)
     assert (config.options.host, config.options.port) == (host, port)

@@ -8,14 +8,15 @@ import pytest
 
 from djl_trtllm.config import Config
 from djl_trtllm.config.options import OPTIONS
-from djl_trtllm.config.options.choices import SchedulerPolicy
+from djl_trtllm.config.options.choices import Backend, SchedulerPolicy
 from djl_trtllm.config.rules import RULES, RuleContext, Severity, When, check_model, check_running
 from djl_trtllm.config.sources import MASK, Origin
 from djl_trtllm.errors import ConfigError
-from tests.config.helpers import from_text, rows
+from tests.config.helpers import from_text
+from tests.support.tables import table
 
 PLACE = "(serving.properties:1)"
-CASES: list[tuple[str, str, str, list[str] | None]] = rows("rules")
+CASES: list[tuple[str, str, str, list[str] | None]] = table(__file__, "rules")
 """Rule, options (";" ends a line), model ("!" for a compiled engine), parts of the message (None: the rule holds)."""
 
 
@@ -97,11 +98,11 @@ def test_a_refusal_has_the_warnings_of_options_and_of_the_model_with_it() -> Non
 
 def test_what_the_engine_makes_of_an_option_counts_and_not_what_is_written() -> None:
     text = "option.batch_scheduler_policy=static_batch;option.max_attention_window=8;option.max_num_tokens=512;"
-    config = from_text(lines_of(f"{text}option.max_input_len=2048"))
+    config = from_text(lines_of(f"{text}option.max_input_len=2048;option.rolling_batch=trtllm"))
     assert len(running(config).warnings) == sum(rule.when is When.RUNNING for rule in RULES)
     policy = SchedulerPolicy.GUARANTEED_NO_EVICT
     other = {"batch_scheduler_policy": policy, "max_attention_window": None, "enable_chunked_prefill": True}
-    assert running(config, **other) is config
+    assert running(config, **other, backend=Backend.PYTORCH) is config
 
 
 def test_the_context_of_a_configuration_names_values_by_key_and_masks_secrets() -> None:

@@ -18,15 +18,17 @@ from djl_trtllm.config import (
     read_properties,
 )
 from djl_trtllm.config.options import OPTIONS
-from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.sources import (
     IGNORED_VARIABLES,
     MASK,
     as_arguments,
+    is_secret_key,
+    masked,
+    shortened,
     variables_of,
 )
 from djl_trtllm.errors import ConfigError
-from tests.config.helpers import rows
+from tests.support.tables import by_table
 
 _texts = st.text(alphabet=st.sampled_from("ab=:#! \t\f\r\n\\u0041é.")) | st.text()
 
@@ -173,10 +175,7 @@ def test_what_is_no_option_or_the_caller_refuses_is_an_error_with_a_suggestion()
     )
 
 
-@pytest.mark.parametrize(
-    ("environ", "field", "value"),
-    rows("variables"),
-)
+@by_table("environ", "field", "value")
 def test_each_variable_sets_its_option(environ: dict[str, str], field: str, value: object) -> None:
     config = load(None, environ)
     found = getattr(config.options, field)
@@ -232,10 +231,7 @@ def test_variables_of_the_container_are_answered_by_name() -> None:
     assert len(load(None, {"JAVA_OPTS": "-Xmx1g"}).notes) == 1
 
 
-@pytest.mark.parametrize(
-    ("key", "variables"),
-    rows("variables_of_keys"),
-)
+@by_table("key", "variables")
 def test_the_variables_of_a_key_are_all_that_set_it_the_one_to_prefer_first(key: str, variables: list[str]) -> None:
     assert list(variables_of(key)) == variables
 
@@ -249,13 +245,40 @@ def test_a_translated_value_is_shown_as_it_was_written() -> None:
     assert any(line.startswith("ENABLE_CUDA_GRAPHS=yes is overridden") for line in graphs.warnings)
 
 
-def test_every_option_but_the_operators_can_be_set_by_its_first_variable() -> None:
+def test_every_option_can_be_set_by_its_first_variable() -> None:
     variables = {name: variables_of(declared.key)[0] for name, declared in OPTIONS.items()}
     assert len(set(variables.values())) == len(OPTIONS)
-    values = {
-        name: declared.example if declared.option.scope is not Scope.OPERATOR else "true"
-        for name, declared in OPTIONS.items()
+    set_by = {name: load(None, {variables[name]: declared.example}).user_set for name, declared in OPTIONS.items()}
+    assert set_by == {name: {name} for name in OPTIONS}
+
+
+# -- secrets, and long texts -------------------------------------------------------------------------------------------
+
+
+@by_table("key", "value", "shown")
+def test_values_are_masked_as_far_as_they_are_secret(key: str, value: str, shown: str) -> None:
+    assert masked(key, value) == shown
+
+
+def test_secrets_are_known_by_the_end_of_a_name() -> None:
+    secret = "HF_TOKEN option.hf_token AWS_SECRET_ACCESS_KEY db.password API_KEY apikey credential secret"
+    assert [key for key in secret.split() if not is_secret_key(key)] == []
+    plain = "max_num_tokens time_per_token adapter_token token_count keystore compass monkey"
+    assert [key for key in plain.split() if is_secret_key(key)] == []
+
+
+def test_a_long_text_is_cut_when_it_can_be_printed() -> None:
+    texts = {
+        "12345": "12345",
+        "123456": "12...",
+        "x" * 10**6: "xx...",
+        "1\n2": "1\\n2",
+        "\n\n\n": "\\n...",
+        "\u202e": "\\u...",
     }
-    assert [
-        variable for name, variable in variables.items() if load(None, {variable: values[name]}).user_set != {name}
-    ] == []
+    assert {text: shortened(text, 5) for text in texts} == texts
+
+
+def test_the_secret_options_are_known() -> None:
+    secret = {declared.name for declared in OPTIONS.values() if any(map(is_secret_key, declared.spellings))}
+    assert secret == {"hf_access_token", "keystore_pass", "api_key"}

@@ -11,7 +11,7 @@ import pytest
 from djl_trtllm.config import load
 from djl_trtllm.config.speculation import Speculation, speculation_of
 from djl_trtllm.errors import ConfigError
-from tests.config.helpers import rows
+from tests.support.tables import by_table
 
 
 def found(folder: Path, text: str) -> Speculation | None:
@@ -20,18 +20,18 @@ def found(folder: Path, text: str) -> Speculation | None:
     return speculation_of(load(folder, {}))
 
 
-@pytest.mark.parametrize(("text", "expected"), rows("speculations"))
+@by_table("text", "expected")
 def test_each_spelling_is_the_same_value(tmp_path: Path, text: str, expected: dict[str, Any] | None) -> None:
     speculation = found(tmp_path, text)
     if speculation is None or expected is None:
-        assert speculation is expected
+        assert (speculation is None) == (expected is None)
         return
-    unset = {"extra": {}, **dict.fromkeys(asdict(speculation))}
+    unset: dict[str, Any] = {"extra": {}, **dict.fromkeys(asdict(speculation))}
     assert asdict(speculation) == {**unset, "setting": speculation.setting, "extra": {}, **expected}
     assert speculation.setting.startswith("option.") and "serving.properties:" in speculation.setting
 
 
-@pytest.mark.parametrize(("text", "said"), rows("wrong speculations"))
+@by_table("text", "said")
 def test_what_is_no_speculation_is_one_line_with_its_place(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         found(tmp_path, text)

@@ -7,7 +7,8 @@ import pytest
 
 from djl_trtllm.config.options.choices import Backend
 from djl_trtllm.config.options.option import NotAValueError, Option, ValueType, as_text, is_quoted, without_comment
-from tests.config.helpers import from_text, problems_of, rows
+from tests.config.helpers import from_text, problems_of
+from tests.support.tables import by_table, table
 
 
 @pytest.mark.parametrize(
@@ -81,18 +82,18 @@ def test_a_type_is_read_from_the_annotation_of_a_field() -> None:
     assert {annotation: ValueType.of(annotation) for annotation in read} == read
 
 
-@pytest.mark.parametrize(("kind", "bound", "text"), rows("kinds_described"))
+@by_table("kind", "bound", "text")
 def test_a_type_says_what_a_value_has_to_be(kind: str, bound: bool, text: str) -> None:
     assert TYPES[kind].describe(BOUND if bound else FREE) == text
 
 
-@pytest.mark.parametrize(("kind", "text", "value"), rows("texts_that_mean_a_value"))
+@by_table("kind", "text", "value")
 def test_a_text_means_a_value(kind: str, text: str, value: object) -> None:
     parsed, expected = parse(TYPES[kind], text), read(kind, value)
     assert parsed == expected and type(parsed) is type(expected)
 
 
-@pytest.mark.parametrize(("kind", "text"), [*rows("texts_that_mean_none"), ("ints", "[" * 100_000)])
+@pytest.mark.parametrize(("kind", "text"), [*table(__file__, "texts_that_mean_none"), ("ints", "[" * 100_000)])
 def test_a_text_that_means_none_is_refused_with_what_is_expected(kind: str, text: str) -> None:
     with pytest.raises(NotAValueError) as caught:
         parse(TYPES[kind], text)
@@ -112,10 +113,7 @@ def test_a_nul_character_is_refused_in_any_type() -> None:
             parse(kind, "a\0b")
 
 
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    rows("a_hint_says_what_is_too_much"),
-)
+@by_table("text", "hint")
 def test_a_hint_says_what_is_too_much(text: str, hint: str) -> None:
     with pytest.raises(NotAValueError) as caught:
         parse(int, text)
@@ -125,7 +123,7 @@ def test_a_hint_says_what_is_too_much(text: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "given", "value"),
     [
-        *rows("values_of_a_program"),
+        *table(__file__, "values_of_a_program"),
         ("Path", Path("/a"), "/a"),
         ("Backend", Backend.OPENVINO, "openvino"),
         ("ints", (1,), [1]),
@@ -136,7 +134,7 @@ def test_a_value_of_a_program_is_taken(kind: str, given: object, value: object) 
     assert checked == expected and type(checked) is type(expected)
 
 
-@pytest.mark.parametrize(("kind", "given"), [*rows("values_of_a_program_refused"), ("ints", {1})])
+@pytest.mark.parametrize(("kind", "given"), [*table(__file__, "values_of_a_program_refused"), ("ints", {1})])
 def test_a_value_of_a_program_that_is_none_is_refused(kind: str, given: object) -> None:
     with pytest.raises(NotAValueError, match="expected "):
         TYPES[kind].check(given, BOUND)

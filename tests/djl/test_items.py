@@ -9,7 +9,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.djl.items import Item, ItemWriter, take
 from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
 from djl_trtllm.request import GenerationRequest, OutputChunk, Sampling
-from djl_trtllm.telemetry import ServedRequest
+from djl_trtllm.telemetry import ServedRequest, Telemetry
 from tests.support.djl import Reader
 from tests.support.models import WordEncoder, chunk
 
@@ -55,6 +55,17 @@ JSON = ("Content-Type", "application/json")
 WORDS = ("Content-Type", "text/words")
 
 
+class Told(Telemetry):
+    """Keeps what is reported: the status and the error at that time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[int | str, str]] = []
+
+    def ended_soon(self, request: ServedRequest) -> None:
+        self.told.append((request.status, request.error))
+
+
 class Answered:
     """An answer and its items."""
 
@@ -62,16 +73,14 @@ class Answered:
         self.items: list[Item] = []
         self.encoder = encoder or WordEncoder()
         self.served = ServedRequest("r-1", "DJL", "/invocations")
-        self.told: list[tuple[int | str, str]] = []
-        self.answer = ItemWriter(self.items.append, Options(throttle_error_http_code=529), self.served, self._tell)
+        telemetry = Told()
+        self.told = telemetry.told
+        self.answer = ItemWriter(self.items.append, Options(throttle_error_http_code=529), self.served, telemetry)
         self.request = GenerationRequest(sampling=Sampling(n=sequences))
         self.expect()
 
     def expect(self, *headers: tuple[str, str]) -> None:
         self.answer.expect(Call((self.request,), self.encoder, headers))
-
-    def _tell(self, served: ServedRequest) -> None:
-        self.told.append((served.status, served.error))
 
 
 class Silent(WordEncoder):
@@ -125,9 +134,9 @@ def test_a_chunk_without_bytes_is_no_item_unless_it_is_the_last() -> None:
 def test_a_request_that_could_not_be_read_is_refused() -> None:
     items: list[Item] = []
     served = ServedRequest("r-1", "DJL", "/invocations")
-    told: list[ServedRequest] = []
-    ItemWriter(items.append, Options(), served, told.append).fail(InvalidRequestError("no such field"))
-    assert (told, served.status, served.error) == ([served], 424, "InvalidRequestError")
+    telemetry = Told()
+    ItemWriter(items.append, Options(), served, telemetry).fail(InvalidRequestError("no such field"))
+    assert telemetry.told == [(424, "InvalidRequestError")]
     assert items == [Item(b"", True, 424, "no such field", (JSON,))]
 
 

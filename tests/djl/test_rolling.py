@@ -14,7 +14,7 @@ from djl_trtllm.djl.items import Item
 from djl_trtllm.djl.worker import RollingWorker
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.service import State
+from djl_trtllm.service.lifecycle import State
 from tests.server.application import body
 from tests.support.djl import Input
 from tests.support.in_process import PROMPT, Hosts, played_model

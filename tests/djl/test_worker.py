@@ -17,8 +17,8 @@ from djl_trtllm.djl.worker import Metrics, Stream, Streams, is_passive, load_sta
 from djl_trtllm.errors import DjlTrtllmError, ExecutorStartError, ModelError
 from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.service import Model, ModelService
-from djl_trtllm.service.model import ModelSource
+from djl_trtllm.service.lifecycle import ModelService
+from djl_trtllm.service.model import Model, ModelSource
 from tests.support.djl import Input, Socket
 from tests.support.in_process import Hosts, ask, played_model
 from tests.support.models import scripted_model

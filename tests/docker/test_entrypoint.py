@@ -23,7 +23,7 @@ from tests.support.client import JSON, body
 from tests.support.models import scripted_model, without_sagemakers_model
 from tests.support.processes import wait_until
 from tests.support.server import START_SECONDS, free_port
-from tests.support.tables import rows
+from tests.support.tables import by_table
 
 ENTRYPOINT = Path(__file__).parent.parent.parent / "docker" / "entrypoint.sh"
 PATH = f"{Path(sys.executable).parent}:/usr/bin:/bin"
@@ -219,10 +219,7 @@ def test_partition_takes_the_old_arguments_and_is_that_of_a_training_job_without
         assert done.stdout.startswith("<compile></opt/ml/input/data/training><s3://bucket/engine>\n"), done
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    rows(__file__, "partition_that_cannot_be"),
-)
+@by_table("arguments", "message")
 def test_partition_that_cannot_be(image: Path, arguments: list[str], message: str) -> None:
     done = run(image, "partition", *arguments, environ=variables(image))
     assert done.returncode == 1 and message in done.stderr

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.docker.test_dockerfiles import DOCKERFILES, ROOT, final_stage
-from tests.support.tables import rows
+from tests.support.tables import by_table
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "launch_triton_server.py"
 PROGRAM = f"""#!{sys.executable}
@@ -73,23 +73,14 @@ def test_it_serves_the_repository_with_the_ports_as_options_whatever_the_other_a
     }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environ", "port"),
-    rows(__file__, "the_servers_own_port_is_one_of_tritons_unless_it_is_set"),
-)
+@by_table("arguments", "environ", "port")
 def test_the_servers_own_port_is_one_of_tritons_unless_it_is_set(
     repository: Path, arguments: tuple[str, ...], environ: dict[str, str], port: str | None
 ) -> None:
     assert called(repository, *arguments, **environ)[1].get("SERVING_INFERENCE_PORT") == port
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"pretrained_config": {"mapping": {"world_size": 2}}, "build_config": {}},
-        {"builder_config": {"tensor_parallel": 2, "pipeline_parallel": 1}},
-    ],
-)
+@by_table("config")
 def test_the_world_size_is_that_of_the_engine(repository: Path, config: object) -> None:
     write_config(repository, config)
     assert "OPTION_TENSOR_PARALLEL_DEGREE" not in called(repository, world_size="2")[1]
@@ -111,10 +102,7 @@ def test_the_log_goes_to_a_file(repository: Path) -> None:
     assert json.loads((repository.parent / "here.txt").read_text())[0][0] == "serve"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    rows(__file__, "what_is_wrong_is_named"),
-)
+@by_table("arguments", "message")
 def test_what_is_wrong_is_named(repository: Path, arguments: tuple[str, ...], message: str) -> None:
     done = launch(repository, *arguments)
     assert (done.returncode, message in done.stderr) == (2, True)

@@ -16,12 +16,7 @@ from djl_trtllm.config import Config, load
 from djl_trtllm.engines.cache import EngineDir, Manifest, staged
 from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.engines.plan import EnginePlan
-
-
-def table(name: str) -> Any:
-    """A table, or a model's configuration, in tables.json."""
-    return json.loads(Path(__file__).with_name("tables.json").read_text())[name]
-
+from tests.support.tables import table
 
 # As in the tiny checkpoint's config.json.
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCABULARY, CONTEXT = 2, 4, 2, 16, 128, 512, 256
@@ -40,7 +35,7 @@ def write_checkpoint(path: Path, *, seed: int = 0) -> Path:
     from safetensors.numpy import save_file
 
     path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps(table("config.json")))
+    (path / "config.json").write_text(json.dumps(table(__file__, "config.json")))
     (path / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 2}))
     save_file(_weights(seed), path / "model.safetensors", metadata={"format": "pt"})
     write_tokenizer(path)
@@ -90,7 +85,7 @@ def write_tokenizer(path: Path) -> None:
     )
     tokenizer.train_from_iterator(["the little red riding hood went into the wood"] * 8, trainer)
     tokenizer.save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps(table("tokenizer_config.json")))
+    (path / "tokenizer_config.json").write_text(json.dumps(table(__file__, "tokenizer_config.json")))
 
 
 def write_engine_files(path: Path, *, weights: bytes = bytes(1000)) -> Path:
@@ -124,8 +119,8 @@ def write_tensorrt_engine(path: Path, *, ranks: int = 1, version: str = "1.2.1",
     mapping = {"world_size": ranks, "tp_size": ranks, "pp_size": 1}
     config = {
         "version": version,
-        "pretrained_config": {**table("pretrained_config of an engine"), "mapping": mapping},
-        "build_config": {**table("build_config of an engine"), **build},
+        "pretrained_config": {**table(__file__, "pretrained_config of an engine"), "mapping": mapping},
+        "build_config": {**table(__file__, "build_config of an engine"), **build},
     }
     (path / "config.json").write_text(json.dumps(config))
     for rank in range(ranks):

@@ -18,7 +18,7 @@ from djl_trtllm.engines.plan import checkpoint_identity
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, inspect
 from tests.config.helpers import from_text
-from tests.engines.helpers import table
+from tests.support.tables import by_table
 
 LINEAR = "option.rotary_scaling_type=linear\noption.rotary_scaling_factor=2\n"
 
@@ -76,7 +76,7 @@ def test_an_overlay_is_the_checkpoint_with_another_config(
 
 
 # The last is PretrainedConfig.to_dict of LLaMAConfig, tensorrt_llm/models/llama/config.py, 1.2.
-@pytest.mark.parametrize(("config", "text", "changed"), table("rotary keys of families"))
+@by_table("config", "text", "changed")
 def test_each_family_has_its_own_keys(
     tmp_path: Path, tiny_stories: Path, cache: Path, config: dict[str, object], text: str, changed: dict[str, object]
 ) -> None:

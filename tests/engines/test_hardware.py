@@ -27,7 +27,8 @@ from djl_trtllm.engines.hardware import (
     visible_gpus,
 )
 from djl_trtllm.errors import SizingError
-from tests.engines.helpers import H200, gpu_machine, table
+from tests.engines.helpers import H200, gpu_machine
+from tests.support.tables import by_table
 
 # -- A bound on engine processes.
 
@@ -154,7 +155,7 @@ def test_nvml_tells_name_architecture_memory_and_driver(install: Install, encode
     assert seen(None) == (Gpu(H200.name, H200.compute_capability, None),)
 
 
-@pytest.mark.parametrize(("visible", "chosen"), table("CUDA_VISIBLE_DEVICES"))
+@by_table("visible", "chosen")
 def test_cuda_visible_devices_chooses_and_orders(install: Install, visible: str | None, chosen: list[int]) -> None:
     gpus = [Gpu(f"GPU {index}", (9, 0), index) for index in range(3)]
     install(gpus)
@@ -185,7 +186,7 @@ def test_without_nvml_gpus_are_counted_by_the_drivers_files(
     assert visible_gpus({}, driver_files=tmp_path / "proc", device_files=tmp_path) == ((Gpu(), Gpu()), None)
 
 
-@pytest.mark.parametrize(("files", "visible", "count"), table("GPUs by files"))
+@by_table("files", "visible", "count")
 def test_where_the_drivers_files_are_hidden_its_devices_count(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: list[str], visible: str | None, count: int
 ) -> None:
@@ -235,7 +236,7 @@ def test_without_nvml_there_are_no_states(install: Install, monkeypatch: pytest.
     assert read_states() == ()
 
 
-@pytest.mark.parametrize(("membership", "groups", "available"), table("memory of control groups"))
+@by_table("membership", "groups", "available")
 def test_memory_is_what_the_limits_of_all_groups_leave(
     tmp_path: Path, membership: str | None, groups: dict[str, dict[str, str]], available: int | None
 ) -> None:
@@ -249,11 +250,7 @@ def test_memory_is_what_the_limits_of_all_groups_leave(
     assert found == available if available is not None else 1000 < found <= psutil.virtual_memory().total
 
 
-@pytest.mark.parametrize(
-    ("version", "there"),
-    [("1.0.0", True), ("1.2.1", True), ("1.2.1+cu130", True), ("1.3.0rc20", True), ("1.3.0rc20.post1", True),
-     ("1.3.0rc21", False), ("1.3.0", False), ("1.4.0rc0", False), ("of unknown version", True), (None, False)],
-)  # fmt: skip
+@by_table("version", "there")  # fmt: skip
 def test_where_files_do_not_tell_the_version_does(version: str | None, there: bool) -> None:
     assert gpu_machine(version).has_engine_backend is there
     assert release_of("1.2.1+cu130") == Version("1.2.1") != release_of("1.2.1rc1")

@@ -34,8 +34,9 @@ from djl_trtllm.engines.plan import (
 )
 from djl_trtllm.errors import CompilerMissingError, ModelError
 from djl_trtllm.model import inspect
-from tests.engines.helpers import CONTEXT, CPU_ONLY, alive, configured, table
+from tests.engines.helpers import CONTEXT, CPU_ONLY, alive, configured
 from tests.support.processes import wait_until
+from tests.support.tables import by_table
 
 IDENTITY = "sha256:5522f077077760885474add44c76ed7f3185b54b1ceca983a837a7f30765fcec"
 
@@ -143,15 +144,12 @@ def scripted(checkpoint: Path, **options: object) -> ScriptedPlan:
     return made
 
 
-@pytest.mark.parametrize(("options", "sequences"), table("concurrent sequences"))
+@by_table("options", "sequences")
 def test_as_many_sequences_run_as_both_limits_allow(options: dict[str, int], sequences: int) -> None:
     assert planned_sequences(configured(**options)) == sequences
 
 
-@pytest.mark.parametrize(
-    ("options", "length", "asked"),
-    table("longest sequence"),
-)
+@by_table("options", "length", "asked")
 def test_a_sequence_is_at_most_the_models_context_and_who_asked_for_more_reads_why(
     checkpoint: Path, options: dict[str, int], length: int, asked: str
 ) -> None:

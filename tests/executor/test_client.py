@@ -30,6 +30,7 @@ from djl_trtllm.request import FinishReason, Sampling
 from tests.executor.kit import PID, READY, PlayedHost, played, settled, started, started_8_seconds
 from tests.support import models
 from tests.support.steps import Delta, step_of
+from tests.support.tables import by_table
 
 BUFFER = 64 * 1024
 
@@ -126,16 +127,7 @@ async def test_a_process_that_cannot_be_made_is_a_start_error(host: PlayedHost) 
     assert (host.environment.cleared, host.probe.deaths) == (1, [])
 
 
-@pytest.mark.parametrize(
-    ("words", "advised"),
-    [
-        ("CUDA out of memory", True),
-        ("OutOfMemoryError", True),
-        ("CUDAErrorMemoryAllocation", True),
-        ("OSError: Cannot allocate memory", True),
-        ("no weights", False),
-    ],
-)
+@by_table("words", "advised")
 @played
 async def test_a_process_that_ends_while_it_loads_is_a_start_error_with_advice_on_memory(
     host: PlayedHost, words: str, advised: bool

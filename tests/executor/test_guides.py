@@ -25,6 +25,7 @@ from djl_trtllm.executor.guides import (
 )
 from djl_trtllm.executor.protocol import Refusal, Stats, Submit, Try
 from djl_trtllm.request import Guide, GuideKind, Sampling
+from tests.support.tables import by_table
 
 PROGRAM = "tests.support.guide_program"
 NAME: ContextVar[str] = ContextVar("name", default="")
@@ -320,15 +321,7 @@ def test_an_event_loop_advances_a_gate_while_it_holds_requests() -> None:
 # -- programs ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        ("Exception from src/x.cpp:1:\n[12:00:00] /a/b/regex.cc:75: Regex is wrong.\n\n", "Regex is wrong."),
-        ("/a/b/json.cc:3: Check failed: (a.is<b>()) is false: Type is wrong", "Type is wrong"),
-        ("plain", "plain"),
-        ("", "unknown"),
-    ],
-)
+@by_table("message", "reason")
 def test_the_reason_is_the_last_part_of_the_compilers_message(message: str, reason: str) -> None:
     assert reason_of(message) == reason
 

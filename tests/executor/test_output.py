@@ -51,6 +51,7 @@ from djl_trtllm.request import FinishReason, Sampling
 from tests.executor.kit import Server
 from tests.support import models
 from tests.support.steps import Delta, deltas_of, step_of
+from tests.support.tables import by_table
 
 
 class Ends:
@@ -376,16 +377,16 @@ def test_columns_have_every_row_as_it_was_added(rows: list[tuple[int, list[int],
         assert logprobs == values or (logprobs is None and not any(wanted and ids for _, ids, wanted in rows))
 
 
-@pytest.mark.parametrize(
-    "columns",
-    [
-        {"ids": [1], "tokens": []},
-        {"ids": [1, 2], "tokens": [5, 6], "counts": [2]},
-        {"ids": [1, 2], "tokens": [5, 6], "counts": [1, 2]},
-        {"ids": [1, 2], "tokens": [5, 6], "counts": [3, -1]},
-        {"ids": [1], "tokens": [5], "logprobs": [-0.5, -0.5]},
-    ],
-)
+def test_log_probabilities_that_are_not_one_for_each_token_are_refused_and_leave_the_step_as_it_was() -> None:
+    step = Step()
+    step.add(1, [5], [-0.5])
+    for values in ([-0.1], [-0.1, -0.2, -0.3]):
+        with pytest.raises(ValueError, match=f"{len(values)} log-probabilities for 2 tokens"):
+            step.add(2, [6, 7], values)
+    assert list(step.rows()) == [(1, [5], [-0.5])]
+
+
+@by_table("columns")
 def test_columns_that_do_not_fit_together_are_refused(columns: dict[str, Any]) -> None:
     step = Step()
     for name, values in columns.items():

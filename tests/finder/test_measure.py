@@ -36,8 +36,8 @@ from djl_trtllm.finder.subject import LOWEST, open_subject
 from djl_trtllm.finder.trial import Phase, TrialLoad, TrialReport, TrialSpec, run_trial
 from djl_trtllm.progress import display_on
 from tests.fakes.installation import fake_tensorrt_llm
-from tests.finder.helpers import Played, model_with, one_gpu
-from tests.support.tables import rows
+from tests.finder.conftest import Played, model_with, one_gpu
+from tests.support.tables import by_table
 
 CONDITIONS = {"model": "m", "options": {"dtype": "float16"}}
 ATTEMPTS = [Attempt(100, True, "requests", "", 1.5), Attempt(200, False, "load", "no room", 2.5)]
@@ -332,10 +332,7 @@ def on_a_gpu(model: Path, home: Path, monkeypatch: pytest.MonkeyPatch, backend: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("backend", "phase", "memory"),
-    rows(__file__, "tensorrt_llm_runs_out_of_memory_in_every_phase"),
-)
+@by_table("backend", "phase", "memory")
 def test_tensorrt_llm_runs_out_of_memory_in_every_phase(
     tiny_stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, phase: Phase, memory: Any
 ) -> None:

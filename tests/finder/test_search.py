@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.finder.measure import Search, candidates, most_trials
-from tests.support.tables import rows
+from tests.support.tables import by_table
 
 
 def run(numbers: Sequence[int], bound: int, guess: int | None = None) -> tuple[int | None, list[int]]:
@@ -78,10 +78,7 @@ def test_trials_that_are_known_already_are_not_repeated_and_those_in_another_ord
     assert search.found == 333
 
 
-@pytest.mark.parametrize(
-    ("bound", "tried"),
-    rows(__file__, "after_a_guess_the_steps_are_a_tenth_of_it_and_grow_twofold"),
-)
+@by_table("bound", "tried")
 def test_after_a_guess_the_steps_are_a_tenth_of_it_and_grow_twofold(bound: int, tried: list[int]) -> None:
     found, numbers = run(range(1, 8193), bound, guess=tried[0])
     assert numbers[: len(tried)] == tried

@@ -15,9 +15,9 @@ import pytest
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, SizingError
 from djl_trtllm.finder.toolkit import max_token_finder
 from djl_trtllm.finder.trial import TrialLoad
-from tests.finder.helpers import Played, model_with
+from tests.finder.conftest import Played, model_with
 from tests.support.hub_server import Hub, hub_server
-from tests.support.tables import rows
+from tests.support.tables import by_table
 
 ROOT = Path(__file__).parents[2]
 FINDER = """from tensorrt_llm_toolkit.utils.utils import max_token_finder
@@ -72,10 +72,7 @@ def test_an_impossible_bound_is_refused_by_name(tmp_path: Path, trials: Played, 
     assert trials.tried == []
 
 
-@pytest.mark.parametrize(
-    ("properties", "message"),
-    rows(__file__, "keys_are_options_or_are_refused"),
-)
+@by_table("properties", "message")
 def test_keys_are_options_or_are_refused(tmp_path: Path, properties: dict[str, object], message: str) -> None:
     model = str(model_with(tmp_path / "model"))
     given = {key: model if value == "DIR" else value for key, value in properties.items()}
@@ -116,10 +113,7 @@ def test_the_documents_program_runs_as_it_is(tiny_stories: Path, tmp_path: Path)
     assert "trial 1 of at most" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    rows(__file__, "each_other_name_of_the_real_toolkit_says_what_to_use_instead"),
-)
+@by_table("name", "instead")
 def test_each_other_name_of_the_real_toolkit_says_what_to_use_instead(name: str, instead: str) -> None:
     for program in (f"from tensorrt_llm_toolkit import {name}", f"import tensorrt_llm_toolkit as t; t.{name}"):
         with pytest.raises(ImportError, match=rf"^tensorrt_llm_toolkit\.{name} .*{re.escape(instead)}"):

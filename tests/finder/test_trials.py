@@ -37,9 +37,9 @@ from djl_trtllm.finder.trial import (
     run_trial,
 )
 from djl_trtllm.offline.llm import open_offline_model
-from djl_trtllm.service import Model
-from tests.finder.helpers import model_with
-from tests.support.tables import rows
+from djl_trtllm.service.model import Model
+from tests.finder.conftest import model_with
+from tests.support.tables import by_table
 
 # -- The requests of a trial --
 
@@ -161,10 +161,7 @@ def test_below_a_bound_the_model_is_planned_for_it(tiny_stories: Path, tmp_path:
     assert last.error is not None
 
 
-@pytest.mark.parametrize(
-    ("line", "tokens"),
-    rows(__file__, "the_engines_log_says_how_much_its_kv_cache_holds"),
-)
+@by_table("line", "tokens")
 def test_the_engines_log_says_how_much_its_kv_cache_holds(line: str, tokens: int | None) -> None:
     logger = logging.getLogger("djl_trtllm.executor.process")
     level = logger.level

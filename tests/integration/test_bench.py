@@ -20,10 +20,8 @@ STEPS_PER_SECOND = 20
 
 def bench(server: Server, folder: Path, *arguments: str) -> dict[str, Any]:
     """What the command prints as JSON."""
-    common = ("--prompt-tokens", "16", "--json", "--html", str(folder / "report.html"))
-    done = run_cli("bench", server.url, *common, *arguments, environ=environment(folder))
+    done = run_cli("bench", server.url, "--prompt-tokens", "16", "--json", *arguments, environ=environment(folder))
     assert done.returncode == 0, done.stderr
-    assert "<svg" in (folder / "report.html").read_text()
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -36,7 +34,10 @@ def test_a_sweep_finds_the_places_and_the_speed_of_the_batch(tmp_path: Path) -> 
         **{"option.max_rolling_batch_size": PLACES, "job_queue_size": 200},
     )
     with serving(model) as server:
-        found = bench(server, tmp_path, "--output-tokens", "12", "--duration", "2", "--warmup", "1")
+        report = tmp_path / "report.html"
+        options = ("--output-tokens", "12", "--duration", "2", "--warmup", "1", "--html", str(report))
+        found = bench(server, tmp_path, *options)
+    assert "<svg" in report.read_text()
     knee = found["knee"]
     assert knee["concurrency"] == pytest.approx(PLACES, rel=0.3)
     assert knee["capacity_output_tokens_per_second"] == pytest.approx(PLACES * STEPS_PER_SECOND, rel=0.3)
@@ -69,6 +70,7 @@ def test_times_agree_with_the_servers_own_histograms(api: str, load: tuple[str, 
     assert measured["itl_seconds"]["mean"] == pytest.approx(means[1], rel=0.3)
 
 
+@pytest.mark.slow
 def test_every_api_of_the_server_is_measured(tmp_path: Path) -> None:
     counted = {
         "chat": "usage in each event",

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import tritonclient.grpc as triton
-from websockets.sync.client import connect
 
 from djl_trtllm.model import Tokenizer
 from tests.support.client import lmi
 from tests.support.dialects import Way, tensor, triton_inputs, ways, without_row
 from tests.support.server import Server, free_port, serving
+from tests.support.websocket import opened
 
 PROMPT = "Once upon a time there was a little girl"
 TOKENS = 20
@@ -97,10 +97,9 @@ def test_grpc(served: Server, texts: dict[tuple[str, bool], str], grpc_port: int
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_websocket(served: Server, texts: dict[tuple[str, bool], str], sampling: str, stream: bool) -> None:
-    url = f"ws://127.0.0.1:{served.port}/invocations-bidirectional-stream"
-    with connect(url, proxy=None) as socket:
+    with opened(served.port) as socket:
         socket.send(json.dumps(lmi(PROMPT, stream=stream, **SAMPLING[sampling])))
         answer = ""
         while "generated_text" not in answer:
-            answer += str(socket.recv(timeout=60))
+            answer += str(socket.recv())
     assert json.loads(answer.splitlines()[-1])["generated_text"] == texts[sampling, False]

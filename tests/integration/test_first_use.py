@@ -105,6 +105,7 @@ def test_a_tarball_serves(model: Path, scratch: Path, tmp_path: Path, folder: st
 # -- what a newcomer gets wrong ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_failed_start_ends_with_its_reason(model: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with socket.socket() as taken:

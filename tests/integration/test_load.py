@@ -235,6 +235,7 @@ def test_strict_memory_refuses_it_and_compiles_nothing(checkpoint: Path, tmp_pat
     assert list((tmp_path / "cache").glob("tensorrt-*")) == []
 
 
+@pytest.mark.slow
 def test_an_engine_is_compiled_for_what_fits_and_keeps_it(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "machine").mkdir()
     memory = 23028 << 20

@@ -18,9 +18,8 @@ from djl_trtllm.errors import InvalidRequestError
 from tests.support.client import raw_post, read_all
 from tests.support.dialects import Way, ways
 from tests.support.models import PROMPT
+from tests.support.processes import PATIENCE
 
-SECONDS = 30
-"""For an answer, on a busy machine."""
 SAMPLING: dict[str, Any] = {"max_new_tokens": 2, "temperature": 0.5, "seed": 1}
 DEEP = b"[" * 900 + b"]" * 900
 NUMBERS = [b"1e400", b"-1e400", b"9" * 400, b"-" + b"9" * 400, b"1e999999999", b"0." + b"0" * 400 + b"1e-400", b"NaN"]
@@ -52,7 +51,7 @@ def check_own(answer: httpx.Response, way: Way) -> None:
 
 @pytest.fixture(scope="module")
 def client(address: str) -> Any:
-    with httpx.Client(base_url=address, trust_env=False, timeout=SECONDS) as client:
+    with httpx.Client(base_url=address, trust_env=False, timeout=PATIENCE) as client:
         yield client
 
 
@@ -103,7 +102,7 @@ def test_bodies_that_are_shorter_than_they_say_and_longer(client: httpx.Client, 
         check_own(post(client, way, content[:cut]), way)
     check_own(post(client, way, content + b"}"), way)
     # The client promises more than it sends, and closes its side: nothing is left waiting.
-    with socket.create_connection(("127.0.0.1", httpx.URL(address).port or 80), timeout=SECONDS) as connection:
+    with socket.create_connection(("127.0.0.1", httpx.URL(address).port or 80), timeout=PATIENCE) as connection:
         promised = raw_post(content + b" " * 10, path=way.url("story"))
         connection.sendall(promised[:-10])
         connection.shutdown(socket.SHUT_WR)

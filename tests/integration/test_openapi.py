@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from typing import Any
 
 import httpx
@@ -21,7 +22,7 @@ from djl_trtllm.server.routes import OPERATIONS
 schemathesis = pytest.importorskip("schemathesis")
 
 QUICK = 4
-EXAMPLES = int(os.environ.get("OPENAPI_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("OPENAPI_EXAMPLES", "15"))
 
 OWN = [(method.lower(), path) for method, path in map(str.split, OPERATIONS)]
 # Other paths of the same tables, of SageMaker's for one, are read by the same code.
@@ -35,6 +36,8 @@ DIFFERENT = [
     }.values(),
 ]
 NAMES = {"model": ["story", "hen"], "version": ["1"]}
+# A path with a part that may be any text takes a hundred times as long to generate.
+NAMED = [(method, path) for method, path in DIFFERENT if set(re.findall(r"{(\w+)}", path)) <= set(NAMES)]
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +97,7 @@ def check(schema: Any, address: str, method: str, path: str, count: int) -> None
             assert mode is GenerationMode.NEGATIVE
 
 
-@pytest.mark.parametrize(("method", "path"), DIFFERENT)
+@pytest.mark.parametrize(("method", "path"), NAMED)
 def test_an_operation_does_what_its_description_says(schema: Any, address: str, method: str, path: str) -> None:
     check(schema, address, method, path, QUICK)
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
 
@@ -44,9 +48,13 @@ DONE_BY_THE_SERVER: dict[str, dict[str, Any]] = {
     "truncate": {"truncate": 2},
     "stop": {"stop_sequences": ["little"]},
 }
+READ_BY_OPENAI = ("top_logprobs", "prompt_logprobs")
+"""Fields that LMI's parameters do not have; tests/api/requests.json has how OpenAI's are read."""
 NOT_PARAMETERS = {"prompt", "prompt_ids", "messages", "template", "sampling", "default_new_tokens"} | {
     "shown_tokens",
     "guide_from",
+    "prompt_only",
+    "priority",
 }
 PART_OF_LOGPROBS = {"asks_logprobs", "needs_logprobs"}
 
@@ -72,11 +80,11 @@ class Recorder:
 
 def submitted(tokenizer: Tokenizer, features: frozenset[str], parameters: dict[str, Any]) -> list[Submit]:
     """What an engine process gets for a request body. Raises UnsupportedParameterError."""
-    top_logprobs = parameters.get("top_logprobs", 0)  # LMI has no name for it; tests/api/openai reads it
-    parameters = {name: value for name, value in parameters.items() if name != "top_logprobs"}
+    given = {name: value for name, value in parameters.items() if name in READ_BY_OPENAI}
+    parameters = {name: value for name, value in parameters.items() if name not in READ_BY_OPENAI}
     body = json.loads(json.dumps({"inputs": PROMPT, "parameters": parameters}))
     (request,) = lmi.parse_payload(body).requests
-    request = msgspec.structs.replace(request, top_logprobs=top_logprobs)
+    request = msgspec.structs.replace(request, **given)
     request = supported(request, Recorder.limits, features)
     recorder = Recorder()
     batch = RollingBatch(recorder, tokenizer, BatchLimits(8, 8, 500, 500, 1000), Statistics())
@@ -95,20 +103,30 @@ class Engine(NamedTuple):
 def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Engine]:
     """Each engine's features, and what it makes of a message."""
     monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])
+    torch = module_from_spec(ModuleSpec("torch", None))
+    vars(torch).update(zeros=np.zeros, tensor=np.array, float32=np.float32)
+    monkeypatch.setitem(sys.modules, "torch", torch)
     make = MakeEngine(monkeypatch)
 
     def openvino(message: Submit) -> dict[str, Any]:
         config = generation_config(message)
         given = {name: getattr(config, name) for name in dir(config) if not name.startswith("_")}
         more = {"structured_output_config": getattr(config.structured_output_config, "regex", None)}
+        more["cache_salt"] = message.cache_salt  # tests/backends/openvino has what becomes of it
         return given | more | {"stop_token_ids": sorted(config.stop_token_ids)}
 
     def scripted(message: Submit) -> dict[str, Any]:
-        return msgspec.structs.asdict(message) | msgspec.structs.asdict(message.sampling)
+        bias = {str(token): weight for token, weight in message.logit_bias}
+        return msgspec.structs.asdict(message) | msgspec.structs.asdict(message.sampling) | {"logit_bias": bias}
 
     def tensorrt_llm(backend: str, max_beam_width: int) -> Engine:
         options: dict[str, Any] = {"backend": backend, "max_beam_width": max_beam_width}
-        options |= {"logprobs": True, "lora": True, "arguments": {"guided_decoding_backend": "xgrammar"}}
+        options |= {
+            "logprobs": True,
+            "lora": True,
+            "vocab_size": 2048,
+            "arguments": {"guided_decoding_backend": "xgrammar"},
+        }
         features = make(VERSION, **options).executor.features
         assert features >= find_sampler(VERSION, backend, {}, max_beam_width).fields
 
@@ -123,8 +141,10 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Engine]:
                 assert given.keys() <= members("SamplingParams", VERSION).keys()
                 if "guided_decoding" in given:
                     given["guided_decoding"] = vars(given["guided_decoding"])
+                if (bias := given.get("embedding_bias")) is not None:
+                    given["embedding_bias"] = {str(token): bias[token] for token in np.flatnonzero(bias)}
                 lora = {"lora_request": getattr(call["lora_request"], "number", None)}
-                return lora | given
+                return lora | given | {"cache_salt": call.get("cache_salt")}
 
             return asyncio.run(body())
 

@@ -15,7 +15,7 @@ from tests.support import reference as golden
 from tests.support.client import lmi
 from tests.support.reference import DOCUMENT, SHORT
 from tests.support.server import Server
-from tests.support.tables import by_table, constant
+from tests.support.tables import by_table, table
 
 END = 2
 
@@ -112,7 +112,7 @@ def test_a_seeded_request_is_the_same_alone_and_among_32(server: Server) -> None
 
 # -- guided decoding over HTTP with the bundled model: OpenAI's client and LMI's parameters, beside plain requests -----
 
-SCHEMA: dict[str, Any] = constant(__file__, "SCHEMA")
+SCHEMA: dict[str, Any] = table(__file__, "SCHEMA")
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a story"}]
 
 

@@ -18,9 +18,9 @@ from tests.engines.helpers import CONTEXT, write_checkpoint
 from tests.fakes.installation import fake_tensorrt_llm, worker_processes
 from tests.support.processes import wait_until
 from tests.support.server import run_cli, serving
-from tests.support.tables import constant
+from tests.support.tables import table
 
-RUNNING: dict[str, Any] = constant(__file__, "RUNNING")
+RUNNING: dict[str, Any] = table(__file__, "RUNNING")
 BUILDING = {
     "build_config": {
         "class": "BuildConfig",
@@ -83,6 +83,7 @@ def left_behind(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir() if "partial" in path.name or path.name.startswith("djl-trtllm")]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_compiled_at_the_first_start_and_found_at_the_second(checkpoint: Path, tmp_path: Path) -> None:
     machine = Machine(tmp_path / "machine")
     first: list[str] = []

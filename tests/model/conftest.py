@@ -85,9 +85,3 @@ def sentencepiece_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[...
         return trained[key]
 
     return train
-
-
-def table(name: str) -> list[Any]:
-    """The rows of a table in tables.json."""
-    rows: list[Any] = json.loads(Path(__file__).with_name("tables.json").read_text())[name]
-    return rows

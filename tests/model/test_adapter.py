@@ -9,8 +9,8 @@ import pytest
 
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model.adapter import AdapterLimits, check_adapter
-from tests.model.conftest import table
 from tests.support.adapters import lora_tensors, write_adapter
+from tests.support.tables import by_table
 
 LIMITS = AdapterLimits(
     max_rank=8,
@@ -30,7 +30,7 @@ def refusal(folder: Path, limits: AdapterLimits = LIMITS) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("tensors", table("adapters taken"))
+@by_table("tensors")
 def test_an_adapter_within_the_limits_is_taken(tmp_path: Path, tensors: dict[str, Any]) -> None:
     check_adapter(write_adapter(tmp_path, tensors), LIMITS)
 
@@ -49,7 +49,7 @@ def test_what_the_limits_do_not_name_is_not_compared(tmp_path: Path) -> None:
     check_adapter(write_adapter(tmp_path, tensors), AdapterLimits(max_rank=8, rank_setting=""))
 
 
-@pytest.mark.parametrize(("config", "told"), table("adapter configurations refused"))
+@by_table("config", "told")
 def test_a_configuration_that_cannot_be_used_is_refused_by_its_key(
     tmp_path: Path, config: dict[str, Any], told: str
 ) -> None:
@@ -58,7 +58,7 @@ def test_a_configuration_that_cannot_be_used_is_refused_by_its_key(
     assert refusal(folder) == f"{folder / CONFIG}: {told}"
 
 
-@pytest.mark.parametrize(("tensors", "told"), table("adapter weights refused"))
+@by_table("tensors", "told")
 def test_weights_that_do_not_fit_are_refused_by_their_tensor(
     tmp_path: Path, tensors: dict[str, Any], told: str
 ) -> None:

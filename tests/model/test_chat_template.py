@@ -10,7 +10,7 @@ import pytest
 
 from djl_trtllm.errors import InvalidRequestError, TokenizerError
 from djl_trtllm.model.chat_template import REFUSED, RENDERED, ChatTemplate, _read, answer, framed, read_sources
-from tests.model.conftest import table
+from tests.support.tables import by_table
 
 USER = [{"role": "user", "content": "<hi> ü"}]
 
@@ -19,12 +19,12 @@ def template(source: str, **special: str) -> ChatTemplate:
     return ChatTemplate({"default": source}, special, Path("model"))
 
 
-@pytest.mark.parametrize(("source", "text"), table("templates"))
+@by_table("source", "text")
 def test_a_template_has_what_it_has_in_transformers(source: str, text: str) -> None:
     assert template(source, bos_token="<s>").render(USER, mood="!") == text
 
 
-@pytest.mark.parametrize(("source", "says"), table("templates refused"))
+@by_table("source", "says")
 def test_what_a_template_refuses_or_may_not_do_is_the_requests_error(source: str, says: str) -> None:
     with pytest.raises(InvalidRequestError, match=says):
         template(source).render(USER)
@@ -52,7 +52,7 @@ def test_the_tool_template_is_taken_for_tools_only() -> None:
     assert ChatTemplate({}, {}, Path("model")).source() == ""
 
 
-@pytest.mark.parametrize(("files", "config", "expected"), table("template files"))
+@by_table("files", "config", "expected")
 def test_where_templates_come_from(
     tmp_path: Path, files: dict[str, str], config: dict[str, Any], expected: dict[str, str]
 ) -> None:
@@ -76,7 +76,7 @@ OBJECT = (
 )
 
 
-@pytest.mark.parametrize(("body", "expected"), table("arguments of calls"))
+@by_table("body", "expected")
 @pytest.mark.parametrize("arguments", [{"wolf": 1}, '{"wolf":1}'])
 def test_a_template_gets_arguments_as_it_takes_them(body: str, expected: str, arguments: Any) -> None:
     assert rendered_call(body, arguments) == expected

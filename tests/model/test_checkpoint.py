@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model import ModelShape, checkpoint, inspect
 from djl_trtllm.model.checkpoint import is_lfs_pointer, read_object, stored_quantization
-from tests.model.conftest import table
 from tests.model.test_layout import safetensors
+from tests.support.tables import by_table
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
 
@@ -162,7 +162,7 @@ HOLES = {name: size for name, size in stack(4).items() if ".1." not in name and 
 EXPERTS = tuple(f"mlp.experts.{expert}.w1.weight" for expert in range(8))
 
 
-@pytest.mark.parametrize(("tensors", "config", "refusal"), table("layers"))
+@by_table("tensors", "config", "refusal")
 def test_a_checkpoint_has_the_layers_that_its_config_says(
     tmp_path: Path, tensors: dict[str, int], config: dict[str, Any], refusal: str
 ) -> None:
@@ -171,7 +171,7 @@ def test_a_checkpoint_has_the_layers_that_its_config_says(
         inspect(tmp_path)
 
 
-@pytest.mark.parametrize(("config", "algorithm"), table("quantisation"))
+@by_table("config", "algorithm")
 def test_each_way_of_saying_it_is_one_name(tmp_path: Path, config: dict[str, Any], algorithm: str | None) -> None:
     assert stored_quantization(tmp_path, config) == algorithm
 
@@ -194,7 +194,7 @@ def test_every_family_is_read_in_its_own_words(family: str) -> None:
     )
 
 
-@pytest.mark.parametrize(("config", "shape"), table("shapes"))
+@by_table("config", "shape")
 def test_what_is_not_given_is_none(config: dict[str, Any], shape: dict[str, Any]) -> None:
     assert ModelShape.from_config(config, parameter_bytes=7) == ModelShape(**shape, parameter_bytes=7)
 

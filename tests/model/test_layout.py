@@ -16,7 +16,7 @@ import pytest
 from djl_trtllm.errors import LayoutError, ModelError
 from djl_trtllm.model import ModelKind, handle_requirements, inspect, inspect_config, layout
 from djl_trtllm.model.layout import OldEngine
-from tests.model.conftest import table
+from tests.support.tables import by_table
 
 HF = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 BUILT = {
@@ -76,7 +76,7 @@ def test_the_index_says_which_files_are_the_weights(tmp_path: Path) -> None:
     assert [file.name for file in inspect(tmp_path).weight_files] == ["part-1.safetensors", "part-2.safetensors"]
 
 
-@pytest.mark.parametrize(("files", "says"), table("directories refused"))
+@by_table("files", "says")
 def test_what_is_not_whole_or_no_model_is_refused_by_its_files(
     tmp_path: Path, files: dict[str, Any], says: str
 ) -> None:
@@ -215,10 +215,7 @@ def test_the_context_of_an_engine_is_at_least_what_it_was_compiled_for(
 
 
 @pytest.mark.parametrize("folder", ["", "tensorrt_llm/1/"])
-@pytest.mark.parametrize(
-    ("file", "config", "settings"),
-    table("old engines"),
-)
+@by_table("file", "config", "settings")
 def test_engines_of_before_0_8_are_refused_with_what_reads_them_and_the_command(
     tmp_path: Path, folder: str, file: str, config: dict[str, Any] | None, settings: str
 ) -> None:
@@ -231,7 +228,7 @@ def test_engines_of_before_0_8_are_refused_with_what_reads_them_and_the_command(
     assert f"`{settings}djl-trtllm compile CHECKPOINT OUT`" in str(caught.value)
 
 
-@pytest.mark.parametrize("files", table("not old engines"))
+@by_table("files")
 def test_what_is_not_old_is_not_taken_for_it(tmp_path: Path, files: dict[str, Any]) -> None:
     assert OldEngine.find(write(tmp_path, **files)) is None
     write(tmp_path, **{"config.json": HF, "model.safetensors": None, "llama_float16_tp1_rank0.engine": b"x"})

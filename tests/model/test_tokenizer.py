@@ -21,8 +21,9 @@ from tokenizers.decoders import DecodeStream
 from djl_trtllm.errors import InvalidRequestError, PromptTooLongError, TokenizerError
 from djl_trtllm.model import Layout, Tokenizer, TokenTexts, inspect, load_tokenizer
 from djl_trtllm.model.tokenizer import load_fitting_tokenizer, outside, require_tokenizer
-from tests.model.conftest import CHATML, MakeModel, byte_level, table
+from tests.model.conftest import CHATML, MakeModel, byte_level
 from tests.model.test_layout import safetensors
+from tests.support.tables import by_table
 
 USER = [{"role": "user", "content": "the wolf"}]
 
@@ -146,17 +147,14 @@ def test_special_tokens_are_left_out_unless_asked_for(tokenizer: Tokenizer) -> N
     assert tokenizer.special_ids == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize(("files", "expected"), table("end tokens"))
+@by_table("files", "expected")
 def test_every_file_that_names_an_end_token_counts(
     make_model: MakeModel, files: dict[str, Any], expected: list[int]
 ) -> None:
     assert load_tokenizer(make_model(**files)).end_ids == set(expected)
 
 
-@pytest.mark.parametrize(
-    ("files", "bos", "pad", "special"),
-    table("named tokens"),
-)
+@by_table("files", "bos", "pad", "special")
 def test_named_tokens_come_from_the_tokenizer_or_else_the_models_config(
     make_model: MakeModel, files: dict[str, Any], bos: int | None, pad: int | None, special: str
 ) -> None:
@@ -167,13 +165,7 @@ def test_named_tokens_come_from_the_tokenizer_or_else_the_models_config(
     assert tokenizer.vocab_size == byte_level().get_vocab_size()
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"added_tokens_decoder": {"x": {}, "7": "y", "8": {"content": 3}}, "chat_template": [{"name": "default"}, 4]},
-        {"added_tokens_decoder": [], "chat_template": 3, "eos_token": 5, "additional_special_tokens": [None]},
-    ],
-)
+@by_table("config")
 def test_entries_of_another_type_are_passed_over(make_model: MakeModel, config: dict[str, Any]) -> None:
     tokenizer = load_tokenizer(make_model(**{"tokenizer_config.json": config}))
     assert tokenizer.end_ids == frozenset()
@@ -198,7 +190,7 @@ def test_an_added_token_has_the_flags_that_are_listed(make_model: MakeModel, fla
         assert getattr(tokenizer.raw.get_added_tokens_decoder()[size], flag) is value
 
 
-@pytest.mark.parametrize(("config", "expected"), table("affixes"))
+@by_table("config", "expected")
 def test_bos_and_eos_are_added_as_transformers_adds_them(
     make_model: MakeModel, config: dict[str, Any], expected: list[Any]
 ) -> None:

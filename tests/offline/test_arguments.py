@@ -25,7 +25,7 @@ from djl_trtllm.errors import ConfigError, InvalidRequestError
 from djl_trtllm.offline import GuidedDecodingParams, SamplingParams
 from djl_trtllm.offline.arguments import Configuration, flattened
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
-from tests.support.tables import rows
+from tests.support.tables import by_table
 
 # -- objects -----------------------------------------------------------------------------------------------------------
 
@@ -167,19 +167,13 @@ def test_the_programs_of_the_document_run_with_their_import_lines_changed(
 # -- TensorRT-LLM's sampling parameters as those of a request.
 
 
-@pytest.mark.parametrize(
-    ("fields", "greedy"),
-    rows(__file__, "greedy_is_what_tensorrt_llm_takes_for_greedy"),
-)
+@by_table("fields", "greedy")
 def test_greedy_is_what_tensorrt_llm_takes_for_greedy(fields: dict[str, float], greedy: bool) -> None:
     sampling = SamplingParams(**fields).template().sampling  # type: ignore[arg-type]
     assert sampling.do_sample is not greedy
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    rows(__file__, "wrong_parameters_are_refused_when_they_are_made"),
-)
+@by_table("fields", "message")
 def test_wrong_parameters_are_refused_when_they_are_made(fields: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message) as refused:
         SamplingParams(**fields)  # type: ignore[arg-type]
@@ -236,7 +230,8 @@ def test_parameters_become_those_of_the_request() -> None:
         guide=Guide(GuideKind.REGEX, "a"),
     )  # fmt: skip
     set_by_llm = {"prompt", "prompt_ids", "messages", "template", "adapter", "asks_logprobs", "default_new_tokens"}
-    of_openai = {"top_logprobs", "shown_tokens", "guide_from"}
+    of_openai = {"top_logprobs", "shown_tokens", "guide_from", "priority"}
+    of_openai |= {"prompt_logprobs", "prompt_only", "logit_bias", "cache_salt"}
     neutral = GenerationRequest()
     unset = {name for name in GenerationRequest.__struct_fields__ if getattr(request, name) == getattr(neutral, name)}
     assert unset == set_by_llm | of_openai

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.tables import constant
+from tests.support.tables import table
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "serving" / "dashboards"
@@ -94,7 +94,7 @@ def test_prometheus_accepts_the_configuration_with_the_alerts() -> None:
     promtool("check", "config", FOLDER / "prometheus.yml")
 
 
-CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = constant(__file__, "CASES")
+CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = table(__file__, "CASES")
 
 
 def test_every_alert_has_a_case() -> None:

@@ -8,11 +8,11 @@ import tokenize
 from pathlib import Path
 from typing import Any
 
-from tests.support.tables import by_table, constant
+from tests.support.tables import by_table, table
 
 ROOT = Path(__file__).parents[2]
 
-INSTEAD: dict[str, Any] = constant(__file__, "INSTEAD")
+INSTEAD: dict[str, Any] = table(__file__, "INSTEAD")
 """Phrases that a reader stumbles over, and what to write."""
 
 

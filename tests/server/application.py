@@ -18,8 +18,8 @@ from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.management import ModelRoutes
 from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.routes import Routes, SessionRequests
-from djl_trtllm.service import ServedModel
 from djl_trtllm.service.clients import Clients, Sessions
+from djl_trtllm.service.lifecycle import ServedModel
 from tests.support.asgi import Client
 from tests.support.in_process import PROMPT, played_model
 

@@ -23,7 +23,8 @@ from djl_trtllm.errors import ConfigError, LayoutError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.app import Listener, Server, address, banner, bind, further_listeners, run
 from djl_trtllm.server.application import Startup
-from djl_trtllm.service import Model, State
+from djl_trtllm.service.lifecycle import State
+from djl_trtllm.service.model import Model
 from djl_trtllm.version import __version__
 from tests.server.application import body
 from tests.support.asgi import Client, lifespan
@@ -38,7 +39,7 @@ from tests.support.virtual_time import until
 def settled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often the garbage collector was settled, which is for a process of its own."""
     times: list[int] = []
-    monkeypatch.setattr("djl_trtllm.service.settle_garbage_collector", lambda: times.append(1))
+    monkeypatch.setattr("djl_trtllm.service.engine.settle_garbage_collector", lambda: times.append(1))
     return times
 
 

@@ -25,7 +25,7 @@ from djl_trtllm.server.app import bind_grpc
 from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.grpc_front_end import GrpcServer
 from djl_trtllm.server.metrics import ServerCounts
-from djl_trtllm.service import Registry, ServedModel
+from djl_trtllm.service.lifecycle import Registry, ServedModel
 from djl_trtllm.telemetry import Telemetry
 from tests.api.scripts import check_golden
 from tests.api.test_registry_errors import errors

@@ -21,8 +21,8 @@ from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from djl_trtllm.server import grpc_front_end
 from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.grpc_front_end import GrpcStream, Models, RpcRequests, Running, SlowClient, WholeResponse, joined
-from djl_trtllm.service import Registry
 from djl_trtllm.service.clients import Clients
+from djl_trtllm.service.lifecycle import Registry
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 from djl_trtllm.telemetry.reports import Generated
 from tests.server.application import application

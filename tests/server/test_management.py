@@ -12,7 +12,8 @@ import pytest
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server import management
-from djl_trtllm.service import Model, ServedModel, State
+from djl_trtllm.service.lifecycle import ServedModel, State
+from djl_trtllm.service.model import Model
 from tests.server.application import Application, application, body
 from tests.support.asgi import Connection
 from tests.support.in_process import Hosts

@@ -21,7 +21,7 @@ from djl_trtllm.executor.protocol import Stats
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, RequestOrigin, SequenceResult
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
-from djl_trtllm.service import ModelService, Registry, ServedModel, State
+from djl_trtllm.service.lifecycle import ModelService, Registry, ServedModel, State
 from djl_trtllm.version import __version__
 from tests.support.in_process import Hosts, ask, played_model
 

@@ -23,7 +23,7 @@ from djl_trtllm.server.access import Access, ApiKey, Role
 from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.server.monitor import MOST, PERIOD, Watchers, snapshot
-from djl_trtllm.service import Registry, ServedModel
+from djl_trtllm.service.lifecycle import Registry, ServedModel
 from djl_trtllm.version import __version__
 from tests.server.application import Application, application
 from tests.support.asgi import Connection

@@ -22,8 +22,8 @@ from djl_trtllm.server.access import Access, ApiKey
 from djl_trtllm.server.context import find_model
 from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.server.routes import PathRouter
-from djl_trtllm.service import Registry, ServedModel, State
 from djl_trtllm.service.clients import Clients
+from djl_trtllm.service.lifecycle import Registry, ServedModel, State
 from djl_trtllm.telemetry import Telemetry
 from tests.server.application import application, body
 from tests.support.asgi import JSON, lifespan

@@ -15,13 +15,15 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, LayoutError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.application import Application, Startup, plan_startup
-from djl_trtllm.service import Model, open_source
+from djl_trtllm.service.model import Model, open_source
 from tests.server.application import body
 from tests.support.asgi import Client, lifespan
 from tests.support.in_process import Hosts, played_model
 from tests.support.models import scripted_model
 from tests.support.tables import by_table
 from tests.support.virtual_time import until
+
+MODEL = "djl_trtllm.service.model"
 
 
 @pytest.fixture
@@ -106,8 +108,8 @@ def test_a_remote_model_is_fetched_while_the_server_listens(monkeypatch: pytest.
         opened.append((text, environ, arguments))
         return f"source read {calls}"
 
-    monkeypatch.setattr("djl_trtllm.service.open_remote", open_remote)
-    monkeypatch.setattr("djl_trtllm.service.prepare_apart", lambda path, opened: f"{path}: {opened(calls='apart')}")
+    monkeypatch.setattr(f"{MODEL}.open_remote", open_remote)
+    monkeypatch.setattr(f"{MODEL}.prepare_apart", lambda path, opened: f"{path}: {opened(calls='apart')}")
     environ = {"OPTION_PREDICT_TIMEOUT": "77"}
     options, [planned], store = plan_startup("acme/tiny-stories", environ, ["max_rolling_batch_size=3"])
     assert (planned.name, planned.source, options.predict_timeout, store) == (
@@ -125,8 +127,8 @@ def test_a_remote_model_is_fetched_while_the_server_listens(monkeypatch: pytest.
 def test_what_a_directory_takes_from_the_hub_is_read_apart(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str, apart: bool
 ) -> None:
-    monkeypatch.setattr("djl_trtllm.service.prepare_apart", lambda path, opened: ("apart", opened(calls=None).name))
-    monkeypatch.setattr("djl_trtllm.service.prepare", lambda source: ("here", source.name))
+    monkeypatch.setattr(f"{MODEL}.prepare_apart", lambda path, opened: ("apart", opened(calls=None).name))
+    monkeypatch.setattr(f"{MODEL}.prepare", lambda source: ("here", source.name))
     directory = scripted_model(tmp_path / "story", None, **{f"option.{option}": "acme/tiny-stories"})
     _, [planned], _ = plan_startup(str(directory), {})
     assert str(planned.prepare()) == str(("apart" if apart else "here", planned.name))
@@ -148,7 +150,7 @@ def test_an_empty_folder_stands_for_the_model_that_a_variable_names(
 
 
 def test_a_remote_model_by_a_variable_has_the_name_of_load_models(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
-    monkeypatch.setattr("djl_trtllm.service.open_remote", lambda text, environ: open_source(model, environ))
+    monkeypatch.setattr(f"{MODEL}.open_remote", lambda text, environ: open_source(model, environ))
     environ = {"SERVING_LOAD_MODELS": f"fable::MPI={model / 'nowhere'}", "OPTION_MODEL_ID": "acme/tiny"}
     _, [planned], _ = plan_startup(None, environ, found="acme/tiny")
     assert (planned.name, planned.source) == ("fable", "acme/tiny")
@@ -161,7 +163,7 @@ def test_a_remote_model_by_a_variable_has_the_name_of_load_models(monkeypatch: p
 @pytest.fixture(autouse=True)
 def _of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is for a process of the server's own is not done to that of the tests."""
-    monkeypatch.setattr("djl_trtllm.service.settle_garbage_collector", lambda: None)
+    monkeypatch.setattr("djl_trtllm.service.engine.settle_garbage_collector", lambda: None)
 
 
 def preparing(tokenizer: Tokenizer, name: str = "story", **options: Any) -> Startup:

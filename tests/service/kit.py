@@ -9,7 +9,8 @@ from typing import Any, ParamSpec, cast
 
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.model import load_tokenizer
-from djl_trtllm.service import Model, ModelService, ServedModel
+from djl_trtllm.service.lifecycle import ModelService, ServedModel
+from djl_trtllm.service.model import Model
 from tests.support.in_process import Hosts, played_model
 from tests.support.virtual_time import run
 

@@ -16,7 +16,7 @@ from djl_trtllm.errors import BuildError, ConfigError, DjlTrtllmError, DownloadE
 from djl_trtllm.service import model
 from djl_trtllm.service.model import compile_model, compile_with_neo, preview
 from tests.engines.helpers import CPU_ONLY, gpu_machine, write_checkpoint
-from tests.support.tables import rows
+from tests.support.tables import table
 
 
 class Work:
@@ -147,7 +147,7 @@ def test_neo_says_from_where_to_where_and_where_the_cache_is(work: Work, checkpo
 
 @pytest.mark.parametrize(
     ("environ", "cache"),
-    rows(__file__, "without_its_variables_neos_paths_count"),
+    table(__file__, "without_its_variables_neos_paths_count"),
     ids=["none", "neo's", "djl's own"],
 )
 def test_without_its_variables_neos_paths_count(

@@ -14,7 +14,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, InvalidRequestError, OverloadedError, SessionError, TooManyRequestsError
 from djl_trtllm.service import clients as module
 from djl_trtllm.service.clients import Clients, Places, Sessions, open_sessions
-from tests.support.tables import rows
+from tests.support.tables import by_table
 
 
 def clients(**options: Any) -> Clients:
@@ -114,10 +114,7 @@ def test_proxies_are_addresses_networks_or_any(given: tuple[str, ...], expected:
         clients(forwarded_allow_ips=("proxy",))
 
 
-@pytest.mark.parametrize(
-    ("limit", "clients", "taken"),
-    rows(__file__, "a_client_has_as_many_places_as_are_free_after_it"),
-)
+@by_table("limit", "clients", "taken")
 def test_a_client_has_as_many_places_as_are_free_after_it(limit: int, clients: str, taken: str) -> None:
     places = Places(limit)
     assert "".join("1" if places.take(client) else "." for client in clients) == taken

@@ -12,11 +12,12 @@ from msgspec.structs import replace
 
 from djl_trtllm.errors import ExecutorStartError, InvalidRequestError
 from djl_trtllm.request import FinishReason
-from djl_trtllm.service import State, Texts, settle_garbage_collector
-from djl_trtllm.service.engine import MemoryWatch
+from djl_trtllm.service.engine import MemoryWatch, settle_garbage_collector
+from djl_trtllm.service.lifecycle import State
+from djl_trtllm.service.model import Texts
 from tests.service.kit import TOKENIZER, Stage, played
 from tests.support.in_process import ask, state_of
-from tests.support.tables import rows
+from tests.support.tables import table
 from tests.support.virtual_time import in_virtual_time
 
 GB = 10**9
@@ -30,7 +31,7 @@ def watch(limit: float | None = None, at_start: int = 2 * GB) -> MemoryWatch:
 
 @pytest.mark.parametrize(
     ("at_start", "looks", "grown"),
-    rows(__file__, "growth_by_a_quarter_and_250_megabytes_is_said"),
+    table(__file__, "growth_by_a_quarter_and_250_megabytes_is_said"),
     ids=["each quarter", "a quarter exactly, and its end", "a small process"],
 )
 def test_growth_by_a_quarter_and_250_megabytes_is_said(

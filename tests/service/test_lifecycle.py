@@ -20,7 +20,8 @@ from djl_trtllm.errors import (
 )
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.request import FinishReason
-from djl_trtllm.service import Model, ModelService, State, open_source, prepare
+from djl_trtllm.service.lifecycle import ModelService, State
+from djl_trtllm.service.model import Model, open_source, prepare
 from tests.service.kit import Stage, played
 from tests.support import models
 from tests.support.in_process import Asked, ask, state_of

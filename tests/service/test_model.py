@@ -21,11 +21,12 @@ from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import ConfigError, ModelError, TokenizerError
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, inspect, load_tokenizer, tokenizer
-from djl_trtllm.service import model, open_remote, open_source, plan, prepare, remote_name
+from djl_trtllm.service import model
+from djl_trtllm.service.model import open_remote, open_source, plan, prepare, remote_name
 from tests.engines.helpers import gpu_machine, write_checkpoint, write_engine_files, write_tensorrt_engine
 from tests.support import models
 from tests.support.models import scripted_model
-from tests.support.tables import rows
+from tests.support.tables import by_table
 
 OPENVINO = {"OPTION_BACKEND": "openvino"}
 
@@ -120,10 +121,7 @@ def test_everything_that_is_wrong_is_reported_at_once(tmp_path: Path) -> None:
         open_source(path, {"OPTION_MAX_OUTPUT_LEN": "many"})
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    rows(__file__, "a_remote_model_has_the_name_that_djl_gives_it"),
-)
+@by_table("text", "name")
 def test_a_remote_model_has_the_name_that_djl_gives_it(text: str, name: str) -> None:
     assert remote_name(text) == name
 

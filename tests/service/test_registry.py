@@ -25,8 +25,9 @@ from djl_trtllm.errors import (
 from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model.adapter import CONFIG_FILE, AdapterLimits
 from djl_trtllm.request import Adapter
-from djl_trtllm.service import Model, Registry, ServedModel, State
 from djl_trtllm.service.adapters import Adapters, adapter_roots, problem_of_name, problem_of_text
+from djl_trtllm.service.lifecycle import Registry, ServedModel, State
+from djl_trtllm.service.model import Model
 from tests.engines.helpers import gpu_machine
 from tests.service.kit import Stage, played
 from tests.support import models

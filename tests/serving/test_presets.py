@@ -43,7 +43,7 @@ class Row:
     preset: str
     engine: bool
     pytorch: bool
-    """In TensorRT-LLM 1.2."""
+    """In TensorRT-LLM 1.2 or 1.3."""
 
 
 def _rows() -> list[Row]:
@@ -55,8 +55,8 @@ def _rows() -> list[Row]:
         if (found := pattern.fullmatch(line)) is not None:
             family, model_type, text, folder, backends = found.groups()
             assert text == folder, f"{PAGE.name}: the link [{text}] leads to {folder}"
-            engine, pytorch, _ = (cell.startswith("yes") for cell in backends.split(" | "))
-            rows.append(Row(family, model_type, folder, engine, pytorch))
+            engine, *pytorch = (cell.startswith("yes") for cell in backends.split(" | "))
+            rows.append(Row(family, model_type, folder, engine, any(pytorch)))
     return rows
 
 

@@ -6,14 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-_FOLDER = Path(__file__).parent
-CONFIGS: dict[str, dict[str, Any]] = json.loads((_FOLDER / "configs.json").read_text(encoding="utf-8"))
-_CASES: dict[str, list[Any]] = json.loads((_FOLDER / "cases.json").read_text(encoding="utf-8"))
-
-
-def rows(name: str) -> list[Any]:
-    """A table of `cases.json`, whose columns are the parameters of the test that reads it."""
-    return _CASES[name]
+CONFIGS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("configs.json").read_text(encoding="utf-8"))
 
 
 def llama(**changes: Any) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import pytest
 
 from djl_trtllm.model.checkpoint import first_positive, part
 from djl_trtllm.sizing.checkpoint import LayerCache, expected_tensors, layer_caches, listed, model_type, positive
-from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h, rows
+from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h
+from tests.support.tables import by_table
 
 
 @pytest.mark.parametrize(
@@ -52,10 +53,7 @@ def test_layer_types_say_which_layers_have_a_window() -> None:
     assert windows(chunked)[:2] == [8192, None]
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    rows("windows"),
-)
+@by_table("changes", "expected")
 def test_a_window_applies_as_the_config_says(changes: dict[str, Any], expected: list[int | None]) -> None:
     assert windows(llama(num_hidden_layers=2, **changes)) == expected
 
@@ -77,10 +75,7 @@ def test_nemotron_h_has_four_kinds_of_layers_in_its_pattern() -> None:
     assert [layer.kind for layer in layer_caches(config)] == ["state", "none", "attention"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    rows("hybrids"),
-)
+@by_table("changes", "expected")
 def test_hybrid_models_attend_in_some_layers(changes: dict[str, Any], expected: str) -> None:
     layers = layer_caches(llama(num_hidden_layers=8, mamba_d_state=16, mamba_expand=2, **changes))
     assert "".join(layer.kind[0] for layer in layers) == expected

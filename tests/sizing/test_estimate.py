@@ -29,7 +29,8 @@ from djl_trtllm.sizing.estimate import (
 )
 from djl_trtllm.sizing.machines import gpu_named
 from djl_trtllm.sizing.tensors import Part
-from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h, qwen3_32b_fp8, rows
+from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h, qwen3_32b_fp8
+from tests.support.tables import by_table
 
 
 @pytest.mark.parametrize(
@@ -205,10 +206,7 @@ def test_adapters_take_rank_times_inputs_and_outputs() -> None:
     assert lora_bytes(shape, LoraSlots(1, 1, ("attn_qkv",)), 1) == 2 * 32 * 4096
 
 
-@pytest.mark.parametrize(
-    ("module", "whole", "split"),
-    rows("lora_modules"),
-)
+@by_table("module", "whole", "split")
 def test_a_module_has_a_whole_matrix_and_a_split_one(module: str, whole: int, split: int) -> None:
     shape = replace(LLAMA.shape, head_dim=64, num_kv_heads=16)
     slots = LoraSlots(adapters=1, rank=1, modules=(module,))
@@ -224,18 +222,12 @@ def per_token(config: dict[str, Any], **conditions: Any) -> int:
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "size"),
-    rows("bytes_per_token"),
-)
+@by_table("changes", "size")
 def test_bytes_per_token_are_those_of_tensorrt_llm(changes: dict[str, Any], size: int) -> None:
     assert per_token(llama(**changes)) == size * KIB
 
 
-@pytest.mark.parametrize(
-    ("conditions", "size"),
-    rows("divided_bytes_per_token"),
-)
+@by_table("conditions", "size")
 def test_division_and_type_change_the_bytes_per_token(conditions: dict[str, Any], size: int) -> None:
     assert per_token(llama(), **conditions) == size * KIB
 

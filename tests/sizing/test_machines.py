@@ -19,7 +19,7 @@ from djl_trtllm.sizing.machines import (
     of_memory,
     split,
 )
-from tests.sizing.configs import rows
+from tests.support.tables import by_table
 
 # -- GPUs and instance types by the names that people and NVML give them --
 
@@ -27,27 +27,18 @@ from tests.sizing.configs import rows
 MIB, GIB = 1 << 20, 1 << 30
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    rows("gpu_names"),
-)
+@by_table("text", "name")
 def test_a_gpu_is_named_as_people_write_it(text: str, name: str) -> None:
     assert gpu_named(text).name == name
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    rows("no_gpus"),
-)
+@by_table("text", "message")
 def test_another_name_is_refused_with_what_to_write(text: str, message: str) -> None:
     with pytest.raises(SizingError, match=message):
         gpu_named(text)
 
 
-@pytest.mark.parametrize(
-    ("name", "mib", "found"),
-    rows("nvml_names"),
-)
+@by_table("name", "mib", "found")
 def test_a_gpu_is_found_by_what_nvml_reports(name: str | None, mib: int | None, found: str | None) -> None:
     model = gpu_found(name, None if mib is None else mib * MIB)
     assert (model and model.name) == found
@@ -70,10 +61,7 @@ def test_the_smallest_sizes_are_read_too() -> None:
     assert instance_named("p5e.48xlarge").hourly_price is None
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    rows("no_instances"),
-)
+@by_table("text", "message")
 def test_another_instance_type_is_refused_with_what_to_write(text: str, message: str) -> None:
     with pytest.raises(SizingError, match=message):
         instance_named(text)
@@ -93,10 +81,7 @@ def test_a_gpu_may_have_a_count() -> None:
     assert (str(one), str(eight)) == ("H200 with 140.4 GiB", "8 x H200 with 140.4 GiB")
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "count"),
-    rows("counted_gpus"),
-)
+@by_table("text", "name", "count")
 def test_a_count_stands_before_or_after_the_name(text: str, name: str, count: int | None) -> None:
     machine = of_gpu(text)
     assert (machine.gpu, machine.gpus) == (name, count)
@@ -118,10 +103,7 @@ def test_an_instance_type_has_gpus_a_price_and_a_host() -> None:
     assert machine.known is INSTANCES["g5.12xlarge"]
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    rows("memory"),
-)
+@by_table("text", "size")
 def test_memory_is_bytes_or_has_a_unit(text: str, size: int) -> None:
     machine = of_memory(text)
     assert (machine.memory, machine.gpus, machine.known) == (size, None, None)
@@ -131,10 +113,7 @@ def test_memory_is_bytes_or_has_a_unit(text: str, size: int) -> None:
         of_memory(str(GIB - 1))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    rows("no_memory"),
-)
+@by_table("text", "message")
 def test_other_memory_is_refused(text: str, message: str) -> None:
     with pytest.raises(SizingError, match=message):
         of_memory(text)
@@ -152,10 +131,7 @@ def test_values_are_given_several_times_or_with_commas() -> None:
     assert split(["a, b", "c", ""]) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize(
-    ("unit", "size"),
-    rows("units"),
-)
+@by_table("unit", "size")
 def test_units_are_those_of_the_standards(unit: str, size: int) -> None:
     assert bytes_of(f"3{unit}") == 3 * size
     assert bytes_of(f"3 {unit.upper()}") == 3 * size

@@ -39,7 +39,8 @@ from djl_trtllm.sizing.recommendation import (
     weight_dtype,
 )
 from tests.engines.helpers import configured
-from tests.sizing.configs import CONFIGS, llama, rows
+from tests.sizing.configs import CONFIGS, llama
+from tests.support.tables import by_table, table
 
 # -- LMI's formula, and halving what it gives --
 
@@ -93,10 +94,7 @@ def test_machine_and_degrees_are_passed_on() -> None:
     assert conditions_of(configured(), SHAPE, gpu_memory=1).max_batch_size == 32
 
 
-@pytest.mark.parametrize(
-    ("options", "quantization", "kv_dtype", "fraction"),
-    rows("formats"),
-)
+@by_table("options", "quantization", "kv_dtype", "fraction")
 def test_formats_and_fraction(
     options: dict[str, str], quantization: str | None, kv_dtype: str | None, fraction: float
 ) -> None:
@@ -104,10 +102,7 @@ def test_formats_and_fraction(
     assert (found.quantization, found.kv_dtype, found.fraction) == (quantization, kv_dtype, fraction)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "stored", "capability", "compiled", "expected"),
-    rows("weight_types"),
-)
+@by_table("dtype", "stored", "capability", "compiled", "expected")
 def test_the_type_of_weights_is_what_tensorrt_llm_makes_of_auto(
     dtype: str, stored: str | None, capability: list[int] | None, compiled: bool, expected: str | None
 ) -> None:
@@ -135,7 +130,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text(encoding="ut
 MODELS: dict[str, dict[str, Any]] = CONFIGS["measured"]
 """The sizes in the models' own config.json on the Hugging Face hub."""
 
-DOCUMENT: list[tuple[str, str, str, int, int | None]] = [tuple(row) for row in rows("document")]
+DOCUMENT: list[tuple[str, str, str, int, int | None]] = [tuple(row) for row in table(__file__, "document")]
 """LMI's version, model, machine, degree, tokens (None: out of memory) of every row of the document's tables."""
 
 
@@ -177,10 +172,7 @@ def test_rows_are_of_unquantised_weights() -> None:
         assert look_up(shape("mistral 7b"), 0, dtype, instance_named("g5.12xlarge"), 1) is None
 
 
-@pytest.mark.parametrize(
-    "other",
-    rows("another_shape_is_another_model"),
-)
+@by_table("other")
 def test_another_shape_is_another_model(other: dict[str, int | None]) -> None:
     wanted: Any = other
     assert look_up(replace(shape("mistral 7b"), **wanted), 0, "bfloat16", instance_named("g5.12xlarge"), 1) is None

@@ -22,7 +22,7 @@ from djl_trtllm.sizing.tensors import (
     tensors_of,
     weight_bits,
 )
-from tests.sizing.configs import rows
+from tests.support.tables import by_table
 
 
 @pytest.mark.parametrize(("dtype", "bytes_"), [("BF16", 30), ("F32", 60), ("I8", 15), ("F8_E4M3", 15), ("F4", 8)])
@@ -60,10 +60,7 @@ def test_the_types_are_those_of_safetensors_and_have_their_bits_in_their_names()
         assert bits == (8 if found is None else int(found[0])), name
 
 
-@pytest.mark.parametrize(
-    ("name", "bits"),
-    rows("weight_bits"),
-)
+@by_table("name", "bits")
 def test_scales_are_spread_over_the_weights_that_share_them(name: str, bits: float) -> None:
     assert weight_bits(name) == bits
 
@@ -101,10 +98,7 @@ def test_a_type_of_the_cache_has_the_bits_of_its_name(dtype: str) -> None:
     assert cache_bits(dtype) == int(bits[0]) + (0.5 if dtype == "nvfp4" else 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "group"),
-    rows("tensor_groups"),
-)
+@by_table("name", "group")
 def test_the_name_says_how_a_tensor_is_divided(name: str, group: str) -> None:
     assert group_of(WeightTensor(name, "BF16", (8, 8))) == group
 
@@ -125,10 +119,7 @@ def test_keys_of_few_heads_are_replicated() -> None:
     assert Division(8, 32, 2, replicated_embedding=True).share("embedding") == 1
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "ranks", "divisible"),
-    rows("heads"),
-)
+@by_table("heads", "kv_heads", "ranks", "divisible")
 def test_heads_are_divided_and_those_of_keys_divided_or_repeated(
     heads: int | None, kv_heads: int | None, ranks: int, divisible: bool
 ) -> None:
@@ -159,10 +150,7 @@ def test_tensors_are_summed_by_what_decides_their_division() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "name",
-    rows("what_an_engine_computes_or_does_not_load_is_left_out"),
-)
+@by_table("name")
 def test_what_an_engine_computes_or_does_not_load_is_left_out(name: str) -> None:
     assert parts_of([WeightTensor(name, "F16", (4, 4))], 2) == ()
 

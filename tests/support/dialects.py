@@ -80,6 +80,11 @@ def _prompt(prompt: str, sampling: Mapping[str, Any], stream: bool) -> Body:
     return {"prompt": prompt, "stream": stream, **_max_tokens(sampling)}
 
 
+def _input(prompt: str, sampling: Mapping[str, Any], stream: bool) -> Body:
+    names = {"max_new_tokens": "max_output_tokens"}
+    return {"input": prompt, "stream": stream, **{names.get(name, name): value for name, value in sampling.items()}}
+
+
 def _generate(prompt: str, sampling: Mapping[str, Any], stream: bool) -> Body:
     return {"text_input": prompt, "stream": stream, **triton_inputs(sampling)}
 
@@ -130,7 +135,7 @@ def events(body: bytes) -> Iterator[Any]:
     """The objects of server-sent events, or of lines. AssertionError: one is an error."""
     for line in body.decode().split("\n"):
         content = line.removeprefix("data:").strip()
-        if content and content != "[DONE]":
+        if content and content != "[DONE]" and not line.startswith("event:"):
             event = json.loads(content)
             assert "error" not in event, event
             yield event
@@ -140,7 +145,7 @@ def _joined(event: Any, path: tuple[str | int, ...]) -> str:
     for step in path:
         if isinstance(step, int) and len(event) <= step:
             return ""  # the usage at the end has no choice
-        event = event.get(step) if isinstance(step, str) else event[step]
+        event = (event or {}).get(step) if isinstance(step, str) else event[step]
     return event or ""
 
 
@@ -171,6 +176,16 @@ ROWS: dict[str, tuple[Row, ...]] = {
         Row("/(invocations|predictions/{model}|invoke)", _messages, _whole(*_MESSAGE), _stream(*_DELTA), chat=True),
         Row("/invocations-response-stream", _inputs, None, _aws(_LINES)),
         Row("/invocations-response-stream", _messages, None, _aws(_stream(*_DELTA)), chat=True),
+    ),
+    "Messages": (Row("/v1/messages", _messages, _whole("content", 0, "text"), _stream("delta", "text"), chat=True),),
+    "Responses": (
+        Row(
+            "/v1/responses",
+            _input,
+            _whole("output", 0, "content", 0, "text"),
+            _stream("delta"),
+            chat=True,
+        ),
     ),
     "OpenAi": (
         Row("/chat/completions", _messages, _whole(*_MESSAGE), _stream(*_DELTA), chat=True),

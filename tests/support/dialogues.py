@@ -16,8 +16,8 @@ from typing import Any
 
 from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.service import ServedModel
 from djl_trtllm.service.clients import Sessions
+from djl_trtllm.service.lifecycle import ServedModel
 from djl_trtllm.version import __version__
 from tests.server.application import Application
 from tests.support.asgi import JSON
@@ -27,7 +27,7 @@ from tests.support.models import scripted_model
 _REQUEST = ("ask", "body", "raw", "headers")
 _TOLD = ("allow", "connection", "retry-after", "warning", "x-amzn-errortype", "x-amzn-sagemaker-custom-attributes")
 """Headers that clients act on."""
-_CHANGING = re.compile(r'[0-9a-f]{32}|(?<="created": )\d+')
+_CHANGING = re.compile(r'[0-9a-f]{32}|(?<="created": )\d+|(?<=fp_)[0-9a-f]{10}')
 
 
 class Dialogues:

@@ -103,3 +103,31 @@ def tensorrt_llm_model(
     names = {"start_seconds": "load_seconds", "start_error": "load_error"}
     translated = {names.get(name, name): value for name, value in (script or {}).items()}
     return model, fake_tensorrt_llm(directory.parent / f"{directory.name}-fake", script=translated)
+
+
+# -- models that say what the user says --------------------------------------------------------------------------------
+
+MARKER = {"hermes": "<tool_call> </think>", "llama3_json": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
+SPECIAL = {"hermes": (), "llama3_json": ("<|python_tag|>",), "mistral": ("[TOOL_CALLS]",)}
+"""Markers that these models have as special tokens."""
+
+
+def echoing_model(directory: Path, name: str) -> Path:
+    """A model that repeats what the user said last, with the marks of a format in its chat template."""
+    model = scripted_model(directory, {"features": ["json"]}, **{"option.model_name": name})
+    # The engine repeats the prompt, to its end token.
+    (model / "chat_template.jinja").write_text(
+        f"{{# tools {MARKER[name]} #}}{{{{ messages[-1].content }}}}{{{{ eos_token }}}}"
+    )
+    config = json.loads((TINY_STORIES / "tokenizer_config.json").read_text())
+    config.pop("chat_template")
+    config["additional_special_tokens"] += SPECIAL[name]
+    size = len(json.loads((TINY_STORIES / "tokenizer.json").read_text())["model"]["vocab"])
+    config["added_tokens_decoder"] = {
+        str(size + at): {"content": marker, "special": True} for at, marker in enumerate(SPECIAL[name])
+    }
+    (model / "tokenizer_config.json").unlink()
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    described = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(described | {"vocab_size": size + len(SPECIAL[name])}))
+    return model

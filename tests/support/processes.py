@@ -14,7 +14,7 @@ import psutil
 import pytest
 from typing_extensions import Self
 
-PATIENCE = 60.0
+PATIENCE = 240.0
 """Seconds. It ends a test that would hang, and measures nothing: machines may be ten times slower."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1

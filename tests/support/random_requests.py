@@ -10,7 +10,9 @@ from typing import Any
 from djl_trtllm.api.dialects import tgi as tgi
 from djl_trtllm.api.dialects import truss as truss
 from djl_trtllm.api.dialects.lmi import dialect as lmi
+from djl_trtllm.api.dialects.messages import dialect as messages
 from djl_trtllm.api.dialects.openai import dialect as openai
+from djl_trtllm.api.dialects.responses import dialect as responses
 from djl_trtllm.api.dialects.triton import inference as triton
 from djl_trtllm.api.parameters import IGNORED, Parameter, Table
 from tests.support.models import PROMPT
@@ -24,6 +26,7 @@ ADAPTER = "french"
 _WORDS = PROMPT.split()
 _SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": _SCHEMA}}
+_ALLOWED = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
 _MAYBE_WRONG = 0.1
 """The share of a request's values that are of any type and size."""
 
@@ -70,6 +73,20 @@ _VALUES: dict[str, Callable[[random.Random], Any]] = {
     ),
     "tools": lambda r: r.choice(([], [_TOOL], [_TOOL] * 3)),
     "tool_choice": lambda r: r.choice(("none", "auto", "required", {"type": "function", "function": {"name": "f"}})),
+    "choice": lambda r: {"type": r.choice(("auto", "any", "none", "tool")), "name": "f"},
+    "thinking": lambda r: {
+        "type": r.choice(("enabled", "adaptive", "disabled")),
+        "display": r.choice(("omitted", None)),
+    },
+    "output_config": lambda r: r.choice(
+        ({}, {"effort": "low"}, {"format": {"type": "json_schema", "schema": _SCHEMA}})
+    ),
+    "instructions": lambda r: r.choice(("", "You are a poet.", PROMPT)),
+    "previous": lambda r: r.choice(("", "resp_0")),
+    "text": lambda r: r.choice(({}, {"format": {"type": r.choice(("text", "json_object"))}, "verbosity": "low"})),
+    "reasoning": lambda r: r.choice(({}, {"effort": "low", "summary": "auto"})),
+    "include": lambda r: r.sample(("reasoning.encrypted_content", "message.output_text.logprobs"), r.randrange(3)),
+    "metadata": lambda r: r.choice(({}, {"a": "b"})),
     "chat_template_kwargs": lambda r: r.choice(({}, {"enable_thinking": False})),
     "modalities": lambda r: ["text"],
     "top_logprobs": lambda r: r.choice((0, 0, 1, 20)),
@@ -79,7 +96,7 @@ _VALUES: dict[str, Callable[[random.Random], Any]] = {
     "guide_text": lambda r: r.choice(('{"type": "object"}', "a+", "(", "")),
     **dict.fromkeys(
         (
-            *("add_generation_prompt", "parallel_tool_calls", "echo"),
+            *("store", "add_generation_prompt", "parallel_tool_calls", "echo"),
             *("exclude_prompt", "binary_data_output", "empty_final_response"),
         ),
         lambda r: r.random() < 0.5,
@@ -89,6 +106,7 @@ _VALUES: dict[str, Callable[[random.Random], Any]] = {
 
 _NAMED: dict[tuple[str, str], Callable[[random.Random], Any]] = {
     ("completion", "logprobs"): lambda r: r.randrange(6),
+    ("responses", "tool_choice"): lambda r: r.choice(("none", {"type": "function", "name": "f"}, _ALLOWED)),
     ("generate", "lora_task_id"): lambda r: r.choice((0, 7)),
 }
 """Values by form and name, where those of a target differ."""
@@ -99,6 +117,7 @@ _GUIDES: dict[str, Callable[[random.Random], Any]] = {
     "guided_regex": lambda r: r.choice(("a+", "[0-9]{3}", "(", "\\")),
     "guided_choice": lambda r: r.sample(_WORDS, 3),
     "guided_grammar": lambda r: r.choice(('root ::= "yes" | "no"', "root ::=", "::")),
+    "output_format": lambda r: {"type": "json_schema", "schema": _SCHEMA},
     "response_format": lambda r: r.choice(({"type": "text"}, {"type": "json_object"}, {"type": "json_schema"})),
     "guided_decoding": lambda r: r.choice(({"json": _SCHEMA}, {"regex": "a+"}, {"json_object": True}, {})),
 }
@@ -139,10 +158,12 @@ _INVOCATIONS = ("/invocations", "/invocations")
 _GENERATE = ("/v2/models/ensemble/generate", "/v2/models/ensemble/generate_stream")
 FORMS = {
     "inputs": Form(_INVOCATIONS, lmi.INPUTS_PARAMETERS, "inputs", parameters=True),
-    "chat": Form(_INVOCATIONS, lmi.CHAT_FIELDS, "messages"),
+    "chat": Form(_INVOCATIONS, openai.CHAT_FIELDS, "messages"),
     "openai": Form(("/v1/chat/completions",) * 2, openai.CHAT_FIELDS, "messages"),
     "completion": Form(("/v1/completions",) * 2, openai.COMPLETION_FIELDS, "prompt"),
     "tgi": Form(("/", "/generate_stream"), tgi.PARAMETERS, "inputs", parameters=True),
+    "messages": Form(("/v1/messages",) * 2, messages.FIELDS, "messages"),
+    "responses": Form(("/v1/responses",) * 2, responses.FIELDS, "input"),
     "generate": Form(_GENERATE, triton.FIELDS, "text_input"),
     "truss": Form(("/predict", "/predict"), truss.FIELDS, "prompt"),
 }
@@ -191,7 +212,42 @@ def _prompt(source: random.Random, form: Form) -> Any:
     prompt = source.choice(_PROMPTS) if source.random() < 0.2 else PROMPT
     if source.random() < 0.02:
         return source.choice((*_ANYTHING, [{"role": "user"}], [{"role": 1, "content": "x"}]))
+    if form.prompt == "input" and source.random() < 0.5:
+        return _conversation(source, prompt, _ITEMS)
+    if form is FORMS["messages"] and source.random() < 0.5:
+        blocks = _conversation(source, prompt, _BLOCKS)
+        return [
+            {"role": source.choice(("user", "assistant", "system")), "content": blocks},
+            {"role": "user", "content": prompt},
+        ]
     return [{"role": "user", "content": prompt}] if form.prompt == "messages" else prompt
+
+
+_TEXT = {"type": "text", "text": "the wolf"}
+_BLOCKS: tuple[dict[str, Any], ...] = (
+    _TEXT,
+    {"type": "tool_use", "id": "a", "name": "f", "input": {"name": "x"}},
+    {"type": "tool_result", "tool_use_id": "a", "content": [_TEXT], "is_error": True},
+    {"type": "thinking", "thinking": "", "signature": "AAAA"},
+    {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}},
+)
+_ITEMS: tuple[dict[str, Any], ...] = (
+    {"role": "developer", "content": [{"type": "input_text", "text": "the wolf"}]},
+    {"type": "function_call", "call_id": "a", "name": "f", "namespace": "n", "arguments": "{"},
+    {"type": "function_call_output", "call_id": "a", "output": "it rains"},
+    {"type": "reasoning", "summary": [{"type": "summary_text", "text": "x"}], "encrypted_content": "AAAA"},
+    {"type": "item_reference", "id": f"msg_{'0' * 32}_0"},
+    {"type": "web_search_call"},
+)
+
+
+def _conversation(source: random.Random, prompt: str, kinds: tuple[dict[str, Any], ...]) -> list[Any]:
+    """Blocks or items, some with a member of any type; the last is a text."""
+    found: list[Any] = []
+    for kind in source.choices(kinds, k=source.randrange(4)):
+        wrong = source.random() < _MAYBE_WRONG
+        found.append(kind | {source.choice([*kind]): source.choice(_ANYTHING)} if wrong else dict(kind))
+    return [*found, {"type": "text", "text": prompt} if kinds is _BLOCKS else {"role": "user", "content": prompt}]
 
 
 def _value(source: random.Random, form: str, name: str) -> Any:

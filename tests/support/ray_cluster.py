@@ -17,9 +17,6 @@ from typing import Any
 
 import psutil
 import pytest
-import ray
-from ray import serve
-from ray.cluster_utils import Cluster
 
 from djl_trtllm.cluster import build
 from djl_trtllm.cluster.application import NODES
@@ -27,6 +24,11 @@ from djl_trtllm.cluster.control import current_cluster
 from djl_trtllm.cluster.machine import files_of_haproxy
 from tests.support.processes import survivors, wait_until
 from tests.support.server import Reachable, environment, free_port
+
+if __name__ == "__main__":  # Ray takes half a second; only the process of a cluster needs it
+    import ray
+    from ray import serve
+    from ray.cluster_utils import Cluster
 
 _ROOT = Path(__file__).parents[2]
 _DRAIN_SECONDS = 8

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pytest
+
 from djl_trtllm.executor.protocol import Logprob, Refusal, Stats, Step
 from djl_trtllm.request import FinishReason
 
@@ -19,6 +21,16 @@ class Delta:
     finish: FinishReason | None = None
     error: str | Refusal | None = None
     cached_tokens: int = 0
+
+
+def unreadable(request_id: int, patch: pytest.MonkeyPatch) -> None:
+    """The engine gives this request more log-probabilities than tokens."""
+
+    def add(step: Step, of: int, token_ids: Sequence[int], logprobs: Sequence[Logprob] | None = None) -> None:
+        whole(step, of, token_ids, [-0.5] * (len(token_ids) + 1) if of == request_id else logprobs)
+
+    whole = Step.add
+    patch.setattr(Step, "add", add)
 
 
 class Output:

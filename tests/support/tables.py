@@ -1,4 +1,4 @@
-"""Tables of tests that are data: `tables.json` beside a test has them by module, and by the rule they are for."""
+"""Tables of tests that are data: `tables.json` beside a test has them by the names of the tests."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ Test = TypeVar("Test", bound=Callable[..., object])
 def by_table(*names: str) -> Callable[[Test], Test]:
     """Run a test once with each row of its table, whose columns are the arguments of these names.
 
-    The table of `test_a_rule` in `test_size.py` is `a rule` of `size`. An argument of the type bytes is a text there, a
-    character for each byte.
+    The table of `test_a_rule` is `a_rule`. An argument of the type bytes is a text there, a character for each byte.
     """
 
     def with_rows(test: Test) -> Test:
         written = inspect.unwrap(test)
-        rows = constant(inspect.getfile(written), test.__name__.removeprefix("test_").replace("_", " "))
+        rows = table(inspect.getfile(written), test.__name__.removeprefix("test_"))
         for place, name in enumerate(names):
             if len(names) > 1 and inspect.get_annotations(written)[name] == "bytes":
                 for row in rows:
@@ -34,20 +33,14 @@ def by_table(*names: str) -> Callable[[Test], Test]:
     return with_rows
 
 
-def constant(module: str, name: str) -> Any:
-    """Return what the table of a module (`__file__`) has by this name."""
-    path = Path(module)
-    return json.loads(_file(path.parent))[path.stem.removeprefix("test_")][name]
-
-
-@cache
-def _file(folder: Path) -> bytes:
-    return (folder / "tables.json").read_bytes()
-
-
-def rows(module: str, name: str, **places: object) -> Any:
+def table(module: str, name: str, **places: object) -> Any:
     """Return a table of the folder that has this module (`__file__`), with `{PLACE}` in texts replaced."""
     text = json.dumps(json.loads(_file(Path(module).parent))[name])
     for place, path in places.items():
         text = text.replace(f"{{{place}}}", str(path))
     return json.loads(text)
+
+
+@cache
+def _file(folder: Path) -> bytes:
+    return (folder / "tables.json").read_bytes()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tables import rows
+from tests.support.tables import by_table
 from tools.images import __main__ as command
 from tools.images import contents, stand_ins
 from tools.images.engine import EngineError, count_steps, find_engine
@@ -67,10 +67,7 @@ def test_a_stand_in_has_the_name_that_the_labels_of_its_image_have() -> None:
         assert label in {stand_ins.full_name(base) for base in stand_ins.bases(dockerfile)}
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    rows(__file__, "what_should_not_be_in_an_image"),
-)
+@by_table("path", "kind")
 def test_what_should_not_be_in_an_image(path: str, kind: str | None) -> None:
     assert contents.unwanted([path]) == ({path: kind} if kind else {})
 

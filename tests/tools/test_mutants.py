@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.support.tables import rows
+from tests.support.tables import by_table
 from tools.mutants import equivalents, mutants_of
 from tools.mutate import NAMESPACE, PACKAGE, ROOT, Suite, chosen, modules, package_of
 
@@ -56,10 +56,7 @@ def test_a_line_has_these_mutants(line: str, mutants: set[str]) -> None:
     assert changes(f"def f():\n    {line}") == mutants
 
 
-@pytest.mark.parametrize(
-    ("source", "mutant"),
-    rows(__file__, "names_statements_and_bounds_are_exchanged"),
-)
+@by_table("source", "mutant")
 def test_names_statements_and_bounds_are_exchanged(source: str, mutant: str) -> None:
     assert mutant in changes(source)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from djl_trtllm.backends.base import Built, EngineBackend, Offer
+from djl_trtllm.backends.base import Built, EngineBackend, Offer, PrefixCache
 from djl_trtllm.backends.effects import Effects, read_effects
 from djl_trtllm.backends.openvino.compile import COMPILER, OpenVinoSpec, check_engine
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache
@@ -76,6 +76,9 @@ class OpenVinoBackend(EngineBackend):
 
     def usual(self, hardware: Hardware) -> Backend:
         return Backend.OPENVINO
+
+    def prefix_cache(self, backend: Backend, hardware: Hardware) -> PrefixCache | None:
+        return PrefixCache("OpenVINO", separate=True)
 
     def built(self, config: Config, layout: Layout) -> Built | None:
         return built_limits(config, layout.path) if layout.kind is ModelKind.OPENVINO_ENGINE else None
@@ -160,6 +163,7 @@ class OpenVinoBackend(EngineBackend):
             max_num_batched_tokens=batched_tokens,
             kv_cache=kv_cache,
             enable_prefix_caching=reuse,
+            scores_prompts=_fits_twice(hardware, _weight_bytes(layout, shape), kv_cache),
             num_threads=options.inference_num_threads,
             send_interval=_SEND_SECONDS if options.stream_interval == "auto" else 0.0,
             limits=_limits(config, max_sequences, max_seq_len),
@@ -217,6 +221,7 @@ class OpenVinoPlan(EnginePlan):
     max_num_batched_tokens: int
     kv_cache: KvCachePlan | None
     enable_prefix_caching: bool
+    scores_prompts: bool
     num_threads: int | None
     limits: Mapping[str, int]
     speculation: Speculation | None = None
@@ -283,6 +288,7 @@ class OpenVinoPlan(EnginePlan):
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "num_kv_blocks": self.kv_cache.blocks,
             "enable_prefix_caching": self.enable_prefix_caching,
+            "scores_prompts": self.scores_prompts,
             "kv_cache_precision": self.kv_cache.precision,
             # With the plugin's own choice (bf16 on some CPUs) greedy output is no longer that of transformers.
             "inference_precision": "f32",
@@ -343,6 +349,13 @@ def _weight_bytes(layout: Layout, shape: ModelShape) -> int:
     if shape.parameter_bytes is not None:
         return shape.parameter_bytes
     return sum(path.stat().st_size for path in layout.weight_files)
+
+
+def _fits_twice(hardware: Hardware, weights: int, kv_cache: KvCachePlan | None) -> bool:
+    """Whether the model can be loaded a second time, for log-probabilities of prompts: in 32 bits, and twice."""
+    if kv_cache is None or kv_cache.block_bytes is None:
+        return False
+    return 4 * weights + kv_cache.blocks * kv_cache.block_bytes <= hardware.available_memory
 
 
 def _batched_tokens(config: Config, max_sequences: int, notes: list[str]) -> tuple[int, int]:

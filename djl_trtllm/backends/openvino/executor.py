@@ -7,8 +7,10 @@ plus one block each) fit into `Limits.kv_blocks`. An iteration that can schedule
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,10 @@ from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, Generat
 from djl_trtllm.backends.openvino.compile import NO_ATTENTION, has_tokenizer
 from djl_trtllm.backends.openvino.guides import CompiledGuides, GuideCompiler, read_vocabulary, structured_output
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS
+from djl_trtllm.backends.openvino.prompt_scorer import PromptScorer
 from djl_trtllm.executor.guides import GuideGate
 from djl_trtllm.executor.protocol import Feature, Limits, Refusal, Stats, Step, Submit, Try
-from djl_trtllm.request import FinishReason
+from djl_trtllm.request import FinishReason, Sampling
 
 _GUIDE_PROGRAM = "djl_trtllm.backends.openvino.guides"
 _WAIT_SECONDS = 0.005
@@ -45,7 +48,7 @@ _SAMPLED = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "s
 """The same for sequences that are not greedy, with GenerationConfig's names."""
 
 FEATURES: frozenset[str] = frozenset(
-    {*_ARGUMENTS, *_SAMPLED, "ignore_eos", "stop_token_ids", Feature.LOGPROBS, Feature.FREE_LOGPROBS}
+    {*_ARGUMENTS, *_SAMPLED, "ignore_eos", "stop_token_ids", "cache_salt", Feature.LOGPROBS, Feature.FREE_LOGPROBS}
 )
 """The features that OpenVINO honours, see `Ready.features`."""
 
@@ -113,15 +116,58 @@ class PrefixCacheMirror:
         return keys
 
 
+_SALT_BITS = 32
+_SAME = 1e-3
+"""How far log-probabilities may be apart that are those of the same model."""
+_SALTED_PENALTY = (
+    "'repetition_penalty' with a prompt that is to share nothing with those of other keys ('cache_salt'): OpenVINO "
+    "cannot keep such prompts apart; leave it out, use 'presence_penalty', or have the operator set "
+    "option.enable_kv_cache_reuse=false"
+)
+
+
+class PromptSalts:
+    """Prompts of different groups as different ids for the same tokens, because OpenVINO's prefix cache hashes ids.
+
+    For example token 5 of 2,048 is also -2,043: the embedding's Gather counts negative indices from the end. A salt
+    says which of the first 32 tokens are negative; the hash of each later block follows from that of the first. The
+    secret keeps clients from computing salts with equal bits.
+    """
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self._secret = secrets.token_bytes(16)
+
+    def apply(self, prompt_ids: Sequence[int], salt: str) -> list[int]:
+        ids = list(prompt_ids)
+        if salt:
+            bits = int.from_bytes(blake2b(salt.encode(), digest_size=_SALT_BITS // 8, key=self._secret).digest(), "big")
+            for at, id_ in enumerate(ids[:_SALT_BITS]):
+                if bits >> at & 1:
+                    ids[at] = id_ - self._vocabulary
+        return ids
+
+
 class _Sequence:
     __slots__ = ("cached_tokens", "cancelled", "handle", "logprobs", "token_ids")
 
-    def __init__(self, handle: GenerationHandle, request: Submit, cached_tokens: int) -> None:
+    def __init__(self, handle: GenerationHandle, request: Submit, ids: list[int], cached_tokens: int) -> None:
         self.handle = handle
         self.logprobs = request.logprobs
         self.cached_tokens = cached_tokens
-        self.token_ids = list(request.prompt_ids)
+        self.token_ids = ids
         self.cancelled = False
+
+
+def _load(engine_dir: str, scheduler: SchedulerConfig, properties: dict[str, Any]) -> ContinuousBatchingPipeline:
+    try:
+        return ContinuousBatchingPipeline(engine_dir, scheduler, "CPU", properties, {})
+    except RuntimeError as error:
+        if "sdpa_to_paged_attention" not in str(error):
+            raise
+        raise RuntimeError(
+            f"{NO_ATTENTION}: the model in {engine_dir} has no attention layers whose KV cache could be paged"
+        ) from error
 
 
 class OpenVinoExecutor:
@@ -139,6 +185,7 @@ class OpenVinoExecutor:
         max_sequences: int,
         max_seq_len: int,
         num_threads: int | None = None,
+        scores_prompts: bool = False,
         draft_tokens: int = 0,
         draft_dir: str | None = None,
         lookup_ngram: int = 0,
@@ -169,14 +216,14 @@ class OpenVinoExecutor:
         self._held: deque[Submit] = deque()
         self._unread: dict[int, int] = {}
         """Tokens of the prompts that are in the pipeline and have no token yet."""
-        try:
-            self._pipeline = ContinuousBatchingPipeline(engine_dir, scheduler, "CPU", properties | speculating, {})
-        except RuntimeError as error:
-            if "sdpa_to_paged_attention" not in str(error):
-                raise
-            raise RuntimeError(
-                f"{NO_ATTENTION}: the model in {engine_dir} has no attention layers whose KV cache could be paged"
-            ) from error
+        self._pipeline = _load(engine_dir, scheduler, properties | speculating)
+        vocabulary = read_vocabulary(Path(engine_dir))
+        self._salts = PromptSalts(vocabulary)
+        if enable_prefix_caching and not self._salts_change_nothing(vocabulary):
+            print("the prefix cache is off: prompts of different keys cannot be kept apart in this model", flush=True)
+            scheduler.enable_prefix_caching = enable_prefix_caching = False
+            self._pipeline = _load(engine_dir, scheduler, properties | speculating)
+        self._scorer = PromptScorer(Path(engine_dir), properties, vocabulary) if scores_prompts else None
         self._sequences: dict[int, _Sequence] = {}
         self._ended = Step()
         """The next step: what has ended outside of an iteration."""
@@ -195,12 +242,13 @@ class OpenVinoExecutor:
         self._guides: GuideGate | None = None
         if has_tokenizer(Path(engine_dir)):
             tokenizer = self._pipeline.get_tokenizer()
-            self._compiled = CompiledGuides(lambda: GuideCompiler(tokenizer, read_vocabulary(Path(engine_dir))))
+            self._compiled = CompiledGuides(lambda: GuideCompiler(tokenizer, vocabulary))
             self._guides = GuideGate(
                 _GUIDE_PROGRAM, engine_dir, self._let_through, self._reject, prepare=self._compiled
             )
             self.limits = structs.replace(self.limits, tries_guides=True)
         self.features = FEATURES if self._guides is None else FEATURES | GUIDES
+        self.features |= {"prompt_logprobs"} if self._scorer is not None else set()
         self.details = {
             "OpenVINO": ov.get_version(),
             "KV cache": kv_cache_precision,
@@ -214,6 +262,8 @@ class OpenVinoExecutor:
         if self._guides is not None:
             self._guides.close()
             self._compiled.close()
+        if self._scorer is not None:
+            self._scorer.close()
 
     @property
     def busy(self) -> bool:
@@ -221,8 +271,9 @@ class OpenVinoExecutor:
         return bool(
             self._sequences
             or self._held
-            or self._ended.ends
+            or self._ended.has_news
             or self._guides
+            or self._scorer
             or self._pipeline.has_non_finished_requests()
         )
 
@@ -247,8 +298,36 @@ class OpenVinoExecutor:
         else:
             self._ended.end(request.request_id, FinishReason.STOP)
 
+    def _salts_change_nothing(self, vocabulary: int) -> bool:
+        """Whether the model takes negative ids for what they mean."""
+        ids = [at % vocabulary for at in range(2 * BLOCK_TOKENS)]
+        outputs = []
+        for given in (ids, [id_ - vocabulary for id_ in ids]):
+            config = self._configuration(Submit(0, [], Sampling(2), logprobs=True))
+            handle = self._pipeline.add_request(0, ov.Tensor(np.array([given], dtype=np.int64)), config)
+            try:
+                while self._pipeline.has_non_finished_requests():
+                    self._pipeline.step()
+            except RuntimeError as error:
+                print(error, flush=True)
+                return False
+            found = [output for _ in iter(handle.can_read, False) for output in handle.read().values()]
+            tokens = [id_ for output in found for id_ in output.generated_ids]
+            outputs.append((tokens, [value for output in found for value in output.generated_log_probs]))
+        (plain, chances), (negative, others) = outputs
+        return plain == negative and np.allclose(chances, others, atol=_SAME)
+
+    def _configuration(self, request: Submit) -> GenerationConfig:
+        config = generation_config(request)
+        if self._draft_tokens:
+            config.num_assistant_tokens = self._draft_tokens
+            config.max_ngram_size = self._lookup_ngram
+        return config
+
     def _add(self, request: Submit) -> None:
-        if self._whole_prompts:
+        if request.prompt_logprobs is not None and self._scorer is not None:
+            self._scorer.hold(request)
+        elif self._whole_prompts:
             self._held.append(request)
         else:
             self._start(request)
@@ -266,18 +345,22 @@ class OpenVinoExecutor:
                 self._unread[request.request_id] = prompt
 
     def _start(self, request: Submit) -> None:
-        prompt = np.array([request.prompt_ids], dtype=np.int64)
-        cached = self._prefixes.reused_tokens(request.prompt_ids) if self._prefixes else 0
+        ids, cached = list(request.prompt_ids), 0
+        if self._prefixes:
+            if request.sampling.repetition_penalty == 1:
+                ids = self._salts.apply(ids, request.cache_salt)
+            elif request.cache_salt and len(ids) > BLOCK_TOKENS:
+                self._reject(request, Refusal(_SALTED_PENALTY))
+                return
+            cached = self._prefixes.reused_tokens(ids)
+        prompt = np.array([ids], dtype=np.int64)
         try:
-            config = generation_config(request)
-            if self._draft_tokens:
-                config.num_assistant_tokens = self._draft_tokens
-                config.max_ngram_size = self._lookup_ngram
+            config = self._configuration(request)
             handle = self._pipeline.add_request(request.request_id, ov.Tensor(prompt), config)
         except (RuntimeError, TypeError, ValueError) as error:
             self._reject(request, str(error))
             return
-        self._sequences[request.request_id] = _Sequence(handle, request, cached)
+        self._sequences[request.request_id] = _Sequence(handle, request, ids, cached)
 
     def _reject(self, request: Submit | Try, error: str | Refusal) -> None:
         self._ended.end(request.request_id, FinishReason.ERROR, error)
@@ -290,12 +373,19 @@ class OpenVinoExecutor:
         elif held := [each for each in self._held if each.request_id == request_id]:
             self._held.remove(held[0])
             self._ended.end(request_id, FinishReason.CANCELLED)
-        elif self._guides is not None and self._guides.cancel(request_id) is not None:
+        elif (self._guides is not None and self._guides.cancel(request_id) is not None) or (
+            self._scorer is not None and self._scorer.cancel(request_id)
+        ):
             self._ended.end(request_id, FinishReason.CANCELLED)
 
     def step(self) -> Step:
+        patience = 0.0 if self._pipeline.has_non_finished_requests() else _WAIT_SECONDS
         if self._guides:
-            self._guides.advance(0.0 if self._pipeline.has_non_finished_requests() else _WAIT_SECONDS)
+            self._guides.advance(patience)
+        if self._scorer and (scored := self._scorer.advance(patience)) is not None:
+            request, scores = scored
+            self._ended.prompts[request.request_id] = scores
+            self._add(structs.replace(request, prompt_logprobs=None))
         self._start_held()
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
@@ -323,7 +413,11 @@ class OpenVinoExecutor:
             return None
         (output,) = handle.read().values()
         token_ids = output.generated_ids
-        step.add(request_id, token_ids, output.generated_log_probs if sequence.logprobs else None)
+        try:
+            step.add(request_id, token_ids, output.generated_log_probs if sequence.logprobs else None)
+        except ValueError as error:
+            handle.cancel()
+            return self._end(request_id, step, FinishReason.ERROR, str(error))
         self._unread.pop(request_id, None)
         if self._draft_tokens:
             # An iteration brings one token of the model's own; OpenVINO GenAI reports no figures of drafts.

@@ -23,7 +23,7 @@ FEATURES: frozenset[str] = frozenset(
     {
         *("max_new_tokens", "min_new_tokens", "ignore_eos", "stop_token_ids", "do_sample", "temperature", "top_k"),
         *("top_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty"),
-        *(Feature.LOGPROBS, Feature.FREE_LOGPROBS),
+        *("logit_bias", "cache_salt", "prompt_logprobs", Feature.LOGPROBS, Feature.FREE_LOGPROBS),
     }
 )
 """The features that it accepts, see `Ready.features`. Its script decides the tokens: sampling has no effect on them."""
@@ -148,6 +148,8 @@ class ScriptedExecutor:
                     step.end(request.request_id, FinishReason.ERROR, "scripted error")
                     return
                 _fail(fault)
+        if request.prompt_logprobs is not None and not sequence.emitted:
+            step.prompts[request.request_id] = [None, *[-0.5] * (len(request.prompt_ids) - 1)]
         token_id = sequence.period[sequence.emitted % len(sequence.period)]
         finish: FinishReason | None = None
         if sequence.emitted == self._script.end_after and request.stop_token_ids:

@@ -15,11 +15,12 @@ from types import MappingProxyType
 
 from packaging.version import Version
 
-from djl_trtllm.backends.base import Built, EngineBackend, Offer
+from djl_trtllm.backends.base import Built, EngineBackend, Offer, PrefixCache
 from djl_trtllm.backends.effects import Effects
 from djl_trtllm.backends.tensorrt_llm.arguments import ENGINE, PYTORCH, method_of
 from djl_trtllm.backends.tensorrt_llm.built_engine import built_limits, read_built_engine
-from djl_trtllm.backends.tensorrt_llm.limits import SUPPOSED_VERSION, fitted_to_memory
+from djl_trtllm.backends.tensorrt_llm.limits import SUPPOSED_VERSION, fitted_to_memory, planned_version
+from djl_trtllm.backends.tensorrt_llm.names import has
 from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan, plan_tensorrt_llm
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.engines.hardware import Hardware, release_of
@@ -134,6 +135,12 @@ class TensorRtLlmBackend(EngineBackend):
     def quantize_of(self, layout: Layout) -> str | None:
         method = method_of(layout.quantization)
         return None if method is None else method.value
+
+    def prefix_cache(self, backend: Backend, hardware: Hardware) -> PrefixCache | None:
+        if backend is not Backend.PYTORCH:
+            return None
+        version = planned_version(hardware)
+        return PrefixCache(f"TensorRT-LLM {version}", separate=has("generate_async", "cache_salt", version))
 
     def fitted_to_memory(self, config: Config, layout: Layout, hardware: Hardware, backend: Backend) -> Config:
         return fitted_to_memory(config, layout, hardware, backend)

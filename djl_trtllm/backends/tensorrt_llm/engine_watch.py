@@ -99,6 +99,8 @@ def probe_of(message: Submit) -> Submit:
         adapter=None,
         logprobs=False,
         top_logprobs=0,
+        prompt_logprobs=None,
+        logit_bias=(),
     )
 
 

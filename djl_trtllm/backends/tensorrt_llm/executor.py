@@ -15,6 +15,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from packaging.version import Version
 
 from djl_trtllm.backends.tensorrt_llm.engine_watch import (
     IterationStatistics,
@@ -26,10 +29,16 @@ from djl_trtllm.backends.tensorrt_llm.engine_watch import (
     trouble_of,
 )
 from djl_trtllm.backends.tensorrt_llm.mpi import load_with_ranks, prepare_mpi
-from djl_trtllm.backends.tensorrt_llm.names import build_arguments, module_of
+from djl_trtllm.backends.tensorrt_llm.names import build_arguments, has, module_of
 from djl_trtllm.backends.tensorrt_llm.remote_code import without_code
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
-from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler, guide_arguments, sampling_arguments
+from djl_trtllm.backends.tensorrt_llm.sampling import (
+    PYTORCH_SCORES_PROMPTS,
+    Biases,
+    find_sampler,
+    guide_arguments,
+    sampling_arguments,
+)
 from djl_trtllm.backends.tensorrt_llm.warm_up import first_requests, guide_problem
 from djl_trtllm.executor.guides import AsyncGuideGate
 from djl_trtllm.executor.protocol import Feature, FirstRequest, Limits, Refusal, Stats, Submit, Try
@@ -98,6 +107,7 @@ class TensorRtLlmExecutor:
         max_lora_rank: int = 64,
         stop_in_engine: bool = True,
         accept_ignored_seeds: bool = False,
+        vocab_size: int | None = None,
     ) -> None:
         os.environ.update(environment or {})
         prepare_mpi()
@@ -151,6 +161,9 @@ class TensorRtLlmExecutor:
         self._loss: Exception | None = None
         sampler = find_sampler(version, backend, arguments, max_beam_width)
         self._beam_logprobs = sampler.beam_logprobs
+        self._biases = Biases(vocab_size or 0)
+        self._salts_prompts = has("generate_async", "cache_salt", version)
+        reuses = (arguments.get("kv_cache_config") or {}).get("enable_block_reuse", True)
         self.limits = Limits(
             max_sequences=max_sequences,
             kv_blocks=0,
@@ -170,6 +183,11 @@ class TensorRtLlmExecutor:
         self.features |= {Feature.BEAM_LOGPROBS} if logprobs and sampler.beam_logprobs is not None else set()
         self.features |= {Feature.JSON, Feature.REGEX, Feature.GRAMMAR} if guided else set()
         self.features |= {Feature.ADAPTERS} if lora else set()
+        self.features -= {"logit_bias"} if vocab_size is None else set()
+        if self._salts_prompts or not reuses:
+            self.features |= {"cache_salt"}
+            if backend == "pytorch" and Version(version) >= PYTORCH_SCORES_PROMPTS:
+                self.features |= {"prompt_logprobs"}
         self.details = {
             "TensorRT-LLM": version,
             "backend": backend,
@@ -300,11 +318,14 @@ class TensorRtLlmExecutor:
             sampling = sampling_arguments(message, self._beam_logprobs)
             if message.guide is not None:
                 sampling["guided_decoding"] = self._guided_params(**guide_arguments(message.guide, self._guide_library))
+            if message.logit_bias:
+                sampling["embedding_bias"] = self._biases.tensor(message.logit_bias)
             result = self._llm.generate_async(
                 message.prompt_ids,
                 sampling_params=self._sampling_params(**sampling),
                 lora_request=None if adapter is None else self._lora_request(adapter.name, adapter.id, adapter.path),
                 streaming=message.sampling.beam_width == 1,
+                **self._salt(message),
             )
         except (ValueError, TypeError, IndexError, self._request_error) as error:
             self._reject(request, error)
@@ -313,6 +334,11 @@ class TensorRtLlmExecutor:
         else:
             self._requests[message.request_id] = request
             request.follow(result)
+
+    def _salt(self, message: Submit) -> dict[str, str]:
+        """Tokens whose blocks are reused have no logits, so a prompt that is to be scored shares with no other."""
+        salt = uuid4().hex if message.prompt_logprobs is not None else message.cache_salt
+        return {"cache_salt": salt} if salt and self._salts_prompts else {}
 
     def _refuse(self, message: Submit | Try, refusal: Refusal) -> None:
         self._end(message, FinishReason.ERROR, refusal)

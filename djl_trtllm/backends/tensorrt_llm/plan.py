@@ -108,6 +108,7 @@ class TensorRtLlmPlan(EnginePlan):
             "max_lora_rank": self.config.options.max_lora_rank,
             "stop_in_engine": stop_in_engine,
             "accept_ignored_seeds": self.config.options.ignored_seed == "warn",
+            "vocab_size": self.shape.vocab_size,
             **options,
         }
 

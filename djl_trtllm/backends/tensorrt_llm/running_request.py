@@ -129,16 +129,19 @@ class RunningRequest:
             self.collect()
         if not self.result.finished:
             return
-        self._over = True
         if self.speculates and self._streams:
             accepted = max(0, len(self._output.token_ids) - self.result.decoding_iter)
             self._step_buffer.step.accepted[self.message.request_id] = accepted
-        for request_id, output in zip(sequence_ids(self.message), self.result.outputs, strict=True):
-            if not self._streams and not self.muted:
+        sequences = list(zip(sequence_ids(self.message), self.result.outputs, strict=True))
+        if not self._streams and not self.muted:
+            # All are read before the first one ends: what a later one raises ends them all.
+            for request_id, output in sequences:
                 # Not every version gives a beam's log-probabilities.
                 wants_logprobs = self.message.logprobs and output.logprobs
                 logprobs = _chosen(output.logprobs, output.token_ids) if wants_logprobs else None
                 self._step_buffer.step.add(request_id, output.token_ids, logprobs)
+        self._over = True
+        for request_id, output in sequences:
             self._finish(request_id, output)
 
     def collect(self) -> None:
@@ -150,6 +153,8 @@ class RunningRequest:
         message, new = self.message, token_ids[seen:]
         logprobs = _chosen(output.logprobs, new, message.top_logprobs) if message.logprobs else None
         step = self._step_buffer.step
+        if not seen and message.prompt_logprobs is not None:
+            step.prompts[message.request_id] = _scores(output.prompt_logprobs, message)
         step.add(message.request_id, new, logprobs)
         if not seen and (cached := getattr(self.result, "cached_tokens", 0)):
             step.cached[message.request_id] = cached
@@ -202,6 +207,18 @@ def _plain_tokens(response: Any) -> list[int] | None:
 def sequence_ids(message: Submit) -> range:
     """Return the ids of a request's sequences, one per beam."""
     return range(message.request_id, message.request_id + message.sampling.beam_width)
+
+
+def _scores(entries: Sequence[Any] | None, message: Submit) -> list[Logprob]:
+    """The log-probabilities of a prompt. Raises ValueError where TensorRT-LLM does not give one for each token."""
+    following = message.prompt_ids[1:]
+    scores = _chosen((entries or ())[: len(following)], following, message.prompt_logprobs or 0) if following else []
+    if any((score.logprob if isinstance(score, Ranked) else score) is None for score in scores):
+        raise ValueError(
+            "'prompt_logprobs': this TensorRT-LLM has the most likely tokens only, and the prompt's own are not among "
+            "them"
+        )
+    return [None, *scores]
 
 
 def _chosen(entries: Sequence[Any], new: Sequence[int], most: int = 0) -> list[Logprob]:

@@ -26,6 +26,12 @@ There are two samplers: the C++ sampler (of the engine backend; `TRTLLMSampler` 
 - On PyTorch every request must have `max_beam_width` beams: by an assert in the executor's loop, which ends it, in
   `executor_request_queue.py` (about 1.2.0rc3), by an error of the request in `py_executor.py` (`_validate_request`,
   #8433). Later versions take fewer (#16620), but the requests of one batch must still have the same number.
+- TorchSampler adds `embedding_bias` to the logits since #6464 (August 2025, 1.1). It stacks the tensors of all requests
+  anew in each iteration (#17436), so what is saved here is making one for each request.
+- Log-probabilities of prompts come with the first response, from 1.2 on for PyTorch (#7580): an entry for each token
+  but the first, and one more. Some versions have the most likely tokens only, not the prompt's own where that is not
+  among them. Tokens whose blocks are reused have none, without a word (Model-Optimizer #1577), so such requests
+  reuse none.
 - Log-probabilities of beams: TorchSampler returns those of the chosen tokens only, and refuses a request whose
   `logprobs` is not 0 (`TorchSampler.validate_request`, #11584 of February 2026). The engine backend computes them from
   logits of the shape [tokens, vocabulary] (`compute_logprobs` in `executor/result.py`, about 1.2); those of beams have
@@ -34,8 +40,10 @@ There are two samplers: the C++ sampler (of the engine backend; `TRTLLMSampler` 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -72,9 +80,12 @@ _SINCE_JULY = frozenset(
 _BEAMS = frozenset({"length_penalty", "early_stopping", "beam_search_diversity_rate"})
 """Fields of requests with beams, honoured by the same samplers as `_SINCE_JULY`."""
 _TORCH_SAMPLER_IS_WHOLE = Version("1.4.0rc0")
+_TORCH_SAMPLER_HAS_BIASES = Version("1.1.0")
+PYTORCH_SCORES_PROMPTS = Version("1.2.0")
 _TORCH_SAMPLER_HAS_BEAMS = Version("1.3.0rc0")
 _SEED_MANAGER = "tensorrt_llm._torch.pyexecutor.sampler.seed_manager"
 _NEUTRAL = Sampling()
+_MOST_BIASES = 64
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,7 @@ def find_sampler(version: str, backend: str, arguments: Mapping[str, Any], max_b
     whole = is_cpp or release >= _TORCH_SAMPLER_IS_WHOLE
     seeded = is_cpp or takes_seeds()
     fields = _ALWAYS | (_SINCE_JULY if whole else set()) | ({"seed"} if seeded else set())
+    fields |= {"logit_bias"} if is_cpp or release >= _TORCH_SAMPLER_HAS_BIASES else set()
     if max_beam_width == 1:
         return Sampler(fields, seeded)
     fields |= {"beam_width", *(_BEAMS if whole else ())}
@@ -148,7 +160,31 @@ def sampling_arguments(request: Submit, beam_logprobs: int | None = 1) -> dict[s
         arguments["include_stop_str_in_output"] = True
     if request.bad:
         arguments["bad"] = list(request.bad)
+    if request.prompt_logprobs is not None:
+        arguments["prompt_logprobs"] = max(1, request.prompt_logprobs)
     return arguments
+
+
+class Biases:
+    """`logit_bias` as tensors: one for each map that requests have, as long as few others came since."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+        self._made: OrderedDict[tuple[tuple[int, float], ...], Any] = OrderedDict()
+
+    def tensor(self, bias: tuple[tuple[int, float], ...]) -> Any:
+        """Return the tensor of a map. Raises ValueError for a token that the model does not have."""
+        found = self._made.get(bias)
+        if found is None:
+            if (highest := bias[-1][0]) >= self._vocabulary:
+                raise ValueError(f"'logit_bias' has token {highest}: the model's tokens end at {self._vocabulary - 1}")
+            torch = import_module("torch")
+            found = self._made[bias] = torch.zeros(self._vocabulary, dtype=torch.float32)
+            found[[token for token, _ in bias]] = torch.tensor([weight for _, weight in bias])
+            while len(self._made) > _MOST_BIASES:
+                self._made.popitem(last=False)
+        self._made.move_to_end(bias)
+        return found
 
 
 def guide_arguments(guide: Guide, library: str | None) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from djl_trtllm.backends.effects import Effects, Passed, Target, read_effects
-from djl_trtllm.backends.extra_options import Library, options_of, read_extra_options
+from djl_trtllm.backends.extra_options import Library, options_of, read_extra_options, read_settings
 from djl_trtllm.backends.vllm.names import OWNER, arguments_of, declared_objects, installed_package
 from djl_trtllm.config import Config, DType, KvCacheDType, Quantization
 from djl_trtllm.config.configuration import format_setting
@@ -48,8 +49,8 @@ _OURS = {
     "enable_lora": "set option.enable_lora",
     "structured_outputs_config": "set option.guided_decoding_backend",
     "reasoning_parser": "set option.reasoning_parser: the server finds reasoning",
-    "runner": "text is generated here",
-    "convert": "text is generated here",
+    "runner": "text is generated here, and no other model is served",
+    "convert": "text is generated here, and no other model is served",
     "disable_log_stats": "the server shows vLLM's figures",
     "stream_interval": "set option.stream_interval",
     "override_generation_config": "requests say how they are sampled",
@@ -92,8 +93,9 @@ def with_own_defaults(config: Config, layout: Layout) -> Config:
     if not config.is_set("max_rolling_batch_size") and options.max_num_sequences is None:
         most = max(_SEQUENCES, options.max_rolling_batch_size)
         config = config.replace(Origin.derived("LMI's default with vLLM"), max_rolling_batch_size=most)
-    own = {name: True for name in ("enable_kv_cache_reuse", "enable_chunked_prefill") if not config.is_set(name)}
-    return config.replace(Origin.derived("vLLM's own default"), **own)
+    if config.is_set("enable_chunked_prefill"):
+        return config
+    return config.replace(Origin.derived("vLLM's own default"), enable_chunked_prefill=True)
 
 
 def with_speculation(config: Config, asked: Speculation | None, layout: Layout) -> Config:
@@ -116,37 +118,50 @@ def with_speculation(config: Config, asked: Speculation | None, layout: Layout) 
     )
 
 
+def settable(version: str) -> dict[str, str]:
+    """The arguments that settings `option.NAME` may name, see `EngineBackend.arguments`."""
+    return {name: _OURS.get(name, "") for name in arguments_of(version)}
+
+
 def with_extra_arguments(config: Config, version: str, notes: list[str]) -> tuple[Config, dict[str, Any]]:
     """The configuration with the arguments of `extra_engine_args` that have options, and all others.
 
-    Options that are JSON objects are read in the same way. Raises ConfigError with every problem found.
+    Options that are JSON objects are read in the same way, and settings `option.NAME` that are no options. Raises
+    ConfigError with every problem found.
     """
     package = installed_package()
     signatures = {
         **({} if package is None else declared_objects(package)),
         OWNER: {**arguments_of(version), **_OBJECTS},
     }
+    library = Library(
+        option="extra_engine_args",
+        engine=f"vLLM {version}",
+        owner=OWNER,
+        root=OWNER,
+        signatures=signatures,
+        ours=_OURS,
+        options={target: option for target, option in _OPTIONS.items() if option not in _OBJECTS},
+    )
+    known = settable(version)
+    settings = [each for each in config.engine_settings if known.get(each.name_in_engine) == ""]
     found: dict[str, Any] = {}
     problems: list[str] = []
-    for name in ("extra_engine_args", *_OBJECTS):
-        library = Library(
-            option=name,
-            engine=f"vLLM {version}",
-            owner=OWNER,
-            root=OWNER,
-            signatures=signatures,
-            ours=_OURS,
-            options={target: option for target, option in _OPTIONS.items() if option not in _OBJECTS},
-            argument="" if name == "extra_engine_args" else name,
-        )
+    for name in ("extra_engine_args", *_OBJECTS, ""):
         try:
-            config, extra = read_extra_options(config, library, notes)
+            if name:
+                argument = "" if name == library.option else name
+                config, extra = read_extra_options(config, replace(library, option=name, argument=argument), notes)
+            else:
+                config, extra = read_settings(config, library, settings, notes)
         except ConfigError as error:
             problems += error.problems
             continue
-        twice = [each.target.name for each in extra if each.target.name in found]
         problems += [
-            f"{format_setting(config, name)}: option.extra_engine_args has {each} too; keep one" for each in twice
+            f"{format_setting(config, name) if name else each.place}: option.extra_engine_args has {each.target.name} "
+            "too; keep one"
+            for each in extra
+            if each.target.name in found
         ]
         found |= {each.target.name: each.value for each in extra}
     if problems:

@@ -15,12 +15,13 @@ from typing import Any
 
 from packaging.version import Version
 
-from djl_trtllm.backends.base import EngineBackend, Offer
+from djl_trtllm.backends.base import EngineBackend, Offer, PrefixCache
 from djl_trtllm.backends.effects import Effects
 from djl_trtllm.backends.speculation import planned_speculation
 from djl_trtllm.backends.vllm.arguments import (
     EFFECTS,
     engine_arguments,
+    settable,
     with_extra_arguments,
     with_own_defaults,
     with_speculation,
@@ -87,6 +88,13 @@ class VllmBackend(EngineBackend):
         if hardware.vllm is None or _missing(hardware) or (not hardware.gpus and hardware.openvino):
             return None
         return Backend.VLLM
+
+    def prefix_cache(self, backend: Backend, hardware: Hardware) -> PrefixCache | None:
+        return PrefixCache("vLLM", separate=True)
+
+    def arguments(self) -> Mapping[str, str]:
+        installed = installed_version()
+        return settable(known_versions()[-1] if installed is None else installed[0])
 
     def fitted_to_memory(self, config: Config, layout: Layout, hardware: Hardware, backend: Backend) -> Config:
         return with_own_defaults(config, layout)

@@ -65,6 +65,9 @@ FEATURES: frozenset[str] = frozenset(
         "stop_token_ids",
         "bad",
         "top_logprobs",
+        "prompt_logprobs",
+        "logit_bias",
+        "cache_salt",
         Feature.LOGPROBS,
     }
 )
@@ -104,6 +107,10 @@ def sampling_arguments(request: Submit) -> dict[str, Any]:
         arguments["stop_token_ids"] = list(request.stop_token_ids)
     if request.bad:
         arguments["bad_words"] = list(request.bad)
+    if request.logit_bias:
+        arguments["logit_bias"] = dict(request.logit_bias)
+    if request.prompt_logprobs is not None:  # vLLM computes such a prompt, whatever its prefix cache has of it
+        arguments["prompt_logprobs"] = request.prompt_logprobs
     return arguments
 
 
@@ -293,11 +300,12 @@ class VllmExecutor:
 
     def _add(self, request: Submit) -> None:
         name, adapter = next(self._names), request.adapter
+        salt = {"cache_salt": request.cache_salt} if request.cache_salt else {}
         try:
             parameters = self._parameters(request)
             processed = self._input_processor.process_inputs(
                 name,
-                {"type": "token", "prompt_token_ids": list(request.prompt_ids)},
+                {"type": "token", "prompt_token_ids": list(request.prompt_ids), **salt},
                 parameters,
                 _TASKS,
                 lora_request=None if adapter is None else self._lora(adapter),
@@ -333,10 +341,18 @@ class VllmExecutor:
             sequence = sequences.get(output.request_id)
             if sequence is None:
                 continue
+            if (scores := output.new_prompt_logprobs_tensors) is not None:
+                news.prompts[sequence.request_id] = [None, *_prompt_logprobs(scores)]
             wanted = sequence.wants_logprobs and output.new_logprobs is not None
             if output.new_token_ids:
                 logprobs = _logprobs(output.new_logprobs, sequence.top) if wanted else None
-                news.add(sequence.request_id, output.new_token_ids, logprobs)
+                try:
+                    news.add(sequence.request_id, output.new_token_ids, logprobs)
+                except ValueError as problem:
+                    del sequences[output.request_id]
+                    self._core.abort_requests([output.request_id])
+                    news.end(sequence.request_id, FinishReason.ERROR, str(problem))
+                    continue
                 if self._speculates:
                     news.accepted[sequence.request_id] = len(output.new_token_ids) - 1
             if not sequence.begun:
@@ -398,6 +414,12 @@ def guide_arguments(guide: Guide, library: str) -> dict[str, Any]:
     """Return the keyword arguments of StructuredOutputsParams. Raises SchemaError."""
     guide = with_options(guide) if library == GuidedDecoding.LLGUIDANCE else as_grammar(guide)[0]
     return {_GUIDES[guide.kind]: guide.value}
+
+
+def _prompt_logprobs(found: Any) -> list[Logprob]:
+    """The log-probabilities of a prompt's tokens but the first: in each row the token comes first."""
+    rows = zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True)
+    return [Ranked(values[0], ids[1:], values[1:]) for ids, values in rows]
 
 
 def _logprobs(found: Any, top: int) -> list[Logprob]:

@@ -214,7 +214,21 @@ class ToolCallFormat(Choice):
     AUTO = "auto"
     HERMES = "hermes"
     LLAMA3_JSON = "llama3_json"
+    LLAMA4_PYTHONIC = "llama4_pythonic"
     MISTRAL = "mistral"
+    QWEN3_CODER = "qwen3_coder"
+    GLM4 = "glm4"
+    KIMI_K2 = "kimi_k2"
+    DEEPSEEK_V3 = "deepseek_v3"
+    DEEPSEEK_V31 = "deepseek_v31"
+    DEEPSEEK_V32 = "deepseek_v32"
+    DEEPSEEK_V4 = "deepseek_v4"
+    DEEPSEEK_V41 = "deepseek_v41"
+    MINIMAX_M2 = "minimax_m2"
+    MINIMAX_M3 = "minimax_m3"
+    GEMMA4 = "gemma4"
+    OPENAI = "openai"
+    SEED_OSS = "seed_oss"
     NONE = "none"
 
 
@@ -224,12 +238,20 @@ class ReasoningFormat(Choice):
     AUTO = "auto"
     DEEPSEEK_R1 = "deepseek_r1"
     QWEN3 = "qwen3"
+    KIMI_K2 = "kimi_k2"
+    NEMOTRON_V3 = "nemotron_v3"
+    MINIMAX_M3 = "minimax_m3"
+    GEMMA4 = "gemma4"
+    GPT_OSS = "gpt_oss"
+    MISTRAL = "mistral"
+    SEED_OSS = "seed_oss"
     NONE = "none"
 
 
 class UnknownParameters(Choice):
     """The answer to a request with fields that are not known."""
 
+    NOTE = "note"
     REFUSE = "refuse"
     WARN = "warn"
 
@@ -249,6 +271,12 @@ class LoadFormat(Choice):
 class LogFormat(Choice):
     TEXT = "text"
     JSON = "json"
+
+
+class RecordedPrompts(Choice):
+    LENGTHS = "lengths"
+    IDS = "ids"
+    TEXT = "text"
 
 
 class LogLevel(Choice):
@@ -273,6 +301,7 @@ class OptionTypes:
     model_name: str | None
     backend: Backend
     rolling_batch: RollingBatch
+    entry_point: str | None
     tokenizer: str | None
     tokenizer_revision: str | None
     hf_access_token: str | None
@@ -514,6 +543,8 @@ class OptionTypes:
     sessions_expiration: float
     sessions_path: Path | None
     max_sessions: int
+    stored_responses_memory: int
+    stored_responses_timeout: float
     # server
     inference_address: str | None
     host: str
@@ -564,6 +595,10 @@ class OptionTypes:
     log_level: LogLevel
     request_log: bool
     otlp_traces_endpoint: str | None
+    record_file: Path | None
+    record_share: float
+    record_prompts: RecordedPrompts
+    record_max_bytes: int
     # triton
     decoupled: bool | None
     triton_http_port: int

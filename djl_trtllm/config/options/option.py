@@ -39,6 +39,7 @@ class Option:
     `effect` says what the value does whatever the backend; where that is "", the backends' option maps say it.
     `legacy` says what happens instead, of an option that is accepted and has no effect; `warn` whether setting it is a
     warning, and `under_djl` what it does inside DJL Serving, if that is anything.
+    `vllm_argument` is the argument of vLLM that takes values which the option does not have.
     `default_note` explains a default that is not a plain value; `example` is shown where the default is empty.
     """
 
@@ -55,6 +56,7 @@ class Option:
     effect: str = ""
     legacy: str = ""
     under_djl: str = ""
+    vllm_argument: str = ""
     warn: bool = False
     source: str = ""
     default_note: str = ""

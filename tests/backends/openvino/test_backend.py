@@ -23,8 +23,8 @@ from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.errors import ConfigError, EngineError, EngineMismatchError
 from djl_trtllm.model import Layout, ModelKind, ModelShape, inspect
-from tests.backends import rows
 from tests.engines.helpers import CONTEXT, CPU_ONLY, configured, gpu_machine, write_engine_files
+from tests.support.tables import by_table
 
 
 def test_an_engine_directory_names_its_own_backend(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_the_executors_options_are_complete(checkpoint: Path, tmp_path: Path) ->
         plan.executor_options()
 
 
-@pytest.mark.parametrize(("options", "expected"), rows(__file__, "what_options_become_in_the_plan"))
+@by_table("options", "expected")
 def test_what_options_become_in_the_plan(
     checkpoint: Path, options: dict[str, object], expected: dict[str, object]
 ) -> None:
@@ -105,7 +105,7 @@ def test_what_options_become_in_the_plan(
     assert {name: getattr(plan, name) for name in expected} == expected
 
 
-@pytest.mark.parametrize(("options", "told"), rows(__file__, "what_a_plan_lowers_is_said"))
+@by_table("options", "told")
 def test_what_a_plan_lowers_is_said(checkpoint: Path, options: dict[str, object], told: str | None) -> None:
     notes = [note for note in planned(checkpoint, **options).notes if "rotary_dim" not in note]
     assert notes == [] if told is None else any(told in note for note in notes)
@@ -121,9 +121,7 @@ def test_auto_keeps_the_checkpoints_number_format(
     assert planned(with_config(checkpoint, tmp_path / "m", dtype=name)).dtype == expected
 
 
-@pytest.mark.parametrize(
-    ("options", "words"), rows(__file__, "what_has_no_counterpart_is_refused_with_what_replaces_it_all_at_once")
-)
+@by_table("options", "words")
 def test_what_has_no_counterpart_is_refused_with_what_replaces_it_all_at_once(
     checkpoint: Path, options: dict[str, object], words: tuple[str, ...]
 ) -> None:
@@ -166,7 +164,7 @@ def kv_cache(config: Config, *, memory: int = 10**9, shape: ModelShape = SHAPE, 
     return plan_kv_cache(config, shape, max_seq_len=length, max_sequences=4, available_memory=memory)
 
 
-@pytest.mark.parametrize(("options", "memory", "blocks", "reason"), rows(__file__, "the_size_of_the_kv_cache"))
+@by_table("options", "memory", "blocks", "reason")
 def test_the_size_of_the_kv_cache(options: dict[str, Any], memory: int, blocks: int, reason: str) -> None:
     plan = kv_cache(configured(**options), memory=memory)
     assert (plan.blocks, plan.block_bytes, plan.precision) == (blocks, BLOCK, "f16")
@@ -174,7 +172,7 @@ def test_the_size_of_the_kv_cache(options: dict[str, Any], memory: int, blocks: 
     assert plan.longest_sequence == (blocks - 1) * 32
 
 
-@pytest.mark.parametrize(("options", "memory", "words"), rows(__file__, "a_cache_that_does_not_fit_is_refused"))
+@by_table("options", "memory", "words")
 def test_a_cache_that_does_not_fit_is_refused(options: dict[str, Any], memory: int, words: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError) as caught:
         kv_cache(configured(**options), memory=memory)
@@ -182,9 +180,7 @@ def test_a_cache_that_does_not_fit_is_refused(options: dict[str, Any], memory: i
     assert all(word in problem for word in words), problem
 
 
-@pytest.mark.parametrize(
-    ("asked", "precision", "size"), rows(__file__, "the_precision_is_pinned_and_decides_the_size_of_a_block")
-)
+@by_table("asked", "precision", "size")
 def test_the_precision_is_pinned_and_decides_the_size_of_a_block(asked: str, precision: str, size: int) -> None:
     plan = kv_cache(configured(kv_cache_dtype=asked))
     assert (plan.precision, plan.block_bytes) == (precision, size)
@@ -216,7 +212,7 @@ def built_limits(path: Path, config: Config, limits: object = LIMITS) -> dict[st
     return dict(built.defaults)
 
 
-@pytest.mark.parametrize(("options", "kept"), rows(__file__, "the_limits_of_the_manifest_are_defaults"))
+@by_table("options", "kept")
 def test_the_limits_of_the_manifest_are_defaults(
     tmp_path: Path, options: dict[str, object], kept: dict[str, object]
 ) -> None:

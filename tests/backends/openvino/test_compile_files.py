@@ -11,8 +11,8 @@ from djl_trtllm.backends.openvino import compile as openvino
 from djl_trtllm.backends.openvino.compile import COMPILER, NO_ATTENTION, OpenVinoSpec, check_engine
 from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.errors import EngineMismatchError
-from tests.backends import rows
 from tests.engines.helpers import write_checkpoint, write_engine_files
+from tests.support.tables import by_table
 
 STEPS = ("die_with_parent", "export", "require_attention", "compress", "convert_tokenizer", "copy_identity_files")
 
@@ -62,9 +62,7 @@ def test_the_steps_are_reported_in_order(
     assert phases == [*(["compress"] if compressed else []), "tokenizer", "save"]
 
 
-@pytest.mark.parametrize(
-    ("method", "package"), rows(__file__, "a_quantised_checkpoint_whose_loader_is_missing_is_refused_in_one_line")
-)
+@by_table("method", "package")
 def test_a_quantised_checkpoint_whose_loader_is_missing_is_refused_in_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -107,7 +105,7 @@ def test_a_model_without_attention_is_refused_in_one_line(
     assert run(spec, tmp_path) == 0
 
 
-@pytest.mark.parametrize(("line", "cause"), rows(__file__, "a_failure_of_openvinos_export_is_classified"))
+@by_table("line", "cause")
 def test_a_failure_of_openvinos_export_is_classified(line: str, cause: str) -> None:
     found = COMPILER.cause_of([line])
     assert found is not None and found[0].name == cause

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.backends.openvino.executor import OpenVinoExecutor, PrefixCacheMirror, generation_config
-from djl_trtllm.executor.protocol import Stats, Submit
+from djl_trtllm.executor.protocol import Ranked, Stats, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, Sampling
-from tests.backends import rows
 from tests.backends.openvino import executor_options
-from tests.support.steps import Output, deltas_of
+from tests.support.steps import Output, deltas_of, unreadable
+from tests.support.tables import by_table
 
 PROMPT = "Once upon a time there was a little wolf who lived in the dark wood."
 END_ID = 2
@@ -200,6 +200,17 @@ def test_a_request_that_the_engine_dropped_ends_with_an_error(load: Load, prompt
     assert generate(executor, prompt, 4).end.finish == FinishReason.LENGTH
 
 
+def test_output_that_cannot_be_read_ends_its_request_and_no_other(
+    executor: OpenVinoExecutor, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreadable(2, monkeypatch)
+    for number in (1, 2):
+        executor.submit(Submit(number, prompt, Sampling(8)))
+    outputs = finish(executor)
+    assert outputs[1].end.finish == FinishReason.LENGTH and len(outputs[1].ids) == 8
+    assert "2 log-probabilities for 1 token" in str(outputs[2].end.error) and not outputs[2].ids
+
+
 def test_reused_prefixes_are_reported_once_and_change_nothing(
     load: Load, executor: OpenVinoExecutor, prompt: list[int]
 ) -> None:
@@ -210,6 +221,82 @@ def test_reused_prefixes_are_reported_once_and_change_nothing(
     assert sum(delta.cached_tokens for delta in plain.deltas + first.deltas) == 0
     assert [delta.cached_tokens for delta in second.deltas] == [192] + [0] * (len(second.deltas) - 1)
     assert first.ids == second.ids == plain.ids
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(16),
+        Sampling(16, presence_penalty=1.0, frequency_penalty=0.5),
+        Sampling(16, do_sample=True, top_k=5, seed=3),
+        Sampling(16, min_new_tokens=4),
+    ],
+)
+def test_prompts_with_different_salts_share_nothing_and_have_the_same_output(
+    load: Load, executor: OpenVinoExecutor, prompt: list[int], sampling: Sampling
+) -> None:
+    caching, long = load(enable_prefix_caching=True, num_kv_blocks=59), (prompt * 20)[:200]
+    salts = ["", "one", "two", "one", "", "two"]
+    outputs = []
+    for salt in salts:
+        caching.submit(Submit(1, long, sampling, cache_salt=salt and f"{salt} {sampling}", logprobs=True))
+        outputs.append(finish(caching)[1])
+    executor.submit(Submit(1, long, sampling, logprobs=True))
+    plain = finish(executor)[1]
+    assert [output.ids for output in outputs] == [plain.ids] * len(salts)
+    cached = [sum(delta.cached_tokens for delta in output.deltas) for output in outputs]
+    assert cached[1:3] == [0, 0]
+    assert cached[3:] == [192, 192, 192]
+
+
+def test_a_repetition_penalty_is_refused_where_its_prompt_cannot_be_kept_apart(load: Load, prompt: list[int]) -> None:
+    caching, long = load(enable_prefix_caching=True), (prompt * 20)[:33]
+    for ids, salt, finished in (
+        (long, "one", FinishReason.ERROR),
+        (long[:32], "one", FinishReason.LENGTH),
+        (long, "", FinishReason.LENGTH),
+    ):
+        caching.submit(Submit(1, ids, Sampling(2, repetition_penalty=1.1), cache_salt=salt))
+        assert finish(caching)[1].end.finish == finished
+
+
+def test_a_prompt_has_the_log_probabilities_that_its_tokens_had_as_output(
+    load: Load, executor: OpenVinoExecutor, prompt: list[int]
+) -> None:
+    scoring, long = load(scores_prompts=True, enable_prefix_caching=True), (prompt * 40)[:300]
+    generated = generate(executor, long, 8, logprobs=True)
+    logprobs = [logprob for delta in generated.deltas for logprob in delta.logprobs or ()]
+    for salt in ("", "one", ""):  # a prompt in the prefix cache has them too
+        scoring.submit(Submit(1, [*long, *generated.ids], Sampling(2), prompt_logprobs=3, cache_salt=salt))
+        scoring.submit(Submit(2, prompt, Sampling(40)))
+        steps = []
+        while scoring.busy:
+            steps.append(scoring.step())
+        (scores,) = [step.prompts[1] for step in steps if step.prompts]
+        assert len(scores) == len(long) + 8
+        assert scores[0] is None
+        assert all(isinstance(score, Ranked) for score in scores[1:])
+        last = [score for score in scores[-8:] if isinstance(score, Ranked)]
+        assert [score.logprob for score in last] == pytest.approx(logprobs, abs=2e-3)
+        assert [score.ids[0] for score in last] == generated.ids
+        assert all(score.logprobs == sorted(score.logprobs, reverse=True) and len(score.ids) == 3 for score in last)
+
+
+def test_a_prompt_that_is_given_up_while_it_is_scored_leaves_the_next_one_whole(load: Load, prompt: list[int]) -> None:
+    scoring, long = load(scores_prompts=True, enable_prefix_caching=True), (prompt * 60)[:600]
+    alone = Submit(2, long, Sampling(1), prompt_logprobs=0)
+    scoring.submit(alone)
+    expected = next(step.prompts for step in iter(scoring.step, None) if step.prompts)
+    finish(scoring)
+    scoring.submit(Submit(1, (prompt[::-1] * 60)[:600], Sampling(1), prompt_logprobs=0))
+    scoring.step()
+    scoring.submit(alone)
+    scoring.cancel(1)
+    steps = []
+    while scoring.busy:
+        steps.append(scoring.step())
+    assert [step.prompts for step in steps if step.prompts] == [expected]
+    assert [end.finish for step in steps for end in step.ends] == [FinishReason.CANCELLED, FinishReason.LENGTH]
 
 
 def test_limits_details_and_statistics(executor: OpenVinoExecutor, prompt: list[int]) -> None:
@@ -256,9 +343,7 @@ def test_end_tokens_are_ignored_only_where_no_token_ends_the_sequence(ids: list[
 # -- which prompt tokens come from the prefix cache --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("remembered", "prompt", "reused"), rows(__file__, "whole_blocks_are_reused_up_to_the_first_difference")
-)
+@by_table("remembered", "prompt", "reused")
 def test_whole_blocks_are_reused_up_to_the_first_difference(remembered: str, prompt: str, reused: int) -> None:
     cache = PrefixCacheMirror(capacity=2, block_size=4)
     for tokens in remembered.split():

@@ -32,9 +32,9 @@ from djl_trtllm.executor.guides import GuideGate
 from djl_trtllm.executor.protocol import Refusal, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
-from tests.backends import rows
 from tests.backends.openvino import executor_options
 from tests.support.steps import Delta, deltas_of
+from tests.support.tables import table
 
 SLOW = Guide(GuideKind.REGEX, "(" + "|".join(f"word{number}.*x" for number in range(600)) + ")")
 
@@ -148,7 +148,7 @@ def test_what_would_stop_other_requests_is_refused(
 
 
 def test_the_program_tries_guides(tiny_stories: Path) -> None:
-    cases = rows(__file__, "guides_of_the_program")
+    cases = table(__file__, "guides_of_the_program")
     found: dict[int, str] = {}
     gate = GuideGate(
         guides.__name__,
@@ -247,7 +247,7 @@ class Order(pydantic.BaseModel):
         return bool(cls.model_validate(value))
 
 
-ZOD = rows(__file__, "zod")
+ZOD = table(__file__, "zod")
 """The JSON schema that zod 4 makes of an object with integers, an email address, a date and a regular expression."""
 
 
@@ -357,8 +357,9 @@ def test_a_guided_request_is_cancelled_before_and_after_it_runs(run: Run) -> Non
     assert (run.tokens[0], run.ends[0].error) == ([], None)
 
 
+@pytest.mark.slow
 def test_no_wild_guide_ends_the_engine(run: Run, executor: OpenVinoExecutor) -> None:
-    wild = rows(__file__, "wild")
+    wild = table(__file__, "wild")
     for number, (kind, text) in enumerate(wild):
         run.submit(number, Guide(GuideKind(kind), text), 12, do_sample=number % 2 == 1, seed=number)
     run.finish()
@@ -370,10 +371,11 @@ def test_no_wild_guide_ends_the_engine(run: Run, executor: OpenVinoExecutor) -> 
     assert (after.ends[0].finish, after.text(1)) == (FinishReason.LENGTH, "yes")
 
 
+@pytest.mark.slow
 def test_no_random_guide_ends_the_engine(run: Run, executor: OpenVinoExecutor) -> None:
     """Pieces of the three languages in any order: most are invalid, some are not."""
     chance = random.Random(14)
-    pieces = rows(__file__, "pieces")
+    pieces = table(__file__, "pieces")
     kinds = [GuideKind.REGEX, GuideKind.GRAMMAR, GuideKind.JSON_SCHEMA]
     for number in range(150):
         kind = chance.choice(kinds)

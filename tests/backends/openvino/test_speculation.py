@@ -18,7 +18,7 @@ from tests.backends.openvino import executor_options
 
 TEXT = "Tom and Sue went to the park. Tom and Sue saw a dog. The dog ran to Tom and Sue. Once upon a time there was a"
 TOKENS = 24
-Outputs = dict[int, tuple[list[int], list[float | None], int]]
+Outputs = dict[int, tuple[list[int], list[Any], int]]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,8 @@ def test_a_full_cache_and_cancelled_requests_lose_nobody(
     plain: OpenVinoExecutor, speculating: OpenVinoExecutor, tokenizer: Tokenizer
 ) -> None:
     """As many as admission lets in, a part of which is cancelled at once or under way."""
-    chance, left, running, found = random.Random(3), prompts(tokenizer, 120), {}, dict[int, list[int]]()
+    chance, left = random.Random(3), prompts(tokenizer, 120)
+    running, found = dict[int, int](), dict[int, list[int]]()
     limits, number, ends = speculating.limits, 0, dict[int, FinishReason]()
     asked = dict(enumerate(left))
 

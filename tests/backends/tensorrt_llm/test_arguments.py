@@ -36,21 +36,21 @@ from djl_trtllm.config import Backend
 from djl_trtllm.config.options import OPTIONS, find
 from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import inspect
-from tests.backends import rows
 from tests.backends.tensorrt_llm.kit import CASES, building, changed, engine_planned, flat, planned, problems, running
 from tests.engines.helpers import configured, gpu_machine
 from tests.fakes.installation import fake_tensorrt_llm
+from tests.support.tables import by_table, table
 
 DEFAULTS = {"LLM.gather_generation_logits"}
 """Of those that a case names and that are passed anyway."""
-TOGETHER = set(rows(__file__, "options_with_others"))
+TOGETHER = set(table(__file__, "options_with_others"))
 """Options that mean something with others only, and have tests of their own."""
 
 
 # -- what is passed when nothing is set ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("backend", "version", "built", "run"), rows(__file__, "what_is_passed_by_default"))
+@by_table("backend", "version", "built", "run")
 def test_what_is_passed_by_default(
     roomy: Path, backend: str, version: str, built: dict[str, Any], run: dict[str, Any]
 ) -> None:
@@ -334,7 +334,7 @@ def test_until_is_exclusive_and_pre_releases_count_as_packaging_orders_them() ->
     assert default_of("LLM.pytorch", "max_batch_size", "1.3.0rc0") == 2048
 
 
-@pytest.mark.parametrize(("annotation", "expected"), rows(__file__, "only_a_choice_of_strings_has_choices"))
+@by_table("annotation", "expected")
 def test_only_a_choice_of_strings_has_choices(annotation: str, expected: tuple[str, ...] | None) -> None:
     assert choices(annotation) == (None if expected is None else tuple(expected))
 

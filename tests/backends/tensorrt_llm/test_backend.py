@@ -19,10 +19,10 @@ from djl_trtllm.config import Backend
 from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, ModelKind, inspect
-from tests.backends import rows
 from tests.backends.tensorrt_llm.kit import planned, problems
 from tests.config.helpers import from_text
 from tests.engines.helpers import CPU_ONLY, H200, configured, gpu_machine
+from tests.support.tables import by_table
 
 GPU = gpu_machine("1.2.1")
 NO_ENGINES = gpu_machine("1.3.0")
@@ -202,7 +202,7 @@ def quantised(roomy: Path, tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("backend", ["tensorrt", "pytorch"])
 @pytest.mark.parametrize("version", ["1.0.0", "1.2.1"])
-@pytest.mark.parametrize("stored", rows(__file__, "what_tensorrt_llm_does_not_load_is_refused"))
+@by_table("stored")
 def test_what_tensorrt_llm_does_not_load_is_refused(
     quantised: Any, stored: dict[str, Any], version: str, backend: str
 ) -> None:
@@ -226,12 +226,12 @@ def test_mxfp4_is_for_the_pytorch_backend(quantised: Any) -> None:
     assert planned(path, "1.2.1", 1, backend="pytorch").notes == ()
 
 
-@pytest.mark.parametrize(("stored", "version"), rows(__file__, "what_it_loads_is_planned_without_a_word"))
+@by_table("stored", "version")
 def test_what_it_loads_is_planned_without_a_word(quantised: Any, stored: dict[str, Any] | None, version: str) -> None:
     assert planned(quantised(stored), version, 1, backend="pytorch").notes == ()
 
 
-@pytest.mark.parametrize(("stored", "version", "since"), rows(__file__, "versions_that_may_or_may_not_are_reported"))
+@by_table("stored", "version", "since")
 def test_versions_that_may_or_may_not_are_reported(
     quantised: Any, stored: dict[str, Any], version: str, since: str
 ) -> None:
@@ -263,7 +263,7 @@ def test_bfloat16_needs_ampere(roomy: Path, backend: str) -> None:
 
 
 @pytest.mark.parametrize("gpu", [B200, B300])
-@pytest.mark.parametrize(("option", "value", "algorithm"), rows(__file__, "blackwell_has_no_engines_with_integers"))
+@by_table("option", "value", "algorithm")
 def test_blackwell_has_no_engines_with_integers(roomy: Path, gpu: Gpu, option: str, value: str, algorithm: str) -> None:
     (problem,) = problems(roomy, gpu=gpu, **{option: value})
     assert problem == (
@@ -279,9 +279,7 @@ def test_blackwell_has_no_engines_with_integers(roomy: Path, gpu: Gpu, option: s
 _GLM3 = {"model_type": "chatglm", "padded_vocab_size": 65024}
 
 
-@pytest.mark.parametrize(
-    ("path", "raw", "options", "name"), rows(__file__, "versions_are_reported_by_option_path_and_configuration")
-)
+@by_table("path", "raw", "options", "name")
 def test_versions_are_reported_by_option_path_and_configuration(
     path: str, raw: dict[str, object], options: str, name: str | None
 ) -> None:

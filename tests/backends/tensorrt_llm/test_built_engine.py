@@ -29,10 +29,10 @@ from djl_trtllm.config import Config, load
 from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.errors import EngineMismatchError
-from tests.backends import rows
 from tests.engines.helpers import H200, configured, gpu_machine, write_checkpoint, write_tensorrt_engine
+from tests.support.tables import by_table, table
 
-BUILT: dict[str, Any] = rows(__file__, "built")
+BUILT: dict[str, Any] = table(__file__, "built")
 """What TensorRT-LLM 1.2 writes for a Llama on two GPUs, less what nothing here looks at."""
 TWO = gpu_machine("1.2.1", 2)
 
@@ -73,10 +73,10 @@ def test_what_an_engine_was_compiled_with_is_read_from_its_config(tmp_path: Path
     assert built.pop("directory") == tmp_path
     flags = built.pop("built_with")
     assert (flags["nccl_plugin"], flags["opt_num_tokens"]) == ("auto", 64)
-    assert built == rows(__file__, "read")
+    assert built == table(__file__, "read")
 
 
-@pytest.mark.parametrize("config", rows(__file__, "what_a_config_does_not_tell_is_not_known_and_never_a_mismatch"))
+@by_table("config")
 def test_what_a_config_does_not_tell_is_not_known_and_never_a_mismatch(tmp_path: Path, config: dict[str, Any]) -> None:
     built = read_built_engine(engine_dir(tmp_path, config))
     assert built.world_size == 1 and built.max_batch_size is None and built.use_paged_context_fmha is None
@@ -104,9 +104,7 @@ def test_an_engine_of_before_0_8_is_refused_with_the_command(tmp_path: Path) -> 
         read_built_engine(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("values", "chunked", "longest"), rows(__file__, "the_longest_prompt_is_bounded_by_what_the_executor_bounds_it_by")
-)
+@by_table("values", "chunked", "longest")
 def test_the_longest_prompt_is_bounded_by_what_the_executor_bounds_it_by(
     values: dict[str, Any], chunked: bool, longest: int | None
 ) -> None:
@@ -214,12 +212,12 @@ def limits(built: dict[str, Any] | None = None, **options: object) -> Built:
     return built_limits(configured(**options), BuiltEngine(Path("/engine"), **SIZES | (built or {})))
 
 
-@pytest.mark.parametrize(("built", "options", "defaults", "bounds"), rows(__file__, "limits_that_differ"))
+@by_table("built", "options", "defaults", "bounds")
 def test_limits_are_the_engines_within_what_the_user_set(
     built: dict[str, Any], options: dict[str, Any], defaults: dict[str, Any], bounds: dict[str, Any]
 ) -> None:
     """The table has what differs from an engine of 256 sequences of 3,072 tokens without options."""
-    usual, found = rows(__file__, "limits_of_an_engine"), limits(built, **options)
+    usual, found = table(__file__, "limits_of_an_engine"), limits(built, **options)
     assert found.where == "build_config in /engine/config.json"
     wanted = usual["defaults"] | defaults
     assert found.defaults == {name: value for name, value in wanted.items() if value is not None}
@@ -353,7 +351,7 @@ def test_the_whole_compiler_leaves_an_engine_beside_its_timing_cache(
 # -- what is known of the compilers: their logs, and what they need ----------------------------------------------------
 
 
-LABELS = rows(__file__, "labels")
+LABELS = table(__file__, "labels")
 
 
 @pytest.mark.parametrize(("line", "phase"), LABELS)
@@ -362,7 +360,7 @@ def test_tensorrt_llms_own_lines_tell_its_phases(line: str, phase: str) -> None:
 
 
 # No line has two of the words that a class is known by: it would be found with either of them gone.
-TENSORRT_FAILURES = rows(__file__, "tensorrt_failures")
+TENSORRT_FAILURES = table(__file__, "tensorrt_failures")
 
 
 @pytest.mark.parametrize(("line", "cause"), TENSORRT_FAILURES)

@@ -19,10 +19,10 @@ from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.executor.protocol import Feature, Refusal
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind
-from tests.backends import rows
 from tests.backends.tensorrt_llm.kit import BACKENDS, LONG, PROMPT, Machine, in_processes, rank
 from tests.executor.kit import Probe, run_checked
 from tests.support.adapters import write_adapter
+from tests.support.tables import by_table
 
 pytestmark = pytest.mark.slow
 
@@ -301,9 +301,7 @@ async def test_a_shutdown_that_the_worker_does_not_follow_is_bounded(machine: Ma
 # -- loading -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("backend", "error", "message"), rows(__file__, "a_load_that_fails_is_reported_with_its_cause")
-)
+@by_table("backend", "error", "message")
 def test_a_load_that_fails_is_reported_with_its_cause(machine: Machine, backend: str, error: str, message: str) -> None:
     async def body() -> None:
         with pytest.raises(ExecutorStartError, match=message):

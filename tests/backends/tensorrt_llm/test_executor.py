@@ -18,9 +18,9 @@ from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
 from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler
 from djl_trtllm.executor.protocol import Feature, Stats, Submit
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
-from tests.backends import rows
 from tests.backends.tensorrt_llm.kit import MakeEngine, RequestError, played
 from tests.support.steps import Delta
+from tests.support.tables import by_table
 
 PLAIN_LOOP = {"disable_overlap_scheduler": True}
 
@@ -157,10 +157,7 @@ async def test_an_error_of_a_response_ends_its_request_alone(
     assert first.aborts == aborts
 
 
-@pytest.mark.parametrize(
-    ("words", "lost", "options"),
-    rows(__file__, "an_error_of_a_request_after_which_none_succeeds_is_the_loss_of_the_engine"),
-)
+@by_table("words", "lost", "options")
 @played
 async def test_an_error_of_a_request_after_which_none_succeeds_is_the_loss_of_the_engine(
     make: MakeEngine, words: str, lost: bool, options: dict[str, Any]
@@ -223,10 +220,7 @@ async def test_a_request_that_the_engine_drops_without_a_word_is_ended_after_a_s
     assert engine.executor.stats().running == 0
 
 
-@pytest.mark.parametrize(
-    ("backend", "fields", "aborted"),
-    rows(__file__, "a_stream_with_log_probabilities_on_the_engine_backend_is_drained_unaborted"),
-)
+@by_table("backend", "fields", "aborted")
 @played
 async def test_a_stream_with_log_probabilities_on_the_engine_backend_is_drained_unaborted(
     make: MakeEngine, backend: str, fields: dict[str, Any], aborted: int

@@ -19,7 +19,7 @@ from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import inspect
 from tests.backends.tensorrt_llm.kit import flat
 from tests.engines.helpers import configured, gpu_machine
-from tests.support.tables import rows
+from tests.support.tables import by_table
 
 LLM_ARGS = """
 class StrictBaseModel(BaseModel):
@@ -98,10 +98,7 @@ def test_an_argument_that_has_an_option_is_that_option(roomy: Path) -> None:
     assert "option.max_num_tokens=8192 (environment variable OPTION_MAX_NUM_TOKENS)" in problem
 
 
-@pytest.mark.parametrize(
-    ("given", "options", "named"),
-    rows(__file__, "what_options_make_something_else_is_refused_by_both_names"),
-)
+@by_table("given", "options", "named")
 def test_what_options_make_something_else_is_refused_by_both_names(
     roomy: Path, monkeypatch: pytest.MonkeyPatch, given: Any, options: dict[str, str], named: str | None
 ) -> None:

@@ -12,14 +12,14 @@ from djl_trtllm.backends.json_grammar import with_options
 from djl_trtllm.executor.guides import GuideGate
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.request import Guide, GuideKind, Sampling
-from tests.backends import rows
 
 pytest.importorskip("llguidance")
 from llguidance import LLMatcher, LLTokenizer  # if it is installed
 
 from djl_trtllm.backends.llguidance_process import LlguidanceTrial
+from tests.support.tables import table
 
-GUIDES = rows(__file__, "guides_for_llguidance")
+GUIDES = table(__file__, "guides_for_llguidance")
 GOOD = [Guide(GuideKind(kind), value) for kind, value in GUIDES["good"]]
 BAD = [(Guide(GuideKind(kind), value), problem) for kind, value, problem in GUIDES["bad"]]
 KEYWORDS = json.loads((Path(__file__).parents[1] / "json_grammar.json").read_text())["not_followed"]

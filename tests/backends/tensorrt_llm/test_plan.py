@@ -24,10 +24,10 @@ from djl_trtllm.errors import ConfigError, EngineMismatchError
 from djl_trtllm.model import ModelKind, ModelShape, inspect
 from djl_trtllm.model.adapter import AdapterLimits
 from djl_trtllm.model.layout import inspect_config
-from tests.backends import rows
 from tests.backends.tensorrt_llm.kit import building, engine_planned, planned, problems, running
 from tests.engines.helpers import CONTEXT, configured, gpu_machine, write_checkpoint, write_tensorrt_engine
 from tests.sizing.configs import llama
+from tests.support.tables import by_table, table
 
 
 def planned_on(path: Path, hardware: Hardware | None = None, /, **options: object) -> TensorRtLlmPlan:
@@ -63,7 +63,7 @@ def engine(checkpoint: Path, tmp_path: Path) -> Path:
 def test_a_compiled_engines_limits_are_the_plans(engine: Path) -> None:
     plan = engine_plan(engine)
     assert (plan.max_sequences, plan.max_seq_len, plan.max_input_len) == (16, 192, 160)
-    assert plan.executor_options() == rows(__file__, "options_of_an_engines_executor", engine=engine)
+    assert plan.executor_options() == table(__file__, "options_of_an_engines_executor", engine=engine)
 
 
 def test_lengths_are_compared_with_the_engines_as_far_as_the_models_context_has_them(engine: Path) -> None:
@@ -105,12 +105,12 @@ def test_a_plan_to_compile_has_no_executor_yet(checkpoint: Path, engine: Path) -
 def test_the_compiler_is_reported_everything(checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / ".out.partial"
     spec = engine_plan(checkpoint, quantize="int8").compile_spec(out)
-    assert spec == TensorRtLlmSpec(**rows(__file__, "spec_of_the_compiler", checkpoint=checkpoint, out=out))
+    assert spec == TensorRtLlmSpec(**table(__file__, "spec_of_the_compiler", checkpoint=checkpoint, out=out))
     elsewhere = engine_plan(checkpoint, workspace=tmp_path / "fast").compile_spec(out)
     assert elsewhere.workspace == str(tmp_path / "fast" / "djl-trtllm.out.partial")
 
 
-@pytest.mark.parametrize("options", rows(__file__, "what_changes_the_engine_changes_its_place_in_the_cache"))
+@by_table("options")
 def test_what_changes_the_engine_changes_its_place_in_the_cache(checkpoint: Path, options: dict[str, object]) -> None:
     two = gpu_machine(gpus=2)
     assert planned_on(checkpoint, two, **options).cache_key != planned_on(checkpoint, two).cache_key
@@ -143,7 +143,7 @@ def test_a_checkpoint_is_run_as_it_is(checkpoint: Path) -> None:
     options = plan.at(checkpoint).executor_options()
     arguments = options.pop("arguments")
     assert arguments["max_seq_len"] == CONTEXT and arguments["enable_iter_perf_stats"] is True
-    assert options == rows(__file__, "options_of_a_checkpoints_executor", checkpoint=checkpoint)
+    assert options == table(__file__, "options_of_a_checkpoints_executor", checkpoint=checkpoint)
 
 
 def test_with_chunked_prefill_a_prompt_may_be_longer_than_an_iteration(engine: Path, checkpoint: Path) -> None:
@@ -153,9 +153,7 @@ def test_with_chunked_prefill_a_prompt_may_be_longer_than_an_iteration(engine: P
     assert engine_plan(engine, max_num_tokens=150).executor_options()["max_prompt_len"] == 150
 
 
-@pytest.mark.parametrize(
-    ("version", "options", "expected"), rows(__file__, "stops_go_to_engines_that_do_not_lose_memory_with_them")
-)
+@by_table("version", "options", "expected")
 def test_stops_go_to_engines_that_do_not_lose_memory_with_them(
     checkpoint: Path, version: str, options: dict[str, object], expected: bool
 ) -> None:
@@ -249,7 +247,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return fitted_to_memory(config, layout, gpu_machine(gpus=self.gpus, gpu=GPUS[self.gpu]))
 
 
-CASES = msgspec.convert(rows(__file__, "fitted_to_memory"), list[Case])
+CASES = msgspec.convert(table(__file__, "fitted_to_memory"), list[Case])
 
 
 @pytest.mark.parametrize("case", CASES, ids=repr)
@@ -308,7 +306,7 @@ def test_engine_and_cache_key_follow_the_number(tmp_path: Path) -> None:
 # -- tokens of an iteration ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("options", "tokens"), rows(__file__, "an_iteration_holds_what_the_batch_can_use"))
+@by_table("options", "tokens")
 def test_an_iteration_holds_what_the_batch_can_use(roomy: Path, options: dict[str, object], tokens: int) -> None:
     assert running(roomy, **options)["LLM.max_num_tokens"] == tokens
     assert building(roomy, **options)["BuildConfig.max_num_tokens"] == tokens
@@ -336,7 +334,7 @@ def with_heads(roomy: Path, folder: Path, heads: int, kv_heads: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("options", "gpus", "tensor"), rows(__file__, "max_takes_every_gpu"))
+@by_table("options", "gpus", "tensor")
 def test_max_takes_every_gpu(roomy: Path, tmp_path: Path, options: dict[str, object], gpus: int, tensor: int) -> None:
     assert running(with_heads(roomy, tmp_path, 32, 8), "1.2.1", gpus, **options)["LLM.tensor_parallel_size"] == tensor
 
@@ -353,10 +351,7 @@ def test_gpus_of_other_machines_count_where_their_ranks_are_launched(
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", "pytorch"])
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "degree", "problem"),
-    rows(__file__, "heads_that_cannot_be_split_are_an_error_before_anything_starts"),
-)
+@by_table("heads", "kv_heads", "degree", "problem")
 def test_heads_that_cannot_be_split_are_an_error_before_anything_starts(
     roomy: Path, tmp_path: Path, backend: str, heads: int, kv_heads: int, degree: int, problem: str
 ) -> None:
@@ -367,9 +362,7 @@ def test_heads_that_cannot_be_split_are_an_error_before_anything_starts(
     assert "set an option.tensor_parallel_degree that divides" in found
 
 
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "options"), rows(__file__, "heads_that_are_split_repeated_or_left_whole_are_planned")
-)
+@by_table("heads", "kv_heads", "options")
 def test_heads_that_are_split_repeated_or_left_whole_are_planned(
     roomy: Path, tmp_path: Path, heads: int, kv_heads: int, options: dict[str, object]
 ) -> None:

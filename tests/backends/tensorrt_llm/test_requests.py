@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from djl_trtllm.backends.json_grammar import any_object, grammar_of
 from djl_trtllm.backends.tensorrt_llm import sampling as module
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
-from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler, guide_arguments, sampling_arguments
+from djl_trtllm.backends.tensorrt_llm.sampling import Biases, find_sampler, guide_arguments, sampling_arguments
 from djl_trtllm.executor.process import StepBuffer
 from djl_trtllm.executor.protocol import Logprob, Ranked, Stats, Step, Submit
 from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
-from tests.backends import rows
 from tests.backends.tensorrt_llm.kit import Responses
 from tests.support.steps import Delta, deltas_of
+from tests.support.tables import by_table, table
 
 PLAIN = {"max_tokens": 9, "detokenize": False}
 CHOICE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": None}
@@ -27,9 +29,7 @@ BEAMS = {"use_beam_search": True, "n": 3, "best_of": 3, "length_penalty": 1.0, "
 KEPT = {"include_stop_str_in_output": True}
 
 
-@pytest.mark.parametrize(
-    ("fields", "added"), rows(__file__, "every_parameter_is_an_argument_and_neutral_ones_are_none")
-)
+@by_table("fields", "added")
 def test_every_parameter_is_an_argument_and_neutral_ones_are_none(
     fields: dict[str, Any], added: dict[str, Any]
 ) -> None:
@@ -39,7 +39,7 @@ def test_every_parameter_is_an_argument_and_neutral_ones_are_none(
 
 
 def test_every_field_of_a_request_is_covered_above() -> None:
-    cases = test_every_parameter_is_an_argument_and_neutral_ones_are_none.pytestmark[0].args[1]
+    cases = table(__file__, "every_parameter_is_an_argument_and_neutral_ones_are_none")
     tried = {name for fields, _ in cases for name in fields} | {"max_new_tokens"}
     assert tried >= set(Sampling.__struct_fields__) - {"n", "best_of"}
     assert tried >= set(Submit.__struct_fields__) - {
@@ -50,6 +50,8 @@ def test_every_field_of_a_request_is_covered_above() -> None:
         "adapter",
         "origin",
         "client",
+        "logit_bias",
+        "cache_salt",
     }
 
 
@@ -75,7 +77,7 @@ TORCH = {"sampler_type": "TorchSampler"}
 BEAMS = {"max_beam_width": 2}
 ALWAYS = {
     *("max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p"),
-    *("seed", "ignore_eos", "stop_token_ids"),
+    *("seed", "ignore_eos", "stop_token_ids", "logit_bias"),
 }
 LATER = {"min_p", "no_repeat_ngram_size", "bad", "repetition_penalty", "presence_penalty", "frequency_penalty"}
 
@@ -86,19 +88,34 @@ def _takes_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_takes_seeds")
-@pytest.mark.parametrize(
-    ("version", "backend", "arguments", "whole"),
-    rows(__file__, "a_sampler_honours_what_is_named_for_it_and_nothing_else"),
-)
+@by_table("version", "backend", "arguments", "whole")
 def test_a_sampler_honours_what_is_named_for_it_and_nothing_else(
     version: str, backend: str, arguments: dict[str, Any], whole: bool
 ) -> None:
     assert find_sampler(version, backend, arguments, 1).fields == (ALWAYS | LATER if whole else ALWAYS)
 
 
-@pytest.mark.parametrize(
-    ("version", "backend", "arguments", "seeded"), rows(__file__, "a_seed_is_honoured_where_the_sampler_takes_it")
-)
+@pytest.mark.usefixtures("_takes_seeds")
+def test_pytorchs_first_sampler_takes_no_biases() -> None:
+    assert find_sampler("1.0.0", "pytorch", {}, 1).fields == ALWAYS - {"logit_bias"}
+    assert find_sampler("1.0.0", "tensorrt", {}, 1).fields == ALWAYS | LATER
+
+
+def test_equal_biases_are_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = SimpleNamespace(zeros=np.zeros, tensor=np.array, float32=np.float32)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    biases = Biases(9)
+    first = biases.tensor(((2, -100.0), (8, 1.5)))
+    assert first.tolist() == [0, 0, -100, 0, 0, 0, 0, 0, 1.5]
+    assert biases.tensor(((2, -100.0), (8, 1.5))) is first
+    for token in range(64):
+        assert biases.tensor(((token % 9, float(token)),)) is not first
+    assert biases.tensor(((2, -100.0), (8, 1.5))) is not first  # it is not kept for ever
+    with pytest.raises(ValueError, match=r"token 9.*end at 8"):
+        biases.tensor(((2, 1.0), (9, 1.0)))
+
+
+@by_table("version", "backend", "arguments", "seeded")
 def test_a_seed_is_honoured_where_the_sampler_takes_it(
     version: str, backend: str, arguments: dict[str, Any], seeded: bool
 ) -> None:
@@ -123,10 +140,7 @@ def test_beam_search_is_honoured_where_the_engine_has_beams(
     assert with_beams - find_sampler(version, backend, arguments, 1).fields == fields
 
 
-@pytest.mark.parametrize(
-    ("version", "backend", "arguments", "beams", "logprobs"),
-    rows(__file__, "pytorch_wants_one_number_of_beams_and_its_own_request_for_their_log_probabilities"),
-)
+@by_table("version", "backend", "arguments", "beams", "logprobs")
 def test_pytorch_wants_one_number_of_beams_and_its_own_request_for_their_log_probabilities(
     version: str, backend: str, arguments: dict[str, Any], beams: int, logprobs: int | None
 ) -> None:
@@ -144,6 +158,7 @@ class Output:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
+    prompt_logprobs: list[Any] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -189,11 +204,14 @@ def say(*tokens: int, end: str | None = None, stop: int | str | None = None, log
 
 
 def played(
-    act: Callable[[RunningRequest], Awaitable[None]], heartbeat: Heartbeat | None = None, **fields: Any
+    act: Callable[[RunningRequest], Awaitable[None]],
+    heartbeat: Heartbeat | None = None,
+    steps: list[Step] | None = None,
+    **fields: Any,
 ) -> list[list[Delta]]:
     """The messages of a request that something is done with. `fields` are those of Sampling and of Submit."""
     sampling = {name: fields.pop(name) for name in Sampling.__struct_fields__ if name in fields}
-    steps: list[Step] = []
+    steps = [] if steps is None else steps
     problems: list[Exception] = []
 
     def ended(request: RunningRequest, error: Exception | None) -> None:
@@ -225,6 +243,36 @@ def followed(result: Result, *, muted: bool = False, **fields: Any) -> list[list
 
 def entry(*pairs: tuple[int, float]) -> dict[int, Any]:
     return {token: SimpleNamespace(logprob=logprob) for token, logprob in pairs}
+
+
+@pytest.mark.parametrize(
+    ("given", "most", "scores"),
+    [
+        # The last entry is that of the first token of the output.
+        ([entry((6, -0.5), (9, -0.1)), entry((7, -0.7))], 0, [None, -0.5]),
+        ([entry((6, -0.5), (9, -0.1)), entry((7, -0.7))], 1, [None, Ranked(-0.5, [9], [-0.1])]),
+        ([entry((9, -0.1)), entry((7, -0.7))], 1, None),
+        ([], 0, None),
+    ],
+)
+def test_a_prompts_log_probabilities_come_with_its_first_token(given: Any, most: int, scores: Any) -> None:
+    def first(result: Result) -> None:
+        result.outputs[0].prompt_logprobs = given
+        result.outputs[0].token_ids.append(7)
+
+    async def follow(request: RunningRequest) -> None:
+        result = Result(first, None, say(8, end="length"))
+        request.follow(result)
+        await result.play()
+
+    if scores is None:  # this TensorRT-LLM does not give them
+        with pytest.raises(ValueError, match=r"log-probabilities|prompt_logprobs"):
+            played(follow, prompt_logprobs=most)
+        return
+    steps: list[Step] = []
+    played(follow, steps=steps, prompt_logprobs=most)
+    assert [step.prompts for step in steps] == [{1: scores}, {}]
+    assert [step.tokens for step in steps] == [[7], [8]]
 
 
 def last_only(result: Result) -> None:
@@ -368,6 +416,23 @@ def test_beams_have_log_probabilities_where_they_are_asked_for_and_given(given: 
     result = Result(grow([5], [5], end="length", logprobs=given), beams=2)
     (deltas,) = followed(result, beam_width=2, logprobs=asked)
     assert [delta.logprobs for delta in deltas] == [sent, sent]
+
+
+def test_log_probabilities_of_a_later_beam_that_do_not_fit_are_an_error_before_any_end() -> None:
+    def last(result: Result) -> None:
+        grow([5, 7], [6, 8], end="length", logprobs=[-0.5, -0.6])(result)
+        del result.outputs[1].logprobs[0]
+
+    found: list[Step] = []
+
+    async def follow(request: RunningRequest) -> None:
+        request.follow(result)
+        await result.play()
+
+    result = Result(last, beams=2)
+    with pytest.raises(ValueError, match="gave 1 log-probabilities for 2 tokens"):
+        played(follow, steps=found, beam_width=2, logprobs=True)
+    assert [end for step in found for end in step.ends] == []
 
 
 @pytest.mark.parametrize("beams", [1, 2])

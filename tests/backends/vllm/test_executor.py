@@ -12,7 +12,7 @@ import pytest
 from djl_trtllm.executor.protocol import Refusal, Submit, Try
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
 from tests.backends.vllm import FAKE, IS_INSTALLED
-from tests.support.steps import Output, deltas_of
+from tests.support.steps import Output, deltas_of, unreadable
 
 END = 2
 PROMPTS = [[1, 300 + 7 * k, 500, *range(600, 610 + 3 * k)] for k in range(6)]
@@ -208,6 +208,35 @@ def test_a_prompt_that_came_before_is_cached_and_says_how_much_of_it(executor: A
     assert 0 < (executor.stats().kv_hit_rate or 0) < 1
 
 
+def test_a_prompt_with_another_salt_is_not_cached(executor: Any) -> None:
+    prompt = [9, *range(300, 600)]
+    outputs = [generate(executor, prompt, 2, cache_salt=salt) for salt in ("", "one", "one", "two", "")]
+    assert [output.deltas[0].cached_tokens > 0 for output in outputs] == [False, False, True, False, True]
+
+
+def test_a_prompts_log_probabilities_come_with_its_first_token_also_where_it_is_cached(executor: Any) -> None:
+    prompt = [9, *range(600, 640)]
+    generate(executor, prompt, 1)
+    for most in (0, 2):
+        executor.submit(Submit(1, prompt, Sampling(3), prompt_logprobs=most))
+        steps = []
+        while executor.busy:
+            steps.append(executor.step())
+        (first,) = [each for each in steps if each.prompts]
+        assert first.ids == [1]
+        none, *scores = first.prompts[1]
+        assert none is None
+        assert len(scores) == len(prompt) - 1
+        assert all(len(score.ids) == len(score.logprobs) == most and score.logprob <= 0 for score in scores)
+        assert all(score.logprobs == sorted(score.logprobs, reverse=True) for score in scores)
+
+
+def test_a_bias_decides_the_output_and_one_of_no_token_is_refused(executor: Any) -> None:
+    assert generate(executor, PROMPTS[0], 3, logit_bias=((77, 100.0),), ignore_eos=True).ids == [77] * 3
+    refused = generate(executor, PROMPTS[0], 3, logit_bias=((2**31 - 1, 1.0),))
+    assert isinstance(refused.end.error, Refusal)
+
+
 def test_a_guide_with_a_least_length_is_refused(executor: Any) -> None:
     for given in ({"min_new_tokens": 4}, {"ignore_eos": True}):
         end = generate(executor, PROMPTS[0], 8, guide=Guide(GuideKind.REGEX, "yes|no"), **given).end
@@ -231,6 +260,17 @@ fake_only = pytest.mark.skipif(IS_INSTALLED, reason="a vLLM is installed")
 
 
 @fake_only
+def test_output_that_cannot_be_read_ends_its_request_and_no_other(
+    executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreadable(2, monkeypatch)
+    for number in (1, 2):
+        executor.submit(Submit(number, PROMPTS[1], Sampling(8, ignore_eos=True)))
+    outputs = finish(executor)
+    assert outputs[1].end.finish == FinishReason.LENGTH and len(outputs[1].ids) == 8
+    assert "2 log-probabilities for 1 token" in str(outputs[2].end.error) and not outputs[2].ids
+
+
 def test_a_lost_engine_raises_and_is_no_requests_end(shared: Any, tiny_stories: Path) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm.backends.base import backend_named, this_machine
-from djl_trtllm.backends.planning import choose_backend, plan_fitted
+from djl_trtllm.backends.planning import choose_backend, plan_fitted, with_effects
 from djl_trtllm.backends.vllm.backend import VllmPlan
 from djl_trtllm.backends.vllm.names import arguments_of, known_versions
 from djl_trtllm.config import Backend
@@ -100,6 +100,21 @@ def test_what_the_user_does_not_set_is_vllms_own_or_lmis_with_vllm(roomy: Path) 
         ({"extra_engine_args": {"long_prefill_token_threshold": 9}}, {"long_prefill_token_threshold": 9}),
         ({"extra_engine_args": {"max_model_len": 512}}, {"max_model_len": 512}),
         ({"extra_engine_args": {"gpu_memory_utilization": 0.7}}, {"gpu_memory_utilization": 0.7}),
+        ({"max_num_seqs": 8}, {"max_num_seqs": 8}),
+        ({"block_size": 16}, {"block_size": 16}),
+        ({"seed": 7}, {"seed": 7}),
+        ({"seed": "7"}, {"seed": 7}),
+        ({"disable_sliding_window": "True"}, {"disable_sliding_window": True}),
+        ({"revision": "1.5"}, {"code_revision": None}),
+        ({"code_revision": "1.5"}, {"code_revision": "1.5"}),
+        ({"code_revision": "a: b: c"}, {"code_revision": "a: b: c"}),
+        ({"mm_processor_kwargs": '{"crops": 4}'}, {"mm_processor_kwargs": {"crops": 4}}),
+        ({"quantize": "gptq"}, {"quantization": "gptq"}),
+        ({"quantize": "gptq", "quantization": "gptq"}, {"quantization": "gptq"}),
+        ({"load_format": "mistral"}, {"load_format": "mistral"}),
+        ({"kv_cache_dtype": "fp8_e5m2"}, {"kv_cache_dtype": "fp8_e5m2"}),
+        ({"disable_log_stats": "true"}, {"disable_log_stats": None}),
+        ({"seeed": 7}, {"seed": None}),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -130,11 +145,17 @@ def test_an_option_becomes_the_argument_of_its_name(
         ({"extra_engine_args": {"gpu_memory_utilisation": 0.7}}, "did you mean gpu_memory_utilization?"),
         ({"extra_engine_args": {"max_logprobs": "many"}}, "line 1: max_logprobs: expected a whole number"),
         ({"extra_engine_args": {"logits_processors": ["mine.Own"]}}, "set option.trust_remote_code=true"),
-        ({"kv_transfer_config": '{"kv_connector_module_path": "mine.own"}'}, "only with option.trust_remote_code=true"),
+        ({"kv_transfer_config": '{"kv_connector_module_path": "mine.own"}'}, "set option.trust_remote_code=true"),
+        ({"compilation_config": '{"backend": "mine.own"}'}, "backend: it brings code into the engine"),
+        ({"extra_engine_args": {"compilation_config": {"backend": "mine.own"}}}, "set option.trust_remote_code=true"),
         ({"extra_engine_args": {"model": "x"}}, "set option.model_id"),
         ({"extra_engine_args": {"worker_cls": "x.Y"}}, "set option.trust_remote_code=true"),
         ({"extra_engine_args": {"max_model_len": 512}, "max_model_len": 600}, "option.max_seq_len=600"),
         ({"extra_engine_args": {"hf_overrides": {}}, "hf_overrides": {}}, "keep one"),
+        ({"seed": "many"}, "OPTION_SEED=many (environment): expected a whole number, not 'many'"),
+        ({"seed": 7, "extra_engine_args": {"seed": 7}}, "option.extra_engine_args has seed too; keep one"),
+        ({"worker_cls": "x.Y"}, "set option.trust_remote_code=true"),
+        ({"quantize": "gptq", "quantization": "awq"}, "keep one"),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -158,6 +179,39 @@ def test_an_argument_that_the_version_lacks_is_said_by_its_option(roomy: Path) -
     assert "vLLM 0.32.0 has no such argument" in problem
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("option.disable_sliding_windw=true", "did you mean option.disable_sliding_window?"),
+        ("option.max_rolling_batch_prefill_tokes=1", "did you mean option.max_rolling_batch_prefill_tokens?"),
+        ("option.nothing_like_it=secret", "is neither an option nor an argument of vllm"),
+        ("option.disable_log_stats=true", "has no effect: the server shows"),
+    ],
+)
+def test_a_setting_that_vllm_does_not_get_is_a_warning(line: str, said: str) -> None:
+    config = with_effects(from_text(f"option.rolling_batch=vllm\n{line}"), Backend.VLLM)
+    (warning,) = config.warnings
+    assert warning.startswith(line.split("=")[0]) and said in warning and "serving.properties:2" in warning
+    assert "secret" not in warning
+
+
+def test_a_setting_that_vllm_does_not_have_is_refused_with_strict() -> None:
+    text = "option.rolling_batch=vllm\noption.strict=true\noption.seed=1\noption.seeds=1"
+    with pytest.raises(ConfigError, match=r"option.seeds \(serving.properties:4\)"):
+        with_effects(from_text(text), Backend.VLLM)
+
+
+@pytest.mark.parametrize(
+    "line", ["option.quantize=gptq", "option.load_format=mistral", "option.kv_cache_dtype=fp8_e5m2"]
+)
+def test_a_word_of_vllms_is_refused_with_the_way_out_where_no_file_names_vllm(line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_text(line)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"{line} (") and "option.backend=vllm" in problem
+    assert from_text(f"{line}\noption.rolling_batch=lmi-dist").warnings == ()
+
+
 # -- which engine ------------------------------------------------------------------------------------------------------
 
 
@@ -170,13 +224,25 @@ def test_an_argument_that_the_version_lacks_is_said_by_its_option(roomy: Path) -
         ("option.rolling_batch=vllm\noption.backend=auto", "auto"),
         ("option.rolling_batch=trtllm", "auto"),
         ("option.rolling_batch=scheduler", "auto"),
+        ("option.entryPoint=djl_python.lmi_vllm.vllm_async_service\noption.rolling_batch=disable", "vllm"),
+        ("option.entryPoint=djl_python.lmi_vllm.vllm_async_service\noption.backend=openvino", "openvino"),
+        ("option.entryPoint=djl_python.lmi_trtllm.trtllm_async_service", "auto"),
+        ("option.entryPoint=model.py", "auto"),
     ],
 )
-def test_a_rolling_batch_that_is_vllm_chooses_it_unless_a_backend_is_set(line: str, backend: str) -> None:
+def test_a_file_that_names_vllm_in_lmis_words_chooses_it_unless_a_backend_is_set(line: str, backend: str) -> None:
     config = from_text(line)
     assert config.options.backend == backend
     if backend == "vllm":
-        assert "option.rolling_batch" in str(config.origin("backend"))
+        assert line.splitlines()[0] in str(config.origin("backend"))
+
+
+def test_an_engine_that_a_file_names_and_another_one_runs_is_a_warning() -> None:
+    config = from_text("option.rolling_batch=trtllm")
+    (warning,) = with_effects(config, Backend.OPENVINO).warnings
+    assert "names TensorRT-LLM, and openvino runs the model" in warning
+    assert with_effects(config, Backend.PYTORCH).warnings == with_effects(config, Backend.TENSORRT).warnings == ()
+    assert with_effects(config, Backend.OPENVINO, under_djl=True).warnings == ()  # it selects DJL Serving's mode
 
 
 @pytest.mark.parametrize(

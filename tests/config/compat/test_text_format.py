@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from djl_trtllm.config.compat.foreign_format import FormatError
 from djl_trtllm.config.compat.triton import Field, parse
-from tests.config.helpers import rows
+from tests.support.tables import by_table
 
 
 def a_message_type() -> type[Message]:
@@ -89,18 +89,12 @@ def test_every_value_has_its_line() -> None:
     assert value.value == (Field("string_value", "vw", 6),)
 
 
-@pytest.mark.parametrize(
-    ("text", "fields"),
-    rows("pbtxt_fields"),
-)
+@by_table("text", "fields")
 def test_fields_are_read_in_every_way_that_they_may_be_written(text: str, fields: list[list[object]]) -> None:
     assert without_lines(parse(text)) == fields
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "says"),
-    rows("pbtxt_mistakes"),
-)
+@by_table("text", "line", "says")
 def test_a_mistake_is_reported_with_its_line_and_what_to_write(text: str, line: int, says: str) -> None:
     with pytest.raises(FormatError) as caught:
         parse(text)

@@ -22,7 +22,8 @@ from djl_trtllm.config.compat.triton import (
 )
 from djl_trtllm.config.options import find
 from djl_trtllm.errors import ConfigError
-from tests.config.helpers import resolves_or_is_refused, rows, values
+from tests.config.helpers import resolves_or_is_refused, values
+from tests.support.tables import by_table
 
 
 def from_text(text: str, path: str = "tensorrt_llm/config.pbtxt") -> Config:
@@ -47,10 +48,7 @@ def repository(root: Path, **texts: str) -> tuple[Path, ...]:
     return repository_files(root)
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "value"),
-    rows("triton_options"),
-)
+@by_table("text", "name", "value")
 def test_a_value_becomes_its_option_and_keeps_its_line(text: str, name: str, value: object) -> None:
     config = from_text("\n" + text)
     assert getattr(config.options, name) == value
@@ -205,10 +203,7 @@ def test_a_file_is_utf_8_with_or_without_a_mark_and_one_that_cannot_be_read_is_a
     assert values(triton.read_config(path)) == [("option.max_rolling_batch_size", "8")]
 
 
-@pytest.mark.parametrize(
-    ("path", "text", "refused"),
-    rows("triton_models"),
-)
+@by_table("path", "text", "refused")
 def test_a_model_is_known_by_its_folder_its_name_or_its_platform(path: str, text: str, refused: bool) -> None:
     """What is to be filled in differs from model to model: of these only the engine's has a type of batching."""
     source = read(text + "\n" + parameter("gpt_model_type", "${type}"), path)
@@ -216,18 +211,12 @@ def test_a_model_is_known_by_its_folder_its_name_or_its_platform(path: str, text
     assert bool(source.warnings) is not refused
 
 
-@pytest.mark.parametrize(
-    ("text", "setting"),
-    rows("triton_words"),
-)
+@by_table("text", "setting")
 def test_a_value_is_found_and_may_have_another_word_there(text: str, setting: list[str]) -> None:
     assert values(read(text)) == [tuple(setting)]
 
 
-@pytest.mark.parametrize(
-    ("text", "settings", "warnings", "notes"),
-    rows("triton_answers"),
-)
+@by_table("text", "settings", "warnings", "notes")
 def test_an_entry_is_answered_where_it_says_nothing_here(
     text: str, settings: list[list[str]], warnings: list[str], notes: list[str]
 ) -> None:
@@ -250,10 +239,7 @@ def test_a_field_that_triton_does_not_have_is_unknown() -> None:
         assert read(text).unknown == (told,)
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    rows("triton_parameters"),
-)
+@by_table("text", "told")
 def test_a_parameter_of_another_form_is_reported_with_the_right_one(text: str, told: str) -> None:
     assert read(text) == Source(Layer.FOREIGN, problems=(told.replace("PLACE", PLACE),))
 

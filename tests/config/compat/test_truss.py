@@ -27,7 +27,8 @@ from djl_trtllm.config.compat.truss import (
 )
 from djl_trtllm.config.explain import as_json, render
 from djl_trtllm.config.options import find
-from tests.config.helpers import printed, resolves_or_is_refused, rows, values
+from tests.config.helpers import printed, resolves_or_is_refused, values
+from tests.support.tables import by_table, table
 
 
 def from_text(text: str) -> Config:
@@ -45,7 +46,7 @@ def nested(name: str, value: str) -> str:
 
 @pytest.mark.parametrize(
     ("name", "value", "option", "expected"),
-    rows("a_value_becomes_its_option_and_keeps_its_line"),
+    table(__file__, "values_of_truss"),
 )
 def test_a_value_becomes_its_option_and_keeps_its_line(name: str, value: str, option: str, expected: object) -> None:
     config = from_text(nested(name, value))
@@ -142,20 +143,14 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
         assert truss.read_config(path) == [Source(Layer.FOREIGN, problems=(problem,))]
 
 
-@pytest.mark.parametrize(
-    ("text", "which"),
-    rows("truss_presets"),
-)
+@by_table("text", "which")
 def test_presets_are_those_of_the_generation(text: str, which: str) -> None:
     assert preset(text) == which
     # What Truss builds has no repository, so one beside it is another's.
     assert preset(text, has_repository=True) == ("none" if which == "engine" else which)
 
 
-@pytest.mark.parametrize(
-    ("text", "settings", "answers"),
-    rows("truss_answers"),
-)
+@by_table("text", "settings", "answers")
 def test_an_entry_is_a_setting_or_is_answered(text: str, settings: dict[str, str], answers: list[str]) -> None:
     source = read(text)
     found = {setting.key.removeprefix("option."): setting.value for setting in reversed(source.settings)}
@@ -186,10 +181,7 @@ def test_values_are_reported_where_they_matter_and_not_where_they_may_be_secret(
     ]
 
 
-@pytest.mark.parametrize(
-    ("accelerator", "tensor", "pipeline", "told"),
-    rows("truss_gpus"),
-)
+@by_table("accelerator", "tensor", "pipeline", "told")
 def test_gpus_that_do_not_fit_the_parallelism_are_reported_truss_files(
     accelerator: str, tensor: str, pipeline: str, told: str | None
 ) -> None:
@@ -218,10 +210,7 @@ def test_presets_and_quantisations_have_values_that_their_options_take() -> None
         assert config.warnings == () and settings
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    rows("yaml_entries"),
-)
+@by_table("text", "expected")
 def test_every_value_has_the_path_of_its_keys_and_its_line(text: str, expected: list[tuple[str, str, int]]) -> None:
     assert entries(text) == [Entry(*each) for each in expected]
 
@@ -244,7 +233,7 @@ TOO_MUCH: list[tuple[str, int, str]] = [
 
 @pytest.mark.parametrize(
     ("text", "line", "says"),
-    [*rows("yaml_mistakes"), *TOO_MUCH],
+    [*table(__file__, "yaml_mistakes"), *TOO_MUCH],
     ids=lambda value: None if isinstance(value, str) and len(value) > 60 else value,
 )
 def test_a_mistake_is_reported_with_its_line(text: str, line: int, says: str) -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import grpc
 import httpx
-import openai
 import pytest
 from websockets.exceptions import InvalidStatus
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import ClientConnection
 from websockets.typing import Origin
 
 from djl_trtllm.api.dialects.triton import rpc
@@ -19,6 +18,7 @@ from tests.support.certificates import Certificates
 from tests.support.client import JSON, body
 from tests.support.models import scripted_model
 from tests.support.server import Server, free_port, running, serving
+from tests.support.websocket import opened
 
 KEYS = "".join(
     f"- {{name: {name}, key: {name}-secret, roles: [{role}]}}\n"
@@ -103,6 +103,8 @@ def test_the_management_api_is_on_its_own_port(server: SecureServer, ports: dict
 
 
 def test_openais_client_streams_with_its_api_key(server: SecureServer) -> None:
+    import openai  # half a second, which only this test needs
+
     address = f"https://127.0.0.1:{server.port}/v1"
     http_client = openai.DefaultHttpxClient(verify=server.tls())
     client = openai.OpenAI(base_url=address, api_key="app-secret", http_client=http_client, max_retries=0)
@@ -144,26 +146,22 @@ def test_no_process_of_the_server_has_the_key(server: SecureServer) -> None:
 
 
 def test_a_websocket_needs_a_key_too(server: SecureServer) -> None:
-    def opened(key: str) -> ClientConnection:
-        url = f"wss://127.0.0.1:{server.port}/invocations-bidirectional-stream"
-        return connect(url, ssl=server.tls(), proxy=None, additional_headers={"x-api-key": key} if key else {})
+    def opened_with(key: str) -> ClientConnection:
+        headers = {"x-api-key": key} if key else {}
+        return opened(server.port, scheme="wss", ssl=server.tls(), additional_headers=headers)
 
     for key, status in (("", 401), ("another", 401), ("admin-secret", 403)):
         with pytest.raises(InvalidStatus) as refused:
-            opened(key)
+            opened_with(key)
         assert refused.value.response.status_code == status
-    with opened("app-secret") as websocket:
+    with opened_with("app-secret") as websocket:
         websocket.send(body(3))
-        assert b"generated_text" in websocket.recv(timeout=60)
+        assert b"generated_text" in websocket.recv()
 
 
 # -- Web pages in a browser of the server's own machine, without keys --------------------------------------------------
 
 PAGE = "https://chat.example.com"
-
-
-def opened_by(server: Server, origin: str) -> ClientConnection:
-    return connect(f"ws://127.0.0.1:{server.port}/invocations-bidirectional-stream", proxy=None, origin=Origin(origin))
 
 
 def test_a_web_page_from_elsewhere_does_not_use_a_laptops_server(tmp_path: Path) -> None:
@@ -178,11 +176,11 @@ def test_a_web_page_from_elsewhere_does_not_use_a_laptops_server(tmp_path: Path)
         preflight = {"origin": PAGE, "access-control-request-method": "POST"}
         assert server.http.options("/invocations", headers=preflight).status_code in (403, 405)
         with pytest.raises(InvalidStatus) as caught:
-            opened_by(server, PAGE)
+            opened(server.port, origin=Origin(PAGE))
         assert caught.value.response.status_code == 403
-        with opened_by(server, server.url) as socket:
+        with opened(server.port, origin=Origin(server.url)) as socket:
             socket.send(body(2))
-            assert b"generated_text" in socket.recv(timeout=60)
+            assert b"generated_text" in socket.recv()
 
 
 def test_pages_that_the_operator_names_may_use_it_and_read_its_responses(tmp_path: Path) -> None:
@@ -205,5 +203,5 @@ def test_pages_that_the_operator_names_may_use_it_and_read_its_responses(tmp_pat
         assert server.http.post("/invocations", headers={"origin": "https://evil.example"}).status_code == 403
         proxied = server.http.post("/invocations", content=body(2), headers={**JSON, "host": "chat.example.com"})
         assert proxied.status_code == 200
-        with opened_by(server, PAGE):
+        with opened(server.port, origin=Origin(PAGE)):
             pass

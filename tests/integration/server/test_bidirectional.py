@@ -7,29 +7,23 @@ import socket
 
 import pytest
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import ClientConnection, connect
 
 from tests.integration.server.conftest import Start
 from tests.support.client import body
 from tests.support.processes import wait_until
 from tests.support.server import Server
-
-PATH = "/invocations-bidirectional-stream"
-
-
-def opened(server: Server, path: str = PATH) -> ClientConnection:
-    return connect(f"ws://127.0.0.1:{server.port}{path}", proxy=None, max_size=None)
+from tests.support.websocket import PATH, opened
 
 
 def test_requests_and_responses_share_a_socket(server: Server) -> None:
-    with opened(server) as socket:
+    with opened(server.port) as socket:
         for kind in (bytes, str):
             for stream in (False, True):
                 request = body(4, stream=stream)
                 socket.send(request if kind is bytes else request.decode())
                 answer = b""
                 while b"generated_text" not in answer:
-                    part = socket.recv(timeout=60)
+                    part = socket.recv()
                     assert isinstance(part, kind)
                     answer += part if isinstance(part, bytes) else part.encode()
                 lines = [json.loads(line) for line in answer.splitlines()]
@@ -39,11 +33,11 @@ def test_requests_and_responses_share_a_socket(server: Server) -> None:
 
 def test_a_socket_ends_with_the_server(start: Start) -> None:
     server = start()
-    with opened(server) as socket:
+    with opened(server.port) as socket:
         server.terminate()
         with pytest.raises(ConnectionClosed):
             while True:
-                socket.recv(timeout=60)
+                socket.recv()
     assert server.wait() == 0
 
 

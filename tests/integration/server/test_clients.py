@@ -18,7 +18,7 @@ from huggingface_hub.errors import GenerationError
 from djl_trtllm.model import Tokenizer
 from tests.api.test_openai_tools import NAMED, TIME, WEATHER
 from tests.integration.server.conftest import with_every_executor
-from tests.support.models import PROMPT, TINY_STORIES, scripted_model
+from tests.support.models import PROMPT, TINY_STORIES, echoing_model
 from tests.support.server import Server, serving
 
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": PROMPT}]
@@ -131,30 +131,6 @@ OUTPUTS = {
     "llama3_json": f'<|python_tag|>{{"name": "weather", "parameters": {ARGUMENTS}}}',
     "mistral": f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ARGUMENTS}}}]',
 }
-MARKER = {"hermes": "<tool_call> </think>", "llama3_json": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
-SPECIAL = {"hermes": (), "llama3_json": ("<|python_tag|>",), "mistral": ("[TOOL_CALLS]",)}
-"""Markers that these models have as special tokens."""
-
-
-def echoing_model(directory: Path, name: str) -> Path:
-    """A model that repeats what the user said last, with the marks of a format in its chat template."""
-    model = scripted_model(directory, {"features": ["json"]}, **{"option.model_name": name})
-    # The engine repeats the prompt, to its end token.
-    (model / "chat_template.jinja").write_text(
-        f"{{# tools {MARKER[name]} #}}{{{{ messages[-1].content }}}}{{{{ eos_token }}}}"
-    )
-    config = json.loads((TINY_STORIES / "tokenizer_config.json").read_text())
-    config.pop("chat_template")
-    config["additional_special_tokens"] += SPECIAL[name]
-    size = len(json.loads((TINY_STORIES / "tokenizer.json").read_text())["model"]["vocab"])
-    config["added_tokens_decoder"] = {
-        str(size + at): {"content": marker, "special": True} for at, marker in enumerate(SPECIAL[name])
-    }
-    (model / "tokenizer_config.json").unlink()
-    (model / "tokenizer_config.json").write_text(json.dumps(config))
-    described = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(described | {"vocab_size": size + len(SPECIAL[name])}))
-    return model
 
 
 @pytest.fixture(params=OUTPUTS)
@@ -224,10 +200,12 @@ def test_forced_calls_follow_a_guide(tool_client: openai.OpenAI, model: str) -> 
 @pytest.mark.slow
 def test_the_embedded_engine_makes_the_calls_that_it_has_to(tmp_path: Path) -> None:
     directory = tmp_path / "model"
-    shutil.copytree(TINY_STORIES, directory)
+    shutil.copytree(TINY_STORIES / "engine", directory)
     template = "{# tools <tool_call> #}{% for message in messages %}{{ message.content }}{% endfor %}"
-    for place in (directory, directory / "engine"):
-        (place / "chat_template.jinja").write_text(template)
+    (directory / "chat_template.jinja").write_text(template)
+    manifest = json.loads((directory / "manifest.json").read_text())
+    del manifest["files"]["chat_template.jinja"]
+    (directory / "manifest.json").write_text(json.dumps(manifest))
     with (
         serving(directory) as server,
         openai_client(server) as tool_client,

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import json
 import signal
+import threading
 import time
 from dataclasses import dataclass
 
@@ -90,17 +91,38 @@ def test_without_resuming_every_client_is_answered_and_the_next_request_works(
 
 def test_streams_go_on_in_the_next_engine_process(start: Start) -> None:
     server = start({"steps_per_second": 100})
-    tokens = 600  # six seconds, in which three engine processes end even on a slow machine
-    expected = outcome(server, tokens, True).text
+    streams: list[list[str]] = [[] for _ in range(8)]
+    enough = threading.Event()
+
+    def read(lines: list[str]) -> None:
+        content = body(1_000_000, stream=True)
+        with server.http.stream("POST", "/invocations", content=content, headers=JSON) as answer:
+            for line in answer.iter_lines():
+                lines.append(line)
+                if enough.is_set():
+                    return
+
+    def wait_for_more() -> None:
+        wanted = [len(lines) + 10 for lines in streams]
+        wait_until(lambda: all(len(lines) > count for lines, count in zip(streams, wanted, strict=True)))
+
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(outcome, server, tokens, True) for _ in range(8)]
-        for restarts in range(3):
-            generated = server.metric("generated_tokens_total")
-            wait_until(lambda: server.metric("generated_tokens_total") > generated + 100)  # noqa: B023
-            server.host().kill()
-            wait_until(lambda: server.metric("executor_restarts_total") == restarts + 1)  # noqa: B023
-        assert [future.result().text for future in running] == [expected] * 8
+        running = [pool.submit(read, lines) for lines in streams]
+        try:
+            for restarts in range(3):
+                wait_for_more()
+                server.host().kill()
+                wait_until(lambda: server.metric("executor_restarts_total") == restarts + 1)  # noqa: B023
+            wait_for_more()
+        finally:
+            enough.set()
+        for each in running:
+            each.result()
     assert server.metric("resumed_total") == 24
+    longest = max(streams, key=len)
+    assert all(lines == longest[: len(lines)] for lines in streams)
+    *quiet, _ = outcome(server, len(longest), True).text.splitlines()
+    assert longest[:-1] == quiet
 
 
 def test_a_server_that_is_killed_takes_its_engine_process_along(start: Start) -> None:

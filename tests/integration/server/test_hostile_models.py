@@ -37,22 +37,26 @@ def config(**values: Any) -> bytes:
     return json.dumps(CONFIG | values).encode()
 
 
-MANY = {f"model.layers.0.{number}": TENSOR for number in range(90_000)}
-HOSTILE: dict[str, dict[str, bytes]] = {
-    "a billion layers": {"config.json": config(num_hidden_layers=10**9)},
-    "10,000 layers of 2^31 experts": {"config.json": config(num_hidden_layers=10_000, num_local_experts=2**31)},
-    "a layer of 5,000 digits": {"model.safetensors": header(LAYERS | {"layers." + "9" * 5000 + ".w": TENSOR})},
-    "999,999 shards": {"model-000001-of-999999.safetensors": header(MANY), "model.safetensors": b""},
-    "16 MB of empty lists": {"config.json": b'{"a":[' + b"[]," * 5_000_000 + b"0]}"},
-    "16 MB of keys": {"config.json": json.dumps({str(number): 0 for number in range(1_100_000)}).encode()},
-    "100 MB of one text": {"model.safetensors": header(b'{"__metadata__":"' + b"x" * 100_000_000 + b'"}')},
-    "8 MB of keys": {"config.json": config(**{f"{number:030}": 0 for number in range(200_000)})},
-    "90,000 tensors": {"model.safetensors": header(MANY)},
-    "a stretch without end": {"config.json": config(rope_scaling={"type": "linear", "factor": float("inf")})},
-    "5,000 continued lines": {"serving.properties": b"a=" + b"1\\\n" * 5_000},
-    "60 MB in a line": {"serving.properties": b"option.dtype=" + b"x" * 60_000_000},
-    "lists in YAML": {"config.yaml": b"trt_llm:\n  build: [" + b"1," * 120_000 + b"]"},
-    "a tokenizer of 60 MB": {"tokenizer.json": b'{"model":{"vocab":{' + b'"a":1,' * 10_000_000 + b'"b":2}}}'},
+def many() -> bytes:
+    return header({f"model.layers.0.{number}": TENSOR for number in range(90_000)})
+
+
+# Made when they are needed: they have 500 MB in all.
+HOSTILE: dict[str, Callable[[], dict[str, bytes]]] = {
+    "a billion layers": lambda: {"config.json": config(num_hidden_layers=10**9)},
+    "10,000 layers of 2^31 experts": lambda: {"config.json": config(num_hidden_layers=10_000, num_local_experts=2**31)},
+    "a layer of 5,000 digits": lambda: {"model.safetensors": header(LAYERS | {"layers." + "9" * 5000 + ".w": TENSOR})},
+    "999,999 shards": lambda: {"model-000001-of-999999.safetensors": many(), "model.safetensors": b""},
+    "16 MB of empty lists": lambda: {"config.json": b'{"a":[' + b"[]," * 5_000_000 + b"0]}"},
+    "16 MB of keys": lambda: {"config.json": json.dumps({str(number): 0 for number in range(1_100_000)}).encode()},
+    "100 MB of one text": lambda: {"model.safetensors": header(b'{"__metadata__":"' + b"x" * 100_000_000 + b'"}')},
+    "8 MB of keys": lambda: {"config.json": config(**{f"{number:030}": 0 for number in range(200_000)})},
+    "90,000 tensors": lambda: {"model.safetensors": many()},
+    "a stretch without end": lambda: {"config.json": config(rope_scaling={"type": "linear", "factor": float("inf")})},
+    "5,000 continued lines": lambda: {"serving.properties": b"a=" + b"1\\\n" * 5_000},
+    "60 MB in a line": lambda: {"serving.properties": b"option.dtype=" + b"x" * 60_000_000},
+    "lists in YAML": lambda: {"config.yaml": b"trt_llm:\n  build: [" + b"1," * 120_000 + b"]"},
+    "a tokenizer of 60 MB": lambda: {"tokenizer.json": b'{"model":{"vocab":{' + b'"a":1,' * 10_000_000 + b'"b":2}}}'},
 }
 OTHERS: dict[str, Callable[[Path], None]] = {
     "a FIFO": lambda folder: os.mkfifo(folder / "serving.properties"),
@@ -70,7 +74,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in (*HOSTILE, *OTHERS):
         folder = store / name
         folder.mkdir()
-        files = {"config.json": config(), "model.safetensors": header(LAYERS)} | HOSTILE.get(name, {})
+        files = {"config.json": config(), "model.safetensors": header(LAYERS)} | HOSTILE.get(name, dict)()
         for file, content in files.items():
             if content:
                 (folder / file).write_bytes(content)

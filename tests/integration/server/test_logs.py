@@ -19,7 +19,6 @@ import pytest
 import yaml
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from websockets.sync.client import connect
 
 from djl_trtllm.api.dialects.triton import rpc
 from tests.project.test_dashboards import FOLDER, board, queries
@@ -27,6 +26,7 @@ from tests.support.client import JSON, lmi
 from tests.support.models import scripted_model
 from tests.support.processes import wait_until
 from tests.support.server import Server, free_port, serving
+from tests.support.websocket import opened
 from tests.telemetry.requests import TRACEPARENT
 
 SECRET = "a-prompt-that-nobody-reads"
@@ -231,10 +231,8 @@ def test_however_a_request_ends_it_is_one_trace(own: Server, collector: Collecto
     failed = stream("t-failed", FAILS)
     # What the engine remembers of a request with a penalty is lost with its process.
     died = stream("t-died", DIES, repetition_penalty=1.5)
-    url = f"ws://127.0.0.1:{own.port}/invocations-bidirectional-stream"
-    with connect(
-        url, additional_headers={"Authorization": "Bearer key-of-the-server", "x-request-id": "t-ws"}
-    ) as socket:
+    headers = {"Authorization": "Bearer key-of-the-server", "x-request-id": "t-ws"}
+    with opened(own.port, additional_headers=headers) as socket:
         socket.send(json.dumps(lmi(SECRET, max_new_tokens=3)))
         socket.recv()
         socket.send(json.dumps({**lmi(SECRET, max_new_tokens=100_000), "stream": True}))

@@ -74,6 +74,7 @@ def test_a_registered_model_serves_in_an_engine_process_of_its_own(server: Serve
     assert len(server.hosts()) == 1
 
 
+@pytest.mark.slow
 def test_scaling_adds_and_removes_engine_processes_and_loses_nothing(server: Server) -> None:
     register(server, "red", min_worker="2")
     assert len(server.hosts()) == 3

@@ -20,6 +20,7 @@ from djl_trtllm.model.remote.fetch import (
 )
 from tests.support.hub_server import Hub
 from tests.support.s3 import Fault, Request, Store
+from tests.support.tables import by_table
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"[]"}
 
@@ -147,11 +148,7 @@ def test_one_file_goes_up_last_where_asked(store: Store, directory: Path) -> Non
         assert len(puts) == 4 and puts[-1] == last
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "says"),
-    [(403, "AccessDenied", "access is denied: .*s3:PutObject"), (404, "NoSuchBucket", "there is no such bucket"),
-     (0, "", "the store cannot be reached")],
-)  # fmt: skip
+@by_table("status", "code", "says")  # fmt: skip
 def test_why_the_store_refuses_is_reported_with_what_to_do(
     store: Store, directory: Path, status: int, code: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

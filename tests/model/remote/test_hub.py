@@ -31,8 +31,8 @@ from djl_trtllm.model.remote.fetch import (
     tokenizer_files,
 )
 from djl_trtllm.progress import ProgressMeter
-from tests.model.conftest import table
 from tests.support.hub_server import Hub
+from tests.support.tables import by_table
 
 COMMIT = "0123456789"
 BLOB_WEIGHTS, BLOB_CONFIG = b"weights" * 1000, b"{}"
@@ -449,7 +449,7 @@ def test_what_is_no_name_of_the_hub(text: str) -> None:
 # -- the files that are downloaded -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("present", "left_out"), table("files needed"))
+@by_table("present", "left_out")
 def test_one_set_of_weights_and_what_belongs_to_it(present: list[str], left_out: list[str]) -> None:
     assert needed([*left_out, *present]) == sorted(present)
 
@@ -476,7 +476,7 @@ def test_what_describes_a_model_is_small() -> None:
     assert config_files(other) == []
 
 
-@pytest.mark.parametrize(("present", "nested"), table("nested engines"))
+@by_table("present", "nested")
 def test_engines_in_other_folders_are_found(present: list[str], nested: list[str]) -> None:
     assert nested_engines(present) == nested
     if nested:

@@ -29,11 +29,11 @@ from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote import s3, s3_download
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
 from djl_trtllm.model.remote.s3_download import Claim, PartialFile, claim_of, crc64, joined_crc64, matches
-from tests.model.conftest import table
 from tests.support.s3 import Store
+from tests.support.tables import by_table
 
 
-@pytest.mark.parametrize(("text", "bucket", "key"), table("S3 addresses"))
+@by_table("text", "bucket", "key")
 def test_an_address_is_a_bucket_and_a_key(text: str, bucket: str, key: str) -> None:
     address = S3Address.parse(text)
     assert is_s3(text) and address == (bucket, key) and str(address) == f"s3://{bucket}/{key}"
@@ -121,7 +121,7 @@ def test_one_client_serves_until_the_environment_changes(store: Store, monkeypat
         s3.client()
 
 
-@pytest.mark.parametrize(("variables", "region"), table("regions"))
+@by_table("variables", "region")
 def test_the_region_of_the_container_comes_first(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], region: str
 ) -> None:

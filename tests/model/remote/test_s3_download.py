@@ -26,6 +26,7 @@ from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.remote.s3_download import RECORD, Body, download
 from tests.support.processes import wait_until
 from tests.support.s3 import Fault, Request, Store
+from tests.support.tables import by_table
 
 ADDRESS = S3Address.parse("s3://models/team/story")
 PART = 64 * 1024
@@ -198,11 +199,7 @@ def test_credentials_that_expire_end_it(store: Store, tmp_path: Path, after: int
     assert no_complete_directory(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("address", "says"),
-    [("s3://other/x", "no such bucket"), ("s3://models/nothing", "there is nothing under this prefix"),
-     ("s3://models/team/evil", "leads out"), ("s3://models/team/pictures", r"only a\.png")],
-)  # fmt: skip
+@by_table("address", "says")  # fmt: skip
 def test_an_address_without_a_model_is_refused(store: Store, tmp_path: Path, address: str, says: str) -> None:
     store.put("team/evil/../../evil.json", b"{}")
     store.put("team/pictures/a.png", b"x")

@@ -15,7 +15,7 @@ import yaml
 
 from djl_trtllm.backends.tensorrt_llm.names import KNOWN_VERSIONS, all_members, owners
 from tests.fakes.installation import fake_tensorrt_llm
-from tests.support.tables import rows
+from tests.support.tables import by_table
 from tools.tensorrt_llm.check import Finding, Report, Verdict, check_tree, main
 from tools.tensorrt_llm.page import names_page
 
@@ -60,10 +60,7 @@ def look(tmp_path: Path) -> Make:
     return make
 
 
-@pytest.mark.parametrize(
-    ("owner", "names"),
-    rows(__file__, "dataclasses_models_enums_functions_and_properties_are_read"),
-)
+@by_table("owner", "names")
 def test_dataclasses_models_enums_functions_and_properties_are_read(look: Make, owner: str, names: str) -> None:
     report = look()
     assert report.version == "1.2.1"
@@ -169,10 +166,7 @@ def test_a_default_that_only_running_code_tells_is_not_called_equal(look: Make, 
 # -- what differs ---
 
 
-@pytest.mark.parametrize(
-    ("path", "old", "new", "owner", "name", "text"),
-    rows(__file__, "what_is_otherwise_there_differs"),
-)
+@by_table("path", "old", "new", "owner", "name", "text")
 def test_what_is_otherwise_there_differs(
     look: Make, path: str, old: str, new: str, owner: str, name: str, text: str
 ) -> None:
@@ -230,10 +224,7 @@ def test_the_status_is_0_where_what_was_seen_is_equal(tmp_path: Path, capsys: py
     assert printed.splitlines()[-1].startswith("0 equal, 0 different")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    rows(__file__, "what_cannot_be_looked_at_is_said"),
-)
+@by_table("arguments", "message")
 def test_what_cannot_be_looked_at_is_said(
     arguments: list[str],
     message: str,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.tables import rows
+from tests.support.tables import by_table
 from tools.tensorrt_llm import manifest
 from tools.tensorrt_llm.schema import REASONS, REDUCED, differences, main, report
 from tools.tensorrt_llm.schema_types import kinds_of, reduced
@@ -51,10 +51,7 @@ def test_an_excerpt_of_the_whole_schema_is_reduced_and_agrees(excerpt: dict[str,
     assert reduced(excerpt) == excerpt
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "change", "text"),
-    rows(__file__, "names_types_and_defaults_count"),
-)
+@by_table("owner", "name", "change", "text")
 def test_names_types_and_defaults_count(
     excerpt: dict[str, Any], owner: str, name: str, change: dict[str, Any] | None, text: str
 ) -> None:
@@ -67,10 +64,7 @@ def test_names_types_and_defaults_count(
     assert text in found.get(f"{owner}.{name}", found.get(owner, ""))
 
 
-@pytest.mark.parametrize(
-    ("owner", "values", "text"),
-    rows(__file__, "members_of_enums_count"),
-)
+@by_table("owner", "values", "text")
 def test_members_of_enums_count(excerpt: dict[str, Any], owner: str, values: list[str], text: str) -> None:
     excerpt["enums"] = {owner: values}
     assert told(excerpt)[owner] == text
@@ -116,18 +110,12 @@ def test_reasons_are_sentences() -> None:
     assert all(reason.endswith(".") for reason in yaml.safe_load(REASONS.read_text()).values())
 
 
-@pytest.mark.parametrize(
-    ("annotation", "kinds"),
-    rows(__file__, "annotations_in_all_spellings_are_the_same_kinds"),
-)
+@by_table("annotation", "kinds")
 def test_annotations_in_all_spellings_are_the_same_kinds(annotation: str, kinds: list[str]) -> None:
     assert kinds_of(annotation) == kinds
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "same"),
-    rows(__file__, "types_are_the_same_when_they_say_the_same"),
-)
+@by_table("first", "second", "same")
 def test_types_are_the_same_when_they_say_the_same(first: str, second: str, same: bool) -> None:
     assert same_type(first, second) is same
     assert same_type(second, first) is same

@@ -29,11 +29,10 @@ from typing import Any
 import msgspec
 import orjson
 
-from djl_trtllm.api.base import Call, Prompt, RawRequest, ResponseEncoder
+from djl_trtllm.api.base import Call, ModelContext, Prompt, RawRequest, ResponseEncoder
 from djl_trtllm.api.dialects.lmi import dialect as lmi
 from djl_trtllm.api.dialects.lmi import djl_python_shim
 from djl_trtllm.api.parameters import show
-from djl_trtllm.config import Options
 from djl_trtllm.errors import GenerationError, InvalidRequestError, ModelError, RequestError
 from djl_trtllm.request import FINISH_WORDS, FinishReason, OutputChunk, SequenceResult, Token
 
@@ -190,6 +189,8 @@ def _guarded(formatter: Callable[[Any], Any], argument: Any) -> Any:
 FILE_NAME = "model.py"
 
 _Function = Callable[..., Any]
+Reader = Callable[[Any, RawRequest, ModelContext], Call]
+"""Reads a payload that an input formatter may have changed: `Lmi.read`."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _NOT_CALLED = ("handle", "model_fn", "input_fn", "predict_fn", "output_fn")
 
@@ -202,13 +203,14 @@ class CustomFormatters:
     formatter unpacks four values from `get_next_token`, as since DJL 0.32, and not three.
     """
 
+    read: Reader
     input_formatter: _Function | None = None
     output_formatter: _Function | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
     indexed_tokens: bool = True
 
-    def parse(self, request: RawRequest, options: Options) -> Call:
-        """Read a request and wrap its encoder. Raises what `lmi.parse_payload` raises."""
+    def parse(self, request: RawRequest, model: ModelContext) -> Call:
+        """Read a request and wrap its encoder. Raises what `Lmi.read` raises."""
         body, properties = request.body, request.properties
         content_type = request.content_type
         request_input = None
@@ -222,14 +224,19 @@ class CustomFormatters:
                 payload = _payload(request_input)
         else:
             payload = self._call_input(lmi.decode(body, content_type))
-        call = lmi.parse_payload(payload, options, properties)
-        (generation,) = call.requests
+        call = self.read(payload, request, model)
         formatter = self.output_formatter or getattr(request_input, "output_formatter", None)
         if not callable(formatter):
             return call
         if _takes(formatter, ("TextGenerationOutput", "RequestOutput"), ("request_output",)):
+            if len(call.requests) > 1:
+                raise InvalidRequestError(
+                    f"'prompt' has {len(call.requests)} prompts, and the model's output formatter takes one: send a "
+                    "request for each"
+                )
+            (generation,) = call.requests
             request_input = request_input or _text_input(payload)
-            request_input.tgi_compat = options.tgi_compat
+            request_input.tgi_compat = model.options.tgi_compat
             encoder: ResponseEncoder = TokenEncoder(
                 formatter,
                 request_input,
@@ -254,11 +261,11 @@ class CustomFormatters:
             ) from error
 
 
-def load_custom(model_dir: Path, attributes: Mapping[str, Any] = _NOTHING) -> CustomFormatters | None:
+def load_custom(model_dir: Path, read: Reader, attributes: Mapping[str, Any] = _NOTHING) -> CustomFormatters | None:
     """Run the `model.py` of a model directory. Returns None if there is none, or no formatter in it.
 
-    `attributes` are the keyword arguments that input formatters may accept, such as `tokenizer`. Raises ModelError if
-    the file fails.
+    `read` reads what input formatters return, `attributes` are the keyword arguments that they may accept, such as
+    `tokenizer`. Raises ModelError if the file fails.
     """
     path = model_dir / FILE_NAME
     if not path.is_file():
@@ -283,7 +290,7 @@ def load_custom(model_dir: Path, attributes: Mapping[str, Any] = _NOTHING) -> Cu
         )
     if input_formatter is None and output_formatter is None:
         return None
-    return CustomFormatters(input_formatter, output_formatter, attributes, _unpacks_four(path))
+    return CustomFormatters(read, input_formatter, output_formatter, attributes, _unpacks_four(path))
 
 
 def _run(path: Path) -> ModuleType:

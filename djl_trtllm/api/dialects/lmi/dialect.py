@@ -5,23 +5,24 @@ Targets are the field names of `Sampling`, `GenerationRequest` and `Presentation
 Where DJL's documents leave it open, or DJL differs by version:
 
 - Sampling: `do_sample` decides if it is given. Otherwise a request samples if it sets `temperature` (not 0, not 1),
-  `top_k` (above 1) or `top_p` (below 1), as in LMI from 0.32 on; a seed alone does not. Chat samples unless its
-  temperature is 0. A temperature of 0 is greedy, even if `do_sample` is true.
-- Without `max_new_tokens`, `inputs` gets 30 tokens, as documented, and Bedrock's `prompt` 512. Chat without
-  `max_tokens` gets as much as fits: a chat needs whole answers.
+  `top_k` (above 1) or `top_p` (below 1), as in LMI from 0.32 on; a seed alone does not. A temperature of 0 is greedy,
+  even if `do_sample` is true.
+- Without `max_new_tokens`, `inputs` gets 30 tokens, as documented, and Bedrock's `prompt` 512.
 - `best_of` sequences (by default `n`) are generated and `n` returned. `best_of` alone returns one sequence, or with
   `tgi_compat` all, as TGI does.
 - Every parameter has its effect or is refused by name, unless its value changes nothing. Types are JSON's, strictly.
 - The encoder: `parameters.output_formatter`, else the option, else `json`, or for streams `jsonlines` (`sse` with
-  `tgi_compat`). Chat: `json_chat` or `jsonlines_chat`, unless the request or the option names another *chat*
-  formatter. An unknown name is logged and ignored. Where the request does not name one, its `Accept` decides between
-  lines and events (`front_end.prefers_events`).
+  `tgi_compat`). An unknown name is logged and ignored. Where the request does not name one, its `Accept` decides
+  between lines and events (`front_end.prefers_events`).
+- `prompt` and `messages` are OpenAI's completions and chat, as in LMI's async mode (`api.bodies`). A formatter's name
+  says there whether a stream is in lines or events.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +34,7 @@ from djl_trtllm import errors
 from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
+from djl_trtllm.api.bodies import Body, LinesEncoder, find_body
 from djl_trtllm.api.dialects.lmi import responses
 from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events
 from djl_trtllm.api.openapi import read_operations
@@ -61,36 +63,8 @@ INPUTS_PARAMETERS = Table(
 )
 """`parameters` of `{"inputs", "parameters", "stream"}`."""
 
-CHAT_FIELDS = Table(
-    shared.SAMPLING,
-    _FORMATTER,
-    _LITELLM,
-    shared.ADAPTER,
-    shared.NOT_HONOURED,
-    (
-        Parameter(("messages",), shared.MESSAGES, IGNORED),
-        Parameter(
-            ("max_tokens", "max_completion_tokens", "max_new_tokens"),
-            kinds.integer(1, shared.MOST_TOKENS),
-            "max_new_tokens",
-        ),
-        Parameter(("temperature",), kinds.number(0, 2), "temperature"),
-        Parameter(("stream",), kinds.BOOLEAN, "stream"),
-        Parameter(("stream_options",), kinds.OBJECT, "stream_options"),
-        Parameter(("logprobs",), kinds.BOOLEAN, "logprobs"),
-        Parameter(("top_logprobs",), neutral=(0, 1), advice="only the chosen token's is available"),
-        Parameter(("tools",), neutral=([],), advice="/v1/chat/completions has tool calls"),
-        Parameter(("tool_choice",), neutral=("none", "auto"), advice="/v1/chat/completions has tool calls"),
-        Parameter(("model",), target=IGNORED),
-        Parameter(("user",), target=IGNORED),
-    ),
-    elsewhere={
-        "inputs": "to requests without 'messages'",
-        "parameters": "to requests without 'messages', here its members stand beside 'messages'",
-    },
-    required=("messages",),
-)
-"""Top level of `{"messages", ...}`."""
+BESIDE_FIELDS = Table(_FORMATTER, _LITELLM)
+"""What LMI adds to the bodies of other APIs that its paths take."""
 
 INPUTS_FIELDS = Table(
     shared.NOT_HONOURED,
@@ -170,29 +144,27 @@ def parse_payload(
     options: Options = Options(),  # noqa: B008  immutable
     properties: Mapping[str, str] = MappingProxyType({}),
 ) -> base.Call:
-    """Read a decoded payload. `properties` are the headers and custom attributes of the request.
+    """Read a decoded payload of LMI's own schema. `properties` are the headers and custom attributes of the request.
 
     See `Dialect.parse` for what it raises.
     """
     problems = Problems.of(options)
-    if type(payload) is not dict:
-        problems.invalid.append(
-            "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. "
-            f"Received payload {show(payload)}"
-        )
-        problems.raise_any(PREFIX)
-    if "messages" in payload:
-        call = _parse_chat(payload, options, properties, problems)
-    elif options.bedrock_compat:
+    require_object(payload)
+    if options.bedrock_compat:
         call = _parse_bedrock(payload, options, properties, problems)
     else:
         call = _parse_inputs(payload, options, properties, problems)
     problems.raise_any(PREFIX)
-    adapter = properties.get("x-amzn-sagemaker-adapter-identifier")
-    (request,) = call.requests
-    if adapter and request.adapter is None:
-        request = replace(request, adapter=adapter)
-    return base.Call((request,), call.encoder, problems.headers)
+    return call._replace(headers=problems.headers)
+
+
+def require_object(payload: Any) -> None:
+    """Raise InvalidRequestError for a payload that is no object."""
+    if type(payload) is not dict:
+        raise errors.InvalidRequestError(
+            f"{PREFIX}Invalid request payload. Request payload should be a json object specifying the 'inputs' field. "
+            f"Received payload {show(payload)}"
+        )
 
 
 def choose_encoder(
@@ -202,10 +174,7 @@ def choose_encoder(
 
     `events` chooses between lines and events, whichever `name` means.
     """
-    if name is not None and name not in FORMATTERS:
-        _logger.warning("Unsupported output formatter: %s; using the default", show(name))
-        name = None
-    if name is None:
+    if (name := known_formatter(name)) is None:
         name = "json" if not presentation.stream else "sse" if presentation.tgi_compat else "jsonlines"
     if several and name in _SINGLE:
         name = "json"
@@ -214,22 +183,31 @@ def choose_encoder(
     return FORMATTERS[name](presentation)
 
 
+def known_formatter(name: str | None) -> str | None:
+    """The name of `FORMATTERS` that a name means. None for None, and for one that is not known."""
+    name = _CHAT.get(name or "", name)
+    if name is not None and name not in FORMATTERS:
+        _logger.warning("Unsupported output formatter: %s; using the default", show(name))
+        return None
+    return name
+
+
 FORMATTERS: dict[str, Callable[[responses.Presentation], base.ResponseEncoder]] = {
     "json": responses.JsonEncoder,
     "jsonlines": lambda presentation: responses.JsonLinesEncoder(presentation, sse=False),
     "sse": lambda presentation: responses.JsonLinesEncoder(presentation, sse=True),
-    "json_chat": responses.LmiChatEncoder,
-    "jsonlines_chat": lambda presentation: responses.LmiChatStreamEncoder(presentation, sse=False),
-    "sse_chat": lambda presentation: responses.LmiChatStreamEncoder(presentation, sse=True),
     "3p": responses.BedrockEncoder,
     "3p_stream": responses.BedrockStreamEncoder,
     "none": responses.PlainTextEncoder,
 }
 """The encoder for each `output_formatter`."""
 
-_CHAT_FORMATTERS = ("json_chat", "jsonlines_chat", "sse_chat")
-_EVENTS = {"jsonlines": "sse", "jsonlines_chat": "sse_chat"}
-_LINES = {name: lines for lines, name in _EVENTS.items()}
+_CHAT = {f"{name}_chat": name for name in ("json", "jsonlines", "sse")}
+"""DJL's names for chats, which have OpenAI's form here: what they say of lines and events holds for any body."""
+_EVENTS = {"jsonlines": "sse"}
+_LINES = {"sse": "jsonlines"}
+_OF_INPUTS = ("3p", "3p_stream", "none")
+"""Formats without a place for several kinds of output, such as tool calls."""
 _SINGLE = ("jsonlines", "sse", "3p", "3p_stream")
 """Formats for a single sequence."""
 
@@ -277,38 +255,6 @@ def _parse_inputs(
     return base.Call((shared.generation_request(values, sampling, logprobs, prompt=inputs),), encoder)
 
 
-def _parse_chat(
-    payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems
-) -> base.Call:
-    messages = shared.read_messages(payload["messages"], problems)
-    values = CHAT_FIELDS.read(payload, problems, "field")
-    values.setdefault("do_sample", True)
-    sampling = shared.read_sampling(values, problems)
-    stream: bool = values.get("stream", False)
-    if stream:
-        shared.refuse_ranked_stream(sampling, problems)
-    stream_options = values.get("stream_options", {})
-    presentation = responses.Presentation(
-        stream=stream,
-        details=True,
-        tgi_compat=options.tgi_compat,
-        n=sampling.n,
-        logprobs=values.get("logprobs", False),
-        include_usage=stream_options.get("include_usage") is True,
-    )
-    name = values.get("output_formatter")
-    events = None if name else prefers_events(properties)
-    if name is None and options.output_formatter in _CHAT_FORMATTERS:
-        name = options.output_formatter
-    if name not in FORMATTERS:
-        if name is not None:
-            _logger.warning("Unsupported output formatter: %s; using the default", show(name))
-        name = "jsonlines_chat" if stream else "json_chat"
-    encoder = choose_encoder(name, presentation, several=sampling.n > 1, events=events)
-    logprobs = presentation.logprobs or name in ("json", "jsonlines", "sse")
-    return base.Call((shared.generation_request(values, sampling, logprobs, messages=messages),), encoder)
-
-
 def _parse_bedrock(
     payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems
 ) -> base.Call:
@@ -350,10 +296,9 @@ _VARIANT = ("x-Amzn-Invoked-Production-Variant", "AllTraffic")
 
 
 class Lmi(base.Dialect):
-    """The API of the DJL containers, `{"inputs", "parameters", "stream"}` and `{"messages", ...}`."""
+    """The API of the DJL containers, `{"inputs", "parameters", "stream"}`; its paths also take the other `bodies`."""
 
     paths = ("/invocations", "/predictions/{model}", "/models/{model}/invoke", _INVOCATIONS, _RESPONSE_STREAM)
-    tables = dict.fromkeys(paths, (INPUTS_FIELDS, CHAT_FIELDS, BEDROCK_FIELDS))
     descriptions = read_operations("lmi.toml")
     sagemaker = True
     formatters_file = "model.py"
@@ -367,19 +312,43 @@ class Lmi(base.Dialect):
         }
     )
 
+    def __init__(self, bodies: tuple[Body, ...]) -> None:
+        self._bodies = bodies
+        others = (table for body in bodies if body.dialect is not None for table in body.dialect.tables[body.path])
+        self.tables = dict.fromkeys(self.paths, (INPUTS_FIELDS, *others, BEDROCK_FIELDS))
+
     def formatters(self, model_dir: Path, attributes: Mapping[str, Any]) -> base.RequestParser | None:
         from djl_trtllm.api.dialects.lmi.custom import load_custom  # it parses by the functions above
 
-        return load_custom(model_dir, attributes)
+        return load_custom(model_dir, self.read, attributes)
 
     def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
         """See `Dialect`. The formatters of the model's own `model.py` come first."""
-        if request.path == _RESPONSE_STREAM:
-            call = event_stream(_parse(forwarded(request), model))
+        streamed = request.path == _RESPONSE_STREAM
+        inner = forwarded(request) if streamed else request
+        if model.custom is not None:
+            call = model.custom.parse(inner, model)
         else:
-            call = _parse(request, model)
+            call = self.read(decode(inner.body, inner.content_type), inner, model)
+        if streamed:
+            call = event_stream(call)
         if request.path in (_INVOCATIONS, _RESPONSE_STREAM):
             call = call._replace(headers=(*call.headers, _VARIANT))
+        return call
+
+    def read(self, payload: Any, request: base.RawRequest, model: base.ModelContext) -> base.Call:
+        """Read a decoded payload, as the body that its members say. Raises what `parse` raises."""
+        require_object(payload)
+        with _prefixed():
+            body = find_body(self._bodies, payload, request.properties)
+        if body is None or body.dialect is None or (model.options.bedrock_compat and body.member == "prompt"):
+            call = parse_payload(payload, model.options, request.properties)
+        else:
+            call = _of_other(body.dialect, body.path, payload, request, model)
+        adapter = request.properties.get("x-amzn-sagemaker-adapter-identifier")
+        if adapter:
+            adapted = (each if each.adapter else replace(each, adapter=adapter) for each in call.requests)
+            call = call._replace(requests=tuple(adapted))
         return call
 
     def encode_error(self, error: BaseException, options: Options) -> base.Reply:
@@ -401,10 +370,33 @@ class Lmi(base.Dialect):
         return front_end_error(status, str(error), djl_type, fields=fields, headers=base.error_headers(error))
 
 
-def _parse(request: base.RawRequest, model: base.ModelContext) -> base.Call:
-    if model.custom is not None:
-        return model.custom.parse(request, model.options)
-    return parse_payload(decode(request.body, request.content_type), model.options, request.properties)
+@contextmanager
+def _prefixed() -> Iterator[None]:
+    """Errors of other APIs' bodies begin as those of LMI's own."""
+    try:
+        yield
+    except errors.InvalidRequestError as error:
+        error.args = (f"{PREFIX}{error}",)
+        raise
 
 
-LMI = Lmi()
+def _of_other(
+    dialect: base.Dialect, path: str, payload: dict[str, Any], request: base.RawRequest, model: base.ModelContext
+) -> base.Call:
+    """The call of another API's body, whose stream is in lines unless the request or the option wants events."""
+    problems = Problems.of(model.options)
+    beside = BESIDE_FIELDS.read(
+        {name: value for name, value in payload.items() if name in BESIDE_FIELDS.rows}, problems, "field"
+    )
+    named = known_formatter(beside.get("output_formatter"))
+    if named in _OF_INPUTS:
+        problems.unsupported.append(f"'output_formatter' is {show(named)}: it has a place for 'inputs' only")
+    problems.raise_any(PREFIX)
+    rest = {name: value for name, value in payload.items() if name not in BESIDE_FIELDS.rows}
+    with _prefixed():
+        call = dialect.parse(request.as_body(path, rest), model)
+    option = model.options.output_formatter
+    events = (named or _CHAT.get(option or "", option)) == "sse"
+    if not named and (preferred := prefers_events(request.properties)) is not None:
+        events = preferred
+    return call._replace(encoder=LinesEncoder(call.encoder)) if call.encoder.stream and not events else call

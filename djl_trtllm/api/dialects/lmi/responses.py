@@ -18,15 +18,13 @@ right; its id is -1 if nothing was generated. The token of an error has id -1, `
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api import choices
 from djl_trtllm.api.base import (
     CollectedSequence,
     Prompt,
@@ -37,7 +35,7 @@ from djl_trtllm.api.base import (
     nearest_row,
 )
 from djl_trtllm.api.front_end import HUGGING_FACE_ERRORS
-from djl_trtllm.request import FINISH_WORDS, FinishReason, OutputChunk, SequenceResult, Token, new_uuid
+from djl_trtllm.request import FINISH_WORDS, FinishReason, OutputChunk, SequenceResult, Token
 
 DJL_ERRORS: dict[type[errors.RequestError], str | None] = {
     errors.AuthenticationError: "UnauthorizedException",
@@ -59,8 +57,7 @@ class Presentation:
     """What one response shows.
 
     `inputs` is the prompt for `details` and `return_full_text`. The response has `n` sequences, the best first.
-    `stream` is the value in the request; an encoder may differ. `logprobs`, `include_usage`, `id` (unique) and
-    `created` (seconds since the epoch) are for chat only.
+    `stream` is the value in the request; an encoder may differ.
     """
 
     inputs: str = ""
@@ -70,10 +67,6 @@ class Presentation:
     prefill: bool = False
     tgi_compat: bool = False
     n: int = 1
-    logprobs: bool = False
-    include_usage: bool = False
-    id: str = field(default_factory=lambda: new_uuid().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
     prompt_length: int = 0
     prompt_tokens: Sequence[Token] = ()
 
@@ -82,18 +75,6 @@ class Presentation:
         self.prompt_length = prompt.length
         if self.prefill:
             self.prompt_tokens = prompt.tokens
-
-    def chat(self) -> choices.Response:
-        """The same of a chat."""
-        return choices.Response(
-            "chatcmpl",
-            None,
-            self.n,
-            logprobs=self.logprobs,
-            include_usage=self.include_usage,
-            id=self.id,
-            created=self.created,
-        )
 
     def shown_text(self, generated: str) -> str:
         """The generated text, with `return_full_text` behind the prompt."""
@@ -282,100 +263,6 @@ def _end_details(presentation: Presentation, finished: SequenceResult) -> dict[s
     if finished.reseeded:
         details["reseeded"] = True
     return details
-
-
-# The encoders of LMI's chat responses: `json_chat`, `jsonlines_chat` and `sse_chat`.
-#
-# OpenAI's format without a `model` field, as in DJL's rolling batch. Where DJL's values made OpenAI's own clients fail,
-# the values are OpenAI's, because the format exists for those clients:
-#
-# - `finish_reason` is `stop` (end token or stop string) or `length`; DJL put `eos_token` there, which typed clients
-#   refuse. OpenAI has no value for errors and cancelled requests: `error` and `cancelled` are LMI's.
-# - `logprobs` is an object in chunks too (DJL: a list of one), `bytes` are UTF-8 (DJL: code points), and
-#   `top_logprobs[].token` is the token (DJL: the number). Only the chosen token is in `top_logprobs`.
-# - `usage.prompt_tokens` is counted (DJL: 0); streams send `usage` when `stream_options.include_usage` asks for it.
-# - `n` above 1 works, in streams by `choices[0].index` (DJL ignored it).
-
-
-_FINISH = {FinishReason.END_TOKEN: "stop", FinishReason.STOP: "stop"}
-
-
-class LmiChatEncoder(choices.ObjectEncoder):
-    """`json_chat`: one `chat.completion`."""
-
-    kind = "chat.completion"
-
-    def __init__(self, presentation: Presentation) -> None:
-        super().__init__(presentation.chat())
-
-    def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": sequence.text},
-            "logprobs": _logprobs(sequence.tokens) if self.response.logprobs else None,
-            "finish_reason": _reason(finished),
-        }
-
-
-class LmiChatStreamEncoder(choices.EventEncoder):
-    """`jsonlines_chat`: a `chat.completion.chunk` per token and line; `sse_chat`: as events, and `[DONE]`.
-
-    The last token's chunk has the `finish_reason`; if the end has no token, a chunk with an empty content has it.
-    """
-
-    kind = "chat.completion.chunk"
-
-    def __init__(self, presentation: Presentation, *, sse: bool) -> None:
-        super().__init__(presentation.chat(), sse=sse)
-        self._after = b"]}" + self._stop  # no chunk but the last has a usage, not even null
-        self._begun = [False] * presentation.n
-        # The hot path: between the first and the last chunk of a choice only the content differs.
-        self._middle = [
-            b'%b{"index":%d,"delta":{"content":%%b},"logprobs":null,"finish_reason":null}%b'
-            % (self._before, index, self._after)
-            for index in range(presentation.n)
-        ]
-
-    def failure(self, error: errors.RequestError) -> bytes:
-        """A chunk with finish reason `error` and an `error` object, which OpenAI's clients raise."""
-        choice = {"index": 0, "delta": {"content": ""}, "logprobs": None, "finish_reason": "error"}
-        failure = {"message": str(error), "type": type(error).__name__}
-        return b'%b%b],"error":%b}%b' % (self._before, dump_line(choice), dump_line(failure), self._stop)
-
-    def events(self, index: int, tokens: list[Token], finished: SequenceResult | None) -> bytes:
-        if finished is not None:
-            before = self.events(index, tokens[:-1], None) if len(tokens) > 1 else b""
-            return before + self._chunk(index, tokens[-1] if tokens else None, _reason(finished))
-        if not self._begun[index] or self.response.logprobs:
-            return b"".join([self._chunk(index, token, None) for token in tokens])
-        middle = self._middle[index]
-        if len(tokens) == 1:
-            return middle % dump_line(tokens[0].text)
-        return b"".join([middle % dump_line(token.text) for token in tokens])
-
-    def _chunk(self, index: int, token: Token | None, reason: str | None) -> bytes:
-        delta = {"content": "" if token is None else token.text}
-        if not self._begun[index]:
-            self._begun[index] = True
-            delta["role"] = "assistant"
-        logprobs = _logprobs([token]) if self.response.logprobs and token is not None else None
-        return self._event({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason})
-
-
-def _logprobs(tokens: list[Token]) -> dict[str, Any]:
-    content: list[dict[str, Any]] = []
-    for token in tokens:
-        chosen = {
-            "token": token.text,
-            "logprob": token.logprob,
-            "bytes": list(token.text.encode()) if token.text else None,
-        }
-        content.append(chosen | {"top_logprobs": [chosen]})
-    return {"content": content}
-
-
-def _reason(finished: SequenceResult) -> str:
-    return _FINISH.get(finished.reason) or FINISH_WORDS[finished.reason]
 
 
 # The encoders for `option.bedrock_compat`: `3p` and `3p_stream`, as in DJL's rolling batch.

@@ -9,7 +9,9 @@ vLLM's `/tokenize` and `/detokenize` are actions.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
@@ -19,74 +21,13 @@ from djl_trtllm import errors
 from djl_trtllm.api import choices
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
-from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply
+from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Render, Reply, only_model
+from djl_trtllm.api.chat import THINKING, TOOLS, chat_request, fit_messages, read_template, read_tool_use
 from djl_trtllm.api.dialects.openai import responses
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.output_parsers import reasoning_format
-from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_object, show
-from djl_trtllm.config import ReasoningFormat
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
 from djl_trtllm.request import Sampling
-
-_MOST_TOOLS = 128
-_LONGEST_NAME = 256
-_MODES = ("none", "auto", "required")
-
-
-def _read_tools(value: Any) -> list[dict[str, Any]]:
-    if type(value) is not list or len(value) > _MOST_TOOLS:
-        raise ValueError("")
-    for position, tool in enumerate(value):
-        function = tool.get("function") if type(tool) is dict and tool.get("type") == "function" else None
-        if type(function) is not dict or not _is_name(function.get("name")):
-            raise ValueError(f" (number {position} is none)")
-        if type(function.get("parameters", {})) is not dict and function["parameters"] is not None:
-            raise ValueError(f" (the parameters of {function['name']} are a JSON schema, an object)")
-        if type(function.get("strict", False)) is not bool and function["strict"] is not None:
-            raise ValueError(f" ('strict' of {function['name']} is true or false)")
-    return value
-
-
-def _read_choice(value: Any) -> str | dict[str, str]:
-    """One of the modes, or `{"name": ...}`."""
-    if type(value) is str and value in _MODES:
-        return value
-    if type(value) is dict and value.get("type") == "function":
-        function = value.get("function")
-        if type(function) is dict and _is_name(function.get("name")):
-            return {"name": function["name"]}
-    raise ValueError("")
-
-
-def _is_name(value: Any) -> bool:
-    return type(value) is str and 0 < len(value) <= _LONGEST_NAME
-
-
-_TOOLS = f'a list of up to {_MOST_TOOLS} of {{"type": "function", "function": {{"name", "description", "parameters"}}}}'
-_CHOICE = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
-
-
-def _function_schema(**members: Any) -> dict[str, Any]:
-    name = {"type": "string", "minLength": 1, "maxLength": _LONGEST_NAME}
-    function = {"type": "object", "properties": {"name": name, **members}, "required": ["name"]}
-    properties = {"type": {"const": "function"}, "function": function}
-    return {"type": "object", "properties": properties, "required": ["type", "function"]}
-
-
-_TOOL_SCHEMA = _function_schema(
-    description={},
-    parameters={"anyOf": [{"type": "object"}, {"type": "null"}]},
-    strict={"anyOf": [{"type": "boolean"}, {"type": "null"}]},
-)
-_TOOLS_SCHEMA = {"type": "array", "items": _TOOL_SCHEMA, "maxItems": _MOST_TOOLS}
-_CHOICE_SCHEMA = {"anyOf": [{"enum": [*_MODES]}, _function_schema()]}
-
-TOOLS = (
-    Parameter(("tools",), Kind(_TOOLS, _read_tools, _TOOLS_SCHEMA), "tools"),
-    Parameter(("tool_choice",), Kind(_CHOICE, _read_choice, _CHOICE_SCHEMA), "tool_choice"),
-    Parameter(("parallel_tool_calls",), kinds.BOOLEAN, "parallel_tool_calls"),
-)
-"""Rows for the parameter tables."""
-
+from djl_trtllm.version import __version__
 
 _NO_MEANING = tuple(
     Parameter((name,), target=IGNORED)
@@ -94,8 +35,8 @@ _NO_MEANING = tuple(
         "metadata",
         "prediction",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
-        "reasoning_effort",
         "safety_identifier",
         "service_tier",
         "store",
@@ -107,9 +48,12 @@ _NO_MEANING = tuple(
 
 _COMMON = (
     Parameter(("model",), kinds.TEXT, IGNORED),
+    Parameter(("prompt_logprobs",), kinds.integer(0, shared.MOST_PROMPT_LOGPROBS), "prompt_logprobs"),
     Parameter(("temperature",), kinds.number(0, 2), "temperature"),
     Parameter(("stream",), kinds.BOOLEAN, "stream"),
     Parameter(("stream_options",), kinds.OBJECT, "stream_options"),
+    Parameter(("return_token_ids",), kinds.BOOLEAN, "return_token_ids"),
+    *shared.PRIORITY,
 )
 
 
@@ -127,6 +71,8 @@ def _read_modalities(value: Any) -> None:
         raise ValueError("")
 
 
+_PARAMETERS = {"parameters": "to 'inputs' of /invocations, here its members stand beside the others"}
+
 CHAT_FIELDS = Table(
     shared.SAMPLING,
     shared.ADAPTER,
@@ -135,7 +81,11 @@ CHAT_FIELDS = Table(
     _NO_MEANING,
     (
         Parameter(("messages",), shared.MESSAGES, IGNORED),
-        Parameter(("max_completion_tokens", "max_tokens"), kinds.integer(1, shared.MOST_TOKENS), "max_new_tokens"),
+        Parameter(
+            ("max_completion_tokens", "max_tokens", "max_new_tokens"),
+            kinds.integer(1, shared.MOST_TOKENS),
+            "max_new_tokens",
+        ),
         Parameter(("logprobs",), kinds.BOOLEAN, "logprobs"),
         Parameter(("top_logprobs",), kinds.integer(0, 20), "top_logprobs"),
         Parameter(("add_generation_prompt",), kinds.BOOLEAN, "add_generation_prompt"),
@@ -144,11 +94,13 @@ CHAT_FIELDS = Table(
         Parameter(("modalities",), Kind('["text"]', _read_modalities, {"const": ["text"]}), "modalities"),
         Parameter(("audio",), advice="this server generates text"),
         Parameter(("web_search_options",), advice="this server does not search"),
+        Parameter(("moderation",), advice="this server does not moderate"),
         *TOOLS,
+        *THINKING,
         Parameter(("functions",), neutral=([],), advice="use 'tools'"),
         Parameter(("function_call",), neutral=("none", "auto"), advice="use 'tool_choice'"),
     ),
-    elsewhere={"prompt": "to /v1/completions", "inputs": "to /invocations, here it is 'messages'"},
+    elsewhere={"prompt": "to /v1/completions", "inputs": "to /invocations, here it is 'messages'"} | _PARAMETERS,
     required=("messages",),
 )
 """The body of `/v1/chat/completions`."""
@@ -161,14 +113,19 @@ COMPLETION_FIELDS = Table(
     _NO_MEANING,
     (
         Parameter(("prompt",), _PROMPT, IGNORED),
-        Parameter(("max_tokens", "max_completion_tokens"), kinds.integer(1, shared.MOST_TOKENS), "max_new_tokens"),
+        Parameter(
+            ("max_tokens", "max_completion_tokens", "max_new_tokens"),
+            kinds.integer(0, shared.MOST_TOKENS),
+            "max_new_tokens",
+        ),
         Parameter(("logprobs",), kinds.integer(0, 5), "logprobs"),
         Parameter(("echo",), kinds.BOOLEAN, "echo"),
         Parameter(("suffix",), neutral=("",), advice="models are given a prompt, not a text with a gap"),
         Parameter(("add_special_tokens",), neutral=(True,)),
         Parameter(("parallel_tool_calls",), target=IGNORED),
+        Parameter(("reasoning_effort",), target=IGNORED),
     ),
-    elsewhere={"messages": "to /v1/chat/completions", "inputs": "to /invocations, here it is 'prompt'"},
+    elsewhere={"messages": "to /v1/chat/completions", "inputs": "to /invocations, here it is 'prompt'"} | _PARAMETERS,
     required=("prompt",),
 )
 """The body of `/v1/completions`."""
@@ -208,6 +165,7 @@ DETOKENIZE_FIELDS = Table(
 """The body of `/detokenize`."""
 
 
+_NOT_IN_A_STREAM = "{} with 'stream': they come with the whole response; leave out 'stream'"
 _COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions."""
 _MOST_PROMPTS = 64
@@ -219,35 +177,19 @@ _MOST_SEQUENCES = 128
 def parse_chat(request: RawRequest, model: ModelContext) -> Call:
     """Read the body of `/v1/chat/completions`. Raises InvalidRequestError."""
     payload, problems = read_object(request), Problems.of(model.options)
-    messages = responses.fit_messages(shared.read_messages(payload.get("messages"), problems), model, problems)
+    messages = fit_messages(shared.read_messages(payload.get("messages"), problems), model, problems)
     values = CHAT_FIELDS.read(payload, problems, "field")
-    tools = responses.read_tool_use(values, model, problems)
+    tools = read_tool_use(values, model, problems)
     if values.get("top_logprobs") and not values.get("logprobs"):
         problems.invalid.append("'top_logprobs' is given without 'logprobs': expected 'logprobs' to be true")
     sampling, response = _read(values, model, problems, "chatcmpl", generations=1)
     problems.raise_any()
-    if tools is None:
-        values.pop("tools", None)
-    elif tools.guide is not None:
-        values["guide"] = tools.guide
-    generation = shared.generation_request(
-        values, sampling, response.logprobs, messages=messages, template=read_template(values)
-    )
-    parsing = responses.Parsing(tools, _reasoning(model, values))
+    generation, parsing = chat_request(values, sampling, response.logprobs, messages, tools, model)
     if not parsing.needed:
         plain = responses.ChatStreamEncoder(response) if response.stream else responses.ChatEncoder(response)
         return Call((generation,), plain, problems.headers)
-    guide_from = "tool_choice" if tools is not None and tools.guide is not None else None
-    generation = replace(generation, shown_tokens=parsing.shown_tokens, guide_from=guide_from)
     encoder = responses.ParsedChatStreamEncoder if response.stream else responses.ParsedChatEncoder
     return Call((generation,), encoder(response, parsing), problems.headers)
-
-
-def _reasoning(model: ModelContext, values: dict[str, Any]) -> ReasoningFormat:
-    """How the output has reasoning in it. A guide leaves no room for any."""
-    if values.get("guide") is not None:
-        return ReasoningFormat.NONE
-    return reasoning_format(model.options.reasoning_parser, model.tokenizer.chat_source("tools" in values))
 
 
 def parse_completion(request: RawRequest, model: ModelContext) -> Call:
@@ -261,8 +203,15 @@ def parse_completion(request: RawRequest, model: ModelContext) -> Call:
     if several is not None and several > 1:
         values["top_logprobs"] = several
     echo = values.get("echo", False)
-    if echo and values["logprobs"]:
-        problems.unsupported.append("'echo' with 'logprobs': the prompt's log-probabilities are not available")
+    asked = values.get("prompt_logprobs")
+    if values.get("max_new_tokens") == 0:
+        if not echo and asked is None:
+            problems.invalid.append("'max_tokens' is 0: expected 'echo' or 'prompt_logprobs' with it, or at least 1")
+        values |= {"prompt_only": True, "max_new_tokens": 1}  # which the engine generates, and nobody sees
+    if echo and several is not None:
+        if values.get("stream"):
+            problems.unsupported.append(_NOT_IN_A_STREAM.format("'echo' with 'logprobs'"))
+        values["prompt_logprobs"] = max(several, asked or 0)
     sampling, response = _read(values, model, problems, "cmpl", generations=len(prompts))
     if len(prompts) * sampling.sequences > _MOST_SEQUENCES:
         problems.invalid.append(
@@ -279,15 +228,10 @@ def parse_completion(request: RawRequest, model: ModelContext) -> Call:
     return Call(requests, encoder, problems.headers)
 
 
-def read_template(values: dict[str, Any]) -> dict[str, Any] | None:
-    """The chat template's keywords among the values of a request, None if there are none."""
-    template: dict[str, Any] = dict(values.get("chat_template_kwargs", {}))
-    template.pop("chat_template", None)
-    if values.get("tools"):
-        template["tools"] = values["tools"]
-    if "add_generation_prompt" in values:
-        template["add_generation_prompt"] = values["add_generation_prompt"]
-    return template or None
+@lru_cache(maxsize=1024)
+def fingerprint(*configuration: object) -> str:
+    """What `system_fingerprint` is of a model: the same where the same request gets the same answer."""
+    return f"fp_{sha256(repr((__version__, *configuration)).encode()).hexdigest()[:10]}"
 
 
 def _read(
@@ -298,18 +242,24 @@ def _read(
     stream: bool = values.get("stream", False)
     if stream:
         shared.refuse_ranked_stream(sampling, problems)
+        if "prompt_logprobs" in problems.sent:
+            problems.unsupported.append(_NOT_IN_A_STREAM.format("'prompt_logprobs'"))
     options = STREAM_OPTIONS.read(values.get("stream_options", {}), problems, "member of 'stream_options'")
     if values.get("stream_options") and not stream:
         problems.invalid.append("'stream_options' is given without 'stream': expected 'stream' to be true")
     response = choices.Response(
         prefix,
         model.name,
+        fingerprint(model.name, model.options.backend, model.options.dtype, model.options.revision),
         n=sampling.n,
         generations=generations,
         stream=stream,
         logprobs=values.get("logprobs", False),
         include_usage=options.get("include_usage", False),
         continuous_usage=options.get("continuous_usage", False),
+        prompt_logprobs="prompt_logprobs" in problems.sent,
+        token_ids=values.get("return_token_ids", False),
+        tgi=model.options.tgi_compat,
     )
     return sampling, response
 
@@ -342,8 +292,6 @@ _MOST_CHARACTERS = 2**20
 """The longest text, or more if the model's prompts may be longer: a megabyte takes a second, and 100 MB of memory."""
 _CHARACTERS_OF_A_TOKEN = 16
 
-Render = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]
-
 
 def tokenize(request: RawRequest, model: ModelContext, render: Render | None = None) -> Reply:
     """Token ids of a `prompt`, or of `messages` in the model's chat template, which `render` renders.
@@ -356,7 +304,7 @@ def tokenize(request: RawRequest, model: ModelContext, render: Render | None = N
         problems.invalid.append("expected either 'prompt' or 'messages'")
     messages = None
     if "messages" in payload:
-        messages = responses.fit_messages(shared.read_messages(payload["messages"], problems), model, problems)
+        messages = fit_messages(shared.read_messages(payload["messages"], problems), model, problems)
     problems.raise_any()
     tokenizer = model.tokenizer
     if messages is None:
@@ -436,10 +384,7 @@ class OpenAi(Dialect):
 
     def model_name(self, request: RawRequest) -> str | None:
         """The model that the body names; None for "" and for none."""
-        name = read_object(request).get("model")
-        if name is not None and type(name) is not str:
-            raise errors.InvalidRequestError(f"'model' is {show(name)}: expected a string")
-        return name or None
+        return read_model_name(request)
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """The models as a list, or the one that the path names."""
@@ -448,21 +393,14 @@ class OpenAi(Dialect):
 
     def act(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """`/tokenize` and `/detokenize`, with the tokenizer of the model that the body names."""
-        if len(models) != 1:
-            names = ", ".join(model.name for model in models)
-            raise errors.UnknownModelError(f"'model' is not given: expected one of {names or 'none'}", name=None)
-        (model,) = models
-        if model.context is None:
-            raise errors.NotReadyError(f"model {model.name} is still loading", retry_after=10)
-        if request.path == "/detokenize":
-            return detokenize(request, model.context)
-        return tokenize(request, model.context, model.render)
+        model, render = only_model(models)
+        return detokenize(request, model) if request.path == "/detokenize" else tokenize(request, model, render)
 
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
         return (parse_chat if request.path.endswith("/chat/completions") else parse_completion)(request, model)
 
     def error_body(self, message: str, error: errors.RequestError | None) -> object:
-        return {"error": responses.error_object(message, error)}
+        return {"error": choices.error_object(message, error)}
 
 
 def _listed(model: ModelStatus) -> dict[str, Any]:

@@ -1,64 +1,24 @@
 """OpenAI's responses: errors, and the encoders of chats and completions, whole and streamed.
 
-At the end, tools: what those of a request mean for the template and the engine, and the encoders of outputs that may
-have calls.
+At the end, the encoders of outputs that may have calls or reasoning.
 """
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import orjson
 
 from djl_trtllm import errors
 from djl_trtllm.api import choices
 from djl_trtllm.api import output_parsers as parsers
-from djl_trtllm.api.base import (
-    CollectedSequence,
-    ModelContext,
-    Prompt,
-    dump_line,
-    nearest_row,
-)
+from djl_trtllm.api.base import CollectedSequence, Prompt, dump_line
+from djl_trtllm.api.chat import Parsing, ToolUse
 from djl_trtllm.api.choices import Response
-from djl_trtllm.api.parameters import Problems, show
-from djl_trtllm.api.sampling import read_schema
-from djl_trtllm.config import ReasoningFormat, ToolCallFormat
-from djl_trtllm.request import FinishReason, Guide, RankedToken, SequenceResult, Token
-
-_INVALID = "invalid_request_error"
-_SERVER = "server_error"
-_PARAMETER = re.compile(r"'([\w.\[\]]+)'[^;]*")
-"""A message about one parameter, which begins with its name."""
-
-
-_ERROR_TYPES: dict[type[errors.RequestError], tuple[str, str | None]] = {
-    errors.InvalidRequestError: (_INVALID, None),
-    errors.PromptTooLongError: (_INVALID, "context_length_exceeded"),
-    errors.UnknownAdapterError: (_INVALID, "model_not_found"),
-    errors.UnsupportedParameterError: (_INVALID, "unsupported_parameter"),
-    errors.UnknownModelError: (_INVALID, "model_not_found"),
-    errors.AuthenticationError: (_INVALID, "invalid_api_key"),
-    errors.ForbiddenError: (_INVALID, "insufficient_permissions"),
-    errors.MethodNotAllowedError: (_INVALID, "method_not_allowed"),
-    errors.RequestTooLargeError: (_INVALID, "request_too_large"),
-    errors.OverloadedError: ("overloaded_error", "overloaded"),
-    errors.TooManyRequestsError: ("requests", "rate_limit_exceeded"),
-    errors.NotReadyError: (_SERVER, "not_ready"),
-    errors.RequestTimeoutError: (_SERVER, "timeout"),
-    errors.GenerationError: (_SERVER, None),
-}
-"""The `type` and `code` of errors."""
-
-
-def error_object(message: str, error: errors.RequestError | None) -> dict[str, str | None]:
-    """The value of `error`. `param` is the parameter that the message is about, if it is about one."""
-    kind, code = nearest_row(_ERROR_TYPES, error)
-    named = _PARAMETER.fullmatch(message) if isinstance(error, errors.InvalidRequestError) else None
-    return {"message": message, "type": kind, "param": named and named.group(1), "code": code}
-
+from djl_trtllm.api.dialects.openai.prompt_logprobs import EchoedLogprobs, vllm_prompt_logprobs
+from djl_trtllm.request import FinishReason, RankedToken, SequenceResult, Token
 
 FINISH_REASONS = {
     FinishReason.END_TOKEN: "stop",
@@ -75,7 +35,7 @@ class EventEncoder(choices.EventEncoder):
 
     def failure(self, error: errors.RequestError) -> bytes:
         """An event with the error, which OpenAI's clients raise."""
-        return b"data: " + dump_line({"error": error_object(str(error), error)}) + b"\n\n"
+        return b"data: " + dump_line({"error": choices.error_object(str(error), error)}) + b"\n\n"
 
 
 class ChatEncoder(choices.ObjectEncoder):
@@ -83,13 +43,22 @@ class ChatEncoder(choices.ObjectEncoder):
 
     kind = "chat.completion"
 
+    def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
+        self._prompt_logprobs = vllm_prompt_logprobs(tokens)
+
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
         return {
             "index": index,
             "message": {"role": "assistant", "content": sequence.text, "refusal": None},
             "logprobs": chat_logprobs(sequence.tokens) if self.response.logprobs else None,
             "finish_reason": FINISH_REASONS[finished.reason],
+            **self.response.shown_ids(sequence.tokens),
         }
+
+    def more(self) -> dict[str, Any]:
+        response = self.response
+        more: dict[str, Any] = {"prompt_token_ids": response.prompt_ids[0]} if response.token_ids else {}
+        return more | {"prompt_logprobs": self._prompt_logprobs} if response.prompt_logprobs else more
 
 
 class ChatStreamEncoder(EventEncoder):
@@ -102,8 +71,8 @@ class ChatStreamEncoder(EventEncoder):
         self._begun = [False] * response.n
         # The hot path: only the content differs.
         self._content = [
-            b'%b{"index":%d,"delta":{"content":%%b},"logprobs":null,"finish_reason":null}%b'
-            % (self._before.replace(b"%", b"%%"), index, self._after)
+            b'%b{"index":%d,"delta":{%b"content":%%b},"logprobs":null,"finish_reason":null}%b'
+            % (self._before.replace(b"%", b"%%"), index, _TGI if response.tgi else b"", self._after)
             for index in range(response.n)
         ]
 
@@ -111,7 +80,7 @@ class ChatStreamEncoder(EventEncoder):
         """See `EventEncoder`. Tokens without a text add nothing, unless their log-probabilities are wanted."""
         events = b"" if self._begun[index] else self.first(index)
         text = tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
-        if self.response.logprobs and tokens:
+        if self.response.detailed and tokens:
             events += self._delta(index, {"content": text}, tokens)
         elif text:
             events += self._content[index] % dump_line(text)
@@ -124,35 +93,33 @@ class ChatStreamEncoder(EventEncoder):
         if self._begun[index]:
             return b""
         self._begun[index] = True
-        return self._delta(index, {"role": "assistant", "content": "", "refusal": None})
+        more = b""
+        if self.response.token_ids:
+            more = b',"prompt_token_ids":' + dump_line(self.response.prompt_ids[0])
+        return self._delta(index, {"role": "assistant", "content": "", "refusal": None}, more=more)
 
     def _delta(
-        self, index: int, delta: dict[str, Any], tokens: list[Token] | None = None, reason: str | None = None
+        self,
+        index: int,
+        delta: dict[str, Any],
+        tokens: Sequence[Token] = (),
+        reason: str | None = None,
+        more: bytes = b"",
     ) -> bytes:
-        shown = None if tokens is None else chat_logprobs(tokens)
-        return self._event({"index": index, "delta": delta, "logprobs": shown, "finish_reason": reason})
+        shown = chat_logprobs(tokens) if tokens and self.response.logprobs else None
+        if self.response.tgi:
+            delta = {"role": "assistant", "content": None, "tool_calls": None} | delta
+        choice = {"index": index, "delta": delta, "logprobs": shown, "finish_reason": reason}
+        return self._event(choice | self.response.shown_ids(tokens), more)
 
 
-def chat_logprobs(tokens: list[Token]) -> dict[str, Any]:
-    """The `logprobs` of a choice. A log-probability that the engine did not report is null."""
-    content = [
-        {
-            "token": token.text,
-            "logprob": token.logprob,
-            "bytes": _bytes(token.text),
-            "top_logprobs": _alternatives(token) if isinstance(token, RankedToken) else [],
-        }
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
+_TGI = b'"role":"assistant","tool_calls":null,'
+"""What TGI's own client requires in every delta, before the content."""
 
 
-def _alternatives(token: RankedToken) -> list[dict[str, Any]]:
-    return [{"token": each.text, "logprob": each.logprob, "bytes": _bytes(each.text)} for each in token.top]
-
-
-def _bytes(text: str) -> list[int] | None:
-    return list(text.encode()) if text else None
+def chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
+    """The `logprobs` of a choice."""
+    return {"content": choices.token_logprobs(tokens), "refusal": None}
 
 
 class CompletionEncoder(choices.ObjectEncoder):
@@ -160,14 +127,39 @@ class CompletionEncoder(choices.ObjectEncoder):
 
     kind = "text_completion"
 
+    def __init__(self, response: Response) -> None:
+        super().__init__(response)
+        self._prompt_logprobs: dict[int, orjson.Fragment] = {}
+        self._echoed: dict[int, EchoedLogprobs] = {}
+
+    def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
+        if self.response.prompt_logprobs:
+            self._prompt_logprobs[generation] = vllm_prompt_logprobs(tokens)
+        if self.response.echo:
+            self._echoed[generation] = EchoedLogprobs.of(tokens, self.response.prompts[generation])
+
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
-        echoed = self.response.prompts[index // self.response.n] if self.response.echo else ""
-        return {
+        response, generation = self.response, index // self.response.n
+        echoed = response.prompts[generation] if response.echo else ""
+        choice = {
             "index": index,
             "text": echoed + sequence.text,
-            "logprobs": completion_logprobs(sequence.tokens, 0) if self.response.logprobs else None,
+            "logprobs": self._logprobs(generation, sequence.tokens) if response.logprobs else None,
             "finish_reason": FINISH_REASONS[finished.reason],
+            **self.response.shown_ids(sequence.tokens, generation),
         }
+        if response.prompt_logprobs:
+            choice["prompt_logprobs"] = self._prompt_logprobs[generation]
+        return choice
+
+    def _logprobs(self, generation: int, tokens: list[Token]) -> dict[str, Any]:
+        echoed = self._echoed.get(generation)
+        if echoed is None:
+            return completion_logprobs(tokens, 0)
+        found = completion_logprobs(tokens, echoed.end)
+        if found["top_logprobs"] is None:  # the prompt has some, so each token has what is known of it
+            found["top_logprobs"] = [{token.text: token.logprob} for token in tokens]
+        return echoed.joined(found)
 
 
 class CompletionStreamEncoder(EventEncoder):
@@ -180,6 +172,7 @@ class CompletionStreamEncoder(EventEncoder):
         count = response.n * response.generations
         self._echoed = [not response.echo] * count
         self._offsets = [0] * count
+        self._begun = [False] * count
         self._text = [
             b'%b{"index":%d,"text":%%b,"logprobs":null,"finish_reason":null}%b'
             % (self._before.replace(b"%", b"%%"), index, self._after)
@@ -193,8 +186,8 @@ class CompletionStreamEncoder(EventEncoder):
             self._echoed[index] = True
             events = self._text[index] % dump_line(self.response.prompts[index // self.response.n])
         text = tokens[0].text if len(tokens) == 1 else "".join([token.text for token in tokens])
-        if self.response.logprobs and tokens:
-            events += self._choice(index, text, completion_logprobs(tokens, self._offsets[index]))
+        if self.response.detailed and tokens:
+            events += self._choice(index, text, tokens)
             self._offsets[index] += len(text)
         elif text:
             events += self._text[index] % dump_line(text)
@@ -202,8 +195,13 @@ class CompletionStreamEncoder(EventEncoder):
             events += self._choice(index, "", reason=FINISH_REASONS[finished.reason])
         return events
 
-    def _choice(self, index: int, text: str, shown: dict[str, Any] | None = None, reason: str | None = None) -> bytes:
-        return self._event({"index": index, "text": text, "logprobs": shown, "finish_reason": reason})
+    def _choice(self, index: int, text: str, tokens: list[Token] | None = None, reason: str | None = None) -> bytes:
+        logprobs = tokens is not None and self.response.logprobs
+        shown = completion_logprobs(tokens or [], self._offsets[index]) if logprobs else None
+        generation = None if self._begun[index] else index // self.response.n
+        self._begun[index] = True
+        choice = {"index": index, "text": text, "logprobs": shown, "finish_reason": reason}
+        return self._event(choice | self.response.shown_ids(tokens or [], generation))
 
 
 def completion_logprobs(tokens: list[Token], offset: int) -> dict[str, Any]:
@@ -221,170 +219,7 @@ def completion_logprobs(tokens: list[Token], offset: int) -> dict[str, Any]:
     }
 
 
-_OTHER_FORMAT = parsers.ToolFormat(lambda names: parsers.RequiredParser())
-"""The format of a model whose own is not known: only its ids are used."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolUse:
-    """The tools of a request whose model may call them.
-
-    `parser` makes one for each sequence, None if calls stay in the text. `shown_tokens` are the markers it looks for.
-    `guide` constrains the output to calls. `parallel`: more than one call is returned.
-    """
-
-    parser: Callable[[], parsers.OutputParser] | None
-    format: parsers.ToolFormat
-    shown_tokens: tuple[str, ...] = ()
-    guide: Guide | None = None
-    parallel: bool = True
-
-
-def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problems) -> ToolUse | None:
-    """What to do about `tools` and `tool_choice`. None if the model is not shown any."""
-    tools: list[dict[str, Any]] = values.get("tools", [])
-    choice = values.get("tool_choice", "auto")
-    forced = choice not in ("none", "auto")
-    if forced and not tools:
-        problems.invalid.append(f"'tool_choice' is {show(choice)} and there are no 'tools': give at least one")
-    if choice == "none" or not tools:
-        return None
-    source, setting = model.tokenizer.chat_source(True), model.options.tool_call_parser
-    if "tools" not in source:
-        problems.unsupported.append("'tools' is given, and the model's chat template has no place for tools")
-        return None
-    own = parsers.tool_format(setting, source)
-    parallel = values.get("parallel_tool_calls", True)
-    if forced:
-        guide = _guide(choice, tools, parallel, values, problems)
-        parser = (
-            parsers.RequiredParser if choice == "required" else functools.partial(parsers.NamedParser, choice["name"])
-        )
-        return ToolUse(parser, own or _OTHER_FORMAT, (), guide, parallel)
-    if own is None:
-        problems.unsupported.append(
-            "'tools' is given, and the model's chat template does not show how the model writes tool calls: set "
-            "option.tool_call_parser to hermes, llama3_json or mistral, or to none to get them as text"
-        )
-        return None
-    names = frozenset(tool["function"]["name"] for tool in tools)
-    own_parser = None if setting is ToolCallFormat.NONE else functools.partial(own.parser, names)
-    return ToolUse(own_parser, own, own.markers, None, parallel)
-
-
-def fit_messages(messages: list[dict[str, Any]], model: ModelContext, problems: Problems) -> list[dict[str, Any]]:
-    """The messages with the ids of tool calls as the model's chat template takes them. Rendering does the same with
-    their arguments (`ChatTemplate.render`)."""
-    if not any("tool_calls" in message or "tool_call_id" in message for message in messages):
-        return messages
-    own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or _OTHER_FORMAT
-    return [_fit(message, f"messages[{at}]", own, problems) for at, message in enumerate(messages)]
-
-
-def _fit(message: dict[str, Any], where: str, own: parsers.ToolFormat, problems: Problems) -> dict[str, Any]:
-    message = dict(message)
-    if type(message.get("tool_call_id")) is str:
-        message["tool_call_id"] = own.fit_id(message["tool_call_id"])
-    calls = message.pop("tool_calls", None)
-    if not calls:
-        return message  # templates ask whether the key is there
-    fitted: list[dict[str, Any]] = []
-    for position, call in enumerate(calls if type(calls) is list else [calls]):
-        function = call.get("function") if type(call) is dict else None
-        arguments = function.get("arguments") if type(function) is dict else None
-        if type(function) is not dict or type(function.get("name")) is not str or type(arguments) not in _ARGUMENTS:
-            problems.invalid.append(
-                f"'{where}.tool_calls[{position}]' is {show(call)}: expected "
-                '{"id", "type": "function", "function": {"name", "arguments": JSON as text}}'
-            )
-            continue
-        fitted.append(dict(call))
-        if type(call.get("id")) is str:
-            fitted[-1]["id"] = own.fit_id(call["id"])
-    if message.get("content") is None:
-        message["content"] = ""  # templates look into it
-    return message | {"tool_calls": fitted}
-
-
-_ARGUMENTS = (str, dict, type(None))
-
-
-def _guide(
-    choice: Any, tools: list[dict[str, Any]], parallel: bool, values: dict[str, Any], problems: Problems
-) -> Guide | None:
-    """What a forced call has to look like: a list of calls, or the arguments of the one function."""
-    if values.get("guide") is not None:
-        problems.invalid.append(
-            f"'tool_choice' is {show(choice)}, and another parameter constrains the output too: give one of them"
-        )
-    functions = {tool["function"]["name"]: tool["function"] for tool in tools}
-    if choice != "required" and choice["name"] not in functions:
-        problems.invalid.append(
-            f"'tool_choice' is {show(choice['name'])}: expected one of the tools, {show(sorted(functions))}"
-        )
-        return None
-    try:
-        if choice == "required":
-            strict = any(function.get("strict") for function in functions.values())
-            return read_schema(_list_schema(functions, parallel), strict)
-        function = functions[choice["name"]]
-        return read_schema(_parameters(function), function.get("strict"))
-    except (ValueError, TypeError, RecursionError) as error:  # the latter two: nested too deeply
-        problems.invalid.append(f"'tools' cannot be turned into one JSON schema{error}")
-        return None
-
-
-def _list_schema(functions: dict[str, dict[str, Any]], parallel: bool) -> dict[str, Any]:
-    definitions: dict[str, dict[str, Any]] = {}
-    items: list[dict[str, Any]] = []
-    for name, function in functions.items():
-        parameters = dict(_parameters(function))
-        for keyword in ("$defs", "definitions"):
-            # References are to the root of the schema.
-            own = parameters.pop(keyword, {})
-            if type(own) is not dict:
-                raise ValueError(f" ({keyword} of {show(name)} is no object)")
-            for key, value in own.items():
-                if definitions.setdefault(keyword, {}).setdefault(key, value) != value:
-                    raise ValueError(f" ({show(key)} in {keyword} differs between functions)")
-        properties = {"name": {"type": "string", "enum": [name]}, "parameters": parameters}
-        items.append({"type": "object", "properties": properties, "required": ["name", "parameters"]})
-    most = {} if parallel else {"maxItems": 1}
-    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": items}, **definitions}
-
-
-def _parameters(function: dict[str, Any]) -> dict[str, Any]:
-    return function.get("parameters") or {"type": "object", "properties": {}}
-
-
 _ENDS = (FinishReason.END_TOKEN, FinishReason.STOP)
-
-
-@dataclass(frozen=True, slots=True)
-class Parsing:
-    """What to look for in the output."""
-
-    tools: ToolUse | None
-    reasoning: ReasoningFormat
-
-    @property
-    def needed(self) -> bool:
-        return self.reasoning is not ReasoningFormat.NONE or (self.tools is not None and self.tools.parser is not None)
-
-    @property
-    def shown_tokens(self) -> tuple[str, ...]:
-        """The special tokens that the parsers have to see."""
-        tools = () if self.tools is None else self.tools.shown_tokens
-        return tools if self.reasoning is ReasoningFormat.NONE else (*tools, *parsers.THINK_MARKERS)
-
-    def choice(self, prompt: str) -> ParsedChoice:
-        parser = (
-            self.tools.parser() if self.tools is not None and self.tools.parser is not None else parsers.PlainParser()
-        )
-        if self.reasoning is not ReasoningFormat.NONE:
-            thinks = self.reasoning is ReasoningFormat.DEEPSEEK_R1 and not parsers.closes_reasoning(prompt)
-            parser = parsers.ReasoningParser(parser, thinking=thinks or parsers.opens_reasoning(prompt))
-        return ParsedChoice(parser, self.tools)
 
 
 @dataclass(slots=True)
@@ -395,6 +230,11 @@ class ParsedChoice:
     tools: ToolUse | None
     calls: int = 0
     _dropped: bool = field(default=False)
+
+    @classmethod
+    def of(cls, parsing: Parsing, prompt: str) -> ParsedChoice:
+        """A sequence of a request with this parsing, after this prompt."""
+        return cls(parsing.parser(prompt), parsing.tools)
 
     def deltas(self, text: str, *, end: bool) -> list[dict[str, Any]]:
         """The deltas of more text, and of its end. Events of one kind that follow each other are one delta."""
@@ -457,7 +297,7 @@ class ParsedChatEncoder(ChatEncoder):
         self._prompt = prompt.text
 
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
-        parsed = self._parsing.choice(self._prompt)
+        parsed = ParsedChoice.of(self._parsing, self._prompt)
         texts: dict[str, str] = {}
         calls: list[dict[str, Any]] = []
         for delta in parsed.deltas(sequence.text, end=True):
@@ -487,17 +327,17 @@ class ParsedChatStreamEncoder(ChatStreamEncoder):
         self._parsing = parsing
         self._choices: list[ParsedChoice] = []
         # The hot path: deltas that differ in one text only.
-        self._thought = [content.replace(b'{"content":', b'{"reasoning_content":') for content in self._content]
+        self._thought = [each.replace(b'"content":%b', b'"reasoning_content":%b') for each in self._content]
 
     def begin(self, prompt: Prompt) -> None:
         super().begin(prompt)
-        self._choices = [self._parsing.choice(prompt.text) for _ in range(self.response.n)]
+        self._choices = [ParsedChoice.of(self._parsing, prompt.text) for _ in range(self.response.n)]
 
     def events(self, index: int, tokens: list[Token], finished: SequenceResult | None) -> bytes:
         """See `EventEncoder`. Log-probabilities are in the first event of their tokens."""
         choice, events = self._choices[index], self.first(index)
         deltas = choice.deltas("".join([token.text for token in tokens]), end=finished is not None)
-        if self.response.logprobs and tokens:
+        if self.response.detailed and tokens:
             events += self._delta(index, deltas.pop(0) if deltas else {"content": ""}, tokens)
         for delta in deltas:
             if "content" in delta:

@@ -26,6 +26,8 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
     stop_token_ids: list[int] = field(default_factory=list)
     bad_words: list[str] = field(default_factory=list)
     structured_outputs: StructuredOutputsParams | None = None

@@ -6,7 +6,7 @@ from enum import IntEnum
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
-from vllm.v1.outputs import LogprobsLists
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 
 class FinishReason(IntEnum):
@@ -26,6 +26,7 @@ class EngineCoreRequest:
     sampling_params: SamplingParams
     lora_request: LoRARequest | None
     external_req_id: str | None = None
+    cache_salt: str | None = None
 
 
 @dataclass
@@ -33,6 +34,7 @@ class EngineCoreOutput:
     request_id: str
     new_token_ids: list[int]
     new_logprobs: LogprobsLists | None = None
+    new_prompt_logprobs_tensors: LogprobsTensors | None = None
     finish_reason: FinishReason | None = None
     prefill_stats: PrefillStats | None = None
 

@@ -7,7 +7,7 @@ import numpy as np
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.stats import PrefillStats, PrefixCacheStats, SchedulerStats
-from vllm.v1.outputs import LogprobsLists
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 VOCABULARY, BLOCKS, END = 2048, 64, 2
@@ -27,7 +27,7 @@ class InprocClient:
         self._max_num_seqs = max_num_seqs
         self._tokens: dict[str, list[int]] = {}
         self._late: list[EngineCoreOutput] = []
-        self._prompts: list[list[int]] = []
+        self._prompts: list[tuple[str | None, list[int]]] = []
 
     def add_request(self, request: EngineCoreRequest) -> None:
         if self.lost is not None:
@@ -53,8 +53,10 @@ class InprocClient:
             prefill = None
             if not self._tokens[request.request_id]:
                 cached = 16 * ((len(request.prompt_token_ids) - 1) // 16)
-                prefill = PrefillStats(cached if request.prompt_token_ids in self._prompts else 0)
-                self._prompts.append(request.prompt_token_ids)
+                known = (request.cache_salt, request.prompt_token_ids)
+                is_cached = known in self._prompts and request.sampling_params.prompt_logprobs is None
+                prefill = PrefillStats(cached if is_cached else 0)
+                self._prompts.append(known)
                 queries, hits = queries + len(request.prompt_token_ids), hits + prefill.num_cached_tokens
             output = self._next(request, prefill)
             self._late.append(output)
@@ -77,7 +79,14 @@ class InprocClient:
             token = random.Random(f"{params.seed} {len(tokens)}").randrange(VOCABULARY)
         if len(tokens) < params.min_tokens and token in params.stop_token_ids:
             token += 1
+        if params.logit_bias:
+            token = max(params.logit_bias, key=params.logit_bias.__getitem__)
         tokens.append(token)
+        scores = None
+        if params.prompt_logprobs is not None and len(tokens) == 1:
+            most = params.prompt_logprobs
+            rows = [[id_, *range(most)] for id_ in request.prompt_token_ids[1:]]
+            scores = LogprobsTensors(np.array(rows), np.array([[-2.0, *(-0.5 - at for at in range(most))]] * len(rows)))
         logprobs = None
         if params.logprobs is not None:
             ids = [token, *((token + at) % VOCABULARY for at in range(params.logprobs))]
@@ -88,4 +97,4 @@ class InprocClient:
             finish = FinishReason.STOP
         if finish is not None:
             del self.requests[request.request_id]
-        return EngineCoreOutput(request.request_id, [token], logprobs, finish, prefill)
+        return EngineCoreOutput(request.request_id, [token], logprobs, scores, finish, prefill)

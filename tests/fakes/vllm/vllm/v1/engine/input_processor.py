@@ -25,4 +25,7 @@ class InputProcessor:
         spellings = [text for word in params.bad_words for text in (word, f" {word}")]
         params.bad_words_token_ids = [list(text.encode()) for text in spellings]
         params.all_stop_token_ids = {1, *params.stop_token_ids}
-        return EngineCoreRequest(request_id, prompt["prompt_token_ids"], params, lora_request)
+        if max(params.logit_bias or (0,)) >= 2048:
+            raise VLLMClientError("token_id(s) in logit_bias contain out-of-vocab token ids")
+        salt = prompt.get("cache_salt")
+        return EngineCoreRequest(request_id, prompt["prompt_token_ids"], params, lora_request, cache_salt=salt)

@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -273,6 +275,20 @@ def test_the_end_does_not_wait_for_a_reader_that_does_not_read(reader: Reader, m
     logger.info("second")
     handler.close()
     assert reader.texts == []
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+def test_a_process_whose_standard_error_nobody_reads_ends(json_lines: bool) -> None:
+    program = (
+        "import logging; from djl_trtllm import logs; logs._LAST_SECONDS = 0.01\n"
+        f"logs.configure('info', json={json_lines})\n"
+        "for _ in range(2000): logging.info('x' * 100)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE) as process:
+        try:
+            assert process.wait(SECONDS) == 0
+        finally:
+            process.kill()
 
 
 @pytest.fixture

@@ -1,0 +1,399 @@
+"""A chat request, whatever the dialect: its tools and what forces a call of them, its prompt, and its output's parser.
+
+Tools, tool choices and messages have OpenAI's form here, which is what chat templates read; a dialect with another form
+turns it into this one first.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from msgspec.structs import replace
+
+from djl_trtllm.api import output_parsers as parsers
+from djl_trtllm.api import parameters as kinds
+from djl_trtllm.api import sampling as shared
+from djl_trtllm.api.base import ModelContext, Render
+from djl_trtllm.api.parameters import Kind, Parameter, Problems, show
+from djl_trtllm.api.sampling import read_schema
+from djl_trtllm.config import ReasoningFormat, ToolCallFormat
+from djl_trtllm.request import GenerationRequest, Guide, Sampling
+
+MOST_TOOLS = 128
+_LONGEST_NAME = 256
+_MODES = ("none", "auto", "required")
+
+
+def read_tools(value: Any) -> list[dict[str, Any]]:
+    """Tools in OpenAI's form. Raises ValueError with a hint."""
+    if type(value) is not list or len(value) > MOST_TOOLS:
+        raise ValueError("")
+    for position, tool in enumerate(value):
+        function = tool.get("function") if type(tool) is dict and tool.get("type") == "function" else None
+        if type(function) is not dict or not is_name(function.get("name")):
+            raise ValueError(f" (number {position} is none)")
+        if type(function.get("parameters", {})) is not dict and function["parameters"] is not None:
+            raise ValueError(f" (the parameters of {function['name']} are a JSON schema, an object)")
+        if type(function.get("strict", False)) is not bool and function["strict"] is not None:
+            raise ValueError(f" ('strict' of {function['name']} is true or false)")
+    return value
+
+
+def function_tool(
+    given: Any, parameters: str, place: str, problems: Problems, name: str | None = None
+) -> list[dict[str, Any]]:
+    """A list of the tool, from an object with `name`, `description` and, by the name `parameters`, a JSON schema; empty
+    with a problem if it is none. `name`: what the model is shown as the function's name."""
+    function: dict[str, Any] = {}
+    if isinstance(given, dict) and is_name(given.get("name")):
+        function = {key: given[key] for key in ("description", "strict") if given.get(key) is not None}
+        function |= {"name": name or given["name"], "parameters": given.get(parameters)}
+    try:
+        return read_tools([{"type": "function", "function": function}])
+    except ValueError:
+        problems.invalid.append(
+            f"'{place}' is {show(given)}: expected 'name', 'description' and '{parameters}', a JSON schema"
+        )
+        return []
+
+
+def read_choice(value: Any) -> str | dict[str, str]:
+    """One of the modes, or `{"name": ...}`."""
+    if type(value) is str and value in _MODES:
+        return value
+    if type(value) is dict and value.get("type") == "function":
+        function = value.get("function")
+        if type(function) is dict and is_name(function.get("name")):
+            return {"name": function["name"]}
+    raise ValueError("")
+
+
+def is_name(value: Any) -> bool:
+    """Whether a value can be the name of a function."""
+    return type(value) is str and 0 < len(value) <= _LONGEST_NAME
+
+
+_TOOLS = f'a list of up to {MOST_TOOLS} of {{"type": "function", "function": {{"name", "description", "parameters"}}}}'
+_CHOICE = '"none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
+
+
+def _function_schema(**members: Any) -> dict[str, Any]:
+    name = {"type": "string", "minLength": 1, "maxLength": _LONGEST_NAME}
+    function = {"type": "object", "properties": {"name": name, **members}, "required": ["name"]}
+    properties = {"type": {"const": "function"}, "function": function}
+    return {"type": "object", "properties": properties, "required": ["type", "function"]}
+
+
+_TOOL_SCHEMA = _function_schema(
+    description={},
+    parameters={"anyOf": [{"type": "object"}, {"type": "null"}]},
+    strict={"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+)
+_TOOLS_SCHEMA = {"type": "array", "items": _TOOL_SCHEMA, "maxItems": MOST_TOOLS}
+_CHOICE_SCHEMA = {"anyOf": [{"enum": [*_MODES]}, _function_schema()]}
+
+TOOLS = (
+    Parameter(("tools",), Kind(_TOOLS, read_tools, _TOOLS_SCHEMA), "tools"),
+    Parameter(("tool_choice",), Kind(_CHOICE, read_choice, _CHOICE_SCHEMA), "tool_choice"),
+    Parameter(("parallel_tool_calls",), kinds.BOOLEAN, "parallel_tool_calls"),
+)
+"""Rows for the parameter tables."""
+
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+
+
+def _read_effort(value: Any) -> str:
+    if value not in _EFFORTS:
+        raise ValueError("")
+    return str(value)
+
+
+THINKING = (
+    Parameter(("enable_thinking",), kinds.BOOLEAN, "enable_thinking"),
+    Parameter(
+        ("reasoning_effort",),
+        Kind(f"one of {', '.join(_EFFORTS)}", _read_effort, {"enum": [*_EFFORTS]}),
+        "reasoning_effort",
+    ),
+    Parameter(("include_reasoning",), neutral=(True,)),
+    *(
+        Parameter((name,), advice="no engine here bounds reasoning: use 'max_tokens', or 'enable_thinking' for none")
+        for name in ("thinking", "reasoning", "thinking_token_budget", "thinking_budget", "max_thinking_tokens")
+    ),
+)
+"""Rows of what becomes keywords of a chat template that has them, and of what no engine does."""
+
+
+_PARSERS = [name for name in ToolCallFormat.all_values() if name not in ("auto", "none")]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of a request whose model may call them.
+
+    `parser` makes one for each sequence, None if calls stay in the text. `shown_tokens` are the markers it looks for.
+    `guide` constrains the output to calls. `parallel`: more than one call is returned.
+    """
+
+    parser: Callable[[], parsers.OutputParser] | None
+    format: parsers.ToolFormat
+    shown_tokens: tuple[str, ...] = ()
+    guide: Guide | None = None
+    parallel: bool = True
+
+
+def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problems) -> ToolUse | None:
+    """What to do about `tools` and `tool_choice`. None if the model is not shown any."""
+    tools: list[dict[str, Any]] = values.get("tools", [])
+    choice = values.get("tool_choice", "auto")
+    forced = choice not in ("none", "auto")
+    if forced and not tools:
+        problems.invalid.append(f"'tool_choice' is {show(choice)} and there are no 'tools': give at least one")
+    if choice == "none" or not tools:
+        return None
+    source, setting = model.tokenizer.chat_source(True), model.options.tool_call_parser
+    if "tools" not in source:
+        problems.unsupported.append("'tools' is given, and the model's chat template has no place for tools")
+        return None
+    own = parsers.tool_format(setting, source)
+    parallel = values.get("parallel_tool_calls", True)
+    if forced:
+        guide = _guide(choice, tools, parallel, values, problems)
+        parser = (
+            functools.partial(parsers.call_parser, parsers.REQUIRED, {})
+            if choice == "required"
+            else functools.partial(parsers.NamedParser, choice["name"])
+        )
+        return ToolUse(parser, own or parsers.REQUIRED, (), guide, parallel)
+    if own is None:
+        problems.unsupported.append(
+            "'tools' is given, and the model's chat template does not show how the model writes tool calls: set "
+            f"option.tool_call_parser to one of {', '.join(_PARSERS)}, or to none to get them as text"
+        )
+        return None
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+    own_parser = None if setting is ToolCallFormat.NONE else functools.partial(parsers.call_parser, own, schemas)
+    return ToolUse(own_parser, own, own.markers, None, parallel)
+
+
+def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as turns: the system's before the first answer are one, in front, and equal roles that follow each
+    other are joined. Many templates refuse anything else, or leave it out."""
+    first = next((at for at, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+    turns: list[dict[str, Any]] = []
+    for message in sorted(messages[:first], key=lambda message: message["role"] != "system") + messages[first:]:
+        if not turns or message["role"] == "tool" or message["role"] != turns[-1]["role"]:
+            turns.append(dict(message))
+            continue
+        for name in ("content", "reasoning_content"):
+            texts = [text for text in (turns[-1].get(name), message.get(name)) if text]
+            if texts:
+                turns[-1][name] = "\n".join(texts)
+        if "tool_calls" in message:
+            turns[-1]["tool_calls"] = turns[-1].get("tool_calls", []) + message["tool_calls"]
+    return turns
+
+
+def as_opaque(text: str) -> str:
+    """Reasoning as a field that clients send back without reading it. It is encoded, not encrypted."""
+    return base64.b64encode(text.encode()).decode()
+
+
+def from_opaque(value: Any) -> str:
+    """The text of `as_opaque`, "" for anything else."""
+    try:
+        return base64.b64decode(value, validate=True).decode() if type(value) is str else ""
+    except ValueError:
+        return ""
+
+
+def fit_messages(messages: list[dict[str, Any]], model: ModelContext, problems: Problems) -> list[dict[str, Any]]:
+    """The messages as the model's chat template takes them: the role `developer` is `system` for one that does not know
+    it, and ids of tool calls have its form. Rendering does the same with their arguments (`ChatTemplate.render`)."""
+    if any(message.get("role") == _DEVELOPER for message in messages):
+        known = _DEVELOPER in model.tokenizer.chat_source(True)
+        if not known:
+            messages = [each | {"role": "system"} if each.get("role") == _DEVELOPER else each for each in messages]
+    if not any("tool_calls" in message or "tool_call_id" in message for message in messages):
+        return messages
+    own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or parsers.REQUIRED
+    ids: dict[str, str] = {}
+    return [_fit(message, f"messages[{at}]", own, ids, problems) for at, message in enumerate(messages)]
+
+
+def _fit(
+    message: dict[str, Any], where: str, own: parsers.ToolFormat, ids: dict[str, str], problems: Problems
+) -> dict[str, Any]:
+    """One message; `ids` are those of the calls before it, as the template takes them."""
+    message = dict(message)
+    if type(own_id := message.get("tool_call_id")) is str:
+        message["tool_call_id"] = ids.get(own_id) or own.fit_id(own_id)
+    calls = message.pop("tool_calls", None)
+    if not calls:
+        return message  # templates ask whether the key is there
+    fitted: list[dict[str, Any]] = []
+    for position, call in enumerate(calls if type(calls) is list else [calls]):
+        function = call.get("function") if type(call) is dict else None
+        arguments = function.get("arguments") if type(function) is dict else None
+        if type(function) is not dict or type(function.get("name")) is not str or type(arguments) not in _ARGUMENTS:
+            problems.invalid.append(
+                f"'{where}.tool_calls[{position}]' is {show(call)}: expected "
+                '{"id", "type": "function", "function": {"name", "arguments": JSON as text}}'
+            )
+            continue
+        fitted.append(dict(call))
+        if type(call.get("id")) is str:
+            fitted[-1]["id"] = ids[call["id"]] = own.fit_id(call["id"], function["name"], len(ids))
+    if message.get("content") is None:
+        message["content"] = ""  # templates look into it
+    return message | {"tool_calls": fitted}
+
+
+_ARGUMENTS = (str, dict, type(None))
+_DEVELOPER = "developer"
+
+
+def _guide(
+    choice: Any, tools: list[dict[str, Any]], parallel: bool, values: dict[str, Any], problems: Problems
+) -> Guide | None:
+    """What a forced call has to look like: a list of calls, or the arguments of the one function."""
+    if values.get("guide") is not None:
+        problems.invalid.append(
+            f"'tool_choice' is {show(choice)}, and another parameter constrains the output too: give one of them"
+        )
+    functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+    if choice != "required" and choice["name"] not in functions:
+        problems.invalid.append(
+            f"'tool_choice' is {show(choice['name'])}: expected one of the tools, {show(sorted(functions))}"
+        )
+        return None
+    try:
+        if choice == "required":
+            strict = any(function.get("strict") for function in functions.values())
+            return read_schema(_list_schema(functions, parallel), strict)
+        function = functions[choice["name"]]
+        return read_schema(_parameters(function), function.get("strict"))
+    except (ValueError, TypeError, RecursionError) as error:  # the latter two: nested too deeply
+        problems.invalid.append(f"'tools' cannot be turned into one JSON schema{error}")
+        return None
+
+
+def _list_schema(functions: dict[str, dict[str, Any]], parallel: bool) -> dict[str, Any]:
+    definitions: dict[str, dict[str, Any]] = {}
+    items: list[dict[str, Any]] = []
+    for name, function in functions.items():
+        parameters = dict(_parameters(function))
+        for keyword in ("$defs", "definitions"):
+            # References are to the root of the schema.
+            own = parameters.pop(keyword, {})
+            if type(own) is not dict:
+                raise ValueError(f" ({keyword} of {show(name)} is no object)")
+            for key, value in own.items():
+                if definitions.setdefault(keyword, {}).setdefault(key, value) != value:
+                    raise ValueError(f" ({show(key)} in {keyword} differs between functions)")
+        properties = {"name": {"type": "string", "enum": [name]}, "parameters": parameters}
+        items.append({"type": "object", "properties": properties, "required": ["name", "parameters"]})
+    most = {} if parallel else {"maxItems": 1}
+    return {"type": "array", "minItems": 1, **most, "items": {"anyOf": items}, **definitions}
+
+
+def _parameters(function: dict[str, Any]) -> dict[str, Any]:
+    return function.get("parameters") or {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class Parsing:
+    """What to look for in the output."""
+
+    tools: ToolUse | None
+    reasoning: ReasoningFormat
+
+    @property
+    def needed(self) -> bool:
+        return self.reasoning is not ReasoningFormat.NONE or (self.tools is not None and self.tools.parser is not None)
+
+    @property
+    def shown_tokens(self) -> tuple[str, ...]:
+        """The special tokens that the parsers have to see."""
+        tools = () if self.tools is None else self.tools.shown_tokens
+        return (*tools, *parsers.reasoning_markers(self.reasoning))
+
+    def parser(self, prompt: str) -> parsers.OutputParser:
+        """The parser of one sequence after this prompt."""
+        parser = (
+            self.tools.parser() if self.tools is not None and self.tools.parser is not None else parsers.PlainParser()
+        )
+        return parsers.with_reasoning(self.reasoning, parser, prompt)
+
+
+def chat_request(
+    values: dict[str, Any],
+    sampling: Sampling,
+    logprobs: bool,
+    messages: list[dict[str, Any]],
+    tools: ToolUse | None,
+    model: ModelContext,
+) -> tuple[GenerationRequest, Parsing]:
+    """The request of the values that a table has read, and what to look for in its output."""
+    _set_thinking(values, model)
+    if tools is None:
+        values.pop("tools", None)
+    elif tools.guide is not None:
+        values["guide"] = tools.guide
+    generation = shared.generation_request(
+        values, sampling, logprobs, messages=messages, template=read_template(values)
+    )
+    parsing = Parsing(tools, _reasoning(model, values))
+    if not parsing.needed:
+        return generation, parsing
+    guide_from = "tool_choice" if tools is not None and tools.guide is not None else None
+    return replace(generation, shown_tokens=parsing.shown_tokens, guide_from=guide_from), parsing
+
+
+def prompt_text(
+    messages: list[dict[str, Any]],
+    values: dict[str, Any],
+    tools: ToolUse | None,
+    model: ModelContext,
+    render: Render | None,
+) -> str:
+    """The prompt of a chat that is only counted. `render` waits for the process that renders chats."""
+    _set_thinking(values, model)
+    template = read_template(values if tools is not None else {**values, "tools": None}) or {}
+    return model.tokenizer.render_chat(messages, **template) if render is None else render(messages, template)
+
+
+def _set_thinking(values: dict[str, Any], model: ModelContext) -> None:
+    """Make `enable_thinking` and `reasoning_effort` keywords of the model's chat template, where it has them.
+
+    Effort "none" turns thinking off. A keyword that the request sets in `chat_template_kwargs` stays.
+    """
+    source, effort = model.tokenizer.chat_source("tools" in values), values.get("reasoning_effort")
+    keywords = {name: values[name] for name in ("enable_thinking", "reasoning_effort") if name in values}
+    if effort == "none":
+        keywords.setdefault("enable_thinking", False)
+    known = {name: value for name, value in keywords.items() if name in source}
+    if known:
+        values["chat_template_kwargs"] = known | values.get("chat_template_kwargs", {})
+
+
+def read_template(values: dict[str, Any]) -> dict[str, Any] | None:
+    """The chat template's keywords among the values of a request, None if there are none."""
+    template: dict[str, Any] = dict(values.get("chat_template_kwargs", {}))
+    template.pop("chat_template", None)
+    if values.get("tools"):
+        template["tools"] = values["tools"]
+    if "add_generation_prompt" in values:
+        template["add_generation_prompt"] = values["add_generation_prompt"]
+    return template or None
+
+
+def _reasoning(model: ModelContext, values: dict[str, Any]) -> ReasoningFormat:
+    """How the output has reasoning in it. A guide leaves no room for any."""
+    if values.get("guide") is not None:
+        return ReasoningFormat.NONE
+    return parsers.reasoning_format(model.options.reasoning_parser, model.tokenizer.chat_source("tools" in values))

@@ -1,0 +1,72 @@
+"""Stored responses, each of which continues the conversation of another one (`api.kept`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from djl_trtllm import errors
+from djl_trtllm.api import sampling as shared
+from djl_trtllm.api.base import ModelContext, read_json
+from djl_trtllm.api.parameters import show
+
+
+class Stored:
+    """The stored responses of one API key. An entry has the response, its own input and output, and its predecessor."""
+
+    def __init__(self, model: ModelContext, key: str) -> None:
+        self._kept = model.kept
+        self._key = key
+        self._seconds = model.options.stored_responses_timeout
+        self._left = model.options.max_request_size
+        """Bytes that a request may still read: stored items are bounded as those of a body."""
+
+    def response(self, name: str) -> bytes | None:
+        entry = self._kept.find(self._key, name, seconds=self._seconds)
+        return None if entry is None else entry[0]
+
+    def conversation(self, name: str) -> list[Any]:
+        """The items of a response and of all before it. Raises InvalidRequestError."""
+        turns: list[bytes] = []
+        while name:
+            entry = self._kept.find(self._key, name, seconds=self._seconds)
+            if entry is None or len(turns) > shared.MOST_MESSAGES:
+                raise errors.InvalidRequestError(
+                    f"the response {show(name)} is not stored: it has expired, was not to be stored, or belongs to "
+                    "another API key; send the whole conversation"
+                )
+            turns += [each[1:-1] for each in (entry[2], entry[1]) if len(each) > len(b"[]")]
+            name = entry[3].decode()
+        return self._read(b"[%b]" % b",".join(reversed(turns)))
+
+    def output(self, name: str, at: int) -> Any:
+        """An item of a response's output. None if there is none."""
+        entry = self._kept.find(self._key, name, seconds=self._seconds)
+        items = [] if entry is None else self._read(entry[2])
+        return items[at] if at < len(items) else None
+
+    def _read(self, data: bytes) -> list[Any]:
+        self._left -= len(data)
+        if self._left < 0:
+            raise errors.InvalidRequestError(
+                "the stored items are more than max_request_size: begin a new conversation with a summary of this one"
+            )
+        items: list[Any] = read_json(data)
+        return items
+
+
+def store(
+    model: ModelContext,
+    key: str,
+    name: str,
+    own: list[Any],
+    previous: str,
+    response: bytes,
+    output: list[dict[str, Any]],
+) -> None:
+    """Store a response with its own items."""
+    options = model.options
+    parts = (response, orjson.dumps(own), orjson.dumps(output), previous.encode())
+    most, seconds = options.stored_responses_memory, options.stored_responses_timeout
+    model.kept.keep(key, name, parts, most_bytes=most, seconds=seconds)

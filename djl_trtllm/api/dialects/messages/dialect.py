@@ -1,0 +1,330 @@
+"""Anthropic's Messages as a dialect: `/v1/messages` and `/v1/messages/count_tokens`.
+
+Source: the types of Anthropic's Python package 2.14 (`types/message_create_params.py`) and what Claude Code 2.1 sends.
+A request becomes a chat in OpenAI's form (`api.chat`): tool results are messages of the role `tool`, thinking is
+`reasoning_content`. It samples unless its temperature is 0, as Anthropic's default temperature is 1.
+
+Fields that mean nothing to a model of one's own (`metadata`, `service_tier`, `cache_control`, ...) are accepted: equal
+prompt beginnings are reused by themselves, and usage says how much was. Tools that run on Anthropic's servers, and
+fields whose effect an answer would lack, are refused by name.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import orjson
+
+from djl_trtllm import errors
+from djl_trtllm.api import chat
+from djl_trtllm.api import parameters as kinds
+from djl_trtllm.api import sampling as shared
+from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply, only_model
+from djl_trtllm.api.dialects.messages import encoder
+from djl_trtllm.api.openapi import read_operations
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
+
+# -- fields ------------------------------------------------------------------------------------------------------------
+
+_MODES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def _read_choice(value: Any) -> dict[str, Any]:
+    """The values of chat's `tool_choice` and `parallel_tool_calls`."""
+    kind = value.get("type") if type(value) is dict else None
+    one = value.get("disable_parallel_tool_use", False) if kind is not None else False
+    if type(one) is not bool:
+        raise ValueError(" (disable_parallel_tool_use is true or false)")
+    if kind == "tool" and chat.is_name(value.get("name")):
+        return {"tool_choice": {"name": value["name"]}, "parallel_tool_calls": not one}
+    if type(kind) is not str or kind not in _MODES:
+        raise ValueError("")
+    return {"tool_choice": _MODES[kind], "parallel_tool_calls": not one}
+
+
+_THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+
+
+class _Thinking(NamedTuple):
+    """Whether the template is asked for thinking, and whether the answer leaves out its text."""
+
+    enabled: bool
+    omitted: bool
+
+
+def _read_thinking(value: Any) -> _Thinking:
+    kind = value.get("type") if type(value) is dict else None
+    if type(kind) is not str or kind not in _THINKS:
+        raise ValueError("")
+    budget, display = value.get("budget_tokens"), value.get("display")
+    if budget is not None and (type(budget) is not int or budget < 1):
+        raise ValueError(" (budget_tokens is an integer of at least 1)")
+    if display not in (None, "summarized", "omitted"):
+        raise ValueError(' (display is "summarized" or "omitted")')
+    return _Thinking(_THINKS[kind], display == "omitted")
+
+
+def _read_format(value: Any) -> Any:
+    if type(value) is not dict or value.get("type") != "json_schema":
+        raise ValueError("")
+    return shared.read_schema(value.get("schema"))
+
+
+_FORMAT = Parameter(
+    ("format",),
+    Kind('{"type": "json_schema", "schema": ...}', _read_format, {"type": "object", "required": ["type", "schema"]}),
+    "guide",
+)
+_OF_THE_SERVICE = ("cache_control", "diagnostics", "inference_geo", "service_tier", "speed", "workspace_id")
+_OF_THE_CALLER = ("anthropic_beta", "anthropic_version", "metadata", "user_profile_id")
+OUTPUT_CONFIG = Table(
+    (_FORMAT, Parameter(("effort",), kinds.TEXT, "reasoning_effort"), Parameter(("task_budget",), target=IGNORED))
+)
+"""The members of `output_config`."""
+
+_CHOICE = '{"type": "auto", "any" or "none"} or {"type": "tool", "name": ...}'
+_THINKING = '{"type": "enabled", "adaptive", "between_tools" or "disabled"}'
+_TYPED = {"type": "object", "properties": {"type": {"type": "string"}}, "required": ["type"]}
+_BLOCKS = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TYPED}]}
+_MESSAGE = {
+    "type": "object",
+    "properties": {"role": {"enum": ["user", "assistant", "system"]}, "content": _BLOCKS},
+    "required": ["role", "content"],
+}
+_TOOL = {"type": "object", "properties": {"name": {"type": "string", "minLength": 1}, "input_schema": {}}}
+
+
+def _listed(items: Any, most: int) -> Kind:
+    """Describes a list that a function below reads."""
+    return Kind("a list", lambda value: value, {"type": "array", "items": items, "maxItems": most})
+
+
+_CONVERSATION = (
+    Parameter(("model",), kinds.TEXT, IGNORED),
+    Parameter(("messages",), _listed(_MESSAGE, shared.MOST_MESSAGES), IGNORED),
+    Parameter(("system",), Kind("a text", lambda value: value, _BLOCKS), IGNORED),
+    Parameter(("tools",), _listed(_TOOL, chat.MOST_TOOLS), IGNORED),
+    Parameter(("tool_choice",), Kind(_CHOICE, _read_choice, _TYPED), "choice"),
+    Parameter(("thinking",), Kind(_THINKING, _read_thinking, _TYPED), "thinking"),
+    Parameter(("output_config",), OUTPUT_CONFIG.kind, "output_config"),
+    Parameter(("output_format",), _FORMAT.kind, "guide"),
+    Parameter(
+        ("context_management",),
+        # Claude Code sends it, and thinking of earlier turns does stay in the conversation.
+        neutral=({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, {"edits": []}, {}),
+        advice="send the conversation as it should be read",
+    ),
+    Parameter(("chat_template_kwargs",), kinds.OBJECT, "chat_template_kwargs"),
+    *(Parameter((name,), target=IGNORED) for name in (*_OF_THE_SERVICE, *_OF_THE_CALLER)),
+    Parameter(("container",), advice="no code runs on this server"),
+    Parameter(
+        ("mcp_servers",), neutral=([],), advice="call MCP servers from the client and send their tools as 'tools'"
+    ),
+)
+
+FIELDS = Table(
+    _CONVERSATION,
+    shared.OWN_SAMPLING,
+    shared.ADAPTER,
+    (
+        Parameter(("max_tokens",), kinds.integer(1, shared.MOST_TOKENS), "max_new_tokens"),
+        Parameter(("temperature",), kinds.number(0, 2), "temperature"),
+        Parameter(("stop_sequences",), kinds.STRINGS_OR_NONE, "stop"),
+        Parameter(("stream",), kinds.BOOLEAN, "stream"),
+    ),
+    required=("messages", "max_tokens"),
+)
+"""The body of `/v1/messages`."""
+
+COUNT_FIELDS = Table(_CONVERSATION, required=("messages",))
+"""The body of `/v1/messages/count_tokens`."""
+
+
+# -- the conversation --------------------------------------------------------------------------------------------------
+
+_ROLES = ("user", "assistant", "system")
+_FILES = ("document", "search_result", "container_upload")
+
+
+def _as_part(block: Any) -> Any:
+    """The content part of chat that a block is."""
+    return {"type": "file"} if type(block) is dict and block.get("type") in _FILES else block
+
+
+def _read_messages(payload: dict[str, Any], problems: Problems) -> list[dict[str, Any]]:
+    """`system` and `messages` as chat messages."""
+    messages: list[dict[str, Any]] = []
+    if payload.get("system") is not None:
+        messages.append(
+            {"role": "system", "content": shared.read_texts(payload["system"], "system", problems, _as_part)}
+        )
+    raw = payload.get("messages")
+    if type(raw) is not list or not raw:
+        problems.invalid.append(f"'messages' is {show(raw)}: expected a list of at least one message")
+        return messages
+    if (problem := shared.too_many(raw)) is not None:
+        problems.invalid.append(problem)
+        return messages
+    names: dict[str, str] = {}
+    for index, message in enumerate(raw):
+        if problems.full:
+            break
+        where = f"messages[{index}]"
+        given = message if isinstance(message, dict) else {}
+        role, content = given.get("role"), given.get("content")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if role in _ROLES and isinstance(blocks, list):
+            messages += _turn(role, blocks, where, names, problems)
+            continue
+        problems.invalid.append(
+            f"'{where}' is {show(message)}: expected 'role' (user, assistant or system) and 'content', a string or a "
+            "list of blocks"
+        )
+    if messages and messages[-1]["role"] == "assistant":
+        problems.unsupported.append(
+            "the last of 'messages' is of the role assistant, and an answer that was begun (prefill) is not continued "
+            "here: end with a message of the user"
+        )
+    return chat.in_turns(messages)
+
+
+def _turn(role: str, blocks: list[Any], where: str, names: dict[str, str], problems: Problems) -> list[dict[str, Any]]:
+    """The chat messages of one message: results of tools, then the rest. `names` are the functions of calls by id."""
+    results: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    texts: list[str] = []
+    thoughts: list[str] = []
+    for at, block in enumerate(blocks):
+        if problems.full:
+            break
+        place = f"{where}.content[{at}]"
+        kind = block.get("type") if type(block) is dict else None
+        if kind == "tool_result" and role == "user":
+            results.append(_read_result(block, place, names, problems))
+        elif kind == "tool_use" and role == "assistant":
+            calls += _read_call(block, place, names, problems)
+        elif kind == "thinking" and role == "assistant":
+            thought = block.get("thinking")
+            thoughts.append(thought if type(thought) is str and thought else chat.from_opaque(block.get("signature")))
+        elif kind == "redacted_thinking" and role == "assistant":
+            continue  # another server's
+        elif (text := shared.read_part(_as_part(block), place, problems)) is not None:
+            texts.append(text)
+    if results and not texts:
+        return results
+    message: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
+    if any(thoughts):
+        message["reasoning_content"] = "\n".join(filter(None, thoughts))
+    if calls:
+        message["tool_calls"] = calls
+    return [*results, message]
+
+
+def _read_result(block: dict[str, Any], place: str, names: dict[str, str], problems: Problems) -> dict[str, Any]:
+    call, content = block.get("tool_use_id"), block.get("content")
+    if type(call) is not str or not call:
+        problems.invalid.append(f"'{place}.tool_use_id' is {show(call)}: expected the id of a tool_use block")
+        return {"role": "tool", "content": ""}
+    text = "" if content is None else shared.read_texts(content, f"{place}.content", problems, _as_part)
+    if block.get("is_error") is True:
+        text = f"Error: {text}"
+    message = {"role": "tool", "content": text, "tool_call_id": call}
+    return message | {"name": names[call]} if call in names else message
+
+
+def _read_call(block: dict[str, Any], place: str, names: dict[str, str], problems: Problems) -> list[dict[str, Any]]:
+    call, name, given = block.get("id"), block.get("name"), block.get("input")
+    if type(call) is not str or not call or not chat.is_name(name) or type(given) is not dict:
+        problems.invalid.append(f"'{place}' is {show(block)}: expected 'id', 'name' and 'input', an object")
+        return []
+    names[call] = str(name)
+    return [{"id": call, "type": "function", "function": {"name": name, "arguments": orjson.dumps(given).decode()}}]
+
+
+def _read_tools(raw: Any, problems: Problems) -> list[dict[str, Any]]:
+    """The tools in OpenAI's form."""
+    if raw is None:
+        return []
+    if type(raw) is not list or len(raw) > chat.MOST_TOOLS:
+        problems.invalid.append(f"'tools' is {show(raw)}: expected a list of up to {chat.MOST_TOOLS} tools")
+        return []
+    tools = []
+    for at, tool in enumerate(raw):
+        if type(tool) is dict and tool.get("type") not in (None, "custom"):
+            problems.unsupported.append(
+                f"'tools[{at}]' is of type {show(tool['type'])}, which only Anthropic's models and servers know: give "
+                "a tool with 'name', 'description' and 'input_schema', and run it in the client"
+            )
+            continue
+        tools += chat.function_tool(tool, "input_schema", f"tools[{at}]", problems)
+    return tools
+
+
+def _read_chat(
+    table: Table, payload: dict[str, Any], model: ModelContext, problems: Problems
+) -> tuple[dict[str, Any], list[dict[str, Any]], chat.ToolUse | None]:
+    """The values of a conversation's fields, its messages and its tools."""
+    messages = chat.fit_messages(_read_messages(payload, problems), model, problems)
+    values = table.read(payload, problems, "field")
+    config = OUTPUT_CONFIG.read(values.get("output_config", {}), problems, "member of 'output_config'")
+    if "guide" in values and "guide" in config:
+        problems.invalid.append("'output_format' is given, and 'output_config' has a 'format' too: give the latter")
+    values |= config
+    values |= values.pop("choice", {})
+    if "thinking" in values:
+        values["enable_thinking"] = values["thinking"].enabled
+    if tools := _read_tools(payload.get("tools"), problems):
+        values["tools"] = tools
+    return values, messages, chat.read_tool_use(values, model, problems)
+
+
+# -- the dialect -------------------------------------------------------------------------------------------------------
+
+_PATH, _COUNT = "/v1/messages", "/v1/messages/count_tokens"
+
+
+class Messages(Dialect):
+    """Anthropic's Messages, whole and as events, and the count of their tokens."""
+
+    paths = (_PATH,)
+    actions = (_COUNT,)
+    tables = MappingProxyType({_PATH: (FIELDS,), _COUNT: (COUNT_FIELDS,)})
+    descriptions = read_operations("messages.toml")
+    names_model = True
+    statuses = MappingProxyType({errors.UnknownAdapterError: 404})
+
+    def model_name(self, request: RawRequest) -> str | None:
+        """The model that the body names; None for "" and for none."""
+        return read_model_name(request)
+
+    def parse(self, request: RawRequest, model: ModelContext) -> Call:
+        payload, problems = read_object(request, "messages"), Problems.of(model.options)
+        values, messages, tools = _read_chat(FIELDS, payload, model, problems)
+        if "max_new_tokens" not in values and not problems.invalid:
+            problems.invalid.append("'max_tokens' is not given: expected the most tokens of the answer")
+        values.setdefault("do_sample", True)
+        sampling = shared.read_sampling(values, problems)
+        problems.raise_any()
+        generation, parsing = chat.chat_request(values, sampling, False, messages, tools, model)
+        omits = values["thinking"].omitted if "thinking" in values else False
+        stream = values.get("stream", False)
+        answer = encoder.MessageEncoder(secrets.token_hex(16), model.name, parsing, stream=stream, omits_thinking=omits)
+        return Call((generation,), answer, problems.headers)
+
+    def act(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
+        """Count the tokens of a conversation, in the chat template of the model that the body names."""
+        model, render = only_model(models)
+        payload, problems = read_object(request, "messages"), Problems.of(model.options)
+        values, messages, tools = _read_chat(COUNT_FIELDS, payload, model, problems)
+        problems.raise_any()
+        tokens = model.tokenizer.encode(chat.prompt_text(messages, values, tools, model, render), False)
+        return Reply.json({"input_tokens": len(tokens)})._replace(headers=problems.headers)
+
+    def error_body(self, message: str, error: errors.RequestError | None) -> object:
+        return encoder.error_body(message, error)
+
+
+MESSAGES = Messages()

@@ -1,0 +1,95 @@
+"""Tool calls and reasoning in generated text, found while it arrives.
+
+How models write them are rows of `formats.toml`. `reader` reads text that is still arriving, `calls` finds calls in any
+of the formats, `values` has what becomes JSON, `reasoning` separates reasoning.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from djl_trtllm.api.output_parsers.calls import CallParser
+from djl_trtllm.api.output_parsers.formats import REASONING, REQUIRED, TOOLS, ToolFormat
+from djl_trtllm.api.output_parsers.reader import (
+    CallArguments,
+    CallStart,
+    Content,
+    Event,
+    NamedParser,
+    OutputParser,
+    PlainParser,
+    Reasoning,
+)
+from djl_trtllm.api.output_parsers.reasoning import ChannelParser, ReasoningParser
+from djl_trtllm.config import ReasoningFormat, ToolCallFormat
+
+__all__ = [
+    "REQUIRED",
+    "CallArguments",
+    "CallStart",
+    "Content",
+    "Event",
+    "NamedParser",
+    "OutputParser",
+    "PlainParser",
+    "Reasoning",
+    "ToolFormat",
+    "call_parser",
+    "reasoning_format",
+    "reasoning_markers",
+    "tool_format",
+    "with_reasoning",
+]
+
+_LONGEST_END = 200
+"""Characters at the end of a prompt in which its last marker is looked for."""
+
+
+def call_parser(own: ToolFormat, tools: Mapping[str, Any]) -> OutputParser:
+    """A parser of calls in this format; `tools` are the schemas of the functions' parameters by name."""
+    return ChannelParser(tools, reasoning=False) if own.channels else CallParser(own, tools)
+
+
+def with_reasoning(setting: ReasoningFormat, answer: OutputParser, prompt: str) -> OutputParser:
+    """A parser of one output after this prompt: reasoning in this format, and the answer, which `answer` parses."""
+    own = REASONING.get(setting)
+    if own is None:
+        return answer
+    if own.channels:
+        tools = answer.tools if isinstance(answer, (CallParser, ChannelParser)) else None
+        return ChannelParser(tools, reasoning=True)
+    end = prompt[-_LONGEST_END:].rstrip()
+    opened, closed = end.endswith(own.open), end.endswith(own.close)
+    return ReasoningParser(own, answer, thinking=opened or (own.starts and not closed))
+
+
+def reasoning_markers(setting: ReasoningFormat) -> tuple[str, ...]:
+    """What stands around reasoning."""
+    return REASONING[setting].markers if setting in REASONING else ()
+
+
+def tool_format(setting: ToolCallFormat, template: str) -> ToolFormat | None:
+    """The format that the option sets, or that the template asks for. None if it asks for none that is known."""
+    if setting is ToolCallFormat.NONE:
+        return ToolFormat()
+    return _recognise_tools(template) if setting is ToolCallFormat.AUTO else TOOLS[setting]
+
+
+def reasoning_format(setting: ReasoningFormat, template: str) -> ReasoningFormat:
+    """The format that the option sets, or that the template knows."""
+    return _recognise_reasoning(template) if setting is ReasoningFormat.AUTO else setting
+
+
+@functools.lru_cache(64)
+def _recognise_tools(template: str) -> ToolFormat | None:
+    rows = (row for row in TOOLS.values() if any(all(text in template for text in texts) for texts in row.template))
+    return next(rows, None)
+
+
+@functools.lru_cache(64)
+def _recognise_reasoning(template: str) -> ReasoningFormat:
+    # Whether the output begins with reasoning is seen at the prompt.
+    rows = (name for name, row in REASONING.items() if row.template and row.template in template)
+    return next(rows, ReasoningFormat.NONE)

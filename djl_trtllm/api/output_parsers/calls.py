@@ -1,0 +1,485 @@
+"""Tool calls in generated text, in any format that is a row of `formats.toml`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from djl_trtllm.api.output_parsers.formats import Call, Parameter, ToolFormat
+from djl_trtllm.api.output_parsers.reader import (
+    BLANKS,
+    LONGEST_HEAD,
+    MOST_BLANKS,
+    CallArguments,
+    CallStart,
+    Content,
+    EndOfText,
+    Markers,
+    NoMatch,
+    Reader,
+    Waiting,
+    markers,
+)
+from djl_trtllm.api.output_parsers.values import as_json, member_of, part_of_string, quoted, types_in, unescaped, word
+
+_ARGUMENTS = ("arguments", "parameters")
+_KEYS = frozenset({"name", *_ARGUMENTS, "id", "type"})
+"""Another key means that the object is no call."""
+_BEGUN_LIST = re.compile(r"[ \t\r\n]*(?:\[(?!TOOL_CALLS\])|,)")
+_MOST_LEVELS = 64
+_TEXT = frozenset({"string"})
+_ELEMENT_END = Markers(">")
+_OPENING = {"{": "}", "[": "]", "(": ")"}
+_KEY_ENDS = Markers(*",:={}[]()\"'<")
+_WORD_ENDS = Markers(*BLANKS, *_KEY_ENDS.texts)
+_PARTS_OF_STRINGS = {quote: part_of_string(quote) for quote in "'\""}
+
+
+@dataclass(slots=True)
+class _Level:
+    """An object or a list that a literal is in."""
+
+    closer: str
+    is_object: bool
+    items: int = 0
+    keyed: bool = False
+    """A key stands there, and its value is next."""
+
+    @property
+    def takes_value(self) -> bool:
+        return self.keyed or not self.is_object
+
+    def before(self) -> str:
+        """What stands before the next key or value."""
+        return ", " if self.items and not self.keyed else ""
+
+    def after(self) -> str:
+        """What stands after the key or value that has been written."""
+        self.keyed = not self.takes_value
+        self.items += not self.keyed
+        return ": " if self.keyed else ""
+
+    def complete(self) -> str:
+        """What a key without a value lacks."""
+        return "null" + self.after() if self.keyed else ""
+
+
+class CallParser(Reader):
+    """Content with calls. `tools` are the parameters' schemas of the request's functions, by name.
+
+    A call starts when its name is known and its arguments begin; what goes wrong from then on ends it. A call that the
+    model did not close is a call.
+    """
+
+    def __init__(self, own: ToolFormat, tools: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.format = own
+        self.tools = tools
+        self._types: dict[tuple[str, str], frozenset[str]] = {}
+        self._held: list[str] | None = None
+        """Markup before the call that is being read, and what is read of it: content if it turns out to be no call."""
+        self._started = False
+        self._completed_by: tuple[str, ...] | None = None
+        """Markers that may follow, where the parameters of a call may be complete."""
+
+    def take(self, end: int) -> str:
+        taken = super().take(end)
+        if self._held is not None:
+            self._held.append(taken)
+        return taken
+
+    def read(self) -> Waiting:
+        own = self.format
+        openers = own.openers
+        try:
+            if own.alone or own.forced:
+                yield from self._alone()
+            while True:
+                self._started, self._held = False, None
+                blanks, opener = yield from self.up_to(openers, Content)
+                if opener != own.section:
+                    self.at -= len(opener)
+                self._held = [blanks, opener] if opener == own.section else [blanks]
+                yield from self._calls(None)
+        except EndOfText:
+            self._end()
+
+    def _end(self) -> None:
+        rest, held = self.text[self.at :], "".join(self._held or ())
+        if self._started:
+            ends = self._completed_by
+            if ends is not None and any(marker.startswith(rest.strip(BLANKS)) for marker in ends):
+                self.say("}", CallArguments)
+        elif not self.format.forced or not _BEGUN_LIST.match(held):  # of a forced call nothing else is content
+            self.say(held + rest)
+
+    def _alone(self) -> Waiting:
+        """Read calls at the beginning of an output. Blanks before them are markup, if they are few."""
+        (call,), self._held = self.format.call, []
+        while not self.text[self.at :].strip(BLANKS) and len(self.text) <= MOST_BLANKS:
+            yield from self.more()
+        begin = len(self.text) - len(self.text.lstrip(BLANKS))
+        if begin <= MOST_BLANKS and self.text.startswith(call.opener or "{", begin):
+            yield from self._calls(None if self.format.forced else self.tools)
+
+    def _calls(self, names: Container[str] | None) -> Waiting:
+        """Read calls and the markers between and after them. What is held is content if there is none."""
+        found = False
+        while (call := (yield from self._choose())) and (yield from self._several(call, names)):
+            found = True
+            yield from self.skip_blanks()
+            if call.listed or not (call.opener or self.format.between):
+                break
+            self._held = []
+            while self.format.between and (yield from self.read_if(self.format.between)):
+                between, self._held = self._held, None
+                yield from self.skip_blanks()
+                self._held = between
+            names = self.tools if self.format.alone else None
+        if self._held and self.format.close and (yield from self.stands(self.format.close)):
+            self._held, found = None, True  # a section without calls
+        self._give_up()
+        if found and self.format.close:
+            yield from self._optional(self.format.close)
+        if found:
+            yield from self.skip_blanks()
+
+    def _choose(self) -> Generator[None, None, Call | None]:
+        """The kind of call that begins here. Its opener is read."""
+        char = yield from self.skip_blanks()
+        for call in self.format.call:
+            if call.opener and (yield from self.read_if(call.opener)):
+                return call
+            if not call.opener and (call.name_ends or char == "{"):
+                return call
+        return None
+
+    def _several(self, call: Call, names: Container[str] | None) -> Generator[None, None, bool]:
+        """Read a call, or a list of calls whose opener is read. False if there is none: what was held is content."""
+        found = yield from self._one(call, names)
+        while found and call.listed:
+            if (yield from self.skip_blanks()) != ",":
+                yield from self._optional("]")
+                break
+            self._held = []
+            self.take(self.at + 1)
+            if not (yield from self._one(call, None)):
+                break
+        return found
+
+    def _one(self, call: Call, names: Container[str] | None) -> Generator[None, None, bool]:
+        self._started = False
+        try:
+            if call.name_ends is None:
+                yield from self._object(names)
+            else:
+                yield from self._named(call, call.name_ends, names)
+        except NoMatch:
+            if not self._started:
+                self._give_up()
+                return False
+        for marker in call.closers:
+            yield from self._optional(marker)
+        return True
+
+    def _give_up(self) -> None:
+        """What is held is content."""
+        if self._held:
+            self.say("".join(self._held))
+            self._started = False
+        self._held = None
+
+    def _start(self, name: str, arguments: str = "") -> None:
+        self._started, self._held = True, None
+        self.events.append(CallStart(name))
+        self.say(arguments, CallArguments)
+
+    def _optional(self, marker: str) -> Generator[None, None, bool]:
+        """Read a marker, if it is next. Blanks before it are read anyway."""
+        yield from self.skip_blanks()
+        return (yield from self.read_if(marker))
+
+    def _expect(self, marker: str) -> Waiting:
+        if not (yield from self._optional(marker)):
+            raise NoMatch
+
+    # -- calls whose name stands before the arguments ------------------------------------------------------------------
+
+    def _named(self, call: Call, ends: Markers, names: Container[str] | None) -> Waiting:
+        head, end = yield from self.head(ends)
+        found = self.format.name.fullmatch(head.strip(BLANKS))
+        if found is None or (call.middle and end != call.middle):
+            raise NoMatch
+        name = found[found.lastindex or 0]
+        if names is not None and name not in names:
+            raise NoMatch
+        if not call.middle:  # what is next belongs to the arguments
+            self.at -= len(end)
+            if self._held:
+                self._held.pop()
+        if call.body == "json":
+            if (yield from self.skip_blanks()) == "{":
+                self._start(name)
+                yield from self.json(streamed=True)
+            elif call.closers and (yield from self.stands(call.closers[0])):
+                self._start(name, "{}")
+            else:
+                raise NoMatch
+            return
+        self._start(name)
+        parameter, schema = self.format.parameter, self.tools.get(name)
+        if call.body == "literal" or parameter is None:
+            yield from self._literal(call.closers[0])
+        elif call.body == "elements":
+            yield from self._elements(parameter, schema, schema, 0)
+        else:
+            yield from self._parameters(call, parameter, name)
+
+    def _parameters(self, call: Call, parameter: Parameter, name: str) -> Waiting:
+        if (yield from self.skip_blanks()) == "{":
+            yield from self.json(streamed=True)
+            return
+        key_end, *inner = parameter.inner
+        key_ends = markers(key_end)
+        own, end = self.format, parameter.closer
+        follow = (parameter.opener, *call.closers, *filter(None, (own.close, own.section, call.opener)))
+        after = {end: follow}
+        if parameter.on_lines:  # models forget the last closer
+            after |= {f"\n{end}": follow, f"\n{call.closers[0]}": (own.close,)}
+        self.say("{", CallArguments)
+        before = ""
+        try:
+            self._completed_by = call.closers
+            while (yield from self._optional(parameter.opener)):
+                self._completed_by = None
+                key = (yield from self.head(key_ends))[0].strip(BLANKS)
+                types = self._types_of(name, key)
+                if parameter.text_end:
+                    is_text = (yield from self.head(markers(parameter.text_end)))[0]
+                    types = _TEXT if is_text == "true" else frozenset()
+                for marker in inner:
+                    yield from self._expect(marker)
+                self.say(f"{before}{quoted(key)}: ", CallArguments)
+                if parameter.on_lines and (yield from self.peek()) == "\n":
+                    self.take(self.at + 1)
+                yield from self._value(types, after)
+                before, self._completed_by = ", ", call.closers
+        except NoMatch:
+            pass
+        self._completed_by = None
+        self.say("}", CallArguments)
+
+    def _types_of(self, name: str, key: str) -> frozenset[str]:
+        """The JSON types of a parameter, none if its function's schema does not say."""
+        schema = self.tools.get(name)
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        if not isinstance(properties, Mapping) or key not in properties:
+            return frozenset()
+        if (name, key) not in self._types:
+            self._types[name, key] = types_in(properties[key], schema)
+        return self._types[name, key]
+
+    def _value(self, types: frozenset[str], after: Mapping[str, tuple[str, ...]]) -> Waiting:
+        """Read a value and the marker at its end: one of `after`, if one of the texts there follows it.
+
+        Text is passed on as it comes, and what may be JSON at its end.
+        """
+        ends = markers(*after)
+        pieces: list[str] = []
+        is_text = types == _TEXT
+        if is_text:
+            self.say('"', CallArguments)
+        try:
+            while True:
+                found = ends.find(self.text, self.at)
+                pieces.append(self.take(ends.begun(self.text, self.at) if found is None else found.start()))
+                if found is not None and not (yield from self._is_followed(len(found[0]), after[found[0]])):
+                    pieces.append(self.take(self.at + len(found[0])))
+                elif found is not None:
+                    self.take(self.at + len(found[0]))
+                    break
+                else:
+                    if is_text:
+                        self.say(quoted("".join(pieces))[1:-1], CallArguments)
+                        pieces.clear()
+                    yield from self.more()
+        except EndOfText:
+            self.say("".join(pieces), CallArguments)
+            raise
+        last = "".join(pieces)
+        self.say(quoted(last)[1:] if is_text else as_json(last, types), CallArguments)
+
+    def _is_followed(self, length: int, after: tuple[str, ...]) -> Generator[None, None, bool]:
+        """Whether one of `after` stands behind the next characters, or the output ends there."""
+        while after:
+            begin = self.at + length
+            blanks = self.text[begin : begin + MOST_BLANKS + 1]
+            begin += len(blanks) - len(blanks.lstrip(BLANKS))
+            if begin - self.at - length > MOST_BLANKS:
+                return False
+            rest = self.text[begin : begin + LONGEST_HEAD]
+            if any(rest.startswith(marker) for marker in after):
+                return True
+            if not any(marker.startswith(rest) for marker in after):
+                return False
+            try:
+                yield from self.more()
+            except EndOfText:
+                return True
+        return True
+
+    def _elements(self, parameter: Parameter, schema: Any, root: Any, level: int) -> Waiting:
+        """Read elements as an object, or as a list if they are items of one."""
+        begin, listed = "{", False
+        try:
+            while (yield from self.skip_blanks()) and not (yield from self.stands(parameter.closer)):
+                yield from self._expect(parameter.opener)
+                key = (yield from self.head(_ELEMENT_END))[0].strip(BLANKS)
+                if begin == "{" and level and key == "item" and "object" not in types_in(schema, root):
+                    begin, listed = "[", True
+                self.say(begin if listed else f"{begin}{quoted(key)}: ", CallArguments)
+                begin, inner = ", ", member_of(schema, None if listed else key, root)
+                if level < _MOST_LEVELS and (yield from self._has_elements(parameter)):
+                    yield from self._elements(parameter, inner, root, level + 1)
+                    yield from self._optional(f"{parameter.closer}{key}>")
+                else:
+                    yield from self._value(types_in(inner, root), {f"{parameter.closer}{key}>": ()})
+        except NoMatch:
+            pass
+        self.say(("{" if begin == "{" else "") + ("]" if listed else "}"), CallArguments)
+
+    def _has_elements(self, parameter: Parameter) -> Generator[None, None, bool]:
+        if not (yield from self._is_followed(0, (parameter.opener,))):
+            return False
+        yield from self.skip_blanks()
+        return not (yield from self.stands(parameter.closer))
+
+    # -- keys and values as in Python or Gemma -------------------------------------------------------------------------
+
+    def _literal(self, closer: str) -> Waiting:
+        """Read keys and values up to `closer`, as an object."""
+        levels: list[_Level] = []
+        try:
+            self._open(levels, closer, is_object=True)
+            while levels:
+                level, char = levels[-1], (yield from self.skip_blanks())
+                if quote := (yield from self._quote(char)):
+                    self.say(level.before(), CallArguments)
+                    yield from self._string(quote)
+                    self.say(level.after(), CallArguments)
+                elif char in _OPENING and level.takes_value:
+                    self.say(level.before(), CallArguments)
+                    self.take(self.at + 1)
+                    self._open(levels, _OPENING[char], is_object=char == "{")
+                elif char in ",:=":
+                    self.take(self.at + 1)
+                    self.say(level.complete() if char == "," else "", CallArguments)
+                elif char == level.closer:
+                    self.take(self.at + 1)
+                    self._close(levels)
+                else:
+                    text, end = yield from self.head(_WORD_ENDS if level.takes_value else _KEY_ENDS)
+                    self.at -= len(end)
+                    if not text:
+                        raise NoMatch
+                    shown = word(text) if level.takes_value else quoted(text.strip(BLANKS))
+                    self.say(level.before() + shown + level.after(), CallArguments)
+        except NoMatch:
+            while levels:
+                self._close(levels)
+
+    def _open(self, levels: list[_Level], closer: str, *, is_object: bool) -> None:
+        levels.append(_Level(closer, is_object))
+        self.say("{" if is_object else "[", CallArguments)
+
+    def _close(self, levels: list[_Level]) -> None:
+        level = levels.pop()
+        self.say(level.complete() + ("}" if level.is_object else "]"), CallArguments)
+        if levels:
+            self.say(levels[-1].after(), CallArguments)
+
+    def _quote(self, char: str) -> Generator[None, None, str]:
+        """Read what stands around the string that begins here, "" if none does."""
+        for quote in self.format.quotes:
+            if quote[0] == char and (yield from self.read_if(quote)):
+                return quote
+        return ""
+
+    def _string(self, quote: str) -> Waiting:
+        """Read a string. One in Python's quotes has escape sequences, of which unknown ones stand for themselves."""
+        part, ends = _PARTS_OF_STRINGS.get(quote), markers(quote)
+        self.say('"', CallArguments)
+        while True:
+            if part is None:
+                found = ends.find(self.text, self.at)
+                text = self.take(ends.begun(self.text, self.at) if found is None else found.start())
+                self.say(quoted(text)[1:-1], CallArguments)
+            elif (matched := part.match(self.text, self.at)) is not None:
+                self.say(unescaped(self.take(matched.end())), CallArguments)
+            if self.text.startswith(quote, self.at):
+                self.take(self.at + len(quote))
+                self.say('"', CallArguments)
+                return
+            yield from self.more()
+
+    # -- calls as one JSON object --------------------------------------------------------------------------------------
+
+    def _object(self, names: Container[str] | None) -> Waiting:
+        """Read an object with the name and the arguments. Raises NoMatch where it cannot be one."""
+        name = arguments = None
+        yield from self._mark("{")
+        mark = yield from self.skip_blanks()
+        while mark != "}":
+            if (yield from self.skip_blanks()) != '"' or (key := _json((yield from self.json()))) not in _KEYS:
+                raise NoMatch
+            yield from self._mark(":")
+            opening = yield from self.skip_blanks()
+            if key in _ARGUMENTS and name is not None and opening == "{" and not self._started:
+                self._start(name)
+                yield from self.json(streamed=True)
+            else:
+                value = _json(raw := (yield from self.json()))
+                if key == "name" and not self._started:
+                    name = _name(value, names)
+                elif key in _ARGUMENTS and not self._started:
+                    arguments = _arguments(value, raw)
+                if name is not None and arguments is not None and not self._started:
+                    self._start(name, arguments)
+            mark = yield from self._mark(",}")
+        if not self._started:
+            self._start(_name(name, None), "{}")
+
+    def _mark(self, expected: str) -> Generator[None, None, str]:
+        if (char := (yield from self.skip_blanks())) not in expected:
+            raise NoMatch
+        self.take(self.at + 1)
+        return char
+
+
+def _json(text: str) -> Any:
+    """A part of a call. Raises NoMatch if it is no JSON."""
+    try:
+        value = json.loads(text)
+        if isinstance(value, str):
+            value.encode()  # a lone surrogate cannot be sent
+    except (ValueError, RecursionError):
+        raise NoMatch from None
+    return value
+
+
+def _name(value: Any, names: Container[str] | None) -> str:
+    if not isinstance(value, str) or not value or (names is not None and value not in names):
+        raise NoMatch
+    return value
+
+
+def _arguments(value: Any, raw: str) -> str:
+    """Arguments that are not streamed: an object, the text of one, or none."""
+    if value is None:
+        return "{}"
+    if not isinstance(value, (dict, str)):
+        raise NoMatch
+    return raw if isinstance(value, dict) else value

@@ -1,0 +1,84 @@
+"""`djl-trtllm quality`: whether two engines, quantisations or servers answer alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from djl_trtllm.commands.console import errors_for_the_reader, print_json, progress_printer, say, warn
+from djl_trtllm.config.options.choices import LogLevel
+from djl_trtllm.listing import columns
+from djl_trtllm.logs import configure
+
+if TYPE_CHECKING:
+    from djl_trtllm.quality.report import Report
+
+app = typer.Typer(add_completion=False)
+_SIDE = "A model directory, its serving.properties, an archive, an address of a model, or http(s)://SERVER."
+
+
+@app.command()
+def quality(
+    a: Annotated[str, typer.Argument(metavar="A", help=f"The reference. {_SIDE}")],
+    b: Annotated[str, typer.Argument(metavar="B", help=f"What is compared with it. {_SIDE}")],
+    prompts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Prompts as JSON lines, or recorded requests. Default: 32 texts."),
+    ] = None,
+    output_tokens: Annotated[int, typer.Option(min=1, max=1024, help="Tokens to generate for a prompt.")] = 64,
+    agreement: Annotated[
+        float, typer.Option(min=0, max=1, help="Least share of equal tokens, of those after the same text.")
+    ] = 0.98,
+    kl: Annotated[float, typer.Option("--kl", min=0, help="Most mean KL divergence, in nats.")] = 0.01,
+    perplexity: Annotated[float, typer.Option(min=1, help="Most ratio of the perplexities.")] = 1.02,
+    model: Annotated[
+        str | None, typer.Option(help="Name of the model on servers. Default: the server's first.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="BENCH_API_KEY", help="API key of servers, as a bearer token.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request to a server may take.")] = 600.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Write a picture (SVG).")] = None,
+) -> None:
+    """Compare the greedy answers of two models or servers to the same prompts (docs/quality.md).
+
+    Exit status: 0 if they agree, 3 if they differ, 1 if they could not be compared.
+    """
+    configure(LogLevel.WARNING.value, console=Console(stderr=True, soft_wrap=True))
+    with errors_for_the_reader():
+        # numpy, the client and the engines' code take a tenth of a second; other commands do without.
+        from djl_trtllm.bench.report import require_chart, write_chart
+        from djl_trtllm.quality.figures import Thresholds
+        from djl_trtllm.quality.report import picture_of, run
+        from djl_trtllm.quality.sides import open_side
+
+        if plot is not None:
+            require_chart("--plot", plot)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        report = run(
+            open_side(a, headers, model, timeout),
+            open_side(b, headers, model, timeout),
+            prompts,
+            output_tokens,
+            Thresholds(agreement, kl, perplexity),
+            progress_printer(),
+        )
+        if plot is not None:
+            write_chart("--plot", plot, picture_of(report))
+    _print(report, as_json=as_json)
+    raise typer.Exit(3 if report.differs else 0)
+
+
+def _print(report: Report, *, as_json: bool) -> None:
+    warn(*report.warnings)
+    if as_json:
+        print_json(report.as_json())
+        return
+    for line in columns(report.table()):
+        print(line)
+    for line in report.conclusion():
+        say(Console(), line)

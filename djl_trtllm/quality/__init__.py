@@ -1,0 +1,1 @@
+"""`djl-trtllm quality`: whether two engines, or two servers, answer alike."""

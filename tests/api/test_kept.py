@@ -1,0 +1,106 @@
+"""What is kept of responses: it expires, and no API key drives out what others have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from djl_trtllm.api.kept import Kept
+
+PARTS = (b"a" * 400, b"b" * 88)
+SIZE = 1000
+"""What an entry of these parts takes."""
+SECONDS = 60.0
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def kept(clock: Clock) -> Kept:
+    return Kept(clock)
+
+
+def keep(kept: Kept, key: str, name: str, entries: int = 3) -> None:
+    kept.keep(key, name, PARTS, most_bytes=entries * SIZE, seconds=SECONDS)
+
+
+def names(kept: Kept, key: str, *of: str) -> str:
+    """Which of these names are found, looked for in another order than that of their age."""
+    return "".join(name for name in sorted(of) if kept.find(key, name, seconds=SECONDS))
+
+
+def test_only_its_own_key_finds_and_removes_an_entry(kept: Kept) -> None:
+    keep(kept, "one", "a")
+    assert kept.find("one", "a", seconds=SECONDS) == PARTS and kept.size == SIZE
+    assert kept.find("two", "a", seconds=SECONDS) is None
+    assert not kept.remove("two", "a") and kept.remove("one", "a") and not kept.remove("one", "a")
+    assert kept.find("one", "a", seconds=SECONDS) is None and kept.size == 0
+
+
+def test_an_entry_expires_after_its_last_use(kept: Kept, clock: Clock) -> None:
+    keep(kept, "one", "a")
+    keep(kept, "one", "b")
+    clock.now = SECONDS - 1
+    assert names(kept, "one", "a") == "a"
+    clock.now = SECONDS + 1
+    assert names(kept, "one", "a", "b") == "a"
+    clock.now = 3 * SECONDS
+    keep(kept, "two", "c")
+    assert kept.size == SIZE  # those of other keys too
+
+
+def test_the_oldest_of_the_key_with_the_most_makes_room(kept: Kept) -> None:
+    for name in "abc":
+        keep(kept, "one", name)
+    assert names(kept, "one", "a") == "a"  # `b` was used longest ago
+    keep(kept, "two", "x")
+    assert names(kept, "one", "a", "b", "c") == "ac" and names(kept, "two", "x") == "x"
+    keep(kept, "two", "y")
+    assert names(kept, "two", "x", "y") == "xy" or names(kept, "one", "a", "c") == "ac"
+    assert kept.size == 3 * SIZE
+
+
+def test_what_does_not_fit_is_not_kept(kept: Kept) -> None:
+    keep(kept, "one", "a")
+    kept.keep("two", "b", (b"x" * 9 * SIZE,), most_bytes=3 * SIZE, seconds=SECONDS)
+    kept.keep("two", "c", (), most_bytes=0, seconds=SECONDS)
+    assert kept.size == SIZE and names(kept, "one", "a") == "a"
+
+
+KEYS = st.sampled_from(["one", "two", "three"])
+CALLS: st.SearchStrategy[tuple[str, str, int]] = st.tuples(KEYS, st.sampled_from("abcdef"), st.integers(0, 3))
+
+
+@given(st.lists(CALLS, max_size=60))
+def test_the_memory_is_bounded_and_is_that_of_what_is_found(calls: list[tuple[str, str, int]]) -> None:
+    kept, made = Kept(lambda: 0.0), 0
+    acts: tuple[Callable[[str, str], object], ...] = (kept.remove, lambda key, name: kept.find(key, name, seconds=1))
+    for key, name, act in calls:
+        if act < len(acts):
+            acts[act](key, name)
+            continue
+        made += 1
+        kept.keep(key, f"{name}{made}", (b"x" * 100 * act,), most_bytes=3000, seconds=1)
+        assert kept.find(key, f"{name}{made}", seconds=1)
+        assert kept.size <= 3000
+    for key in ("one", "two", "three"):
+        for name in "abcdef":
+            for number in range(made + 1):
+                kept.remove(key, f"{name}{number}")
+    assert kept.size == 0

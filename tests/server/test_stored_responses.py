@@ -1,0 +1,94 @@
+"""Stored responses of `/v1/responses`: who finds them, and what continues them; and the count of a conversation."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import orjson
+
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.server.access import Access, ApiKey
+from tests.server.application import Application, application
+from tests.support.asgi import JSON, Connection
+from tests.support.in_process import Hosts
+from tests.support.virtual_time import until
+
+PATH = "/v1/responses"
+ONE, TWO = ({**JSON, "x-api-key": key} for key in ("one", "two"))
+ACCESS = Access((ApiKey.of("a", "one"), ApiKey.of("b", "two")))
+
+
+async def ask(served: Application, hosts: Hosts, headers: dict[str, str] = ONE, **body: Any) -> Any:
+    """The response to a request that generates three tokens."""
+    before = len(hosts.last.submitted)
+    sent = orjson.dumps({"max_output_tokens": 3, "temperature": 0, **body})
+    asked = served.client.begin("POST", PATH, sent, headers)
+    await until(lambda: asked.done() or len(hosts.last.submitted) > before)
+    while not asked.done():
+        hosts.last.step()
+        await asyncio.sleep(0.01)
+    await asked.end()
+    return asked.json
+
+
+async def call(served: Application, method: str, name: str, headers: dict[str, str] = ONE) -> Connection:
+    return await served.client.begin(method, f"{PATH}/{name}", b"", headers).end()
+
+
+async def test_only_the_key_that_made_a_response_finds_it(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer, access=ACCESS) as served:
+        made = await ask(served, hosts, input="The wolf")
+        assert (await call(served, "GET", made["id"])).json == made
+        for method in ("GET", "DELETE"):
+            refused = await call(served, method, made["id"], TWO)
+            assert (refused.status, refused.json["error"]["code"]) == (404, "not_found")
+        continued = await ask(served, hosts, TWO, input="?", previous_response_id=made["id"])
+        assert made["id"] in continued["error"]["message"]
+        assert (await call(served, "DELETE", made["id"])).json["deleted"] is True
+        assert (await call(served, "GET", made["id"])).status == 404
+
+
+async def test_a_conversation_goes_on_from_the_response_before(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer, access=ACCESS) as served:
+        first = await ask(served, hosts, input="The wolf", instructions="Be kind.")
+        second = await ask(served, hosts, input="And then?", previous_response_id=first["id"])
+        third = await ask(served, hosts, input="The end?", previous_response_id=second["id"])
+        texts = [each["output"][0]["content"][0]["text"] for each in (first, second)]
+        turns = ["The wolf", texts[0], "And then?", texts[1], "The end?"]
+        chat = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(turns)]
+        whole = tokenizer.encode(tokenizer.render_chat(chat), False)
+        assert hosts.last.submitted[-1].prompt_ids == whole  # the instructions are not those of the first request
+        assert third["previous_response_id"] == second["id"]
+        item = {"type": "item_reference", "id": first["output"][0]["id"]}
+        await ask(served, hosts, input=[{"role": "user", "content": "The wolf"}, item, chat[2]])
+        assert hosts.last.submitted[-1].prompt_ids == tokenizer.encode(tokenizer.render_chat(chat[:3]), False)
+
+
+async def test_a_response_that_is_not_to_be_stored_is_not(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer) as served:
+        made = await ask(served, hosts, JSON, input="The wolf", store=False)
+        assert made["store"] is False and (await call(served, "GET", made["id"], JSON)).status == 404
+    async with application(tokenizer, stored_responses_memory=0) as served:
+        made = await ask(served, hosts, JSON, input="The wolf")
+        assert (await call(served, "GET", made["id"], JSON)).status == 404
+
+
+async def test_a_stored_conversation_is_bounded_as_a_body(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer, max_request_size=2000) as served:
+        made: Any = {"id": None}
+        for _ in range(20):
+            made = await ask(served, hosts, JSON, input="wolf " * 60, previous_response_id=made["id"])
+            if made.get("error"):
+                break
+        assert "max_request_size" in made["error"]["message"] or "max_input_len" in made["error"]["message"]
+
+
+async def test_a_conversation_has_as_many_tokens_as_its_message_is_charged(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer) as served:
+        chat = {"system": "Be kind.", "messages": [{"role": "user", "content": "The wolf"}]}
+        counted = await served.client.post("/v1/messages/count_tokens", orjson.dumps(chat))
+        asked = served.client.begin("POST", "/v1/messages", orjson.dumps({**chat, "max_tokens": 1}))
+        await until(lambda: bool(hosts.last.submitted))
+        hosts.last.step()
+        assert (await asked.end()).json["usage"]["input_tokens"] == counted.json["input_tokens"] > 5

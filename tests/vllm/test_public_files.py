@@ -1,0 +1,77 @@
+"""Public files of LMI that name vLLM, on the installed vLLM: a small model and this machine in the place of theirs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from djl_trtllm.backends.planning import plan_fitted
+from djl_trtllm.config import resolve
+from djl_trtllm.config.sources import read_arguments
+from djl_trtllm.model import inspect
+from tests.config.test_public import DATA, in_environment, sources, written
+from tests.support.server import Server, running
+from tests.vllm.conftest import START_SECONDS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+REPLACED = (
+    "quantize",
+    "speculative_config",
+    "config_format",
+    "load_format",
+    "tensor_parallel_degree",
+    "max_model_len",
+    "gpu_memory_utilization",
+)
+"""What says how the weights of a model are stored, names other models, or is for its machine."""
+HERE = ["option.tensor_parallel_degree=1", "option.max_model_len=512"]
+FILES: list[dict[str, Any]] = [
+    file for file in yaml.safe_load((DATA / "lmi.yaml").read_text()) if "by vLLM" in file["verdict"]
+]
+SERVED = ("deploying-your-endpoint.md", "Gemma-3-27B-Instruct.ipynb", "prepare.py#minimax-m2")
+"""One set in the environment, one of the async mode, one with many settings."""
+
+
+def fitting(file: dict[str, Any]) -> dict[str, str]:
+    """What a file sets, but for what belongs to its own model and machine."""
+    names = {name: name.lower().removeprefix("option_").removeprefix("option.") for name in file["set"]}
+    return {name: value for name, value in file["set"].items() if names[name] not in REPLACED}
+
+
+def test_vllm_takes_the_arguments_that_each_file_becomes(model: Path) -> None:
+    from vllm import EngineArgs
+
+    assert len(FILES) >= 75
+    for file in FILES:
+        text, _ = written("lmi", fitting(file))
+        _, found = sources("lmi", file["where"], text, fitting(file))
+        _, plan = plan_fitted(resolve([*found, read_arguments(HERE)]), inspect(model))
+        arguments = plan.executor_options()["arguments"]
+        assert EngineArgs(**arguments).create_engine_config().scheduler_config.max_num_seqs == plan.max_sequences
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_file_is_served(model: Path, tmp_path: Path, name: str) -> None:
+    (file,) = [file for file in FILES if file["where"].endswith(name)]
+    settings = fitting(file)
+    environ = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"), "HF_HUB_OFFLINE": "1"}
+    lines = []
+    if in_environment(settings):
+        environ |= settings
+    else:
+        lines = written("lmi", settings)[0].splitlines()
+    lines += [*HERE, "option.enforce_eager=true", f"option.model_loading_timeout={START_SECONDS}"]
+    directory = tmp_path / "model"
+    directory.mkdir()
+    for path in model.iterdir():
+        if path.is_symlink():
+            (directory / path.name).symlink_to(path.resolve())
+    (directory / "serving.properties").write_text("\n".join(lines))
+    with running(Server(directory, environ, tmp_path / "scratch"), START_SECONDS) as server:
+        assert server.answer("Once upon a time", max_new_tokens=4)["details"]["generated_tokens"] == 4
+        assert server.says("backend vllm")

@@ -1,0 +1,170 @@
+"""Writes `docs/openai-fields.md`: each field of OpenAI's requests, and what becomes of it here.
+
+The fields are those of the installed `openai` package's types, and the parser says what becomes of a request with one:
+`python -m tools.openai_fields`, with `--check` to compare only. A field without an example here is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+from openai.types import completion_create_params as completions
+from openai.types.chat import completion_create_params as chat
+from openai.types.responses import response_create_params as responses
+
+from djl_trtllm.api.base import RawRequest
+from djl_trtllm.api.bodies import Body
+from djl_trtllm.api.kept import Kept
+from djl_trtllm.api.parameters import IGNORED, Table
+from djl_trtllm.api.registry import BODIES
+from djl_trtllm.config import Options
+from djl_trtllm.errors import InvalidRequestError
+
+PAGE = Path(__file__).parents[1] / "docs" / "openai-fields.md"
+_LOGPROBS = "message.output_text.logprobs"
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+EXAMPLES: dict[str, Any] = {
+    **{"audio": {"voice": "alloy", "format": "mp3"}, "best_of": 2, "echo": True, "frequency_penalty": 0.5},
+    **{"function_call": {"name": "f"}, "functions": [{"name": "f"}], "logit_bias": {"5": -100}, "logprobs": True},
+    **{"max_completion_tokens": 5, "max_tokens": 5, "metadata": {"a": "b"}, "modalities": ["text"], "n": 2},
+    **{"messages": [{"role": "user", "content": "Hi"}], "model": "", "moderation": {"model": "omni"}},
+    **{"parallel_tool_calls": False, "prediction": {"type": "content", "content": "a"}, "presence_penalty": 0.5},
+    **{"prompt": "Hi", "prompt_cache_key": "a", "prompt_cache_options": {}, "prompt_cache_retention": "24h"},
+    **{"reasoning_effort": "low", "response_format": {"type": "json_object"}, "safety_identifier": "a", "seed": 5},
+    **{"service_tier": "flex", "stop": ["."], "store": True, "stream": True, "stream_options": {"include_usage": True}},
+    **{"suffix": "a", "temperature": 0.5, "tool_choice": "none", "tools": [_TOOL], "top_logprobs": 2, "top_p": 0.5},
+    **{"user": "a", "verbosity": "low", "web_search_options": {}},
+}
+"""A value of each field that asks for something."""
+_FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+_OF: dict[str, dict[str, Any]] = {
+    "prompt": {"logprobs": 2},
+    "input": {
+        **{"access_programs": {"cyber": "standard"}, "background": True, "background_options": {}, "image": {}},
+        **{"context_management": [{"type": "compaction"}], "conversation": "a", "include": [_LOGPROBS], "input": "Hi"},
+        **{"instructions": "Hi", "max_output_tokens": 5, "max_tool_calls": 5, "previous_response_id": "resp_0"},
+        **{"prompt": {"id": "a"}, "reasoning": {"effort": "low"}, "stream_options": {"include_obfuscation": False}},
+        **{"text": {"format": {"type": "json_object"}}, "tools": [_FUNCTION], "truncation": "auto"},
+    },
+}
+"""Values of fields that differ in the body with this member."""
+_NEEDS_OF_RESPONSES: dict[str, dict[str, Any]] = {
+    "top_logprobs": {"include": [_LOGPROBS]},
+    **{name: {"tools": [_FUNCTION]} for name in ("parallel_tool_calls", "tool_choice")},
+}
+_NEEDS: dict[str, dict[str, Any]] = {
+    **{"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}},
+    **{name: {"tools": [_TOOL]} for name in ("parallel_tool_calls", "tool_choice")},
+}
+"""What a field needs beside it."""
+
+
+@dataclass
+class Tokenizer:
+    """As much of a tokenizer as the parser reads."""
+
+    vocab_size = 100
+
+    def chat_source(self, tools: bool) -> str:
+        """A chat template that has tools, and the keyword of the effort."""
+        return "{{ messages }}{{ tools }}{{ reasoning_effort }}<tool_call>"
+
+
+@dataclass
+class Model:
+    """A model of any engine, with the default options."""
+
+    options: Options = field(default_factory=Options)
+    name: str = "model"
+    max_seq_len: int = 4096
+    tokenizer: Any = field(default_factory=Tokenizer)
+    custom: None = None
+    kept: Kept = field(default_factory=Kept)
+
+    def __post_init__(self) -> None:
+        self.kept.keep("", "resp_0", (b"{}", b"[]", b"[]", b""), most_bytes=2**20, seconds=60)
+
+
+class Row(NamedTuple):
+    """What becomes of a request with one field."""
+
+    name: str
+    example: str
+    outcome: str
+
+
+APIS: tuple[tuple[str, str, type, type], ...] = (
+    ("Chat", "messages", chat.CompletionCreateParamsNonStreaming, chat.CompletionCreateParamsStreaming),
+    (
+        "Completions",
+        "prompt",
+        completions.CompletionCreateParamsNonStreaming,
+        completions.CompletionCreateParamsStreaming,
+    ),
+    ("Responses", "input", responses.ResponseCreateParamsNonStreaming, responses.ResponseCreateParamsStreaming),
+)
+
+
+def rows(member: str, types: tuple[type, ...]) -> list[Row]:
+    """A row for each field of the body that has this member."""
+    (body,) = (each for each in BODIES if each.member == member and not each.mark)
+    assert body.dialect is not None
+    (table,) = body.dialect.tables[body.path]
+    assert isinstance(table, Table)
+    names = sorted({name for each in types for name in get_type_hints(each)})
+    return [_row(name, body, table) for name in names]
+
+
+def _row(name: str, body: Body, table: Table) -> Row:
+    assert body.dialect is not None
+    examples = EXAMPLES | _OF.get(body.member, {})
+    value = examples[name]
+    needs = (_NEEDS_OF_RESPONSES if body.member == "input" else _NEEDS).get(name, {})
+    fields = {body.member: examples[body.member], **needs, name: value}
+    example = json.dumps(value)
+    try:
+        call = body.dialect.parse(RawRequest(json.dumps(fields).encode(), {}, body.path), Model())
+    except InvalidRequestError as error:
+        if f"'{name}'" not in str(error):
+            raise
+        return Row(name, example, f"refused by name: {str(error).split(': ')[-1]}")
+    if call.headers:
+        return Row(name, example, "served with a note: the header `Warning` and the log name it")
+    if table.rows[name].kind is None and table.rows[name].target == IGNORED:
+        return Row(name, example, "served with a note: the log names it once, it belongs to OpenAI's own service")
+    return Row(name, example, "served with effect")
+
+
+def page() -> str:
+    """The document."""
+    logging.disable()
+    text = (
+        "# OpenAI's fields\n\nWhat becomes of a request with each field of OpenAI's schema, one at a time. The fields "
+        f"are\nthose of the Python package `openai` {version('openai')}; `python -m tools.openai_fields` writes this "
+        "page by\nparsing a request with each. What the engine in use does not honour is refused by name, too.\n"
+    )
+    for title, member, *types in APIS:
+        text += f"\n## {title}\n\n| field | example | what becomes of it |\n|---|---|---|\n"
+        text += "".join(f"| `{row.name}` | `{row.example}` | {row.outcome} |\n" for row in rows(member, tuple(types)))
+    logging.disable(logging.NOTSET)
+    return text
+
+
+def main(*arguments: str) -> int:
+    text = page()
+    if "--check" not in arguments:
+        PAGE.write_text(text)
+    elif PAGE.read_text() != text:
+        print(f"{PAGE} is not what openai {version('openai')} makes of it: python -m tools.openai_fields")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
