@@ -1,14 +1,13 @@
 """Writes `docs/openai-fields.md`: each field of OpenAI's chat and completions requests, and what becomes of it here.
 
 The fields are those of the installed `openai` package's types, and the parser says what becomes of a request with one:
-`python -m tools.openai_fields`, with `--check` to compare only. A field without an example here is an error.
+`python -m tools.openai_fields`. A field without an example here is an error.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -92,7 +91,7 @@ APIS: tuple[tuple[str, str, type, type], ...] = (
 
 def rows(member: str, types: tuple[type, ...]) -> list[Row]:
     """A row for each field of the body that has this member."""
-    (body,) = (each for each in BODIES if each.member == member)
+    (body,) = (each for each in BODIES if each.member == member and not each.mark)
     assert body.dialect is not None
     (table,) = body.dialect.tables[body.path]
     assert isinstance(table, Table)
@@ -133,15 +132,5 @@ def page() -> str:
     return text
 
 
-def main(*arguments: str) -> int:
-    text = page()
-    if "--check" not in arguments:
-        PAGE.write_text(text)
-    elif PAGE.read_text() != text:
-        print(f"{PAGE} is not what openai {version('openai')} makes of it: python -m tools.openai_fields")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    PAGE.write_text(page())
