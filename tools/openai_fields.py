@@ -1,4 +1,4 @@
-"""Writes `docs/openai-fields.md`: each field of OpenAI's chat and completions requests, and what becomes of it here.
+"""Writes `docs/openai-fields.md`: each field of OpenAI's requests, and what becomes of it here.
 
 The fields are those of the installed `openai` package's types, and the parser says what becomes of a request with one:
 `python -m tools.openai_fields`, with `--check` to compare only. A field without an example here is an error.
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chat
+from openai.types.responses import response_create_params as responses
 
 from djl_trtllm.api.base import RawRequest
 from djl_trtllm.api.bodies import Body
@@ -26,6 +27,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 
 PAGE = Path(__file__).parents[1] / "docs" / "openai-fields.md"
+_LOGPROBS = "message.output_text.logprobs"
 _TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 EXAMPLES: dict[str, Any] = {
     **{"audio": {"voice": "alloy", "format": "mp3"}, "best_of": 2, "echo": True, "frequency_penalty": 0.5},
@@ -40,7 +42,22 @@ EXAMPLES: dict[str, Any] = {
     **{"user": "a", "verbosity": "low", "web_search_options": {}},
 }
 """A value of each field that asks for something."""
-_OF_COMPLETIONS = {"logprobs": 2}
+_FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+_OF: dict[str, dict[str, Any]] = {
+    "prompt": {"logprobs": 2},
+    "input": {
+        **{"access_programs": {"cyber": "standard"}, "background": True, "background_options": {}, "image": {}},
+        **{"context_management": [{"type": "compaction"}], "conversation": "a", "include": [_LOGPROBS], "input": "Hi"},
+        **{"instructions": "Hi", "max_output_tokens": 5, "max_tool_calls": 5, "previous_response_id": "resp_0"},
+        **{"prompt": {"id": "a"}, "reasoning": {"effort": "low"}, "stream_options": {"include_obfuscation": False}},
+        **{"text": {"format": {"type": "json_object"}}, "tools": [_FUNCTION], "truncation": "auto"},
+    },
+}
+"""Values of fields that differ in the body with this member."""
+_NEEDS_OF_RESPONSES: dict[str, dict[str, Any]] = {
+    "top_logprobs": {"include": [_LOGPROBS]},
+    **{name: {"tools": [_FUNCTION]} for name in ("parallel_tool_calls", "tool_choice")},
+}
 _NEEDS: dict[str, dict[str, Any]] = {
     **{"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}},
     **{name: {"tools": [_TOOL]} for name in ("parallel_tool_calls", "tool_choice")},
@@ -70,6 +87,9 @@ class Model:
     custom: None = None
     kept: Kept = field(default_factory=Kept)
 
+    def __post_init__(self) -> None:
+        self.kept.keep("", "resp_0", (b"{}", b"[]", b"[]", b""), most_bytes=2**20, seconds=60)
+
 
 class Row(NamedTuple):
     """What becomes of a request with one field."""
@@ -87,12 +107,13 @@ APIS: tuple[tuple[str, str, type, type], ...] = (
         completions.CompletionCreateParamsNonStreaming,
         completions.CompletionCreateParamsStreaming,
     ),
+    ("Responses", "input", responses.ResponseCreateParamsNonStreaming, responses.ResponseCreateParamsStreaming),
 )
 
 
 def rows(member: str, types: tuple[type, ...]) -> list[Row]:
     """A row for each field of the body that has this member."""
-    (body,) = (each for each in BODIES if each.member == member)
+    (body,) = (each for each in BODIES if each.member == member and not each.mark)
     assert body.dialect is not None
     (table,) = body.dialect.tables[body.path]
     assert isinstance(table, Table)
@@ -102,8 +123,10 @@ def rows(member: str, types: tuple[type, ...]) -> list[Row]:
 
 def _row(name: str, body: Body, table: Table) -> Row:
     assert body.dialect is not None
-    value = _OF_COMPLETIONS.get(name, EXAMPLES[name]) if body.member == "prompt" else EXAMPLES[name]
-    fields = {body.member: EXAMPLES[body.member], **_NEEDS.get(name, {}), name: value}
+    examples = EXAMPLES | _OF.get(body.member, {})
+    value = examples[name]
+    needs = (_NEEDS_OF_RESPONSES if body.member == "input" else _NEEDS).get(name, {})
+    fields = {body.member: examples[body.member], **needs, name: value}
     example = json.dumps(value)
     try:
         call = body.dialect.parse(RawRequest(json.dumps(fields).encode(), {}, body.path), Model())

@@ -354,6 +354,19 @@ def chat_request(
     return replace(generation, shown_tokens=parsing.shown_tokens, guide_from=guide_from), parsing
 
 
+def prompt_text(
+    messages: list[dict[str, Any]],
+    values: dict[str, Any],
+    tools: ToolUse | None,
+    model: ModelContext,
+    render: Render | None,
+) -> str:
+    """The prompt of a chat that is only counted. `render` waits for the process that renders chats."""
+    _set_thinking(values, model)
+    template = read_template(values if tools is not None else {**values, "tools": None}) or {}
+    return model.tokenizer.render_chat(messages, **template) if render is None else render(messages, template)
+
+
 def _set_thinking(values: dict[str, Any], model: ModelContext) -> None:
     """Make `enable_thinking` and `reasoning_effort` keywords of the model's chat template, where it has them.
 
@@ -366,18 +379,6 @@ def _set_thinking(values: dict[str, Any], model: ModelContext) -> None:
     known = {name: value for name, value in keywords.items() if name in source}
     if known:
         values["chat_template_kwargs"] = known | values.get("chat_template_kwargs", {})
-
-
-def prompt_text(
-    messages: list[dict[str, Any]],
-    values: dict[str, Any],
-    tools: ToolUse | None,
-    model: ModelContext,
-    render: Render | None,
-) -> str:
-    """The prompt of a chat that is only counted. `render` waits for the process that renders chats."""
-    template = read_template(values if tools is not None else {**values, "tools": None}) or {}
-    return model.tokenizer.render_chat(messages, **template) if render is None else render(messages, template)
 
 
 def read_template(values: dict[str, Any]) -> dict[str, Any] | None:

@@ -425,6 +425,14 @@ SAMPLING = (
     *GUIDES,
 )
 
+OWN_SAMPLING = tuple(
+    row
+    for row in SAMPLING
+    if row.target in (*Sampling.__struct_fields__, "logit_bias", "cache_salt")
+    and row.names[0] not in ("n", "best_of", "num_beams", "beam_width")
+)
+"""Of these, an API without sampling parameters of its own has the server's."""
+
 
 def _read_priority(value: object) -> int:
     return -1 if kinds.integer(0, MOST_TOKENS).read(value) else 0
@@ -443,14 +451,6 @@ PRIORITY = (
     ),
 )
 """vLLM's: the higher, the later."""
-
-OWN_SAMPLING = tuple(
-    row
-    for row in SAMPLING
-    if row.target in (*Sampling.__struct_fields__, "logit_bias", "cache_salt")
-    and row.names[0] not in ("n", "best_of", "num_beams", "beam_width")
-)
-"""Of these, an API without sampling parameters of its own has the server's."""
 
 NOT_HONOURED = (
     Parameter(("top_n_tokens",), neutral=(0,), advice="tokens carry the chosen token's log-probability only"),

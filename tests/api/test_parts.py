@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from typing import Any
@@ -28,8 +29,7 @@ assert FORMAT is not None
 
 def parsing(*, parallel: bool = True) -> Parsing:
     assert FORMAT is not None
-    own = FORMAT
-    tools = ToolUse(lambda: call_parser(own, {"sky.weather": {}}), own, parallel=parallel)
+    tools = ToolUse(functools.partial(call_parser, FORMAT, {"sky.weather": {}}), FORMAT, parallel=parallel)
     return Parsing(tools, ReasoningFormat.QWEN3)
 
 

@@ -35,7 +35,7 @@ ROWS: dict[str, list[dict[str, Any]]] = json.loads(TABLE.read_text())
 MADE = ("refused", "head", "requests", "response")
 """The members that are made of the others."""
 CHANGING = re.compile(
-    r'[0-9a-f]{32}|(?<="call_)[0-9a-f]{24}|(?<="created":)\d+|(?<="created_at":)\d+|(?<="fp_)[0-9a-f]{10}'
+    r'[0-9a-f]{32}|(?<="fp_)[0-9a-f]{10}|(?<="call_)[0-9a-f]{24}|(?<="created":)\d+|(?<="created_at":)\d+'
 )
 
 

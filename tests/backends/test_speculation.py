@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ def test_steps_that_cannot_hold_a_prompt_and_its_draft_are_refused(checkpoint: P
         ({"speculative_config": "{method: ngram, is_keep_all: true}"}, "OpenVINO has no is_keep_all; leave it out"),
     ],
 )
-def test_what_an_engine_lacks_is_refused_by_name(checkpoint: Path, options: dict[str, object], said: str) -> None:
+def test_what_an_engine_lacks_is_refused_by_name(checkpoint: Path, options: dict[str, Any], said: str) -> None:
     assert said in refused(checkpoint, **options)
 
 

@@ -137,7 +137,7 @@ def problem_of(answer: Answer) -> str | None:
         return "it broke off"
     if answer.status != 200:
         return None if 400 <= answer.status < 500 and answer.json["error"] else "the server failed"
-    if b'"error' in answer.body:
+    if b'"error' in answer.body.replace(b'"error":null', b""):  # a member of each of OpenAI's responses
         return "the engine failed"
     if "json" in answer.headers["content-type"]:
         return None if answer.lines else "it is empty"

@@ -81,7 +81,7 @@ _FORMAT = Parameter(
 _OF_THE_SERVICE = ("cache_control", "diagnostics", "inference_geo", "service_tier", "speed", "workspace_id")
 _OF_THE_CALLER = ("anthropic_beta", "anthropic_version", "metadata", "user_profile_id")
 OUTPUT_CONFIG = Table(
-    (_FORMAT, Parameter(("effort",), kinds.TEXT, "effort"), Parameter(("task_budget",), target=IGNORED))
+    (_FORMAT, Parameter(("effort",), kinds.TEXT, "reasoning_effort"), Parameter(("task_budget",), target=IGNORED))
 )
 """The members of `output_config`."""
 
@@ -274,10 +274,8 @@ def _read_chat(
         problems.invalid.append("'output_format' is given, and 'output_config' has a 'format' too: give the latter")
     values |= config
     values |= values.pop("choice", {})
-    asked = {"reasoning_effort": values["effort"]} if "effort" in values else {}
     if "thinking" in values:
-        asked["enable_thinking"] = values["thinking"].enabled
-    values["chat_template_kwargs"] = asked | values.get("chat_template_kwargs", {})
+        values["enable_thinking"] = values["thinking"].enabled
     if tools := _read_tools(payload.get("tools"), problems):
         values["tools"] = tools
     return values, messages, chat.read_tool_use(values, model, problems)

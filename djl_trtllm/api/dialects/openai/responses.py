@@ -118,7 +118,7 @@ _TGI = b'"role":"assistant","tool_calls":null,'
 
 
 def chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
-    """The `logprobs` of a choice. A log-probability that the engine did not report is null."""
+    """The `logprobs` of a choice."""
     return {"content": choices.token_logprobs(tokens), "refusal": None}
 
 
