@@ -428,7 +428,8 @@ SAMPLING = (
 OWN_SAMPLING = tuple(
     row
     for row in SAMPLING
-    if row.target in Sampling.__struct_fields__ and row.names[0] not in ("n", "best_of", "num_beams", "beam_width")
+    if row.target in (*Sampling.__struct_fields__, "logit_bias", "cache_salt")
+    and row.names[0] not in ("n", "best_of", "num_beams", "beam_width")
 )
 """Of these, an API without sampling parameters of its own has the server's."""
 

@@ -68,7 +68,6 @@ class Report:
             "differing": [
                 {"prompt": number, "token": each.common + 1, "a": each.first[0], "b": each.first[1]}
                 for number, each in self._differing()
-                if each.first is not None
             ],
             "warnings": self.warnings,
         }

@@ -19,6 +19,8 @@ from djl_trtllm.request import FinishReason, GenerationRequest, RankedToken, Sam
 LIKELIEST = (5, 1)
 """Tokens with log-probabilities to ask for at each position, and what is asked for where a side refuses that."""
 _AT_ONCE = 8
+_PROBE = Prompt(1, "Hello there")
+"""A prompt that finds out what a side gives. One of the user's may fail for reasons of its own."""
 
 
 class Asked(NamedTuple):
@@ -68,21 +70,23 @@ class Loaded:
             for count in LIKELIEST:
                 # `logprobs` alone is the chosen token's.
                 ranked = count if count > 1 else 0
-                requests = [
+                probe, *requests = [
                     _request(each, asked.tokens, logprobs=True, asks_logprobs=True, top_logprobs=ranked)
-                    for each in asked.prompts
+                    for each in (_PROBE, *asked.prompts)
                 ]
-                (first,) = runner.run(requests[:1])
+                (first,) = runner.run([probe])
                 if not isinstance(first.failure, UnsupportedParameterError):
                     break
                 self.notes.append(f"the engine gives fewer than {count} likeliest tokens")
             found = [_continuation(result) for result in runner.run(requests)]
-            scored = [_request(each, 1, prompt_only=True, prompt_logprobs=LIKELIEST[0]) for each in asked.prompts]
-            (first,) = runner.run(scored[:1])
-            if first.prompt_logprobs is None:
+            probe, *requests = [
+                _request(each, 1, prompt_only=True, prompt_logprobs=LIKELIEST[0]) for each in (_PROBE, *asked.prompts)
+            ]
+            (first,) = runner.run([probe])
+            if first.failure is not None:
                 self.notes.append(f"no log-probabilities of prompts: {first.failure}")
                 return found
-            prompts = [_positions(result.prompt_logprobs or [])[1:] for result in runner.run(scored)]
+            prompts = [_positions(result.prompt_logprobs or [])[1:] for result in runner.run(requests)]
             return [each._replace(prompt=prompt) for each, prompt in zip(found, prompts, strict=True)]
 
 
@@ -138,8 +142,8 @@ class Served:
         places = asyncio.Semaphore(_AT_ONCE)
         try:
             self._model = self._model or await first_model(client)
-            count = await self._accepted(client, asked.prompts[0])
-            echoed = await self._echoed(client, asked.prompts, count)
+            count = await self._accepted(client, asked.prompts)
+            echoed = await self._echoed(client, count)
 
             async def one(prompt: Prompt) -> Continuation:
                 async with places:
@@ -152,9 +156,10 @@ class Served:
         finally:
             client.close()
 
-    async def _accepted(self, client: Client, prompt: Prompt) -> int:
+    async def _accepted(self, client: Client, prompts: Sequence[Prompt]) -> int:
         """The number of likeliest tokens that the server gives. Raises BenchmarkError if it gives none."""
-        error = ""
+        only_chat, error = all(map(_is_chat, prompts)), ""
+        prompt = Prompt(1, messages=[{"role": "user", "content": _PROBE.text}]) if only_chat else _PROBE
         for count in LIKELIEST:
             error = (await self._ask(client, prompt, 1, count)).error
             if not error:
@@ -164,13 +169,12 @@ class Served:
             f"{self.name} does not answer a first request with log-probabilities, which name the tokens: {error}"
         )
 
-    async def _echoed(self, client: Client, prompts: Sequence[Prompt], count: int) -> int:
+    async def _echoed(self, client: Client, count: int) -> int:
         """The number of likeliest tokens that the server gives for each token of a prompt; 0 if it gives none."""
-        for prompt in [prompt for prompt in prompts if not _is_chat(prompt)][:1]:
-            for likeliest in dict.fromkeys((count, 1)):
-                if await self._prompt(client, prompt, likeliest) is not None:
-                    return likeliest
-        self.notes.append("the server gives no log-probabilities of these prompts (echo with logprobs)")
+        for likeliest in dict.fromkeys((count, 1)):
+            if await self._prompt(client, _PROBE, likeliest) is not None:
+                return likeliest
+        self.notes.append("the server gives no log-probabilities of prompts (echo with logprobs)")
         return 0
 
     async def _prompt(self, client: Client, prompt: Prompt, count: int) -> Sequence[Position] | None:

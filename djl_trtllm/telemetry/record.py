@@ -13,6 +13,7 @@ import os
 import random
 import sys
 import time
+from functools import partial
 from logging.handlers import RotatingFileHandler
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ENGINES = ("openvino-genai", "tensorrt-llm", "vllm")
-_MOST_WAITING = 1000
+_MOST_WAITING = 256
+"""Entries that wait for the disk, each with its prompt; more are dropped and counted in the log."""
 _NEUTRAL = Sampling()
 
 
@@ -47,13 +49,8 @@ class _Lines(RotatingFileHandler):
 
     def _open(self) -> io.TextIOWrapper:
         # Lines are UTF-8 in characters of Latin-1: rotation counts characters, and the bound is one of bytes.
-        return open(
-            self.baseFilename,
-            "a",
-            encoding="latin-1",
-            newline="",
-            opener=lambda path, flags: os.open(path, flags, 0o600),
-        )
+        private = partial(os.open, mode=0o600)
+        return open(self.baseFilename, "a", encoding="latin-1", opener=private)
 
     def format(self, record: logging.LogRecord) -> str:
         head, prompt = record.entry  # type: ignore[attr-defined]

@@ -522,6 +522,20 @@ def test_reasoning_is_found_as_the_model_writes_it(own: str, prompt: str, text: 
     assert parse(make(), text) == parse(make(), *text) == Answer.of(*answer)
 
 
+def test_what_is_held_back_and_what_is_nested_is_bounded() -> None:
+    blanks = " " * (MOST_BLANKS + 1)
+    assert parse(plain(), f"{blanks}<think>Hm.</think>") == Answer(f"{blanks}<think>Hm.</think>")
+    far = parse(parser("glm4"), f"<tool_call>look<arg_key>s</arg_key><arg_value>a</arg_value>{blanks}</tool_call>")
+    assert far.calls[0][1].startswith('{"s": "a</arg_value> ')
+    mark = "]<]minimax[>[<"
+    deep = parse(parser("minimax_m3"), f'{mark}tool_call>{mark}invoke name="look">' + f"{mark}a>" * 5000)
+    assert deep.calls[0][0] == "look"
+    long = parse(parser("seed_oss"), f"<function=look><parameter=l>{['a'] * 20_000}</parameter></function>")
+    assert parse(parser("seed_oss"), f"<seed:tool_call>{long.content}").values() == [
+        ["look", {"l": str(["a"] * 20_000)}]
+    ]
+
+
 def test_the_markers_of_reasoning_are_seen() -> None:
     assert reasoning_markers(ReasoningFormat.QWEN3) == ("<think>", "</think>")
     assert "<|message|>" in reasoning_markers(ReasoningFormat.GPT_OSS)

@@ -18,7 +18,7 @@ from djl_trtllm.batching.rolling_batch import to_move
 from djl_trtllm.errors import GenerationError, OverloadedError
 from djl_trtllm.executor.protocol import Limits, Submit
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import FinishReason, OutputChunk, Sampling
+from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, RequestOrigin, Sampling
 from tests.batching.helpers import Bench, FakeExecutor, Recorder
 from tests.support.steps import Delta, step_of
 
@@ -417,3 +417,18 @@ def test_two_floods_get_equal_shares_of_the_tokens(tokenizer: Tokenizer) -> None
     # In output tokens; a share also has the prompts, which are half of what short ones get.
     assert 0.3 < shares["short"] / sum(shares.values()) < 0.5
     assert engine.tokens > 2000 * 7 * 0.9
+
+
+@pytest.mark.parametrize(("priority", "order"), [(-1, [5, 8, 9]), (0, [5, 9, 8])])
+def test_a_request_may_step_back_behind_those_of_its_origins_priority(
+    priority: Any, order: list[int], tokenizer: Tokenizer
+) -> None:
+    bench = Bench(tokenizer, max_batch_size=1)
+    bench.submit()
+    request = GenerationRequest(prompt_ids=[9], sampling=Sampling(max_new_tokens=3), priority=priority)
+    bench.batch.admit(1, "")
+    bench.batch.submit(request, [9], Recorder(), None, RequestOrigin())
+    bench.submit((8,))
+    for request_id in order[:-1]:
+        bench.step(Delta(bench.executor.ids[-1], [request_id], finish=FinishReason.LENGTH))
+    assert [submitted.prompt_ids[0] for submitted in bench.executor.submitted] == order

@@ -196,11 +196,11 @@ def test_a_seeded_request_that_went_on_says_so(
 
 def test_reused_prompt_tokens_are_counted_once(tokenizer: Tokenizer) -> None:
     bench = Bench(tokenizer)
-    bench.submit()
+    _, consumer = bench.submit()
     bench.step(Delta(0, [8], cached_tokens=2))
     replaced(bench)
-    bench.step(Delta(0, [9], cached_tokens=4))
-    assert bench.statistics.reused_prompt_tokens == 2
+    bench.step(Delta(0, [9], cached_tokens=4, finish=LENGTH))
+    assert (bench.statistics.reused_prompt_tokens, consumer.finished().cached_tokens) == (2, 2)
 
 
 # -- a request that ends each executor it runs in ----------------------------------------------------------------------

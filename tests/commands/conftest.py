@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.finder.helpers import trials
+from tests.finder.conftest import trials
 
 __all__ = ["model", "trials"]
 

@@ -18,11 +18,13 @@ from djl_trtllm.config import (
     read_properties,
 )
 from djl_trtllm.config.options import OPTIONS
-from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.sources import (
     IGNORED_VARIABLES,
     MASK,
     as_arguments,
+    is_secret_key,
+    masked,
+    shortened,
     variables_of,
 )
 from djl_trtllm.errors import ConfigError
@@ -243,13 +245,40 @@ def test_a_translated_value_is_shown_as_it_was_written() -> None:
     assert any(line.startswith("ENABLE_CUDA_GRAPHS=yes is overridden") for line in graphs.warnings)
 
 
-def test_every_option_but_the_operators_can_be_set_by_its_first_variable() -> None:
+def test_every_option_can_be_set_by_its_first_variable() -> None:
     variables = {name: variables_of(declared.key)[0] for name, declared in OPTIONS.items()}
     assert len(set(variables.values())) == len(OPTIONS)
-    values = {
-        name: declared.example if declared.option.scope is not Scope.OPERATOR else "true"
-        for name, declared in OPTIONS.items()
+    set_by = {name: load(None, {variables[name]: declared.example}).user_set for name, declared in OPTIONS.items()}
+    assert set_by == {name: {name} for name in OPTIONS}
+
+
+# -- secrets, and long texts -------------------------------------------------------------------------------------------
+
+
+@by_table("key", "value", "shown")
+def test_values_are_masked_as_far_as_they_are_secret(key: str, value: str, shown: str) -> None:
+    assert masked(key, value) == shown
+
+
+def test_secrets_are_known_by_the_end_of_a_name() -> None:
+    secret = "HF_TOKEN option.hf_token AWS_SECRET_ACCESS_KEY db.password API_KEY apikey credential secret"
+    assert [key for key in secret.split() if not is_secret_key(key)] == []
+    plain = "max_num_tokens time_per_token adapter_token token_count keystore compass monkey"
+    assert [key for key in plain.split() if is_secret_key(key)] == []
+
+
+def test_a_long_text_is_cut_when_it_can_be_printed() -> None:
+    texts = {
+        "12345": "12345",
+        "123456": "12...",
+        "x" * 10**6: "xx...",
+        "1\n2": "1\\n2",
+        "\n\n\n": "\\n...",
+        "\u202e": "\\u...",
     }
-    assert [
-        variable for name, variable in variables.items() if load(None, {variable: values[name]}).user_set != {name}
-    ] == []
+    assert {text: shortened(text, 5) for text in texts} == texts
+
+
+def test_the_secret_options_are_known() -> None:
+    secret = {declared.name for declared in OPTIONS.values() if any(map(is_secret_key, declared.spellings))}
+    assert secret == {"hf_access_token", "keystore_pass", "api_key"}

@@ -36,7 +36,7 @@ from djl_trtllm.finder.subject import LOWEST, open_subject
 from djl_trtllm.finder.trial import Phase, TrialLoad, TrialReport, TrialSpec, run_trial
 from djl_trtllm.progress import display_on
 from tests.fakes.installation import fake_tensorrt_llm
-from tests.finder.helpers import Played, model_with, one_gpu
+from tests.finder.conftest import Played, model_with, one_gpu
 from tests.support.tables import by_table
 
 CONDITIONS = {"model": "m", "options": {"dtype": "float16"}}

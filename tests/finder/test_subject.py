@@ -14,7 +14,7 @@ from djl_trtllm.config import Backend
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
 from djl_trtllm.finder.subject import LOWEST, open_subject, refuse_built
 from djl_trtllm.finder.trial import TrialLoad
-from tests.finder.helpers import model_with
+from tests.finder.conftest import model_with
 
 
 def test_larger_numbers_than_a_batch_of_longest_prompts_make_no_difference(tmp_path: Path) -> None:

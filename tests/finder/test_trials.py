@@ -38,7 +38,7 @@ from djl_trtllm.finder.trial import (
 )
 from djl_trtllm.offline.llm import open_offline_model
 from djl_trtllm.service.model import Model
-from tests.finder.helpers import model_with
+from tests.finder.conftest import model_with
 from tests.support.tables import by_table
 
 # -- The requests of a trial --

@@ -226,7 +226,7 @@ def test_hf_model_id_is_fetched_and_served_and_nothing_else_is(tiny_stories: Pat
 @pytest.mark.slow
 def test_a_truss_is_served_with_the_token_of_its_secrets(tiny_stories: Path, tmp_path: Path) -> None:
     secret = "hf_Right0Token0Of0The0Truss"
-    files = files_of(tiny_stories)
+    files = files_of(tiny_stories / "engine")
     hub = Hub({"acme/engine": files, "acme/tokenizer": {name: files[name] for name in files if "tokenizer" in name}})
     hub.private, hub.token = frozenset(hub.repositories), secret
     truss = tmp_path / "truss"

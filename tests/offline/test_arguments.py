@@ -230,7 +230,8 @@ def test_parameters_become_those_of_the_request() -> None:
         guide=Guide(GuideKind.REGEX, "a"),
     )  # fmt: skip
     set_by_llm = {"prompt", "prompt_ids", "messages", "template", "adapter", "asks_logprobs", "default_new_tokens"}
-    of_openai = {"top_logprobs", "shown_tokens", "guide_from"}
+    of_openai = {"top_logprobs", "shown_tokens", "guide_from", "priority"}
+    of_openai |= {"prompt_logprobs", "prompt_only", "logit_bias", "cache_salt"}
     neutral = GenerationRequest()
     unset = {name for name in GenerationRequest.__struct_fields__ if getattr(request, name) == getattr(neutral, name)}
     assert unset == set_by_llm | of_openai

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,12 @@ import orjson
 import pytest
 
 from djl_trtllm.bench.apis import Prompt
-from djl_trtllm.errors import BenchmarkError
+from djl_trtllm.errors import BenchmarkError, UnsupportedParameterError
+from djl_trtllm.offline.llm import OfflineResult
+from djl_trtllm.quality import sides
 from djl_trtllm.quality.figures import Continuation, Position
 from djl_trtllm.quality.sides import Asked, open_side
+from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, SequenceResult, Token
 from tests.support.models import scripted_model
 from tests.support.stub_http import Asked as Arrived
 from tests.support.stub_http import stub_server, whole
@@ -103,7 +107,7 @@ def test_the_log_probabilities_of_a_prompt_are_those_after_its_first_token() -> 
 
 def test_a_server_that_gives_fewer_of_a_prompt_is_asked_for_those() -> None:
     echo = completion("Once", " upon")
-    (found,), seen = asked_of(TEXT, refuses='"echo":true,"prompt":"Once upon a time","logprobs":5', echo=echo)
+    (found,), seen = asked_of(TEXT, refuses='"echo":true,"prompt":"Hello there","logprobs":5', echo=echo)
     assert found.prompt is not None and len(found.prompt) == 1
     assert seen[-1].body["logprobs"] == 1
 
@@ -138,9 +142,9 @@ def test_the_end_of_an_answer_is_one_token_however_a_server_shows_it(
 
 
 def test_a_failing_prompt_does_not_fail_the_others() -> None:
-    found, _ = asked_of(TEXT, Prompt(1, "too long"), refuses="too long")
-    assert (len(found[0].positions), found[0].error) == (2, "")
-    assert found[1] == Continuation(error='HTTP 400: {"error":"no such field"}')
+    found, _ = asked_of(Prompt(1, "too long"), TEXT, refuses="too long")
+    assert found[0] == Continuation(error='HTTP 400: {"error":"no such field"}')
+    assert (len(found[1].positions), found[1].error, found[1].prompt is None) == (2, "", False)
 
 
 def test_an_answer_without_tokens_is_an_error() -> None:
@@ -167,6 +171,42 @@ def test_a_model_that_is_loaded_answers_texts_messages_and_ids(tmp_path: Path) -
 
 def test_a_prompt_that_the_engine_refuses_is_an_error_of_that_prompt(tmp_path: Path) -> None:
     model = scripted_model(tmp_path / "model", **{"option.max_input_len": 8, "option.max_seq_len": 32})
-    found = open_side(str(model), {}, None, 1.0).answer(Asked([TEXT, Prompt(1, "a wolf " * 20)], 6))
-    assert (found[0].error, len(found[0].positions)) == ("", 6)
-    assert "8" in found[1].error and not found[1].positions
+    found = open_side(str(model), {}, None, 1.0).answer(Asked([Prompt(1, "a wolf " * 20), TEXT], 6))
+    assert "8" in found[0].error and not found[0].positions
+    assert (found[1].error, len(found[1].positions), bool(found[1].prompt)) == ("", 6, True)
+
+
+class WithoutPrompts:
+    """An engine that answers "a" and its end to everything, and has no log-probabilities of prompts."""
+
+    def __init__(self, model: object) -> None:
+        del model
+
+    def run(self, requests: Iterable[GenerationRequest]) -> Iterator[OfflineResult]:
+        for number, request in enumerate(requests):
+            result = OfflineResult(number, request, wants_prompt_tokens=False)
+            end = SequenceResult(FinishReason.END_TOKEN, 2, None, None)
+            result.encode(OutputChunk(0, [Token(5, "a", -0.5, False), Token(0, "", -1.0, True)], end))
+            if request.prompt_logprobs is not None:
+                result.fail(UnsupportedParameterError("this engine has none"))
+            yield result
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_engine_without_log_probabilities_of_prompts_is_compared_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sides, "Runner", WithoutPrompts)
+    monkeypatch.setattr(sides, "open_offline_model", lambda *_: None)
+    side = open_side("model", {}, None, 1.0)
+    assert side.answer(Asked([TEXT], 6)) == [Continuation([Position("a", {"a": -0.5}), Position("", {"": -1.0})])]
+    assert side.notes == ["no log-probabilities of prompts: this engine has none"]
+
+
+def test_a_conversation_that_the_model_ends_has_an_end() -> None:
+    ended = chat("x", "y")
+    ended["choices"][0]["finish_reason"] = "stop"
+    (found,), _ = asked_of(Prompt(1, messages=MESSAGES), chat=ended)
+    assert [position.token for position in found.positions] == ["x", "y", ""]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,6 +30,7 @@ from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, RequestError
 from djl_trtllm.executor.protocol import Limits, Start, Step, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult
+from djl_trtllm.service.bounded import Calls
 from djl_trtllm.service.lifecycle import ModelService, ServedModel, State
 from djl_trtllm.service.model import Model, Texts
 from tests.support import models
@@ -222,6 +223,14 @@ class PlayedHost:
         self._on_steps([step])
 
 
+class CallsHere(Calls, AbstractContextManager["CallsHere"]):
+    """What `BoundedCalls` does in a process of its own, here."""
+
+    def __init__(self, subject: str) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 class RendererHere:
     """Renders chat templates without a process."""
 
@@ -272,5 +281,6 @@ class Hosts:
         with (
             mock.patch("djl_trtllm.service.engine.ExecutorClient", self),
             mock.patch("djl_trtllm.service.prompts.ChatRenderer", RendererHere),
+            mock.patch("djl_trtllm.service.model.BoundedCalls", CallsHere),
         ):
             yield self

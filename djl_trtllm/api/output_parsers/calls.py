@@ -265,7 +265,7 @@ class CallParser(Reader):
                 self.say(f"{before}{quoted(key)}: ", CallArguments)
                 if parameter.on_lines and (yield from self.peek()) == "\n":
                     self.take(self.at + 1)
-                yield from self._value(parameter, types, after)
+                yield from self._value(types, after)
                 before, self._completed_by = ", ", call.closers
         except NoMatch:
             pass
@@ -282,7 +282,7 @@ class CallParser(Reader):
             self._types[name, key] = types_in(properties[key], schema)
         return self._types[name, key]
 
-    def _value(self, parameter: Parameter, types: frozenset[str], after: Mapping[str, tuple[str, ...]]) -> Waiting:
+    def _value(self, types: frozenset[str], after: Mapping[str, tuple[str, ...]]) -> Waiting:
         """Read a value and the marker at its end: one of `after`, if one of the texts there follows it.
 
         Text is passed on as it comes, and what may be JSON at its end.
@@ -299,8 +299,7 @@ class CallParser(Reader):
                 if found is not None and not (yield from self._is_followed(len(found[0]), after[found[0]])):
                     pieces.append(self.take(self.at + len(found[0])))
                 elif found is not None:
-                    if parameter.closer in found[0]:
-                        self.take(self.at + len(found[0]))
+                    self.take(self.at + len(found[0]))
                     break
                 else:
                     if is_text:
@@ -319,10 +318,12 @@ class CallParser(Reader):
             begin = self.at + length
             blanks = self.text[begin : begin + MOST_BLANKS + 1]
             begin += len(blanks) - len(blanks.lstrip(BLANKS))
-            if any(self.text.startswith(marker, begin) for marker in after):
-                return True
+            if begin - self.at - length > MOST_BLANKS:
+                return False
             rest = self.text[begin : begin + LONGEST_HEAD]
-            if begin - self.at - length > MOST_BLANKS or not any(marker.startswith(rest) for marker in after):
+            if any(rest.startswith(marker) for marker in after):
+                return True
+            if not any(marker.startswith(rest) for marker in after):
                 return False
             try:
                 yield from self.more()
@@ -345,7 +346,7 @@ class CallParser(Reader):
                     yield from self._elements(parameter, inner, root, level + 1)
                     yield from self._optional(f"{parameter.closer}{key}>")
                 else:
-                    yield from self._value(parameter, types_in(inner, root), {f"{parameter.closer}{key}>": ()})
+                    yield from self._value(types_in(inner, root), {f"{parameter.closer}{key}>": ()})
         except NoMatch:
             pass
         self.say(("{" if begin == "{" else "") + ("]" if listed else "}"), CallArguments)

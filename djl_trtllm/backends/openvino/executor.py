@@ -117,6 +117,8 @@ class PrefixCacheMirror:
 
 
 _SALT_BITS = 32
+_SAME = 1e-3
+"""How far log-probabilities may be apart that are those of the same model."""
 _SALTED_PENALTY = (
     "'repetition_penalty' with a prompt that is to share nothing with those of other keys ('cache_salt'): OpenVINO "
     "cannot keep such prompts apart; leave it out, use 'presence_penalty', or have the operator set "
@@ -310,8 +312,10 @@ class OpenVinoExecutor:
                 print(error, flush=True)
                 return False
             found = [output for _ in iter(handle.can_read, False) for output in handle.read().values()]
-            outputs.append([(output.generated_ids, output.generated_log_probs) for output in found])
-        return outputs[0] == outputs[1]
+            tokens = [id_ for output in found for id_ in output.generated_ids]
+            outputs.append((tokens, [value for output in found for value in output.generated_log_probs]))
+        (plain, chances), (negative, others) = outputs
+        return plain == negative and np.allclose(chances, others, atol=_SAME)
 
     def _configuration(self, request: Submit) -> GenerationConfig:
         config = generation_config(request)

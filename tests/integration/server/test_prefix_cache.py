@@ -33,7 +33,9 @@ class KeyedServer(Server):
             body |= {"messages": messages, "temperature": 0, "max_tokens": 40}
             reply = http.post("/v1/chat/completions", json=body)
         assert reply.status_code == 200, reply.text
-        return self.metric("reused_prompt_tokens_total") - before, reply.json()["choices"][0]["message"]["content"]
+        reused = self.metric("reused_prompt_tokens_total") - before
+        assert reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"] == reused
+        return reused, reply.json()["choices"][0]["message"]["content"]
 
 
 @pytest.fixture(scope="module")
