@@ -39,7 +39,7 @@ _CODE = 128
 _HIDDEN = 8 * _CODE
 _HEADS = 8
 _BASE = 1e12
-"""Of rotations: most pairs of numbers do not turn at all over a prompt, and the first ones differ between neighbours."""
+"""Of rotations: most pairs of numbers do not turn over a prompt, and the first ones differ between neighbours."""
 _MATCH = slice(40, 64)
 Array = npt.NDArray[np.float32]
 

@@ -140,10 +140,10 @@ def _row(record: RequestRecord, began: float) -> tuple[Any, ...]:
         record.prompt_tokens,
         record.reused_tokens,
         record.generated_tokens,
-        record.accepted_tokens,
         record.sequences,
         None if record.reason is None else record.reason.name.lower(),
         record.origin.client_label,
+        record.accepted_tokens,
     )
 
 

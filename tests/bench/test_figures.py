@@ -145,7 +145,13 @@ def test_the_json_has_rates_over_the_window_and_means_over_requests() -> None:
     assert data["timeline"]["ttft_mean_seconds"][0] == 1.0
     assert data["timeline"]["tokens_per_second"] == [0.0, 3.0, 3.0]
     assert (data["timeline"]["ended"], data["timeline"]["failed"]) == ([0, 0, 1], [0, 0, 0])
-    means = {"output_tokens_mean", "prompt_tokens_mean", "tokens_per_event", "tokens_counted_by"}
+    means = {
+        "accepted_tokens_share",
+        "output_tokens_mean",
+        "prompt_tokens_mean",
+        "tokens_per_event",
+        "tokens_counted_by",
+    }
     rates = {"requests_per_second", "output_tokens_per_second", "goodput_share", "goodput_requests_per_second"}
     times = {"ttft_seconds", "itl_seconds", "e2e_seconds", "objectives_seconds"}
     rest = {"concurrency", "seconds", "complete", "requests", "errors", "client", "timeline"}

@@ -52,6 +52,7 @@ def known_statistics() -> Statistics:
         {FinishReason.END_TOKEN: 2, FinishReason.STOP: 3, FinishReason.LENGTH: 4, FinishReason.CANCELLED: 5}
     )
     statistics.prompt_tokens, statistics.reused_prompt_tokens, statistics.generated_tokens = 14, 15, 16
+    statistics.accepted_tokens = 9
     return statistics
 
 
@@ -98,8 +99,11 @@ async def full_page(tokenizer: Tokenizer) -> tuple[MetricsPage, ServedModel]:
     for worker, sequences in zip(story.workers, (3, 4), strict=True):
         for _ in range(sequences):
             await ask(worker)
-    set_stats(story.workers[0], Stats(1, 0.25, 22, 13, 24, 1.5, 60, 15, 0.75, 3, 5, 1.5))
-    set_stats(story.workers[1], Stats(1, 0.5, 12, 23, 14, 2.5, 40, 20, 0.5, 1, 7, 2.25))
+    set_stats(story.workers[0], Stats(1, 0.25, 22, 13, 24, 1.5, 60, 15, 0.75, 3, 5, 1.5, 30, 10))
+    set_stats(story.workers[1], Stats(1, 0.5, 12, 23, 14, 2.5, 40, 20, 0.5, 1, 7, 2.25, 12, 4))
+    for worker in story.workers:
+        assert worker.batch is not None
+        worker.batch.speculates = True
     story.statistics = known_statistics()
     story.workers[1].restarts = 5
     return MetricsPage(registry, counts, stall(0.001, 0.6)), story

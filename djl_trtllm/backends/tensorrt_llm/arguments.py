@@ -19,11 +19,12 @@ from packaging.version import Version
 from djl_trtllm.backends.effects import Derived, Effects, Passed, Target, read_effects
 from djl_trtllm.backends.extra_options import ExtraArgument
 from djl_trtllm.backends.tensorrt_llm.names import all_members, choices, default_of, has, members, owners
+from djl_trtllm.backends.tensorrt_llm.speculation import speculative_object
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
 from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.choices import AwqFormat, Choice, GuidedDecoding, KvCacheType, PluginDType
-from djl_trtllm.config.speculation import Method, Speculation
+from djl_trtllm.config.speculation import Speculation
 from djl_trtllm.config.tables import read_table
 from djl_trtllm.engines.hardware import release_of
 from djl_trtllm.sizing.recommendation import FREE_MEMORY_FRACTION
@@ -628,71 +629,25 @@ def _files(builder: ArgumentBuilder) -> None:
         builder.put(Target("BuildConfig", "input_timing_cache"), cache.absolute(), "input_timing_cache")
 
 
-_SPECULATION = {
-    Method.DRAFT: "DraftTargetDecodingConfig",
-    Method.NGRAM: "NGramDecodingConfig",
-    Method.EAGLE3: "EagleDecodingConfig",
-    Method.EAGLE: "EagleDecodingConfig",
-    Method.MTP: "MTPDecodingConfig",
-    Method.MEDUSA: "MedusaDecodingConfig",
-    Method.LOOKAHEAD: "LookaheadDecodingConfig",
-}
-SPECULATES = {
-    Backend.TENSORRT: (Method.MEDUSA, Method.EAGLE, Method.LOOKAHEAD),
-    Backend.PYTORCH: (Method.DRAFT, Method.NGRAM, Method.EAGLE3, Method.EAGLE, Method.MTP),
-    Backend.AUTODEPLOY: (),
-}
-"""The methods of speculation of each backend (`supports_backend` of the classes, 1.0 to 1.3)."""
-_MATCHED_NGRAM = 3
-
-
 def _speculation(builder: ArgumentBuilder) -> None:
     """`LLM.speculative_config`: an object of the method's class."""
     asked = builder.inputs.speculation
     if asked is None:
         return
-    method = asked.method if isinstance(asked.method, Method) else Method.DRAFT
-    owner, ngrams = _SPECULATION[method], method is Method.NGRAM
     place = Target("LLM", "speculative_config")
     builder.problems += [
         f"{asked.setting}: speculative_config in option.extra_llm_api_options ({extra.place}) says the same: keep one"
         for extra in builder.inputs.extra
         if extra.target == place
     ]
-    values = {
-        "num_nextn_predict_layers" if method is Method.MTP else "max_draft_len": asked.tokens,
-        "speculative_model_dir": builder.inputs.draft,
-        "max_matching_ngram_size" if ngrams else "max_ngram_size": asked.ngram or (_MATCHED_NGRAM if ngrams else None),
-        "max_window_size": asked.window,
-        "max_verification_set_size": asked.verification,
-        f"{method}_choices": _tree(asked.tree, asked.setting, builder.problems),
-        **asked.extra,
-    }
-    if method is Method.LOOKAHEAD:
-        del values["max_draft_len"]  # it follows from the others
+    owner, values = speculative_object(asked, builder.inputs.draft, builder.problems)
     for name, value in values.items():
-        if value is None:
-            continue
-        if not builder.exists(Target(owner, name)):
+        if builder.exists(Target(owner, name)):
+            builder.put(Target(owner, name), value)
+        else:
             builder.problems.append(
                 f"{asked.setting}: TensorRT-LLM {builder.inputs.version} has no {owner}.{name}; leave {name} out"
             )
-            continue
-        builder.put(Target(owner, name), value)
-
-
-def _tree(tree: Any, setting: str, problems: list[str]) -> list[list[int]] | None:
-    """`{0}, {0,0}` of Triton, or the same as lists."""
-    text = re.sub(r"\s", "", str(tree)).replace("{", "[").replace("}", "]")
-    try:
-        return (
-            None
-            if tree is None
-            else msgspec.json.decode(text if text[:2] == "[[" else f"[{text}]", type=list[list[int]])
-        )
-    except msgspec.DecodeError:
-        problems.append(f"{setting}: expected paths of a tree such as {{0}}, {{0,0}}, not {tree!r}")
-        return None
 
 
 _DERIVATIONS: tuple[Callable[[ArgumentBuilder], None], ...] = (

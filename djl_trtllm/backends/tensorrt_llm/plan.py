@@ -14,7 +14,6 @@ from djl_trtllm.backends.tensorrt_llm.arguments import (
     ENGINE,
     LLM_OWNERS,
     PYTORCH,
-    SPECULATES,
     Arguments,
     Phase,
     PlanInputs,
@@ -30,6 +29,7 @@ from djl_trtllm.backends.tensorrt_llm.extra_options import apply_extra_options
 from djl_trtllm.backends.tensorrt_llm.limits import plan_inputs, planned_version, tokens_per_iteration
 from djl_trtllm.backends.tensorrt_llm.mpi import REASONS
 from djl_trtllm.backends.tensorrt_llm.names import lora_modules, members
+from djl_trtllm.backends.tensorrt_llm.speculation import SPECULATES
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.sources import Origin
