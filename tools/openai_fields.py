@@ -1,14 +1,13 @@
 """Writes `docs/openai-fields.md`: each field of OpenAI's requests, and what becomes of it here.
 
 The fields are those of the installed `openai` package's types, and the parser says what becomes of a request with one:
-`python -m tools.openai_fields`, with `--check` to compare only. A field without an example here is an error.
+`python -m tools.openai_fields`. A field without an example here is an error.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -156,15 +155,5 @@ def page() -> str:
     return text
 
 
-def main(*arguments: str) -> int:
-    text = page()
-    if "--check" not in arguments:
-        PAGE.write_text(text)
-    elif PAGE.read_text() != text:
-        print(f"{PAGE} is not what openai {version('openai')} makes of it: python -m tools.openai_fields")
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    PAGE.write_text(page())

@@ -356,6 +356,7 @@ _ADAPTER = Kind(
 ADAPTER = (Parameter(("adapters", "adapter_id"), _ADAPTER, "adapter"),)
 
 _MOST_BIASES = 4096
+_MOST_DIGITS = 9
 _LONGEST_SALT = 256
 
 
@@ -367,7 +368,7 @@ def _read_bias(value: object) -> tuple[tuple[int, float], ...]:
 
 
 def _token_of(key: str) -> int:
-    if not key.isascii() or not key.isdecimal() or int(key[:10]) >= 2**31 or len(key) > 10:
+    if not key.isascii() or not key.isdecimal() or len(key) > _MOST_DIGITS:
         raise ValueError(f" ({show(key)} is no token id)")
     return int(key)
 
@@ -377,7 +378,7 @@ _BIAS = Kind(
     _read_bias,
     {
         "type": "object",
-        "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+        "propertyNames": {"pattern": f"^[0-9]{{1,{_MOST_DIGITS}}}$"},
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         "maxProperties": _MOST_BIASES,
     },

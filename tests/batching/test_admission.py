@@ -65,6 +65,7 @@ def asking(**fields: object) -> GenerationRequest:
         # The smaller of both longest sequences counts.
         *((n - 10, {"max_new_tokens": 10}, {"max_seq_len": most}, 10) for most, n in ((40, 40), (60, 60), (61, 60))),
         (30, {"max_new_tokens": 10}, {"kv_blocks": 5}, 10),
+        (30, {"max_new_tokens": 10}, {"kv_blocks": 6, "draft_tokens": 10}, 10),
         (30, {"max_new_tokens": 10, "beam_width": 2}, {"kv_blocks": 10}, 10),
     ],
 )
@@ -107,6 +108,10 @@ def test_a_sequence_gets_the_tokens_that_it_asks_for_or_that_fit(
         (1, {"max_new_tokens": 21}, {}, InvalidRequestError, r"21 new tokens, max_output_len is 20: .*max_output_len"),
         (45, {"min_new_tokens": 16}, {}, InvalidRequestError, r"at least 16 new tokens, .*15 .*is 20, max_seq_len 60"),
         (0, {"max_new_tokens": 5}, {}, InvalidRequestError, "the prompt is empty"),
+        (
+            *(30, {"max_new_tokens": 10}, {"kv_blocks": 5, "draft_tokens": 10}, PromptTooLongError),
+            "need 6 KV cache blocks, .*5",
+        ),
         (
             *(30, {"max_new_tokens": 10}, {"kv_blocks": 4}, PromptTooLongError),
             r"30 .*10 new tokens need 5 KV cache blocks, .*4: .*option\.kv_cache_free_gpu_mem_fraction",

@@ -20,7 +20,7 @@ from djl_trtllm.logs import request_id_of
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, FinishReason, OutputChunk, RequestOrigin, SequenceResult
 from tests.batching.helpers import Bench, Recorder
-from tests.support.steps import Delta
+from tests.support.steps import Delta, step_of
 
 # -- The record of a request.
 
@@ -228,3 +228,19 @@ def test_observers_get_the_record_of_each_request_that_ends(
     assert seen == list(bench.statistics.ended)
     assert seen[0].ended is not None
     assert [request_id_of(line) for line in caplog.records] == ["asked-7"]
+
+
+def test_tokens_of_drafts_count_with_their_request_but_those_behind_a_stop_string(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer)
+    _, plain = bench.submit()
+    _, stopped = bench.submit(stop=(tokenizer.decode([300]),), n=1)
+    step = step_of([Delta(0, [5, 6, 7], finish=LENGTH), Delta(1, [8, 300, 9, 10])])
+    step.accepted.update({0: 2, 1: 3, 77: 5})
+    bench.batch.process([step])
+    assert (plain.finished().accepted_tokens, stopped.finished().accepted_tokens) == (2, 2)
+    assert bench.statistics.accepted_tokens == 4
+    (record,) = [each for each in bench.statistics.ended if each.number == 1]
+    assert record.accepted_tokens == 2
+    bench.submit()
+    bench.step(Delta(2, [5], finish=LENGTH))
+    assert bench.statistics.ended[-1].accepted_tokens is None

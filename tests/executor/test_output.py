@@ -393,3 +393,13 @@ def test_columns_that_do_not_fit_together_are_refused(columns: dict[str, Any]) -
         setattr(step, name, values)
     with pytest.raises(ValueError, match="a step"):
         decode_from_engine(body_of(frame(step)))
+
+
+def test_tokens_of_drafts_are_added_up_while_their_output_is_held_back() -> None:
+    held, sent = HeldOutput(3, 0.0, lambda: 100.0), list[Step]()
+    for accepted in (0, 2, 1, 3):
+        step = step_of([Delta(1, [5] * (1 + accepted)), Delta(2, [6])])
+        step.accepted = {1: accepted, 2: 0}
+        sent.append(held.add(step))
+    assert [step.accepted for step in sent] == [{1: 0, 2: 0}, {}, {1: 3, 2: 0}, {}]
+    assert held.take_all().accepted == {1: 3, 2: 0}

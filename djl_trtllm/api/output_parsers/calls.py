@@ -263,8 +263,8 @@ class CallParser(Reader):
                 for marker in inner:
                     yield from self._expect(marker)
                 self.say(f"{before}{quoted(key)}: ", CallArguments)
-                if parameter.on_lines and (yield from self.peek()) == "\n":
-                    self.take(self.at + 1)
+                if parameter.on_lines:
+                    yield from self.read_if("\n")
                 yield from self._value(types, after)
                 before, self._completed_by = ", ", call.closers
         except NoMatch:

@@ -168,12 +168,6 @@ class Reader(OutputParser):
         self.at = end
         return taken
 
-    def peek(self) -> Generator[None, None, str]:
-        """The next character."""
-        while self.at == len(self.text):
-            yield from self.more()
-        return self.text[self.at]
-
     def skip_blanks(self) -> Generator[None, None, str]:
         """Read blanks up to other text, whose first character is returned."""
         while True:

@@ -199,6 +199,7 @@ class OpenVinoBackend(EngineBackend):
             kv_cache=None,
             enable_prefix_caching=False,
             num_threads=None,
+            scores_prompts=False,
             limits={},
         )
 

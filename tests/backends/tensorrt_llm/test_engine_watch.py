@@ -121,3 +121,13 @@ def test_what_is_not_reported_is_unknown_and_not_0() -> None:
     assert statistics.stats(4) == Stats(running=4)
     statistics.take({"iter": 1, "kvCacheStats": None, "inflightBatchingStats": {}})
     assert statistics.stats(4) == Stats(running=4, iterations=1)
+
+
+def test_what_drafts_proposed_is_the_sum_over_iterations() -> None:
+    statistics = IterationStatistics()
+    for proposed, requests in ((12, 4), (9, 3)):
+        drafts = {"numDraftTokens": proposed, "numAcceptedTokens": 5, "numRequestsWithDraftTokens": requests}
+        statistics.take({"iter": 1, "specDecodingStats": drafts})
+    statistics.take({"iter": 2, "specDecodingStats": None})
+    found = statistics.stats(4)
+    assert (found.draft_tokens, found.drafts) == (21, 7)

@@ -459,3 +459,17 @@ def test_a_request_may_be_ended_from_outside(beams: int) -> None:
 
     (deltas,) = played(end, beam_width=beams)
     assert deltas == [Delta(1 + number, [], None, FinishReason.ERROR, "no room") for number in range(beams)]
+
+
+def test_tokens_beyond_the_iterations_of_a_request_are_those_of_drafts() -> None:
+    steps: list[Step] = []
+
+    async def follow(request: RunningRequest) -> None:
+        request.speculates = True
+        result: Any = Result(say(7), None, say(8, 9, 10), None, say(11, end="length"))
+        result.decoding_iter = 3
+        request.follow(result)
+        await result.play()
+
+    played(follow, steps=steps)
+    assert [step.accepted for step in steps] == [{}, {}, {1: 2}]
