@@ -249,15 +249,34 @@ def test_prompts_with_different_salts_share_nothing_and_have_the_same_output(
     assert cached[3:] == [192, 192, 192]
 
 
-def test_a_repetition_penalty_is_refused_where_its_prompt_cannot_be_kept_apart(load: Load, prompt: list[int]) -> None:
-    caching, long = load(enable_prefix_caching=True), (prompt * 20)[:33]
-    for ids, salt, finished in (
-        (long, "one", FinishReason.ERROR),
-        (long[:32], "one", FinishReason.LENGTH),
-        (long, "", FinishReason.LENGTH),
-    ):
-        caching.submit(Submit(1, ids, Sampling(2, repetition_penalty=1.1), cache_salt=salt))
-        assert finish(caching)[1].end.finish == finished
+def test_a_penalised_prompt_is_as_fast_whatever_other_keys_have_sent(
+    load: Load, executor: OpenVinoExecutor, prompt: list[int]
+) -> None:
+    caching, first = load(enable_prefix_caching=True, max_num_batched_tokens=32), (prompt * 40)[:200]
+    second = [*first[:100], *reversed(first[:100])]
+    found = []
+    for ids, salt in ((first, "one"), (first, "two"), (first, "two"), (second, "three"), (second, "two")):
+        caching.submit(Submit(1, ids, Sampling(3, repetition_penalty=1.3), cache_salt=salt))
+        steps = []
+        while caching.busy:
+            steps.append(caching.step())
+        read = next(number for number, step in enumerate(steps) if step.ids)
+        found.append((read, sum(step.cached.get(1, 0) for step in steps)))
+        tokens = [token for step in steps for token in step.tokens]
+        assert tokens == generate(executor, ids, 3, repetition_penalty=1.3).ids
+    assert found == [(7, 0), (7, 0), (1, 192), (7, 0), (4, 96)]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 6])
+def test_a_penalised_request_is_cancelled_at_any_time(load: Load, prompt: list[int], steps: int) -> None:
+    caching = load(enable_prefix_caching=True)
+    caching.submit(Submit(1, (prompt * 40)[:200], Sampling(9, repetition_penalty=1.3), cache_salt="one"))
+    for _ in range(steps):
+        caching.step()
+    caching.cancel(1)
+    assert finish(caching)[1].end.finish is FinishReason.CANCELLED
+    caching.submit(Submit(2, prompt, Sampling(2)))
+    assert finish(caching)[2].end.finish is FinishReason.LENGTH
 
 
 def test_a_prompt_has_the_log_probabilities_that_its_tokens_had_as_output(
