@@ -333,6 +333,17 @@ class OpenVinoExecutor:
         else:
             self._start(request)
 
+    def _score(self, scorer: PromptScorer, patience: float) -> None:
+        try:
+            scored = scorer.advance(patience)
+        except Exception as error:
+            self._reject(scorer.give_up(), f"the log-probabilities of the prompt could not be computed: {error}")
+            return
+        if scored is not None:
+            request, scores = scored
+            self._ended.prompts[request.request_id] = scores
+            self._add(structs.replace(request, prompt_logprobs=None))
+
     def _start_held(self) -> None:
         """Start the requests whose whole prompts the next step can read, beside what it verifies."""
         while self._held:
@@ -403,10 +414,8 @@ class OpenVinoExecutor:
         patience = 0.0 if self._pipeline.has_non_finished_requests() else _WAIT_SECONDS
         if self._guides:
             self._guides.advance(patience)
-        if self._scorer and (scored := self._scorer.advance(patience)) is not None:
-            request, scores = scored
-            self._ended.prompts[request.request_id] = scores
-            self._add(structs.replace(request, prompt_logprobs=None))
+        if self._scorer:
+            self._score(self._scorer, patience)
         self._start_held()
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()

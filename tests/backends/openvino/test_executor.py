@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -277,6 +278,25 @@ def test_a_penalised_request_is_cancelled_at_any_time(load: Load, prompt: list[i
     assert finish(caching)[1].end.finish is FinishReason.CANCELLED
     caching.submit(Submit(2, prompt, Sampling(2)))
     assert finish(caching)[2].end.finish is FinishReason.LENGTH
+
+
+def test_a_prompt_that_cannot_be_scored_costs_its_own_request_only(
+    tiny_stories: Path, tmp_path: Path, prompt: list[int]
+) -> None:
+    engine = shutil.copytree(tiny_stories / "engine", tmp_path / "engine")
+    executor = OpenVinoExecutor(**executor_options(engine, num_kv_blocks=60, scores_prompts=True))
+    kept = (engine / "openvino_model.xml").rename(tmp_path / "kept")
+    try:
+        for number in range(2):
+            executor.submit(Submit(2 * number, prompt, Sampling(2), prompt_logprobs=1))
+            executor.submit(Submit(2 * number + 1, prompt, Sampling(30)))
+        found = finish(executor)
+        assert [found[number].end.finish for number in range(4)] == [FinishReason.ERROR, FinishReason.LENGTH] * 2
+        kept.rename(engine / "openvino_model.xml")
+        executor.submit(Submit(4, prompt, Sampling(2), prompt_logprobs=1))
+        assert finish(executor)[4].end.finish is FinishReason.LENGTH
+    finally:
+        executor.close()
 
 
 def test_a_prompt_has_the_log_probabilities_that_its_tokens_had_as_output(
