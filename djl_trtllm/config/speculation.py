@@ -155,10 +155,10 @@ def _collected(config: Config, problems: list[str]) -> tuple[dict[str, Any], dic
         own = next((each for each, names in _NAMES.items() if name in names), None)
         if own is None:
             extra[name] = value
-        elif _method(found.setdefault(own, value)) != _method(value):
+        elif own in said and _method(found[own]) != _method(value):
             problems.append(f"{_config(config)}: {said[own]} and {name} are the same: keep one")
         else:
-            said[own] = name
+            found[own], said[own] = value, name
     for own, names in _OPTIONS.items():
         for name in names:
             value = getattr(config.options, name)
