@@ -270,7 +270,7 @@ def test_a_penalised_prompt_is_as_fast_whatever_other_keys_have_sent(
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 6])
 def test_a_penalised_request_is_cancelled_at_any_time(load: Load, prompt: list[int], steps: int) -> None:
-    caching = load(enable_prefix_caching=True)
+    caching = load(enable_prefix_caching=True, max_num_batched_tokens=48)
     caching.submit(Submit(1, (prompt * 40)[:200], Sampling(9, repetition_penalty=1.3), cache_salt="one"))
     for _ in range(steps):
         caching.step()
