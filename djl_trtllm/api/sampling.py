@@ -276,10 +276,20 @@ _STRUCTURED_OUTPUTS = {
     "properties": {"json": {}, "regex": {}, "choice": {}, "grammar": {}, "json_object": {}},
 }
 
+_JSON = (GuideKind.JSON_SCHEMA,)
+_JSON_OR_REGEX = (*_JSON, GuideKind.REGEX)
+
 GUIDES = (
-    Parameter(("grammar",), Kind('{"type": "json" or "regex", "value": ...}', _tgi_grammar, _TGI_GRAMMAR), "guide"),
-    Parameter(("guided_json",), Kind("a JSON schema, as an object or as text", read_schema, _SCHEMA), "guide"),
-    Parameter(("guided_regex",), Kind("a regular expression", _regex, _TEXT), "guide"),
+    Parameter(
+        ("grammar",),
+        Kind('{"type": "json" or "regex", "value": ...}', _tgi_grammar, _TGI_GRAMMAR),
+        "guide",
+        needs=_JSON_OR_REGEX,
+    ),
+    Parameter(
+        ("guided_json",), Kind("a JSON schema, as an object or as text", read_schema, _SCHEMA), "guide", needs=_JSON
+    ),
+    Parameter(("guided_regex",), Kind("a regular expression", _regex, _TEXT), "guide", needs=(GuideKind.REGEX,)),
     Parameter(
         ("guided_choice",),
         Kind(
@@ -288,8 +298,9 @@ GUIDES = (
             {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": _MOST_CHOICES},
         ),
         "guide",
+        needs=(GuideKind.REGEX,),
     ),
-    Parameter(("guided_grammar",), Kind("an EBNF grammar", _grammar, _TEXT), "guide"),
+    Parameter(("guided_grammar",), Kind("an EBNF grammar", _grammar, _TEXT), "guide", needs=(GuideKind.GRAMMAR,)),
     Parameter(
         ("response_format",),
         Kind(
@@ -298,11 +309,13 @@ GUIDES = (
             _RESPONSE_FORMAT,
         ),
         "guide",
+        needs=_JSON_OR_REGEX,
     ),
     Parameter(
         ("guided_decoding",),
         Kind('an object with one of "json", "regex", "grammar" and "json_object"', _guided_decoding, _GUIDED_DECODING),
         "guide",
+        needs=tuple(GuideKind),
     ),
     Parameter(
         ("structured_outputs",),
@@ -312,6 +325,7 @@ GUIDES = (
             _STRUCTURED_OUTPUTS,
         ),
         "guide",
+        needs=tuple(GuideKind),
     ),
 )
 """Rows for the parameter tables."""
@@ -408,7 +422,7 @@ SAMPLING = (
     Parameter(("frequency_penalty",), kinds.number(-2, 2), "frequency_penalty"),
     Parameter(("seed",), kinds.integer(0, 2**64 - 1), "seed"),
     Parameter(("n",), kinds.integer(1), "n"),
-    Parameter(("best_of",), kinds.integer(1), "best_of"),
+    Parameter(("best_of",), kinds.integer(1), "best_of", needs=("needs_logprobs",)),
     Parameter(("min_new_tokens", "min_length", "min_tokens"), kinds.integer(0, MOST_TOKENS), "min_new_tokens"),
     Parameter(("stop_sequences", "stop"), kinds.STRINGS, "stop", union=True),
     Parameter(("stop_token_ids",), kinds.TOKEN_IDS, "stop_token_ids"),

@@ -34,10 +34,12 @@ from djl_trtllm.request import (
     Alternative,
     FinishReason,
     GenerationRequest,
+    Guide,
     GuideKind,
     RankedToken,
     RequestField,
     RequestOrigin,
+    Sampling,
 )
 
 logger = logging.getLogger(__name__)
@@ -164,6 +166,26 @@ def supported(request: GenerationRequest, limits: Limits, features: frozenset[st
     if request.logprobs and not _gives_logprobs(request, features):
         return replace(request, logprobs=False)
     return request
+
+
+@functools.lru_cache(maxsize=8)
+def refusals(limits: Limits, features: frozenset[str]) -> Mapping[str, str]:
+    """Why `supported` refuses a request that sets one field, or has a guide of one kind, by the field or the kind."""
+    beams = limits.beams or 2
+    asking: dict[str, GenerationRequest] = {kind: GenerationRequest(guide=Guide(kind)) for kind in GuideKind}
+    for name, field in FIELDS.items():
+        if name != "guide" and field.trait.honoured_by == "engine":
+            whole = (field.trait.part_of.name,) if field.trait.part_of else ()
+            asked: dict[str, Any] = dict.fromkeys((name, *whole), beams)  # no neutral value
+            sampling = {each: asked.pop(each) for each in (name, *whole) if each in Sampling.__struct_fields__}
+            asking[name] = GenerationRequest(sampling=Sampling(**sampling), **asked)
+    found = {}
+    for name, request in asking.items():
+        try:
+            supported(request, limits, features)
+        except UnsupportedParameterError as error:
+            found[name] = str(error)
+    return MappingProxyType(found)
 
 
 def _with_beams(request: GenerationRequest, beams: int, most_beams: int) -> GenerationRequest:

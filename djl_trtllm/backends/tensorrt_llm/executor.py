@@ -35,6 +35,7 @@ from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningR
 from djl_trtllm.backends.tensorrt_llm.sampling import (
     PYTORCH_SCORES_PROMPTS,
     Biases,
+    Sampler,
     find_sampler,
     guide_arguments,
     sampling_arguments,
@@ -75,6 +76,19 @@ class EngineLostError(Exception):
 
 _ENGINE_IS_GONE = (RuntimeError, OSError, EOFError)
 """CppExecutorError is a RuntimeError, and queues to the workers raise the others. All else concerns one request."""
+
+
+def features_of(
+    version: str, backend: str, sampler: Sampler, *, library: str | None, logprobs: bool, lora: bool, apart: bool
+) -> frozenset[str]:
+    """What an LLM honours, see `Ready.features`: `library` is of its guides, `apart` whether it keeps prompts apart."""
+    features = sampler.fields | ({Feature.LOGPROBS, "top_logprobs"} if logprobs else set())
+    features |= {Feature.BEAM_LOGPROBS} if logprobs and sampler.beam_logprobs is not None else set()
+    features |= {Feature.JSON, Feature.REGEX, Feature.GRAMMAR} if library else set()
+    features |= {Feature.ADAPTERS} if lora else set()
+    features |= {"cache_salt"} if apart else set()
+    scores = apart and backend == "pytorch" and Version(version) >= PYTORCH_SCORES_PROMPTS
+    return features | ({"prompt_logprobs"} if scores else set())
 
 
 class TensorRtLlmExecutor:
@@ -164,6 +178,7 @@ class TensorRtLlmExecutor:
         self._biases = Biases(vocab_size or 0)
         self._salts_prompts = has("generate_async", "cache_salt", version)
         reuses = (arguments.get("kv_cache_config") or {}).get("enable_block_reuse", True)
+        apart = self._salts_prompts or not reuses
         self.limits = Limits(
             max_sequences=max_sequences,
             kv_blocks=0,
@@ -178,16 +193,11 @@ class TensorRtLlmExecutor:
             tries_guides=self._guides is not None,
             draft_tokens=int(self._speculates),
         )
-        self.features = sampler.fields | ({"seed"} if accept_ignored_seeds else set())
-        self.features |= {Feature.LOGPROBS, "top_logprobs"} if logprobs else set()
-        self.features |= {Feature.BEAM_LOGPROBS} if logprobs and sampler.beam_logprobs is not None else set()
-        self.features |= {Feature.JSON, Feature.REGEX, Feature.GRAMMAR} if guided else set()
-        self.features |= {Feature.ADAPTERS} if lora else set()
+        self.features = features_of(
+            version, backend, sampler, library=guided, logprobs=logprobs, lora=lora, apart=apart
+        )
+        self.features |= {"seed"} if accept_ignored_seeds else set()
         self.features -= {"logit_bias"} if vocab_size is None else set()
-        if self._salts_prompts or not reuses:
-            self.features |= {"cache_salt"}
-            if backend == "pytorch" and Version(version) >= PYTORCH_SCORES_PROMPTS:
-                self.features |= {"prompt_logprobs"}
         self.details = {
             "TensorRT-LLM": version,
             "backend": backend,
