@@ -54,12 +54,18 @@ _NO_GUIDE = (
     "tokenizer that OpenVINO can convert (the compiler's log says if it could not)"
 )
 _GUIDES = {
-    GuideKind.JSON_OBJECT: (Feature.JSON, "a JSON guide"),
-    GuideKind.JSON_SCHEMA: (Feature.JSON, "a JSON guide"),
-    GuideKind.REGEX: (Feature.REGEX, "a regular expression"),
-    GuideKind.GRAMMAR: (Feature.GRAMMAR, "a grammar"),
+    GuideKind.JSON_OBJECT: (Feature.JSON, "a JSON guide", _NO_GUIDE),
+    GuideKind.JSON_SCHEMA: (Feature.JSON, "a JSON guide", _NO_GUIDE),
+    GuideKind.REGEX: (Feature.REGEX, "a regular expression", _NO_GUIDE),
+    GuideKind.GRAMMAR: (Feature.GRAMMAR, "a grammar", _NO_GUIDE),
+    GuideKind.STRUCTURAL_TAG: (
+        Feature.STRUCTURAL_TAG,
+        "'structural_tag'",
+        "this engine has none; vLLM has, and TensorRT-LLM's PyTorch backend from 1.2 on, with "
+        "option.guided_decoding_backend=xgrammar; 'tool_choice' is for calls, 'response_format' for JSON",
+    ),
 }
-"""What an engine needs for a guide, and what refusals call it."""
+"""What an engine needs for a guide, what refusals call it, and what they advise."""
 _UNKNOWN = RequestOrigin()
 _MAX_CACHED_STOPS = 1024
 _MAX_CACHED_TEXTS = 16_384
@@ -235,10 +241,10 @@ def _require(request: GenerationRequest, features: frozenset[str]) -> None:
     missing = [_refusal(field) for field in _not_honoured(features) if field.is_set(request)]
     beams = request.sampling.beam_width > 1
     if request.guide is not None:
-        feature, shown = _GUIDES[request.guide.kind]
+        feature, shown, advice = _GUIDES[request.guide.kind]
         if feature not in features:
             asked_by = f"'{request.guide_from}', which needs " if request.guide_from is not None else ""
-            missing.append(f"{asked_by}{shown}: {_NO_GUIDE}")
+            missing.append(f"{asked_by}{shown}: {advice}")
     if beams and request.needs_logprobs and Feature.BEAM_LOGPROBS not in features:
         missing.append(
             f"'logprobs' with {FIELDS['beam_width'].trait.shown}: this engine has no log-probabilities of beams; leave "

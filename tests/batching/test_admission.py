@@ -57,6 +57,7 @@ def asking(**fields: object) -> GenerationRequest:
         (("adapters",), "adapter"),
         (("regex",), "regex"),
         (("json",), "json_object json_schema"),
+        (("structural_tag",), "structural_tag"),
         (("do_sample",), "do_sample temperature top_k top_p min_p seed"),
         (("beam_width",), "beam_width length_penalty early_stopping beam_search_diversity_rate"),
     ],

@@ -33,6 +33,7 @@ from djl_trtllm.backends.tensorrt_llm.names import build_arguments, has, module_
 from djl_trtllm.backends.tensorrt_llm.remote_code import without_code
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
 from djl_trtllm.backends.tensorrt_llm.sampling import (
+    PYTORCH_READS_TAGS,
     PYTORCH_SCORES_PROMPTS,
     Biases,
     Sampler,
@@ -41,6 +42,7 @@ from djl_trtllm.backends.tensorrt_llm.sampling import (
     sampling_arguments,
 )
 from djl_trtllm.backends.tensorrt_llm.warm_up import first_requests, guide_problem
+from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.executor.guides import AsyncGuideGate
 from djl_trtllm.executor.protocol import Feature, FirstRequest, Limits, Refusal, Stats, Submit, Try
 from djl_trtllm.processes import compiler_below
@@ -85,6 +87,8 @@ def features_of(
     features = sampler.fields | ({Feature.LOGPROBS, "top_logprobs"} if logprobs else set())
     features |= {Feature.BEAM_LOGPROBS} if logprobs and sampler.beam_logprobs is not None else set()
     features |= {Feature.JSON, Feature.REGEX, Feature.GRAMMAR} if library else set()
+    tags = library == GuidedDecoding.XGRAMMAR and backend == "pytorch" and Version(version) >= PYTORCH_READS_TAGS
+    features |= {Feature.STRUCTURAL_TAG} if tags else set()
     features |= {Feature.ADAPTERS} if lora else set()
     features |= {"cache_salt"} if apart else set()
     scores = apart and backend == "pytorch" and Version(version) >= PYTORCH_SCORES_PROMPTS

@@ -42,11 +42,16 @@ def test_a_plain_executor_has_its_limits_and_the_fields_of_its_sampler(make: Mak
     assert engine.llm.arguments == arguments
 
 
+GUIDES = {Feature.JSON, Feature.REGEX, Feature.GRAMMAR}
+
+
 @pytest.mark.parametrize(
     ("options", "features"),
     [
         ({"logprobs": True}, {Feature.LOGPROBS, "top_logprobs"}),
-        ({"arguments": {"guided_decoding_backend": "xgrammar"}}, {Feature.JSON, Feature.REGEX, Feature.GRAMMAR}),
+        ({"arguments": {"guided_decoding_backend": "xgrammar"}}, {*GUIDES, Feature.STRUCTURAL_TAG}),
+        ({"arguments": {"guided_decoding_backend": "xgrammar"}, "backend": "tensorrt"}, GUIDES),
+        ({"arguments": {"guided_decoding_backend": "llguidance"}}, GUIDES),
         ({"lora": True}, {Feature.ADAPTERS}),
         ({"max_beam_width": 2}, set()),
         ({"backend": "tensorrt"}, set()),
