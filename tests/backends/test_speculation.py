@@ -11,10 +11,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from djl_trtllm.backends.openvino.backend import OpenVinoPlan
+from djl_trtllm.commands.size_report import read_request
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.service.model import ModelSource, plan
+from djl_trtllm.sizing.machines import of_gpu
+from djl_trtllm.sizing.recommendation import DEFAULT_LMI
 from tests.engines.helpers import CPU_ONLY, configured, gpu_machine, write_checkpoint
 
 
@@ -116,3 +119,11 @@ def test_the_engines_get_the_directory_of_the_draft(checkpoint: Path, draft: Pat
     }
     vllm = planned(checkpoint, MACHINES[2][1], backend="vllm", **asked).executor_options()["arguments"]
     assert vllm["speculative_config"] == {"model": str(draft), "num_speculative_tokens": 5}
+
+
+def test_the_size_of_a_model_has_its_draft(checkpoint: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = of_gpu("H100")
+    alone = read_request(str(checkpoint), {}, DEFAULT_LMI).on(machine, 1)
+    monkeypatch.setenv("OPTION_SPECULATIVE_DRAFT_MODEL", str(draft))
+    both = read_request(str(checkpoint), {}, DEFAULT_LMI).on(machine, 1)
+    assert both.estimate.weights == 2 * alone.estimate.weights > 0

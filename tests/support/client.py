@@ -28,9 +28,12 @@ def body(tokens: int = 4, *, stream: bool = False, **parameters: Any) -> bytes:
 
 
 def wordy(tokens: int) -> bytes:
-    """A streaming request as bytes, with some 200 bytes per token: the kernel takes in megabytes for a client."""
+    """A streaming request as bytes, with some 100 bytes per token: the kernel takes in megabytes for a client.
+
+    They are those of its log-probability: a client that reads late gets the text of many tokens in one event.
+    """
     messages = [{"role": "user", "content": "go on"}]
-    return raw_post(json.dumps({"messages": messages, "max_tokens": tokens, "stream": True}).encode())
+    return raw_post(json.dumps({"messages": messages, "max_tokens": tokens, "stream": True, "logprobs": True}).encode())
 
 
 # -- on a socket -------------------------------------------------------------------------------------------------------

@@ -92,6 +92,7 @@ def test_the_executors_options_are_complete(checkpoint: Path, tmp_path: Path) ->
         "num_threads": 2,
         "max_sequences": 32,
         "max_seq_len": CONTEXT,
+        "scores_prompts": True,
     }
     with pytest.raises(ValueError, match="no engine yet"):
         plan.executor_options()
