@@ -315,14 +315,13 @@ _STRUCTURED_OUTPUTS = {
 }
 
 _JSON = (GuideKind.JSON_SCHEMA,)
-_JSON_OR_REGEX = (*_JSON, GuideKind.REGEX)
 
 GUIDES = (
     Parameter(
         ("grammar",),
         Kind('{"type": "json" or "regex", "value": ...}', _tgi_grammar, _TGI_GRAMMAR),
         "guide",
-        needs=_JSON_OR_REGEX,
+        needs=(*_JSON, GuideKind.REGEX),
     ),
     Parameter(
         ("guided_json",), Kind("a JSON schema, as an object or as text", read_schema, _SCHEMA), "guide", needs=_JSON
@@ -347,7 +346,7 @@ GUIDES = (
             _RESPONSE_FORMAT,
         ),
         "guide",
-        needs=_JSON_OR_REGEX,
+        needs=_JSON,
     ),
     Parameter(
         (_TAG,),

@@ -26,6 +26,7 @@ from tests.support.virtual_time import in_virtual_time, until
 FEATURES_OF = {
     "no feature": frozenset({"max_new_tokens", "do_sample", "temperature", "top_p"}),
     "scripted": SCRIPTED,
+    "regular expressions": SCRIPTED | {Feature.REGEX},
     "vLLM": vllm.FEATURES | vllm.GUIDES,
     "all but guides": frozenset({*FIELDS, *Feature}) - {*vllm.GUIDES, Feature.ADAPTERS, "beam_width"},
 }
