@@ -55,6 +55,9 @@ FEATURES: frozenset[str] = frozenset(
 GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR})
 """The features that it also honours where the engine has a tokenizer of OpenVINO."""
 
+SCORES: frozenset[str] = frozenset({"prompt_logprobs"})
+"""Those that it also honours where the weights fit into memory twice."""
+
 
 def generation_config(request: Submit) -> GenerationConfig:
     """Return the request as OpenVINO GenAI's configuration."""
@@ -249,7 +252,7 @@ class OpenVinoExecutor:
             )
             self.limits = structs.replace(self.limits, tries_guides=True)
         self.features = FEATURES if self._guides is None else FEATURES | GUIDES
-        self.features |= {"prompt_logprobs"} if self._scorer is not None else set()
+        self.features |= SCORES if self._scorer is not None else set()
         self.details = {
             "OpenVINO": ov.get_version(),
             "KV cache": kv_cache_precision,

@@ -62,6 +62,7 @@ def test_every_field_of_a_request_is_covered_above() -> None:
         (Guide(GuideKind.JSON_SCHEMA, '{"type": "null"}'), {"grammar": grammar_of('{"type": "null"}').text}),
         (Guide(GuideKind.REGEX, "a+"), {"regex": "a+"}),
         (Guide(GuideKind.GRAMMAR, "root ::= a"), {"grammar": "root ::= a"}),
+        (Guide(GuideKind.STRUCTURAL_TAG, "{}"), {"structural_tag": "{}"}),
     ],
 )
 def test_a_guide_is_one_argument(guide: Guide, arguments: dict[str, Any]) -> None:
