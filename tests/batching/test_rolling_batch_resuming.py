@@ -129,7 +129,7 @@ def attach(bench: Bench) -> FakeExecutor:
 def test_a_prompt_is_scored_once(tokenizer: Tokenizer, tokens: list[int]) -> None:
     bench = Bench(tokenizer)
     _, consumer = bench.submit(max_new_tokens=4, prompt_logprobs=0)
-    scores = [None, *[-1.0] * (len(bench.executor.submitted[0].prompt_ids) - 1)]
+    scores: list[Any] = [None, *[-1.0] * (len(bench.executor.submitted[0].prompt_ids) - 1)]
     bench.batch.process([Step(prompts={0: scores}, ids=[0] * len(tokens), tokens=tokens)])
     replaced(bench)
     assert bench.executor.submitted[0].prompt_logprobs is None
