@@ -65,10 +65,12 @@ class GuideKind(str, enum.Enum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     GRAMMAR = "grammar"
+    STRUCTURAL_TAG = "structural_tag"
 
 
 class Guide(msgspec.Struct, frozen=True, array_like=True):
-    """Constrains the output to a JSON schema (as text), a regular expression or a grammar (EBNF or Lark)."""
+    """Constrains the output to a JSON schema (as text), a regular expression, a grammar (EBNF or Lark), or a structural
+    tag of xgrammar (as JSON): free text with parts that each have a guide."""
 
     kind: GuideKind
     value: str = ""

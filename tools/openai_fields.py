@@ -1,4 +1,4 @@
-"""Writes `docs/openai-fields.md`: each field of OpenAI's requests, and what becomes of it here.
+"""Writes `docs/openai-fields.md`: each field of OpenAI's requests, what becomes of it here, and what engines refuse.
 
 The fields are those of the installed `openai` package's types, and the parser says what becomes of a request with one:
 `python -m tools.openai_fields`. A field without an example here is an error.
@@ -17,13 +17,21 @@ from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chat
 from openai.types.responses import response_create_params as responses
 
+import djl_trtllm.backends.openvino.executor as openvino
+import djl_trtllm.backends.vllm.executor as vllm
 from djl_trtllm.api.base import RawRequest
 from djl_trtllm.api.bodies import Body
+from djl_trtllm.api.dialects.openai.dialect import CHAT_FIELDS, COMPLETION_FIELDS, parameters
 from djl_trtllm.api.kept import Kept
 from djl_trtllm.api.parameters import IGNORED, Table
 from djl_trtllm.api.registry import BODIES
+from djl_trtllm.backends.tensorrt_llm.executor import features_of
+from djl_trtllm.backends.tensorrt_llm.names import has
+from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler
+from djl_trtllm.batching.admission import refusals
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
+from djl_trtllm.executor.protocol import Feature, Limits
 
 PAGE = Path(__file__).parents[1] / "docs" / "openai-fields.md"
 _LOGPROBS = "message.output_text.logprobs"
@@ -62,6 +70,25 @@ _NEEDS: dict[str, dict[str, Any]] = {
     **{name: {"tools": [_TOOL]} for name in ("parallel_tool_calls", "tool_choice")},
 }
 """What a field needs beside it."""
+
+
+_LIMITS = Limits(1, 0, 32, 4096)
+
+
+def _tensorrt_llm(version: str, backend: str, max_beam_width: int = 1) -> frozenset[str]:
+    sampler = find_sampler(version, backend, {}, max_beam_width)
+    apart = has("generate_async", "cache_salt", version)
+    return features_of(version, backend, sampler, library="xgrammar", logprobs=True, lora=True, apart=apart)
+
+
+ENGINES: dict[str, frozenset[str]] = {
+    "OpenVINO": openvino.FEATURES | openvino.GUIDES | openvino.SCORES,
+    "vLLM": vllm.FEATURES | vllm.GUIDES | {Feature.ADAPTERS},
+    "TensorRT-LLM 1.0": _tensorrt_llm("1.0.0", "pytorch"),
+    "TensorRT-LLM 1.2": _tensorrt_llm("1.2.0", "pytorch"),
+    "compiled TensorRT engines": _tensorrt_llm("1.2.0", "tensorrt", max_beam_width=4),
+}
+"""What each engine honours, at most."""
 
 
 @dataclass
@@ -152,6 +179,24 @@ def page() -> str:
         text += f"\n## {title}\n\n| field | example | what becomes of it |\n|---|---|---|\n"
         text += "".join(f"| `{row.name}` | `{row.example}` | {row.outcome} |\n" for row in rows(member, tuple(types)))
     logging.disable(logging.NOTSET)
+    return text + _engines()
+
+
+def _engines() -> str:
+    """What some engine refuses, from the features that their backends declare."""
+    refused = {name: parameters(refusals(_LIMITS, features), Model()) for name, features in ENGINES.items()}
+    text = (
+        "\n## Engines\n\nParameters of chat and completions that an engine refuses by name, with every option that "
+        "an engine has\nfor them (guides, adapters, log-probabilities), and without beams on PyTorch, where "
+        "`option.max_beam_width`\nis for all requests. On TensorRT-LLM [the sampler](tensorrt-llm.md#requests) "
+        "decides, too: this is the\ndefault one. `GET /v1/models` says it of the engine that runs.\n\n"
+        f"| parameter | {' | '.join(ENGINES)} |\n|---|{'---|' * len(ENGINES)}\n"
+    )
+    rows = (*COMPLETION_FIELDS.rows.values(), *CHAT_FIELDS.rows.values())
+    for row in {row.names[0]: row for row in rows}.values():
+        cells = ["refused" if each.get(row.names[0]) else "yes" for each in refused.values()]
+        if row.target is not None and "refused" in cells:
+            text += f"| {', '.join(f'`{name}`' for name in row.names)} | {' | '.join(cells)} |\n"
     return text
 
 

@@ -295,6 +295,7 @@ Render = Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]
 class ModelStatus(NamedTuple):
     """A model for a page or an action. `context` is None while its files are prepared.
 
+    `refusals` says why the engine refuses fields of requests and kinds of guides, see `batching.admission.refusals`.
     `render` makes the prompt of chat messages for an action, from these and the template's keywords; it waits. Raises
     InvalidRequestError.
     """
@@ -304,6 +305,7 @@ class ModelStatus(NamedTuple):
     context: ModelContext | None
     statistics: Statistics
     render: Render | None = None
+    refusals: Mapping[str, str] = MappingProxyType({})
 
 
 def only_model(models: Sequence[ModelStatus]) -> tuple[ModelContext, Render | None]:

@@ -22,7 +22,7 @@ from djl_trtllm.api.parameters import Kind, Parameter, Problems, show
 from djl_trtllm.api.sampling import read_schema
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.errors import PromptTooLongError
-from djl_trtllm.request import GenerationRequest, Guide, Sampling
+from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
 
 MOST_TOOLS = 128
 _LONGEST_NAME = 256
@@ -99,7 +99,9 @@ _CHOICE_SCHEMA = {"anyOf": [{"enum": [*_MODES]}, _function_schema()]}
 
 TOOLS = (
     Parameter(("tools",), Kind(_TOOLS, read_tools, _TOOLS_SCHEMA), "tools"),
-    Parameter(("tool_choice",), Kind(_CHOICE, read_choice, _CHOICE_SCHEMA), "tool_choice"),
+    Parameter(
+        ("tool_choice",), Kind(_CHOICE, read_choice, _CHOICE_SCHEMA), "tool_choice", needs=(GuideKind.JSON_SCHEMA,)
+    ),
     Parameter(("parallel_tool_calls",), kinds.BOOLEAN, "parallel_tool_calls"),
 )
 """Rows for the parameter tables."""
@@ -147,6 +149,19 @@ class ToolUse:
     parallel: bool = True
 
 
+def tools_problem(model: ModelContext) -> str | None:
+    """Why a model refuses `tools` with which it may do as it likes; None if it does not."""
+    source = model.tokenizer.chat_source(True)
+    if "tools" not in source:
+        return "the model's chat template has no place for tools"
+    if parsers.tool_format(model.options.tool_call_parser, source) is not None:
+        return None
+    return (
+        "the model's chat template does not show how the model writes tool calls: set option.tool_call_parser to one "
+        f"of {', '.join(_PARSERS)}, or to none to get them as text"
+    )
+
+
 def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problems) -> ToolUse | None:
     """What to do about `tools` and `tool_choice`. None if the model is not shown any."""
     tools: list[dict[str, Any]] = values.get("tools", [])
@@ -157,10 +172,11 @@ def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problem
     if choice == "none" or not tools:
         return None
     source, setting = model.tokenizer.chat_source(True), model.options.tool_call_parser
-    if "tools" not in source:
-        problems.unsupported.append("'tools' is given, and the model's chat template has no place for tools")
-        return None
+    problem = tools_problem(model)
     own = parsers.tool_format(setting, source)
+    if problem is not None and not (forced and "tools" in source):
+        problems.unsupported.append(f"'tools' is given, and {problem}")
+        return None
     parallel = values.get("parallel_tool_calls", True)
     if forced:
         guide = _guide(choice, tools, parallel, values, problems)
@@ -170,12 +186,7 @@ def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problem
             else functools.partial(parsers.NamedParser, choice["name"])
         )
         return ToolUse(parser, own or parsers.REQUIRED, (), guide, parallel)
-    if own is None:
-        problems.unsupported.append(
-            "'tools' is given, and the model's chat template does not show how the model writes tool calls: set "
-            f"option.tool_call_parser to one of {', '.join(_PARSERS)}, or to none to get them as text"
-        )
-        return None
+    assert own is not None
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
     own_parser = None if setting is ToolCallFormat.NONE else functools.partial(parsers.call_parser, own, schemas)
     return ToolUse(own_parser, own, own.markers, None, parallel)

@@ -75,7 +75,8 @@ class Parameter:
     `names`: the first is the documented one. `target`: the key of the value in the result of `read`, `IGNORED`, or
     None for a parameter that is refused unless its value is one of `neutral`. `advice` completes the refusal. The
     kind of an `IGNORED` row only describes it: other code reads it, or nothing does.
-    A request may use several names of one row with equal values; with `union`, their lists are joined.
+    A request may use several names of one row with equal values; with `union`, their lists are joined. `needs`: the
+    fields of a request, or kinds of guides, of which an engine has to honour one; by default the target.
     """
 
     names: tuple[str, ...]
@@ -84,6 +85,7 @@ class Parameter:
     neutral: tuple[object, ...] = ()
     advice: str = ""
     union: bool = False
+    needs: tuple[str, ...] = ()
 
     def accepts(self, raw: object) -> bool:
         """Whether the value is one that changes nothing."""
@@ -190,6 +192,15 @@ class Table:
         properties = {name: _described(name, row, name in self._required) for name, row in self.rows.items()}
         schema: dict[str, Any] = {"type": "object", "properties": properties}
         return schema | {"required": list(self._required)} if self._required else schema
+
+    def refused(self, refusals: Mapping[str, str]) -> dict[str, str]:
+        """Why each parameter that has an effect is refused, "" for one that is not; see `ModelStatus.refusals`."""
+        found = {}
+        for name, row in self.rows.items():
+            reasons = [refusals.get(each, "") for each in row.needs or (row.target or "",)]
+            if row.target != IGNORED:
+                found[name] = _not_accepted(row) if row.target is None else reasons[0] if all(reasons) else ""
+        return found
 
     @property
     def kind(self) -> Kind:
@@ -436,7 +447,11 @@ def _unquote(value: object) -> str:
 
 
 def _refusal(name: str, value: object, row: Parameter) -> str:
+    return f"'{name}' is {show(value)}, and {_not_accepted(row)}"
+
+
+def _not_accepted(row: Parameter) -> str:
     accepted = " or ".join(show(neutral) for neutral in row.neutral)
     without = f" other than {accepted}" if accepted else ""
     advice = f": {row.advice}" if row.advice else ""
-    return f"'{name}' is {show(value)}, and values{without} are not supported by this backend{advice}"
+    return f"values{without} are not supported by this backend{advice}"

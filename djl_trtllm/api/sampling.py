@@ -115,6 +115,7 @@ def read_part(part: Any, where: str, problems: Problems) -> str | None:
 # `guided_grammar`, since 0.12 `structured_outputs` = an object with one of the same.
 # OpenAI: `response_format` = `{"type": "text" | "json_object" | "json_schema", "json_schema": ...}`.
 # TensorRT-LLM: `guided_decoding` = an object with one of `json`, `regex`, `grammar` and `json_object`.
+# SGLang: `structural_tag`, which is a member of the objects above, too, and a type of `response_format`.
 #
 # Size and nesting are limited: engines compile guides with recursive functions, whose time grows faster than the guide.
 
@@ -125,6 +126,7 @@ _MOST_CHARACTERS = 65_536
 _MOST_CHOICES = 64
 _MOST_LEVELS = 64
 """How deep a guide is nested. Hundreds of levels take minutes to compile, thousands overflow the engine's stack."""
+_TAG = GuideKind.STRUCTURAL_TAG.value
 _TOO_DEEP = f" (it is nested deeper than {_MOST_LEVELS} levels)"
 _CLASS = r"\\.|\[[^\]\\]*(?:\\.[^\]\\]*)*\]?"
 _REGEX_PARTS = re.compile(rf"{_CLASS}|[()]", re.DOTALL)
@@ -136,14 +138,50 @@ def read_schema(value: Any, strict: Any = None) -> Guide:
     """A JSON schema, as an object or as text. Raises ValueError with a hint."""
     if strict is not None and type(strict) is not bool:
         raise ValueError(" (strict is true or false)")
+    return Guide(GuideKind.JSON_SCHEMA, _as_json(_object(value, "schema")), strict is True)
+
+
+def read_structural_tag(value: Any) -> Guide:
+    """A structural tag of xgrammar, as an object or as text, also in the older form. Raises ValueError with a hint."""
+    given = _object(value, "structural tag")
+    members = {name: item for name, item in given.items() if name != "type"}
+    if members.keys() == {"structures", "triggers"}:
+        members = {"format": _triggered_tags(**members)}
+    if members.keys() != {"format"} or given.get("type", _TAG) != _TAG or type(members["format"]) is not dict:
+        raise ValueError(' (a structural tag has a "format", or "structures" and "triggers")')
+    return Guide(GuideKind.STRUCTURAL_TAG, _as_json({"type": _TAG, **members}))
+
+
+def _triggered_tags(structures: Any, triggers: Any) -> dict[str, Any]:
+    names = {"begin", "schema", "end"}
+    if type(structures) is not list or not all(type(each) is dict and each.keys() == names for each in structures):
+        raise ValueError(' ("structures" is a list of objects with "begin", "schema" and "end")')
+    tags = [
+        {
+            "type": "tag",
+            "begin": each["begin"],
+            "content": {"type": "json_schema", "json_schema": each["schema"]},
+            "end": each["end"],
+        }
+        for each in structures
+    ]
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
+
+
+def _object(value: Any, what: str) -> dict[str, Any]:
+    """An object, or the one that a text has."""
     if type(value) is str:
         _require_short(value)
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
-            raise ValueError(f" (the schema is not JSON: {error})") from None
+            raise ValueError(f" (the {what} is not JSON: {error})") from None
     if type(value) is not dict:
-        raise ValueError(" (the schema has to be an object)")
+        raise ValueError(f" (the {what} has to be an object)")
+    return value
+
+
+def _as_json(value: dict[str, Any]) -> str:
     try:
         text = orjson.dumps(value).decode()
     except TypeError:  # it gives up at 254 levels
@@ -151,7 +189,7 @@ def read_schema(value: Any, strict: Any = None) -> Guide:
     _require_short(text)
     if _levels(value) > _MOST_LEVELS:
         raise ValueError(_TOO_DEEP)
-    return Guide(GuideKind.JSON_SCHEMA, text, strict is True)
+    return text
 
 
 def _levels(value: dict[str, Any]) -> int:
@@ -223,13 +261,15 @@ def read_response_format(value: Any) -> Guide | None:
         if type(described) is dict and ("schema" in described or described is value):
             return read_schema(described.get("schema"), described.get("strict"))
         return read_schema(described)
+    if kind == _TAG:
+        return read_structural_tag(value)
     if kind in ("json", "regex"):  # TGI takes its grammars here as well
         return _tgi_grammar(value)
     raise ValueError("")
 
 
 def _guided_decoding(value: Any) -> Guide:
-    readers = {"json": read_schema, "regex": _regex, "grammar": _grammar}
+    readers = {"json": read_schema, "regex": _regex, "grammar": _grammar, _TAG: read_structural_tag}
     given = {name: item for name, item in value.items() if item not in (None, False)} if type(value) is dict else {}
     if len(given) != 1:
         raise ValueError("")
@@ -242,12 +282,10 @@ def _guided_decoding(value: Any) -> Guide:
 
 
 def _structured_outputs(value: Any) -> Guide:
-    readers = {"json": read_schema, "regex": _regex, "choice": _choice, "grammar": _grammar}
+    readers = {"json": read_schema, "regex": _regex, "choice": _choice, "grammar": _grammar, _TAG: read_structural_tag}
     given = {name: item for name, item in value.items() if item not in (None, False)} if type(value) is dict else {}
     if given.keys() == {"json_object"} and given["json_object"] is True:
         return Guide(GuideKind.JSON_OBJECT)
-    if "structural_tag" in given:
-        raise ValueError(" (no engine here has structural tags: use 'tool_choice' for calls)")
     if len(given) != 1 or not given.keys() <= readers.keys():
         raise ValueError("")
     ((name, item),) = given.items()
@@ -264,22 +302,31 @@ _TGI_GRAMMAR = {
 }
 _RESPONSE_FORMAT = {
     "type": "object",
-    "properties": {"type": {"enum": ["text", "json_object", "json_schema", "json", "regex"]}, "json_schema": {}},
+    "properties": {"type": {"enum": ["text", "json_object", "json_schema", _TAG, "json", "regex"]}, "json_schema": {}},
     "required": ["type"],
 }
 _GUIDED_DECODING = {
     "type": "object",
-    "properties": {"json": {}, "regex": {}, "grammar": {}, "json_object": {}},
+    "properties": {"json": {}, "regex": {}, "grammar": {}, "json_object": {}, _TAG: {}},
 }
 _STRUCTURED_OUTPUTS = {
     "type": "object",
-    "properties": {"json": {}, "regex": {}, "choice": {}, "grammar": {}, "json_object": {}},
+    "properties": {"json": {}, "regex": {}, "choice": {}, "grammar": {}, "json_object": {}, _TAG: {}},
 }
 
+_JSON = (GuideKind.JSON_SCHEMA,)
+
 GUIDES = (
-    Parameter(("grammar",), Kind('{"type": "json" or "regex", "value": ...}', _tgi_grammar, _TGI_GRAMMAR), "guide"),
-    Parameter(("guided_json",), Kind("a JSON schema, as an object or as text", read_schema, _SCHEMA), "guide"),
-    Parameter(("guided_regex",), Kind("a regular expression", _regex, _TEXT), "guide"),
+    Parameter(
+        ("grammar",),
+        Kind('{"type": "json" or "regex", "value": ...}', _tgi_grammar, _TGI_GRAMMAR),
+        "guide",
+        needs=(*_JSON, GuideKind.REGEX),
+    ),
+    Parameter(
+        ("guided_json",), Kind("a JSON schema, as an object or as text", read_schema, _SCHEMA), "guide", needs=_JSON
+    ),
+    Parameter(("guided_regex",), Kind("a regular expression", _regex, _TEXT), "guide", needs=(GuideKind.REGEX,)),
     Parameter(
         ("guided_choice",),
         Kind(
@@ -288,30 +335,44 @@ GUIDES = (
             {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": _MOST_CHOICES},
         ),
         "guide",
+        needs=(GuideKind.REGEX,),
     ),
-    Parameter(("guided_grammar",), Kind("an EBNF grammar", _grammar, _TEXT), "guide"),
+    Parameter(("guided_grammar",), Kind("an EBNF grammar", _grammar, _TEXT), "guide", needs=(GuideKind.GRAMMAR,)),
     Parameter(
         ("response_format",),
         Kind(
-            '{"type": "text", "json_object" or "json_schema"}, the last with a "json_schema"',
+            '{"type": "text", "json_object", "json_schema" or "structural_tag"}, with "json_schema" or "format"',
             read_response_format,
             _RESPONSE_FORMAT,
         ),
         "guide",
+        needs=_JSON,
+    ),
+    Parameter(
+        (_TAG,),
+        Kind("a structural tag, as an object or as text", read_structural_tag, {"anyOf": _SCHEMA["anyOf"]}),
+        "guide",
+        needs=(GuideKind.STRUCTURAL_TAG,),
     ),
     Parameter(
         ("guided_decoding",),
-        Kind('an object with one of "json", "regex", "grammar" and "json_object"', _guided_decoding, _GUIDED_DECODING),
+        Kind(
+            'an object with one of "json", "regex", "grammar", "json_object" and "structural_tag"',
+            _guided_decoding,
+            _GUIDED_DECODING,
+        ),
         "guide",
+        needs=tuple(GuideKind),
     ),
     Parameter(
         ("structured_outputs",),
         Kind(
-            'an object with one of "json", "regex", "choice", "grammar" and "json_object"',
+            'an object with one of "json", "regex", "choice", "grammar", "json_object" and "structural_tag"',
             _structured_outputs,
             _STRUCTURED_OUTPUTS,
         ),
         "guide",
+        needs=tuple(GuideKind),
     ),
 )
 """Rows for the parameter tables."""
@@ -408,7 +469,7 @@ SAMPLING = (
     Parameter(("frequency_penalty",), kinds.number(-2, 2), "frequency_penalty"),
     Parameter(("seed",), kinds.integer(0, 2**64 - 1), "seed"),
     Parameter(("n",), kinds.integer(1), "n"),
-    Parameter(("best_of",), kinds.integer(1), "best_of"),
+    Parameter(("best_of",), kinds.integer(1), "best_of", needs=("needs_logprobs",)),
     Parameter(("min_new_tokens", "min_length", "min_tokens"), kinds.integer(0, MOST_TOKENS), "min_new_tokens"),
     Parameter(("stop_sequences", "stop"), kinds.STRINGS, "stop", union=True),
     Parameter(("stop_token_ids",), kinds.TOKEN_IDS, "stop_token_ids"),

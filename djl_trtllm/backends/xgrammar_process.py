@@ -25,6 +25,12 @@ from djl_trtllm.executor.guides import (
 )
 from djl_trtllm.request import Guide, GuideKind
 
+_READERS = {
+    GuideKind.REGEX: xgrammar.Grammar.from_regex,
+    GuideKind.GRAMMAR: xgrammar.Grammar.from_ebnf,
+    GuideKind.STRUCTURAL_TAG: xgrammar.Grammar.from_structural_tag,
+}
+
 
 class XgrammarTrial:
     """`tokenizer` is the text of a tokenizer.json."""
@@ -36,10 +42,12 @@ class XgrammarTrial:
         began = time.process_time()
         try:
             guide, not_followed = as_grammar(guide)
-            is_regex = guide.kind is GuideKind.REGEX
-            grammar = (xgrammar.Grammar.from_regex if is_regex else xgrammar.Grammar.from_ebnf)(guide.value)
-            if self._compiler is not None:
-                self._compiler.compile_grammar(grammar)
+            if guide.kind is GuideKind.STRUCTURAL_TAG and self._compiler is not None:
+                self._compiler.compile_structural_tag(guide.value)  # it may have tokens, which a grammar has not
+            else:
+                grammar = _READERS[guide.kind](guide.value)
+                if self._compiler is not None:
+                    self._compiler.compile_grammar(grammar)
         except SchemaError as error:
             return Verdict(str(error))
         except (RuntimeError, ValueError) as error:

@@ -34,10 +34,12 @@ from djl_trtllm.request import (
     Alternative,
     FinishReason,
     GenerationRequest,
+    Guide,
     GuideKind,
     RankedToken,
     RequestField,
     RequestOrigin,
+    Sampling,
 )
 
 logger = logging.getLogger(__name__)
@@ -52,12 +54,18 @@ _NO_GUIDE = (
     "tokenizer that OpenVINO can convert (the compiler's log says if it could not)"
 )
 _GUIDES = {
-    GuideKind.JSON_OBJECT: (Feature.JSON, "a JSON guide"),
-    GuideKind.JSON_SCHEMA: (Feature.JSON, "a JSON guide"),
-    GuideKind.REGEX: (Feature.REGEX, "a regular expression"),
-    GuideKind.GRAMMAR: (Feature.GRAMMAR, "a grammar"),
+    GuideKind.JSON_OBJECT: (Feature.JSON, "a JSON guide", _NO_GUIDE),
+    GuideKind.JSON_SCHEMA: (Feature.JSON, "a JSON guide", _NO_GUIDE),
+    GuideKind.REGEX: (Feature.REGEX, "a regular expression", _NO_GUIDE),
+    GuideKind.GRAMMAR: (Feature.GRAMMAR, "a grammar", _NO_GUIDE),
+    GuideKind.STRUCTURAL_TAG: (
+        Feature.STRUCTURAL_TAG,
+        "'structural_tag'",
+        "this engine has none; vLLM has, and TensorRT-LLM's PyTorch backend from 1.2 on, with "
+        "option.guided_decoding_backend=xgrammar; 'tool_choice' is for calls, 'response_format' for JSON",
+    ),
 }
-"""What an engine needs for a guide, and what refusals call it."""
+"""What an engine needs for a guide, what refusals call it, and what they advise."""
 _UNKNOWN = RequestOrigin()
 _MAX_CACHED_STOPS = 1024
 _MAX_CACHED_TEXTS = 16_384
@@ -166,6 +174,26 @@ def supported(request: GenerationRequest, limits: Limits, features: frozenset[st
     return request
 
 
+@functools.lru_cache(maxsize=8)
+def refusals(limits: Limits, features: frozenset[str]) -> Mapping[str, str]:
+    """Why `supported` refuses a request that sets one field, or has a guide of one kind, by the field or the kind."""
+    beams = limits.beams or 2
+    asking: dict[str, GenerationRequest] = {kind: GenerationRequest(guide=Guide(kind)) for kind in GuideKind}
+    for name, field in FIELDS.items():
+        if name != "guide" and field.trait.honoured_by == "engine":
+            whole = (field.trait.part_of.name,) if field.trait.part_of else ()
+            asked: dict[str, Any] = dict.fromkeys((name, *whole), beams)  # no neutral value
+            sampling = {each: asked.pop(each) for each in (name, *whole) if each in Sampling.__struct_fields__}
+            asking[name] = GenerationRequest(sampling=Sampling(**sampling), **asked)
+    found = {}
+    for name, request in asking.items():
+        try:
+            supported(request, limits, features)
+        except UnsupportedParameterError as error:
+            found[name] = str(error)
+    return MappingProxyType(found)
+
+
 def _with_beams(request: GenerationRequest, beams: int, most_beams: int) -> GenerationRequest:
     """Give a request without beams those that the engine runs for every request; the best ones are returned."""
     sampling = request.sampling
@@ -213,10 +241,10 @@ def _require(request: GenerationRequest, features: frozenset[str]) -> None:
     missing = [_refusal(field) for field in _not_honoured(features) if field.is_set(request)]
     beams = request.sampling.beam_width > 1
     if request.guide is not None:
-        feature, shown = _GUIDES[request.guide.kind]
+        feature, shown, advice = _GUIDES[request.guide.kind]
         if feature not in features:
             asked_by = f"'{request.guide_from}', which needs " if request.guide_from is not None else ""
-            missing.append(f"{asked_by}{shown}: {_NO_GUIDE}")
+            missing.append(f"{asked_by}{shown}: {advice}")
     if beams and request.needs_logprobs and Feature.BEAM_LOGPROBS not in features:
         missing.append(
             f"'logprobs' with {FIELDS['beam_width'].trait.shown}: this engine has no log-probabilities of beams; leave "

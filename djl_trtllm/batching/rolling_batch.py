@@ -508,7 +508,8 @@ class RollingBatch:
             record.reseeded = record.reseeded or (bool(slot.sequence.token_ids) and slot.seeded)
             self.statistics.request_started(record, self._clock())
             places.submitted += 1
-            places.executor.submit(resumed(slot.message, slot.sequence.token_ids))
+            message = resumed(slot.message, slot.sequence.token_ids)
+            places.executor.submit(replace(message, prompt_logprobs=None) if slot.state.scored else message)
         if self._waiting.starving is not None and not self._moving:
             for request_id, slot in to_move(self._running, self._waiting.starving, places, len(self._clients)).items():
                 slot.moves += 1
@@ -538,7 +539,9 @@ class RollingBatch:
             if slot is None:
                 continue
             touched[request_id] = slot
-            if slot.sequence.finished is None and not slot.sequence.take(token_id, logprob):
+            if slot.sequence.finished is not None:
+                slot.sequence.dropped += 1
+            elif not slot.sequence.take(token_id, logprob):
                 complete.append(request_id)
         self._count(step)
         for end in step.ends:
@@ -554,8 +557,8 @@ class RollingBatch:
     def _receive_prompts(self, step: Step, touched: dict[int, Slot]) -> None:
         """Give requests the log-probabilities of their prompts."""
         for request_id, scores in step.prompts.items():
-            if (slot := self._running.get(request_id)) is not None:
-                slot.state.prompt = self._translator.prompt(slot.sequence.prompt_ids, scores)
+            if (slot := self._running.get(request_id)) is not None and not slot.state.scored:
+                slot.state.prompt, slot.state.scored = self._translator.prompt(slot.sequence.prompt_ids, scores), True
                 touched[request_id] = slot
 
     def _count(self, step: Step) -> None:
@@ -566,9 +569,9 @@ class RollingBatch:
                 self.statistics.prompt_reused(slot.state.record, tokens)
         for request_id, tokens in step.accepted.items():
             if (slot := self._running.get(request_id)) is not None:
-                # A stop string may have dropped some of them.
+                # What is dropped behind a stop string ends with a token of the model's own.
                 sequence = slot.sequence
-                kept = min(tokens, len(sequence.token_ids) - sequence.counted)
+                kept, sequence.dropped = max(0, tokens - max(0, sequence.dropped - 1)), 0
                 sequence.accepted = (sequence.accepted or 0) + kept
                 self.statistics.tokens_accepted(slot.state.record, kept)
 

@@ -186,6 +186,8 @@ class OutputSequence:
     last_token_at: float | None = None
     accepted: int | None = None
     """Tokens that a draft proposed; None where the engine has not said so."""
+    dropped: int = 0
+    """Tokens that came behind its end, and that `accepted` does not take into account yet."""
     cumulative_logprob: float = 0.0
     finished: SequenceResult | None = None
     cached_tokens: int = 0
@@ -326,6 +328,8 @@ class RequestState:
         self.record = record
         self.prompt: list[RankedToken] | None = None
         """The prompt's tokens with their log-probabilities, until they are delivered."""
+        self.scored = False
+        """Whether they have come: another engine process does not compute them again."""
         self._consumer = consumer
         self._beams = sampling.beam_width > 1
         self._ranked = sampling.n if sampling.best_of is not None or self._beams else None

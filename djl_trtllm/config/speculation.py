@@ -123,7 +123,8 @@ def speculation_of(config: Config) -> Speculation | None:
     _raise(problems)
     chosen = [name for name in _IMPLIED if getattr(config.options, name) is not None]
     named = found.pop("method", None)
-    method = _method(named) if named is not None else next((_IMPLIED[name] for name in chosen), None)
+    implied = [_IMPLIED[name] for name in chosen if _IMPLIED[name] is not None]
+    method = _method(named) if named is not None else next(iter(implied), None)
     if named is None and not chosen and "model" not in found:
         if found.keys() - {"tokens", "tensor_parallel"} or extra:
             raise ConfigError([f"{_config(config)}: expected the method that speculates; {_EXPECTED}"])
@@ -138,9 +139,10 @@ def speculation_of(config: Config) -> Speculation | None:
     if model is not None and method in (Method.NGRAM, Method.LOOKAHEAD, Method.MTP):
         problems.append(f"{setting}: {method} has no draft model: leave out {model}, or set another method")
     for name in found.keys() & _BELONGS.keys():
-        if isinstance(method, Method) and method not in _BELONGS[name]:
+        drafting = Method.DRAFT if method is None else method
+        if isinstance(drafting, Method) and drafting not in _BELONGS[name]:
             others = " and ".join(_BELONGS[name])
-            problems.append(f"{setting}: {method} has no {_NAMES[name][0]}, which {others} have: leave it out")
+            problems.append(f"{setting}: {drafting} has no {_NAMES[name][0]}, which {others} have: leave it out")
     _raise(problems)
     found["tokens"] = found.get("tokens") or (1 if method is Method.MTP else _TOKENS)
     return Speculation(setting, method, extra=extra, **found)
@@ -155,10 +157,10 @@ def _collected(config: Config, problems: list[str]) -> tuple[dict[str, Any], dic
         own = next((each for each, names in _NAMES.items() if name in names), None)
         if own is None:
             extra[name] = value
-        elif _method(found.setdefault(own, value)) != _method(value):
+        elif own in said and _method(found[own]) != _method(value):
             problems.append(f"{_config(config)}: {said[own]} and {name} are the same: keep one")
         else:
-            said[own] = name
+            found[own], said[own] = value, name
     for own, names in _OPTIONS.items():
         for name in names:
             value = getattr(config.options, name)

@@ -45,6 +45,7 @@ class Feature(str, enum.Enum):
     REGEX = "regex"
     GRAMMAR = "grammar"
     """EBNF grammars."""
+    STRUCTURAL_TAG = "structural_tag"
     ADAPTERS = "adapters"
 
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 _ROUNDING = 1e-6
 """Probability that 32-bit log-probabilities may lack, or have too much, in their sum."""
 
+_MOST_NATS = 300.0
+
 
 class Position(NamedTuple):
     """A token, with the log-probabilities of the likeliest tokens at its position and its own.
@@ -70,8 +72,8 @@ def divergence_bound(p: Mapping[str, float], q: Mapping[str, float], unranked: s
 
 
 def perplexity(logprobs: Sequence[float]) -> float:
-    """exp of the mean negative log-probability."""
-    return math.exp(-fmean(logprobs))
+    """exp of the mean negative log-probability, and no more than floats hold: engines say -9999 or -inf for none."""
+    return math.exp(min(_MOST_NATS, -fmean(logprobs)))
 
 
 class Difference(NamedTuple):

@@ -78,7 +78,8 @@ def find_model(registry: Registry, dialect: Dialect, name: str | None, endpoint:
 def status_of(model: ServedModel) -> ModelStatus:
     """Return the model's status as dialects' pages show it."""
     ready = model.state is State.READY
-    return ModelStatus(model.name, ready, model.model if ready else None, model.statistics)
+    refusals = model.workers[0].refusals
+    return ModelStatus(model.name, ready, model.model if ready else None, model.statistics, refusals=refusals)
 
 
 @dataclass

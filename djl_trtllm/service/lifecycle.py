@@ -27,7 +27,7 @@ import enum
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -35,7 +35,7 @@ import msgspec
 
 from djl_trtllm import errors
 from djl_trtllm.api import Call, Dialect, ModelContext, Prompt, RawRequest, ResponseEncoder
-from djl_trtllm.batching.admission import supported
+from djl_trtllm.batching.admission import refusals, supported
 from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.batching.statistics import Statistics
@@ -203,6 +203,12 @@ class ModelService:
     @property
     def serves_adapters(self) -> bool:
         return self._engine is not None and Feature.ADAPTERS in self._engine.features
+
+    @property
+    def refusals(self) -> Mapping[str, str]:
+        """What the engine refuses, see `batching.admission.refusals`; nothing is known of one that has not started."""
+        engine = self._engine
+        return {} if engine is None or engine.batch is None else refusals(engine.limits, engine.features)
 
     @property
     def pid(self) -> int | None:

@@ -54,7 +54,7 @@ class _Lines(RotatingFileHandler):
 
     def format(self, record: logging.LogRecord) -> str:
         head, prompt = record.entry  # type: ignore[attr-defined]
-        line = orjson.dumps(head | prompt)
+        line = orjson.dumps(head | prompt, default=list)  # prompts are arrays
         return (line if len(line) < self.maxBytes else orjson.dumps(head)).decode("latin-1")
 
     def emit(self, record: logging.LogRecord) -> None:

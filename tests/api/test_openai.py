@@ -8,17 +8,30 @@ import orjson
 import pytest
 
 from djl_trtllm.api import RawRequest
-from djl_trtllm.api.dialects.openai.dialect import OPENAI, detokenize, tokenize
+from djl_trtllm.api.dialects.openai.dialect import CHAT_FIELDS, OPENAI, detokenize, parameters, tokenize
+from djl_trtllm.backends.scripted.executor import FEATURES as SCRIPTED
+from djl_trtllm.backends.vllm import executor as vllm
 from djl_trtllm.errors import InvalidRequestError
+from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import FinishReason
+from djl_trtllm.request import FIELDS, FinishReason
 from djl_trtllm.service.model import Model
 from tests.api.test_openai_tools import HERMES, TIME, tool_model
 from tests.server.application import application
 from tests.support.in_process import Hosts, played_model
 from tests.support.steps import Delta
+from tests.support.tables import table
 from tests.support.virtual_time import in_virtual_time, until
 
+FEATURES_OF = {
+    "no feature": frozenset({"max_new_tokens", "do_sample", "temperature", "top_p"}),
+    "scripted": SCRIPTED,
+    "regular expressions": SCRIPTED | {Feature.REGEX},
+    "vLLM": vllm.FEATURES | vllm.GUIDES,
+    "all but guides": frozenset({*FIELDS, *Feature}) - {*vllm.GUIDES, Feature.ADAPTERS, "beam_width"},
+}
+VALUES, BESIDE = table(__file__, "VALUES"), table(__file__, "BESIDE")
+PLAIN: tuple[str, dict[str, Any]] = ("completions", {"prompt": "the wolf"})
 CHAT = b'{"model": "%b", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}'
 
 
@@ -42,7 +55,43 @@ async def test_a_model_is_listed_with_the_time_since_when_it_is_served(hosts: Ho
     async with application(tokenizer) as served:
         (model,) = json.loads((await served.client.get("/v1/models")).body)["data"]
         assert 0 <= time.time() - model.pop("created") < 100_000
-        assert model == {"id": "story", "object": "model", "owned_by": "djl-trtllm"}
+        assert model.items() >= {"id": "story", "object": "model", "owned_by": "djl-trtllm"}.items()
+
+
+@in_virtual_time
+@pytest.mark.parametrize("features", FEATURES_OF.values(), ids=FEATURES_OF)
+async def test_what_a_model_lists_as_supported_is_served_and_the_rest_refused(
+    features: frozenset[str], hosts: Hosts, tokenizer: Tokenizer
+) -> None:
+    hosts.features, hosts.alone = features, True
+    async with application(tokenizer) as served:
+        model = json.loads((await served.client.get("/v1/models/story")).body)
+        supported, refused = model["supported_parameters"], model["unsupported_parameters"]
+        assert not set(supported) & set(refused) and {"temperature", "stop", "stream", "max_tokens"} < {*supported}
+        assert sorted(supported) == supported and all(refused.values())
+        for name in (*supported, *refused):
+            chat = name in CHAT_FIELDS.rows
+            path, body = ("chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}) if chat else PLAIN
+            body = {"max_tokens": 5, **body, **BESIDE.get(name, {}), name: VALUES.get(name, "x")}
+            response = await served.client.begin("POST", f"/v1/{path}", json.dumps(body).encode()).end()
+            assert (response.status, name) == (200 if name in supported else 400, name), response.body
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "choice"),
+    [
+        (HERMES, "", ""),
+        ("{{ tools }}", "the model's chat template does not show", ""),
+        ("{{ messages }}", "the model's chat template has no place", "the model's chat template has no place"),
+    ],
+)
+def test_tools_are_listed_as_the_chat_template_has_them(
+    template: str, tools: str, choice: str, tokenizer: Tokenizer
+) -> None:
+    found = parameters({}, tool_model(tokenizer, template))
+    for name, reason in (("tools", tools), ("tool_choice", choice)):
+        assert found[name].startswith(reason) and bool(found[name]) is bool(reason)
+    assert found["temperature"] == "" and found["suffix"] and "user" not in found and "messages" not in found
 
 
 def test_tools_are_part_of_the_prompt(tokenizer: Tokenizer) -> None:

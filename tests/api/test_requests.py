@@ -240,6 +240,8 @@ def test_guides_are_bounded_in_length_and_levels() -> None:
     for guide, length in (
         ({"guided_regex": "a" * 65_537}, 65_537),
         ({"guided_json": {"description": "x" * 65_536}}, 65_554),
+        ({"structural_tag": {"format": {"type": "x" * 65_536}}}, 65_582),
+        ({"structural_tag": "x" * 65_537}, 65_537),
         ({"guided_choice": ["(" * 40_000]}, 80_002),
     ):
         told = f"(it has {length} characters, at most 65536 are accepted)"

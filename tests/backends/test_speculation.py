@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,17 @@ def test_a_draft_for_the_cpu_is_compiled_by_itself_and_takes_part_of_the_memory(
     assert options["draft_tokens"] == 3 and not options["enable_prefix_caching"]
     # A step reads a whole prompt, and verifies three tokens of each sequence.
     assert options["max_num_batched_tokens"] == alone.max_seq_len + 4 * alone.max_sequences
+
+
+def test_prompts_are_scored_where_the_model_fits_twice_beside_its_draft(checkpoint: Path, draft: Path) -> None:
+    weights = (checkpoint / "model.safetensors").stat().st_size
+    few: dict[str, Any] = {"max_tokens_in_paged_kv_cache": 64}
+    found = {}
+    for times in (2, 6, 12):
+        machine = replace(CPU_ONLY, available_memory=times * weights + 40_000)
+        plans = [planned(checkpoint, machine, **few, **more) for more in ({}, {"speculative_draft_model": str(draft)})]
+        found[times] = [isinstance(each, OpenVinoPlan) and each.scores_prompts for each in plans]
+    assert found == {2: [False, False], 6: [True, False], 12: [True, True]}
 
 
 def test_steps_that_cannot_hold_a_prompt_and_its_draft_are_refused(checkpoint: Path, draft: Path) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from djl_trtllm.batching.admission import BatchLimits, SequenceLimits, Translator, supported
+from djl_trtllm.batching.admission import BatchLimits, SequenceLimits, Translator, refusals, supported
 from djl_trtllm.batching.sequence import OutputSequence
 from djl_trtllm.errors import InvalidRequestError, PromptTooLongError, RequestError, UnsupportedParameterError
 from djl_trtllm.executor.protocol import Feature, Limits, Ranked, Submit
@@ -43,6 +43,34 @@ def asking(**fields: object) -> GenerationRequest:
     sampling = {name: fields.pop(name) for name in Sampling.__struct_fields__ if name in fields}
     parameters = Sampling(**sampling)  # type: ignore[arg-type]
     return GenerationRequest(prompt_ids=[3], sampling=parameters, **fields)  # type: ignore[arg-type]
+
+
+# -- what an engine refuses --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("missing", "refused"),
+    [
+        ((), ""),
+        (("min_p",), "min_p"),
+        (("logprobs",), "needs_logprobs"),
+        (("adapters",), "adapter"),
+        (("regex",), "regex"),
+        (("json",), "json_object json_schema"),
+        (("structural_tag",), "structural_tag"),
+        (("do_sample",), "do_sample temperature top_k top_p min_p seed"),
+        (("beam_width",), "beam_width length_penalty early_stopping beam_search_diversity_rate"),
+    ],
+)
+def test_an_engine_refuses_the_fields_that_need_what_it_lacks(missing: tuple[str, ...], refused: str) -> None:
+    found = refusals(ENGINE, EVERYTHING.difference(missing))
+    assert {str(getattr(name, "value", name)) for name in found} == {*refused.split()} and all(found.values())
+
+
+def test_an_engine_with_beams_for_every_request_refuses_what_beams_have_not() -> None:
+    found = refusals(replace(ENGINE, beams=4), EVERYTHING)
+    assert {"temperature", "seed", "top_logprobs", "prompt_logprobs", GuideKind.REGEX} < set(found)
+    assert not {"beam_width", "length_penalty", "min_new_tokens", "needs_logprobs"} & set(found)
 
 
 # -- how long a sequence may be ----------------------------------------------------------------------------------------

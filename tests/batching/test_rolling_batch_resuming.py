@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from djl_trtllm.batching.rolling_batch import Loss, can_resume, resumed
 from djl_trtllm.errors import GenerationError, HarmfulRequestError
-from djl_trtllm.executor.protocol import Limits, Submit
+from djl_trtllm.executor.protocol import Limits, Step, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FIELDS, Adapter, FinishReason, Guide, GuideKind, Resume, Sampling
 from tests.batching.helpers import Bench, FakeExecutor
@@ -123,6 +123,18 @@ def attach(bench: Bench) -> FakeExecutor:
     old, bench.executor = bench.executor, FakeExecutor(bench.executor.limits)
     bench.batch.attach(bench.executor)
     return old
+
+
+@pytest.mark.parametrize("tokens", [[], [7]])
+def test_a_prompt_is_scored_once(tokenizer: Tokenizer, tokens: list[int]) -> None:
+    bench = Bench(tokenizer)
+    _, consumer = bench.submit(max_new_tokens=4, prompt_logprobs=0)
+    scores = [None, *[-1.0] * (len(bench.executor.submitted[0].prompt_ids) - 1)]
+    bench.batch.process([Step(prompts={0: scores}, ids=[0] * len(tokens), tokens=tokens)])
+    replaced(bench)
+    assert bench.executor.submitted[0].prompt_logprobs is None
+    bench.batch.process([Step(prompts={0: scores}, ids=[0], tokens=[8])])
+    assert sum(chunk.prompt is not None for chunk in consumer.updates) == 1
 
 
 def test_prompt_and_tokens_are_the_new_prompt(tokenizer: Tokenizer) -> None:

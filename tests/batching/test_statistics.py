@@ -244,3 +244,24 @@ def test_tokens_of_drafts_count_with_their_request_but_those_behind_a_stop_strin
     bench.submit()
     bench.step(Delta(2, [5], finish=LENGTH))
     assert bench.statistics.ended[-1].accepted_tokens is None
+
+
+def test_an_engine_may_say_at_the_end_how_many_tokens_drafts_have_proposed(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer)
+    _, consumer = bench.submit(max_new_tokens=9)
+    for _ in range(2):
+        bench.step(Delta(0, [5, 6, 7, 8]))
+    step = step_of([Delta(0, [5], finish=LENGTH)])
+    step.accepted[0] = 6
+    bench.batch.process([step])
+    assert (consumer.finished().accepted_tokens, bench.statistics.accepted_tokens) == (6, 6)
+
+
+def test_what_comes_behind_a_stop_string_is_of_no_draft(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer)
+    bench.submit(stop=(tokenizer.decode([300]),), max_new_tokens=20)
+    steps = [step_of([Delta(0, tokens)]) for tokens in ([4, 5, 6], [300, 7, 8], [9, 10, 11])]
+    for step in steps:
+        step.accepted[0] = 2
+    bench.batch.process(steps)
+    assert bench.statistics.accepted_tokens == 3

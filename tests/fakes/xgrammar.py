@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+_INVALID_TAG = "Invalid structural tag error"
+
 
 class Grammar:
     @staticmethod
@@ -22,6 +24,12 @@ class Grammar:
         if not re.search(r"^\s*root\s*::=", ebnf, re.MULTILINE):
             text = 'EBNF parser error at line 1, column 1: The root rule with name "root" is not found'
             raise RuntimeError(f"[00:00:00] /project/cpp/grammar_parser.cc:550: {text}\n")
+        return Grammar()
+
+    @staticmethod
+    def from_structural_tag(structural_tag: str) -> Grammar:
+        if "format" not in json.loads(structural_tag):
+            raise RuntimeError(f"{_INVALID_TAG}: Structural tag must have a format field")
         return Grammar()
 
 
@@ -42,3 +50,10 @@ class GrammarCompiler:
     def compile_grammar(self, grammar: Grammar) -> object:
         assert isinstance(grammar, Grammar)
         return object()
+
+    def compile_structural_tag(self, structural_tag: str) -> object:
+        try:
+            return self.compile_grammar(Grammar.from_structural_tag(structural_tag))
+        except RuntimeError as error:
+            failed = "Check failed: (std::holds_alternative<Grammar>(result)) is false"
+            raise RuntimeError(f"[00:00:00] /project/cpp/grammar_compiler.cc:829: {failed}: {error}\n") from error

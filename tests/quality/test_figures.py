@@ -71,6 +71,12 @@ def test_the_perplexity_is_the_exponential_of_the_mean() -> None:
     assert perplexity([math.log(1 / 2), math.log(1 / 8)]) == pytest.approx(4)
 
 
+@pytest.mark.parametrize("least", [-9999.0, -math.inf])
+def test_a_broken_engine_has_a_perplexity_that_is_compared(least: float) -> None:
+    a, b = [said("x", prompt=[-1.0])], [said("x", prompt=[least])]
+    assert any("perplexity" in reason for reason in Comparison(a, b).reasons())
+
+
 def test_answers_are_compared_up_to_their_first_difference() -> None:
     found = compare(
         said("a b c d", logs(a=1 / 2), logs(b=1 / 2), logs(c=0.5, x=0.25)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import stat
+from array import array
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,7 +34,7 @@ ASKED = GenerationRequest(
 
 def ran(seed: int | None = 7) -> RequestState:
     """A state with a sequence of 5 tokens."""
-    sequence = SimpleNamespace(token_ids=[9] * 5, prompt_ids=IDS, seed=seed)
+    sequence = SimpleNamespace(token_ids=[9] * 5, prompt_ids=array("i", IDS), seed=seed)  # as a rolling batch keeps it
     return cast(RequestState, SimpleNamespace(record=state().record, sequences=[sequence]))
 
 

@@ -163,7 +163,7 @@ class OpenVinoBackend(EngineBackend):
             max_num_batched_tokens=batched_tokens,
             kv_cache=kv_cache,
             enable_prefix_caching=reuse,
-            scores_prompts=_fits_twice(hardware, _weight_bytes(layout, shape), kv_cache),
+            scores_prompts=_fits_twice(hardware, weights, kv_cache),
             num_threads=options.inference_num_threads,
             send_interval=_SEND_SECONDS if options.stream_interval == "auto" else 0.0,
             limits=_limits(config, max_sequences, max_seq_len),
@@ -353,7 +353,10 @@ def _weight_bytes(layout: Layout, shape: ModelShape) -> int:
 
 
 def _fits_twice(hardware: Hardware, weights: int, kv_cache: KvCachePlan | None) -> bool:
-    """Whether the model can be loaded a second time, for log-probabilities of prompts: in 32 bits, and twice."""
+    """Whether the model can be loaded a second time, for log-probabilities of prompts: in 32 bits, and twice.
+
+    `weights` are those of a draft model, too.
+    """
     if kv_cache is None or kv_cache.block_bytes is None:
         return False
     return 4 * weights + kv_cache.blocks * kv_cache.block_bytes <= hardware.available_memory

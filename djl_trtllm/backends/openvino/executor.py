@@ -55,6 +55,9 @@ FEATURES: frozenset[str] = frozenset(
 GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR})
 """The features that it also honours where the engine has a tokenizer of OpenVINO."""
 
+SCORES: frozenset[str] = frozenset({"prompt_logprobs"})
+"""Those that it also honours where the weights fit into memory twice."""
+
 
 def generation_config(request: Submit) -> GenerationConfig:
     """Return the request as OpenVINO GenAI's configuration."""
@@ -117,13 +120,10 @@ class PrefixCacheMirror:
 
 
 _SALT_BITS = 32
+_MIRRORED = 4
+"""How many times as many blocks as the KV cache has are remembered of prompts that two keys may share."""
 _SAME = 1e-3
 """How far log-probabilities may be apart that are those of the same model."""
-_SALTED_PENALTY = (
-    "'repetition_penalty' with a prompt that is to share nothing with those of other keys ('cache_salt'): OpenVINO "
-    "cannot keep such prompts apart; leave it out, use 'presence_penalty', or have the operator set "
-    "option.enable_kv_cache_reuse=false"
-)
 
 
 class PromptSalts:
@@ -149,10 +149,12 @@ class PromptSalts:
 
 
 class _Sequence:
-    __slots__ = ("cached_tokens", "cancelled", "handle", "logprobs", "token_ids")
+    __slots__ = ("cached_tokens", "cancelled", "following", "handle", "logprobs", "token_ids")
 
     def __init__(self, handle: GenerationHandle, request: Submit, ids: list[int], cached_tokens: int) -> None:
         self.handle = handle
+        self.following: tuple[Submit, list[int], int] | None = None
+        """The request that this one is read before, see `OpenVinoExecutor._start_penalised`."""
         self.logprobs = request.logprobs
         self.cached_tokens = cached_tokens
         self.token_ids = ids
@@ -238,6 +240,8 @@ class OpenVinoExecutor:
             draft_tokens=draft_tokens,
             seeded=draft_dir is None,
         )
+        self._penalised = PrefixCacheMirror(capacity=_MIRRORED * num_kv_blocks, block_size=BLOCK_TOKENS)
+        """Prompts as `_start_penalised` reads them, each as it is and with its salt."""
         # OpenVINO GenAI compiles guides for the tokenizer beside the model; nothing else here needs its tokenizer.
         self._guides: GuideGate | None = None
         if has_tokenizer(Path(engine_dir)):
@@ -248,7 +252,7 @@ class OpenVinoExecutor:
             )
             self.limits = structs.replace(self.limits, tries_guides=True)
         self.features = FEATURES if self._guides is None else FEATURES | GUIDES
-        self.features |= {"prompt_logprobs"} if self._scorer is not None else set()
+        self.features |= SCORES if self._scorer is not None else set()
         self.details = {
             "OpenVINO": ov.get_version(),
             "KV cache": kv_cache_precision,
@@ -332,6 +336,17 @@ class OpenVinoExecutor:
         else:
             self._start(request)
 
+    def _score(self, scorer: PromptScorer, patience: float) -> None:
+        try:
+            scored = scorer.advance(patience)
+        except Exception as error:
+            self._reject(scorer.give_up(), f"the log-probabilities of the prompt could not be computed: {error}")
+            return
+        if scored is not None:
+            request, scores = scored
+            self._ended.prompts[request.request_id] = scores
+            self._add(structs.replace(request, prompt_logprobs=None))
+
     def _start_held(self) -> None:
         """Start the requests whose whole prompts the next step can read, beside what it verifies."""
         while self._held:
@@ -350,9 +365,28 @@ class OpenVinoExecutor:
             if request.sampling.repetition_penalty == 1:
                 ids = self._salts.apply(ids, request.cache_salt)
             elif request.cache_salt and len(ids) > BLOCK_TOKENS:
-                self._reject(request, Refusal(_SALTED_PENALTY))
-                return
+                return self._start_penalised(request, ids, self._prefixes)
             cached = self._prefixes.reused_tokens(ids)
+        return self._submit(request, ids, cached)
+
+    def _start_penalised(self, request: Submit, ids: list[int], prefixes: PrefixCacheMirror) -> None:
+        """Start a request whose prompt cannot be salted: OpenVINO computes the penalty for no negative ids.
+
+        It may find blocks of others in the prefix cache. So that its client does not see that, as many tokens as they
+        have are read before it, and always a block: as much is computed for the first token, whatever others have sent.
+        """
+        salted = self._salts.apply(ids, request.cache_salt)
+        own = self._penalised.reused_tokens(salted)
+        known = max(own, self._penalised.reused_tokens(ids), prefixes.reused_tokens(ids))
+        self._penalised.remember(ids)
+        self._penalised.remember(salted)
+        before = ids[own : known + BLOCK_TOKENS]
+        unknown = self._salts.apply(before, secrets.token_hex(16))
+        self._submit(Submit(request.request_id, before, Sampling(1)), unknown, 0, (request, ids, own))
+
+    def _submit(
+        self, request: Submit, ids: list[int], cached: int, following: tuple[Submit, list[int], int] | None = None
+    ) -> None:
         prompt = np.array([ids], dtype=np.int64)
         try:
             config = self._configuration(request)
@@ -360,7 +394,8 @@ class OpenVinoExecutor:
         except (RuntimeError, TypeError, ValueError) as error:
             self._reject(request, str(error))
             return
-        self._sequences[request.request_id] = _Sequence(handle, request, ids, cached)
+        sequence = self._sequences[request.request_id] = _Sequence(handle, request, ids, cached)
+        sequence.following = following
 
     def _reject(self, request: Submit | Try, error: str | Refusal) -> None:
         self._ended.end(request.request_id, FinishReason.ERROR, error)
@@ -382,10 +417,8 @@ class OpenVinoExecutor:
         patience = 0.0 if self._pipeline.has_non_finished_requests() else _WAIT_SECONDS
         if self._guides:
             self._guides.advance(patience)
-        if self._scorer and (scored := self._scorer.advance(patience)) is not None:
-            request, scores = scored
-            self._ended.prompts[request.request_id] = scores
-            self._add(structs.replace(request, prompt_logprobs=None))
+        if self._scorer:
+            self._score(self._scorer, patience)
         self._start_held()
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
@@ -412,6 +445,9 @@ class OpenVinoExecutor:
                 self._end(request_id, step, FinishReason.ERROR, error)
             return None
         (output,) = handle.read().values()
+        if sequence.following is not None:  # it generates one token
+            del self._sequences[request_id]
+            return self._submit(*sequence.following)
         token_ids = output.generated_ids
         try:
             step.add(request_id, token_ids, output.generated_log_probs if sequence.logprobs else None)

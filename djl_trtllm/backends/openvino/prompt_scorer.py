@@ -57,10 +57,16 @@ class PromptScorer:
         self._held.remove(found)
         return True
 
+    def give_up(self) -> Submit:
+        """The request that `advance` has raised for, which is held no more. The model is loaded anew for the next."""
+        self._model, self._scores = None, [None]
+        return self._held.popleft()
+
     def advance(self, patience: float) -> tuple[Submit, list[Logprob]] | None:
         """Score the next piece; returns the request whose prompt it completes, and the scores of all its tokens.
 
-        Waits at most `patience` seconds for the model, which other sequences do not wait for.
+        Waits at most `patience` seconds for the model, which other sequences do not wait for. Raises what OpenVINO
+        raises where it cannot be loaded or run; `give_up` has to follow.
         """
         if self._model is None:
             self._model = self._threads.submit(self._load)

@@ -33,13 +33,16 @@ from djl_trtllm.backends.tensorrt_llm.names import build_arguments, has, module_
 from djl_trtllm.backends.tensorrt_llm.remote_code import without_code
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
 from djl_trtllm.backends.tensorrt_llm.sampling import (
+    PYTORCH_READS_TAGS,
     PYTORCH_SCORES_PROMPTS,
     Biases,
+    Sampler,
     find_sampler,
     guide_arguments,
     sampling_arguments,
 )
 from djl_trtllm.backends.tensorrt_llm.warm_up import first_requests, guide_problem
+from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.executor.guides import AsyncGuideGate
 from djl_trtllm.executor.protocol import Feature, FirstRequest, Limits, Refusal, Stats, Submit, Try
 from djl_trtllm.processes import compiler_below
@@ -75,6 +78,21 @@ class EngineLostError(Exception):
 
 _ENGINE_IS_GONE = (RuntimeError, OSError, EOFError)
 """CppExecutorError is a RuntimeError, and queues to the workers raise the others. All else concerns one request."""
+
+
+def features_of(
+    version: str, backend: str, sampler: Sampler, *, library: str | None, logprobs: bool, lora: bool, apart: bool
+) -> frozenset[str]:
+    """What an LLM honours, see `Ready.features`: `library` is of its guides, `apart` whether it keeps prompts apart."""
+    features = sampler.fields | ({Feature.LOGPROBS, "top_logprobs"} if logprobs else set())
+    features |= {Feature.BEAM_LOGPROBS} if logprobs and sampler.beam_logprobs is not None else set()
+    features |= {Feature.JSON, Feature.REGEX, Feature.GRAMMAR} if library else set()
+    tags = library == GuidedDecoding.XGRAMMAR and backend == "pytorch" and Version(version) >= PYTORCH_READS_TAGS
+    features |= {Feature.STRUCTURAL_TAG} if tags else set()
+    features |= {Feature.ADAPTERS} if lora else set()
+    features |= {"cache_salt"} if apart else set()
+    scores = apart and backend == "pytorch" and Version(version) >= PYTORCH_SCORES_PROMPTS
+    return features | ({"prompt_logprobs"} if scores else set())
 
 
 class TensorRtLlmExecutor:
@@ -164,6 +182,7 @@ class TensorRtLlmExecutor:
         self._biases = Biases(vocab_size or 0)
         self._salts_prompts = has("generate_async", "cache_salt", version)
         reuses = (arguments.get("kv_cache_config") or {}).get("enable_block_reuse", True)
+        apart = self._salts_prompts or not reuses
         self.limits = Limits(
             max_sequences=max_sequences,
             kv_blocks=0,
@@ -178,16 +197,11 @@ class TensorRtLlmExecutor:
             tries_guides=self._guides is not None,
             draft_tokens=int(self._speculates),
         )
-        self.features = sampler.fields | ({"seed"} if accept_ignored_seeds else set())
-        self.features |= {Feature.LOGPROBS, "top_logprobs"} if logprobs else set()
-        self.features |= {Feature.BEAM_LOGPROBS} if logprobs and sampler.beam_logprobs is not None else set()
-        self.features |= {Feature.JSON, Feature.REGEX, Feature.GRAMMAR} if guided else set()
-        self.features |= {Feature.ADAPTERS} if lora else set()
+        self.features = features_of(
+            version, backend, sampler, library=guided, logprobs=logprobs, lora=lora, apart=apart
+        )
+        self.features |= {"seed"} if accept_ignored_seeds else set()
         self.features -= {"logit_bias"} if vocab_size is None else set()
-        if self._salts_prompts or not reuses:
-            self.features |= {"cache_salt"}
-            if backend == "pytorch" and Version(version) >= PYTORCH_SCORES_PROMPTS:
-                self.features |= {"prompt_logprobs"}
         self.details = {
             "TensorRT-LLM": version,
             "backend": backend,

@@ -130,7 +130,7 @@ class RunningRequest:
         if not self.result.finished:
             return
         if self.speculates and self._streams:
-            accepted = max(0, len(self._output.token_ids) - self.result.decoding_iter)
+            accepted = max(0, self._seen - self.result.decoding_iter)
             self._step_buffer.step.accepted[self.message.request_id] = accepted
         sequences = list(zip(sequence_ids(self.message), self.result.outputs, strict=True))
         if not self._streams and not self.muted:

@@ -54,7 +54,12 @@ from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.request import Guide, GuideKind, Sampling
 
-_GUIDES = {GuideKind.JSON_SCHEMA: "json", GuideKind.REGEX: "regex", GuideKind.GRAMMAR: "grammar"}
+_GUIDES = {
+    GuideKind.JSON_SCHEMA: "json",
+    GuideKind.REGEX: "regex",
+    GuideKind.GRAMMAR: "grammar",
+    GuideKind.STRUCTURAL_TAG: "structural_tag",
+}
 _ARGUMENTS = {
     "min_new_tokens": "min_tokens",
     "repetition_penalty": "repetition_penalty",
@@ -82,6 +87,8 @@ _BEAMS = frozenset({"length_penalty", "early_stopping", "beam_search_diversity_r
 _TORCH_SAMPLER_IS_WHOLE = Version("1.4.0rc0")
 _TORCH_SAMPLER_HAS_BIASES = Version("1.1.0")
 PYTORCH_SCORES_PROMPTS = Version("1.2.0")
+PYTORCH_READS_TAGS = Version("1.2.0")
+"""From here on a structural tag is passed to xgrammar (0.1.25) as it is; before, only its older form was read."""
 _TORCH_SAMPLER_HAS_BEAMS = Version("1.3.0rc0")
 _SEED_MANAGER = "tensorrt_llm._torch.pyexecutor.sampler.seed_manager"
 _NEUTRAL = Sampling()

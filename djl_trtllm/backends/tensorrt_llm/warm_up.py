@@ -15,7 +15,7 @@ from djl_trtllm.request import Guide, GuideKind, Sampling
 _PROMPT_TOKENS = 8
 _NEW_TOKENS = 3
 """An iteration that reads the prompt, and some that read a token."""
-_GUIDES = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR})
+_GUIDES = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.STRUCTURAL_TAG})
 _LOGPROBS = frozenset({Feature.LOGPROBS, Feature.BEAM_LOGPROBS, "top_logprobs"})
 
 

@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 
 _GUIDE_PROGRAM = "djl_trtllm.backends.{}_process"
 """The program that tries guides; its name has that of the package that vLLM compiles them with."""
-_GUIDES = {GuideKind.JSON_SCHEMA: "json", GuideKind.REGEX: "regex", GuideKind.GRAMMAR: "grammar"}
+_GUIDES = {
+    GuideKind.JSON_SCHEMA: "json",
+    GuideKind.REGEX: "regex",
+    GuideKind.GRAMMAR: "grammar",
+    GuideKind.STRUCTURAL_TAG: "structural_tag",
+}
 _GUIDE_SECONDS = 0.005
 """How long to wait for the trial of a guide where nothing else runs."""
 _EMPTY_SECONDS = 0.001
@@ -72,8 +77,8 @@ FEATURES: frozenset[str] = frozenset(
     }
 )
 """The features that vLLM honours, see `Ready.features`."""
-GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR})
-"""Those that it also honours where it can use the tokenizer for guides."""
+GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.STRUCTURAL_TAG})
+"""Those that it also honours where it can use the tokenizer for guides; structural tags are xgrammar's."""
 
 _FIRST = {
     "a greedy request": Submit(0, [1, 1], Sampling(2, repetition_penalty=1.1, presence_penalty=0.1)),
@@ -183,7 +188,7 @@ class VllmExecutor:
             tries_guides=True,
             draft_tokens=getattr(configuration.speculative_config, "num_speculative_tokens", 0),
         )
-        lost = self._warm_up()
+        lost = self._warm_up() | ({Feature.STRUCTURAL_TAG} if guides != GuidedDecoding.XGRAMMAR else set())
         adapters = {Feature.ADAPTERS} if configuration.lora_config is not None else set()
         self.features = (FEATURES | GUIDES | adapters) - lost
         self.details = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -249,15 +250,53 @@ def test_prompts_with_different_salts_share_nothing_and_have_the_same_output(
     assert cached[3:] == [192, 192, 192]
 
 
-def test_a_repetition_penalty_is_refused_where_its_prompt_cannot_be_kept_apart(load: Load, prompt: list[int]) -> None:
-    caching, long = load(enable_prefix_caching=True), (prompt * 20)[:33]
-    for ids, salt, finished in (
-        (long, "one", FinishReason.ERROR),
-        (long[:32], "one", FinishReason.LENGTH),
-        (long, "", FinishReason.LENGTH),
-    ):
-        caching.submit(Submit(1, ids, Sampling(2, repetition_penalty=1.1), cache_salt=salt))
-        assert finish(caching)[1].end.finish == finished
+def test_a_penalised_prompt_is_as_fast_whatever_other_keys_have_sent(
+    load: Load, executor: OpenVinoExecutor, prompt: list[int]
+) -> None:
+    caching, first = load(enable_prefix_caching=True, max_num_batched_tokens=32), (prompt * 40)[:200]
+    second = [*first[:100], *reversed(first[:100])]
+    found = []
+    for ids, salt in ((first, "one"), (first, "two"), (first, "two"), (second, "three"), (second, "two")):
+        caching.submit(Submit(1, ids, Sampling(3, repetition_penalty=1.3), cache_salt=salt))
+        steps = []
+        while caching.busy:
+            steps.append(caching.step())
+        read = next(number for number, step in enumerate(steps) if step.ids)
+        found.append((read, sum(step.cached.get(1, 0) for step in steps)))
+        tokens = [token for step in steps for token in step.tokens]
+        assert tokens == generate(executor, ids, 3, repetition_penalty=1.3).ids
+    assert found == [(7, 0), (7, 0), (1, 192), (7, 0), (4, 96)]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 6])
+def test_a_penalised_request_is_cancelled_at_any_time(load: Load, prompt: list[int], steps: int) -> None:
+    caching = load(enable_prefix_caching=True, max_num_batched_tokens=48)
+    caching.submit(Submit(1, (prompt * 40)[:200], Sampling(9, repetition_penalty=1.3), cache_salt="one"))
+    for _ in range(steps):
+        caching.step()
+    caching.cancel(1)
+    assert finish(caching)[1].end.finish is FinishReason.CANCELLED
+    caching.submit(Submit(2, prompt, Sampling(2)))
+    assert finish(caching)[2].end.finish is FinishReason.LENGTH
+
+
+def test_a_prompt_that_cannot_be_scored_costs_its_own_request_only(
+    tiny_stories: Path, tmp_path: Path, prompt: list[int]
+) -> None:
+    engine = shutil.copytree(tiny_stories / "engine", tmp_path / "engine")
+    executor = OpenVinoExecutor(**executor_options(engine, num_kv_blocks=60, scores_prompts=True))
+    kept = (engine / "openvino_model.xml").rename(tmp_path / "kept")
+    try:
+        for number in range(2):
+            executor.submit(Submit(2 * number, prompt, Sampling(2), prompt_logprobs=1))
+            executor.submit(Submit(2 * number + 1, prompt, Sampling(30)))
+        found = finish(executor)
+        assert [found[number].end.finish for number in range(4)] == [FinishReason.ERROR, FinishReason.LENGTH] * 2
+        kept.rename(engine / "openvino_model.xml")
+        executor.submit(Submit(4, prompt, Sampling(2), prompt_logprobs=1))
+        assert finish(executor)[4].end.finish is FinishReason.LENGTH
+    finally:
+        executor.close()
 
 
 def test_a_prompt_has_the_log_probabilities_that_its_tokens_had_as_output(

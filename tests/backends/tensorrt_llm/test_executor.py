@@ -33,18 +33,25 @@ def test_a_plain_executor_has_its_limits_and_the_fields_of_its_sampler(make: Mak
     assert (limits.max_sequences, limits.kv_blocks, limits.block_size) == (8, 0, 32)
     assert (limits.max_seq_len, limits.lookahead, limits.stops) == (100, 3, True)
     assert make(stop_in_engine=False).executor.limits.stops is False
-    assert engine.executor.features == find_sampler("1.2.1", "pytorch", {}, 1).fields
+    fields = find_sampler("1.2.1", "pytorch", {}, 1).fields
+    assert engine.executor.features == fields - {"logit_bias"} | {"cache_salt", "prompt_logprobs"}
+    assert "logit_bias" in make(vocab_size=100).executor.features
     shown = {"TensorRT-LLM": "1.2.1", "backend": "pytorch", "GPUs": 8, "worker processes": 0}
     assert engine.executor.details == shown
     arguments = {"model": "model", "tokenizer": "tokenizer", "tensor_parallel_size": 2, "pipeline_parallel_size": 4}
     assert engine.llm.arguments == arguments
 
 
+GUIDES = {Feature.JSON, Feature.REGEX, Feature.GRAMMAR}
+
+
 @pytest.mark.parametrize(
     ("options", "features"),
     [
         ({"logprobs": True}, {Feature.LOGPROBS, "top_logprobs"}),
-        ({"arguments": {"guided_decoding_backend": "xgrammar"}}, {Feature.JSON, Feature.REGEX, Feature.GRAMMAR}),
+        ({"arguments": {"guided_decoding_backend": "xgrammar"}}, {*GUIDES, Feature.STRUCTURAL_TAG}),
+        ({"arguments": {"guided_decoding_backend": "xgrammar"}, "backend": "tensorrt"}, GUIDES),
+        ({"arguments": {"guided_decoding_backend": "llguidance"}}, GUIDES),
         ({"lora": True}, {Feature.ADAPTERS}),
         ({"max_beam_width": 2}, set()),
         ({"backend": "tensorrt"}, set()),
@@ -54,7 +61,8 @@ def test_features_are_those_that_were_asked_for(
     make: MakeEngine, options: dict[str, object], features: set[str]
 ) -> None:
     backend, beams = str(options.get("backend", "pytorch")), 2 if "max_beam_width" in options else 1
-    fields = find_sampler("1.2.1", backend, {}, beams).fields
+    scores = {"prompt_logprobs"} if backend == "pytorch" else set()
+    fields = find_sampler("1.2.1", backend, {}, beams).fields - {"logit_bias"} | {"cache_salt"} | scores
     assert make(**options).executor.features == fields | features
 
 

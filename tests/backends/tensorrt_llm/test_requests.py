@@ -62,6 +62,7 @@ def test_every_field_of_a_request_is_covered_above() -> None:
         (Guide(GuideKind.JSON_SCHEMA, '{"type": "null"}'), {"grammar": grammar_of('{"type": "null"}').text}),
         (Guide(GuideKind.REGEX, "a+"), {"regex": "a+"}),
         (Guide(GuideKind.GRAMMAR, "root ::= a"), {"grammar": "root ::= a"}),
+        (Guide(GuideKind.STRUCTURAL_TAG, "{}"), {"structural_tag": "{}"}),
     ],
 )
 def test_a_guide_is_one_argument(guide: Guide, arguments: dict[str, Any]) -> None:
@@ -461,15 +462,18 @@ def test_a_request_may_be_ended_from_outside(beams: int) -> None:
     assert deltas == [Delta(1 + number, [], None, FinishReason.ERROR, "no room") for number in range(beams)]
 
 
-def test_tokens_beyond_the_iterations_of_a_request_are_those_of_drafts() -> None:
+@pytest.mark.parametrize(("muted", "accepted"), [(False, [{}, {}, {1: 2}]), (True, [{1: 0}])])
+def test_tokens_beyond_the_iterations_of_a_request_are_those_of_drafts(
+    muted: bool, accepted: list[dict[int, int]]
+) -> None:
     steps: list[Step] = []
 
     async def follow(request: RunningRequest) -> None:
-        request.speculates = True
+        request.speculates, request.muted = True, muted
         result: Any = Result(say(7), None, say(8, 9, 10), None, say(11, end="length"))
         result.decoding_iter = 3
         request.follow(result)
         await result.play()
 
     played(follow, steps=steps)
-    assert [step.accepted for step in steps] == [{}, {}, {1: 2}]
+    assert [step.accepted for step in steps] == accepted

@@ -33,6 +33,8 @@ GUIDES = [
     (GuideKind.JSON_SCHEMA, '{"type": "string"}', None),
     (GuideKind.REGEX, "(yes|no)", None),
     (GuideKind.GRAMMAR, 'root ::= "a" root | "b"', None),
+    (GuideKind.STRUCTURAL_TAG, '{"type": "structural_tag", "format": {"type": "any_text"}}', None),
+    (GuideKind.STRUCTURAL_TAG, "{}", "Invalid structural tag error: Structural tag must have a format field"),
     (GuideKind.JSON_SCHEMA, '{"type": "text"}', '#/type is "text"'),
     (GuideKind.JSON_SCHEMA, "5", "# is 5"),
     (GuideKind.REGEX, "(", "Regex parsing error at position"),

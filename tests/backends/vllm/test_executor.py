@@ -21,6 +21,7 @@ PROMPTS = [[1, 300 + 7 * k, 500, *range(600, 610 + 3 * k)] for k in range(6)]
 def make(**arguments: Any) -> Any:
     from djl_trtllm.backends.vllm.executor import VllmExecutor
 
+    guides = arguments.pop("guides", "xgrammar")
     given = {
         "max_num_seqs": 8,
         "max_model_len": 1024,
@@ -33,7 +34,7 @@ def make(**arguments: Any) -> Any:
         arguments=given,
         environment={"VLLM_CPU_KVCACHE_SPACE": "1"},
         tokenizer_dir=given["tokenizer"],
-        guides="xgrammar",
+        guides=guides,
         max_sequences=8,
         lookahead=2,
     )
@@ -292,6 +293,18 @@ def test_adapters_are_a_feature_where_they_are_enabled_and_go_to_vllm(shared: An
     (request,) = executor._core.requests.values()
     assert (request.lora_request.lora_name, request.lora_request.lora_int_id) == ("pirate-3", 3)
     finish(executor)
+
+
+@fake_only
+def test_structural_tags_go_to_vllm_where_xgrammar_compiles_them(shared: Any, tiny_stories: Path) -> None:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    from djl_trtllm.backends.vllm.executor import guide_arguments
+
+    given = guide_arguments(Guide(GuideKind.STRUCTURAL_TAG, '{"format": {}}'), "xgrammar")
+    assert StructuredOutputsParams(**given).structural_tag == '{"format": {}}'
+    other = make(model=str(tiny_stories), tokenizer=str(tiny_stories), guides="llguidance")
+    assert shared.features - other.features == {"structural_tag"}
 
 
 @fake_only

@@ -9,7 +9,7 @@ vLLM's `/tokenize` and `/detokenize` are actions.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from types import MappingProxyType
@@ -22,7 +22,16 @@ from djl_trtllm.api import choices
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Render, Reply, only_model
-from djl_trtllm.api.chat import THINKING, TOOLS, chat_request, fit_messages, read_template, read_tool_use, token_ids
+from djl_trtllm.api.chat import (
+    THINKING,
+    TOOLS,
+    chat_request,
+    fit_messages,
+    read_template,
+    read_tool_use,
+    token_ids,
+    tools_problem,
+)
 from djl_trtllm.api.dialects.openai import responses
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
@@ -86,7 +95,7 @@ CHAT_FIELDS = Table(
             kinds.integer(1, shared.MOST_TOKENS),
             "max_new_tokens",
         ),
-        Parameter(("logprobs",), kinds.BOOLEAN, "logprobs"),
+        Parameter(("logprobs",), kinds.BOOLEAN, "logprobs", needs=("needs_logprobs",)),
         Parameter(("top_logprobs",), kinds.integer(0, 20), "top_logprobs"),
         Parameter(("add_generation_prompt",), kinds.BOOLEAN, "add_generation_prompt"),
         Parameter(("chat_template_kwargs",), kinds.OBJECT, "chat_template_kwargs"),
@@ -118,7 +127,7 @@ COMPLETION_FIELDS = Table(
             kinds.integer(0, shared.MOST_TOKENS),
             "max_new_tokens",
         ),
-        Parameter(("logprobs",), kinds.integer(0, 5), "logprobs"),
+        Parameter(("logprobs",), kinds.integer(0, 5), "logprobs", needs=("needs_logprobs",)),
         Parameter(("echo",), kinds.BOOLEAN, "echo"),
         Parameter(("suffix",), neutral=("",), advice="models are given a prompt, not a text with a gap"),
         Parameter(("add_special_tokens",), neutral=(True,)),
@@ -398,7 +407,25 @@ class OpenAi(Dialect):
 
 
 def _listed(model: ModelStatus) -> dict[str, Any]:
-    return {"id": model.name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
+    """The entry of a model. `supported_parameters` is OpenRouter's; a model that is loading has no lists yet."""
+    entry = {"id": model.name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
+    if model.context is None:
+        return entry
+    refused = parameters(model.refusals, model.context)
+    return entry | {
+        "supported_parameters": [name for name, reason in refused.items() if not reason],
+        "unsupported_parameters": {name: reason for name, reason in refused.items() if reason},
+    }
+
+
+def parameters(refusals: Mapping[str, str], model: ModelContext) -> dict[str, str]:
+    """Why each parameter of chat and completions is refused, "" for one that has an effect; see `ModelStatus`."""
+    chat, completions = (table.refused(refusals) for table in (CHAT_FIELDS, COMPLETION_FIELDS))
+    if (problem := tools_problem(model)) is not None:
+        chat["tools"] = problem
+        chat["tool_choice"] = chat["tool_choice"] or ("" if "tools" in model.tokenizer.chat_source(True) else problem)
+    served = {name for table in (chat, completions) for name, reason in table.items() if not reason}
+    return {name: "" if name in served else reason for name, reason in sorted((completions | chat).items())}
 
 
 OPENAI = OpenAi()

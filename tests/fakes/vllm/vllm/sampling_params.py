@@ -10,6 +10,7 @@ class StructuredOutputsParams:
     json: str | None = None
     regex: str | None = None
     grammar: str | None = None
+    structural_tag: str | None = None
 
 
 @dataclass
