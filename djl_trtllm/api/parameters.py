@@ -120,7 +120,7 @@ class Problems:
         """The response header that names what was ignored."""
         if not self.ignored:
             return ()
-        shown = ", ".join(map(_in_header, self.ignored[:_MOST_PROBLEMS]))
+        shown = ", ".join(map(in_header, self.ignored[:_MOST_PROBLEMS]))
         if len(self.ignored) > _MOST_PROBLEMS:
             shown += f" and {len(self.ignored) - _MOST_PROBLEMS} more"
         how = f"option.unknown_parameters={self.unknown.value}"
@@ -253,7 +253,7 @@ def _bounded(given: Mapping[str, Any], problems: Problems, where: str) -> Iterab
     return ((name, raw) for name, raw in given.items() if raw is not None)
 
 
-def _in_header(name: str) -> str:
+def in_header(name: str) -> str:
     """The name inside the quotation marks of a header."""
     return ascii(name[:_SHOWN])[1:-1].replace('"', '\\"')
 

@@ -31,7 +31,17 @@ from djl_trtllm.api.conversations import Stored, store
 from djl_trtllm.api.dialects.responses.encoder import Answer, AnswerEncoder
 from djl_trtllm.api.dialects.responses.items import Items, shown_name
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
+from djl_trtllm.api.parameters import (
+    IGNORED,
+    Kind,
+    Parameter,
+    Problems,
+    Table,
+    in_header,
+    read_model_name,
+    read_object,
+    show,
+)
 
 _LOGPROBS, _ENCODED = "message.output_text.logprobs", "reasoning.encrypted_content"
 """What `include` may name. Other names belong to hosted tools, so what they ask for is never there."""
@@ -125,8 +135,8 @@ class _Tools:
         self._problems = problems
         self._add_all(raw, "tools", "")
         if self._left_out:
-            shown = ", ".join(self._left_out[:10])
-            text = f'299 djl-trtllm "left out, because this server does not run them: {ascii(shown)[1:-1]}"'
+            shown = ", ".join(map(in_header, self._left_out[:10]))
+            text = f'299 djl-trtllm "left out, because this server does not run them: {shown}"'
             self.headers = (("Warning", text),)
 
     def _add_all(self, tools: Any, place: str, namespace: str) -> None:
