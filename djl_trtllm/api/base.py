@@ -408,6 +408,10 @@ class Dialect(ABC):
         """The model that the request names. Called before `parse`; None for the only model."""
         return None
 
+    def size(self, request: RawRequest, model: ModelContext) -> int:
+        """The most bytes that `parse` reads of a request: of few it is called on the event loop."""
+        return len(request.body)
+
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """One of `pages`. `models` are all models, or the one that the path names."""
         raise NotImplementedError(f"{type(self).__name__} has no page {request.path}")

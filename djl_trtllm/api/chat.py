@@ -21,6 +21,7 @@ from djl_trtllm.api.base import ModelContext, Render
 from djl_trtllm.api.parameters import Kind, Parameter, Problems, show
 from djl_trtllm.api.sampling import read_schema
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
+from djl_trtllm.errors import PromptTooLongError
 from djl_trtllm.request import GenerationRequest, Guide, Sampling
 
 MOST_TOOLS = 128
@@ -184,18 +185,24 @@ def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages as turns: the system's before the first answer are one, in front, and equal roles that follow each
     other are joined. Many templates refuse anything else, or leave it out."""
     first = next((at for at, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
-    turns: list[dict[str, Any]] = []
+    turns: list[list[dict[str, Any]]] = []
     for message in sorted(messages[:first], key=lambda message: message["role"] != "system") + messages[first:]:
-        if not turns or message["role"] == "tool" or message["role"] != turns[-1]["role"]:
-            turns.append(dict(message))
-            continue
-        for name in ("content", "reasoning_content"):
-            texts = [text for text in (turns[-1].get(name), message.get(name)) if text]
-            if texts:
-                turns[-1][name] = "\n".join(texts)
-        if "tool_calls" in message:
-            turns[-1]["tool_calls"] = turns[-1].get("tool_calls", []) + message["tool_calls"]
-    return turns
+        if turns and message["role"] == turns[-1][0]["role"] != "tool":
+            turns[-1].append(message)
+        else:
+            turns.append([message])
+    return [_joined(turn) for turn in turns]
+
+
+def _joined(turn: list[dict[str, Any]]) -> dict[str, Any]:
+    """One message of several. Each text is copied once, however many there are."""
+    joined = dict(turn[0])
+    for name in ("content", "reasoning_content"):
+        texts = [text for message in turn if (text := message.get(name))]
+        if texts:
+            joined[name] = "\n".join(texts)
+    calls = [call for message in turn for call in message.get("tool_calls", ())]
+    return joined | {"tool_calls": calls} if calls else joined
 
 
 def as_opaque(text: str) -> str:
@@ -365,6 +372,19 @@ def prompt_text(
     _set_thinking(values, model)
     template = read_template(values if tools is not None else {**values, "tools": None}) or {}
     return model.tokenizer.render_chat(messages, **template) if render is None else render(messages, template)
+
+
+_MOST_CHARACTERS = 2**20
+"""The longest text, or more if the model's prompts may be longer: a megabyte takes a second, and 100 MB of memory."""
+_CHARACTERS_OF_A_TOKEN = 16
+
+
+def token_ids(text: str, model: ModelContext, *, special: bool) -> list[int]:
+    """The ids of a text that is only tokenised. Raises PromptTooLongError before it is, if it is too long."""
+    most = max(_MOST_CHARACTERS, _CHARACTERS_OF_A_TOKEN * (model.options.max_input_len or 0))
+    if len(text) > most:
+        raise PromptTooLongError(f"the text has {len(text)} characters: expected at most {most}")
+    return model.tokenizer.encode(text, special)
 
 
 def _set_thinking(values: dict[str, Any], model: ModelContext) -> None:

@@ -36,37 +36,41 @@ class Stored:
                     f"the response {show(name)} is not stored: it has expired, was not to be stored, or belongs to "
                     "another API key; send the whole conversation"
                 )
+            self._take(len(entry[1]) + len(entry[2]))
             turns += [each[1:-1] for each in (entry[2], entry[1]) if len(each) > len(b"[]")]
             name = entry[3].decode()
-        return self._read(b"[%b]" % b",".join(reversed(turns)))
+        items: list[Any] = read_json(b"[%b]" % b",".join(reversed(turns)))
+        return items
 
     def output(self, name: str, at: int) -> Any:
         """An item of a response's output. None if there is none."""
         entry = self._kept.find(self._key, name, seconds=self._seconds)
-        items = [] if entry is None else self._read(entry[2])
+        if entry is None:
+            return None
+        self._take(len(entry[2]))
+        items = read_json(entry[2])
         return items[at] if at < len(items) else None
 
-    def _read(self, data: bytes) -> list[Any]:
-        self._left -= len(data)
+    def _take(self, size: int) -> None:
+        """Count bytes, before anything is done with them."""
+        self._left -= size
         if self._left < 0:
             raise errors.InvalidRequestError(
                 "the stored items are more than max_request_size: begin a new conversation with a summary of this one"
             )
-        items: list[Any] = read_json(data)
-        return items
 
 
 def store(
     model: ModelContext,
     key: str,
     name: str,
-    own: list[Any],
+    own: bytes,
     previous: str,
     response: bytes,
     output: list[dict[str, Any]],
 ) -> None:
-    """Store a response with its own items."""
+    """Store a response with its own items, a list in JSON."""
     options = model.options
-    parts = (response, orjson.dumps(own), orjson.dumps(output), previous.encode())
+    parts = (response, own, orjson.dumps(output), previous.encode())
     most, seconds = options.stored_responses_memory, options.stored_responses_timeout
     model.kept.keep(key, name, parts, most_bytes=most, seconds=seconds)

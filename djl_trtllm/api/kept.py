@@ -40,6 +40,10 @@ class Kept:
         """The bytes of all entries."""
         return sum(self._sizes.values())
 
+    def size_of(self, key: str) -> int:
+        """The bytes of the entries of a key."""
+        return self._sizes.get(key, 0)
+
     def keep(self, key: str, name: str, parts: tuple[bytes, ...], *, most_bytes: int, seconds: float) -> None:
         """Keep an entry: all together have `most_bytes` at most. One that is larger by itself is not kept."""
         size = sum(map(len, parts)) + _OVERHEAD

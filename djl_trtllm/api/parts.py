@@ -30,10 +30,14 @@ class Part:
 
     index: int
     kind: PartKind
-    text: str = ""
     name: str = ""
     call_id: str = ""
     tokens: list[Token] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
 
 
 class PartsEncoder(ResponseEncoder):
@@ -62,9 +66,9 @@ class PartsEncoder(ResponseEncoder):
             return b""
         data = b"" if self._begun or not self.stream else self.head()
         self._begun = True
-        self.finished = finished = chunk.finished
-        tokens = chunk.tokens
+        finished, tokens = chunk.finished, chunk.tokens
         data += self._take("".join([token.text for token in tokens]), tokens, end=finished is not None)
+        self.finished = finished  # what ends a part before is no limit
         if finished is None:
             return data
         if finished.error is not None:
@@ -104,7 +108,7 @@ class PartsEncoder(ResponseEncoder):
             if not self.parts or self.parts[-1].kind is not kind:
                 data.append(self._open(kind))
             part = self.parts[-1]
-            part.text += event.text
+            part.pieces.append(event.text)
             new: list[Token] = []
             if kind is PartKind.TEXT and shown:
                 new, shown = shown, []

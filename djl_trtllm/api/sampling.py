@@ -220,8 +220,8 @@ def read_response_format(value: Any) -> Guide | None:
         return Guide(GuideKind.JSON_OBJECT)
     if kind == "json_schema":
         described = value.get("json_schema", value)  # in the API of responses, the members stand beside the type
-        if type(described) is dict and "schema" in described:
-            return read_schema(described["schema"], described.get("strict"))
+        if type(described) is dict and ("schema" in described or described is value):
+            return read_schema(described.get("schema"), described.get("strict"))
         return read_schema(described)
     if kind in ("json", "regex"):  # TGI takes its grammars here as well
         return _tgi_grammar(value)

@@ -62,7 +62,7 @@ def shutting_down(name: str) -> errors.NotReadyError:
 
 async def parse_call(dialect: Dialect, request: RawRequest, model: ModelContext) -> Call:
     """`dialect.parse`, of a large request in a worker thread. A model's own code may want the thread that loaded it."""
-    size = 0 if model.custom is not None else len(request.body)
+    size = 0 if model.custom is not None else dialect.size(request, model)
     return await run_by_size(size, lambda: dialect.parse(request, model))
 
 

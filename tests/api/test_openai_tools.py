@@ -21,6 +21,7 @@ from djl_trtllm.api.output_parsers import (
     Event,
     NamedParser,
     OutputParser,
+    PlainParser,
     Reasoning,
     ToolFormat,
     call_parser,
@@ -342,6 +343,23 @@ def test_each_choice_is_parsed_by_itself() -> None:
     body = encode(OUTPUT, n=2)
     assert joined(body, 0) == joined(body, 1)
     assert joined(body)["calls"] == [ROME, ROME]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_is_parsed_as_it_comes_and_not_at_its_end(stream: bool) -> None:
+    class Watched(PlainParser):
+        def feed(self, text: str) -> list[Event]:
+            fed.append(text)
+            return super().feed(text)
+
+    fed: list[str] = []
+    response = Response("id", "wolf", stream=stream)
+    parsing = Parsing(ToolUse(Watched, FORMAT), ReasoningFormat.NONE)
+    encoder = (ParsedChatStreamEncoder if stream else ParsedChatEncoder)(response, parsing)
+    encoder.begin(Prompt("?", 3))
+    for number, chunk in enumerate(chunks("The wolf", 2)[:4], 1):
+        encoder.encode(chunk)
+        assert len(fed) == number
 
 
 def test_an_answer_of_calls_has_no_content() -> None:

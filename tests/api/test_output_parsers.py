@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -34,6 +33,7 @@ from djl_trtllm.api.output_parsers.reader import MOST_BLANKS, Markers
 from djl_trtllm.api.output_parsers.values import ValueEnd, types_in
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.model.chat_template import ChatTemplate
+from tests.api.scripts import seconds
 from tests.support.tables import by_table
 from tests.support.tool_calls import CASES, FUNCTIONS, WRITERS, Answer, parse, parser, write
 
@@ -465,19 +465,6 @@ def test_no_text_is_an_error_and_no_split_changes_it(writer: str, data: st.DataO
     assert parse(make(), *(text[start:end] for start, end in pairwise([0, *cuts, len(text)]))) == whole
 
 
-def seconds(make: MakeParser, pieces: list[str]) -> float:
-    """The processor time of the fastest of three."""
-
-    def once() -> float:
-        own, begin = make(), time.process_time()
-        for piece in pieces:
-            own.feed(piece)
-        own.finish()
-        return time.process_time() - begin
-
-    return min(once() for _ in range(3))
-
-
 @pytest.mark.parametrize("size", [16, 1 << 20])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_the_cost_grows_with_the_output_and_no_faster(writer: str, size: int) -> None:
@@ -485,7 +472,10 @@ def test_the_cost_grows_with_the_output_and_no_faster(writer: str, size: int) ->
         long = write(writer, "", [("look", {"s": "The wolf ran.\n" * (length // 14), "l": ["a"] * (length // 64)})], "")
         return pieces_of(long + write(writer, "", [("look", {"i": 1})] * (length // 64), ""), size)
 
-    short, long = (seconds(partial(parser, writer), output(length)) for length in (1 << 13, 1 << 17))
+    def cost(pieces: list[str]) -> float:
+        return seconds(lambda: parse(parser(writer), *pieces))
+
+    short, long = (cost(output(length)) for length in (1 << 13, 1 << 17))
     assert long < 80 * short  # 16 times as long; 256 if each piece cost as much as all before it
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from djl_trtllm.api.output_parsers import call_parser, tool_format
 from djl_trtllm.api.parts import PartsEncoder
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
+from tests.api.scripts import seconds
 from tests.integration.server.test_agents import joined, parts
 
 CALL = '<tool_call>\n{"name": "sky.weather", "arguments": {"city": "Rome"}}\n</tool_call>'
@@ -29,7 +30,7 @@ assert FORMAT is not None
 
 def parsing(*, parallel: bool = True) -> Parsing:
     assert FORMAT is not None
-    tools = ToolUse(functools.partial(call_parser, FORMAT, {"sky.weather": {}}), FORMAT, parallel=parallel)
+    tools = ToolUse(partial(call_parser, FORMAT, {"sky.weather": {}}), FORMAT, parallel=parallel)
     return Parsing(tools, ReasoningFormat.QWEN3)
 
 
@@ -105,6 +106,26 @@ def test_what_a_limit_cut_off_is_not_complete(stream: bool) -> None:
     ]
     answer = answered(message(stream=False), [cut], FinishReason.LENGTH)
     assert answer["stop_reason"] == "max_tokens" and answer["content"][-1]["input"] == {"INVALID_JSON": '{"city": '}
+
+
+def test_what_a_limit_did_not_cut_off_is_complete_in_each_event() -> None:
+    encoder = response(stream=True)
+    encoder.begin(Prompt("The wolf", 7))
+    end = SequenceResult(FinishReason.LENGTH, 1, None, None)
+    events = encoder.encode(OutputChunk(0, [Token(5, OUTPUT[:-30], None, False)], end)).decode().split("\n")
+    items = [json.loads(event[6:])["item"]["status"] for event in events if '"response.output_item.done"' in event]
+    assert items == ["completed"] * 3 + ["incomplete"]
+
+
+@pytest.mark.parametrize("made", [message, response])
+def test_the_cost_grows_with_the_answer_and_no_faster(made: Any) -> None:
+    def encode(count: int) -> None:
+        encoder = made(stream=True)
+        for _ in range(count):
+            encoder.encode(OutputChunk(0, [Token(5, "The wolf. " * 400, None, False)], None))
+
+    short, long = (seconds(partial(encode, count)) for count in (128, 2048))
+    assert long < 80 * short  # 16 times as long; 256 if each token cost as much as all before it
 
 
 @pytest.mark.parametrize("stream", [False, True])

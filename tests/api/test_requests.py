@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.request import GenerationRequest, Guide, OutputChunk, Sampling
 from tests.api.models import PlayedModel, PlayedTokenizer
-from tests.api.scripts import EOS, FAILURE, PROMPT, several
+from tests.api.scripts import EOS, FAILURE, PROMPT, seconds, several
 
 TABLE = Path(__file__).with_name("requests.json")
 ROWS: dict[str, list[dict[str, Any]]] = json.loads(TABLE.read_text())
@@ -140,6 +141,25 @@ def refusal(body: dict[str, Any], path: str = "/invocations") -> str:
 def test_messages_are_bounded() -> None:
     assert len(refusal({"inputs": ["a" * 100_000], "b" * 100_000: 1})) < 1000
     assert "and 158 more" in refusal({"inputs": "a", "parameters": {f"x{i}x": 1 for i in range(200)}})
+
+
+@pytest.mark.parametrize(("path", "member"), [("/v1/responses", "input"), ("/v1/messages", "messages")])
+def test_the_cost_grows_with_the_messages_and_no_faster(path: str, member: str) -> None:
+    def asked(count: int) -> dict[str, Any]:
+        body = {member: [{"role": "user", "content": "x" * 1000}] * count}
+        return {"path": path, "body": body if member == "input" else body | {"max_tokens": 1}}
+
+    short, long = (seconds(partial(made_of, asked(count))) for count in (256, 4096))
+    assert long < 80 * short  # 16 times as long; 256 if each message cost as much as all before it
+
+
+def test_tools_that_a_choice_allows_are_bounded_and_known() -> None:
+    tools = [{"type": "function", "name": "f"}]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": tools * 129}
+    body = {"input": "a", "tools": tools, "tool_choice": choice}
+    assert "'tool_choice'" in refusal(body, "/v1/responses")
+    choice["tools"] = [*tools, {"type": "function", "name": "g"}]
+    assert '["g"]' in refusal(body, "/v1/responses")
 
 
 BODIES = st.recursive(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import orjson
 
+from djl_trtllm.api.base import SMALL, Call, ModelContext, RawRequest
+from djl_trtllm.api.dialects.responses.dialect import Responses
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.access import Access, ApiKey
+from djl_trtllm.service.lifecycle import parse_call
+from tests.api.models import PlayedModel
 from tests.server.application import Application, application
 from tests.support.asgi import JSON, Connection
 from tests.support.in_process import Hosts
@@ -82,6 +87,27 @@ async def test_a_stored_conversation_is_bounded_as_a_body(hosts: Hosts, tokenize
             if made.get("error"):
                 break
         assert "max_request_size" in made["error"]["message"] or "max_input_len" in made["error"]["message"]
+
+
+async def test_what_is_stored_is_read_beside_the_event_loop() -> None:
+    class Watched(Responses):
+        def parse(self, request: RawRequest, model: ModelContext) -> Call:
+            threads.append(threading.get_ident())
+            return super().parse(request, model)
+
+    threads: list[int] = []
+    model, body = PlayedModel(), orjson.dumps({"input": "The wolf"})
+    model.kept.keep("a", "resp", (b"x" * SMALL,), most_bytes=2 * SMALL, seconds=9)
+    for key in "ab":
+        assert await parse_call(Watched(), RawRequest(body, {}, PATH, key=key), model)
+    assert [thread == threading.get_ident() for thread in threads] == [False, True]
+
+
+async def test_a_text_is_not_counted_that_is_too_long(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with application(tokenizer, max_request_size=1 << 22) as served:
+        chat = {"messages": [{"role": "user", "content": "x" * (1 << 20)}]}
+        refused = await served.client.post("/v1/messages/count_tokens", orjson.dumps(chat))
+        assert refused.status == 400 and "characters" in refused.json["error"]["message"]
 
 
 async def test_a_conversation_has_as_many_tokens_as_its_message_is_charged(hosts: Hosts, tokenizer: Tokenizer) -> None:

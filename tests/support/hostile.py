@@ -280,7 +280,7 @@ def _call(arguments: str) -> dict[str, Any]:
 
 def _parameters() -> Iterator[Hostile]:
     yield Hostile("20,000 unknown parameters", 424, _lmi(**{f"max_new_token{n}": n for n in range(20_000)}))
-    yield Hostile("an unknown parameter of 1 MB", 424, _lmi(**{"a" * _MB: 1}))
+    yield Hostile("an unknown parameter of 1 MB", 200, _lmi(**{"a" * _MB: 1}))
     yield Hostile("stop strings of 16 x 300 kB", 424, _lmi(stop=["a" * 300_000] * 16))
     yield Hostile("60,000 stop strings", 424, _lmi(stop=["a"] * 60_000))
     yield Hostile("60,000 bad words", 424, _lmi(bad_words=["a"] * 60_000))

@@ -90,8 +90,8 @@ def test_hugging_faces_client(server: Server, tokenizer: Tokenizer, address: str
 
 def test_errors_raise_what_the_client_has_for_them(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(model="", messages=MESSAGES, temperature=1.5, logit_bias={"3": 1})
-    assert (refused.value.param, refused.value.code) == ("logit_bias", "unsupported_parameter")
+        client.chat.completions.create(model="", messages=MESSAGES, temperature=1.5, extra_body={"mirostat": 2})
+    assert (refused.value.param, refused.value.code) == ("mirostat", "unsupported_parameter")
     with pytest.raises(openai.NotFoundError, match="there is no model named 'gpt-5'"):
         client.chat.completions.create(model="gpt-5", messages=MESSAGES)
     with pytest.raises(openai.BadRequestError, match="max_output_len"):

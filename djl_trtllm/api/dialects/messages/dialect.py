@@ -320,7 +320,7 @@ class Messages(Dialect):
         payload, problems = read_object(request, "messages"), Problems.of(model.options)
         values, messages, tools = _read_chat(COUNT_FIELDS, payload, model, problems)
         problems.raise_any()
-        tokens = model.tokenizer.encode(chat.prompt_text(messages, values, tools, model, render), False)
+        tokens = chat.token_ids(chat.prompt_text(messages, values, tools, model, render), model, special=False)
         return Reply.json({"input_tokens": len(tokens)})._replace(headers=problems.headers)
 
     def error_body(self, message: str, error: errors.RequestError | None) -> object:

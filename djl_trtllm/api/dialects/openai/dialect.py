@@ -22,7 +22,7 @@ from djl_trtllm.api import choices
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Render, Reply, only_model
-from djl_trtllm.api.chat import THINKING, TOOLS, chat_request, fit_messages, read_template, read_tool_use
+from djl_trtllm.api.chat import THINKING, TOOLS, chat_request, fit_messages, read_template, read_tool_use, token_ids
 from djl_trtllm.api.dialects.openai import responses
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
@@ -288,9 +288,6 @@ def _is_ids(value: Any) -> bool:
 
 
 _MOST_IDS = 2**20
-_MOST_CHARACTERS = 2**20
-"""The longest text, or more if the model's prompts may be longer: a megabyte takes a second, and 100 MB of memory."""
-_CHARACTERS_OF_A_TOKEN = 16
 
 
 def tokenize(request: RawRequest, model: ModelContext, render: Render | None = None) -> Reply:
@@ -313,10 +310,7 @@ def tokenize(request: RawRequest, model: ModelContext, render: Render | None = N
         template = read_template(values) or {}
         text = tokenizer.render_chat(messages, **template) if render is None else render(messages, template)
         special = values.get("add_special_tokens", False)
-    most = max(_MOST_CHARACTERS, _CHARACTERS_OF_A_TOKEN * (model.options.max_input_len or 0))
-    if len(text) > most:
-        raise errors.PromptTooLongError(f"the text has {len(text)} characters: expected at most {most}")
-    ids = tokenizer.encode(text, special)
+    ids = token_ids(text, model, special=special)
     reply: dict[str, Any] = {"count": len(ids), "max_model_len": model.max_seq_len, "tokens": ids}
     if values.get("return_token_strs"):
         reply["token_strs"] = [tokenizer.raw.id_to_token(id_) for id_ in ids]

@@ -18,7 +18,7 @@ from djl_trtllm.api.base import CollectedSequence, Prompt, dump_line
 from djl_trtllm.api.chat import Parsing, ToolUse
 from djl_trtllm.api.choices import Response
 from djl_trtllm.api.dialects.openai.prompt_logprobs import EchoedLogprobs, vllm_prompt_logprobs
-from djl_trtllm.request import FinishReason, RankedToken, SequenceResult, Token
+from djl_trtllm.request import FinishReason, OutputChunk, RankedToken, SequenceResult, Token
 
 FINISH_REASONS = {
     FinishReason.END_TOKEN: "stop",
@@ -285,37 +285,45 @@ def _join(last: dict[str, Any], delta: dict[str, Any]) -> bool:
 
 
 class ParsedChatEncoder(ChatEncoder):
-    """One `chat.completion`, with the tool calls and the reasoning that its text has."""
+    """One `chat.completion`, with the tool calls and the reasoning that its text has: it is parsed as it comes."""
 
     def __init__(self, response: Response, parsing: Parsing) -> None:
         super().__init__(response)
         self._parsing = parsing
-        self._prompt = ""
+        self._choices: list[ParsedChoice] = []
+        self._deltas: list[list[dict[str, Any]]] = [[] for _ in range(response.n)]
 
     def begin(self, prompt: Prompt) -> None:
         super().begin(prompt)
-        self._prompt = prompt.text
+        self._choices = [ParsedChoice.of(self._parsing, prompt.text) for _ in range(self.response.n)]
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        text = "".join([token.text for token in chunk.tokens])
+        self._deltas[chunk.index] += self._choices[chunk.index].deltas(text, end=chunk.finished is not None)
+        return super().encode(chunk)
 
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
-        parsed = ParsedChoice.of(self._parsing, self._prompt)
-        texts: dict[str, str] = {}
+        texts: dict[str, list[str]] = {}
         calls: list[dict[str, Any]] = []
-        for delta in parsed.deltas(sequence.text, end=True):
+        arguments: list[list[str]] = []
+        for delta in self._deltas[index]:
             for call in delta.pop("tool_calls", ()):
                 if "id" in call:
                     calls.append({key: value for key, value in call.items() if key != "index"})
-                else:
-                    calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+                    arguments.append([])
+                arguments[-1].append(call["function"]["arguments"])
             for kind, text in delta.items():
-                texts[kind] = texts.get(kind, "") + text
+                texts.setdefault(kind, []).append(text)
         choice = super().choice(index, sequence, finished)
         message = choice["message"]
-        message["content"] = texts.get("content", None if calls else "")
+        message["content"] = "".join(texts["content"]) if "content" in texts else None if calls else ""
         if "reasoning_content" in texts:
-            message["reasoning_content"] = texts["reasoning_content"]
+            message["reasoning_content"] = "".join(texts["reasoning_content"])
+        for call, pieces in zip(calls, arguments, strict=True):
+            call["function"]["arguments"] = "".join(pieces)
         if calls:
             message["tool_calls"] = calls
-        choice["finish_reason"] = parsed.reason(finished)
+        choice["finish_reason"] = self._choices[index].reason(finished)
         return choice
 
 

@@ -18,6 +18,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+import orjson
 from msgspec.structs import replace
 
 from djl_trtllm import errors
@@ -44,10 +45,14 @@ def _read_choice(value: Any) -> Any:
     if kind == "function" and chat.is_name(value.get("name")):
         return {"name": shown_name(value.get("namespace"), value["name"])}
     tools = value.get("tools") if kind == "allowed_tools" else None
-    if type(tools) is list and value.get("mode") in ("auto", "required"):
-        names = [shown_name(tool.get("namespace"), tool.get("name")) for tool in tools if type(tool) is dict]
+    if type(tools) is list and len(tools) <= chat.MOST_TOOLS and value.get("mode") in ("auto", "required"):
+        names = [shown_name(tool.get("namespace"), tool.get("name")) for tool in tools if _is_function(tool)]
         return {"mode": value["mode"], "names": names}
     raise ValueError("")
+
+
+def _is_function(tool: Any) -> bool:
+    return type(tool) is dict and tool.get("type") == "function"
 
 
 _TYPED = {"type": "object", "properties": {"type": {"type": "string"}}}
@@ -169,6 +174,10 @@ class Responses(Dialect):
         """The model that the body names; None for "" and for none."""
         return read_model_name(request)
 
+    def size(self, request: RawRequest, model: ModelContext) -> int:
+        """Stored responses are read too."""
+        return len(request.body) + model.kept.size_of(request.key)
+
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
         payload, problems = read_object(request, "input"), Problems.of(model.options)
         values = FIELDS.read(payload, problems, "field")
@@ -182,6 +191,8 @@ class Responses(Dialect):
         if isinstance(choice, dict) and "mode" in choice:
             values["tool_choice"], allowed = choice["mode"], choice["names"]
             values["tools"] = [tool for tool in declared.tools if tool["function"]["name"] in allowed]
+            if unknown := [name for name in allowed if name not in declared.functions]:
+                problems.invalid.append(f"'tool_choice' allows {show(unknown)}: expected names of functions in 'tools'")
         tools = chat.read_tool_use(values, model, problems)
         included = values.get("include", ())
         logprobs = values["logprobs"] = _LOGPROBS in included
@@ -194,13 +205,13 @@ class Responses(Dialect):
         if generation.guide is not None and generation.guide_from is None:
             generation = replace(generation, guide_from="text")
         code = secrets.token_hex(16)
-        stores = values.get("store", True)
+        stores = values.get("store", True) and model.options.stored_responses_memory > 0
         answer = Answer(
             code,
             _members(payload, model, stores=stores),
             declared.functions,
             encodes_reasoning=_ENCODED in included,
-            keep=partial(store, model, request.key, f"resp_{code}", items.own, values.get("previous", ""))
+            keep=partial(store, model, request.key, f"resp_{code}", orjson.dumps(items.own), values.get("previous", ""))
             if stores
             else None,
         )
