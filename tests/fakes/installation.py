@@ -6,6 +6,7 @@ import collections
 import contextlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ def _install(site: Path, version: str) -> None:
     package.mkdir(parents=True)
     (package / "_fake").symlink_to(_HERE / "tensorrt_llm", target_is_directory=True)
     (package / "version.py").write_text(f'__version__ = "{version}"\n')
-    for module in ("pynvml.py", "xgrammar.py"):
+    stands_in = shutil.which("nvidia-smi") is None  # on a GPU what the fake does there needs torch
+    for module in ("pynvml.py", "xgrammar.py", *(["torch.py"] if stands_in else [])):
         (site / module).symlink_to(_HERE / module)
     (site / "names.json").write_text(json.dumps(table, indent=1))
     exports: dict[str, dict[str, tuple[str, str]]] = collections.defaultdict(dict)

@@ -94,9 +94,8 @@ _VALUES: dict[str, Callable[[random.Random], Any]] = {
     "enable_thinking": lambda r: r.random() < 0.5,
     "reasoning_effort": lambda r: r.choice(("none", "low", "high")),
     "priority": lambda r: r.choice((0, 1, 5)),
-    # The fake engine has no tensors, and no log-probabilities of a prompt.
-    "prompt_logprobs": lambda r: 0,
-    "logit_bias": lambda r: {},
+    "prompt_logprobs": lambda r: r.choice((0, 1, 5)),
+    "logit_bias": lambda r: r.choice(({}, {str(r.randrange(2000)): r.choice((-100, 1, 100))}, {"99999": 1})),
     "end_id": lambda r: r.choice((-1, 2, r.randrange(2000), 2**31 - 1)),
     "pad_id": lambda r: r.choice((-1, 0, 2)),
     "guide_type": lambda r: r.choice(("json", "regex", "ebnf_grammar", "")),

@@ -43,6 +43,7 @@ from djl_trtllm.backends.tensorrt_llm.sampling import (
 )
 from djl_trtllm.backends.tensorrt_llm.warm_up import first_requests, guide_problem
 from djl_trtllm.config.options.choices import GuidedDecoding
+from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.executor.guides import AsyncGuideGate
 from djl_trtllm.executor.protocol import Feature, FirstRequest, Limits, Refusal, Stats, Submit, Try
 from djl_trtllm.processes import compiler_below
@@ -334,10 +335,15 @@ class TensorRtLlmExecutor:
                 sampling["guided_decoding"] = self._guided_params(**guide_arguments(message.guide, self._guide_library))
             if message.logit_bias:
                 sampling["embedding_bias"] = self._biases.tensor(message.logit_bias)
+            parameters = self._sampling_params(**sampling)
+            lora = None if adapter is None else self._lora_request(adapter.name, adapter.id, adapter.path)
+        except Exception as error:  # nothing has reached the engine
+            return self._reject(request, error)
+        try:
             result = self._llm.generate_async(
                 message.prompt_ids,
-                sampling_params=self._sampling_params(**sampling),
-                lora_request=None if adapter is None else self._lora_request(adapter.name, adapter.id, adapter.path),
+                sampling_params=parameters,
+                lora_request=lora,
                 streaming=message.sampling.beam_width == 1,
                 **self._salt(message),
             )
@@ -410,6 +416,8 @@ class TensorRtLlmExecutor:
         message = request.message
         if message.logprobs and message.sampling.beam_width == 1 and not self._abortable_with_logprobs:
             return  # let it finish; its output is discarded
+        if message.prompt_logprobs is not None and not request.responded:
+            return  # `_check_aborts` does so later
         request.aborted_for, request.aborted_after = 0.0, self._heartbeat.responses
         try:
             request.result.abort()
@@ -421,10 +429,9 @@ class TensorRtLlmExecutor:
         if _BROKEN.search(message) or (self._ends_with_an_iteration and _OUT_OF_MEMORY.search(message)):
             self._lose(EngineLostError(f"TensorRT-LLM cannot go on: {error}"))
         elif request.muted:
-            # The last response of PyTorch has no `cum_log_probs` where the request had no token yet.
             request.end(FinishReason.CANCELLED)
         else:
-            request.end(FinishReason.ERROR, message)
+            request.end(FinishReason.ERROR, Refusal(message) if isinstance(error, InvalidRequestError) else message)
 
     def _lose(self, error: Exception) -> None:
         self._loss = self._loss or error
@@ -434,6 +441,8 @@ class TensorRtLlmExecutor:
     def _check_aborts(self, tick: float) -> None:
         for request in list(self._requests.values()):
             if request.aborted_for is None:
+                if request.muted and request.responded:
+                    self._abort(request)
                 continue
             request.aborted_for += tick
             if not request.responded and request.aborted_for >= _NO_RESPONSE_SECONDS:

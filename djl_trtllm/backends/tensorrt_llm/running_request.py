@@ -100,34 +100,39 @@ class RunningRequest:
     def _read(self) -> None:
         """Take the responses that have come."""
         self._notify()  # before 1.2 `get` waits for the event, also where there is a response
-        result, problem = self.result, None
+        queue, last, problem = self.result.aqueue, False, None
         try:
-            while not (result.finished or result.aqueue.empty()):
+            while not (last or queue.empty()):
                 self._heartbeat.responses += 1
                 self.responded = True
-                self._take(_without_waiting(result.aqueue.get()))
+                last = self._take(_without_waiting(queue.get()))
             if not self._over:
-                self._put_in()
+                self._put_in(last)
         except Exception as error:
             problem = error
-        if problem is not None or result.finished:
+        if problem is not None or last:
             self.leave()
             self._ended(self, problem)
 
-    def _take(self, response: Any) -> None:
+    def _take(self, response: Any) -> bool:
+        """Return whether it is the last one."""
+        if self.muted and self.message.logprobs and _is_last(response):
+            # PyTorch's has no `cum_log_probs` where there is no token yet: the result would raise, and log a trace.
+            return True
         tokens = _plain_tokens(response) if self._seen and not self.message.logprobs else None
         if tokens is not None:
             self._output.token_ids.extend(tokens)
-            return
+            return False
         self.result._handle_response(response)
         if self.message.logprobs and self._streams and not self._over:
             self.collect()  # before the next response takes them away
+        return bool(self.result.finished)
 
-    def _put_in(self) -> None:
+    def _put_in(self, last: bool) -> None:
         """Put in what the responses have brought, and the end after the last one."""
         if self._streams:
             self.collect()
-        if not self.result.finished:
+        if not last:
             return
         if self.speculates and self._streams:
             accepted = max(0, self._seen - self.result.decoding_iter)
@@ -190,6 +195,10 @@ def _without_waiting(get: Coroutine[Any, Any, Any]) -> Any:
     raise RuntimeError("TensorRT-LLM's queue waits though it has a response")
 
 
+def _is_last(response: Any) -> bool:
+    return hasattr(response, "has_error") and not response.has_error() and response.result.is_final
+
+
 def _plain_tokens(response: Any) -> list[int] | None:
     """The new tokens of a response that has nothing else; None for others, which the result has to read.
 
@@ -214,10 +223,7 @@ def _scores(entries: Sequence[Any] | None, message: Submit) -> list[Logprob]:
     following = message.prompt_ids[1:]
     scores = _chosen((entries or ())[: len(following)], following, message.prompt_logprobs or 0) if following else []
     if any((score.logprob if isinstance(score, Ranked) else score) is None for score in scores):
-        raise ValueError(
-            "'prompt_logprobs': this TensorRT-LLM has the most likely tokens only, and the prompt's own are not among "
-            "them"
-        )
+        raise ValueError("TensorRT-LLM gave no log-probabilities of the prompt's own tokens")
     return [None, *scores]
 
 

@@ -29,9 +29,11 @@ There are two samplers: the C++ sampler (of the engine backend; `TRTLLMSampler` 
 - TorchSampler adds `embedding_bias` to the logits since #6464 (August 2025, 1.1). It stacks the tensors of all requests
   anew in each iteration (#17436), so what is saved here is making one for each request.
 - Log-probabilities of prompts come with the first response, from 1.2 on for PyTorch (#7580): an entry for each token
-  but the first, and one more. Some versions have the most likely tokens only, not the prompt's own where that is not
-  among them. Tokens whose blocks are reused have none, without a word (Model-Optimizer #1577), so such requests
-  reuse none.
+  but the first, and one more. Until 1.3.0rc11 (#11235, #12499; Model-Optimizer #2066) these are the most likely tokens
+  only, and the prompt's own seldom is among them. Tokens whose blocks are reused have none, without a word
+  (Model-Optimizer #1577), so such requests reuse none. The last response of a request that was aborted before its
+  first token has no logits of the prompt: an assertion fails then in the thread of all responses (`base_worker.py`,
+  `_compute_pytorch_prompt_logprobs`), which loses other requests' too.
 - Log-probabilities of beams: TorchSampler returns those of the chosen tokens only, and refuses a request whose
   `logprobs` is not 0 (`TorchSampler.validate_request`, #11584 of February 2026). The engine backend computes them from
   logits of the shape [tokens, vocabulary] (`compute_logprobs` in `executor/result.py`, about 1.2); those of beams have
@@ -51,6 +53,7 @@ from packaging.version import Version
 
 from djl_trtllm.backends.json_grammar import as_grammar, with_options
 from djl_trtllm.config.options.choices import GuidedDecoding
+from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.request import Guide, GuideKind, Sampling
 
@@ -86,7 +89,7 @@ _BEAMS = frozenset({"length_penalty", "early_stopping", "beam_search_diversity_r
 """Fields of requests with beams, honoured by the same samplers as `_SINCE_JULY`."""
 _TORCH_SAMPLER_IS_WHOLE = Version("1.4.0rc0")
 _TORCH_SAMPLER_HAS_BIASES = Version("1.1.0")
-PYTORCH_SCORES_PROMPTS = Version("1.2.0")
+PYTORCH_SCORES_PROMPTS = Version("1.3.0rc11")
 PYTORCH_READS_TAGS = Version("1.2.0")
 """From here on a structural tag is passed to xgrammar (0.1.25) as it is; before, only its older form was read."""
 _TORCH_SAMPLER_HAS_BEAMS = Version("1.3.0rc0")
@@ -180,11 +183,13 @@ class Biases:
         self._made: OrderedDict[tuple[tuple[int, float], ...], Any] = OrderedDict()
 
     def tensor(self, bias: tuple[tuple[int, float], ...]) -> Any:
-        """Return the tensor of a map. Raises ValueError for a token that the model does not have."""
+        """Return the tensor of a map. Raises InvalidRequestError for a token that the model does not have."""
         found = self._made.get(bias)
         if found is None:
             if (highest := bias[-1][0]) >= self._vocabulary:
-                raise ValueError(f"'logit_bias' has token {highest}: the model's tokens end at {self._vocabulary - 1}")
+                raise InvalidRequestError(
+                    f"'logit_bias' has token {highest}: the model's tokens end at {self._vocabulary - 1}"
+                )
             torch = import_module("torch")
             found = self._made[bias] = torch.zeros(self._vocabulary, dtype=torch.float32)
             found[[token for token, _ in bias]] = torch.tensor([weight for _, weight in bias])

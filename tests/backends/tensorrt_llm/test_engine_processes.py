@@ -83,6 +83,21 @@ async def test_guides_adapters_and_beams_reach_the_engine(
     return probe
 
 
+@in_processes
+async def test_biases_reach_the_engine_and_a_prompt_is_scored_for_a_client_that_has_left(machine: Machine) -> Probe:
+    """Aborted before its first token, a request with log-probabilities of its prompt costs others their responses."""
+    probe = await machine.start(version="1.3.0", vocab_size=2048)
+    probe.submit(1, 3, PROMPT, logit_bias=((40, 100.0),))
+    probe.submit(2, 3, PROMPT, prompt_logprobs=1)
+    assert await probe.end_of(1, 2) == 2 * [FinishReason.LENGTH]
+    assert (probe.tokens(1), probe.tokens(2)) == ([40] * 3, [5, 6, 7])
+    probe.submit(3, 300, PROMPT)
+    probe.submit(4, LONG, PROMPT, prompt_logprobs=1)
+    probe.client.cancel(4)
+    assert await probe.end_of(3, 4) == [FinishReason.LENGTH, FinishReason.CANCELLED]
+    return probe
+
+
 @pytest.mark.parametrize(
     ("backend", "package", "problem"),
     [(backend, "xgrammar", "Regex parsing error at position") for backend in BACKENDS]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import sys
 import threading
 import time
 from queue import Queue
@@ -16,7 +17,7 @@ from djl_trtllm.backends.tensorrt_llm import executor as module
 from djl_trtllm.backends.tensorrt_llm.engine_watch import probe_of, trouble_of
 from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
 from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler
-from djl_trtllm.executor.protocol import Feature, Stats, Submit
+from djl_trtllm.executor.protocol import Feature, Refusal, Stats, Submit
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
 from tests.backends.tensorrt_llm.kit import MakeEngine, RequestError, played
 from tests.support.steps import Delta
@@ -28,13 +29,13 @@ PLAIN_LOOP = {"disable_overlap_scheduler": True}
 
 
 def test_a_plain_executor_has_its_limits_and_the_fields_of_its_sampler(make: MakeEngine) -> None:
-    engine = make(arguments={"tensor_parallel_size": 2, "pipeline_parallel_size": 4}, lookahead=3)
+    engine = make(arguments={"tensor_parallel_size": 2, "pipeline_parallel_size": 4}, lookahead=3, vocab_size=9)
     limits = engine.executor.limits
     assert (limits.max_sequences, limits.kv_blocks, limits.block_size) == (8, 0, 32)
     assert (limits.max_seq_len, limits.lookahead, limits.stops) == (100, 3, True)
     assert make(stop_in_engine=False).executor.limits.stops is False
     fields = find_sampler("1.2.1", "pytorch", {}, 1).fields
-    assert engine.executor.features == fields - {"logit_bias"} | {"cache_salt", "prompt_logprobs"}
+    assert engine.executor.features == fields - {"logit_bias"} | {"cache_salt"}
     assert "logit_bias" in make(vocab_size=100).executor.features
     shown = {"TensorRT-LLM": "1.2.1", "backend": "pytorch", "GPUs": 8, "worker processes": 0}
     assert engine.executor.details == shown
@@ -61,9 +62,8 @@ def test_features_are_those_that_were_asked_for(
     make: MakeEngine, options: dict[str, object], features: set[str]
 ) -> None:
     backend, beams = str(options.get("backend", "pytorch")), 2 if "max_beam_width" in options else 1
-    scores = {"prompt_logprobs"} if backend == "pytorch" else set()
-    fields = find_sampler("1.2.1", backend, {}, beams).fields - {"logit_bias"} | {"cache_salt"} | scores
-    assert make(**options).executor.features == fields | features
+    fields = find_sampler("1.2.1", backend, {}, beams).fields
+    assert make(vocab_size=9, **options).executor.features == fields | features | {"cache_salt"}
 
 
 def test_beams_are_as_many_as_the_pytorch_backend_was_loaded_for(make: MakeEngine) -> None:
@@ -76,6 +76,16 @@ def test_beams_are_as_many_as_the_pytorch_backend_was_loaded_for(make: MakeEngin
     assert (by_torch.limits.most_beams, by_engine.limits.most_beams) == (0, 3)
     assert Feature.BEAM_LOGPROBS not in by_engine.features
     assert Feature.BEAM_LOGPROBS not in make(max_beam_width=3, arguments={"max_beam_width": 3}).executor.features
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "scores"), [("1.2.1", "pytorch", 0), ("1.3.0", "pytorch", 1), ("1.3.0rc20", "tensorrt", 0)]
+)
+def test_prompts_are_scored_where_their_own_tokens_are(
+    make: MakeEngine, version: str, backend: str, scores: bool
+) -> None:
+    plain = {"kv_cache_config": {"enable_block_reuse": False}}
+    assert ("prompt_logprobs" in make(version, backend=backend, arguments=plain).executor.features) == scores
 
 
 @pytest.mark.parametrize("accepted", [False, True])
@@ -123,6 +133,21 @@ async def test_what_is_refused_is_the_requests_own_error(make: MakeEngine, error
     await asyncio.sleep(0.1)
     assert engine.deltas == [Delta(1, [], None, FinishReason.ERROR, "bad")]
     assert not engine.running.done()
+
+
+@pytest.mark.parametrize(("token", "error"), [(8, "torch"), (9, "token 9")])
+@played
+async def test_what_a_request_fails_with_before_the_engine_has_it_is_its_own_error(
+    make: MakeEngine, monkeypatch: pytest.MonkeyPatch, token: int, error: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    engine = await make.begun(vocab_size=9)
+    engine.submit(1, logit_bias=((token, 1.0),))
+    await asyncio.sleep(0.1)
+    (end,) = (end for step in engine.steps for end in step.ends)
+    # A token that the model does not have is the client's mistake.
+    assert (isinstance(end.error, Refusal), error in str(end.error)) == (token == 9, True)
+    assert (engine.llm.calls, engine.running.done()) == ([], False)
 
 
 @pytest.mark.parametrize("where", ["submit", "response", "abort"])
@@ -243,6 +268,21 @@ async def test_a_stream_with_log_probabilities_on_the_engine_backend_is_drained_
     await asyncio.sleep(0.1)
     assert {delta.finish for delta in engine.deltas} == {FinishReason.CANCELLED}
     assert not any(delta.token_ids for delta in engine.deltas)
+
+
+@played
+async def test_a_request_that_scores_its_prompt_is_aborted_once_it_has_a_response(make: MakeEngine) -> None:
+    engine = await make.begun("1.3.0")
+    result = engine.submit(1, prompt_logprobs=1)
+    engine.executor.cancel(1)
+    await asyncio.sleep(3)
+    assert result.aborts == 0
+    result.say(7)
+    await asyncio.sleep(3)
+    assert (result.aborts, engine.executor.stats().running) == (1, 1)
+    result.say(end="cancelled")
+    await asyncio.sleep(0.1)
+    assert engine.deltas == [Delta(1, [], None, FinishReason.CANCELLED)]
 
 
 @played

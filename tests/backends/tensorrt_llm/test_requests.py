@@ -16,6 +16,7 @@ from djl_trtllm.backends.json_grammar import any_object, grammar_of
 from djl_trtllm.backends.tensorrt_llm import sampling as module
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
 from djl_trtllm.backends.tensorrt_llm.sampling import Biases, find_sampler, guide_arguments, sampling_arguments
+from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.executor.process import StepBuffer
 from djl_trtllm.executor.protocol import Logprob, Ranked, Stats, Step, Submit
 from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
@@ -112,7 +113,7 @@ def test_equal_biases_are_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     for token in range(64):
         assert biases.tensor(((token % 9, float(token)),)) is not first
     assert biases.tensor(((2, -100.0), (8, 1.5))) is not first  # it is not kept for ever
-    with pytest.raises(ValueError, match=r"token 9.*end at 8"):
+    with pytest.raises(InvalidRequestError, match=r"token 9.*end at 8"):
         biases.tensor(((2, 1.0), (9, 1.0)))
 
 
@@ -267,7 +268,7 @@ def test_a_prompts_log_probabilities_come_with_its_first_token(given: Any, most:
         await result.play()
 
     if scores is None:  # this TensorRT-LLM does not give them
-        with pytest.raises(ValueError, match=r"log-probabilities|prompt_logprobs"):
+        with pytest.raises(ValueError, match="log-probabilities"):
             played(follow, prompt_logprobs=most)
         return
     steps: list[Step] = []
@@ -366,8 +367,8 @@ def test_a_muted_request_sends_its_ends_and_nothing_else(reason: str) -> None:
 class Plain:
     """A response of the engine that has tokens and nothing else: PyTorch's are serialised."""
 
-    def __init__(self, *tokens: int, serialised: bool = False) -> None:
-        self.result = SimpleNamespace(is_final=False, output_token_ids=[list(tokens)])
+    def __init__(self, *tokens: int, serialised: bool = False, last: bool = False) -> None:
+        self.result = SimpleNamespace(is_final=last, output_token_ids=[list(tokens)])
         if serialised:
             self.result = SimpleNamespace(is_final=False, _result=b"", deserialize=self._deserialize, tokens=tokens)
 
@@ -395,6 +396,13 @@ def test_the_tokens_of_plain_responses_are_read_without_the_result_and_the_last_
         [Delta(1, [10, END], None, STOP)],
     ]
     assert result.read == 2
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_the_last_response_of_a_cancelled_request_with_log_probabilities_is_not_read(beams: int) -> None:
+    """Before a first token PyTorch's has no `cum_log_probs`, which the result would log with a trace."""
+    (deltas,) = followed(Result(Plain(last=True), beams=beams), muted=True, logprobs=True, beam_width=beams)
+    assert deltas == [Delta(1 + beam, [], None, FinishReason.CANCELLED) for beam in range(beams)]
 
 
 def grow(*beams: list[int], end: str | None = None, logprobs: Any = ()) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import xgrammar
 
 from . import gpu
-from .results import ErrorResponse, FinishReason, LlmResult, Logprob, Response, ResponseWrapper, Result
+from .results import ErrorResponse, FinishReason, LlmResult, Logprob, LogProbsResult, Response, ResponseWrapper, Result
 from .sampling import GenerationRequest, check_request
 from .scheduler import Scheduler, Sequence, strike
 from .settings import (
@@ -65,15 +65,15 @@ def deduce_max_tokens(request: GenerationRequest, settings: WorkerSettings) -> i
 def likeliest(token_id: int, params: Any) -> dict[int, Logprob]:
     """The likeliest tokens only: a sampled one need not be among them (TorchSampler of about 1.2, by torch.topk)."""
     if params._greedy_decoding or token_id % 2:
-        return logprobs(token_id, params)
+        return logprobs(token_id, params.logprobs)
     return {
         other: Logprob(-0.1, rank + 1) for rank, other in enumerate(range(token_id + 1, token_id + 1 + params.logprobs))
     }
 
 
-def logprobs(token_id: int, params: Any) -> dict[int, Logprob]:
+def logprobs(token_id: int, most: int) -> dict[int, Logprob]:
     """The token's own, and of as many others as were asked for."""
-    count = params.logprobs or 1
+    count = most or 1
     others = [other for other in range(count + 1) if other != token_id][: count - 1]
     return {token_id: Logprob(-0.5, 1), **{other: Logprob(-2.0, rank + 2) for rank, other in enumerate(others)}}
 
@@ -577,13 +577,22 @@ class Engine:
         if pytorch_logprobs:
             # The whole list each time (facts §2.6); the engine backend's come with the wrapper, new ones only.
             kept = tokens if params.use_beam_search else [sequence.tokens]
-            of = logprobs if params.use_beam_search or not self.settings.torch_sampler else likeliest
-            result.log_probs = [[of(token_id, params) for token_id in beam] for beam in kept]
+            by_torch = self.settings.torch_sampler and not params.use_beam_search
+            result.log_probs = [
+                [likeliest(each, params) if by_torch else logprobs(each, params.logprobs) for each in beam]
+                for beam in kept
+            ]
             result.cum_log_probs = [-0.5 * beam.emitted - number for number, beam in enumerate(beams)]
         if self.settings.pytorch:
             began = bool(sequence.emitted or not pytorch_logprobs)
             result = LlmResult(result, cached_tokens=sequence.cached, began=began)
         response = Response(sequence.request.id, result)
+        if self.settings.pytorch and SINCE_1_3 and params.prompt_logprobs is not None:
+            # `_compute_pytorch_prompt_logprobs` of base_worker.py (about 1.3), in the thread of all responses.
+            assert sequence.tokens, "first generation token must not be empty when prompt_logprobs is requested."
+            following = [*sequence.prompt[1:], sequence.tokens[0]]
+            scores = [logprobs(token_id, params.prompt_logprobs) for token_id in following]
+            return ResponseWrapper(response, LogProbsResult(scores, None))
         if pytorch_logprobs or not params.logprobs:
             return response
         if params.use_beam_search and params.best_of > 1:
@@ -592,4 +601,5 @@ class Engine:
             raise IndexError(
                 f"index {max(sequence.tokens)} is out of bounds for dimension 0 with size {len(sequence.tokens)}"
             )
-        return ResponseWrapper(response, [logprobs(token_id, params) for token_id in new])
+        scores = [logprobs(token_id, params.logprobs) for token_id in new]
+        return ResponseWrapper(response, LogProbsResult(None, scores))

@@ -103,12 +103,19 @@ class Response(NamedTuple):
         return self.error_msg is not None
 
 
+class LogProbsResult(NamedTuple):
+    """Of the prompt, and of new tokens."""
+
+    prompt: list[dict[int, Any]] | None
+    generation: list[dict[int, Any]] | None
+
+
 @dataclass
 class ResponseWrapper:
     """A response with log-probabilities that were computed behind the engine."""
 
     _response: Response
-    logprobs: list[dict[int, Any]]
+    logprobs: LogProbsResult
 
     def __getattr__(self, name: str) -> Any:
         return getattr(object.__getattribute__(self, "_response"), name)
@@ -258,8 +265,10 @@ class RequestOutput:
             output.token_ids.extend(result.output_token_ids[beam])
         if result.cum_log_probs is not None:
             output.cumulative_logprob = result.cum_log_probs[beam]
-        if logprobs is not None:
-            output.logprobs = [*output.logprobs, *logprobs] if SINCE_1_2 else logprobs
+        if logprobs is not None and logprobs.prompt is not None:
+            output.prompt_logprobs = logprobs.prompt
+        if logprobs is not None and logprobs.generation is not None:
+            output.logprobs = [*output.logprobs, *logprobs.generation] if SINCE_1_2 else logprobs.generation
         elif result.log_probs is not None:
             output.logprobs += result.log_probs[beam][len(output.logprobs) :]
             if finish_reasons[beam] != FinishReason.CANCELLED:

@@ -81,7 +81,7 @@ class Clients:
         """
         for way in PLAIN:  # what starts with a first request, runs and is loaded before
             await exchange(self._server.port, way.body(PROMPT, {"max_new_tokens": 1}), path=way.url("scripted"))
-        chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 1}
+        chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 1, "temperature": 0}
         for body in (chat, chat | {"guided_regex": "a+"}):  # the processes that render chats and try guides
             await exchange(self._server.port, body, path="/v1/chat/completions")
         self._sending = True
