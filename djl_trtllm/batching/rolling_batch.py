@@ -557,9 +557,16 @@ class RollingBatch:
     def _receive_prompts(self, step: Step, touched: dict[int, Slot]) -> None:
         """Give requests the log-probabilities of their prompts."""
         for request_id, scores in step.prompts.items():
-            if (slot := self._running.get(request_id)) is not None and not slot.state.scored:
-                slot.state.prompt, slot.state.scored = self._translator.prompt(slot.sequence.prompt_ids, scores), True
+            slot = self._running.get(request_id)
+            if slot is None or slot.state.scored:
+                continue
+            state, prompt_ids = slot.state, slot.sequence.prompt_ids
+            if len(scores) == len(prompt_ids):
+                state.prompt, state.scored = self._translator.prompt(prompt_ids, scores), True
                 touched[request_id] = slot
+            else:
+                problem = f"the engine gave {len(scores)} log-probabilities for {len(prompt_ids)} tokens of the prompt"
+                self._abort(state, FinishReason.ERROR, GenerationError(problem))
 
     def _count(self, step: Step) -> None:
         """Count tokens of a step that the engine did not compute one by one."""

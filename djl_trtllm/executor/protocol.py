@@ -96,7 +96,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Tokens, and what is added to their logits."""
     cache_salt: str = ""
-    """Prompts with different salts share nothing in the prefix cache."""
+    """What prompts with other salts have in the prefix cache makes no prompt faster."""
 
 
 class FirstRequest(NamedTuple):

@@ -129,12 +129,21 @@ def attach(bench: Bench) -> FakeExecutor:
 def test_a_prompt_is_scored_once(tokenizer: Tokenizer, tokens: list[int]) -> None:
     bench = Bench(tokenizer)
     _, consumer = bench.submit(max_new_tokens=4, prompt_logprobs=0)
-    scores = [None, *[-1.0] * (len(bench.executor.submitted[0].prompt_ids) - 1)]
+    scores: list[Any] = [None, *[-1.0] * (len(bench.executor.submitted[0].prompt_ids) - 1)]
     bench.batch.process([Step(prompts={0: scores}, ids=[0] * len(tokens), tokens=tokens)])
     replaced(bench)
     assert bench.executor.submitted[0].prompt_logprobs is None
     bench.batch.process([Step(prompts={0: scores}, ids=[0], tokens=[8])])
     assert sum(chunk.prompt is not None for chunk in consumer.updates) == 1
+
+
+def test_scores_that_do_not_fit_the_prompt_end_their_own_request_only(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer)
+    (_, wrong), (_, other) = bench.submit(prompt_logprobs=0), bench.submit(max_new_tokens=1)
+    bench.batch.process([Step(prompts={0: [None]}, ids=[0, 1], tokens=[8, 9])])
+    bench.step(Delta(0, [], finish=CANCELLED), Delta(1, [], finish=LENGTH))
+    assert (wrong.finished().reason, other.finished().reason) == (ERROR, LENGTH)
+    assert bench.batch.idle
 
 
 def test_prompt_and_tokens_are_the_new_prompt(tokenizer: Tokenizer) -> None:

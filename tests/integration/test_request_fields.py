@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
-from importlib.util import module_from_spec
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,9 +103,10 @@ class Engine(NamedTuple):
 def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Engine]:
     """Each engine's features, and what it makes of a message."""
     monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: [])
-    torch = module_from_spec(ModuleSpec("torch", None))
-    vars(torch).update(zeros=np.zeros, tensor=np.array, float32=np.float32)
-    monkeypatch.setitem(sys.modules, "torch", torch)
+    if find_spec("torch") is None:
+        torch = module_from_spec(ModuleSpec("torch", None))
+        vars(torch).update(zeros=np.zeros, tensor=np.array, float32=np.float32)
+        monkeypatch.setitem(sys.modules, "torch", torch)
     make = MakeEngine(monkeypatch)
 
     def openvino(message: Submit) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.bodies import Body, LinesEncoder, find_body
 from djl_trtllm.api.dialects.lmi import responses
 from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events
-from djl_trtllm.api.openapi import read_operations
+from djl_trtllm.api.openapi import any_of, read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, show
 from djl_trtllm.config import Options
 
@@ -291,6 +291,7 @@ def _read_prompt(payload: dict[str, Any], name: str, problems: Problems) -> str:
 
 _INVOCATIONS = "/endpoints/{endpoint}/invocations"
 _RESPONSE_STREAM = "/endpoints/{endpoint}/invocations-response-stream"
+_JSON = "application/json"
 _VARIANT = ("x-Amzn-Invoked-Production-Variant", "AllTraffic")
 """What SageMaker's runtime adds to the container's response."""
 
@@ -299,7 +300,6 @@ class Lmi(base.Dialect):
     """The API of the DJL containers, `{"inputs", "parameters", "stream"}`; its paths also take the other `bodies`."""
 
     paths = ("/invocations", "/predictions/{model}", "/models/{model}/invoke", _INVOCATIONS, _RESPONSE_STREAM)
-    descriptions = read_operations("lmi.toml")
     sagemaker = True
     formatters_file = "model.py"
     # DJL's statuses, odd ones included; its options can change them.
@@ -314,8 +314,16 @@ class Lmi(base.Dialect):
 
     def __init__(self, bodies: tuple[Body, ...]) -> None:
         self._bodies = bodies
-        others = (table for body in bodies if body.dialect is not None for table in body.dialect.tables[body.path])
-        self.tables = dict.fromkeys(self.paths, (INPUTS_FIELDS, *others, BEDROCK_FIELDS))
+        others = {body.path: body.dialect for body in bodies if body.dialect is not None}
+        tables = (table for path, dialect in others.items() for table in dialect.tables[path])
+        self.tables = dict.fromkeys(self.paths, (INPUTS_FIELDS, *tables, BEDROCK_FIELDS))
+        whole = [dialect.descriptions[path].responses[_JSON] for path, dialect in others.items()]
+        self.descriptions = {
+            path: own._replace(responses={**own.responses, _JSON: any_of(own.responses[_JSON], *whole)})
+            if _JSON in own.responses
+            else own
+            for path, own in read_operations("lmi.toml").items()
+        }
 
     def formatters(self, model_dir: Path, attributes: Mapping[str, Any]) -> base.RequestParser | None:
         from djl_trtllm.api.dialects.lmi.custom import load_custom  # it parses by the functions above
