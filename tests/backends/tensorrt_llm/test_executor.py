@@ -29,7 +29,7 @@ PLAIN_LOOP = {"disable_overlap_scheduler": True}
 
 
 def test_a_plain_executor_has_its_limits_and_the_fields_of_its_sampler(make: MakeEngine) -> None:
-    engine = make(arguments={"tensor_parallel_size": 2, "pipeline_parallel_size": 4}, lookahead=3, vocab_size=9)
+    engine = make(arguments={"tensor_parallel_size": 2, "pipeline_parallel_size": 4}, lookahead=3)
     limits = engine.executor.limits
     assert (limits.max_sequences, limits.kv_blocks, limits.block_size) == (8, 0, 32)
     assert (limits.max_seq_len, limits.lookahead, limits.stops) == (100, 3, True)
