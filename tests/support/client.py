@@ -28,12 +28,8 @@ def body(tokens: int = 4, *, stream: bool = False, **parameters: Any) -> bytes:
 
 
 def wordy(tokens: int) -> bytes:
-    """A streaming request as bytes, with some 100 bytes per token: the kernel takes in megabytes for a client.
-
-    They are those of its log-probability: a client that reads late gets the text of many tokens in one event.
-    """
-    messages = [{"role": "user", "content": "go on"}]
-    return raw_post(json.dumps({"messages": messages, "max_tokens": tokens, "stream": True, "logprobs": True}).encode())
+    """A streaming request as bytes, with some 50 bytes for each token, however late its client reads them."""
+    return raw_post(body(tokens, stream=True))
 
 
 # -- on a socket -------------------------------------------------------------------------------------------------------
