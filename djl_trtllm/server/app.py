@@ -148,6 +148,7 @@ class Server(uvicorn.Server):
             options, startup, store, on_failed=partial(self._exit, 1), on_ready=self._show_banner
         )
         self._options = options
+        self._port = options.port
         self._grpc: list[GrpcServer] = []
         self._interrupted = False
         self._deadlines: asyncio.Task[None] | None = None
@@ -201,7 +202,8 @@ class Server(uvicorn.Server):
             await server.start_serving()
         self.servers += servers
         scheme = "http" if config.ssl is None else "https"
-        logger.info("listening on %s://%s:%d", scheme, self._options.host, self._options.port)
+        self._port = servers[0].sockets[0].getsockname()[1]  # the system's choice for port 0
+        logger.info("listening on %s://%s:%d", scheme, self._options.host, self._port)
         for further in further_listeners(self._options):
             logger.info("listening on %s://%s:%d as well (%s)", scheme, *further[:3])
         for service in self._grpc:
@@ -217,7 +219,7 @@ class Server(uvicorn.Server):
         monitor = self.application.monitor
         if monitor.shown:
             pages.insert(0, ("page", f"{MONITOR}#{monitor.key}" if monitor.key else MONITOR))
-        where = address(scheme, self._options.host, self._options.port)
+        where = address(scheme, self._options.host, self._port)
         context = self.application.context
         text = banner(where, list(context.registry.models), pages, key=bool(context.access.keys))
         # A terminal that is stopped would stop the event loop.

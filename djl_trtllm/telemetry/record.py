@@ -40,7 +40,7 @@ _NEUTRAL = Sampling()
 
 
 class _Lines(RotatingFileHandler):
-    """Writes entries to a file that only its owner may read; a full one becomes `FILE.1`, in place of an older one.
+    """Writes entries to a file, which only its owner may read if it is new; a full one becomes `FILE.1`.
 
     An entry that is larger than the file may be loses its prompt.
     """

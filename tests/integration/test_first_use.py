@@ -8,14 +8,16 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.models import scripted_model
 from tests.support.reference import DOCUMENT
-from tests.support.server import Server, environment, run_cli, serving
+from tests.support.server import CLI, Server, environment, run_cli, serving
 
 REQUEST = {"inputs": DOCUMENT, "parameters": {"max_new_tokens": 128, "do_sample": True}}
 
@@ -135,3 +137,18 @@ def test_an_engine_that_cannot_be_loaded_is_reported_with_the_loaders_words(
     assert run.returncode == 1
     assert "has failed: the engine process" in run.stderr
     assert "doesn't contain the operation with type: NoSuchOperation" in run.stderr
+
+
+def test_port_0_is_the_systems_choice_and_the_log_has_it(tmp_path: Path) -> None:
+    model = scripted_model(tmp_path / "model")
+    command = [sys.executable, *CLI, "serve", str(model), "--host", "127.0.0.1", "--port", "0"]
+    process = subprocess.Popen(command, env=environment(tmp_path / "cache"), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        said = (re.search(r"listening on http://127\.0\.0\.1:(\d+)", line) for line in process.stderr)
+        port = int(next(found[1] for found in said if found))
+        socket.create_connection(("127.0.0.1", port)).close()
+    finally:
+        process.terminate()
+        process.stderr.close()
+        process.wait(60)
