@@ -126,6 +126,7 @@ _GUIDES: dict[str, Callable[[random.Random], Any]] = {
     "structured_outputs": lambda r: r.choice(({"json": _SCHEMA}, {"regex": "a+"}, {"choice": ["a"]}, {})),
     "output_format": lambda r: {"type": "json_schema", "schema": _SCHEMA},
     "response_format": lambda r: r.choice(({"type": "text"}, {"type": "json_object"}, {"type": "json_schema"})),
+    "structural_tag": lambda r: r.choice(({"type": "structural_tag", "format": {"type": "any_text"}}, "{", {})),
     "guided_decoding": lambda r: r.choice(({"json": _SCHEMA}, {"regex": "a+"}, {"json_object": True}, {})),
 }
 

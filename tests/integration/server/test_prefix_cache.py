@@ -68,9 +68,9 @@ def test_the_second_turn_of_a_chat_begins_with_the_cache_of_the_first(server: Ke
     assert second > 100
 
 
-def test_what_cannot_be_kept_apart_is_refused_by_name(server: KeyedServer) -> None:
-    body = {"prompt": STORY, "max_tokens": 2, "repetition_penalty": 1.2}
-    refused = server.http.post("/v1/completions", json=body)
-    assert refused.status_code == 400
-    assert "'repetition_penalty'" in refused.json()["error"]["message"]
-    assert server.http.post("/v1/completions", json=body | {"prompt": "Once upon a time"}).status_code == 200
+def test_a_penalised_prompt_is_served_and_is_no_hit_of_another_key(server: KeyedServer) -> None:
+    messages = [{"role": "user", "content": f"A cat. {STORY}"}]
+    first, answer = server.reused("ada", messages, repetition_penalty=1.2)
+    again, same = server.reused("ada", messages, repetition_penalty=1.2)
+    assert first == 0 < again and same == answer
+    assert server.reused("bob", messages, repetition_penalty=1.2) == (0, answer)
