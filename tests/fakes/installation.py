@@ -34,6 +34,8 @@ _OBJECTS = {
 }
 """Owner in the table -> public name, module inside the fake, name there; the others are configuration classes."""
 
+MODULES = ("pynvml.py", "xgrammar.py", *(["torch.py"] if shutil.which("nvidia-smi") is None else []))
+"""Modules beside the fake. On a GPU what the fake does there needs torch, as transformers does where torch is."""
 _ARGUMENTS = {"LLM.tensorrt": "TrtLlmArgs", "LLM.pytorch": "TorchLlmArgs", "LLM.autodeploy": "AutoDeployLlmArgs"}
 
 _MODULE = '''"""Generated: what this version has here."""
@@ -108,8 +110,7 @@ def _install(site: Path, version: str) -> None:
     package.mkdir(parents=True)
     (package / "_fake").symlink_to(_HERE / "tensorrt_llm", target_is_directory=True)
     (package / "version.py").write_text(f'__version__ = "{version}"\n')
-    stands_in = shutil.which("nvidia-smi") is None  # on a GPU what the fake does there needs torch
-    for module in ("pynvml.py", "xgrammar.py", *(["torch.py"] if stands_in else [])):
+    for module in MODULES:
         (site / module).symlink_to(_HERE / module)
     (site / "names.json").write_text(json.dumps(table, indent=1))
     exports: dict[str, dict[str, tuple[str, str]]] = collections.defaultdict(dict)

@@ -21,6 +21,7 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind
 from tests.backends.tensorrt_llm.kit import BACKENDS, LONG, PROMPT, Machine, in_processes, rank
 from tests.executor.kit import Probe, run_checked
+from tests.fakes import installation
 from tests.support.adapters import write_adapter
 from tests.support.tables import by_table
 
@@ -183,6 +184,7 @@ async def test_a_tokenizer_that_guides_cannot_use_is_served_without_guides(
 ) -> Probe:
     """TensorRT-LLM makes the table of its guides while it loads a model, for whose requests they may never matter."""
     caplog.set_level("INFO")
+    monkeypatch.setattr(installation, "MODULES", ("pynvml.py", "xgrammar.py"))  # transformers wants the whole torch
     model = copied(tiny_stories, tmp_path, "tokenizer_config.json", eos_token=None)
     probe = await Machine(tmp_path, model, monkeypatch).start(
         backend, arguments={"guided_decoding_backend": "xgrammar"}, warm_up=True
