@@ -69,7 +69,7 @@ _GUIDES = {
 _UNKNOWN = RequestOrigin()
 _MAX_CACHED_STOPS = 1024
 _MAX_CACHED_TEXTS = 16_384
-_MOST_SCORES = 65_536
+_MOST_SCORES = 32_768
 """Log-probabilities of one prompt, those of the most likely tokens included: the event loop makes objects of them."""
 _NONE: Mapping[int, Any] = MappingProxyType({})
 

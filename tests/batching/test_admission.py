@@ -45,6 +45,20 @@ def asking(**fields: object) -> GenerationRequest:
     return GenerationRequest(prompt_ids=[3], sampling=parameters, **fields)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("tokens", "likely", "taken"), [(32_768, 0, True), (16_385, 1, False), (1560, 20, True), (1561, 20, False)]
+)
+def test_the_scores_of_a_prompt_are_bounded_with_their_likely_tokens(tokens: int, likely: int, taken: bool) -> None:
+    """The event loop makes an object of each."""
+    batch = dataclasses.replace(BATCH, max_input_len=10**6, max_seq_len=10**6)
+    limits, request = SequenceLimits(batch, replace(ENGINE, max_seq_len=10**6)), asking(prompt_logprobs=likely)
+    if taken:
+        assert len(limits.fit(request, [3] * tokens)[0]) == tokens
+    else:
+        with pytest.raises(InvalidRequestError, match="'prompt_logprobs'"):
+            limits.fit(request, [3] * tokens)
+
+
 # -- what an engine refuses --------------------------------------------------------------------------------------------
 
 
