@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.api.kept import Kept
+from tests.support.clock import Clock
 
 PARTS = (b"a" * 400, b"b" * 88)
 SIZE = 1000
@@ -16,19 +17,9 @@ SIZE = 1000
 SECONDS = 60.0
 
 
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture

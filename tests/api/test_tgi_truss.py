@@ -4,6 +4,7 @@ from djl_trtllm.api.dialects.tgi import Timing, stream_headers
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, SequenceResult
 from tests.server.application import application
+from tests.support.clock import Clock
 from tests.support.in_process import Hosts
 from tests.support.virtual_time import in_virtual_time
 
@@ -38,13 +39,6 @@ async def test_whole_answers_are_timed_in_headers_and_streams_say_what_is_known(
         headers = (await served.client.post("/generate_stream", BODY)).headers
         assert (headers["x-compute-characters"], headers["x-accel-buffering"]) == ("8", "no")
         assert "x-compute-time" not in headers
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def ended(tokens: int, queue_seconds: float = 0.0) -> SequenceResult:

@@ -11,13 +11,7 @@ from djl_trtllm.batching.queue import ClientShare, ClientShares, Places, Slot, W
 from djl_trtllm.executor.protocol import Limits, Submit
 from djl_trtllm.request import Sampling
 from tests.batching.helpers import FakeExecutor
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, InvalidRequestError, OverloadedError, SessionError, TooManyRequestsError
 from djl_trtllm.service import clients as module
 from djl_trtllm.service.clients import Clients, Places, Sessions, open_sessions
+from tests.support.clock import Clock
 from tests.support.tables import by_table
 
 
@@ -129,17 +130,9 @@ def test_a_client_has_as_many_places_as_are_free_after_it(limit: int, clients: s
 START = 1_700_000_000.0
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(START)
 
 
 def test_a_session_has_an_id_an_end_and_a_folder(tmp_path: Path, clock: Clock) -> None:
