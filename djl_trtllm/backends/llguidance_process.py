@@ -82,7 +82,7 @@ def _repeat(allowed: int, before: int) -> int:
 
 def _choose_at_random(allowed: int, before: int) -> int:
     """Another token for each one before; the same in each trial of a guide."""
-    skipped = random.Random(before).randrange(allowed.bit_length())  # noqa: S311
+    skipped = random.Random(before).randrange(allowed.bit_length())  # noqa: S311  no secret
     return skipped + _lowest(allowed >> skipped)
 
 

@@ -109,9 +109,9 @@ def _ranked(logits: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any], most: in
     rows, most = np.arange(len(chosen)), min(most, logits.shape[1])
     highest = logits.max(axis=1, keepdims=True)
     norm = highest[:, 0] + np.log(np.exp(logits - highest).sum(axis=1))
-    own = (logits[rows, chosen] - norm).tolist()
+    own: list[float] = (logits[rows, chosen] - norm).tolist()
     if not most:
-        return own  # type: ignore[no-any-return]
+        return [*own]
     top = np.argpartition(logits, -most, axis=1)[:, -most:]
     top = np.take_along_axis(top, np.argsort(-np.take_along_axis(logits, top, axis=1), axis=1, kind="stable"), axis=1)
     values = np.take_along_axis(logits, top, axis=1) - norm[:, None]
