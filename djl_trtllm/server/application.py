@@ -148,7 +148,7 @@ def _single(
     if name is not None:
         source = replace(source, name=name)
     options = source.config.options
-    if any(name is not None and is_remote(name) for name in (options.model_id, options.tokenizer)):
+    if models.is_fetched(source.config):
         prepared = partial(models.prepare_apart, model, lambda *, calls: source)  # the hub's files are anybody's
     else:
         prepared = partial(models.prepare, source)

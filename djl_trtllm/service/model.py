@@ -376,6 +376,14 @@ def draft_files(source: ModelSource) -> Path | None:
     return _found(source, f"{speculation.setting}: the draft model {speculation.model}", speculation.model, None)
 
 
+def is_fetched(config: Config) -> bool:
+    """Whether the model, its tokenizer or its draft comes from the hub or S3. Raises ConfigError."""
+    speculation = speculation_of(config)
+    draft = None if speculation is None else speculation.model
+    named = (config.options.model_id, config.options.tokenizer, draft)
+    return any(name is not None and is_remote(name) for name in named)
+
+
 def _setting(config: Config, option: str) -> str:
     text = getattr(config.options, option)
     return f"option.{option}={masked(f'option.{option}', text)} ({config.origin(option)})"

@@ -123,7 +123,10 @@ def test_a_remote_model_is_fetched_while_the_server_listens(monkeypatch: pytest.
     assert opened == [("acme/tiny-stories", environ, ["max_rolling_batch_size=3"])]
 
 
-@pytest.mark.parametrize(("option", "apart"), [("model_id", True), ("tokenizer", True), ("revision", False)])
+@pytest.mark.parametrize(
+    ("option", "apart"),
+    [("model_id", True), ("tokenizer", True), ("speculative_draft_model", True), ("revision", False)],
+)
 def test_what_a_directory_takes_from_the_hub_is_read_apart(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str, apart: bool
 ) -> None:
