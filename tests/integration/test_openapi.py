@@ -22,7 +22,7 @@ from djl_trtllm.server.routes import OPERATIONS
 schemathesis = pytest.importorskip("schemathesis")
 
 QUICK = 4
-EXAMPLES = int(os.environ.get("OPENAPI_EXAMPLES", "15"))
+EXAMPLES = int(os.environ.get("OPENAPI_EXAMPLES", "40"))
 
 OWN = [(method.lower(), path) for method, path in map(str.split, OPERATIONS)]
 # Other paths of the same tables, of SageMaker's for one, are read by the same code.

@@ -27,7 +27,8 @@ def report(tmp_path_factory: pytest.TempPathFactory, server: Server) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/docs", "/monitor", "report"])
-@pytest.mark.parametrize(("scheme", "size"), [("light", "desk"), ("dark", "desk"), ("light", "phone")])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_page_has_no_barrier(path: str, size: str, scheme: str, server: Server, browser: Any, report: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-core is not installed")
     width, height = SIZES[size]

@@ -48,7 +48,7 @@ ALL = [
     ("pytorch", "1.2.0", _BEAMS),
     ("pytorch", "1.3.0", _BEAMS),
 ]
-COUNT = int(os.environ.get("RANDOM_REQUESTS", str(-(-1_500 // len(ALL)))))
+COUNT = int(os.environ.get("RANDOM_REQUESTS", str(-(-3_000 // len(ALL)))))
 REFUSED = {400, 404, 422, 424}
 """Statuses of the dialects for requests that are wrong."""
 MEGABYTES_MORE = 32
