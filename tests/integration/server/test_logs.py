@@ -139,11 +139,7 @@ def line_of(server: Server, identifier: str) -> dict[str, Any]:
     """The one line of a request."""
 
     def found() -> list[dict[str, Any]]:
-        return [
-            line
-            for line in lines(server)
-            if line.get("request_id") == identifier and line["logger"] == "djl_trtllm.requests"
-        ]
+        return [line for line in lines(server) if line.get("request_id") == identifier and line["message"] == "request"]
 
     wait_until(lambda: bool(found()), what=f"the line of {identifier}")
     (line,) = found()
