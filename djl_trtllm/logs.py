@@ -177,7 +177,7 @@ class BackgroundHandler(QueueHandler):
         self._target.flush()
 
 
-class Lines(logging.StreamHandler[TextIO]):
+class Lines(logging.StreamHandler):  # type: ignore[type-arg]  # subscripts need Python 3.11
     """Writes what it was given by `flush`, or when that is much: each write is a system call."""
 
     def __init__(self) -> None:
