@@ -1,7 +1,5 @@
 """Compiling ahead of time: `djl-trtllm compile CHECKPOINT OUT`."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

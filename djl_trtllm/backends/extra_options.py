@@ -5,8 +5,6 @@ the engine needs no release of this package. An argument that has an option beco
 messages see one value.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import re

@@ -1,7 +1,5 @@
 """Select the backend of a model, derive its plan, and say what options do there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Text of settings for readers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from djl_trtllm.config.options import OPTIONS

@@ -4,8 +4,6 @@ For example `max_num_tokens`: `load` reads the sources, `_choose` takes the sett
 it a number, `_raise_limits_for_max_num_tokens` raises other limits by it, and the rules compare it with them.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@
 `option.speculative_decoding_mode=ngram` with `option.speculative_length=4` are the same.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Mapping

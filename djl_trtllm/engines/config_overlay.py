@@ -5,8 +5,6 @@ reads these values from the checkpoint's `config.json`. A checkpoint may be a re
 share, so it stays as it is. The overlay has its own content, hence its own engine in every cache.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import copy

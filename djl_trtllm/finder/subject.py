@@ -1,7 +1,5 @@
 """The subject of a measurement: the model as it would be served here, and the numbers among which the result is."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from contextlib import suppress

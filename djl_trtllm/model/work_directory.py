@@ -1,7 +1,5 @@
 """Directories that a process works in. The system says whether it still does: a lock ends with its process."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """The scripted executor as a backend: it loads no engine, so any model directory will do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -4,8 +4,6 @@
 from several options, the model and the machine, and override that.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Callable, Mapping

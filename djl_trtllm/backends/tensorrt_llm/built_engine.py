@@ -3,8 +3,6 @@
 `built_limits` are the limits that the engine was compiled with, as options of this server.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -15,8 +15,6 @@ Converters: they recognise ChatGLM's versions and the variants of GPT-2 by the p
 reads these checkpoints through a link that has the name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

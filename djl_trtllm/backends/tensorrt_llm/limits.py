@@ -1,7 +1,5 @@
 """The sizes of a plan: GPUs, lengths, and the tokens of an iteration as far as the memory of the GPUs allows them."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ where its own argument says False (`create_input_processor` in `inputs/registry.
 links to the checkpoint's files in which no configuration names code (`auto_map`).
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path
