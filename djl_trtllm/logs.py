@@ -18,7 +18,6 @@ import threading
 import time
 from contextvars import ContextVar
 from logging.handlers import QueueHandler
-from typing import TextIO
 
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter

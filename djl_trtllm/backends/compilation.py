@@ -15,9 +15,8 @@ from djl_trtllm.config import Config
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import as_text
 from djl_trtllm.engines.build import build_engine
-from djl_trtllm.engines.cache import EngineDir, Manifest, sweep
+from djl_trtllm.engines.cache import UNFINISHED, EngineDir, Manifest, sweep
 from djl_trtllm.engines.config_overlay import with_rotary_options
-from djl_trtllm.engines.leftovers import noted_output
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import EngineError, EngineMismatchError
 from djl_trtllm.model import inspect
@@ -59,16 +58,15 @@ def compile_checkpoint(
     asked, (config, plan) = config, plan_fitted(config, layout, compile_only=True)
     for line in config.warnings[len(asked.warnings) :]:
         progress(f"warning: {line}")
-    with noted_output(config.engine_cache_dir, out):
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            engine = _replace(plan, out, progress)
-        else:
-            if out.exists():
-                out.rmdir()
-            sweep(out)
-            engine = build_engine(plan, out, progress)
-            out.with_name(f"{out.name}.log").unlink(missing_ok=True)
-        _write_properties(config, plan, out)
+    sweep(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        engine = _replace(plan, out, progress)
+    else:
+        if out.exists():
+            out.rmdir()
+        engine = build_engine(plan, out, progress)
+        out.with_name(f"{out.name}.log").unlink(missing_ok=True)
+    _write_properties(config, plan, out)
     return engine
 
 
@@ -85,7 +83,7 @@ def _replace(plan: EnginePlan, out: Path, progress: Callable[[str], None]) -> En
         progress(f"{out} is up to date")
         return EngineDir(path=out, backend=plan.backend.value, manifest=manifest, tokenizer_dir=out)
     # Built beside it and swapped when done, so that a failure leaves the old engine.
-    fresh = out.with_name(f".{out.name}.{os.getpid()}.new")
+    fresh = out.with_name(f".{out.name}.{os.getpid()}{UNFINISHED}")
     engine = build_engine(plan, fresh, progress)
     shutil.rmtree(out)
     fresh.rename(out)

@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from djl_trtllm.config.compat.detect import names_configuration, read_model, read_source
-from djl_trtllm.config.configuration import format_value
 from djl_trtllm.config.options import OPTIONS, DeclaredOption, Options, find, suggest
 from djl_trtllm.config.options.choices import Backend
 from djl_trtllm.config.options.option import NotAValueError, Scope, as_text, is_quoted, without_comment
@@ -25,6 +24,7 @@ from djl_trtllm.config.sources import (
     OriginKind,
     Setting,
     Source,
+    format_value,
     read_arguments,
     read_environment,
     read_properties,
