@@ -4,8 +4,6 @@ Every layer raises these for expected failures, and nothing else. Each dialect m
 (`djl_trtllm.api`); a test asserts that every dialect maps every `RequestError`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Helpers for the processes that this package starts: their end, their bounds, compilers below them, descriptors."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math

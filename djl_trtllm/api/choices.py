@@ -3,8 +3,6 @@
 At the end, what all of OpenAI's APIs have: errors and log-probabilities.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from abc import abstractmethod

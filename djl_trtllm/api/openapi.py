@@ -4,8 +4,6 @@ A dialect describes its paths with `tables` and `descriptions`. Its errors are t
 makes of every `RequestError`, so there is no second list of statuses and shapes.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ Targets are the field names of `Sampling` and `GenerationRequest`. Ranges are DJ
 TGI's; `top_k` -1 means 0, as in vLLM.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

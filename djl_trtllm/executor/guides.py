@@ -5,8 +5,6 @@ the loop that serves all requests. In the process of the gate it ends nothing bu
 for each library that compiles guides: `python -m PROGRAM FD DIRECTORY`, whose main function is `serve_trials`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

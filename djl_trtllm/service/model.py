@@ -1,7 +1,5 @@
 """Everything about a model that is known before it runs: files, configuration, how to start its executor."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

@@ -16,7 +16,6 @@ from djl_trtllm.backends.openvino.compile import COMPILER, OpenVinoSpec, check_e
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache
 from djl_trtllm.backends.speculation import planned_speculation
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options.choices import RotaryScaling
 from djl_trtllm.config.sources import OriginKind
 from djl_trtllm.config.speculation import Method, Speculation
@@ -110,12 +109,12 @@ class OpenVinoBackend(EngineBackend):
         notes: list[str] = []
         if options.quantize in _NO_COUNTERPART:
             problems.append(
-                f"{format_setting(config, 'quantize')} is not available with OpenVINO: "
+                f"{config.format_setting('quantize')} is not available with OpenVINO: "
                 f"{_NO_COUNTERPART[options.quantize]}, or serve with TensorRT-LLM on a GPU"
             )
         if options.kv_cache_dtype is KvCacheDType.FP8:
             problems.append(
-                f"{format_setting(config, 'kv_cache_dtype')} is not available with OpenVINO: "
+                f"{config.format_setting('kv_cache_dtype')} is not available with OpenVINO: "
                 "option.kv_cache_dtype=int8 takes the same memory"
             )
         dtype = _dtype(config, layout, shape)
@@ -123,16 +122,14 @@ class OpenVinoBackend(EngineBackend):
         max_seq_len = planned_length(config, shape, notes)
         if options.rotary_scaling_type is RotaryScaling.DYNAMIC and not layout.kind.is_engine:
             notes.append(
-                f"{format_setting(config, 'rotary_scaling_type')} has no effect: the export has the frequencies of "
+                f"{config.format_setting('rotary_scaling_type')} has no effect: the export has the frequencies of "
                 "short texts, so texts beyond the checkpoint's own context lose quality; linear is what it can stretch"
             )
         batched_tokens, max_sequences = _batched_tokens(config, planned_sequences(config), notes)
         speculation, draft = self._speculation(config, layout, hardware, backend, problems)
         reuse = options.enable_kv_cache_reuse and draft is None
         if draft is not None and options.enable_kv_cache_reuse and config.is_set("enable_kv_cache_reuse"):
-            notes.append(
-                f"{format_setting(config, 'enable_kv_cache_reuse')} has no effect with a draft model: {_REUSE}"
-            )
+            notes.append(f"{config.format_setting('enable_kv_cache_reuse')} has no effect with a draft model: {_REUSE}")
         batched_tokens = _speculated_tokens(config, speculation, batched_tokens, max_sequences, max_seq_len, problems)
         weights = sum(_weight_bytes(each, each.shape) for each in (layout, layout.draft) if each is not None)
         longest = max_seq_len + (0 if speculation is None else speculation.tokens)
@@ -381,7 +378,7 @@ def _batched_tokens(config: Config, max_sequences: int, notes: list[str]) -> tup
         return max(floor, max_sequences), max_sequences
     if max_sequences > asked:
         notes.append(
-            f"{asked} sequences run at once and not {max_sequences}: {format_setting(config, 'max_num_tokens')} is the "
+            f"{asked} sequences run at once and not {max_sequences}: {config.format_setting('max_num_tokens')} is the "
             "most tokens of a step, and a step takes one of each sequence"
         )
     return asked, min(max_sequences, asked)
@@ -402,7 +399,7 @@ def _speculated_tokens(
         return max(tokens, least)
     if asked.model is not None and tokens < least:
         problems.append(
-            f"{format_setting(config, 'max_num_tokens')}: with a draft model a step reads whole prompts and verifies "
+            f"{config.format_setting('max_num_tokens')}: with a draft model a step reads whole prompts and verifies "
             f"{asked.tokens} tokens of each sequence: expected at least {least}, or lower option.max_seq_len or "
             "option.max_rolling_batch_size"
         )

@@ -5,8 +5,6 @@ HTTP, `ModelInfer` has one response, whole. A stream carries requests of any kin
 response for each chunk. Encoders return serialised messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import Enum, auto
 from pathlib import Path
