@@ -43,6 +43,8 @@ _CONFIG_AND_TOKENIZER = (
     "*.tiktoken",
     "chat_template.json",
     "*.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
 
 

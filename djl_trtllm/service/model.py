@@ -37,6 +37,7 @@ from djl_trtllm.model.archive import ARCHIVE_SUFFIXES
 from djl_trtllm.model.remote.fetch import fetch, is_remote, is_remote_destination, upload
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
 from djl_trtllm.model.tokenizer import check_vocabulary, load_fitting_tokenizer, outside, require_tokenizer
+from djl_trtllm.model.vision import Vision
 from djl_trtllm.model.work_directory import marked
 from djl_trtllm.service.bounded import BoundedCalls, Calls
 
@@ -91,6 +92,8 @@ class Model:
     backend: Backend
     adapter_limits: AdapterLimits | None = None
     """The LoRA adapters that the engine takes; None where it takes none."""
+    vision: Vision | None = None
+    """How images become tokens of its prompts; None where it takes none, or it is not known how."""
     kept: Kept = field(default_factory=Kept, compare=False)
 
     @property
@@ -338,6 +341,7 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
         engine_plan.gpus,
         engine_plan.backend,
         engine_plan.adapter_limits,
+        calls(Vision.find, layout.path, layout.config),
     )
 
 

@@ -12,10 +12,11 @@ from typing import Any
 
 from djl_trtllm.backends.base import Built, EngineBackend, Offer, PrefixCache
 from djl_trtllm.backends.effects import Effects, read_effects
-from djl_trtllm.backends.openvino.compile import COMPILER, OpenVinoSpec, check_engine
+from djl_trtllm.backends.openvino.compile import COMPILER, OpenVinoSpec, check_engine, takes_images
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache
 from djl_trtllm.backends.speculation import planned_speculation
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
+from djl_trtllm.config.media import most_images
 from djl_trtllm.config.options.choices import RotaryScaling
 from djl_trtllm.config.sources import OriginKind
 from djl_trtllm.config.speculation import Method, Speculation
@@ -32,12 +33,14 @@ from djl_trtllm.engines.plan import (
 from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import Layout, ModelKind, ModelShape
 from djl_trtllm.model.checkpoint import read_header
+from djl_trtllm.model.vision import Vision
 from djl_trtllm.progress import format_bytes
 
 _LOADED = (ModelKind.HF_CHECKPOINT, ModelKind.OPENVINO_ENGINE)
 _SPECULATES = (Method.NGRAM, Method.DRAFT)
 _LOOKUP_NGRAM = 3
 _REUSE = "OpenVINO GenAI may end then"
+_NO_REUSE = "the prompts of different keys cannot be kept apart where OpenVINO GenAI tokenises them"
 _MANY_SEQUENCES = 256
 _BATCHED_TOKENS = 256
 _BATCHED_TOKENS_OF_MANY = 512
@@ -127,7 +130,15 @@ class OpenVinoBackend(EngineBackend):
             )
         batched_tokens, max_sequences = _batched_tokens(config, planned_sequences(config), notes)
         speculation, draft = self._speculation(config, layout, hardware, backend, problems)
-        reuse = options.enable_kv_cache_reuse and draft is None
+        images = _takes_images(config, layout)
+        if images and speculation is not None:
+            problems.append(
+                f"{speculation.setting}: OpenVINO GenAI speculates for texts only; set option.limit_mm_per_prompt="
+                '{"image": 0} to serve the model without images, or leave speculation out'
+            )
+        reuse = options.enable_kv_cache_reuse and draft is None and not images
+        if images and config.is_set("enable_kv_cache_reuse") and options.enable_kv_cache_reuse:
+            notes.append(f"{config.format_setting('enable_kv_cache_reuse')} has no effect with images: {_NO_REUSE}")
         if draft is not None and options.enable_kv_cache_reuse and config.is_set("enable_kv_cache_reuse"):
             notes.append(f"{config.format_setting('enable_kv_cache_reuse')} has no effect with a draft model: {_REUSE}")
         batched_tokens = _speculated_tokens(config, speculation, batched_tokens, max_sequences, max_seq_len, problems)
@@ -167,13 +178,14 @@ class OpenVinoBackend(EngineBackend):
             max_num_batched_tokens=batched_tokens,
             kv_cache=kv_cache,
             enable_prefix_caching=reuse,
-            scores_prompts=_fits_twice(hardware, weights, kv_cache),
+            scores_prompts=not images and _fits_twice(hardware, weights, kv_cache),
             num_threads=options.inference_num_threads,
             send_interval=_SEND_SECONDS if options.stream_interval == "auto" else 0.0,
             limits=_limits(config, max_sequences, max_seq_len),
             notes=tuple(notes),
             speculation=speculation,
             draft=draft,
+            images=images,
         )
 
     def _speculation(
@@ -208,6 +220,14 @@ class OpenVinoBackend(EngineBackend):
         )
 
 
+def _takes_images(config: Config, layout: Layout) -> bool:
+    """Whether the engine is, or becomes, one with the parts that read images."""
+    if layout.kind is ModelKind.OPENVINO_ENGINE:
+        return takes_images(layout.path)
+    asked = most_images(config.options.limit_mm_per_prompt) > 0
+    return asked and Vision.find(layout.path, layout.config) is not None
+
+
 def _own_engine(layout: Layout) -> str:
     return f"{layout.path} is a {layout.kind.value}" if layout.kind is ModelKind.OPENVINO_ENGINE else ""
 
@@ -230,13 +250,20 @@ class OpenVinoPlan(EnginePlan):
     num_threads: int | None
     limits: Mapping[str, int]
     speculation: Speculation | None = None
+    images: bool = False
+    """Whether it is compiled with the parts that read images."""
 
     executor = "djl_trtllm.backends.openvino.executor:OpenVinoExecutor"
     compiler = COMPILER
 
     @property
     def build_options(self) -> dict[str, OptionValue]:
-        return {"dtype": self.dtype, "quantize": self.quantize, "trust_remote_code": self.trust_remote_code}
+        options: dict[str, OptionValue] = {
+            "dtype": self.dtype,
+            "quantize": self.quantize,
+            "trust_remote_code": self.trust_remote_code,
+        }
+        return options | {"images": True} if self.images else options
 
     @property
     def recipe(self) -> str:
@@ -271,6 +298,7 @@ class OpenVinoPlan(EnginePlan):
             dtype=self.dtype,
             quantize=self.quantize,
             trust_remote_code=self.trust_remote_code,
+            images=self.images,
         )
 
     def check_whole(self, directory: Path) -> Manifest | None:
