@@ -76,10 +76,10 @@ class Lease:
         """Try to acquire it; False while another machine holds it."""
         if self._write(IfNoneMatch="*"):
             return True
-        held = _ask("head_object", self._address, _ABSENT)
+        held = _ask("get_object", self._address, _ABSENT)
         if held is None:  # released just now
             return self._write(IfNoneMatch="*")
-        return _age(held) > self._seconds and self._write(IfMatch=held["ETag"])
+        return self._is_own(held) or (_age(held) > self._seconds and self._write(IfMatch=held["ETag"]))
 
     def is_held(self) -> bool:
         """Whether any machine holds it."""
@@ -105,13 +105,13 @@ class Lease:
 
     def _release(self) -> None:
         # The last renewal may have been done although its answer was lost: the ETag is then another one.
-        if _ask("delete_object", self._address, _OVERTAKEN, IfMatch=self._etag) is None and (own := self._own()):
-            _ask("delete_object", self._address, _OVERTAKEN, IfMatch=own["ETag"])
+        if _ask("delete_object", self._address, _OVERTAKEN, IfMatch=self._etag) is None and self._is_still_own():
+            _ask("delete_object", self._address, _OVERTAKEN, IfMatch=self._etag)
 
     def _renew(self, done: threading.Event) -> None:
         while not done.wait(self._seconds / 4):
             try:
-                renewed = self._write(IfMatch=self._etag)
+                renewed = self._write(IfMatch=self._etag) or self._is_still_own()
             except DownloadError as error:
                 log.warning("cannot renew the lease: %s", error)
                 continue
@@ -122,15 +122,21 @@ class Lease:
     def _write(self, **condition: Any) -> bool:
         # New content at each renewal changes the ETag.
         content = f"{self._owner} {secrets.token_hex(4)}".encode()
-        answer = _ask("put_object", self._address, _OVERTAKEN, Body=content, **condition) or self._own()
+        answer = _ask("put_object", self._address, _OVERTAKEN, Body=content, **condition)
         if answer is not None:
             self._etag = answer["ETag"]
         return answer is not None
 
-    def _own(self) -> Any | None:
-        """The object, if this machine has written it: a refused request may be the repetition of one that was done."""
+    def _is_still_own(self) -> bool:
         found = _ask("get_object", self._address, _ABSENT)
-        return found if found is not None and _content(found, self._address).startswith(self._owner.encode()) else None
+        return found is not None and self._is_own(found)
+
+    def _is_own(self, found: Any) -> bool:
+        """Whether this machine has written it: a refused request may be the repetition of one that was done."""
+        own = _content(found, self._address).startswith(self._owner.encode())
+        if own:
+            self._etag = found["ETag"]
+        return own
 
 
 def _content(answer: Any, address: S3Address) -> bytes:

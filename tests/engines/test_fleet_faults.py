@@ -43,7 +43,7 @@ SUCCESS = [
     f"GET {KEY}.json",
     "GET .failed",
     "PUT .lease",
-    "HEAD .lease",
+    "GET .lease",
     "DELETE .lease",
     "PUT model.bin",
     f"PUT {KEY}.json",

@@ -92,7 +92,8 @@ class Store:
     def put(self, key: str, content: bytes | Path, *, checksum: bool = True) -> None:
         """Add or replace an object."""
         if isinstance(content, bytes):
-            path = self.folder / hashlib.sha256(key.encode()).hexdigest()[:24]
+            # A file for each version: what is being sent stays as it is.
+            path = self.folder / hashlib.sha256(key.encode() + content).hexdigest()[:24]
             fresh = path.with_suffix(".new")
             fresh.write_bytes(content)
             fresh.replace(path)
