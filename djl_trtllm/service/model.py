@@ -432,6 +432,7 @@ def fetch_model(
         hub_token=config.options.hf_access_token,
         tokenizer_only=tokenizer_only,
         config_only=config_only,
+        patience=config.options.model_loading_timeout,
     )
     return open_model(found, config.engine_cache_dir / "models") if found.is_file() else found
 

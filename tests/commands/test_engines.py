@@ -14,6 +14,7 @@ from djl_trtllm.commands.compile import CompileArguments, read_arguments
 from djl_trtllm.engines.cache import MANIFEST_FILE, EngineCache
 from djl_trtllm.errors import DjlTrtllmError
 from tests.engines.helpers import build
+from tests.support.s3 import Store, s3_server, variables
 from tests.support.tables import by_table
 
 WORKFLOW = """
@@ -127,6 +128,18 @@ def test_cache_lists_verifies_and_prunes(tmp_path: Path) -> None:
     pruned = cache(tmp_path, "prune")
     assert pruned.exit_code == 0 and "0 engines are left" in pruned.stderr
     assert EngineCache(tmp_path).entries() == []
+
+
+def test_cache_prunes_a_fleets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    store.put(f"engines/openvino-{'0123456789abcdef' * 2}.failed", b"{}")
+    with s3_server(store) as endpoint:
+        for name, value in variables(endpoint).items():
+            monkeypatch.setenv(name, value)
+        pruned = cache(tmp_path, "prune", "s3://models/engines")
+        refused = cache(tmp_path, "prune", "models/engines")
+    assert pruned.exit_code == 0 and "2 bytes freed" in pruned.stderr and store.objects == {}
+    assert refused.exit_code == 1 and "models/engines is not an S3 address" in refused.stderr
 
 
 def test_cache_shows_and_prunes_what_interrupted_processes_left(tmp_path: Path) -> None:
