@@ -224,6 +224,7 @@ _ERROR_TYPES: dict[type[errors.RequestError], tuple[str, str | None]] = {
     errors.UnknownAdapterError: (_INVALID, "model_not_found"),
     errors.UnsupportedParameterError: (_INVALID, "unsupported_parameter"),
     errors.UnknownModelError: (_INVALID, "model_not_found"),
+    errors.UnknownPathError: (_INVALID, "not_found"),
     errors.AuthenticationError: (_INVALID, "invalid_api_key"),
     errors.ForbiddenError: (_INVALID, "insufficient_permissions"),
     errors.MethodNotAllowedError: (_INVALID, "method_not_allowed"),

@@ -16,6 +16,7 @@ _ERROR_TYPES: dict[type[errors.RequestError], str] = {
     errors.InvalidRequestError: "invalid_request_error",
     errors.UnknownAdapterError: "not_found_error",
     errors.UnknownModelError: "not_found_error",
+    errors.UnknownPathError: "not_found_error",
     errors.AuthenticationError: "authentication_error",
     errors.ForbiddenError: "permission_error",
     errors.MethodNotAllowedError: "invalid_request_error",

@@ -17,7 +17,9 @@ from djl_trtllm.request import FinishReason, SequenceResult, Token
 
 _PREFIXES = {PartKind.TEXT: "msg", PartKind.REASONING: "rs", PartKind.CALL: "fc"}
 _NAMES = {PartKind.TEXT: "output_text", PartKind.REASONING: "reasoning_text", PartKind.CALL: "function_call_arguments"}
-_COMPLETED, _INCOMPLETE = "completed", "incomplete"
+_COMPLETED, _INCOMPLETE, _CANCELLED = "completed", "incomplete", "cancelled"
+_LAST_EVENTS = {_COMPLETED: "completed", _INCOMPLETE: "incomplete", _CANCELLED: "failed"}
+"""The last event of a stream by the response's status: OpenAI has none for "cancelled"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,8 @@ class AnswerEncoder(PartsEncoder):
         return data + self._event("response.output_item.done", output_index=part.index, item=item)
 
     def end(self, finished: SequenceResult) -> bytes:
-        status = self._status
-        items = [self._item(part, status if part is self.parts[-1] else _COMPLETED) for part in self.parts]
+        status = _CANCELLED if finished.reason is FinishReason.CANCELLED else self._status
+        items = [self._item(part, self._status if part is self.parts[-1] else _COMPLETED) for part in self.parts]
         usage = {
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": finished.cached_tokens, "cache_write_tokens": 0},
@@ -82,7 +84,9 @@ class AnswerEncoder(PartsEncoder):
         response = self._response(status, items, usage)
         if self._answer.keep is not None:
             self._answer.keep(orjson.dumps(response), items)
-        return self._event(f"response.{status}", response=response) if self.stream else orjson.dumps(response)
+        if not self.stream:
+            return orjson.dumps(response)
+        return self._event(f"response.{_LAST_EVENTS[status]}", response=response)
 
     def failure(self, error: errors.RequestError) -> bytes:
         shown = error_object(str(error), error)
@@ -92,7 +96,7 @@ class AnswerEncoder(PartsEncoder):
 
     @property
     def _status(self) -> str:
-        """The status of the last item: a limit may have cut it off."""
+        """The status of the last item: a limit or the end of its request may have cut it off."""
         cut = self.finished is not None and self.finished.reason > FinishReason.STOP
         return _INCOMPLETE if cut else _COMPLETED
 
