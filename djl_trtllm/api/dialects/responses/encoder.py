@@ -11,9 +11,9 @@ import orjson
 from djl_trtllm import errors
 from djl_trtllm.api.base import dump_line
 from djl_trtllm.api.chat import Parsing, as_opaque
-from djl_trtllm.api.choices import error_object, token_logprobs
+from djl_trtllm.api.choices import error_object, json_list
 from djl_trtllm.api.parts import Part, PartKind, PartsEncoder
-from djl_trtllm.request import FinishReason, SequenceResult, Token
+from djl_trtllm.request import FinishReason, SequenceResult
 
 _PREFIXES = {PartKind.TEXT: "msg", PartKind.REASONING: "rs", PartKind.CALL: "fc"}
 _NAMES = {PartKind.TEXT: "output_text", PartKind.REASONING: "reasoning_text", PartKind.CALL: "function_call_arguments"}
@@ -56,9 +56,9 @@ class AnswerEncoder(PartsEncoder):
         data = self._event("response.output_item.added", output_index=part.index, item=item)
         return data if content is None else data + self._of_part("response.content_part.added", part, part=content)
 
-    def more(self, part: Part, text: str, tokens: list[Token]) -> bytes:
-        logprobs = {"logprobs": token_logprobs(tokens)} if part.kind is PartKind.TEXT else {}
-        return self._of_part(f"response.{_NAMES[part.kind]}.delta", part, delta=text, **logprobs)
+    def more(self, part: Part, text: str, logprobs: list[bytes]) -> bytes:
+        shown = {"logprobs": json_list(logprobs)} if part.kind is PartKind.TEXT else {}
+        return self._of_part(f"response.{_NAMES[part.kind]}.delta", part, delta=text, **shown)
 
     def closed(self, part: Part) -> bytes:
         item, name = self._item(part, self._status), f"response.{_NAMES[part.kind]}.done"
@@ -115,7 +115,7 @@ class AnswerEncoder(PartsEncoder):
         if part.kind is PartKind.REASONING:
             encoded = {"encrypted_content": as_opaque(part.text)} if self._answer.encodes_reasoning else {}
             return item | {"type": "reasoning", "summary": [], "content": [content]} | encoded
-        content |= {"annotations": [], "logprobs": token_logprobs(part.tokens)}
+        content |= {"annotations": [], "logprobs": json_list(part.logprobs)}
         return item | {"type": "message", "role": "assistant", "content": [content]}
 
     def _id(self, part: Part) -> str:
