@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 import re
 import signal
 import socket
@@ -33,6 +32,7 @@ from djl_trtllm.files import MOST_TOKENIZER_BYTES, read_file
 from djl_trtllm.processes import (
     allow_more_memory,
     allow_more_processor_time,
+    be_nice,
     leave_end_to_parent,
     processor_seconds,
     write_no_core_file,
@@ -145,8 +145,7 @@ class _Process:
 
     def yield_processor(self) -> None:
         """Let all others go first."""
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, _SLOW_NICENESS)
+        be_nice(self._process.pid, _SLOW_NICENESS)
 
     def close(self) -> int:
         """End the process; returns its exit status."""
