@@ -198,6 +198,10 @@ class UnknownModelError(RequestError):
         super().__init__(message)
 
 
+class UnknownPathError(RequestError):
+    """Nothing is served at the request's path."""
+
+
 class AuthenticationError(RequestError):
     """The request has no API key, or none of this server's."""
 

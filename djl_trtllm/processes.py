@@ -55,6 +55,13 @@ def processor_seconds(pid: int) -> float:
     return float(times.user + times.system)
 
 
+def be_nice(pid: int, niceness: int) -> None:
+    """Let others go before a process. On Linux each thread has a priority of its own; new ones have their creator's."""
+    with contextlib.suppress(psutil.Error, OSError):
+        for thread in psutil.Process(pid).threads():
+            os.setpriority(os.PRIO_PROCESS, thread.id, niceness)
+
+
 def compiler_below() -> str | None:
     """Return a compiler of kernels that runs below this process, as `nvcc (process 123)`; None if there is none."""
     for process in psutil.Process().children(recursive=True):

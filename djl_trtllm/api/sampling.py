@@ -335,6 +335,8 @@ def _read_bias(value: object) -> tuple[tuple[int, float], ...]:
 def _token_of(key: str) -> int:
     if not key.isascii() or not key.isdecimal() or len(key) > _MOST_DIGITS:
         raise ValueError(f" ({show(key)} is no token id)")
+    if str(int(key)) != key:
+        raise ValueError(f" ({show(key)} is token {int(key)}: write it without leading zeros)")  # it may be there twice
     return int(key)
 
 
@@ -343,7 +345,7 @@ _BIAS = Kind(
     _read_bias,
     {
         "type": "object",
-        "propertyNames": {"pattern": f"^[0-9]{{1,{_MOST_DIGITS}}}$"},
+        "propertyNames": {"pattern": f"^(0|[1-9][0-9]{{0,{_MOST_DIGITS - 1}}})$"},
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         "maxProperties": _MOST_BIASES,
     },

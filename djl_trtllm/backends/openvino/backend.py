@@ -178,6 +178,7 @@ class OpenVinoBackend(EngineBackend):
             max_num_batched_tokens=batched_tokens,
             kv_cache=kv_cache,
             enable_prefix_caching=reuse,
+            keeps_keys_apart=options.api_keys_file is not None,
             scores_prompts=not images and _fits_twice(hardware, weights, kv_cache),
             num_threads=options.inference_num_threads,
             send_interval=_SEND_SECONDS if options.stream_interval == "auto" else 0.0,
@@ -238,7 +239,8 @@ class OpenVinoPlan(EnginePlan):
 
     `dtype` (fp32, fp16, bf16) and `quantize` (none, int8, int4, awq) are what its weights become. `kv_cache` is None in
     a plan for compiling only. A step takes at most `max_num_batched_tokens` tokens. `limits` are the options that an
-    engine is served with if it is copied without its serving.properties.
+    engine is served with if it is copied without its serving.properties. With `keeps_keys_apart`, prompts of several
+    API keys share nothing in the prefix cache.
     """
 
     dtype: str
@@ -249,6 +251,7 @@ class OpenVinoPlan(EnginePlan):
     scores_prompts: bool
     num_threads: int | None
     limits: Mapping[str, int]
+    keeps_keys_apart: bool = False
     speculation: Speculation | None = None
     images: bool = False
     """Whether it is compiled with the parts that read images."""
@@ -325,6 +328,7 @@ class OpenVinoPlan(EnginePlan):
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "num_kv_blocks": self.kv_cache.blocks,
             "enable_prefix_caching": self.enable_prefix_caching,
+            "keeps_keys_apart": self.keeps_keys_apart,
             "scores_prompts": self.scores_prompts,
             "kv_cache_precision": self.kv_cache.precision,
             # With the plugin's own choice (bf16 on some CPUs) greedy output is no longer that of transformers.

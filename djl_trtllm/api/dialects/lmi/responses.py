@@ -39,6 +39,7 @@ DJL_ERRORS: dict[type[errors.RequestError], str | None] = {
     errors.AuthenticationError: "UnauthorizedException",
     errors.ForbiddenError: "ForbiddenException",
     errors.UnknownModelError: "ResourceNotFoundException",
+    errors.UnknownPathError: "ResourceNotFoundException",
     errors.MethodNotAllowedError: "MethodNotAllowedException",
     errors.RequestTooLargeError: "RequestEntityTooLargeException",
     errors.OverloadedError: "WlmCapacityException",

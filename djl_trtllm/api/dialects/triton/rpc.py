@@ -335,6 +335,7 @@ _STATUSES: dict[type[errors.RequestError], str] = {
     errors.RequestError: "INVALID_ARGUMENT",
     errors.UnknownAdapterError: "NOT_FOUND",
     errors.UnknownModelError: "NOT_FOUND",
+    errors.UnknownPathError: "NOT_FOUND",
     errors.AuthenticationError: "UNAUTHENTICATED",
     errors.ForbiddenError: "PERMISSION_DENIED",
     errors.OverloadedError: "UNAVAILABLE",
