@@ -106,6 +106,10 @@ def _has_own_code(checkpoint: Path) -> bool:
     return isinstance(config, dict) and "auto_map" in config
 
 
+DRAFT_FOLDER = "draft"
+"""The folder for a compiled draft model in the engine's directory."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnginePlan(ABC):
     """Derived by `plan_engine` from configuration, model files and machine.

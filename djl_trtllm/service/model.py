@@ -456,14 +456,16 @@ def compile_model(
     if is_remote(model):
         config, tokenizer = load(None, environ, arguments=arguments), None
         checkpoint = fetch_model(model, config, config.options.revision)
+        source = ModelSource(remote_name(model), checkpoint, config)
     else:
         source = open_source(Path(model), environ, arguments)
         config, checkpoint, tokenizer = source.config, model_files(source), tokenizer_files(source)
+    # If it is for elsewhere, it is kept where the upload fails: the next run uploads it without compiling.
+    local = config.engine_cache_dir / "outgoing" / remote_name(out) if remote else Path(out)
+    draft = draft_files(source)
+    engine = compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer, draft_dir=draft)
     if not remote:
-        return str(compile_checkpoint(config, checkpoint, Path(out), progress, tokenizer_dir=tokenizer).path)
-    # Kept if the upload fails, so that the next run uploads it without compiling.
-    local = config.engine_cache_dir / "outgoing" / remote_name(out)
-    compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer)
+        return str(engine.path)
     with marked(local):
         upload(local, out, progress, last=MANIFEST_FILE, hub_token=config.options.hf_access_token)
     shutil.rmtree(local, ignore_errors=True)

@@ -21,7 +21,14 @@ from djl_trtllm.config.sources import OriginKind
 from djl_trtllm.config.speculation import Method, Speculation
 from djl_trtllm.engines.cache import MANIFEST_FILE, Manifest, OptionValue, installed_versions
 from djl_trtllm.engines.hardware import Hardware
-from djl_trtllm.engines.plan import EnginePlan, asked_options, planned_length, planned_sequences, shared_fields
+from djl_trtllm.engines.plan import (
+    DRAFT_FOLDER,
+    EnginePlan,
+    asked_options,
+    planned_length,
+    planned_sequences,
+    shared_fields,
+)
 from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import Layout, ModelKind, ModelShape
 from djl_trtllm.model.checkpoint import read_header
@@ -238,7 +245,11 @@ class OpenVinoPlan(EnginePlan):
     @property
     def served_with(self) -> dict[str, OptionValue]:
         served: dict[str, OptionValue] = {"dtype": self.dtype}
-        return served if self.quantize == "none" else served | {"quantize": self.quantize}
+        if self.quantize != "none":
+            served["quantize"] = self.quantize
+        if self.draft is not None and self.speculation is not None:
+            served |= {"speculative_draft_model": DRAFT_FOLDER, "speculative_length": self.speculation.tokens}
+        return served
 
     @property
     def built_limits(self) -> dict[str, int]:
