@@ -534,7 +534,6 @@ class OptionTypes:
     tool_call_parser: ToolCallFormat
     reasoning_parser: ReasoningFormat
     tgi_compat: bool
-    bedrock_compat: bool
     unknown_parameters: UnknownParameters
     strict: bool
     enable_stateful_sessions: bool
