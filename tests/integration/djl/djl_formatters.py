@@ -35,7 +35,7 @@ def answer(case: dict[str, Any]) -> dict[str, str]:
     item = Input()
     item.properties = {"Content-Type": "application/json"}
     item.content.add(key="data", value=json.dumps(case["payload"]).encode())
-    configs = SimpleNamespace(**case["configs"])
+    configs = SimpleNamespace(**case["configs"], bedrock_compat=False)
     options = {"configs": configs, "is_rolling_batch": True, "tokenizer": Tokenizer(case["prompt"])}
     request_input = format_input(item, **options)
     request_input.request_id = 0
