@@ -91,7 +91,9 @@ _TOKENIZER_FILES = ("tokenizer.json", *tokenizer_formats.SOURCES)
 _OTHER_TOKENIZER_FILES = ("tokenizer_config.json",)  # a tokenizer written in Python has file names of its own
 _RANK_ENGINE = re.compile(r"rank\d{1,5}\.engine")
 _RANK_WEIGHTS = re.compile(r"rank\d{1,5}\.safetensors")
-_OPENVINO_MODEL = "openvino_model.xml"
+_OPENVINO_MODELS = ("openvino_model.xml", "openvino_language_model.xml")
+"""The second in place of the first where the model takes images, beside files of its other parts."""
+_OPENVINO_PART = re.compile(r"openvino_\w*model\.xml")
 _REPOSITORY_MODEL = "tensorrt_llm"
 _MOST_FILES = 10_000
 """Files that are searched for an engine that the user may have meant."""
@@ -226,14 +228,16 @@ def inspect_config(path: Path) -> Layout | None:
 def _openvino_engine(
     path: Path, names: list[str], config: dict[str, Any] | None, above: tuple[Path, ...] = ()
 ) -> Layout | None:
-    if _OPENVINO_MODEL not in names:
+    if not set(_OPENVINO_MODELS) & set(names):
         return None
-    model, data = path / _OPENVINO_MODEL, path / "openvino_model.bin"
-    if not data.is_file():
-        raise LayoutError(f"{path} has {_OPENVINO_MODEL} without openvino_model.bin; copy both files of the engine")
-    checkpoint.check_whole((model, data))
+    parts = [path / name for name in names if _OPENVINO_PART.fullmatch(name)]
+    for model in parts:
+        if not model.with_suffix(".bin").is_file():
+            raise LayoutError(f"{path} has {model.name} without {model.stem}.bin; copy all files of the engine")
+    files = tuple(file for model in parts for file in (model, model.with_suffix(".bin")))
+    checkpoint.check_whole(files)
     above = above or tuple(_model_above(path))
-    return Layout(ModelKind.OPENVINO_ENGINE, path, config, (model, data), _tokenizer_dir(path, *above))
+    return Layout(ModelKind.OPENVINO_ENGINE, path, config, files, _tokenizer_dir(path, *above))
 
 
 def _tensorrt_engine(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
@@ -386,9 +390,9 @@ def _model_above(path: Path) -> list[Path]:
 def _bundled_engine(path: Path) -> Path | None:
     """The `engine` folder in a checkpoint's directory, if it is a compiled engine."""
     engine = path / ENGINE_FOLDER
-    if (engine / _OPENVINO_MODEL).is_file() or _is_built(read_object(engine / "config.json", LayoutError)):
+    if any((engine / name).is_file() for name in _OPENVINO_MODELS):
         return engine
-    return None
+    return engine if _is_built(read_object(engine / "config.json", LayoutError)) else None
 
 
 def _files_below(path: Path) -> list[str]:
@@ -409,7 +413,8 @@ def _unknown(path: Path, names: list[str], config: dict[str, Any] | None) -> str
         lines[0] += " there is a config.json without weights beside it;"
     elif "serving.properties" in names:
         lines[0] += " with serving.properties alone, option.model_id must name the model;"
-    below = [name for name in names if any((path / name / mark).is_file() for mark in ("config.json", _OPENVINO_MODEL))]
+    marks = ("config.json", *_OPENVINO_MODELS)
+    below = [name for name in names if any((path / name / mark).is_file() for mark in marks)]
     if below:
         lines[0] += (
             f" there may be a model in {checkpoint.bounded([name + '/' for name in below])}: name that directory;"

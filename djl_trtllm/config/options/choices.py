@@ -510,6 +510,7 @@ class OptionTypes:
     hf_overrides: str | None
     kv_transfer_config: str | None
     limit_mm_per_prompt: str | None
+    allowed_media_domains: tuple[str, ...] | None
     extra_engine_args: str | None
     # lora
     enable_lora: bool
