@@ -24,7 +24,7 @@ from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.config import Options
 from djl_trtllm.config.sources import shortened
 from djl_trtllm.errors import ConfigError
-from djl_trtllm.logs import of_request
+from djl_trtllm.logs import SHORT, of_request
 from djl_trtllm.request import FINISH_WORDS, GenerationRequest
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class RequestLog:
         fields = {**_fields(request, self._clock()), **fields}
         shown = [_shown(value) if name in _HEAD else f"{name}={_shown(value)}" for name, value in fields.items()]
         # As `log` does it, which would look for the file and line where it is called.
-        extra = {**_belonging(request), **fields}
+        extra = {**_belonging(request), **fields, SHORT: "request"}
         _requests.handle(_requests.makeRecord(_requests.name, level, "", 0, " ".join(shown), (), None, extra=extra))
 
     def _has_room(self, request: ServedRequest) -> bool:
