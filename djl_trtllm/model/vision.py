@@ -161,8 +161,8 @@ def expanded(ids: Sequence[int], vision: Vision, images: Sequence[Image]) -> lis
     """
     if (places := list(ids).count(vision.placeholder)) != len(images):
         raise InvalidRequestError(
-            f"the prompt has {places} places for images, and the request has {len(images)}: send images as content parts of messages, "
-            "and leave the model's own marks of images out of texts"
+            f"the prompt has {places} places for images, and the request has {len(images)}: send images as content "
+            "parts of messages, and leave the model's own marks of images out of texts"
         )
     left = iter(images)
     return [each for id_ in ids for each in ([id_] * next(left).tokens if id_ == vision.placeholder else (id_,))]
