@@ -18,7 +18,6 @@ import threading
 import time
 from contextvars import ContextVar
 from logging.handlers import QueueHandler
-from typing import TextIO
 
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
@@ -177,7 +176,7 @@ class BackgroundHandler(QueueHandler):
         self._target.flush()
 
 
-class Lines(logging.StreamHandler[TextIO]):
+class Lines(logging.StreamHandler):  # type: ignore[type-arg]  # subscripts need Python 3.11
     """Writes what it was given by `flush`, or when that is much: each write is a system call."""
 
     def __init__(self) -> None:

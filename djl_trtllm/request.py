@@ -10,8 +10,6 @@ resuming and the choice between greedy and sampled output derive from the traits
 silently.
 """
 
-from __future__ import annotations
-
 import enum
 import os
 import random

@@ -30,6 +30,30 @@ _LONGEST_NAME = 256
 _MODES = ("none", "auto", "required")
 
 
+_NOT_KEYWORDS = {
+    "messages": "the conversation is a field of the request",
+    "tools": "tools are a field of the request",
+    "chat_template": "the template is the model's",
+    "self": "the renderer's own name",
+}
+
+
+def _read_keywords(value: Any) -> dict[str, Any]:
+    keywords: dict[str, Any] = kinds.OBJECT.read(value)
+    for name, why in _NOT_KEYWORDS.items():
+        if name in keywords:
+            raise ValueError(f" (without '{name}': {why})")
+    return keywords
+
+
+TEMPLATE_KEYWORDS = Kind(
+    "an object with keywords of the model's chat template",
+    _read_keywords,
+    {"type": "object", "propertyNames": {"not": {"enum": list(_NOT_KEYWORDS)}}},
+)
+"""`chat_template_kwargs`."""
+
+
 def read_tools(value: Any) -> list[dict[str, Any]]:
     """Tools in OpenAI's form. Raises ValueError with a hint."""
     if type(value) is not list or len(value) > MOST_TOOLS:
@@ -426,7 +450,6 @@ def _set_thinking(values: dict[str, Any], model: ModelContext) -> None:
 def read_template(values: dict[str, Any]) -> dict[str, Any] | None:
     """The chat template's keywords among the values of a request, None if there are none."""
     template: dict[str, Any] = dict(values.get("chat_template_kwargs", {}))
-    template.pop("chat_template", None)
     if values.get("tools"):
         template["tools"] = values["tools"]
     if "add_generation_prompt" in values:

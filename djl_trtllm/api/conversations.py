@@ -1,7 +1,5 @@
 """Stored responses, each of which continues the conversation of another one (`api.kept`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import orjson

@@ -4,8 +4,6 @@ Targets are the field names of `Sampling` and `GenerationRequest`. Ranges are DJ
 TGI's; `top_k` -1 means 0, as in vLLM.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -337,6 +335,8 @@ def _read_bias(value: object) -> tuple[tuple[int, float], ...]:
 def _token_of(key: str) -> int:
     if not key.isascii() or not key.isdecimal() or len(key) > _MOST_DIGITS:
         raise ValueError(f" ({show(key)} is no token id)")
+    if str(int(key)) != key:
+        raise ValueError(f" ({show(key)} is token {int(key)}: write it without leading zeros)")  # it may be there twice
     return int(key)
 
 
@@ -345,7 +345,7 @@ _BIAS = Kind(
     _read_bias,
     {
         "type": "object",
-        "propertyNames": {"pattern": f"^[0-9]{{1,{_MOST_DIGITS}}}$"},
+        "propertyNames": {"pattern": f"^(0|[1-9][0-9]{{0,{_MOST_DIGITS - 1}}})$"},
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         "maxProperties": _MOST_BIASES,
     },

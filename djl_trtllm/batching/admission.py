@@ -4,8 +4,6 @@ An executor names what it honours (`Ready.features`). Everything else must have 
 that a field which an engine does not name is refused, never dropped.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

@@ -5,8 +5,6 @@ that is alone may take all places. When another client comes and none of its seq
 back: its sequences are cancelled in the executor and go on later, as after the loss of an engine process.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time

@@ -1,7 +1,5 @@
 """The APIs that a load can be put on: where requests go, what they say, and how their streams are read."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping

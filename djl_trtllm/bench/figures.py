@@ -1,7 +1,5 @@
 """Figures of a load, in bounded memory: distributions in logarithmic bins, and a timeline whose bins widen."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Report a result: a table and sentences, JSON, and a page with charts."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import math

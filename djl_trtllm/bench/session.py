@@ -1,7 +1,5 @@
 """A whole benchmark: preparing, the loads one after another, and what they measured."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

@@ -3,8 +3,6 @@
 trtllm-build writes `--gemm_plugin=float16`, `--gemm_plugin float16`, and `--strongly_typed` without a value.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

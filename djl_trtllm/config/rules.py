@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.media import most_images
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.choices import Backend, ChatGlmVersion, QuantAlgorithm, Quantization, SchedulerPolicy
@@ -46,7 +45,7 @@ class RuleContext:
         return cls(
             value=partial(getattr, config.options),
             is_set=config.is_set,
-            format_setting=partial(format_setting, config),
+            format_setting=config.format_setting,
             written_name=lambda name: OPTIONS[name].key,
             **model,
         )

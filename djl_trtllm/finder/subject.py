@@ -1,7 +1,5 @@
 """The subject of a measurement: the model as it would be served here, and the numbers among which the result is."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,7 +9,6 @@ from typing import Any
 
 from djl_trtllm.backends.base import this_machine
 from djl_trtllm.config import Backend, Config
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options import OPTIONS, find
 from djl_trtllm.config.options.option import as_text
 from djl_trtllm.config.sources import as_arguments
@@ -75,7 +72,7 @@ class Subject:
         if self.plan.gpus or degree in (1, "1") or not self.config.is_set("tensor_parallel_degree"):
             return ()
         return (
-            f"{format_setting(self.config, 'tensor_parallel_degree')} has no effect with {self.backend}: one process "
+            f"{self.config.format_setting('tensor_parallel_degree')} has no effect with {self.backend}: one process "
             f"runs the whole model on this machine's CPU, so the result is what one process holds, not {degree} GPUs",
         )
 

@@ -1,7 +1,5 @@
 """`djl-trtllm generate`: the prompts of a file in, JSON lines out."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 A snapshot has numbers from statistics that are kept anyway, and never any text of a request.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import secrets

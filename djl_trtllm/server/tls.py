@@ -4,8 +4,6 @@ A connection counts as idle during its handshake. asyncio itself reports a conne
 that one which never completes it would be outside of all limits.
 """
 
-from __future__ import annotations
-
 import _ssl
 import asyncio
 import logging

@@ -20,8 +20,6 @@ The way of a request, from the body to the engine process:
         RollingBatch.submit            it waits, and starts in the engine process when it is its turn
 """
 
-from __future__ import annotations
-
 import asyncio
 import enum
 import logging

@@ -1,7 +1,5 @@
 """Everything about a model that is known before it runs: files, configuration, how to start its executor."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -434,6 +432,7 @@ def fetch_model(
         hub_token=config.options.hf_access_token,
         tokenizer_only=tokenizer_only,
         config_only=config_only,
+        patience=config.options.model_loading_timeout,
     )
     return open_model(found, config.engine_cache_dir / "models") if found.is_file() else found
 
@@ -462,14 +461,16 @@ def compile_model(
     if is_remote(model):
         config, tokenizer = load(None, environ, arguments=arguments), None
         checkpoint = fetch_model(model, config, config.options.revision)
+        source = ModelSource(remote_name(model), checkpoint, config)
     else:
         source = open_source(Path(model), environ, arguments)
         config, checkpoint, tokenizer = source.config, model_files(source), tokenizer_files(source)
+    # If it is for elsewhere, it is kept where the upload fails: the next run uploads it without compiling.
+    local = config.engine_cache_dir / "outgoing" / remote_name(out) if remote else Path(out)
+    draft = draft_files(source)
+    engine = compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer, draft_dir=draft)
     if not remote:
-        return str(compile_checkpoint(config, checkpoint, Path(out), progress, tokenizer_dir=tokenizer).path)
-    # Kept if the upload fails, so that the next run uploads it without compiling.
-    local = config.engine_cache_dir / "outgoing" / remote_name(out)
-    compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer)
+        return str(engine.path)
     with marked(local):
         upload(local, out, progress, last=MANIFEST_FILE, hub_token=config.options.hf_access_token)
     shutil.rmtree(local, ignore_errors=True)

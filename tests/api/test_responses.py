@@ -294,3 +294,14 @@ def test_every_answer_parses_and_joins_to_the_same_text(pieces: list[str], data:
         assert ["role" in choice["delta"] for choice in choices] == [True] + [False] * (len(choices) - 1)
     lines = parse_lines(answer(make("3p_stream"), updates))
     assert "".join(line["body"]["generation"] for line in lines) == text
+
+
+@pytest.mark.parametrize("case", ["openai chat, logprobs", "openai completion, logprobs", "responses, logprobs"])
+def test_log_probabilities_are_encoded_as_they_come(case: str) -> None:
+    """At the end, those of a long answer would be seconds of work at once."""
+    encoder = CASES[case]()
+    encoder.begin(PROMPT)
+    top = [Alternative(5, "five", -1.5)]
+    assert encoder.encode(OutputChunk(0, [RankedToken(4, "four", -0.5, False, top)], None)) == b""
+    top.clear()
+    assert b"five" in encoder.encode(OutputChunk(0, [], ended(FinishReason.STOP, 1)))

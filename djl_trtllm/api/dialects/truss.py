@@ -6,8 +6,6 @@ Baseten's headers (`truss/templates/server/common/errors.py`, truss 0bee989): er
 where the model does, 700 where the request is at fault.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any

@@ -138,6 +138,7 @@ class OpenVinoExecutor:
         max_num_batched_tokens: int,
         num_kv_blocks: int,
         enable_prefix_caching: bool,
+        keeps_keys_apart: bool,
         kv_cache_precision: str,
         inference_precision: str,
         max_sequences: int,
@@ -180,9 +181,11 @@ class OpenVinoExecutor:
             self._image_prompts = ImagePrompts(Path(engine_dir), self._pipeline.get_tokenizer())
         vocabulary = read_vocabulary(Path(engine_dir))
         self._salts = PromptSalts(vocabulary)
-        if enable_prefix_caching and not self._salts_change_nothing(vocabulary):
-            print("the prefix cache is off: prompts of different keys cannot be kept apart in this model", flush=True)
-            scheduler.enable_prefix_caching = enable_prefix_caching = False
+        takes_salts = not enable_prefix_caching or self._salts_change_nothing(vocabulary)
+        if not takes_salts:
+            lost = "the prefix cache is off" if keeps_keys_apart else "requests with cache_salt are refused"
+            print(f"{lost}: this model's prompts cannot be kept apart in the prefix cache", flush=True)
+            scheduler.enable_prefix_caching = enable_prefix_caching = not keeps_keys_apart
             self._pipeline = _load(engine_dir, scheduler, properties | speculating)
         self._scorer = PromptScorer(Path(engine_dir), properties, vocabulary) if scores_prompts else None
         self._sequences: dict[int, _Sequence] = {}
@@ -212,6 +215,7 @@ class OpenVinoExecutor:
             )
             self.limits = structs.replace(self.limits, tries_guides=True)
         self.features = FEATURES if self._guides is None else FEATURES | GUIDES
+        self.features -= {"cache_salt"} if enable_prefix_caching and not takes_salts else set()
         self.features |= SCORES if self._scorer is not None else set()
         if self._image_prompts is not None:
             self.features = (self.features | IMAGES) - OF_TEXTS

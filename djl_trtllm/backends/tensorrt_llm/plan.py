@@ -31,7 +31,6 @@ from djl_trtllm.backends.tensorrt_llm.mpi import REASONS
 from djl_trtllm.backends.tensorrt_llm.names import lora_modules, members
 from djl_trtllm.backends.tensorrt_llm.speculation import SPECULATES
 from djl_trtllm.config import Backend, Config
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.sources import Origin
 from djl_trtllm.engines.cache import Manifest, OptionValue, installed_versions, raise_damaged
 from djl_trtllm.engines.hardware import Hardware
@@ -53,10 +52,10 @@ def adapter_limits(config: Config, shape: ModelShape, backend: Backend) -> Adapt
     if backend is not Backend.TENSORRT:
         chosen = options.lora_target_modules
         modules = frozenset(lora_modules().get(name, name) for name in chosen or lora_modules())
-        setting = format_setting(config, "lora_target_modules") if chosen else "all that it knows"
+        setting = config.format_setting("lora_target_modules") if chosen else "all that it knows"
     return AdapterLimits(
         max_rank=options.max_lora_rank,
-        rank_setting=format_setting(config, "max_lora_rank"),
+        rank_setting=config.format_setting("max_lora_rank"),
         modules=modules,
         modules_setting=setting,
         hidden=shape.hidden,

@@ -18,8 +18,6 @@ Where DJL's documents leave it open, or DJL differs by version:
   says there whether a stream is in lines or events.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -16,8 +16,6 @@ right; its id is -1 if nothing was generated. The token of an error has id -1, `
 `error_msg`, as DJL documents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +39,7 @@ DJL_ERRORS: dict[type[errors.RequestError], str | None] = {
     errors.AuthenticationError: "UnauthorizedException",
     errors.ForbiddenError: "ForbiddenException",
     errors.UnknownModelError: "ResourceNotFoundException",
+    errors.UnknownPathError: "ResourceNotFoundException",
     errors.MethodNotAllowedError: "MethodNotAllowedException",
     errors.RequestTooLargeError: "RequestEntityTooLargeException",
     errors.OverloadedError: "WlmCapacityException",

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
+from msgspec.structs import replace
 
 from djl_trtllm import errors
 from djl_trtllm.api import chat, content
@@ -118,7 +119,7 @@ _CONVERSATION = (
         neutral=({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, {"edits": []}, {}),
         advice="send the conversation as it should be read",
     ),
-    Parameter(("chat_template_kwargs",), kinds.OBJECT, "chat_template_kwargs"),
+    Parameter(("chat_template_kwargs",), chat.TEMPLATE_KEYWORDS, "chat_template_kwargs"),
     *(Parameter((name,), target=IGNORED) for name in (*_OF_THE_SERVICE, *_OF_THE_CALLER)),
     Parameter(("container",), advice="no code runs on this server"),
     Parameter(
@@ -283,6 +284,14 @@ def _read_chat(
     return values, messages, images, chat.read_tool_use(values, model, problems)
 
 
+def _lowered(tokens: int, model: ModelContext) -> tuple[tuple[str, str], ...]:
+    """The header that says by which limit fewer tokens are generated, whatever the prompt's length."""
+    most = model.options.max_output_len
+    if tokens <= most:
+        return ()
+    return (("Warning", f'299 djl-trtllm "max_tokens is {tokens}, at most {most} are generated (max_output_len)"'),)
+
+
 # -- the dialect -------------------------------------------------------------------------------------------------------
 
 _PATH, _COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -310,11 +319,13 @@ class Messages(Dialect):
         values.setdefault("do_sample", True)
         sampling = shared.read_sampling(values, problems)
         problems.raise_any()
+        # Clients have to send a number, and send what Anthropic's models can do: a bound, not a wish.
+        values["default_new_tokens"], sampling = sampling.max_new_tokens, replace(sampling, max_new_tokens=0)
         generation, parsing = chat.chat_request(values, sampling, False, messages, tools, model, images)
         omits = values["thinking"].omitted if "thinking" in values else False
         stream = values.get("stream", False)
         answer = encoder.MessageEncoder(secrets.token_hex(16), model.name, parsing, stream=stream, omits_thinking=omits)
-        return Call((generation,), answer, problems.headers)
+        return Call((generation,), answer, (*problems.headers, *_lowered(generation.default_new_tokens, model)))
 
     def act(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """Count the tokens of a conversation, in the chat template of the model that the body names."""

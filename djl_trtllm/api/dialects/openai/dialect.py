@@ -23,6 +23,7 @@ from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Render, Reply, only_model
 from djl_trtllm.api.chat import (
+    TEMPLATE_KEYWORDS,
     THINKING,
     TOOLS,
     chat_request,
@@ -98,7 +99,7 @@ CHAT_FIELDS = Table(
         Parameter(("logprobs",), kinds.BOOLEAN, "logprobs", needs=("needs_logprobs",)),
         Parameter(("top_logprobs",), kinds.integer(0, 20), "top_logprobs"),
         Parameter(("add_generation_prompt",), kinds.BOOLEAN, "add_generation_prompt"),
-        Parameter(("chat_template_kwargs",), kinds.OBJECT, "chat_template_kwargs"),
+        Parameter(("chat_template_kwargs",), TEMPLATE_KEYWORDS, "chat_template_kwargs"),
         Parameter(("continue_final_message",), neutral=(False,)),
         Parameter(("modalities",), Kind('["text"]', _read_modalities, {"const": ["text"]}), "modalities"),
         Parameter(("audio",), advice="this server generates text"),
@@ -158,7 +159,7 @@ TOKENIZE_FIELDS = Table(
         Parameter(("add_special_tokens",), kinds.BOOLEAN, "add_special_tokens"),
         Parameter(("add_generation_prompt",), kinds.BOOLEAN, "add_generation_prompt"),
         Parameter(("return_token_strs",), kinds.BOOLEAN, "return_token_strs"),
-        Parameter(("chat_template_kwargs",), kinds.OBJECT, "chat_template_kwargs"),
+        Parameter(("chat_template_kwargs",), TEMPLATE_KEYWORDS, "chat_template_kwargs"),
         TOOLS[0],
     )
 )

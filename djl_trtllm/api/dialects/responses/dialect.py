@@ -108,7 +108,7 @@ FIELDS = Table(
         Parameter(("reasoning",), REASONING.kind, "reasoning"),
         Parameter(("include",), kinds.STRINGS_OR_NONE, "include"),
         Parameter(("metadata",), kinds.OBJECT, "metadata"),
-        Parameter(("chat_template_kwargs",), kinds.OBJECT, "chat_template_kwargs"),
+        Parameter(("chat_template_kwargs",), chat.TEMPLATE_KEYWORDS, "chat_template_kwargs"),
         *(Parameter((name,), target=IGNORED) for name in (*_NO_MEANING, *_OF_CALLERS)),
         Parameter(("background",), neutral=(False,), advice="a response is made while its client waits: use 'stream'"),
         Parameter(("context_management",), neutral=([],), advice="send the conversation as it should be read"),
