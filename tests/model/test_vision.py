@@ -191,5 +191,3 @@ def test_a_placeholder_is_repeated_for_each_token_of_its_image() -> None:
 def test_each_image_has_its_place(ids: list[int], images: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"has {ids.count(7)} places for images.* has {images}:"):
         expanded(ids, VISION, [image(2)] * images)
-
-
