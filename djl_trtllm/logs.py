@@ -20,7 +20,7 @@ import time
 from contextvars import ContextVar
 from functools import partial
 from logging.handlers import QueueHandler
-from typing import Any, TextIO
+from typing import Any
 
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
@@ -188,7 +188,7 @@ class BackgroundHandler(QueueHandler):
         self._target.flush()
 
 
-class Lines(logging.StreamHandler[TextIO]):
+class Lines(logging.StreamHandler):  # type: ignore[type-arg]  # subscripts need Python 3.11
     """Writes what it was given by `flush`, or when that is much: each write is a system call."""
 
     def __init__(self) -> None:

@@ -6,8 +6,6 @@ small models then write nothing else until their tokens are used up. Keywords th
 in `JsonGrammar.not_followed`: no list of what xgrammar ignores has to be kept beside its releases.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ r"""Regular expressions and ranges of numbers as EBNF expressions, inside a JSON
 groups and anchors inside an expression are not supported.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from functools import lru_cache

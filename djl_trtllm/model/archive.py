@@ -4,8 +4,6 @@ Paths, file types, owners and modes from the archive are not applied: only regul
 destination are written, with plain permissions, and all limits are checked while writing.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import hashlib
@@ -266,7 +264,7 @@ class _Header(tarfile.TarInfo):
     """Name and attribute records without a member between them, of this class: each archive has its own."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
         try:
             header = super().frombuf(buf, encoding, errors)
         # Typeshed has neither.

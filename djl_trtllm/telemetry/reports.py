@@ -56,6 +56,8 @@ class Generated(NamedTuple):
     resumes: int = 0
     reseeded: bool = False
     accepted_tokens: int | None = None
+    images: int = 0
+    image_tokens: int = 0
 
 
 class Asked(NamedTuple):
@@ -125,6 +127,8 @@ class ServedRequest:
             sum([record.resumes for record in records]),
             any(record.reseeded for record in records),
             sum(accepted) if accepted else None,
+            sum([record.images for record in records]),
+            sum([record.image_tokens for record in records]),
         )
 
 
@@ -206,6 +210,8 @@ def _fields(request: ServedRequest, now: float) -> dict[str, Any]:
     fields |= {name: shortened(value, LONGEST) for name, value in named.items() if value}
     if generated is not None:
         fields["prompt_tokens"] = generated.prompt_tokens
+        if generated.images:
+            fields |= {"images": generated.images, "image_tokens": generated.image_tokens}
         fields["output_tokens"] = generated.output_tokens
         if generated.accepted_tokens is not None:
             fields["accepted_tokens"] = generated.accepted_tokens

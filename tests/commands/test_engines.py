@@ -18,6 +18,7 @@ from djl_trtllm.config import load
 from djl_trtllm.engines.cache import MANIFEST_FILE, EngineCache
 from djl_trtllm.errors import DjlTrtllmError
 from tests.engines.helpers import build
+from tests.support.s3 import Store, s3_server, variables
 from tests.support.tables import by_table
 
 WORKFLOW = """
@@ -168,18 +169,26 @@ def test_cache_lists_verifies_and_prunes(tmp_path: Path) -> None:
     assert EngineCache(tmp_path).entries() == []
 
 
-@pytest.mark.parametrize("place", [".openvino-two.1.abcd.partial", "overlays/1-abcd"])
-def test_cache_shows_and_prunes_what_interrupted_processes_left(tmp_path: Path, place: str) -> None:
-    left = tmp_path / place
+def test_cache_prunes_a_fleets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    store.put(f"engines/openvino-{'0123456789abcdef' * 2}.failed", b"{}")
+    with s3_server(store) as endpoint:
+        for name, value in variables(endpoint).items():
+            monkeypatch.setenv(name, value)
+        pruned = cache(tmp_path, "prune", "s3://models/engines")
+        refused = cache(tmp_path, "prune", "models/engines")
+    assert pruned.exit_code == 0 and "2 bytes freed" in pruned.stderr and store.objects == {}
+    assert refused.exit_code == 1 and "models/engines is not an S3 address" in refused.stderr
+
+
+def test_cache_shows_and_prunes_what_interrupted_processes_left(tmp_path: Path) -> None:
+    left = tmp_path / ".openvino-two.1.abcd.partial"
     left.mkdir(parents=True)
     (left / "model.bin").write_bytes(bytes(2000))
-    mark = tmp_path / "overlays" / "1-abcd.use"
-    if left.parent == mark.parent:
-        mark.touch()
     listed = cache(tmp_path, "ls")
     assert "left by interrupted processes; `prune` removes it:" in listed.stdout
     assert f"{left} (2.0 kB)" in listed.stdout
     pruned = cache(tmp_path, "prune")
     assert f"removed {left} (2.0 kB), left by an interrupted process" in pruned.stderr
-    assert not left.exists() and not mark.exists()
+    assert not left.exists()
     assert "left by" not in cache(tmp_path, "ls").stdout
