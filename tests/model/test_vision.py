@@ -184,12 +184,10 @@ def test_a_placeholder_is_repeated_for_each_token_of_its_image() -> None:
     short, long = [1, 7, 2, 7, 7, 3], [1, 7, 7, 2, 7, 7, 7, 7, 3]
     assert expanded(short, VISION, images) == long
     assert collapsed(long, images) == short
-    assert collapsed([1, 7, 2], []) == [1, 7, 2] == expanded([1, 8, 2], VISION, [])[:1] + [7, 2]
+    assert expanded([1, 2], VISION, []) == collapsed([1, 2], []) == [1, 2]
 
 
 @pytest.mark.parametrize(("ids", "images"), [([1, 7], 0), ([1], 1), ([7, 7], 1)])
 def test_each_image_has_its_place(ids: list[int], images: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"has {ids.count(7)} places for images.* has {images}:"):
         expanded(ids, VISION, [image(2)] * images)
-
-

@@ -124,12 +124,12 @@ def test_an_image_is_fetched_without_a_header_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "::1", "fe80::1"]
-    + ["fc00::1", "::ffff:127.0.0.1"],
+    [
+        *("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
+        *("::1", "fe80::1", "fc00::1", "::ffff:127.0.0.1"),
+    ],
 )
-def test_no_connection_is_made_to_an_address_that_is_not_public(
-    monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
+def test_no_connection_is_made_to_an_address_that_is_not_public(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     def resolve(name: str, port: int, **_: object) -> list[tuple[object, ...]]:
         return [
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", (given, port)) for given in ("8.8.8.8", address)
