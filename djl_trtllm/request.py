@@ -199,6 +199,18 @@ class ImageSource(msgspec.Struct, frozen=True, array_like=True):
     place: str
 
 
+class Image(msgspec.Struct, frozen=True, array_like=True):
+    """An image that was checked: a file, which decodes to `width` x `height` pixels.
+
+    Among the ids of the prompt it is `tokens` placeholders (`model/vision.py`).
+    """
+
+    data: bytes
+    width: int
+    height: int
+    tokens: int
+
+
 GREEDY_BELOW = 1e-5
 """Temperatures below take the most likely token, as in vLLM: dividing by them overflows a 32-bit number."""
 

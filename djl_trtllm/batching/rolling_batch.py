@@ -32,13 +32,13 @@ from djl_trtllm.errors import (
 from djl_trtllm.executor.protocol import End, Limits, Stats, Step, Submit, Try
 from djl_trtllm.logs import of_request
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.model.vision import Image
 from djl_trtllm.request import (
     FIELDS,
     Adapter,
     Consumer,
     FinishReason,
     GenerationRequest,
+    Image,
     RequestOrigin,
     Resume,
 )

@@ -26,8 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from djl_trtllm.model.vision import Image
-from djl_trtllm.request import Adapter, FinishReason, Guide, Sampling
+from djl_trtllm.request import Adapter, FinishReason, Guide, Image, Sampling
 
 
 class Feature(str, enum.Enum):
