@@ -547,10 +547,9 @@ class _Machine:
         if there.gpus == here.gpus and (there.tensorrt_llm == here.tensorrt_llm or not there.gpus):
             return ()
         names = sorted({gpu.name or "any NVIDIA GPU" for gpu in there.gpus})
-        return (
-            f"planned for {len(there.gpus)} x {' and '.join(names)} with TensorRT-LLM {there.tensorrt_llm}, not for "
-            "this machine",
-        )
+        on_vllm = engine_plan is not None and engine_plan.backend is Backend.VLLM
+        engine = f"vLLM {there.vllm}" if on_vllm else f"TensorRT-LLM {there.tensorrt_llm}"
+        return (f"planned for {len(there.gpus)} x {' and '.join(names)} with {engine}, not for this machine",)
 
 
 def preview(
