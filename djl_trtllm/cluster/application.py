@@ -224,6 +224,8 @@ _HEALTH_CHECK_SECONDS = 5.0
 _STARTS = 3
 """How often a replica is started before the deployment has failed."""
 _ROUTING_STATS_SECONDS = 1.0
+_SLACK = 4
+"""A replica may have a quarter of a batch more than another: below that, what it saves is more than others lose."""
 _FORWARDED_BY_DEFAULT = ("127.0.0.1", "::1")
 _DOWNSCALE_DELAY = 300
 _MOST_REPLICAS, _MOST_CONCURRENT = 10_000, 100_000
@@ -349,7 +351,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         max_constructor_retry_count=_STARTS,
         ray_actor_options=_resources(arguments, options),
         **_number_of_replicas(arguments, options),
-        **(_routing(options) if routed else {}),
+        **(_routing() if routed else {}),
     ).bind()
     if not routed:
         return replicas
@@ -360,24 +362,19 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         name=router_name,
         max_ongoing_requests=limit * arguments.most_replicas,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": ray_names.OF_ROUTERS}},
-    ).bind(replicas)
+    ).bind(replicas, max(1, options.max_rolling_batch_size // _SLACK))
     return ray_names.with_router(replicas, router)
 
 
-def _routing(options: Options) -> dict[str, Any]:
+def _routing() -> dict[str, Any]:
     from ray.serve.config import RequestRouterConfig
 
     from djl_trtllm.cluster.router import PrefixRouter
 
-    # A replica may have a quarter of a batch more than another: below that, what it saves is more than others lose.
-    slack = max(1, options.max_rolling_batch_size // 4)
-    return {
-        "request_router_config": RequestRouterConfig(
-            request_router_class=PrefixRouter,
-            request_router_kwargs={"slack": slack},
-            request_routing_stats_period_s=_ROUTING_STATS_SECONDS,
-        )
-    }
+    config = RequestRouterConfig(
+        request_router_class=PrefixRouter, request_routing_stats_period_s=_ROUTING_STATS_SECONDS
+    )
+    return {"request_router_config": config}
 
 
 def require_known_clients(options: Options) -> None:

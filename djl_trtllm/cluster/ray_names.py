@@ -64,6 +64,13 @@ def router_of(application: serve.Application) -> serve.Application | None:
 
 
 def address(replica: Any) -> tuple[str, int] | None:
-    """Where a replica (`ray.serve.request_router.RunningReplica`) listens."""
+    """Where a replica (`ray.serve.request_router.RunningReplica`) listens.
+
+    On this node it may listen at 127.0.0.1 only, and Ray names the node.
+    """
+    import ray
+
     found: tuple[str, int] | None = replica.backend_http_endpoint
+    if found is not None and found[0] == ray.util.get_node_ip_address():
+        return "127.0.0.1", found[1]
     return found

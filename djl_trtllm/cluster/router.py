@@ -8,9 +8,12 @@ engines; ours takes each dialect, is bounded, and knows which requests have ende
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from ray import serve
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -25,11 +28,24 @@ _SESSION = "x-session-id"
 _TRUNCATED = "x-body-truncated"
 
 
-class Router:
-    """The deployment that HAProxy asks; `replicas` is the handle of the one that has the replicas."""
+@dataclass
+class Asked:
+    """A question on its way through Ray, to the fleet that answers it."""
 
-    def __init__(self, replicas: Any) -> None:
+    question: Question
+    fleet: Fleet
+
+
+class Router:
+    """The deployment that HAProxy asks: Ray starts one on each node that has a HAProxy.
+
+    `replicas` is the handle of the deployment that has the replicas, `slack` that of `Affinity`.
+    """
+
+    def __init__(self, replicas: Any, slack: int) -> None:
         self._replicas = replicas
+        self._fleet = Fleet(slack, self._accuse)
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Ray calls it when the router starts."""
@@ -49,34 +65,41 @@ class Router:
         """HAProxy has given a request to this replica, because the chosen one had died or did not take it."""
         await self._ask(Question((), "", digest, replica))
 
+    async def accused(self, digests: list[str], replica: str) -> None:
+        """Another router had sent these requests to a replica that died."""
+        self._fleet.accuse(digests, replica)
+
     async def _ask(self, question: Question) -> None:
-        async with self._replicas.choose_replica(question, **ray_names.UNDISPATCHED):
+        async with self._replicas.choose_replica(Asked(question, self._fleet), **ray_names.UNDISPATCHED):
             pass
+
+    def _accuse(self, digests: set[str], replica: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._accuse_everywhere(list(digests), replica))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _accuse_everywhere(self, digests: list[str], replica: str) -> None:
+        context = serve.get_replica_context()
+        routers = serve.get_deployment_handle(context.deployment, context.app_name)
+        await routers.broadcast("accused", digests, replica).results_async()
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Any to mypy, which does not read Ray
-    """Ray's extension that chooses a replica, for a `Fleet`.
+    """Ray's extension that chooses a replica: the fleet of who asks does.
 
-    Ray sends all of this module with it, and so has each of its classes twice: `Question` is in another one.
+    Ray sends all of this module with it, and so has each of its classes twice.
     """
-
-    def initialize_state(self, slack: int) -> None:
-        """`slack` is that of `Affinity`. Ray calls it with `request_router_kwargs`."""
-        self._fleet = Fleet(slack)
-
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Ray calls it when replicas have come or gone."""
-        super().update_replicas(replicas)
-        addresses = {replica.replica_id.to_full_id_str(): ray_names.address(replica) for replica in replicas}
-        self._fleet.update({name: address for name, address in addresses.items() if address is not None})
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replica for a `Question`, and all of them for another call."""
-        question = pending_request.args[0] if pending_request is not None and pending_request.args else None
-        if not isinstance(question, Question) or not candidate_replicas:
+        """The replica for what a `Router` asks, and all of them for another call."""
+        asked = pending_request.args[0] if pending_request is not None and pending_request.args else None
+        question, fleet = getattr(asked, "question", None), getattr(asked, "fleet", None)
+        if not isinstance(question, Question) or not isinstance(fleet, Fleet) or not candidate_replicas:
             return [candidate_replicas]
         there = {replica.replica_id.to_full_id_str(): replica for replica in candidate_replicas}
-        self._fleet.route(question, {name: Load(**replica.routing_stats) for name, replica in there.items()})
+        addresses = {name: ray_names.address(replica) for name, replica in there.items()}
+        fleet.update({name: address for name, address in addresses.items() if address is not None})
+        fleet.route(question, {name: Load(**replica.routing_stats) for name, replica in there.items()})
         return [[there.get(question.replica, candidate_replicas[0])]]

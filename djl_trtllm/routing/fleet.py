@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
@@ -49,7 +49,9 @@ class Fleet:
     that does not answer gets nothing, if others do. `slack` is that of `Affinity`.
     """
 
-    def __init__(self, slack: int) -> None:
+    def __init__(self, slack: int, on_death: Callable[[set[str], str], object] = lambda digests, replica: None) -> None:
+        """`on_death` gets the digests of what a replica was sent before its process ended, for other routers."""
+        self._on_death = on_death
         self._affinity = Affinity(slack)
         self._suspects = Suspects()
         self._sent: Counter[str] = Counter()
@@ -81,6 +83,14 @@ class Fleet:
         self._affinity.learn(question.keys, question.replica)
         self._sent[question.replica] += 1
 
+    def accuse(self, digests: Iterable[str], replica: str) -> None:
+        """Another router has found that a replica died, and had sent these requests there."""
+        self._suspects.accuse(digests, replica)
+
+    def _died(self, name: str) -> None:
+        if digests := self._suspects.died(name):
+            self._on_death(digests, name)
+
     def _chosen(self, question: Question, counts: Mapping[str, int]) -> str:
         if question.session:
             return ranked(question.session.encode(), counts)[0]
@@ -93,31 +103,41 @@ class Fleet:
         return load.requests + self._sent[name]
 
     async def _watch(self, name: str, host: str, port: int) -> None:
-        """Follow whether a replica answers, and notice at once when its process ends."""
+        """Follow whether a replica answers, and notice at once when its process ends.
+
+        Nothing is said about one that has never answered: it may be that it cannot be reached from here.
+        """
+        has_answered = False
+
+        def answered() -> None:
+            nonlocal has_answered
+            has_answered = True
+            self._silent.discard(name)
+
         while True:
             try:
-                await _follow(host, port, lambda: self._silent.discard(name))
-            except (ConnectionRefusedError, ConnectionResetError):
-                self._silent.add(name)
-                self._suspects.died(name)
-                await asyncio.sleep(_PAUSE_SECONDS)
-            except (OSError, asyncio.TimeoutError):
-                self._silent.add(name)
+                await _follow(host, port, answered)
+            except (OSError, asyncio.TimeoutError) as error:
+                if has_answered:
+                    self._silent.add(name)
+                    if isinstance(error, ConnectionRefusedError):
+                        self._died(name)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
 
 async def _follow(host: str, port: int, answered: Callable[[], None]) -> None:
     """Check a replica once and wait for a pause, or until its connection ends.
 
-    Raises ConnectionRefusedError or ConnectionResetError if its process has ended, TimeoutError if it is silent.
+    Raises ConnectionRefusedError if its process has ended, TimeoutError or another OSError if it is silent.
     """
     reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _SILENT_SECONDS)
     try:
         writer.write(_CHECK)
-        if not await asyncio.wait_for(reader.readline(), _SILENT_SECONDS):
-            return  # it ended before the answer: another connection says why
-        answered()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(reader.read(), _PAUSE_SECONDS)
+        # Where the connection ends, the next one says why.
+        with contextlib.suppress(ConnectionResetError):
+            if await asyncio.wait_for(reader.readline(), _SILENT_SECONDS):
+                answered()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(reader.read(), _PAUSE_SECONDS)
     finally:
         writer.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 RECENT_SECONDS = 10.0
 """A replica's death is a suspicion against what it was sent in this time before it."""
@@ -25,7 +25,7 @@ class Suspects:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._sent: dict[str, deque[tuple[float, str]]] = {}
-        self._deaths: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._deaths: OrderedDict[str, tuple[float, frozenset[str]]] = OrderedDict()
 
     def sent(self, digest: str, replica: str) -> None:
         """A request went to a replica."""
@@ -35,12 +35,19 @@ class Suspects:
         while sent[0][0] < now - RECENT_SECONDS:
             sent.popleft()
 
-    def died(self, replica: str) -> None:
-        """The process of a replica has ended although nobody wanted that."""
+    def died(self, replica: str) -> set[str]:
+        """The process of a replica has ended although nobody wanted that; what it was sent shortly before."""
+        since = self._clock() - RECENT_SECONDS
+        accused = {digest for at, digest in self._sent.pop(replica, ()) if at >= since}
+        self.accuse(accused, replica)
+        return accused
+
+    def accuse(self, digests: Iterable[str], replica: str) -> None:
+        """These requests were in a replica that died, as this router or another one knows."""
         now = self._clock()
-        for digest in {digest for at, digest in self._sent.pop(replica, ()) if at >= now - RECENT_SECONDS}:
-            deaths = 0 if self._is_over(digest, now) else self._deaths[digest][1]
-            self._deaths[digest] = (now, deaths + 1)
+        for digest in digests:
+            before = frozenset() if self._is_over(digest, now) else self._deaths[digest][1]
+            self._deaths[digest] = (now, before | {replica})
             self._deaths.move_to_end(digest)
         while len(self._deaths) > _MOST_SUSPECTS:
             self._deaths.popitem(last=False)
@@ -52,7 +59,7 @@ class Suspects:
     def refused_for(self, digest: str) -> float:
         """Seconds for which a request is refused; 0 if it is not."""
         now = self._clock()
-        if self._is_over(digest, now) or self._deaths[digest][1] < DEATHS:
+        if self._is_over(digest, now) or len(self._deaths[digest][1]) < DEATHS:
             return 0.0
         return self._deaths[digest][0] + REFUSED_SECONDS - now
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -108,7 +109,12 @@ def test_a_request_that_ended_two_replicas_is_refused_wherever_it_was_sent() -> 
     async def story() -> None:
         fleet, bad = Fleet(slack=2), prompt("bad")
         async with contextlib.AsyncExitStack() as stack:
-            servers = {name: await stack.enter_async_context(listening(lambda: True)) for name in NAMES}
+            asked: Counter[str] = Counter()
+
+            def answers(name: str) -> Callable[[], bool]:
+                return lambda: asked.update([name]) is None
+
+            servers = {name: await stack.enter_async_context(listening(answers(name))) for name in NAMES}
             fleet.update({name: ("127.0.0.1", port) for name, (_, port) in servers.items()})
 
             def refused() -> float:
@@ -116,6 +122,8 @@ def test_a_request_that_ended_two_replicas_is_refused_wherever_it_was_sent() -> 
                 fleet.route(question, IDLE)
                 return question.refused_for
 
+            # Only what has answered can be lost: the second question follows the first answer.
+            await becomes(lambda: min(asked[name] for name in NAMES) >= 2)
             (chosen,) = routed(fleet, bad)
             other = next(name for name in NAMES if name != chosen)
             # As HAProxy does: another one than the router had chosen.
