@@ -7,19 +7,17 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
 
 from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
+from djl_trtllm.config import Options
 from djl_trtllm.config.options import DeclaredOption, find, suggest
 from djl_trtllm.config.options.option import Scope
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.logs import configure
-
-if TYPE_CHECKING:
-    from djl_trtllm.config import Options
 
 _CHECKPOINT, _OUT, _LOG_LEVEL = "checkpoint_dir", "output_dir", "log_level"
 _TRUTHS = ("enable", "disable", "true", "false")

@@ -26,7 +26,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.config.sources import shortened
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.logs import SHORT, of_request
-from djl_trtllm.request import FINISH_WORDS, GenerationRequest
+from djl_trtllm.request import FINISH_WORDS, GenerationRequest, total
 
 if TYPE_CHECKING:
     from djl_trtllm.telemetry.otel import OtelMetrics, SpanTraces
@@ -57,6 +57,7 @@ class Generated(NamedTuple):
     resumes: int = 0
     reseeded: bool = False
     accepted_tokens: int | None = None
+    drafted_tokens: int | None = None
     images: int = 0
     image_tokens: int = 0
 
@@ -113,7 +114,6 @@ class ServedRequest:
     def generated(self) -> Generated | None:
         """Return what the engine did; None if the request never was in the waiting queue."""
         records = [state.record for state in self.generations]
-        accepted = [record.accepted_tokens for record in records if record.accepted_tokens is not None]
         if not records:
             return None
         return Generated(
@@ -127,7 +127,8 @@ class ServedRequest:
             next((record.error for record in records if record.error), ""),
             sum([record.resumes for record in records]),
             any(record.reseeded for record in records),
-            sum(accepted) if accepted else None,
+            total(record.accepted_tokens for record in records),
+            total(record.drafted_tokens for record in records),
             sum([record.images for record in records]),
             sum([record.image_tokens for record in records]),
         )
@@ -226,6 +227,8 @@ def _fields(request: ServedRequest, now: float) -> dict[str, Any]:
         fields["output_tokens"] = generated.output_tokens
         if generated.accepted_tokens is not None:
             fields["accepted_tokens"] = generated.accepted_tokens
+        if generated.drafted_tokens is not None:
+            fields["drafted_tokens"] = generated.drafted_tokens
         if generated.started is not None:
             fields["queue_seconds"] = round(generated.started - generated.queued, 4)
         if generated.first_token is not None:

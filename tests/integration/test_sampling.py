@@ -306,6 +306,7 @@ def said(answer: Answer) -> tuple[int, list[int], str, dict[str, Any]]:
     details = found["details"]
     tokens = details.pop("tokens")
     accepted = details.pop("accepted_tokens", None)
+    details.pop("drafted_tokens", None)
     assert accepted is None or 0 <= accepted < len(tokens)
     assert all(token["log_prob"] is not None for token in tokens)
     return answer.status, [token["id"] for token in tokens], found["generated_text"], details

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,17 +16,6 @@ from tests.support.server import Server
 
 AT_ONCE = {"SERVING_SHUTDOWN_TIMEOUT": "3600"}
 """A server that waited for what it must not wait for would be waited for in vain."""
-
-FOR_EVER = 3600
-"""Seconds that loading takes which a test ends."""
-
-
-@contextlib.contextmanager
-def not_ready(model: Path, **environ: str) -> Iterator[Server]:
-    """A server that is not waited for."""
-    with Server(model, environ) as server:
-        yield server
-        assert server.hosts() == []
 
 
 @pytest.mark.parametrize(
@@ -65,16 +52,6 @@ def test_running_answers_are_finished_and_new_requests_refused(start: Start, num
     assert server.wait() == 0
 
 
-def test_sigterm_while_the_engine_process_loads(tmp_path: Path) -> None:
-    with not_ready(scripted_model(tmp_path / "model", {"start_seconds": FOR_EVER}), **AT_ONCE) as server:
-        wait_until(lambda: server.hosts() != [])
-        server.wait_for_ping(503)
-        refused = server.generate()
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
-        server.terminate()
-        assert server.wait() == 0
-
-
 def test_sigterm_while_it_recovers(start: Start) -> None:
     server = start({"start_seconds": 2.0}, AT_ONCE)
     (dead,) = server.hosts()
@@ -97,19 +74,18 @@ def _probe(server: Server, name: str) -> int:
     return server.http.get(container()[name]["httpGet"]["path"]).status_code
 
 
-def _wait_until_it_listens(server: Server) -> None:
-    wait_until(lambda: server.ping() != 0, what="a server that listens")
-
-
-def test_a_server_that_loads_is_alive_and_not_ready(tmp_path: Path) -> None:
+def test_a_server_that_loads_is_alive_and_not_ready_and_ends_at_once(tmp_path: Path) -> None:
     model = scripted_model(tmp_path / "model", {"start_seconds": 3600})
-    with Server(model, _SETTINGS, tmp_path) as server:
-        _wait_until_it_listens(server)
+    with Server(model, _SETTINGS | AT_ONCE, tmp_path) as server:
+        wait_until(lambda: server.hosts() != [])
+        server.wait_for_ping(503)
         probes = [_probe(server, name) for name in ("startupProbe", "livenessProbe", "readinessProbe")]
         assert probes == [200, 200, 503]
-        wait_until(lambda: server.hosts() != [])
+        refused = server.generate()
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
         server.terminate()
         assert server.wait() == 0
+        assert server.hosts() == []
 
 
 def test_a_ready_server_has_the_metrics_and_one_that_drains_ends_its_streams(tmp_path: Path) -> None:
