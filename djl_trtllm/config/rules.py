@@ -6,8 +6,6 @@ it runs with: an option without effect there, or with a fixed one, breaks none o
 longer have gives a note and never an error.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -40,7 +38,7 @@ class RuleContext:
     compiled_as: str | None = None
 
     @classmethod
-    def of(cls, config: Config, **model: Any) -> RuleContext:
+    def of(cls, config: Config, **model: Any) -> "RuleContext":
         """The context of a configuration and a model."""
         return cls(
             value=partial(getattr, config.options),

@@ -1,7 +1,5 @@
 """Leftovers of interrupted downloads and compiles, in the cache and among temporary files."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,7 +25,7 @@ class Leftover:
     size: int
 
     @classmethod
-    def of(cls, path: Path) -> Leftover:
+    def of(cls, path: Path) -> "Leftover":
         size = 0
         for file in [path, *path.rglob("*")]:
             with suppress(OSError):

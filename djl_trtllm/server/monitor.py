@@ -142,6 +142,8 @@ def _row(record: RequestRecord, began: float) -> tuple[Any, ...]:
         None if record.reason is None else record.reason.name.lower(),
         record.origin.client_label,
         record.accepted_tokens,
+        record.images,
+        record.image_tokens,
     )
 
 

@@ -6,8 +6,6 @@ are rendered in a process of their own (`ChatRenderer`). The request has been ad
 counts as waiting in its queue.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -247,7 +245,7 @@ class _RenderingProcess:
     writer: asyncio.StreamWriter | None = None
 
     @classmethod
-    def start(cls) -> _RenderingProcess:
+    def start(cls) -> "_RenderingProcess":
         """Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:

@@ -24,6 +24,7 @@ from rich.console import Console
 from djl_trtllm.engines.cache import EngineCache
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.finder.measure import (
+    LOWEST,
     Attempt,
     Finder,
     Measured,
@@ -35,8 +36,8 @@ from djl_trtllm.finder.measure import (
     TrialStep,
     candidates,
     most_trials,
+    open_subject,
 )
-from djl_trtllm.finder.subject import LOWEST, open_subject
 from djl_trtllm.finder.trial import Phase, TrialLoad, TrialReport, TrialSpec, run_trial
 from djl_trtllm.progress import display_on
 from tests.fakes.installation import fake_tensorrt_llm

@@ -16,7 +16,7 @@ import pytest
 from djl_trtllm.errors import LayoutError, ModelError
 from djl_trtllm.model import ModelKind, handle_requirements, inspect, inspect_config, layout
 from djl_trtllm.model.adapter import AdapterLimits, check_adapter
-from djl_trtllm.model.layout import OldEngine
+from djl_trtllm.model.layout import old_engine
 from tests.support.adapters import lora_tensors, write_adapter
 from tests.support.tables import by_table
 
@@ -217,9 +217,9 @@ def test_the_context_of_an_engine_is_at_least_what_it_was_compiled_for(
 
 
 @pytest.mark.parametrize("folder", ["", "tensorrt_llm/1/"])
-@by_table("file", "config", "settings")
+@by_table("file", "config")
 def test_engines_of_before_0_8_are_refused_with_what_reads_them_and_the_command(
-    tmp_path: Path, folder: str, file: str, config: dict[str, Any] | None, settings: str
+    tmp_path: Path, folder: str, file: str, config: dict[str, Any] | None
 ) -> None:
     model = write(tmp_path / folder, **{file: b"x"}, **({} if config is None else {"config.json": config}))
     if folder:
@@ -227,12 +227,12 @@ def test_engines_of_before_0_8_are_refused_with_what_reads_them_and_the_command(
     with pytest.raises(LayoutError) as caught:
         inspect(tmp_path)
     assert f"{model} holds an engine of TensorRT-LLM before 0.8 ({file}; LMI containers" in str(caught.value)
-    assert f"`{settings}djl-trtllm compile CHECKPOINT OUT`" in str(caught.value)
+    assert "`djl-trtllm compile CHECKPOINT OUT`" in str(caught.value)
 
 
 @by_table("files")
 def test_what_is_not_old_is_not_taken_for_it(tmp_path: Path, files: dict[str, Any]) -> None:
-    assert OldEngine.find(write(tmp_path, **files)) is None
+    assert old_engine(write(tmp_path, **files)) is None
     write(tmp_path, **{"config.json": HF, "model.safetensors": None, "llama_float16_tp1_rank0.engine": b"x"})
     assert (
         inspect(tmp_path).kind is ModelKind.HF_CHECKPOINT

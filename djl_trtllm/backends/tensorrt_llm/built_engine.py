@@ -20,7 +20,7 @@ from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.errors import EngineMismatchError, LayoutError
 from djl_trtllm.model.checkpoint import read_object
-from djl_trtllm.model.layout import OldEngine
+from djl_trtllm.model.layout import old_engine
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _DEGREES = {
@@ -103,10 +103,8 @@ def read_built_engine(directory: Path) -> BuiltEngine:
     if config is None:
         raise EngineMismatchError(f"{path} is missing; copy the whole engine directory")
     if "build_config" not in config:
-        old = OldEngine.find(directory)
-        raise EngineMismatchError(
-            f"{path} is not that of a compiled engine: it has no `build_config`" if old is None else old.refusal
-        )
+        damaged = f"{path} is not that of a compiled engine: it has no `build_config`"
+        raise EngineMismatchError(old_engine(directory) or damaged)
     pretrained, build = _part(config, "pretrained_config"), _part(config, "build_config")
     mapping, quantization = _part(pretrained, "mapping"), _part(pretrained, "quantization")
     plugins, lora = _part(build, "plugin_config"), _part(build, "lora_config")

@@ -1,7 +1,5 @@
 """The plans of models that TensorRT-LLM runs on GPUs: compiled engines, and checkpoints as they are."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -237,7 +235,7 @@ class TensorRtEnginePlan(TensorRtLlmPlan):
             manifest.require_fit(directory, backend=self.backend.value, options=self.asked, versions={})
         check_engine(self.config, read_built_engine(directory), self.hardware, manifest, self.max_seq_len)
 
-    def at(self, engine_dir: Path) -> TensorRtEnginePlan:
+    def at(self, engine_dir: Path) -> "TensorRtEnginePlan":
         """This plan with an engine, whose own limits count."""
         engine, inputs, options = read_built_engine(engine_dir), self.inputs, self.config.options
         inputs = replace(

@@ -1,4 +1,4 @@
-{{- /* The specification of a pod, without what its container runs: a dict of `root` and `container`, which is YAML. */ -}}
+{{- /* The specification of a pod, without what its container runs: a dict of `root`, `name` and `container`, which is YAML. */ -}}
 {{- define "pod" -}}
 {{- $values := .root.Values -}}
 serviceAccountName: {{ .root.Release.Name }}
@@ -36,7 +36,7 @@ topologySpreadConstraints:
       matchLabels:
         {{- include "selector" .root | nindent 8 }}
 containers:
-  - name: server
+  - name: {{ .name | default "server" }}
     image: {{ $values.image.repository }}:{{ $values.image.tag | default .root.Chart.AppVersion }}
     imagePullPolicy: {{ $values.image.pullPolicy }}
     {{- .container | nindent 4 }}
