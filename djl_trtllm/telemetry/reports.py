@@ -114,6 +114,7 @@ class ServedRequest:
     def generated(self) -> Generated | None:
         """Return what the engine did; None if the request never was in the waiting queue."""
         records = [state.record for state in self.generations]
+        accepted = [record.accepted_tokens for record in records if record.accepted_tokens is not None]
         if not records:
             return None
         return Generated(
@@ -127,7 +128,7 @@ class ServedRequest:
             next((record.error for record in records if record.error), ""),
             sum([record.resumes for record in records]),
             any(record.reseeded for record in records),
-            total(record.accepted_tokens for record in records),
+            sum(accepted) if accepted else None,
             total(record.drafted_tokens for record in records),
             sum([record.images for record in records]),
             sum([record.image_tokens for record in records]),
