@@ -91,7 +91,10 @@ def cost(cluster: RayCluster, server: Server, streams: int, tokens: int, rounds:
     alone, ray, whole = (statistics.median(each) * 1e6 for each in (of_server, of_cluster, with_idle))
     yield Row("CPU for a token, server without Ray", f"{alone:.0f} us")
     yield Row("CPU for a token, 4 replicas, HAProxy, router, Ray", f"{ray:.0f} us, with the idle cluster's {whole:.0f}")
-    yield Row("ratio", f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    yield Row(
+        "the ratio of both, and of the rounds",
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+    )
 
 
 # -- affinity ----------------------------------------------------------------------------------------------------------
@@ -198,15 +201,14 @@ def poison(cluster: RayCluster) -> Iterator[Row]:
     cluster.wait_for_replicas(REPLICAS)
 
 
-def killed(cluster: RayCluster, what: str, mark: str) -> Iterator[Row]:
-    """The processes with this in their command line are killed."""
+def killed(cluster: RayCluster, what: str, mark: str, most: int, seconds: float) -> Iterator[Row]:
+    """The processes with this in their command line are killed, and no more than `most`."""
 
     def strike() -> None:
-        for process in cluster.descendants():
-            if mark in command(process):
-                process.kill()
+        for process in [process for process in cluster.descendants() if mark in command(process)][:most]:
+            process.kill()
 
-    requests = steady(cluster, 30, strike)
+    requests = steady(cluster, seconds, strike)
     failed = [each for each in requests if each.status != 200]
     last = max((each.at for each in failed), default=0.0)
     yield Row(f"{what} killed: failed", f"{len(failed)} of {len(requests)}, the last {last:.0f} s after it")
@@ -223,8 +225,9 @@ def rows(folder: Path, streams: int, tokens: int, rounds: int) -> Iterator[Row]:
         yield from turns(cluster)
         yield from poison(cluster)
         yield from stopped(cluster)
-        yield from killed(cluster, "HAProxy", "haproxy -")
-        yield from killed(cluster, "router", "djl-trtllm-router")
+        yield from killed(cluster, "one router", "djl-trtllm-router", 1, 20)
+        yield from killed(cluster, "all routers", "djl-trtllm-router", 9, 20)
+        yield from killed(cluster, "HAProxy", "haproxy -", 9, 90)
 
 
 def main() -> None:

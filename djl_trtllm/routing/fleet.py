@@ -49,9 +49,16 @@ class Fleet:
     that does not answer gets nothing, if others do. `slack` is that of `Affinity`.
     """
 
-    def __init__(self, slack: int, on_death: Callable[[set[str], str], object] = lambda digests, replica: None) -> None:
-        """`on_death` gets the digests of what a replica was sent before its process ended, for other routers."""
+    def __init__(
+        self,
+        slack: int,
+        on_death: Callable[[set[str], str], object] = lambda digests, replica: None,
+        on_detour: Callable[[bytes, str], object] = lambda key, replica: None,
+    ) -> None:
+        """What other routers should know: `on_death` gets the digests of what a replica was sent before its process
+        ended; `on_detour` the longest key of a new prompt that did not go where all routers would send it."""
         self._on_death = on_death
+        self._on_detour = on_detour
         self._affinity = Affinity(slack)
         self._suspects = Suspects()
         self._sent: Counter[str] = Counter()
@@ -91,10 +98,18 @@ class Fleet:
         if digests := self._suspects.died(name):
             self._on_death(digests, name)
 
+    def learn(self, key: bytes, replica: str) -> None:
+        """Another router has sent a prompt with this key there."""
+        self._affinity.learn([key], replica)
+
     def _chosen(self, question: Question, counts: Mapping[str, int]) -> str:
         if question.session:
             return ranked(question.session.encode(), counts)[0]
-        return self._affinity.choose(question.keys, counts) or min(counts, key=counts.__getitem__)
+        keys = question.keys
+        chosen = self._affinity.choose(keys, counts) or min(counts, key=counts.__getitem__)
+        if keys and not self._affinity.knows(keys) and chosen != ranked(keys[0], counts)[0]:
+            self._on_detour(keys[-1], chosen)
+        return chosen
 
     def _count(self, name: str, load: Load) -> int:
         if load.received != self._received.get(name):
