@@ -1,6 +1,6 @@
 """What four replicas on Ray do under its HAProxy and our router (docs/ray.md): cost, affinity, and faults.
 
-    python -m benchmarks.ray_fleet [--streams 8] [--tokens 250] [--rounds 3]
+    python -m benchmarks.ray_fleet [--streams 16] [--tokens 500] [--rounds 3]
 
 Replicas are of the scripted engine, on a cluster of this machine. Rows come as they are measured:
 
@@ -232,8 +232,8 @@ def rows(folder: Path, streams: int, tokens: int, rounds: int) -> Iterator[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=8, help="of a replica")
-    parser.add_argument("--tokens", type=int, default=250, help="of a stream")
+    parser.add_argument("--streams", type=int, default=16, help="of a replica")
+    parser.add_argument("--tokens", type=int, default=500, help="of a stream")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -45,8 +45,8 @@ class Question:
 class Fleet:
     """Sends a session to its replica, and a prompt to one that had its beginning, while that is not out of balance.
 
-    Others go to the least loaded one. A replica's load is what it has reported last, with what it was sent since. One
-    that does not answer gets nothing, if others do. `slack` is that of `Affinity`.
+    Others go to the least loaded one. A replica's load is what it has reported last, with what it was sent since beyond
+    the usual. One that does not answer gets nothing, if others do. `slack` is that of `Affinity`.
     """
 
     def __init__(
@@ -63,6 +63,8 @@ class Fleet:
         self._suspects = Suspects()
         self._sent: Counter[str] = Counter()
         self._received: dict[str, int] = {}
+        self._usual: Counter[str] = Counter()
+        """What each replica received between its last two reports."""
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._silent: set[str] = set()
 
@@ -73,7 +75,7 @@ class Fleet:
             self._silent.discard(name)
             self._suspects.removed(name)
             self._received.pop(name, None)
-            del self._sent[name]
+            del self._sent[name], self._usual[name]
         for name in replicas.keys() - self._watches.keys():
             self._watches[name] = asyncio.get_running_loop().create_task(self._watch(name, *replicas[name]))
 
@@ -112,10 +114,12 @@ class Fleet:
         return chosen
 
     def _count(self, name: str, load: Load) -> int:
-        if load.received != self._received.get(name):
+        """Requests of a replica now: of what it was sent since its report, as many have ended as came before that."""
+        if load.received != (before := self._received.get(name)):
+            self._usual[name] = 0 if before is None else load.received - before
             self._received[name] = load.received
             self._sent[name] = 0
-        return load.requests + self._sent[name]
+        return load.requests + max(0, self._sent[name] - self._usual[name])
 
     async def _watch(self, name: str, host: str, port: int) -> None:
         """Follow whether a replica answers, and notice at once when its process ends.

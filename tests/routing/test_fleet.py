@@ -71,6 +71,17 @@ def test_a_report_takes_the_place_of_what_was_sent_before_it() -> None:
     assert routed(fleet, b"", loads={"a": Load(3, 12), "b": Load(1, 10)}) == ["b"]
 
 
+def test_short_requests_that_come_at_the_usual_rate_do_not_add_up_between_reports() -> None:
+    fleet = Fleet(slack=2)
+    loads = {"a": Load(2, 10), "b": Load(2, 10)}
+    routed(fleet, b"", loads=loads)
+    loads = {"a": Load(2, 50), "b": Load(2, 50)}
+    turns = [prompt(f"conversation {number} ") for number in range(99)]
+    at_a = next(turn for turn in turns if routed(Fleet(slack=2), turn, loads=loads) == ["a"])
+    assert set(routed(fleet, *[at_a] * 42, loads=loads)) == {"a"}
+    assert "b" in routed(fleet, *[at_a] * 3, loads=loads)
+
+
 @contextlib.asynccontextmanager
 async def listening(answers: Callable[[], bool]) -> AsyncIterator[tuple[asyncio.Server, int]]:
     """A replica that answers, or not, until it is closed."""
