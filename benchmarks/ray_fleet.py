@@ -100,14 +100,14 @@ def cost(cluster: RayCluster, server: Server, streams: int, tokens: int, rounds:
 # -- affinity ----------------------------------------------------------------------------------------------------------
 
 
-def turns(cluster: RayCluster) -> Iterator[Row]:
+def turns(cluster: RayCluster, tokens: int) -> Iterator[Row]:
     """The share of turns that reach the replica of the turn before, and how even the replicas' shares are."""
 
     async def conversation(client: httpx.AsyncClient, number: int) -> list[str]:
         said, replicas = f"conversation {number}: ", []
         for turn in range(_TURNS):
             said += f"{turn} {_WORDS}"
-            answer = await client.post("/invocations", json=body(said, 20))
+            answer = await client.post("/invocations", json=body(said, tokens))
             answer.raise_for_status()
             replicas.append(answer.headers["x-replica"])
         return replicas
@@ -119,8 +119,10 @@ def turns(cluster: RayCluster) -> Iterator[Row]:
     found = asyncio.run(all_of_them())
     same = [now == before for replicas in found for before, now in pairwise(replicas)]
     counts = sorted(sum(replicas.count(name) for replicas in found) for name in {n for each in found for n in each})
-    yield Row(f"turns at the replica of the turn before ({len(same)})", f"{sum(same) / len(same):.2f}")
-    yield Row("turns at each replica", ", ".join(map(str, counts)))
+    yield Row(
+        f"turns of {tokens} tokens at the replica of the turn before ({len(same)})", f"{sum(same) / len(same):.2f}"
+    )
+    yield Row(f"turns of {tokens} tokens at each replica", ", ".join(map(str, counts)))
 
 
 def client_of(cluster: RayCluster) -> httpx.AsyncClient:
@@ -222,7 +224,8 @@ def rows(folder: Path, streams: int, tokens: int, rounds: int) -> Iterator[Row]:
         cluster.deploy(model, replicas=REPLICAS, direct=True)
         cluster.wait_for_replicas(REPLICAS)
         yield from cost(cluster, server, streams, tokens, rounds)
-        yield from turns(cluster)
+        yield from turns(cluster, 20)
+        yield from turns(cluster, 100)
         yield from poison(cluster)
         yield from stopped(cluster)
         yield from killed(cluster, "one router", "djl-trtllm-router", 1, 20)
