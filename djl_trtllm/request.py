@@ -10,13 +10,11 @@ resuming and the choice between greedy and sampled output derive from the traits
 silently.
 """
 
-from __future__ import annotations
-
 import enum
 import os
 import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import MappingProxyType
@@ -187,6 +185,32 @@ _ADAPTER = replace(
 )
 
 
+_IMAGES = replace(
+    _TOKENWISE,
+    shown="a content part with an image",
+    advice="this model takes text only; docs/images.md says which models and engines take images",
+)
+
+
+class ImageSource(msgspec.Struct, frozen=True, array_like=True):
+    """An image as a client sent it: a `data:` URL or the address of one, and the name of its content part."""
+
+    url: str
+    place: str
+
+
+class Image(msgspec.Struct, frozen=True, array_like=True):
+    """An image that was checked: a file, which decodes to `width` x `height` pixels.
+
+    Among the ids of the prompt it is `tokens` placeholders (`model/vision.py`).
+    """
+
+    data: bytes
+    width: int
+    height: int
+    tokens: int
+
+
 GREEDY_BELOW = 1e-5
 """Temperatures below take the most likely token, as in vLLM: dividing by them overflows a 32-bit number."""
 
@@ -250,6 +274,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     None for none of it. `prompt_only`: generate nothing. `logit_bias` has tokens and what is added to their logits.
     `cache_salt` names the group of requests with which this one shares the prefix cache; "": `RequestOrigin.salt` does.
     A request with `priority` -1 goes behind those with the priority of its origin.
+    `images` are those of the `messages`, in their order; each is a part `{"type": "image"}` there.
     """
 
     prompt: Annotated[str | None, _SERVER] = None
@@ -275,6 +300,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: Annotated[tuple[tuple[int, float], ...], _BIAS] = ()
     cache_salt: Annotated[str, _SALT] = ""
     priority: Annotated[Literal[-1, 0], _SERVER] = 0
+    images: Annotated[tuple[ImageSource, ...], _IMAGES] = ()
 
 
 class RequestField:
@@ -365,7 +391,7 @@ class SequenceResult(NamedTuple):
     `queue_seconds` is how long its request waited before it ran, `cached_tokens` what it had of its prompt from the
     prefix cache, as far as the engine says. `reseeded`: the request has a seed and went on in another engine process,
     so another run with that seed has other tokens. `accepted_tokens` of the generated ones were proposed by a draft;
-    None without speculation.
+    None without speculation. It proposed `drafted_tokens` in all; None where the engine does not say so.
     """
 
     reason: FinishReason
@@ -378,6 +404,13 @@ class SequenceResult(NamedTuple):
     reseeded: bool = False
     accepted_tokens: int | None = None
     cached_tokens: int = 0
+    drafted_tokens: int | None = None
+
+
+def total(counts: Iterable[int | None]) -> int | None:
+    """The sum of counts, None where one is not known."""
+    known = list(counts)
+    return None if None in known else sum(filter(None, known))
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):

@@ -3,8 +3,6 @@
 At the end, what all of OpenAI's APIs have: errors and log-probabilities.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from abc import abstractmethod
@@ -13,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
 from djl_trtllm import errors
 from djl_trtllm.api.base import CollectedSequence, Prompt, ResponseEncoder, WholeEncoder, dump_line, nearest_row
-from djl_trtllm.request import OutputChunk, RankedToken, SequenceResult, Token, new_uuid
+from djl_trtllm.request import OutputChunk, RankedToken, SequenceResult, Token, new_uuid, total
 
 _USAGE = b"\0"
 """Marks the place of the usage in an event. JSON has no such byte."""
@@ -81,7 +80,7 @@ class Response:
         head = {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
         return head | {"system_fingerprint": self.fingerprint}
 
-    def usage(self, completion_tokens: int, accepted: int | None = None) -> dict[str, Any]:
+    def usage(self, completion_tokens: int, accepted: int | None = None, drafted: int | None = None) -> dict[str, Any]:
         usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -89,7 +88,9 @@ class Response:
             "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
         }
         if accepted is not None:
-            usage["completion_tokens_details"] = {"accepted_prediction_tokens": accepted}
+            usage["completion_tokens_details"] = details = {"accepted_prediction_tokens": accepted}
+            if drafted is not None:
+                details["rejected_prediction_tokens"] = max(0, drafted - accepted)
         return usage
 
 
@@ -114,10 +115,20 @@ class ObjectEncoder(WholeEncoder):
     def encode(self, chunk: OutputChunk) -> bytes:
         if chunk.prompt is not None:
             self.take_prompt(chunk.generation, chunk.prompt)
+        failed = chunk.finished is not None and chunk.finished.error is not None
+        if self.response.logprobs and chunk.tokens and not failed:
+            # A token with 20 alternatives takes 40 µs: they are not left to the end, nor kept until then.
+            self.take_logprobs(chunk.generation * self.response.n + chunk.index, chunk.tokens)
+            plain = [Token(each.id, each.text, each.logprob, each.special) for each in chunk.tokens]
+            chunk = replace(chunk, tokens=plain)
         return super().encode(chunk)
 
     def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
         """The log-probabilities of a generation's prompt have come."""
+
+    @abstractmethod
+    def take_logprobs(self, index: int, tokens: list[Token]) -> None:
+        """Tokens of a choice have come, whose log-probabilities the response has."""
 
     def _body(self) -> bytes:
         choices: list[dict[str, Any]] = []
@@ -128,7 +139,8 @@ class ObjectEncoder(WholeEncoder):
             accepted = _sum(accepted, sequence.finished.accepted_tokens)
             self.response.count_cached(index // self.response.n, sequence.finished)
             choices.append(self.choice(index, sequence, sequence.finished))
-        usage = self.response.usage(generated, accepted)
+        drafted = total(each.finished.drafted_tokens for each in self._output.sequences if each.finished)
+        usage = self.response.usage(generated, accepted, drafted)
         return orjson.dumps(self.response.head(self.kind) | {"choices": choices, "usage": usage} | self.more())
 
     @abstractmethod
@@ -160,6 +172,7 @@ class EventEncoder(ResponseEncoder):
         self._running = response.n * response.generations
         self._generated = 0
         self._accepted: int | None = None
+        self._drafted: list[int | None] = []
         self._streamed = 0
         self._failed = False
 
@@ -178,6 +191,7 @@ class EventEncoder(ResponseEncoder):
         self.response.count_cached(chunk.generation, finished)
         data = self._counted(self.events(index, chunk.tokens, finished), chunk)
         self._accepted = _sum(self._accepted, finished.accepted_tokens)
+        self._drafted.append(finished.drafted_tokens)
         self._generated += finished.generated_tokens
         self._running -= 1
         return data if self._running else data + self._end()
@@ -208,7 +222,7 @@ class EventEncoder(ResponseEncoder):
     def _end(self) -> bytes:
         if not self.response.include_usage:
             return self._done
-        usage = dump_line(self.response.usage(self._generated, self._accepted))
+        usage = dump_line(self.response.usage(self._generated, self._accepted, total(self._drafted)))
         return b'%b],"usage":%b}%b%b' % (self._before, usage, self._stop, self._done)
 
 
@@ -224,6 +238,7 @@ _ERROR_TYPES: dict[type[errors.RequestError], tuple[str, str | None]] = {
     errors.UnknownAdapterError: (_INVALID, "model_not_found"),
     errors.UnsupportedParameterError: (_INVALID, "unsupported_parameter"),
     errors.UnknownModelError: (_INVALID, "model_not_found"),
+    errors.UnknownPathError: (_INVALID, "not_found"),
     errors.AuthenticationError: (_INVALID, "invalid_api_key"),
     errors.ForbiddenError: (_INVALID, "insufficient_permissions"),
     errors.MethodNotAllowedError: (_INVALID, "method_not_allowed"),
@@ -242,6 +257,16 @@ def error_object(message: str, error: errors.RequestError | None) -> dict[str, s
     kind, code = nearest_row(_ERROR_TYPES, error)
     named = _PARAMETER.fullmatch(message) if isinstance(error, errors.InvalidRequestError) else None
     return {"message": message, "type": kind, "param": named and named.group(1), "code": code}
+
+
+def json_items(values: list[Any]) -> bytes:
+    """The JSON of a list without its brackets."""
+    return orjson.dumps(values)[1:-1]
+
+
+def json_list(parts: Iterable[bytes]) -> orjson.Fragment:
+    """The list whose items came as `json_items` part by part."""
+    return orjson.Fragment(b"[%b]" % b",".join(filter(None, parts)))
 
 
 def token_logprobs(tokens: Iterable[Token]) -> list[dict[str, Any]]:

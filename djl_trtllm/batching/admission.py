@@ -4,8 +4,6 @@ An executor names what it honours (`Ready.features`). Everything else must have 
 that a field which an engine does not name is refused, never dropped.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import math
@@ -36,6 +34,7 @@ from djl_trtllm.request import (
     GenerationRequest,
     Guide,
     GuideKind,
+    Image,
     RankedToken,
     RequestField,
     RequestOrigin,
@@ -355,6 +354,7 @@ class Translator:
         seed: int | None,
         adapter: Adapter | None,
         origin: RequestOrigin = _UNKNOWN,
+        images: tuple[Image, ...] = (),
     ) -> Submit:
         """The message that starts one sequence, or all beams, in the executor."""
         sampling = replace(request.sampling, max_new_tokens=max_new_tokens, seed=seed)
@@ -376,6 +376,7 @@ class Translator:
             request.logit_bias,
             # A group that a request names is never the group of a key.
             f"group {request.cache_salt}" if request.cache_salt else origin.salt,
+            images,
         )
 
     def prompt(self, prompt_ids: Sequence[int], scores: Sequence[Logprob]) -> list[RankedToken]:

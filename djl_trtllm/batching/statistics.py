@@ -91,6 +91,8 @@ class RequestRecord:
     """Tokens of all its sequences."""
     accepted_tokens: int | None = None
     """Those of them that drafts proposed; None where nothing speculates."""
+    drafted_tokens: int | None = None
+    """All that drafts proposed for its sequences; None where the engine has not counted them all."""
     reason: FinishReason | None = None
     """Why it ended; of several sequences the one that ended worst decides."""
     error: str | None = None
@@ -99,6 +101,9 @@ class RequestRecord:
     """How often it went on in a new engine process."""
     reseeded: bool = False
     """Whether it has a seed and went on after its first token: another run with that seed has other tokens."""
+    images: int = 0
+    image_tokens: int = 0
+    """Tokens of the prompt that are its images."""
 
     queue_time = _Duration("arrived", "started")
     time_to_first_token = _Duration("arrived", "first_token_at")

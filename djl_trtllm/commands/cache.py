@@ -1,7 +1,5 @@
 """`djl-trtllm cache`: list, verify and prune the local engine cache."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Annotated

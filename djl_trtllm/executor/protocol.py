@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from djl_trtllm.request import Adapter, FinishReason, Guide, Sampling
+from djl_trtllm.request import Adapter, FinishReason, Guide, Image, Sampling
 
 
 class Feature(str, enum.Enum):
@@ -97,6 +97,10 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Tokens, and what is added to their logits."""
     cache_salt: str = ""
     """What prompts with other salts have in the prefix cache makes no prompt faster."""
+    images: tuple[Image, ...] = ()
+    """The images of the prompt, in the order of their placeholders among `prompt_ids`."""
+    repeated_ids: list[int] = []
+    """Tokens that the sequence has had already (`Limits.repeats`): it begins anew, and its first tokens are these."""
 
 
 class FirstRequest(NamedTuple):
@@ -147,7 +151,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     whether a request's seed decides its tokens. `max_prompt_len`: tokens of the longest prompt (0: `max_seq_len`).
     `tries_guides`: whether it takes `Try`, so that a request waits for the trial of its guide without a place.
     `draft_tokens`: above 0 where it speculates; tokens that a sequence may have beyond its own in the KV cache, where
-    `kv_blocks` counts, while they are verified.
+    `kv_blocks` counts, while they are verified. `repeats`: a sequence that goes on after the loss of an engine process
+    begins anew (`Submit.repeated_ids`), because the engine takes no tokens after its prompts.
     """
 
     max_sequences: int
@@ -162,6 +167,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     max_prompt_len: int = 0
     tries_guides: bool = False
     draft_tokens: int = 0
+    repeats: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -205,12 +211,14 @@ class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of one request.
 
     `finish` is STOP for any of `Submit.stop_token_ids`; the last token id is then the one that ended it. `error` is
-    that of the engine, or what is wrong with the request.
+    that of the engine, or what is wrong with the request. `drafted` tokens were proposed by drafts, accepted ones
+    included, where the engine counts them by request.
     """
 
     request_id: int
     finish: FinishReason
     error: str | Refusal | None = None
+    drafted: int | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -294,9 +302,15 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
         self.ids.append(request_id)
         tokens.extend(token_ids)
 
-    def end(self, request_id: int, finish: FinishReason, error: str | Refusal | None = None) -> None:
+    def end(
+        self,
+        request_id: int,
+        finish: FinishReason,
+        error: str | Refusal | None = None,
+        drafted: int | None = None,
+    ) -> None:
         """End a request."""
-        self.ends.append(End(request_id, finish, error))
+        self.ends.append(End(request_id, finish, error, drafted))
 
     @property
     def has_news(self) -> bool:

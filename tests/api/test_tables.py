@@ -11,7 +11,7 @@ import pytest
 from djl_trtllm.api import Dialect, RawRequest
 from djl_trtllm.api.chat import TOOLS
 from djl_trtllm.api.dialects import tgi, truss
-from djl_trtllm.api.dialects.lmi.dialect import BEDROCK_FIELDS, BESIDE_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS
+from djl_trtllm.api.dialects.lmi.dialect import BESIDE_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS
 from djl_trtllm.api.dialects.messages import dialect as messages
 from djl_trtllm.api.dialects.openai import dialect as openai
 from djl_trtllm.api.dialects.responses import dialect as answers
@@ -36,7 +36,6 @@ TABLES: dict[str, dict[str, Table]] = {
     "lmi": {
         "inputs": INPUTS_FIELDS,
         "parameters": INPUTS_PARAMETERS,
-        "bedrock": BEDROCK_FIELDS,
     },
     "openai": {
         "chat": openai.CHAT_FIELDS,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from djl_trtllm.backends.vllm.names import known_versions
 from djl_trtllm.config import Config
 from djl_trtllm.engines.hardware import gpus_named
 from djl_trtllm.errors import BuildError, ConfigError, DjlTrtllmError, DownloadError, ModelError
@@ -38,8 +39,9 @@ class Work:
         tell: Callable[[str], None],
         *,
         tokenizer_dir: Path | None,
+        draft_dir: Path | None,
     ) -> SimpleNamespace:
-        tell(f"compiling {checkpoint}" + (f" with {tokenizer_dir}" if tokenizer_dir else ""))
+        tell(f"compiling {checkpoint}" + "".join(f" with {each}" for each in (tokenizer_dir, draft_dir) if each))
         if self.failure is not None:
             raise self.failure
         out.mkdir(parents=True, exist_ok=True)
@@ -92,6 +94,14 @@ def test_the_model_that_the_properties_name_is_compiled(work: Work, checkpoint: 
     (checkpoint / "serving.properties").write_text(f"option.model_id={tmp_path / 'weights'}\n")
     compile_model(str(checkpoint), str(tmp_path / "out"), {}, print)
     assert work.compiled[0][0] == tmp_path / "weights"
+
+
+def test_a_draft_model_is_compiled_too(work: Work, checkpoint: Path, tmp_path: Path) -> None:
+    write_checkpoint(checkpoint / "small")
+    properties(checkpoint, "option.speculative_draft_model=small")
+    told: list[str] = []
+    compile_model(str(checkpoint), str(tmp_path / "out"), {}, told.append)
+    assert told == [f"compiling {checkpoint} with {checkpoint / 'small'}"]
 
 
 def test_a_remote_checkpoint_is_fetched_first(work: Work, tmp_path: Path) -> None:
@@ -250,11 +260,17 @@ def test_a_backend_that_a_file_names_has_to_be_there(checkpoint: Path) -> None:
     assert "TensorRT-LLM is not installed" in str(found.refusal)
 
 
-@pytest.mark.parametrize("backend", ["tensorrt", "pytorch", "autodeploy"])
-def test_a_backend_that_is_asked_for_is_supposed_to_be_there(checkpoint: Path, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "engine"),
+    [
+        *((name, "TensorRT-LLM 1.2.1") for name in ("tensorrt", "pytorch", "autodeploy")),
+        ("vllm", f"vLLM {known_versions()[-1]}"),
+    ],
+)
+def test_a_backend_that_is_asked_for_is_supposed_to_be_there(checkpoint: Path, backend: str, engine: str) -> None:
     found = preview(str(properties(checkpoint, "option.tensor_parallel_degree=2")), {}, backend)
     assert found.plan is not None and (found.plan.backend.value, found.plan.gpus) == (backend, 2)
-    assert found.remarks == ("planned for 2 x any NVIDIA GPU with TensorRT-LLM 1.2.1, not for this machine",)
+    assert found.remarks == (f"planned for 2 x any NVIDIA GPU with {engine}, not for this machine",)
 
 
 def test_gpus_that_are_given_are_those_of_the_plan(checkpoint: Path) -> None:
