@@ -39,7 +39,7 @@ from djl_trtllm.model.remote.s3 import S3Address, is_s3
 from djl_trtllm.model.tokenizer import check_vocabulary, load_fitting_tokenizer, outside, require_tokenizer
 from djl_trtllm.model.vision import Vision
 from djl_trtllm.model.work_directory import marked
-from djl_trtllm.service.bounded import BoundedCalls, Calls
+from djl_trtllm.service.work import BoundedCalls, Calls
 
 logger = logging.getLogger(__name__)
 
