@@ -448,8 +448,8 @@ class RollingBatch:
         if seconds := self._blame.refused_for(key, self._clock()):
             self.withdraw(len(slot.state.sequences), slot.client.key)
             raise HarmfulRequestError(
-                f"the request {key} ends the engine: {blame.LOSSES} engine processes were lost while it began. The "
-                f"same input with the same parameters is refused for {math.ceil(seconds)} more seconds; change it"
+                f"the request {key} ends the engine: {blame.LOSSES} engine processes were lost when it began to run. "
+                f"The same input with the same parameters is refused for {math.ceil(seconds)} more seconds; change it"
             )
 
     def _end_guilty(self, key: str) -> None:

@@ -126,7 +126,8 @@ class OpenVinoBackend(EngineBackend):
         if options.rotary_scaling_type is RotaryScaling.DYNAMIC and not layout.kind.is_engine:
             notes.append(
                 f"{config.format_setting('rotary_scaling_type')} has no effect: the export has the frequencies of "
-                "short texts, so texts beyond the checkpoint's own context lose quality; linear is what it can stretch"
+                "short texts, so texts beyond the checkpoint's own context lose quality; use "
+                "option.rotary_scaling_type=linear, which an export can have"
             )
         batched_tokens, max_sequences = _batched_tokens(config, planned_sequences(config), notes)
         speculation, draft = self._speculation(config, layout, hardware, backend, problems)
