@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import msgspec
 
+from djl_trtllm.config import Task
 from djl_trtllm.errors import RequestError
 
 _ids = random.Random()  # noqa: S311  # no secrets; its own, because a model's code may seed that of the module
@@ -191,6 +192,20 @@ GREEDY_BELOW = 1e-5
 """Temperatures below take the most likely token, as in vLLM: dividing by them overflows a 32-bit number."""
 
 
+class Pooling(msgspec.Struct, frozen=True, array_like=True):
+    """What a request wants instead of text: the vector of a text, or the score of a pair of texts.
+
+    `activate`: normalise the vector to length 1, put the score through a sigmoid; None for what the model does by
+    itself. `dimensions`: the first ones of the vector only. `second`: where the tokens of the pair's second text begin,
+    0 where the model does not distinguish them.
+    """
+
+    task: Task = Task.EMBED
+    activate: bool | None = None
+    dimensions: int | None = None
+    second: int = 0
+
+
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How sequences are sampled. The dialect fills it in, and the engine process receives the same struct.
 
@@ -250,6 +265,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     None for none of it. `prompt_only`: generate nothing. `logit_bias` has tokens and what is added to their logits.
     `cache_salt` names the group of requests with which this one shares the prefix cache; "": `RequestOrigin.salt` does.
     A request with `priority` -1 goes behind those with the priority of its origin.
+    `pooling`: no text is generated; `pair` is then the second text, of a score. `truncate` keeps the first N tokens
+    there, special ones included.
     """
 
     prompt: Annotated[str | None, _SERVER] = None
@@ -275,6 +292,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: Annotated[tuple[tuple[int, float], ...], _BIAS] = ()
     cache_salt: Annotated[str, _SALT] = ""
     priority: Annotated[Literal[-1, 0], _SERVER] = 0
+    pooling: Annotated[Pooling | None, _SERVER] = None
+    pair: Annotated[str | None, _SERVER] = None
+
+    @property
+    def task(self) -> Task:
+        """What a model has to be for."""
+        return Task.GENERATE if self.pooling is None else self.pooling.task
 
 
 class RequestField:
@@ -385,7 +409,8 @@ class OutputChunk(msgspec.Struct, frozen=True, gc=False):
 
     `index` is the sequence (0 to n - 1) of its request, `generation` the request among those of one call. `prompt` has
     the prompt's tokens with their log-probabilities, in one chunk of a request with `prompt_logprobs`; the first token
-    has none.
+    has none. `vector` is what a request with `pooling` wants, as float32 in the machine's byte order: a vector, or the
+    one number of a score.
     """
 
     index: int
@@ -393,6 +418,7 @@ class OutputChunk(msgspec.Struct, frozen=True, gc=False):
     finished: SequenceResult | None
     generation: int = 0
     prompt: list[RankedToken] | None = None
+    vector: bytes = b""
 
 
 Consumer = Callable[[OutputChunk], None]

@@ -238,7 +238,7 @@ class ModelService:
         sequences = sum(request.sampling.sequences for request in requests)
         batch.admit(sequences, call.origin.client)
         try:
-            prompts = await self._read_prompts(requests, batch, call.encoder)
+            requests, prompts = await self._read_prompts(requests, batch, call.encoder)
             if self.batch is not batch or self.failure is not None:
                 raise self._not_ready()
         except BaseException:
@@ -300,9 +300,14 @@ class ModelService:
 
     async def _read_prompts(
         self, requests: list[GenerationRequest], batch: RollingBatch, encoder: ResponseEncoder
-    ) -> list[list[int]]:
-        """Return the ids of the prompts, each of which fits; then the encoder gets the prompts."""
+    ) -> tuple[list[GenerationRequest], list[list[int]]]:
+        """Return the requests with the ids of their prompts, each of which fits; then the encoder gets the prompts."""
         reader = self.prompts
+        if requests[0].pooling is not None:
+            pooled = await reader.read_pooled(requests, batch.fit)
+            for each, its_ids in pooled:
+                encoder.begin(Prompt(each.prompt or "", len(its_ids)))
+            return [each for each, _ in pooled], [its_ids for _, its_ids in pooled]
         found: list[tuple[str | None, list[int]]] = []
         for request in requests:
             text, ids = request.prompt, request.prompt_ids
@@ -318,7 +323,7 @@ class ModelService:
                 text = await reader.text(ids)
             tokens = await reader.tokens(ids) if encoder.wants_prompt_tokens else ()
             encoder.begin(Prompt(text, len(ids), tokens))
-        return [ids for _, ids in found]
+        return requests, [ids for _, ids in found]
 
     def _not_ready(self) -> errors.NotReadyError:
         match self.state:
@@ -371,7 +376,7 @@ def _numbered(consumer: Consumer, generation: int) -> Consumer:
         return consumer
 
     def consume(chunk: OutputChunk) -> None:
-        consumer(OutputChunk(chunk.index, chunk.tokens, chunk.finished, generation, chunk.prompt))
+        consumer(msgspec.structs.replace(chunk, generation=generation))
 
     return consume
 

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from djl_trtllm.config import Task
 from djl_trtllm.engines.cache import Manifest, raise_damaged
 from djl_trtllm.engines.compiler import (
     DISK,
@@ -27,6 +28,7 @@ from djl_trtllm.engines.compiler import (
 from djl_trtllm.engines.plan import copy_identity_files
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model.checkpoint import hugging_face_quantization, read_object
+from djl_trtllm.model.pooling import copy_head
 
 MODEL_XML = "openvino_model.xml"
 TOKENIZER_XML = "openvino_tokenizer.xml"
@@ -46,16 +48,21 @@ _LOADERS = {
 """Packages that transformers needs for quantised checkpoints. Found in transformers 5.0's `quantizers/quantizer_*.py`
 (`validate_environment`). Without gptqmodel, GPTQ ends in a NameError of optimum before that check."""
 
-_TASK = "text-generation-with-past"
+_EXPORTS = {"generate": "text-generation-with-past", "embed": "feature-extraction", "score": "text-classification"}
+"""Optimum's names of tasks."""
 _GROUP_SIZE = 128
 
 
 class OpenVinoSpec(CompileSpec, frozen=True, kw_only=True):
-    """`dtype` is fp32, fp16 or bf16, the type of weights that are not quantised; `quantize` none, int8, int4 or awq."""
+    """`dtype` is fp32, fp16 or bf16, the type of weights that are not quantised; `quantize` none, int8, int4 or awq.
+
+    `task` is that of a model, see `Task`.
+    """
 
     dtype: str
     quantize: str
     trust_remote_code: bool
+    task: str = Task.GENERATE.value
 
 
 COMPILER = Compiler(
@@ -131,14 +138,18 @@ def compile_engine(spec: OpenVinoSpec) -> None:
     out = Path(spec.out)
     require_loader(Path(spec.checkpoint))
     export(spec, out)
-    require_attention(out / MODEL_XML)
+    generates = spec.task == Task.GENERATE.value
+    if generates:
+        require_attention(out / MODEL_XML)
     if spec.quantize != "none":
         report_phase("compress")
         compress(out / MODEL_XML, spec.quantize)
-    report_phase("tokenizer")
-    convert_tokenizer(spec, out)
+    if generates:
+        report_phase("tokenizer")
+        convert_tokenizer(spec, out)
     report_phase("save")
     copy_identity_files(Path(spec.checkpoint), Path(spec.tokenizer_dir), out)
+    copy_head(Path(spec.checkpoint), out)
 
 
 def require_loader(checkpoint: Path) -> None:
@@ -162,7 +173,7 @@ def require_attention(xml: Path) -> None:
 
 
 def export(spec: OpenVinoSpec, out: Path) -> None:
-    """Checkpoint to stateful IR, weights in `spec.dtype`, nothing quantized."""
+    """Checkpoint to IR, stateful where the model generates, weights in `spec.dtype`, nothing quantized."""
     report_phase("load")
     import torch
     from optimum.exporters.openvino import convert, main_export
@@ -181,8 +192,8 @@ def export(spec: OpenVinoSpec, out: Path) -> None:
         main_export(
             spec.checkpoint,
             out,
-            task=_TASK,
-            stateful=True,
+            task=_EXPORTS[spec.task],
+            stateful=spec.task == Task.GENERATE.value,
             library_name="transformers",
             trust_remote_code=spec.trust_remote_code,
             local_files_only=True,
@@ -232,7 +243,7 @@ def convert_tokenizer(spec: OpenVinoSpec, out: Path) -> None:
         spec.tokenizer_dir, trust_remote_code=spec.trust_remote_code, local_files_only=True
     )
     tokenizer.save_pretrained(out)
-    export_tokenizer(tokenizer, out, task=_TASK)
+    export_tokenizer(tokenizer, out, task=_EXPORTS[spec.task])
     if not (out / TOKENIZER_XML).exists():
         print(
             f"warning: {type(tokenizer).__name__} has no OpenVINO counterpart: the engine generates, structured output "

@@ -16,8 +16,9 @@ import pytest
 from djl_trtllm.backends.base import effects_on
 from djl_trtllm.backends.effects import has_effect
 from djl_trtllm.backends.openvino import backend as openvino
-from djl_trtllm.backends.openvino.backend import OpenVinoBackend, OpenVinoPlan
+from djl_trtllm.backends.openvino.backend import OpenVinoBackend
 from djl_trtllm.backends.openvino.kv_cache import KvCachePlan, plan_kv_cache
+from djl_trtllm.backends.openvino.plan import OpenVinoPlan
 from djl_trtllm.backends.planning import choose_backend, plan_engine
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.options import OPTIONS
