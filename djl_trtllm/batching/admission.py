@@ -199,7 +199,12 @@ def supported(request: GenerationRequest, limits: Limits, features: frozenset[st
 
 @functools.lru_cache(maxsize=8)
 def refusals(limits: Limits, features: frozenset[str]) -> Mapping[str, str]:
-    """Why `supported` refuses a request that sets one field, or has a guide of one kind, by the field or the kind."""
+    """Why `supported` refuses a request that sets one field, or has a guide of one kind, by the field or the kind.
+
+    A model that does not generate has none: it refuses such requests as a whole.
+    """
+    if limits.task is not Task.GENERATE:
+        return MappingProxyType({})
     beams = limits.beams or 2
     asking: dict[str, GenerationRequest] = {kind: GenerationRequest(guide=Guide(kind)) for kind in GuideKind}
     for name, field in FIELDS.items():

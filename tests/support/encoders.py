@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,13 +31,16 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 def write_wordpiece(directory: Path) -> None:
     """BERT's kind of tokenizer, for the words of TEXTS."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    words = sorted({word for text in (*TEXTS, QUERY) for word in re.findall(r"\w+|[^\w\s]", text.lower())})
+    letters = sorted(set(string.ascii_lowercase + string.digits + string.punctuation))
+    known = [*_SPECIAL, *letters, *(f"##{each}" for each in letters), *(word for word in words if len(word) > 1)]
+    vocabulary = {token: at for at, token in enumerate(known[:_VOCABULARY])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(list(_SPECIAL))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(vocab_size=_VOCABULARY, special_tokens=list(_SPECIAL), show_progress=False)
-    tokenizer.train_from_iterator([*TEXTS, QUERY], trainer)
     ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     pair = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1"
     tokenizer.post_processor = processors.TemplateProcessing("[CLS]:0 $A:0 [SEP]:0", pair, ends)

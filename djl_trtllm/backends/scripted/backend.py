@@ -76,15 +76,18 @@ class ScriptedBackend(EngineBackend):
             raise ConfigError([f"{format_setting(config, 'script')}: expected a JSON object ({error})"]) from None
         notes: list[str] = []
         task = find_task(config.options.task, layout)
-        kind = ScriptedPlan if task is Task.GENERATE else ScriptedPoolingPlan
-        return kind(
+        generates = task is Task.GENERATE
+        length = planned_length(config, layout.shape, notes)
+        if not generates:
+            length = layout.shape.max_position_embeddings or length
+        return (ScriptedPlan if generates else ScriptedPoolingPlan)(
             **shared_fields(config, layout),
             task=task,
             backend=backend,
             reason=reason,
             max_sequences=planned_sequences(config),
-            max_seq_len=planned_length(config, layout.shape, notes),
-            max_input_len=config.options.max_input_len,
+            max_seq_len=length,
+            max_input_len=config.options.max_input_len if generates else length,
             notes=tuple(notes),
             script=script,
             max_num_tokens=config.options.max_num_tokens,
