@@ -2,8 +2,8 @@
 
     .venv-test-all/bin/python -m benchmarks.embeddings [--model DIR] [--rounds 3]
 
-Each round runs both, one after the other: `raw` is OpenVINO GenAI's TextEmbeddingPipeline in a process of its own, which
-gets all texts as one list, in batches of `--batch` in the order of their lengths, and `server` is `djl-trtllm serve`,
+Each round runs both, one after the other: `raw` is OpenVINO GenAI's TextEmbeddingPipeline in a process of its own,
+which gets the texts in batches of `--batch`, in the order of their lengths, and `server` is `djl-trtllm serve`,
 asked by `--clients` clients with `--texts` texts in each request. Without `--model` it is a random BERT of the size of
 all-MiniLM-L6-v2.
 """
@@ -29,7 +29,7 @@ from tests.support.encoders import write_encoder, write_modules
 from tests.support.server import serving
 
 MINI = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12}
-WORDS = [
+WORDS = ("once", "there", "was", "a", "little", "girl", "who", "lived", "with", "her", "mother", "and", "met", "wolf")
     "once",
     "there",
     "was",

@@ -37,7 +37,7 @@ class Lengths(PoolingExecutor):
 
 def answers(executor: PoolingExecutor) -> dict[int, list[float]]:
     """What each request is answered with, all of which end by length."""
-    found = {}
+    found: dict[int, list[float]] = {}
     while executor.busy:
         step = executor.step()
         assert [end.request_id for end in step.ends] == list(step.vectors)

@@ -223,9 +223,8 @@ def random_request(source: random.Random, form_name: str = "") -> RandomRequest:
     form_name = form_name or source.choice(_OFTEN)
     form = (FORMS | POOLED)[form_name]
     count = source.choice((0, 1, 1, 2, 2, 3, 4, 6))
-    parameters: Any = {
-        name: _value(source, form_name, name) for name in source.sample(form.names, min(count, len(form.names)))
-    }
+    names = source.sample(form.names, min(count, len(form.names)))
+    parameters: Any = {name: _value(source, form_name, name) for name in names}
     # Most should be answered soon.
     if form.texts and form.texts != form.prompt and source.random() < 0.98:
         parameters[form.texts] = _texts(source)

@@ -31,7 +31,7 @@ def post(server: Server, path: str, body: Any) -> Answer:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return scripted_encoder(tmp_path_factory.mktemp("encoder"), **{"option.model_name": "encoder"})
+    return scripted_encoder(tmp_path_factory.mktemp("all") / "encoder")
 
 
 @pytest.fixture(scope="module")
