@@ -30,28 +30,6 @@ from tests.support.server import serving
 
 MINI = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 12}
 WORDS = ("once", "there", "was", "a", "little", "girl", "who", "lived", "with", "her", "mother", "and", "met", "wolf")
-    "once",
-    "there",
-    "was",
-    "a",
-    "little",
-    "girl",
-    "who",
-    "lived",
-    "with",
-    "her",
-    "mother",
-    "at",
-    "the",
-    "edge",
-    "of",
-    "the",
-    "woods",
-    "and",
-    "met",
-    "a",
-    "wolf",
-]
 
 
 def texts(count: int) -> list[str]:
