@@ -20,11 +20,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_type_hints
 
 import msgspec
 
-from djl_trtllm.config import Task
 from djl_trtllm.errors import RequestError
 
 _ids = random.Random()  # noqa: S311  # no secrets; its own, because a model's code may seed that of the module
@@ -192,6 +191,10 @@ GREEDY_BELOW = 1e-5
 """Temperatures below take the most likely token, as in vLLM: dividing by them overflows a 32-bit number."""
 
 
+TaskName: TypeAlias = Literal["generate", "embed", "score"]
+"""What a model is for, as in `option.task`. The engine process does without the package of options."""
+
+
 class Pooling(msgspec.Struct, frozen=True, array_like=True):
     """What a request wants instead of text: the vector of a text, or the score of a pair of texts.
 
@@ -200,7 +203,7 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
     0 where the model does not distinguish them.
     """
 
-    task: Task = Task.EMBED
+    task: TaskName = "embed"
     activate: bool | None = None
     dimensions: int | None = None
     second: int = 0
@@ -296,9 +299,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     pair: Annotated[str | None, _SERVER] = None
 
     @property
-    def task(self) -> Task:
+    def task(self) -> TaskName:
         """What a model has to be for."""
-        return Task.GENERATE if self.pooling is None else self.pooling.task
+        return "generate" if self.pooling is None else self.pooling.task
 
 
 class RequestField:

@@ -9,13 +9,11 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 import orjson
 
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.base import ModelContext, Prompt, ResponseEncoder
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, show
-from djl_trtllm.config import Task
 from djl_trtllm.request import GenerationRequest, OutputChunk, Pooling
 
 T = TypeVar("T")
@@ -78,7 +76,7 @@ def embeddings(
     dimensions: int | None = None,
 ) -> tuple[GenerationRequest, ...]:
     """The requests for the vectors of texts or token ids."""
-    pooling = Pooling(Task.EMBED, activate, dimensions)
+    pooling = Pooling("embed", activate, dimensions)
     return tuple(
         GenerationRequest(prompt=text, truncate=truncate, pooling=pooling)
         if isinstance(text, str)
@@ -91,7 +89,7 @@ def scores(
     pairs: Iterable[tuple[str, str]], *, truncate: int | None = None, activate: bool | None = None
 ) -> tuple[GenerationRequest, ...]:
     """The requests for the scores of pairs of texts."""
-    pooling = Pooling(Task.SCORE, activate)
+    pooling = Pooling("score", activate)
     return tuple(
         GenerationRequest(prompt=first, pair=second, truncate=truncate, pooling=pooling) for first, second in pairs
     )
@@ -119,12 +117,14 @@ def read_ids(value: Any, model: ModelContext, problems: Problems, name: str) -> 
 
 def vector_json(vector: bytes) -> bytes:
     """A vector as a JSON list, each number with as many digits as float32 has."""
+    import numpy as np  # a server whose models generate does without it
+
     return orjson.dumps(np.frombuffer(vector, np.float32), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def score_of(vector: bytes) -> float:
     """The number of a score, with as many digits as float32 has."""
-    return float(str(np.frombuffer(vector, np.float32)[0]))
+    return float(vector_json(vector)[1:-1])
 
 
 def joined(head: bytes, vectors: Sequence[bytes], tail: bytes) -> bytes:

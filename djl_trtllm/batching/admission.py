@@ -18,7 +18,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from djl_trtllm.batching.sequence import OutputSequence, PooledSequence, RankedSequence, UnwrittenSequence
-from djl_trtllm.config import Task
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
@@ -69,9 +68,9 @@ _GUIDES = {
 }
 """What an engine needs for a guide, what refusals call it, and what they advise."""
 _DOES = {
-    Task.GENERATE: "generates text",
-    Task.EMBED: "embeds texts",
-    Task.SCORE: "scores pairs of texts",
+    "generate": "generates text",
+    "embed": "embeds texts",
+    "score": "scores pairs of texts",
 }
 _UNKNOWN = RequestOrigin()
 _MAX_CACHED_STOPS = 1024
@@ -182,7 +181,7 @@ def supported(request: GenerationRequest, limits: Limits, features: frozenset[st
     Raises UnsupportedParameterError, naming the parameters that the executor does not honour, and
     UnsupportedTaskError.
     """
-    if request.task is not limits.task:
+    if request.task != limits.task:
         raise UnsupportedTaskError(
             f"this model {_DOES[limits.task]} (option.task is {limits.task}), and the request is for one that "
             f"{_DOES[request.task]}: name another model, or send what this one takes"
@@ -203,7 +202,7 @@ def refusals(limits: Limits, features: frozenset[str]) -> Mapping[str, str]:
 
     A model that does not generate has none: it refuses such requests as a whole.
     """
-    if limits.task is not Task.GENERATE:
+    if limits.task != "generate":
         return MappingProxyType({})
     beams = limits.beams or 2
     asking: dict[str, GenerationRequest] = {kind: GenerationRequest(guide=Guide(kind)) for kind in GuideKind}

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from djl_trtllm.config import Task
 from djl_trtllm.executor.protocol import Limits, Stats, Step, Submit
-from djl_trtllm.request import FinishReason
+from djl_trtllm.request import FinishReason, TaskName
 
 Vectors = NDArray[np.float32]
 """A row for each prompt."""
@@ -56,14 +55,21 @@ class PoolingExecutor(ABC):
     features: frozenset[str] = frozenset()
 
     def __init__(
-        self, *, task: str, activates: bool, dimensions: int, max_sequences: int, max_seq_len: int, max_num_tokens: int
+        self,
+        *,
+        task: TaskName,
+        activates: bool,
+        dimensions: int,
+        max_sequences: int,
+        max_seq_len: int,
+        max_num_tokens: int,
     ) -> None:
         self.limits = Limits(
             max_sequences,
             kv_blocks=0,
             block_size=1,
             max_seq_len=max_seq_len,
-            task=Task(task),
+            task=task,
             dimensions=dimensions,
         )
         self.details: dict[str, Any] = {}
@@ -117,7 +123,7 @@ class PoolingExecutor(ABC):
         vector = np.asarray(vector[: pooling.dimensions], np.float32)
         if not activates:
             return vector
-        if self.limits.task is Task.SCORE:
+        if self.limits.task == "score":
             return np.asarray(0.5 * (1 + np.tanh(0.5 * vector)), np.float32)  # a sigmoid that overflows nowhere
         length = np.linalg.norm(vector)
         return np.asarray(vector / length, np.float32) if length else vector

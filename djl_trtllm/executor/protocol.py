@@ -26,8 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from djl_trtllm.config import Task
-from djl_trtllm.request import Adapter, FinishReason, Guide, Pooling, Sampling
+from djl_trtllm.request import Adapter, FinishReason, Guide, Pooling, Sampling, TaskName
 
 
 class Feature(str, enum.Enum):
@@ -165,7 +164,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     max_prompt_len: int = 0
     tries_guides: bool = False
     draft_tokens: int = 0
-    task: Task = Task.GENERATE
+    task: TaskName = "generate"
     dimensions: int = 0
 
 

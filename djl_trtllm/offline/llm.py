@@ -26,7 +26,7 @@ from djl_trtllm.api.base import CollectedSequence, SequenceCollector
 from djl_trtllm.api.parameters import Problems
 from djl_trtllm.api.sampling import read_messages
 from djl_trtllm.batching.sequence import RequestState
-from djl_trtllm.config import Origin, Task
+from djl_trtllm.config import Origin
 from djl_trtllm.config.options import find
 from djl_trtllm.config.sources import as_arguments
 from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError, NotReadyError, OverloadedError, RequestError
@@ -446,7 +446,7 @@ class LLM:
         that is too long has an error. Raises as `generate`.
         """
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
-        pooling = Pooling(Task.EMBED, dimensions=dimensions)
+        pooling = Pooling("embed", dimensions=dimensions)
         requests = [GenerationRequest(prompt=each, truncate=truncate_prompt_tokens, pooling=pooling) for each in texts]
         return self._pooled(requests, EmbeddingOutput.of, use_tqdm=use_tqdm)
 
@@ -467,7 +467,7 @@ class LLM:
             raise InvalidRequestError(
                 f"data_1 has {len(first)} texts and data_2 {len(second)}: expected one, or as many as data_2 has"
             )
-        pooling = Pooling(Task.SCORE)
+        pooling = Pooling("score")
         requests = [
             GenerationRequest(prompt=one, pair=other, truncate=truncate_prompt_tokens, pooling=pooling)
             for one, other in zip(first, second, strict=True)

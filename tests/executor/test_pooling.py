@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.config import Task
 from djl_trtllm.executor.pooling import LEAST_FILLED, PoolingExecutor, Vectors, next_batch
 from djl_trtllm.executor.protocol import Submit
-from djl_trtllm.request import FinishReason, Pooling, Sampling
+from djl_trtllm.request import FinishReason, Pooling, Sampling, TaskName
 
 MOST = 64
 
@@ -24,7 +23,7 @@ def request(number: int, tokens: int, pooling: Pooling = Pooling()) -> Submit:  
 class Lengths(PoolingExecutor):
     """The vector of a text is (3, 4 times its length)."""
 
-    def __init__(self, task: Task = Task.EMBED, *, activates: bool = True) -> None:
+    def __init__(self, task: TaskName = "embed", *, activates: bool = True) -> None:
         super().__init__(
             task=task, activates=activates, dimensions=2, max_sequences=8, max_seq_len=MOST, max_num_tokens=MOST
         )
@@ -91,9 +90,9 @@ def test_the_model_decides_about_what_a_request_does_not_say() -> None:
 
 
 def test_a_score_goes_through_a_sigmoid() -> None:
-    executor = Lengths(Task.SCORE)
-    executor.submit(request(0, 1, Pooling(Task.SCORE)))
-    executor.submit(request(1, 1, Pooling(Task.SCORE, activate=False)))
+    executor = Lengths("score")
+    executor.submit(request(0, 1, Pooling("score")))
+    executor.submit(request(1, 1, Pooling("score", activate=False)))
     found = answers(executor)
     assert found[0][0] == pytest.approx(1 / (1 + np.exp(-3)))
     assert found[1][0] == 3

@@ -12,7 +12,6 @@ import numpy as np
 import openvino as ov
 
 from djl_trtllm.backends.openvino.compile import MODEL_XML
-from djl_trtllm.config import Task
 from djl_trtllm.executor.pooling import PoolingExecutor, Vectors
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.model.pooling import Pooled
@@ -68,7 +67,7 @@ class OpenVinoPoolingExecutor(PoolingExecutor):
             given["position_ids"] = np.broadcast_to(places, shape).copy()
         self._request.infer({name: given[name] for name in given if name in self._inputs}, share_inputs=True)
         output: Vectors = self._request.get_output_tensor(0).data
-        if self.limits.task is Task.SCORE:
+        if self.limits.task == "score":
             return output.reshape(len(batch), 1)
         if self._pooled is Pooled.CLS:
             return output[:, 0]

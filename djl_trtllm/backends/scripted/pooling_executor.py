@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from djl_trtllm.config import Task
 from djl_trtllm.executor.pooling import PoolingExecutor, Vectors
 from djl_trtllm.executor.protocol import Submit
 
@@ -32,7 +31,7 @@ class ScriptedPoolingExecutor(PoolingExecutor):
 
     def __init__(self, *, script: dict[str, Any], **limits: Any) -> None:
         self._script = msgspec.convert(script, PoolingScript)
-        self._dimensions = 1 if limits["task"] == Task.SCORE else self._script.dimensions
+        self._dimensions = 1 if limits["task"] == "score" else self._script.dimensions
         super().__init__(activates=True, dimensions=self._dimensions, **limits)
 
     def compute(self, batch: Sequence[Submit]) -> Vectors:

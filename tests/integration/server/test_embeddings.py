@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import openai
 import pytest
 
 from djl_trtllm.backends.scripted.pooling_executor import vector_of
@@ -64,14 +65,14 @@ def score(tokens: Tokenizer, first: str, second: str) -> float:
 def test_every_door_gives_the_vectors_of_the_texts_in_their_order(server: Server, tokens: Tokenizer) -> None:
     texts = list(TEXTS[:9])
     vectors = np.array([expected(tokens, text) for text in texts])
-    openai = post(server, "/v1/embeddings", {"input": texts, "model": "encoder"}).json
-    assert [each["index"] for each in openai["data"]] == list(range(9))
+    answer = post(server, "/v1/embeddings", {"input": texts, "model": "encoder"}).json
+    assert [each["index"] for each in answer["data"]] == list(range(9))
     count = sum(len(tokens.encode(text)) for text in texts)
-    assert openai["usage"] == {"prompt_tokens": count, "total_tokens": count}
+    assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count}
     in_base64 = post(server, "/invocations", {"input": texts, "encoding_format": "base64"}).json
     ids = [tokens.encode(text) for text in texts]
     for found in (
-        [each["embedding"] for each in openai["data"]],
+        [each["embedding"] for each in answer["data"]],
         [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in in_base64["data"]],
         [each["embedding"] for each in post(server, "/v1/embeddings", {"input": ids}).json["data"]],
         post(server, "/embed", {"inputs": texts}).json,
@@ -80,6 +81,15 @@ def test_every_door_gives_the_vectors_of_the_texts_in_their_order(server: Server
     ):
         assert np.allclose(found, vectors, atol=1e-6)
     assert np.allclose(post(server, "/invocations", {"inputs": texts[0]}).json, vectors[0], atol=1e-6)
+
+
+def test_openais_client_reads_the_vectors(server: Server, tokens: Tokenizer) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    vectors = [expected(tokens, text) for text in TEXTS[:3]]
+    in_base64 = client.embeddings.create(model="encoder", input=list(TEXTS[:3]))
+    in_numbers = client.embeddings.create(model="encoder", input=list(TEXTS[:3]), encoding_format="float")
+    for answer in (in_base64, in_numbers):
+        assert np.allclose([each.embedding for each in answer.data], vectors, atol=1e-6)
 
 
 def test_every_door_gives_the_scores_of_the_documents(scorer: Server, tokens: Tokenizer) -> None:
