@@ -10,8 +10,6 @@ resuming and the choice between greedy and sampled output derive from the traits
 silently.
 """
 
-from __future__ import annotations
-
 import enum
 import os
 import random
@@ -187,6 +185,20 @@ _ADAPTER = replace(
 )
 
 
+_IMAGES = replace(
+    _TOKENWISE,
+    shown="a content part with an image",
+    advice="this model takes text only; docs/images.md says which models and engines take images",
+)
+
+
+class ImageSource(msgspec.Struct, frozen=True, array_like=True):
+    """An image as a client sent it: a `data:` URL or the address of one, and the name of its content part."""
+
+    url: str
+    place: str
+
+
 GREEDY_BELOW = 1e-5
 """Temperatures below take the most likely token, as in vLLM: dividing by them overflows a 32-bit number."""
 
@@ -270,6 +282,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     A request with `priority` -1 goes behind those with the priority of its origin.
     `pooling`: no text is generated; `pair` is then the second text, of a score. `truncate` keeps the first N tokens
     there, special ones included.
+    `images` are those of the `messages`, in their order; each is a part `{"type": "image"}` there.
     """
 
     prompt: Annotated[str | None, _SERVER] = None
@@ -297,6 +310,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: Annotated[Literal[-1, 0], _SERVER] = 0
     pooling: Annotated[Pooling | None, _SERVER] = None
     pair: Annotated[str | None, _SERVER] = None
+    images: Annotated[tuple[ImageSource, ...], _IMAGES] = ()
 
     @property
     def task(self) -> TaskName:

@@ -56,7 +56,7 @@ TASKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("guide the output by a grammar", ("option.guided_decoding_backend",)),
     (
         "get responses in another form",
-        ("option.output_formatter", "option.tgi_compat", "option.bedrock_compat"),
+        ("option.output_formatter", "option.tgi_compat"),
     ),
     (
         "limit waiting and running time",

@@ -4,8 +4,6 @@ LMI's async mode (djl_python 0.33 and later) identifies bodies by their members,
 events without `data: ` and without `[DONE]`. The table is `BODIES` in `api/registry.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -8,8 +8,6 @@ classes of this package; another package adds one by entry points, one for each 
     echo = "echo_engine.backend:EchoBackend"
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field

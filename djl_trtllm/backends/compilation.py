@@ -1,7 +1,5 @@
 """Compiling ahead of time: `djl-trtllm compile CHECKPOINT OUT`."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -17,12 +15,11 @@ from djl_trtllm.config import Config
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import as_text
 from djl_trtllm.engines.build import build_engine
-from djl_trtllm.engines.cache import EngineDir, Manifest, sweep
+from djl_trtllm.engines.cache import UNFINISHED, EngineDir, Manifest, sweep
 from djl_trtllm.engines.config_overlay import with_rotary_options
-from djl_trtllm.engines.leftovers import noted_output
-from djl_trtllm.engines.plan import EnginePlan
+from djl_trtllm.engines.plan import DRAFT_FOLDER, EnginePlan
 from djl_trtllm.errors import EngineError, EngineMismatchError
-from djl_trtllm.model import inspect
+from djl_trtllm.model import Layout, inspect
 from djl_trtllm.model.tokenizer import load_fitting_tokenizer
 
 log = logging.getLogger(__name__)
@@ -30,6 +27,7 @@ log = logging.getLogger(__name__)
 PROPERTIES_FILE = "serving.properties"
 _CARRIED_GROUPS = ("limits", "kv_cache", "scheduler", "parallelism", "decoding", "lora", "serving")
 _CARRIED = ("trust_remote_code", "model_name")
+_SPECULATION = "speculation"
 
 
 def compile_checkpoint(
@@ -39,12 +37,14 @@ def compile_checkpoint(
     progress: Callable[[str], None] = log.info,
     *,
     tokenizer_dir: Path | None = None,
+    draft_dir: Path | None = None,
 ) -> EngineDir:
     """Compile a local checkpoint into the directory `out`, with a `serving.properties` that serves it.
 
     `out` may not exist, be empty, or hold an engine of the same checkpoint: that one is kept when it is whole and was
     compiled by the same versions with the same options, and replaced (its serving.properties too) otherwise. The log
-    of a failure stays in `OUT.log`. `tokenizer_dir` is the tokenizer's directory if it is not the checkpoint's.
+    of a failure stays in `OUT.log`. `tokenizer_dir` is the tokenizer's directory if it is not the checkpoint's,
+    `draft_dir` the draft model's, which is compiled into the folder `draft` of `out` where the backend compiles it.
 
     Raises EngineError where there is nothing to compile or `out` holds something else, ModelError, ConfigError,
     CompilerMissingError and BuildError.
@@ -57,20 +57,35 @@ def compile_checkpoint(
         progress(line)
     if tokenizer_dir is not None:
         layout = replace(layout, tokenizer_dir=tokenizer_dir)
+    if draft_dir is not None:
+        layout = replace(layout, draft=inspect(draft_dir))
     load_fitting_tokenizer(layout, trust_remote_code=config.options.trust_remote_code)
     asked, (config, plan) = config, plan_fitted(config, layout, compile_only=True)
     for line in config.warnings[len(asked.warnings) :]:
         progress(f"warning: {line}")
-    with noted_output(config.engine_cache_dir, out):
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            engine = _replace(plan, out, progress)
-        else:
-            if out.exists():
-                out.rmdir()
-            sweep(out)
-            engine = build_engine(plan, out, progress)
-            out.with_name(f"{out.name}.log").unlink(missing_ok=True)
-        _write_properties(config, plan, out)
+    engine = _into(out, plan, progress)
+    if plan.draft is not None:
+        _compile_draft(plan.draft, layout.draft, out / DRAFT_FOLDER, progress)
+    _write_properties(config, plan, out)
+    return engine
+
+
+def _compile_draft(plan: EnginePlan, layout: Layout | None, out: Path, progress: Callable[[str], None]) -> None:
+    if layout is not None and layout.kind.is_engine:
+        shutil.rmtree(out, ignore_errors=True)
+        shutil.copytree(layout.path, out)
+    else:
+        _into(out, plan, progress)
+
+
+def _into(out: Path, plan: EnginePlan, progress: Callable[[str], None]) -> EngineDir:
+    sweep(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        return _replace(plan, out, progress)
+    if out.exists():
+        out.rmdir()
+    engine = build_engine(plan, out, progress)
+    out.with_name(f"{out.name}.log").unlink(missing_ok=True)
     return engine
 
 
@@ -87,7 +102,7 @@ def _replace(plan: EnginePlan, out: Path, progress: Callable[[str], None]) -> En
         progress(f"{out} is up to date")
         return EngineDir(path=out, backend=plan.backend.value, manifest=manifest, tokenizer_dir=out)
     # Built beside it and swapped when done, so that a failure leaves the old engine.
-    fresh = out.with_name(f".{out.name}.{os.getpid()}.new")
+    fresh = out.with_name(f".{out.name}.{os.getpid()}{UNFINISHED}")
     engine = build_engine(plan, fresh, progress)
     shutil.rmtree(out)
     fresh.rename(out)
@@ -130,7 +145,9 @@ def _write_properties(config: Config, plan: EnginePlan, out: Path) -> None:
     properties = {"engine": "Python", "option.backend": plan.backend.value}
     properties |= {f"option.{name}": as_text(value) for name, value in plan.served_with.items()}
     for declared in OPTIONS.values():
-        carried = declared.name in _CARRIED or declared.group.name in _CARRIED_GROUPS
+        group = declared.group.name
+        # With a compiled draft the plan's own settings say all of it.
+        carried = declared.name in _CARRIED or group in _CARRIED_GROUPS or (group == _SPECULATION and not plan.draft)
         if carried and config.is_set(declared.name):
             properties[declared.key] = as_text(getattr(config.options, declared.name)) or "none"
     path.write_text(

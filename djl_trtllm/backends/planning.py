@@ -1,7 +1,5 @@
 """Select the backend of a model, derive its plan, and say what options do there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +15,6 @@ from djl_trtllm.backends.base import (
 )
 from djl_trtllm.backends.effects import Effects, Fixed, NoEffect, describe_effect, has_effect
 from djl_trtllm.config import Backend, Config, Task
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.explain import shown_origin, shown_value
 from djl_trtllm.config.options import OPTIONS, DeclaredOption
 from djl_trtllm.config.resolve import without_effect
@@ -55,8 +52,8 @@ def choose_backend(config: Config, layout: Layout, hardware: Hardware) -> tuple[
     asked, task = config.options.backend, find_task(config.options.task, layout)
     if asked is not Backend.AUTO:
         if problem := _other_task(backend_named(asked), asked.value, task):
-            raise EngineError(f"{format_setting(config, 'backend')}: {problem}; {layout.path} is such a model")
-        return asked, backend_named(asked).accept(asked, format_setting(config, "backend"), layout, hardware)
+            raise EngineError(f"{config.format_setting('backend')}: {problem}; {layout.path} is such a model")
+        return asked, backend_named(asked).accept(asked, config.format_setting("backend"), layout, hardware)
     refusals: list[str] = []
     for place, backend in enumerate(backends(), 1):
         if problem := _other_task(backend, next(iter(backend.effects)), task):
@@ -196,12 +193,12 @@ def _as_built(config: Config, built: Built) -> Config:
         value = getattr(config.options, name)
         if not config.is_set(name) or value is None or value <= bound.value:
             continue
-        setting = format_setting(asked, name)
+        setting = asked.format_setting(name)
         if bound.option is None:
             where, compiled = built.where, f"the engine was compiled with {bound.name} {bound.value}, which applies"
             warnings.append(f"{setting}: {compiled}; leave the option out, or compile the checkpoint again for more")
         else:
-            where = format_setting(asked, bound.option)
+            where = asked.format_setting(bound.option)
             warnings.append(f"{setting}: {where} leaves {bound.name} {bound.value}, which applies; change one of them")
         config = config.replace(
             Origin.derived(f"{where}, which lowers {value} ({asked.origin(name)})"), **{name: bound.value}
@@ -315,7 +312,7 @@ def setting_line(config: Config, declared: DeclaredOption, effect: str) -> str:
 
 
 def _is_reported(config: Config, name: str, notes: Iterable[str]) -> bool:
-    setting = format_setting(config, name)
+    setting = config.format_setting(name)
     warned = any(line.startswith(setting) and "has no effect" in line for line in config.warnings)
     return warned or any(setting in note for note in notes)
 

@@ -4,8 +4,6 @@ An executor names what it honours (`Ready.features`). Everything else must have 
 that a field which an engine does not name is refused, never dropped.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import math
@@ -29,6 +27,7 @@ from djl_trtllm.errors import (
 )
 from djl_trtllm.executor.protocol import End, Feature, Limits, Logprob, Ranked, Refusal, Submit
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.model.vision import Image
 from djl_trtllm.request import (
     FIELDS,
     Adapter,
@@ -384,6 +383,7 @@ class Translator:
         seed: int | None,
         adapter: Adapter | None,
         origin: RequestOrigin = _UNKNOWN,
+        images: tuple[Image, ...] = (),
     ) -> Submit:
         """The message that starts one sequence, or all beams, in the executor."""
         sampling = replace(request.sampling, max_new_tokens=max_new_tokens, seed=seed)
@@ -405,7 +405,8 @@ class Translator:
             request.logit_bias,
             # A group that a request names is never the group of a key.
             f"group {request.cache_salt}" if request.cache_salt else origin.salt,
-            request.pooling,
+            images,
+            pooling=request.pooling,
         )
 
     def prompt(self, prompt_ids: Sequence[int], scores: Sequence[Logprob]) -> list[RankedToken]:

@@ -1,7 +1,5 @@
 """The output of a request: token ids become text, stop strings end it, and chunks reach its consumer."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

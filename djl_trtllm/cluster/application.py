@@ -188,14 +188,17 @@ _DRAIN_OF_HAPROXY = 40.0
 """Seconds: how long Ray keeps a replica reachable that HAProxy is to forget (30), and what ending an engine takes."""
 _DOWNSCALE_DELAY = 300
 _MOST_REPLICAS, _MOST_CONCURRENT = 10_000, 100_000
-_OF_A_FULL_BATCH = 0.7
-"""Above this share of its places, another replica is started before requests have to wait."""
 _FULL_CACHE = 0.95
 """Above this utilisation of its KV cache an engine pauses sequences, even in small batches."""
 _WITHOUT_GPU = (Backend.OPENVINO, Backend.SCRIPTED)
 KEEPS_VISIBLE_GPUS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 """The environment of a replica that reserves no GPU, and whose engine has its ranks on other nodes: Ray would hide the
 GPUs from it, and TensorRT-LLM gives its environment to all ranks."""
+
+
+def target_concurrency(batch_size: int) -> int:
+    """Return how many sequences a replica is to have; with more, another one is started before they have to wait."""
+    return max(1, round(0.7 * batch_size))
 
 
 class Autoscaling(NamedTuple):
@@ -207,14 +210,14 @@ class Autoscaling(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, batch_size: int) -> Autoscaling:
-        """Read `MIN:MAX[:CONCURRENCY]`; by default, 0.7 of `batch_size` are concurrent. Raises ConfigError."""
+        """Read `MIN:MAX[:CONCURRENCY]`; by default, `target_concurrency` is. Raises ConfigError."""
         parts = text.split(":")
         if len(parts) not in (2, 3):
             raise ConfigError([f"autoscale={text}: expected MIN:MAX or MIN:MAX:CONCURRENCY, such as 1:4:45"])
         least = _whole(parts[0], text, "MIN", 1, _MOST_REPLICAS)
         most = _whole(parts[1], text, "MAX", least, _MOST_REPLICAS)
-        default = max(1, round(_OF_A_FULL_BATCH * batch_size))
-        return cls(least, most, _whole(parts[2], text, "CONCURRENCY", 1, _MOST_CONCURRENT) if parts[2:] else default)
+        given = _whole(parts[2], text, "CONCURRENCY", 1, _MOST_CONCURRENT) if parts[2:] else None
+        return cls(least, most, target_concurrency(batch_size) if given is None else given)
 
 
 def _whole(part: str, text: str, name: str, low: int, high: int) -> int:

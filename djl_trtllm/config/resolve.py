@@ -4,8 +4,6 @@ For example `max_num_tokens`: `load` reads the sources, `_choose` takes the sett
 it a number, `_raise_limits_for_max_num_tokens` raises other limits by it, and the rules compare it with them.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +13,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from djl_trtllm.config.compat.detect import names_configuration, read_model, read_source
-from djl_trtllm.config.configuration import format_value
 from djl_trtllm.config.options import OPTIONS, DeclaredOption, Options, find, suggest
 from djl_trtllm.config.options.choices import Backend, Task
 from djl_trtllm.config.options.option import NotAValueError, Scope, as_text, is_quoted, without_comment
@@ -27,6 +24,7 @@ from djl_trtllm.config.sources import (
     OriginKind,
     Setting,
     Source,
+    format_value,
     read_arguments,
     read_environment,
     read_properties,

@@ -6,15 +6,13 @@ it runs with: an option without effect there, or with a fixed one, breaks none o
 longer have gives a note and never an error.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from djl_trtllm.config.configuration import format_setting
+from djl_trtllm.config.media import most_images
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.choices import Backend, ChatGlmVersion, QuantAlgorithm, Quantization, SchedulerPolicy
 from djl_trtllm.config.sources import Config
@@ -40,12 +38,12 @@ class RuleContext:
     compiled_as: str | None = None
 
     @classmethod
-    def of(cls, config: Config, **model: Any) -> RuleContext:
+    def of(cls, config: Config, **model: Any) -> "RuleContext":
         """The context of a configuration and a model."""
         return cls(
             value=partial(getattr, config.options),
             is_set=config.is_set,
-            format_setting=partial(format_setting, config),
+            format_setting=config.format_setting,
             written_name=lambda name: OPTIONS[name].key,
             **model,
         )
@@ -282,6 +280,15 @@ def model_version_family(context: RuleContext) -> str | None:
     return _outside(context, "chatglm_model_version", ("chatglm",), "ChatGLM") or _outside(
         context, "gpt_model_version", ("gpt2", "gptbigcode"), "GPT-2, SantaCoder and StarCoder"
     )
+
+
+@_rule
+def media_of_a_prompt(context: RuleContext) -> str | None:
+    try:
+        most_images(context.value("limit_mm_per_prompt"))
+    except ValueError as error:
+        return f"{context.format_setting('limit_mm_per_prompt')}: {error}"
+    return None
 
 
 @_rule

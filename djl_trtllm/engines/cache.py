@@ -301,7 +301,7 @@ class EngineDir:
     tokenizer_dir: Path
 
 
-_SUFFIX = ".partial"
+UNFINISHED = ".partial"
 
 
 @contextmanager
@@ -312,7 +312,7 @@ def staged(out: Path) -> Iterator[Path]:
     if `out` exists by then and is not empty.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.parent / f".{out.name}.{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}"
+    partial = out.parent / f".{out.name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}"
     partial.mkdir()
     try:
         with marked(partial):
@@ -325,7 +325,8 @@ def staged(out: Path) -> Iterator[Path]:
 
 def sweep(out: Path) -> list[Path]:
     """Remove what killed builders of `out` left behind, and return it. Call only while `out` is locked for builders."""
-    left = sorted(out.parent.glob(f".{out.name}.*{_SUFFIX}"))
+    unfinished = out.parent.glob(f".*{UNFINISHED}")
+    left = sorted(path for path in unfinished if path.name.lstrip(".").startswith(f"{out.name}."))
     for partial in left:
         shutil.rmtree(partial, ignore_errors=True)
     return left

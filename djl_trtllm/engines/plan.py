@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from djl_trtllm.config import Backend, Config, DType, Task
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.engines.cache import FileHashes, Manifest, OptionValue, cache_key
 from djl_trtllm.engines.compiler import Compiler, CompileSpec
 from djl_trtllm.errors import ModelError
@@ -44,6 +43,8 @@ _CONFIG_AND_TOKENIZER = (
     "*.tiktoken",
     "chat_template.json",
     "*.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
 
 
@@ -105,6 +106,10 @@ def _has_own_code(checkpoint: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(config, dict) and "auto_map" in config
+
+
+DRAFT_FOLDER = "draft"
+"""The folder for a compiled draft model in the engine's directory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,6 +295,6 @@ def planned_length(config: Config, shape: ModelShape, notes: list[str]) -> int:
         return wanted
     names = ["max_seq_len"] if options.max_seq_len else ["max_input_len", "max_output_len"]
     if config.is_set(names[0]) or config.is_set("max_output_len"):
-        asked = " and ".join(format_setting(config, name) for name in names)
+        asked = " and ".join(config.format_setting(name) for name in names)
         notes.append(f"the longest sequence is {context} tokens, the model's context, and not {wanted} as from {asked}")
     return context

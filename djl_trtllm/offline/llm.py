@@ -23,8 +23,8 @@ from rich.console import Console
 
 from djl_trtllm.api import Call, Prompt, ResponseEncoder
 from djl_trtllm.api.base import CollectedSequence, SequenceCollector
+from djl_trtllm.api.content import read_texts
 from djl_trtllm.api.parameters import Problems
-from djl_trtllm.api.sampling import read_messages
 from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.config import Origin
 from djl_trtllm.config.options import find
@@ -518,7 +518,7 @@ class LLM:
             return msgspec.structs.replace(template, prompt_ids=items)
         if items is not None and all(isinstance(item, Mapping) for item in items):
             problems = Problems()
-            messages = read_messages(items, problems)
+            messages = read_texts(items, problems)
             problems.raise_any(f"prompts[{number}]: ")
             return msgspec.structs.replace(template, messages=messages)
         raise InvalidRequestError(

@@ -4,8 +4,6 @@
 loads and ends them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -3,8 +3,6 @@
 A dialect's `RpcService` says what a message means; connections, access, memory, streams and reports are here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -212,7 +210,7 @@ class GrpcServer:
             if stream is not None:
                 self._streams.discard(stream)
 
-    def _requests(self, context: Any) -> RpcRequests:
+    def _requests(self, context: Any) -> "RpcRequests":
         """The requests of a call, as those of its caller. Raises RequestError."""
         headers, shared = _headers(context), self._shared
         key = shared.access.check(Role.INFER, headers)

@@ -4,8 +4,6 @@ Reading JSON, settings and tokenizers holds the GIL, for seconds where the files
 nobody meanwhile. `Calls` makes the same calls in this process: for the operator's own files.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -73,7 +71,7 @@ class BoundedCalls(Calls):
             self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
         self._connection = Connection(ours.detach())
 
-    def __enter__(self) -> BoundedCalls:
+    def __enter__(self) -> "BoundedCalls":
         return self
 
     def __exit__(self, *_: object) -> None:

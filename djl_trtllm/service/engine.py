@@ -1,7 +1,5 @@
 """The engine process of a loaded model, one after the other: started, replaced when it is lost, recycled by plan."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging

@@ -1,7 +1,5 @@
 """Everything about a model that is known before it runs: files, configuration, how to start its executor."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -40,6 +38,7 @@ from djl_trtllm.model.archive import ARCHIVE_SUFFIXES
 from djl_trtllm.model.remote.fetch import fetch, is_remote, is_remote_destination, upload
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
 from djl_trtllm.model.tokenizer import check_vocabulary, load_fitting_tokenizer, outside, require_tokenizer
+from djl_trtllm.model.vision import Vision
 from djl_trtllm.model.work_directory import marked
 from djl_trtllm.service.bounded import BoundedCalls, Calls
 
@@ -94,6 +93,8 @@ class Model:
     backend: Backend
     adapter_limits: AdapterLimits | None = None
     """The LoRA adapters that the engine takes; None where it takes none."""
+    vision: Vision | None = None
+    """How images become tokens of its prompts; None where it takes none, or it is not known how."""
     kept: Kept = field(default_factory=Kept, compare=False)
 
     @property
@@ -343,6 +344,7 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
         engine_plan.gpus,
         engine_plan.backend,
         engine_plan.adapter_limits,
+        calls(Vision.find, layout.path, layout.config),
     )
 
 
@@ -433,6 +435,7 @@ def fetch_model(
         hub_token=config.options.hf_access_token,
         tokenizer_only=tokenizer_only,
         config_only=config_only,
+        patience=config.options.model_loading_timeout,
     )
     return open_model(found, config.engine_cache_dir / "models") if found.is_file() else found
 
@@ -461,14 +464,16 @@ def compile_model(
     if is_remote(model):
         config, tokenizer = load(None, environ, arguments=arguments), None
         checkpoint = fetch_model(model, config, config.options.revision)
+        source = ModelSource(remote_name(model), checkpoint, config)
     else:
         source = open_source(Path(model), environ, arguments)
         config, checkpoint, tokenizer = source.config, model_files(source), tokenizer_files(source)
+    # If it is for elsewhere, it is kept where the upload fails: the next run uploads it without compiling.
+    local = config.engine_cache_dir / "outgoing" / remote_name(out) if remote else Path(out)
+    draft = draft_files(source)
+    engine = compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer, draft_dir=draft)
     if not remote:
-        return str(compile_checkpoint(config, checkpoint, Path(out), progress, tokenizer_dir=tokenizer).path)
-    # Kept if the upload fails, so that the next run uploads it without compiling.
-    local = config.engine_cache_dir / "outgoing" / remote_name(out)
-    compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer)
+        return str(engine.path)
     with marked(local):
         upload(local, out, progress, last=MANIFEST_FILE, hub_token=config.options.hf_access_token)
     shutil.rmtree(local, ignore_errors=True)

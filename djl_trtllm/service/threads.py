@@ -3,8 +3,6 @@
 Tokenising lets go of the GIL. Reading JSON does not, so the JSON is bounded (`read_json`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import queue

@@ -24,7 +24,7 @@ from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.config import Options
 from djl_trtllm.config.sources import shortened
 from djl_trtllm.errors import ConfigError
-from djl_trtllm.logs import of_request
+from djl_trtllm.logs import SHORT, of_request
 from djl_trtllm.request import FINISH_WORDS, GenerationRequest
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Generated(NamedTuple):
     resumes: int = 0
     reseeded: bool = False
     accepted_tokens: int | None = None
+    images: int = 0
+    image_tokens: int = 0
 
 
 class Asked(NamedTuple):
@@ -125,6 +127,8 @@ class ServedRequest:
             sum([record.resumes for record in records]),
             any(record.reseeded for record in records),
             sum(accepted) if accepted else None,
+            sum([record.images for record in records]),
+            sum([record.image_tokens for record in records]),
         )
 
 
@@ -161,7 +165,7 @@ class RequestLog:
         fields = {**_fields(request, self._clock()), **fields}
         shown = [_shown(value) if name in _HEAD else f"{name}={_shown(value)}" for name, value in fields.items()]
         # As `log` does it, which would look for the file and line where it is called.
-        extra = {**_belonging(request), **fields}
+        extra = {**_belonging(request), **fields, SHORT: "request"}
         _requests.handle(_requests.makeRecord(_requests.name, level, "", 0, " ".join(shown), (), None, extra=extra))
 
     def _has_room(self, request: ServedRequest) -> bool:
@@ -206,6 +210,8 @@ def _fields(request: ServedRequest, now: float) -> dict[str, Any]:
     fields |= {name: shortened(value, LONGEST) for name, value in named.items() if value}
     if generated is not None:
         fields["prompt_tokens"] = generated.prompt_tokens
+        if generated.images:
+            fields |= {"images": generated.images, "image_tokens": generated.image_tokens}
         fields["output_tokens"] = generated.output_tokens
         if generated.accepted_tokens is not None:
             fields["accepted_tokens"] = generated.accepted_tokens

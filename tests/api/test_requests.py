@@ -179,7 +179,7 @@ BODIES = st.recursive(
 def test_any_payload_is_parsed_or_refused(payload: Any) -> None:
     for path in ("/invocations", "/generate", "/predict", "/v1/chat/completions", "/v1/completions"):
         assert len(str(made_of({"path": path, "body": payload}).get("refused", ""))) < 4000
-    compat = {"bedrock_compat": True, "tgi_compat": True}
+    compat = {"tgi_compat": True}
     assert made_of({"path": "/invocations", "body": payload, "options": compat})
 
 

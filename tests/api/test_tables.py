@@ -12,7 +12,7 @@ from djl_trtllm.api import Dialect, RawRequest
 from djl_trtllm.api.chat import TOOLS
 from djl_trtllm.api.dialects import embeddings, rerank, tei, tgi, truss
 from djl_trtllm.api.dialects.lmi import vectors
-from djl_trtllm.api.dialects.lmi.dialect import BEDROCK_FIELDS, BESIDE_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS
+from djl_trtllm.api.dialects.lmi.dialect import BESIDE_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS
 from djl_trtllm.api.dialects.messages import dialect as messages
 from djl_trtllm.api.dialects.openai import dialect as openai
 from djl_trtllm.api.dialects.responses import dialect as answers
@@ -37,7 +37,6 @@ TABLES: dict[str, dict[str, Table]] = {
     "lmi": {
         "inputs": INPUTS_FIELDS,
         "parameters": INPUTS_PARAMETERS,
-        "bedrock": BEDROCK_FIELDS,
         "vectors": vectors.FIELDS,
     },
     "openai": {

@@ -15,6 +15,7 @@ from djl_trtllm.engines.cache import EngineDir, Manifest
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import BuildError, EngineError
+from djl_trtllm.model import ModelKind, inspect
 from tests.engines.helpers import CONTEXT, CPU_ONLY, built, configured, write_engine_files
 
 
@@ -68,6 +69,7 @@ def test_what_serves_the_engine_is_carried_over_and_nothing_else(model: Path, tm
 @pytest.mark.usefixtures("compiler")
 def test_an_engine_is_reported_and_leaves_no_log_and_nothing_of_earlier_attempts(model: Path, tmp_path: Path) -> None:
     (tmp_path / ".out.1.abc.partial").mkdir()
+    (tmp_path / "..out.1.partial.2.abc.partial").mkdir()
     told: list[str] = []
     engine = compile_checkpoint(configured(), model, tmp_path / "out", told.append)
     assert engine == EngineDir(tmp_path / "out", "openvino", Manifest.read(tmp_path / "out"), tmp_path / "out")
@@ -178,3 +180,28 @@ def test_other_options_or_damage_replace_the_engine_and_a_failure_leaves_it(
 def test_an_engine_is_not_compiled_again(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="is a compiled OpenVINO engine: there is nothing to compile"):
         compile_checkpoint(configured(), write_engine_files(tmp_path / "engine"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["checkpoint", "engine"])
+@pytest.mark.usefixtures("compiler")
+def test_a_draft_model_is_compiled_beside_the_engine_that_it_drafts_for(
+    model: Path, tmp_path: Path, served: bool
+) -> None:
+    out, draft = tmp_path / "out", Path(shutil.copytree(model, tmp_path / "small"))
+    if served:
+        compile_checkpoint(configured(), draft, tmp_path / "compiled")
+        draft = tmp_path / "compiled"
+    config = configured(speculative_config=f'{{"model": "{draft}", "num_speculative_tokens": 3}}')
+    for _ in range(2):
+        compile_checkpoint(config, model, out, draft_dir=draft)
+        found = load(out, {}).options
+        assert (found.speculative_draft_model, found.speculative_length, found.speculative_config) == ("draft", 3, None)
+        assert inspect(out / "draft").kind is ModelKind.OPENVINO_ENGINE
+        assert Manifest.read(out / "draft") is not None
+
+
+@pytest.mark.usefixtures("compiler")
+def test_speculation_without_a_model_is_carried_over(model: Path, tmp_path: Path) -> None:
+    compile_checkpoint(configured(speculative_decoding_mode="ngram", speculative_length=5), model, tmp_path / "out")
+    found = load(tmp_path / "out", {}).options
+    assert (found.speculative_decoding_mode, found.speculative_length) == ("ngram", 5)

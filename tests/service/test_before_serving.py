@@ -38,8 +38,9 @@ class Work:
         tell: Callable[[str], None],
         *,
         tokenizer_dir: Path | None,
+        draft_dir: Path | None,
     ) -> SimpleNamespace:
-        tell(f"compiling {checkpoint}" + (f" with {tokenizer_dir}" if tokenizer_dir else ""))
+        tell(f"compiling {checkpoint}" + "".join(f" with {each}" for each in (tokenizer_dir, draft_dir) if each))
         if self.failure is not None:
             raise self.failure
         out.mkdir(parents=True, exist_ok=True)
@@ -92,6 +93,14 @@ def test_the_model_that_the_properties_name_is_compiled(work: Work, checkpoint: 
     (checkpoint / "serving.properties").write_text(f"option.model_id={tmp_path / 'weights'}\n")
     compile_model(str(checkpoint), str(tmp_path / "out"), {}, print)
     assert work.compiled[0][0] == tmp_path / "weights"
+
+
+def test_a_draft_model_is_compiled_too(work: Work, checkpoint: Path, tmp_path: Path) -> None:
+    write_checkpoint(checkpoint / "small")
+    properties(checkpoint, "option.speculative_draft_model=small")
+    told: list[str] = []
+    compile_model(str(checkpoint), str(tmp_path / "out"), {}, told.append)
+    assert told == [f"compiling {checkpoint} with {checkpoint / 'small'}"]
 
 
 def test_a_remote_checkpoint_is_fetched_first(work: Work, tmp_path: Path) -> None:

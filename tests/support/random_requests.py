@@ -72,7 +72,7 @@ _VALUES: dict[str, Callable[[random.Random], Any]] = {
     "stream_options": lambda r: r.choice(({}, {"include_usage": True}, {"include_usage": 1, "x": None})),
     "adapter": lambda r: r.choice(("", ADAPTER, [ADAPTER], "unheard of", [])),
     "output_formatter": lambda r: r.choice(
-        ("json", "jsonlines", "sse", "json_chat", "jsonlines_chat", "sse_chat", "3p", "3p_stream", "none", "unheard of")
+        ("json", "jsonlines", "sse", "json_chat", "jsonlines_chat", "sse_chat", "none", "unheard of")
     ),
     "tools": lambda r: r.choice(([], [_TOOL], [_TOOL] * 3)),
     "tool_choice": lambda r: r.choice(("none", "auto", "required", {"type": "function", "function": {"name": "f"}})),

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any
 
 import pytest
 
-from djl_trtllm.logs import request_id_of
+from djl_trtllm.logs import JsonLines, request_id_of
 from djl_trtllm.request import FinishReason, GenerationRequest, Sampling
 from djl_trtllm.telemetry import ServedRequest
 from djl_trtllm.telemetry.reports import Asked, Generated, RequestLog
@@ -102,6 +103,16 @@ def test_the_line_has_each_number_as_a_field_and_the_id_of_its_request(caplog: p
     }
     assert fields.items() <= vars(line).items()
     assert (request_id_of(line), line.levelno, line.name) == ("r-1", logging.INFO, "djl_trtllm.requests")
+
+
+def test_in_json_the_fields_are_not_repeated_in_the_message(caplog: pytest.LogCaptureFixture) -> None:
+    chat = served(state(), path="/v1/chat/completions", model="tiny-stories", dialect="openai", client="web-app")
+    (record,) = lines_of(caplog, chat)
+    assert "prompt_tokens=7" in record.getMessage(), "text, and a program's own log, have only the message"
+    line = JsonLines().format(record)
+    assert json.loads(line)["message"] == "request"
+    assert line.count("tiny-stories") == line.count("prompt_tokens") == 1
+    assert len(line) <= 350
 
 
 def test_a_refusal_has_its_status_and_the_class_of_its_error(caplog: pytest.LogCaptureFixture) -> None:

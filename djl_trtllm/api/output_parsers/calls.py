@@ -1,7 +1,5 @@
 """Tool calls in generated text, in any format that is a row of `formats.toml`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Container, Generator, Mapping
@@ -26,8 +24,13 @@ from djl_trtllm.api.output_parsers.reader import (
 from djl_trtllm.api.output_parsers.values import as_json, member_of, part_of_string, quoted, types_in, unescaped, word
 
 _ARGUMENTS = ("arguments", "parameters")
+_B = f"[{BLANKS}]*"
 _KEYS = frozenset({"name", *_ARGUMENTS, "id", "type"})
 """Another key means that the object is no call."""
+_USUAL_HEAD = re.compile(
+    rf'{_B}{{{_B}"name"{_B}:{_B}"([\w.-]+)"{_B},{_B}"(?:{"|".join(_ARGUMENTS)})"{_B}:{_B}(?={{)', re.ASCII
+)
+"""What a call begins with that is one JSON object, as most models write it: found at once, it need not be read."""
 _BEGUN_LIST = re.compile(r"[ \t\r\n]*(?:\[(?!TOOL_CALLS\])|,)")
 _MOST_LEVELS = 64
 _TEXT = frozenset({"string"})
@@ -86,7 +89,8 @@ class CallParser(Reader):
         """Markers that may follow, where the parameters of a call may be complete."""
 
     def take(self, end: int) -> str:
-        taken = super().take(end)
+        taken = self.text[self.at : end]
+        self.at = end
         if self._held is not None:
             self._held.append(taken)
         return taken
@@ -430,8 +434,16 @@ class CallParser(Reader):
     def _object(self, names: Container[str] | None) -> Waiting:
         """Read an object with the name and the arguments. Raises NoMatch where it cannot be one."""
         name = arguments = None
-        yield from self._mark("{")
-        mark = yield from self.skip_blanks()
+        mark = ""
+        if head := _USUAL_HEAD.match(self.text, self.at):
+            name = _name(head[1], names)
+            self.take(head.end())
+            self._start(name)
+            yield from self.json(streamed=True)
+            mark = yield from self._mark(",}")
+        else:
+            yield from self._mark("{")
+            mark = yield from self.skip_blanks()
         while mark != "}":
             if (yield from self.skip_blanks()) != '"' or (key := _json((yield from self.json()))) not in _KEYS:
                 raise NoMatch

@@ -6,8 +6,6 @@ parsers do not raise, and only markup is left out.
 A parser is a generator: it reads as if all text were there, and yields where it has to wait for more.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from abc import ABC, abstractmethod
@@ -171,18 +169,21 @@ class Reader(OutputParser):
     def skip_blanks(self) -> Generator[None, None, str]:
         """Read blanks up to other text, whose first character is returned."""
         while True:
-            blanks = _BLANKS.match(self.text, self.at)
-            if blanks is not None and blanks.end() > self.at:
+            text, at = self.text, self.at
+            if at < len(text):
+                if (char := text[at]) not in BLANKS:
+                    return char
+                blanks = _BLANKS.match(text, at)
+                assert blanks is not None
                 self.take(blanks.end())
-            if self.at < len(self.text):
-                return self.text[self.at]
-            yield from self.more()
+            else:
+                yield from self.more()
 
     def stands(self, marker: str) -> Generator[None, None, bool]:
         """Whether a marker is next. It is not read."""
         while len(rest := self.text[self.at : self.at + len(marker)]) < len(marker) and marker.startswith(rest):
             yield from self.more()
-        return self.text.startswith(marker, self.at)
+        return rest == marker
 
     def read_if(self, marker: str) -> Generator[None, None, bool]:
         """Read a marker, if it is next."""

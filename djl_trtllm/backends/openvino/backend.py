@@ -10,11 +10,12 @@ from types import MappingProxyType
 
 from djl_trtllm.backends.base import Built, EngineBackend, Offer, PrefixCache
 from djl_trtllm.backends.effects import Effects, read_effects
+from djl_trtllm.backends.openvino.compile import takes_images
 from djl_trtllm.backends.openvino.kv_cache import KvCachePlan, plan_kv_cache
 from djl_trtllm.backends.openvino.plan import CompiledPlan, OpenVinoPlan, PoolingPlan
 from djl_trtllm.backends.speculation import planned_speculation
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization, Task
-from djl_trtllm.config.configuration import format_setting
+from djl_trtllm.config.media import most_images
 from djl_trtllm.config.options.choices import RotaryScaling
 from djl_trtllm.config.sources import OriginKind
 from djl_trtllm.config.speculation import Method, Speculation
@@ -25,10 +26,12 @@ from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import Layout, ModelKind, ModelShape
 from djl_trtllm.model.checkpoint import read_header
 from djl_trtllm.model.pooling import Head, find_head, find_task
+from djl_trtllm.model.vision import Vision
 
 _LOADED = (ModelKind.HF_CHECKPOINT, ModelKind.OPENVINO_ENGINE)
 _SPECULATES = (Method.NGRAM, Method.DRAFT)
 _REUSE = "OpenVINO GenAI may end then"
+_NO_REUSE = "the prompts of different keys cannot be kept apart where OpenVINO GenAI tokenises them"
 _MANY_SEQUENCES = 256
 _BATCHED_TOKENS = 256
 _BATCHED_TOKENS_OF_MANY = 512
@@ -105,7 +108,7 @@ class OpenVinoBackend(EngineBackend):
         _check_quantize(config, problems)
         if options.kv_cache_dtype is KvCacheDType.FP8:
             problems.append(
-                f"{format_setting(config, 'kv_cache_dtype')} is not available with OpenVINO: "
+                f"{config.format_setting('kv_cache_dtype')} is not available with OpenVINO: "
                 "option.kv_cache_dtype=int8 takes the same memory"
             )
         dtype = _dtype(config, layout, shape)
@@ -113,16 +116,22 @@ class OpenVinoBackend(EngineBackend):
         max_seq_len = planned_length(config, shape, notes)
         if options.rotary_scaling_type is RotaryScaling.DYNAMIC and not layout.kind.is_engine:
             notes.append(
-                f"{format_setting(config, 'rotary_scaling_type')} has no effect: the export has the frequencies of "
+                f"{config.format_setting('rotary_scaling_type')} has no effect: the export has the frequencies of "
                 "short texts, so texts beyond the checkpoint's own context lose quality; linear is what it can stretch"
             )
         batched_tokens, max_sequences = _batched_tokens(config, planned_sequences(config), notes)
         speculation, draft = self._speculation(config, layout, hardware, backend, problems)
-        reuse = options.enable_kv_cache_reuse and draft is None
-        if draft is not None and options.enable_kv_cache_reuse and config.is_set("enable_kv_cache_reuse"):
-            notes.append(
-                f"{format_setting(config, 'enable_kv_cache_reuse')} has no effect with a draft model: {_REUSE}"
+        images = _takes_images(config, layout)
+        if images and speculation is not None:
+            problems.append(
+                f"{speculation.setting}: OpenVINO GenAI speculates for texts only; set option.limit_mm_per_prompt="
+                '{"image": 0} to serve the model without images, or leave speculation out'
             )
+        reuse = options.enable_kv_cache_reuse and draft is None and not images
+        if images and config.is_set("enable_kv_cache_reuse") and options.enable_kv_cache_reuse:
+            notes.append(f"{config.format_setting('enable_kv_cache_reuse')} has no effect with images: {_NO_REUSE}")
+        if draft is not None and options.enable_kv_cache_reuse and config.is_set("enable_kv_cache_reuse"):
+            notes.append(f"{config.format_setting('enable_kv_cache_reuse')} has no effect with a draft model: {_REUSE}")
         batched_tokens = _speculated_tokens(config, speculation, batched_tokens, max_sequences, max_seq_len, problems)
         weights = sum(_weight_bytes(each, each.shape) for each in (layout, layout.draft) if each is not None)
         longest = max_seq_len + (0 if speculation is None else speculation.tokens)
@@ -160,13 +169,15 @@ class OpenVinoBackend(EngineBackend):
             max_num_batched_tokens=batched_tokens,
             kv_cache=kv_cache,
             enable_prefix_caching=reuse,
-            scores_prompts=_fits_twice(hardware, weights, kv_cache),
+            keeps_keys_apart=options.api_keys_file is not None,
+            scores_prompts=not images and _fits_twice(hardware, weights, kv_cache),
             num_threads=options.inference_num_threads,
             send_interval=_SEND_SECONDS if options.stream_interval == "auto" else 0.0,
             limits=_limits(config, max_sequences, max_seq_len),
             notes=tuple(notes),
             speculation=speculation,
             draft=draft,
+            images=images,
         )
 
     def _pooling_plan(self, config: Config, layout: Layout, backend: Backend, reason: str, head: Head) -> PoolingPlan:
@@ -233,9 +244,17 @@ class OpenVinoBackend(EngineBackend):
 def _check_quantize(config: Config, problems: list[str]) -> None:
     if config.options.quantize in _NO_COUNTERPART:
         problems.append(
-            f"{format_setting(config, 'quantize')} is not available with OpenVINO: "
+            f"{config.format_setting('quantize')} is not available with OpenVINO: "
             f"{_NO_COUNTERPART[config.options.quantize]}, or serve with TensorRT-LLM on a GPU"
         )
+
+
+def _takes_images(config: Config, layout: Layout) -> bool:
+    """Whether the engine is, or becomes, one with the parts that read images."""
+    if layout.kind is ModelKind.OPENVINO_ENGINE:
+        return takes_images(layout.path)
+    asked = most_images(config.options.limit_mm_per_prompt) > 0
+    return asked and Vision.find(layout.path, layout.config) is not None
 
 
 def _own_engine(layout: Layout) -> str:
@@ -292,7 +311,7 @@ def _batched_tokens(config: Config, max_sequences: int, notes: list[str]) -> tup
         return max(floor, max_sequences), max_sequences
     if max_sequences > asked:
         notes.append(
-            f"{asked} sequences run at once and not {max_sequences}: {format_setting(config, 'max_num_tokens')} is the "
+            f"{asked} sequences run at once and not {max_sequences}: {config.format_setting('max_num_tokens')} is the "
             "most tokens of a step, and a step takes one of each sequence"
         )
     return asked, min(max_sequences, asked)
@@ -313,7 +332,7 @@ def _speculated_tokens(
         return max(tokens, least)
     if asked.model is not None and tokens < least:
         problems.append(
-            f"{format_setting(config, 'max_num_tokens')}: with a draft model a step reads whole prompts and verifies "
+            f"{config.format_setting('max_num_tokens')}: with a draft model a step reads whole prompts and verifies "
             f"{asked.tokens} tokens of each sequence: expected at least {least}, or lower option.max_seq_len or "
             "option.max_rolling_batch_size"
         )

@@ -31,6 +31,9 @@ from djl_trtllm.model.checkpoint import hugging_face_quantization, read_object
 from djl_trtllm.model.pooling import copy_head
 
 MODEL_XML = "openvino_model.xml"
+LANGUAGE_MODEL_XML = "openvino_language_model.xml"
+"""In place of it where the model takes images."""
+_PARTS = "openvino_*model.xml"
 TOKENIZER_XML = "openvino_tokenizer.xml"
 DETOKENIZER_XML = "openvino_detokenizer.xml"
 _CONSTANT = re.compile(rb'<data [^>]*?\boffset="(\d+)"[^>]*?\bsize="(\d+)"')
@@ -48,21 +51,28 @@ _LOADERS = {
 """Packages that transformers needs for quantised checkpoints. Found in transformers 5.0's `quantizers/quantizer_*.py`
 (`validate_environment`). Without gptqmodel, GPTQ ends in a NameError of optimum before that check."""
 
+_WITH_IMAGES = "image-text-to-text"
 _EXPORTS = {"generate": "text-generation-with-past", "embed": "feature-extraction", "score": "text-classification"}
-"""Optimum's names of tasks."""
+"""Optimum's names of what models are for."""
 _GROUP_SIZE = 128
 
 
 class OpenVinoSpec(CompileSpec, frozen=True, kw_only=True):
     """`dtype` is fp32, fp16 or bf16, the type of weights that are not quantised; `quantize` none, int8, int4 or awq.
 
-    `task` is that of a model, see `Task`.
+    `images`: whether the model is compiled with the parts that read images. `purpose` is what it is for, see `Task`.
     """
 
     dtype: str
     quantize: str
     trust_remote_code: bool
-    task: str = Task.GENERATE.value
+    images: bool = False
+    purpose: str = Task.GENERATE.value
+
+    @property
+    def task(self) -> str:
+        """What optimum calls the export."""
+        return _WITH_IMAGES if self.images else _EXPORTS[self.purpose]
 
 
 COMPILER = Compiler(
@@ -90,8 +100,14 @@ def check_engine(directory: Path) -> Manifest | None:
     manifest = Manifest.read(directory)
     if manifest is not None:
         manifest.require_whole(directory)
-    raise_damaged(directory, ir_problems(directory / MODEL_XML))
+    parts = sorted(directory.glob(_PARTS)) or [directory / MODEL_XML]
+    raise_damaged(directory, [problem for part in parts for problem in ir_problems(part)])
     return manifest
+
+
+def takes_images(directory: Path) -> bool:
+    """Return whether an engine is compiled with the parts that read images."""
+    return (directory / LANGUAGE_MODEL_XML).is_file()
 
 
 def ir_problems(xml: Path) -> list[str]:
@@ -138,12 +154,13 @@ def compile_engine(spec: OpenVinoSpec) -> None:
     out = Path(spec.out)
     require_loader(Path(spec.checkpoint))
     export(spec, out)
-    generates = spec.task == Task.GENERATE.value
+    generates = spec.purpose == Task.GENERATE.value
+    model = out / (LANGUAGE_MODEL_XML if spec.images else MODEL_XML)
     if generates:
-        require_attention(out / MODEL_XML)
+        require_attention(model)
     if spec.quantize != "none":
         report_phase("compress")
-        compress(out / MODEL_XML, spec.quantize)
+        compress(model, spec.quantize)
     if generates:
         report_phase("tokenizer")
         convert_tokenizer(spec, out)
@@ -192,8 +209,8 @@ def export(spec: OpenVinoSpec, out: Path) -> None:
         main_export(
             spec.checkpoint,
             out,
-            task=_EXPORTS[spec.task],
-            stateful=spec.task == Task.GENERATE.value,
+            task=spec.task,
+            stateful=spec.purpose == Task.GENERATE.value,
             library_name="transformers",
             trust_remote_code=spec.trust_remote_code,
             local_files_only=True,
@@ -243,7 +260,7 @@ def convert_tokenizer(spec: OpenVinoSpec, out: Path) -> None:
         spec.tokenizer_dir, trust_remote_code=spec.trust_remote_code, local_files_only=True
     )
     tokenizer.save_pretrained(out)
-    export_tokenizer(tokenizer, out, task=_EXPORTS[spec.task])
+    export_tokenizer(tokenizer, out, task=spec.task)
     if not (out / TOKENIZER_XML).exists():
         print(
             f"warning: {type(tokenizer).__name__} has no OpenVINO counterpart: the engine generates, structured output "

@@ -9,12 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from djl_trtllm.backends.openvino.compile import COMPILER, OpenVinoSpec, check_engine
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, KvCachePlan
 from djl_trtllm.config import Task
 from djl_trtllm.config.speculation import Speculation
 from djl_trtllm.engines.cache import Manifest, OptionValue, installed_versions
-from djl_trtllm.engines.plan import EnginePlan
+from djl_trtllm.engines.plan import DRAFT_FOLDER, EnginePlan
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model.pooling import Head, Pooled
 from djl_trtllm.progress import format_bytes
@@ -44,8 +46,12 @@ class CompiledPlan(EnginePlan):
 
     @property
     def build_options(self) -> dict[str, OptionValue]:
-        task: dict[str, OptionValue] = {} if self.task is Task.GENERATE else {"task": self.task.value}
-        return {"dtype": self.dtype, "quantize": self.quantize, "trust_remote_code": self.trust_remote_code, **task}
+        options: dict[str, OptionValue] = {
+            "dtype": self.dtype,
+            "quantize": self.quantize,
+            "trust_remote_code": self.trust_remote_code,
+        }
+        return options if self.task is Task.GENERATE else options | {"task": self.task.value}
 
     @property
     def recipe(self) -> str:
@@ -72,7 +78,7 @@ class CompiledPlan(EnginePlan):
             dtype=self.dtype,
             quantize=self.quantize,
             trust_remote_code=self.trust_remote_code,
-            task=self.task.value,
+            purpose=self.task.value,
         )
 
     def check_whole(self, directory: Path) -> Manifest | None:
@@ -135,16 +141,34 @@ class OpenVinoPlan(CompiledPlan):
     """A model that generates.
 
     `kv_cache` is None in a plan for compiling only. `limits` are the options that an engine is served with if it is
-    copied without its serving.properties.
+    copied without its serving.properties. With `keeps_keys_apart`, prompts of several API keys share nothing in the
+    prefix cache.
     """
 
     kv_cache: KvCachePlan | None
     enable_prefix_caching: bool
     scores_prompts: bool
     limits: Mapping[str, int]
+    keeps_keys_apart: bool = False
     speculation: Speculation | None = None
+    images: bool = False
+    """Whether it is compiled with the parts that read images."""
 
     executor = "djl_trtllm.backends.openvino.executor:OpenVinoExecutor"
+
+    @property
+    def build_options(self) -> dict[str, OptionValue]:
+        return super().build_options | ({"images": True} if self.images else {})
+
+    @property
+    def served_with(self) -> dict[str, OptionValue]:
+        served = super().served_with
+        if self.draft is not None and self.speculation is not None:
+            served |= {"speculative_draft_model": DRAFT_FOLDER, "speculative_length": self.speculation.tokens}
+        return served
+
+    def compile_spec(self, out: Path) -> OpenVinoSpec:
+        return structs.replace(super().compile_spec(out), images=self.images)
 
     @property
     def built_limits(self) -> dict[str, int]:
@@ -159,6 +183,7 @@ class OpenVinoPlan(CompiledPlan):
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "num_kv_blocks": self.kv_cache.blocks,
             "enable_prefix_caching": self.enable_prefix_caching,
+            "keeps_keys_apart": self.keeps_keys_apart,
             "scores_prompts": self.scores_prompts,
             "kv_cache_precision": self.kv_cache.precision,
             "inference_precision": _PRECISION,

@@ -1,7 +1,5 @@
 """The scripted executor as a backend: it loads no engine, so any model directory will do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,7 +10,6 @@ import msgspec
 from djl_trtllm.backends.base import EngineBackend
 from djl_trtllm.backends.effects import Derived, Effects
 from djl_trtllm.config import Backend, Config, Task
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan, planned_length, planned_sequences, shared_fields
 from djl_trtllm.errors import ConfigError
@@ -73,7 +70,7 @@ class ScriptedBackend(EngineBackend):
         try:
             script = msgspec.json.decode(config.options.script or "{}", type=dict[str, Any])
         except msgspec.DecodeError as error:
-            raise ConfigError([f"{format_setting(config, 'script')}: expected a JSON object ({error})"]) from None
+            raise ConfigError([f"{config.format_setting('script')}: expected a JSON object ({error})"]) from None
         notes: list[str] = []
         task = find_task(config.options.task, layout)
         generates = task is Task.GENERATE

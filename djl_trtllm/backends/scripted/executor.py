@@ -6,8 +6,6 @@ all tokens so far: a prompt that repeats itself, such as that of a request which
 repeated with its period.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -4,8 +4,6 @@
 from several options, the model and the machine, and override that.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Callable, Mapping
@@ -21,7 +19,6 @@ from djl_trtllm.backends.extra_options import ExtraArgument
 from djl_trtllm.backends.tensorrt_llm.names import all_members, choices, default_of, has, members, owners
 from djl_trtllm.backends.tensorrt_llm.speculation import speculative_object
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.choices import AwqFormat, Choice, GuidedDecoding, KvCacheType, PluginDType
 from djl_trtllm.config.speculation import Speculation
@@ -161,7 +158,7 @@ class ArgumentBuilder:
             self.put(target, value, *options)
 
     def format_setting(self, name: str) -> str:
-        return format_setting(self.config, name)
+        return self.config.format_setting(name)
 
     def arguments(self, phase: Phase) -> Arguments:
         """The keyword arguments of LLM in one phase."""

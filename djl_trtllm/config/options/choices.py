@@ -3,8 +3,6 @@
 Members are strings: `options.backend == "openvino"` and `options.backend is Backend.OPENVINO` both hold.
 """
 
-from __future__ import annotations
-
 import enum
 from pathlib import Path
 from typing import Literal
@@ -50,7 +48,7 @@ class Backend(Choice):
         return tuple(dict.fromkeys((*super().all_values(), *plugins(BACKENDS))))
 
     @classmethod
-    def _missing_(cls, value: object) -> Backend | None:
+    def _missing_(cls, value: object) -> "Backend | None":
         if not isinstance(value, str) or value not in plugins(BACKENDS):
             return None
         if value not in _ADDED:
@@ -522,6 +520,7 @@ class OptionTypes:
     hf_overrides: str | None
     kv_transfer_config: str | None
     limit_mm_per_prompt: str | None
+    allowed_media_domains: tuple[str, ...] | None
     extra_engine_args: str | None
     # lora
     enable_lora: bool
@@ -548,7 +547,6 @@ class OptionTypes:
     tool_call_parser: ToolCallFormat
     reasoning_parser: ReasoningFormat
     tgi_compat: bool
-    bedrock_compat: bool
     unknown_parameters: UnknownParameters
     strict: bool
     enable_stateful_sessions: bool

@@ -88,6 +88,7 @@ def test_the_executors_options_are_complete(checkpoint: Path, tmp_path: Path) ->
         "max_num_batched_tokens": 256,
         "num_kv_blocks": 32 * 9,
         "enable_prefix_caching": True,
+        "keeps_keys_apart": False,
         "kv_cache_precision": "f16",
         "inference_precision": "f32",
         "num_threads": 2,
