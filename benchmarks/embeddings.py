@@ -86,7 +86,11 @@ def main() -> None:
         os.environ["DJL_CACHE_DIR"] = folder
         engine = prepare(open_source(model, os.environ)).start.options["engine_dir"]
         # The pipeline has a tokenizer of its own.
-        subprocess.run(["convert_tokenizer", str(model), "-o", engine], check=True, capture_output=True)
+        subprocess.run(
+            [str(Path(sys.executable).with_name("convert_tokenizer")), str(model), "-o", engine],
+            check=True,
+            capture_output=True,
+        )
         raw = subprocess.Popen(
             [sys.executable, "-c", RAW, engine, str(arguments.batch)],
             stdin=subprocess.PIPE,
