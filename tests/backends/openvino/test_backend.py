@@ -56,7 +56,7 @@ def test_the_options_that_openvino_has() -> None:
     }
 
 
-@pytest.mark.parametrize("module", ["executor", "guides", "compile"])
+@pytest.mark.parametrize("module", ["executor", "pooling_executor", "guides", "compile"])
 def test_no_process_with_openvino_writes_an_identifier_for_its_vendor(module: str, tmp_path: Path) -> None:
     # CI is a reason for it to say nothing.
     environ = {name: value for name, value in os.environ.items() if name != "CI"} | {"HOME": str(tmp_path)}
