@@ -27,7 +27,6 @@ from djl_trtllm.errors import (
 )
 from djl_trtllm.executor.protocol import End, Feature, Limits, Logprob, Ranked, Refusal, Submit
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.model.vision import Image
 from djl_trtllm.request import (
     FIELDS,
     Adapter,
@@ -36,6 +35,7 @@ from djl_trtllm.request import (
     GenerationRequest,
     Guide,
     GuideKind,
+    Image,
     RankedToken,
     RequestField,
     RequestOrigin,

@@ -32,13 +32,13 @@ from djl_trtllm.errors import (
 from djl_trtllm.executor.protocol import End, Limits, Stats, Step, Submit, Try
 from djl_trtllm.logs import of_request
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.model.vision import Image
 from djl_trtllm.request import (
     FIELDS,
     Adapter,
     Consumer,
     FinishReason,
     GenerationRequest,
+    Image,
     RequestOrigin,
     Resume,
 )
@@ -609,6 +609,8 @@ class RollingBatch:
         """The executor has ended a sequence, so its slot is free. One that gave its place away goes on."""
         sequence, request_id = slot.sequence, end.request_id
         if sequence.finished is None:
+            if slot.begins:
+                sequence.drafted = end.drafted
             if end.finish is not FinishReason.CANCELLED or request_id not in self._moving:
                 last_token = sequence.token_ids[-1] if sequence.token_ids else None
                 sequence.finish(*self._translator.ending(end, last_token))

@@ -25,7 +25,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.config.sources import shortened
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.logs import SHORT, of_request
-from djl_trtllm.request import FINISH_WORDS, GenerationRequest
+from djl_trtllm.request import FINISH_WORDS, GenerationRequest, total
 
 if TYPE_CHECKING:
     from djl_trtllm.telemetry.otel import OtelMetrics, SpanTraces
@@ -56,6 +56,7 @@ class Generated(NamedTuple):
     resumes: int = 0
     reseeded: bool = False
     accepted_tokens: int | None = None
+    drafted_tokens: int | None = None
     images: int = 0
     image_tokens: int = 0
 
@@ -127,6 +128,7 @@ class ServedRequest:
             sum([record.resumes for record in records]),
             any(record.reseeded for record in records),
             sum(accepted) if accepted else None,
+            total(record.drafted_tokens for record in records),
             sum([record.images for record in records]),
             sum([record.image_tokens for record in records]),
         )
@@ -215,6 +217,8 @@ def _fields(request: ServedRequest, now: float) -> dict[str, Any]:
         fields["output_tokens"] = generated.output_tokens
         if generated.accepted_tokens is not None:
             fields["accepted_tokens"] = generated.accepted_tokens
+        if generated.drafted_tokens is not None:
+            fields["drafted_tokens"] = generated.drafted_tokens
         if generated.started is not None:
             fields["queue_seconds"] = round(generated.started - generated.queued, 4)
         if generated.first_token is not None:

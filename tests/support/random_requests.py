@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from djl_trtllm.api.dialects.responses import dialect as responses
 from djl_trtllm.api.dialects.triton import inference as triton
 from djl_trtllm.api.parameters import IGNORED, Parameter, Table
 from tests.support.models import PROMPT
+from tests.support.vision import data_url, encoded, picture
 
 MOST_TOKENS = 200
 """The most tokens of a sequence; the server that gets the requests has this limit."""
@@ -280,6 +282,57 @@ _ITEMS: tuple[dict[str, Any], ...] = (
     {"type": "item_reference", "id": f"msg_{'0' * 32}_0"},
     {"type": "web_search_call"},
 )
+
+
+_DATA_URLS: tuple[str, ...] = tuple(
+    data_url(encoded(picture(width, height), form), f"image/{form.lower()}")
+    for form, width, height in (("PNG", 56, 56), ("JPEG", 90, 40), ("WEBP", 33, 70), ("GIF", 20, 20), ("PNG", 700, 3))
+)
+_ADDRESSES = (
+    *("http://127.0.0.1:1/a.png", "https://localhost/a", "http://169.254.169.254/latest", "file:///etc/passwd"),
+    *("data:,", "data:image/png;base64,", "data:image/svg+xml;base64,PHN2Zy8+", "https://[::1]/", "http://"),
+)
+
+
+def random_image(source: random.Random, damaged: Callable[[random.Random, bytes], bytes]) -> str:
+    """The address of an image: one that can be read, one whose file or text is `damaged`, or another one."""
+    url = source.choice(_DATA_URLS)
+    match source.randrange(4):
+        case 0:
+            return url
+        case 1:
+            return damaged(source, url.encode()).decode("utf-8", "replace")
+        case 2:
+            return data_url(damaged(source, base64.b64decode(url.partition(",")[2])))
+    return source.choice(_ADDRESSES)
+
+
+_IMAGE_PARTS: tuple[Callable[[str], dict[str, Any]], ...] = (
+    lambda url: {"type": "image_url", "image_url": {"url": url}},
+    lambda url: {"type": "image_url", "image_url": url},
+    lambda url: {"type": "input_image", "image_url": url},
+    lambda url: {"type": "image", "source": {"type": "url", "url": url}},
+    lambda url: {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]},
+    },
+)
+
+
+def random_image_request(source: random.Random, damaged: Callable[[random.Random, bytes], bytes]) -> RandomRequest:
+    """A chat with images, of any dialect that has them."""
+    form_name = source.choice(("chat", "openai", "messages", "responses"))
+    form = FORMS[form_name]
+    parts: list[Any] = []
+    for _ in range(source.choice((1, 1, 1, 2, 3, 20))):
+        part: dict[str, Any] = source.choice(_IMAGE_PARTS)(random_image(source, damaged))
+        if source.random() < _MAYBE_WRONG:
+            part[source.choice([*part])] = source.choice(_ANYTHING)
+        parts += source.sample([part, {"type": "text", "text": source.choice(_WORDS)}], 2)
+    stream = source.random() < 0.5
+    limit = source.choice(form.limits)
+    body = form.body([{"role": "user", "content": parts}], {limit: source.randrange(1, 9)}, stream)
+    return RandomRequest(form_name, form.paths[stream], body, None, False)
 
 
 def _conversation(source: random.Random, prompt: str, kinds: tuple[dict[str, Any], ...]) -> list[Any]:

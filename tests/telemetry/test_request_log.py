@@ -134,6 +134,12 @@ def test_a_request_that_went_on_in_another_engine_process_says_how_often(
     assert f" resumes=4 reseeded={shown} " in text
 
 
+def test_a_line_has_the_tokens_of_drafts_where_the_engine_counts_them(caplog: pytest.LogCaptureFixture) -> None:
+    drafting = [state(accepted_tokens=3, drafted_tokens=8), state(accepted_tokens=1, drafted_tokens=2)]
+    assert " accepted_tokens=4 drafted_tokens=10 " in line_of(caplog, served(*drafting))
+    assert "drafted_tokens" not in line_of(caplog, served(*drafting, state(accepted_tokens=3)))
+
+
 def test_sequences_that_ended_differently_have_all_their_reasons(caplog: pytest.LogCaptureFixture) -> None:
     text = line_of(caplog, served(state(), state(reason=FinishReason.END_TOKEN)))
     assert " finish_reason=length,eos_token " in text
