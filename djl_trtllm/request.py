@@ -14,11 +14,11 @@ import enum
 import os
 import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_type_hints
 
 import msgspec
 
@@ -199,8 +199,38 @@ class ImageSource(msgspec.Struct, frozen=True, array_like=True):
     place: str
 
 
+class Image(msgspec.Struct, frozen=True, array_like=True):
+    """An image that was checked: a file, which decodes to `width` x `height` pixels.
+
+    Among the ids of the prompt it is `tokens` placeholders (`model/vision.py`).
+    """
+
+    data: bytes
+    width: int
+    height: int
+    tokens: int
+
+
 GREEDY_BELOW = 1e-5
 """Temperatures below take the most likely token, as in vLLM: dividing by them overflows a 32-bit number."""
+
+
+TaskName: TypeAlias = Literal["generate", "embed", "score"]
+"""What a model is for, as in `option.task`. The engine process does without the package of options."""
+
+
+class Pooling(msgspec.Struct, frozen=True, array_like=True):
+    """What a request wants instead of text: the vector of a text, or the score of a pair of texts.
+
+    `activate`: normalise the vector to length 1, put the score through a sigmoid; None for what the model does by
+    itself. `dimensions`: the first ones of the vector only. `second`: where the tokens of the pair's second text begin,
+    0 where the model does not distinguish them.
+    """
+
+    task: TaskName = "embed"
+    activate: bool | None = None
+    dimensions: int | None = None
+    second: int = 0
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
@@ -262,6 +292,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     None for none of it. `prompt_only`: generate nothing. `logit_bias` has tokens and what is added to their logits.
     `cache_salt` names the group of requests with which this one shares the prefix cache; "": `RequestOrigin.salt` does.
     A request with `priority` -1 goes behind those with the priority of its origin.
+    `pooling`: no text is generated; `pair` is then the second text, of a score. `truncate` keeps the first N tokens
+    there, special ones included.
     `images` are those of the `messages`, in their order; each is a part `{"type": "image"}` there.
     """
 
@@ -288,7 +320,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: Annotated[tuple[tuple[int, float], ...], _BIAS] = ()
     cache_salt: Annotated[str, _SALT] = ""
     priority: Annotated[Literal[-1, 0], _SERVER] = 0
+    pooling: Annotated[Pooling | None, _SERVER] = None
+    pair: Annotated[str | None, _SERVER] = None
     images: Annotated[tuple[ImageSource, ...], _IMAGES] = ()
+
+    @property
+    def task(self) -> TaskName:
+        """What a model has to be for."""
+        return "generate" if self.pooling is None else self.pooling.task
 
 
 class RequestField:
@@ -379,7 +418,7 @@ class SequenceResult(NamedTuple):
     `queue_seconds` is how long its request waited before it ran, `cached_tokens` what it had of its prompt from the
     prefix cache, as far as the engine says. `reseeded`: the request has a seed and went on in another engine process,
     so another run with that seed has other tokens. `accepted_tokens` of the generated ones were proposed by a draft;
-    None without speculation.
+    None without speculation. It proposed `drafted_tokens` in all; None where the engine does not say so.
     """
 
     reason: FinishReason
@@ -392,6 +431,13 @@ class SequenceResult(NamedTuple):
     reseeded: bool = False
     accepted_tokens: int | None = None
     cached_tokens: int = 0
+    drafted_tokens: int | None = None
+
+
+def total(counts: Iterable[int | None]) -> int | None:
+    """The sum of counts, None where one is not known."""
+    known = list(counts)
+    return None if None in known else sum(filter(None, known))
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):
@@ -399,7 +445,8 @@ class OutputChunk(msgspec.Struct, frozen=True, gc=False):
 
     `index` is the sequence (0 to n - 1) of its request, `generation` the request among those of one call. `prompt` has
     the prompt's tokens with their log-probabilities, in one chunk of a request with `prompt_logprobs`; the first token
-    has none.
+    has none. `vector` is what a request with `pooling` wants, as float32 in the machine's byte order: a vector, or the
+    one number of a score.
     """
 
     index: int
@@ -407,6 +454,7 @@ class OutputChunk(msgspec.Struct, frozen=True, gc=False):
     finished: SequenceResult | None
     generation: int = 0
     prompt: list[RankedToken] | None = None
+    vector: bytes = b""
 
 
 Consumer = Callable[[OutputChunk], None]

@@ -26,8 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from djl_trtllm.model.vision import Image
-from djl_trtllm.request import Adapter, FinishReason, Guide, Sampling
+from djl_trtllm.request import Adapter, FinishReason, Guide, Image, Pooling, Sampling, TaskName
 
 
 class Feature(str, enum.Enum):
@@ -102,6 +101,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """The images of the prompt, in the order of their placeholders among `prompt_ids`."""
     repeated_ids: list[int] = []
     """Tokens that the sequence has had already (`Limits.repeats`): it begins anew, and its first tokens are these."""
+    pooling: Pooling | None = None
+    """The prompt becomes a vector (`Step.vectors`) and nothing is generated; its end is LENGTH."""
 
 
 class FirstRequest(NamedTuple):
@@ -153,7 +154,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     `tries_guides`: whether it takes `Try`, so that a request waits for the trial of its guide without a place.
     `draft_tokens`: above 0 where it speculates; tokens that a sequence may have beyond its own in the KV cache, where
     `kv_blocks` counts, while they are verified. `repeats`: a sequence that goes on after the loss of an engine process
-    begins anew (`Submit.repeated_ids`), because the engine takes no tokens after its prompts.
+    begins anew (`Submit.repeated_ids`), because the engine takes no tokens after its prompts. `task`: what each request
+    has to be for. `dimensions`: of its vectors.
     """
 
     max_sequences: int
@@ -169,6 +171,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     tries_guides: bool = False
     draft_tokens: int = 0
     repeats: bool = False
+    task: TaskName = "generate"
+    dimensions: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -212,12 +216,14 @@ class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of one request.
 
     `finish` is STOP for any of `Submit.stop_token_ids`; the last token id is then the one that ended it. `error` is
-    that of the engine, or what is wrong with the request.
+    that of the engine, or what is wrong with the request. `drafted` tokens were proposed by drafts, accepted ones
+    included, where the engine counts them by request.
     """
 
     request_id: int
     finish: FinishReason
     error: str | Refusal | None = None
+    drafted: int | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -270,6 +276,8 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
     """The log-probabilities of all tokens of a prompt, by request, before or with its first token.
 
     The first token has None."""
+    vectors: dict[int, bytes] = {}
+    """What became of prompts with `Submit.pooling`, by request, with its end: float32 in the machine's byte order."""
 
     def __post_init__(self) -> None:
         """Raise ValueError where the columns do not fit together; decoding does so, too."""
@@ -301,9 +309,15 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
         self.ids.append(request_id)
         tokens.extend(token_ids)
 
-    def end(self, request_id: int, finish: FinishReason, error: str | Refusal | None = None) -> None:
+    def end(
+        self,
+        request_id: int,
+        finish: FinishReason,
+        error: str | Refusal | None = None,
+        drafted: int | None = None,
+    ) -> None:
         """End a request."""
-        self.ends.append(End(request_id, finish, error))
+        self.ends.append(End(request_id, finish, error, drafted))
 
     @property
     def has_news(self) -> bool:

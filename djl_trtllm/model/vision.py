@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from djl_trtllm.errors import InvalidRequestError, LayoutError
 from djl_trtllm.model.checkpoint import read_object
 
@@ -29,19 +27,6 @@ _SCAN = b"\xff\xda"
 _LONGEST_SIDES = 200
 """How many times as long as wide an image may be, as in transformers' processor of Qwen-VL."""
 _PATCHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-
-
-class Image(msgspec.Struct, frozen=True, array_like=True):
-    """An image that was checked: a file, which decodes to `width` x `height` pixels.
-
-    Among the ids of the prompt it is `tokens` times the id `placeholder`.
-    """
-
-    data: bytes
-    width: int
-    height: int
-    placeholder: int
-    tokens: int
 
 
 @dataclass(frozen=True)
@@ -105,9 +90,9 @@ class Vision:
         scaled = self.scaled(width, height)
         return scaled[0] * scaled[1] // self.side**2
 
-    def pixels(self, image: Image) -> Picture:
-        """The image as the processor takes it."""
-        picture = decode(image.data)
+    def pixels(self, data: bytes) -> Picture:
+        """The image of a file as the processor takes it. Raises ValueError."""
+        picture = decode(data)
         scaled = self.scaled(*picture.size)
         return picture if picture.size == scaled else picture.resize(scaled, _bicubic())
 
@@ -154,28 +139,28 @@ def _check(opened: Picture, data: bytes) -> None:
         raise _RefusedError(f"a JPEG file of more than {_MOST_SCANS} scans")
 
 
-def expanded(ids: Sequence[int], vision: Vision, images: Sequence[Image]) -> list[int]:
+def expanded(ids: Sequence[int], placeholder: int, tokens: Sequence[int]) -> list[int]:
     """The ids of a prompt with each placeholder as often as its image has tokens.
 
     Raises InvalidRequestError where there is not one placeholder for each image.
     """
-    if (places := list(ids).count(vision.placeholder)) != len(images):
+    if (places := list(ids).count(placeholder)) != len(tokens):
         raise InvalidRequestError(
-            f"the prompt has {places} places for images, and the request has {len(images)}: send images as content "
+            f"the prompt has {places} places for images, and the request has {len(tokens)}: send images as content "
             "parts of messages, and leave the model's own marks of images out of texts"
         )
-    left = iter(images)
-    return [each for id_ in ids for each in ([id_] * next(left).tokens if id_ == vision.placeholder else (id_,))]
+    left = iter(tokens)
+    return [each for id_ in ids for each in ([id_] * next(left) if id_ == placeholder else (id_,))]
 
 
-def collapsed(ids: Sequence[int], images: Sequence[Image]) -> list[int]:
+def collapsed(ids: Sequence[int], placeholder: int, tokens: Sequence[int]) -> list[int]:
     """The ids before `expanded`: one placeholder for each image."""
-    left, found, skipped = iter(images), list[int](), 0
+    left, found, skipped = iter(tokens), list[int](), 0
     for id_ in ids:
         if skipped:
             skipped -= 1
             continue
         found.append(id_)
-        if images and id_ == images[0].placeholder:
-            skipped = next(left).tokens - 1
+        if id_ == placeholder:
+            skipped = next(left, 1) - 1
     return found

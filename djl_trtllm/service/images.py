@@ -18,9 +18,9 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from djl_trtllm.errors import InvalidRequestError
-from djl_trtllm.model.vision import Image, Vision, decode
-from djl_trtllm.request import ImageSource
-from djl_trtllm.service.threads import WorkerThreads
+from djl_trtllm.model.vision import Vision, decode
+from djl_trtllm.request import Image, ImageSource
+from djl_trtllm.service.work import WorkerThreads
 
 _DECODING = WorkerThreads(2)
 """The memory of decoding is bounded by their number."""
@@ -44,7 +44,7 @@ async def read_images(sources: Sequence[ImageSource], vision: Vision, most_bytes
         except ValueError as error:
             raise InvalidRequestError(f"'{source.place}' is an image that cannot be read: {error}") from None
         most_bytes -= len(data)
-        images.append(Image(data, width, height, vision.placeholder, tokens))
+        images.append(Image(data, width, height, tokens))
     return tuple(images)
 
 

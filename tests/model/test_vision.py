@@ -11,7 +11,7 @@ from PIL import Image as Pictures
 
 from djl_trtllm.errors import InvalidRequestError, LayoutError
 from djl_trtllm.model import vision
-from djl_trtllm.model.vision import FORMATS, MOST_PIXELS, Image, Vision, collapsed, decode, expanded
+from djl_trtllm.model.vision import FORMATS, MOST_PIXELS, Vision, collapsed, decode, expanded
 from tests.support.vision import PROCESSOR, chunk, encoded, picture, png, text_bomb
 
 VISION = Vision(placeholder=7, side=28, least=3136, most=50176)
@@ -166,28 +166,23 @@ def test_pixels_are_counted_before_they_are_decoded(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_engine_gets_pixels_of_the_scaled_size() -> None:
-    pixels = VISION.pixels(Image(encoded(picture(120, 80)), 120, 80, 7, 12))
-    assert pixels.size == (112, 84)
+    assert VISION.pixels(encoded(picture(120, 80))).size == (112, 84)
     whole = picture(112, 84)
-    assert VISION.pixels(Image(encoded(whole), 112, 84, 7, 12)).tobytes() == whole.tobytes()
+    assert VISION.pixels(encoded(whole)).tobytes() == whole.tobytes()
 
 
 # -- ids ---------------------------------------------------------------------------------------------------------------
 
 
-def image(tokens: int) -> Image:
-    return Image(b"", 1, 1, 7, tokens)
-
-
 def test_a_placeholder_is_repeated_for_each_token_of_its_image() -> None:
-    images = [image(2), image(1), image(3)]
-    short, long = [1, 7, 2, 7, 7, 3], [1, 7, 7, 2, 7, 7, 7, 7, 3]
-    assert expanded(short, VISION, images) == long
-    assert collapsed(long, images) == short
-    assert collapsed([1, 7, 2], []) == [1, 7, 2] == [*expanded([1, 8, 2], VISION, [])[:1], 7, 2]
+    short, long, tokens = [1, 7, 2, 7, 7, 3], [1, 7, 7, 2, 7, 7, 7, 7, 3], [2, 1, 3]
+    assert expanded(short, 7, tokens) == long
+    assert collapsed(long, 7, tokens) == short
+    assert expanded([1, 2], 7, []) == collapsed([1, 2], 7, []) == [1, 2]
+    assert collapsed([7, 7], 7, []) == [7, 7]
 
 
 @pytest.mark.parametrize(("ids", "images"), [([1, 7], 0), ([1], 1), ([7, 7], 1)])
 def test_each_image_has_its_place(ids: list[int], images: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"has {ids.count(7)} places for images.* has {images}:"):
-        expanded(ids, VISION, [image(2)] * images)
+        expanded(ids, 7, [2] * images)

@@ -15,7 +15,8 @@ import openvino as ov
 
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model.checkpoint import read_object
-from djl_trtllm.model.vision import Image, Vision, collapsed
+from djl_trtllm.model.vision import Vision, collapsed
+from djl_trtllm.request import Image
 
 _MARK = "<ov_genai_"
 """How OpenVINO GenAI's own marks of images and videos begin, which it replaces in any text."""
@@ -25,12 +26,15 @@ class ImagePrompts:
     """The prompts of an engine that takes images. `tokenizer` is the pipeline's."""
 
     def __init__(self, engine_dir: Path, tokenizer: Any) -> None:
-        self._vision = Vision.find(engine_dir, read_object(engine_dir / "config.json", LayoutError))
+        vision = Vision.find(engine_dir, read_object(engine_dir / "config.json", LayoutError))
+        if vision is None:
+            raise ValueError(f"{engine_dir} does not say how its model takes images: compile it again")
+        self._vision = vision
         self._tokenizer = tokenizer
 
     def arguments(self, ids: Sequence[int], images: Sequence[Image]) -> tuple[str, list[ov.Tensor]]:
         """The text and the images of a prompt, as `add_request` takes them. Raises ValueError."""
-        given = collapsed(ids, images)
+        given = collapsed(ids, self._vision.placeholder, [image.tokens for image in images])
         text = self._tokenizer.decode(given, skip_special_tokens=False)
         # `add_request` adds special tokens, too.
         if _MARK in text or self._tokenizer.encode(text).input_ids.data[0].tolist() != given:
@@ -39,5 +43,4 @@ class ImagePrompts:
 
     def _tensor(self, image: Image) -> ov.Tensor:
         """The pixels, in the order rows, columns, colours."""
-        assert self._vision is not None
-        return ov.Tensor(np.array(self._vision.pixels(image))[np.newaxis])
+        return ov.Tensor(np.array(self._vision.pixels(image.data))[np.newaxis])
