@@ -32,7 +32,9 @@ class PlayedServe:
         self.error: Exception | None = None
         deployment = SimpleNamespace(replica_states={"RUNNING": 2, "STARTING": 1})
         default = SimpleNamespace(
-            status=SimpleNamespace(value="RUNNING"), message="no room", deployments={"a": deployment, "b": deployment}
+            status=SimpleNamespace(value="RUNNING"),
+            message="no room",
+            deployments={"a": deployment, "b": deployment, "b-router": deployment},
         )
         self.applications: dict[str, Any] = {"default": default}
         monkeypatch.setattr("ray.init", self._noted("init", SimpleNamespace(address_info={"gcs_address": "here"})))
