@@ -330,7 +330,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     options = arguments.resolved()
     require_known_clients(options)
     routed = arguments.most_replicas > 1 and ray_names.has_routers()
-    router_name = f"{arguments.name}-router"
+    router_name = f"{arguments.name}{ray_names.ROUTER}"
 
     def application() -> Application:
         app = open_application(arguments.model, arguments.options, shared=arguments.most_replicas > 1)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.cluster.application import ClusterArguments, build, drain_seconds, require_ray
+from djl_trtllm.cluster.ray_names import ROUTER
 from djl_trtllm.config.sources import as_arguments
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.service.model import preview
@@ -45,6 +46,8 @@ class Place:
 @dataclass(frozen=True)
 class AppStatus:
     """An application of the cluster: `state` and `message` are Serve's, `replicas` are numbers by their state.
+
+    Routers are no replicas: without them, the application does not run.
 
     Where an application has several deployments, a state has the deployment's name before it: `model RUNNING`.
     """
@@ -104,8 +107,9 @@ def delete(app: str, address: str) -> None:
 
 def _app_status(name: str, found: Any) -> AppStatus:
     replicas: dict[str, int] = {}
-    for deployment, its in found.deployments.items():
-        of = f"{deployment} " if len(found.deployments) > 1 else ""
+    deployments = {name: its for name, its in found.deployments.items() if not name.endswith(ROUTER)}
+    for deployment, its in deployments.items():
+        of = f"{deployment} " if len(deployments) > 1 else ""
         for state, count in its.replica_states.items():
             replicas[f"{of}{state}"] = count
     return AppStatus(name, found.status.value, found.message, replicas)

@@ -34,6 +34,8 @@ NODES = {
 OF_ROUTERS = {SEPARATE_THREAD: "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
 """The environment of a router: all it does is in one event loop."""
 
+ROUTER = "-router"
+"""How the name of a router's deployment ends, after that of the deployment that it routes to."""
 UNDISPATCHED = {"_reserve": False}
 """Keywords of `DeploymentHandle.choose_replica` for a request that HAProxy sends, and the handle does not."""
 HEADERS = "x-serve-router-"

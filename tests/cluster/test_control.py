@@ -31,9 +31,8 @@ class PlayedServe:
         self.calls: list[str] = []
         self.error: Exception | None = None
         deployment = SimpleNamespace(replica_states={"RUNNING": 2, "STARTING": 1})
-        default = SimpleNamespace(
-            status=SimpleNamespace(value="RUNNING"), message="no room", deployments={"a": deployment, "b": deployment}
-        )
+        deployments = dict.fromkeys(("a", "b", "b-router"), deployment)
+        default = SimpleNamespace(status=SimpleNamespace(value="RUNNING"), message="no room", deployments=deployments)
         self.applications: dict[str, Any] = {"default": default}
         monkeypatch.setattr("ray.init", self._noted("init", SimpleNamespace(address_info={"gcs_address": "here"})))
         monkeypatch.setattr("ray.shutdown", self._noted("ray.shutdown"))

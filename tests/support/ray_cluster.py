@@ -23,7 +23,7 @@ from packaging.version import Version
 from djl_trtllm.cluster import build
 from djl_trtllm.cluster.control import current_cluster
 from djl_trtllm.cluster.machine import files_of_haproxy
-from djl_trtllm.cluster.ray_names import NODES
+from djl_trtllm.cluster.ray_names import NODES, ROUTER
 from tests.support.processes import survivors, wait_until
 from tests.support.server import Reachable, environment, free_port
 
@@ -40,7 +40,6 @@ _FIRST_PORT, _PORTS = 30000, 20
 _ATTEMPTS = 5
 _CALL_SECONDS = 300.0
 _REPLICA = "ServeReplica:"
-_ROUTER = "-router"
 _PROXY = "haproxy"
 
 
@@ -153,7 +152,7 @@ class RayCluster(Reachable):
         """How many replicas are in which state; the router is none of them."""
         states: dict[str, int] = {}
         for deployment, replicas in self.call("status")[app]["replicas"].items():
-            if deployment.endswith(_ROUTER):
+            if deployment.endswith(ROUTER):
                 continue
             for state, count in replicas.items():
                 states[state] = states.get(state, 0) + count
@@ -176,7 +175,7 @@ class RayCluster(Reachable):
     def replicas(self) -> list[psutil.Process]:
         """The processes of replicas, in the order of their start."""
         commands = ((process, command(process).strip()) for process in self.descendants())
-        found = [process for process, line in commands if _REPLICA in line and not line.endswith(_ROUTER)]
+        found = [process for process, line in commands if _REPLICA in line and not line.endswith(ROUTER)]
         return sorted(found, key=lambda process: process.create_time())
 
 
