@@ -51,7 +51,7 @@ def test_the_options_that_openvino_has() -> None:
         *("max_num_tokens", "max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction", "kv_cache_dtype"),
         *("dtype", "quantize", "awq_format", "enable_kv_cache_reuse", "inference_num_threads", "stream_interval"),
         *("trust_remote_code", "speculative_config", "speculative_decoding_mode", "speculative_draft_model"),
-        "speculative_length",
+        *("speculative_length", "limit_mm_per_prompt"),
     }
 
 
