@@ -1,6 +1,6 @@
 """What four replicas on Ray do under its HAProxy and our router (docs/ray.md): cost, affinity, and faults.
 
-    python -m benchmarks.ray_fleet [--streams 8] [--tokens 250] [--rounds 3]
+    python -m benchmarks.ray_fleet [--streams 16] [--tokens 500] [--rounds 3]
 
 Replicas are of the scripted engine, on a cluster of this machine. Rows come as they are measured:
 
@@ -91,20 +91,23 @@ def cost(cluster: RayCluster, server: Server, streams: int, tokens: int, rounds:
     alone, ray, whole = (statistics.median(each) * 1e6 for each in (of_server, of_cluster, with_idle))
     yield Row("CPU for a token, server without Ray", f"{alone:.0f} us")
     yield Row("CPU for a token, 4 replicas, HAProxy, router, Ray", f"{ray:.0f} us, with the idle cluster's {whole:.0f}")
-    yield Row("ratio", f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    yield Row(
+        "the ratio of both, and of the rounds",
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+    )
 
 
 # -- affinity ----------------------------------------------------------------------------------------------------------
 
 
-def turns(cluster: RayCluster) -> Iterator[Row]:
+def turns(cluster: RayCluster, tokens: int) -> Iterator[Row]:
     """The share of turns that reach the replica of the turn before, and how even the replicas' shares are."""
 
     async def conversation(client: httpx.AsyncClient, number: int) -> list[str]:
         said, replicas = f"conversation {number}: ", []
         for turn in range(_TURNS):
             said += f"{turn} {_WORDS}"
-            answer = await client.post("/invocations", json=body(said, 20))
+            answer = await client.post("/invocations", json=body(said, tokens))
             answer.raise_for_status()
             replicas.append(answer.headers["x-replica"])
         return replicas
@@ -116,8 +119,10 @@ def turns(cluster: RayCluster) -> Iterator[Row]:
     found = asyncio.run(all_of_them())
     same = [now == before for replicas in found for before, now in pairwise(replicas)]
     counts = sorted(sum(replicas.count(name) for replicas in found) for name in {n for each in found for n in each})
-    yield Row(f"turns at the replica of the turn before ({len(same)})", f"{sum(same) / len(same):.2f}")
-    yield Row("turns at each replica", ", ".join(map(str, counts)))
+    yield Row(
+        f"turns of {tokens} tokens at the replica of the turn before ({len(same)})", f"{sum(same) / len(same):.2f}"
+    )
+    yield Row(f"turns of {tokens} tokens at each replica", ", ".join(map(str, counts)))
 
 
 def client_of(cluster: RayCluster) -> httpx.AsyncClient:
@@ -198,15 +203,14 @@ def poison(cluster: RayCluster) -> Iterator[Row]:
     cluster.wait_for_replicas(REPLICAS)
 
 
-def killed(cluster: RayCluster, what: str, mark: str) -> Iterator[Row]:
-    """The processes with this in their command line are killed."""
+def killed(cluster: RayCluster, what: str, mark: str, most: int, seconds: float) -> Iterator[Row]:
+    """The processes with this in their command line are killed, and no more than `most`."""
 
     def strike() -> None:
-        for process in cluster.descendants():
-            if mark in command(process):
-                process.kill()
+        for process in [process for process in cluster.descendants() if mark in command(process)][:most]:
+            process.kill()
 
-    requests = steady(cluster, 30, strike)
+    requests = steady(cluster, seconds, strike)
     failed = [each for each in requests if each.status != 200]
     last = max((each.at for each in failed), default=0.0)
     yield Row(f"{what} killed: failed", f"{len(failed)} of {len(requests)}, the last {last:.0f} s after it")
@@ -220,17 +224,19 @@ def rows(folder: Path, streams: int, tokens: int, rounds: int) -> Iterator[Row]:
         cluster.deploy(model, replicas=REPLICAS, direct=True)
         cluster.wait_for_replicas(REPLICAS)
         yield from cost(cluster, server, streams, tokens, rounds)
-        yield from turns(cluster)
+        yield from turns(cluster, 20)
+        yield from turns(cluster, 100)
         yield from poison(cluster)
         yield from stopped(cluster)
-        yield from killed(cluster, "HAProxy", "haproxy -")
-        yield from killed(cluster, "router", "djl-trtllm-router")
+        yield from killed(cluster, "one router", "djl-trtllm-router", 1, 20)
+        yield from killed(cluster, "all routers", "djl-trtllm-router", 9, 20)
+        yield from killed(cluster, "HAProxy", "haproxy -", 9, 90)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=int, default=8, help="of a replica")
-    parser.add_argument("--tokens", type=int, default=250, help="of a stream")
+    parser.add_argument("--streams", type=int, default=16, help="of a replica")
+    parser.add_argument("--tokens", type=int, default=500, help="of a stream")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -119,7 +119,7 @@ def read_content(
 
 
 def join(parts: list[dict[str, Any]]) -> Content:
-    """The content of these parts: one text of texts alone, joined by newlines."""
+    """The content of a message: these parts, or one text with a line for each part if all of them are texts."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts

@@ -132,7 +132,7 @@ class _Reader:
             raise ConfigError(self.problems)
 
     def read_setting(self, setting: Setting) -> None:
-        """The value is text where the argument takes text and nothing else that it looks like."""
+        """Read a setting: `4` is a number, unless the argument takes texts and no numbers."""
         self.written = setting
         name, text = setting.name_in_engine, setting.value.strip()
         known = self.signatures[self.library.root][name]

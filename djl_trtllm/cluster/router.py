@@ -9,6 +9,7 @@ engines; ours takes each dialect, is bounded, and knows which requests have ende
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ from djl_trtllm.routing.fleet import Fleet, Load, Question
 
 _SESSION = "x-session-id"
 _TRUNCATED = "x-body-truncated"
+_TOGETHER_SECONDS = 0.05
+"""For how long what other routers should know is collected."""
 
 
 @dataclass
@@ -44,7 +47,8 @@ class Router:
 
     def __init__(self, replicas: Any, slack: int) -> None:
         self._replicas = replicas
-        self._fleet = Fleet(slack, self._accuse)
+        self._fleet = Fleet(slack, self._accuse, self._detour)
+        self._detours: list[tuple[bytes, str]] = []
         self._telling: set[asyncio.Task[None]] = set()
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -73,15 +77,34 @@ class Router:
         async with self._replicas.choose_replica(Asked(question, self._fleet), **ray_names.UNDISPATCHED):
             pass
 
+    async def learned(self, beginnings: list[tuple[bytes, str]]) -> None:
+        """Another router has sent prompts with these keys to these replicas, and not where this one would."""
+        for key, replica in beginnings:
+            self._fleet.learn(key, replica)
+
     def _accuse(self, digests: set[str], replica: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._accuse_everywhere(list(digests), replica))
+        self._background(self._tell("accused", list(digests), replica))
+
+    def _detour(self, key: bytes, replica: str) -> None:
+        self._detours.append((key, replica))
+        if len(self._detours) == 1:
+            self._background(self._tell_detours())
+
+    async def _tell_detours(self) -> None:
+        await asyncio.sleep(_TOGETHER_SECONDS)
+        detours, self._detours = self._detours, []
+        await self._tell("learned", detours)
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
-    async def _accuse_everywhere(self, digests: list[str], replica: str) -> None:
+    async def _tell(self, method: str, *arguments: object) -> None:
+        """Call a method of all routers."""
         context = serve.get_replica_context()
         routers = serve.get_deployment_handle(context.deployment, context.app_name)
-        await routers.broadcast("accused", digests, replica).results_async()
+        await routers.broadcast(method, *arguments).results_async()
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Any to mypy, which does not read Ray

@@ -257,7 +257,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         for package, installed in (versions or {}).items():
             made_with = self.versions.get(package)
             if made_with is not None and _release(installed) < _release(made_with):
-                lines.append(f"{package}: engine was made with {made_with}, installed is the older {installed}")
+                lines.append(
+                    f"{package}: the engine was made with {made_with}, and {installed} is installed, an older one"
+                )
         return lines
 
 

@@ -101,6 +101,10 @@ class Affinity:
         preferred = (replica for replica in ranked(keys[0], loads)[:2] if loads[replica] <= most)
         return next(preferred, None)
 
+    def knows(self, keys: Iterable[bytes]) -> bool:
+        """Whether any of these beginnings was seen before."""
+        return any(key in self._holders for key in keys)
+
     def learn(self, keys: Iterable[bytes], replica: str) -> None:
         """The replica was sent a prompt with these keys. Keys that were not seen for the longest time are forgotten."""
         for key in keys:

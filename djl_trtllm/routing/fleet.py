@@ -45,17 +45,26 @@ class Question:
 class Fleet:
     """Sends a session to its replica, and a prompt to one that had its beginning, while that is not out of balance.
 
-    Others go to the least loaded one. A replica's load is what it has reported last, with what it was sent since. One
-    that does not answer gets nothing, if others do. `slack` is that of `Affinity`.
+    Others go to the least loaded one. A replica's load is what it has reported last, with what it was sent since beyond
+    the usual. One that does not answer gets nothing, if others do. `slack` is that of `Affinity`.
     """
 
-    def __init__(self, slack: int, on_death: Callable[[set[str], str], object] = lambda digests, replica: None) -> None:
-        """`on_death` gets the digests of what a replica was sent before its process ended, for other routers."""
+    def __init__(
+        self,
+        slack: int,
+        on_death: Callable[[set[str], str], object] = lambda digests, replica: None,
+        on_detour: Callable[[bytes, str], object] = lambda key, replica: None,
+    ) -> None:
+        """What other routers should know: `on_death` gets the digests of what a replica was sent before its process
+        ended; `on_detour` the longest key of a new prompt that did not go where all routers would send it."""
         self._on_death = on_death
+        self._on_detour = on_detour
         self._affinity = Affinity(slack)
         self._suspects = Suspects()
         self._sent: Counter[str] = Counter()
         self._received: dict[str, int] = {}
+        self._usual: Counter[str] = Counter()
+        """What each replica received between its last two reports."""
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._silent: set[str] = set()
 
@@ -66,7 +75,7 @@ class Fleet:
             self._silent.discard(name)
             self._suspects.removed(name)
             self._received.pop(name, None)
-            del self._sent[name]
+            del self._sent[name], self._usual[name]
         for name in replicas.keys() - self._watches.keys():
             self._watches[name] = asyncio.get_running_loop().create_task(self._watch(name, *replicas[name]))
 
@@ -91,16 +100,26 @@ class Fleet:
         if digests := self._suspects.died(name):
             self._on_death(digests, name)
 
+    def learn(self, key: bytes, replica: str) -> None:
+        """Another router has sent a prompt with this key there."""
+        self._affinity.learn([key], replica)
+
     def _chosen(self, question: Question, counts: Mapping[str, int]) -> str:
         if question.session:
             return ranked(question.session.encode(), counts)[0]
-        return self._affinity.choose(question.keys, counts) or min(counts, key=counts.__getitem__)
+        keys = question.keys
+        chosen = self._affinity.choose(keys, counts) or min(counts, key=counts.__getitem__)
+        if keys and not self._affinity.knows(keys) and chosen != ranked(keys[0], counts)[0]:
+            self._on_detour(keys[-1], chosen)
+        return chosen
 
     def _count(self, name: str, load: Load) -> int:
-        if load.received != self._received.get(name):
+        """Requests of a replica now: of what it was sent since its report, as many have ended as came before that."""
+        if load.received != (before := self._received.get(name)):
+            self._usual[name] = 0 if before is None else load.received - before
             self._received[name] = load.received
             self._sent[name] = 0
-        return load.requests + self._sent[name]
+        return load.requests + max(0, self._sent[name] - self._usual[name])
 
     async def _watch(self, name: str, host: str, port: int) -> None:
         """Follow whether a replica answers, and notice at once when its process ends.

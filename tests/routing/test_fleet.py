@@ -35,6 +35,25 @@ def test_the_next_turn_goes_to_the_replica_of_the_one_before() -> None:
     assert len(set(first)) > 1
 
 
+def test_several_routers_agree_also_where_one_had_to_pass_over_a_replica() -> None:
+    routers: list[Fleet] = []
+    told: list[str] = []
+
+    def tell(key: bytes, replica: str) -> None:
+        told.append(replica)
+        for router in routers:
+            router.learn(key, replica)
+
+    routers += [Fleet(slack=1, on_detour=tell) for _ in range(2)]
+    turns = [prompt(f"conversation {number} ") for number in range(24)]
+    first = routed(routers[0], *turns)
+    assert 0 < len(told) < len(turns), "where they would agree anyway, nothing is said"
+    longer = [turn.replace(b'"}', b'and so on"}') for turn in turns]
+    loads = {name: Load(0, 24) for name in NAMES}
+    same = [routed(routers[1], turn, loads=loads)[0] for turn in longer]
+    assert sum(one == other for one, other in zip(first, same, strict=True)) >= 22
+
+
 def test_a_session_stays_whatever_it_says() -> None:
     assert len(set(routed(Fleet(slack=2), prompt("a"), prompt("b"), b"", session="ada"))) == 1
 
@@ -50,6 +69,17 @@ def test_a_report_takes_the_place_of_what_was_sent_before_it() -> None:
     loads = {"a": Load(3, 10), "b": Load(4, 10)}
     assert routed(fleet, b"", b"", b"", loads=loads) == ["a", "a", "b"]
     assert routed(fleet, b"", loads={"a": Load(3, 12), "b": Load(1, 10)}) == ["b"]
+
+
+def test_short_requests_that_come_at_the_usual_rate_do_not_add_up_between_reports() -> None:
+    fleet = Fleet(slack=2)
+    loads = {"a": Load(2, 10), "b": Load(2, 10)}
+    routed(fleet, b"", loads=loads)
+    loads = {"a": Load(2, 50), "b": Load(2, 50)}
+    turns = [prompt(f"conversation {number} ") for number in range(99)]
+    at_a = next(turn for turn in turns if routed(Fleet(slack=2), turn, loads=loads) == ["a"])
+    assert set(routed(fleet, *[at_a] * 42, loads=loads)) == {"a"}
+    assert "b" in routed(fleet, *[at_a] * 3, loads=loads)
 
 
 @contextlib.asynccontextmanager

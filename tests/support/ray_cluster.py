@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from packaging.version import Version
 
 from djl_trtllm.cluster import build
 from djl_trtllm.cluster.control import current_cluster
@@ -109,6 +111,11 @@ class RayCluster(Reachable):
                 process.kill()
             self._folder.cleanup()
         assert not left, f"outlived its cluster: {left}"
+
+    @property
+    def has_routers(self) -> bool:
+        """Whether HAProxy asks routers of this project."""
+        return Version(importlib.metadata.version("ray")) >= Version("2.58")
 
     @property
     def log(self) -> str:

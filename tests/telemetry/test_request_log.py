@@ -217,6 +217,15 @@ def test_requests_that_generated_have_a_line_each_in_a_flood_too(caplog: pytest.
     assert len(lines_of(caplog, *[served(state())] * 50)) == 50
 
 
+def test_of_the_requests_that_succeed_a_share_has_lines_and_all_that_fail(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "djl_trtllm.requests")
+    log = RequestLog(lambda: NOW, share=0.25, chance=iter([0.2, 0.25, 0.9]).__next__)
+    failed = served(state(reason=FinishReason.ERROR, error="GenerationError"), id="broken")
+    for request in (*(served(state(), id=name) for name in "abc"), failed, served(state(), status=500, id="failed")):
+        log.write(request, {})
+    assert [request_id_of(line) for line in caplog.records] == ["a", "broken", "failed"]
+
+
 def test_a_request_without_an_id_belongs_to_none(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = lines_of(caplog, served(status=400, id=""))
     assert not hasattr(line, "request_id")

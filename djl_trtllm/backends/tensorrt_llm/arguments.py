@@ -423,8 +423,9 @@ def _limits(builder: ArgumentBuilder) -> None:
     if inputs.backend is not Backend.TENSORRT:
         if options.max_beam_width > inputs.max_sequences:
             builder.problems.append(
-                f"{builder.format_setting('max_beam_width')}: every request of the {inputs.backend} backend has that "
-                f"many beams, and {inputs.max_sequences} sequences run together; raise option.max_rolling_batch_size"
+                f"{builder.format_setting('max_beam_width')}: each request of the {inputs.backend} backend takes one "
+                f"sequence for each beam, and only {inputs.max_sequences} run at once: raise "
+                "option.max_rolling_batch_size to as many, or lower option.max_beam_width"
             )
         # An engine has its own lengths, and warns of others.
         builder.put(Target("LLM", "max_seq_len"), inputs.max_seq_len, *lengths)
