@@ -122,17 +122,11 @@ class OpenVinoBackend(EngineBackend):
             )
         batched_tokens, max_sequences = _batched_tokens(config, planned_sequences(config), notes)
         speculation, draft = self._speculation(config, layout, hardware, backend, problems)
-        images = _takes_images(config, layout)
-        if images and speculation is not None:
-            problems.append(
-                f"{speculation.setting}: OpenVINO GenAI speculates for texts only; set option.limit_mm_per_prompt="
-                '{"image": 0} to serve the model without images, or leave speculation out'
-            )
+        images = _planned_images(config, layout, speculation, problems, notes)
         reuse = options.enable_kv_cache_reuse and draft is None and not images
-        if images and config.is_set("enable_kv_cache_reuse") and options.enable_kv_cache_reuse:
-            notes.append(f"{config.format_setting('enable_kv_cache_reuse')} has no effect with images: {_NO_REUSE}")
-        if draft is not None and options.enable_kv_cache_reuse and config.is_set("enable_kv_cache_reuse"):
-            notes.append(f"{config.format_setting('enable_kv_cache_reuse')} has no effect with a draft model: {_REUSE}")
+        if options.enable_kv_cache_reuse and not reuse and config.is_set("enable_kv_cache_reuse"):
+            reason = f"images: {_NO_REUSE}" if images else f"a draft model: {_REUSE}"
+            notes.append(f"{config.format_setting('enable_kv_cache_reuse')} has no effect with {reason}")
         batched_tokens = _speculated_tokens(config, speculation, batched_tokens, max_sequences, max_seq_len, problems)
         weights = sum(_weight_bytes(each, each.shape) for each in (layout, layout.draft) if each is not None)
         longest = max_seq_len + (0 if speculation is None else speculation.tokens)
@@ -250,12 +244,23 @@ def _check_quantize(config: Config, problems: list[str]) -> None:
         )
 
 
-def _takes_images(config: Config, layout: Layout) -> bool:
-    """Whether the engine is, or becomes, one with the parts that read images."""
-    if layout.kind is ModelKind.OPENVINO_ENGINE:
-        return takes_images(layout.path)
+def _planned_images(
+    config: Config, layout: Layout, speculation: Speculation | None, problems: list[str], notes: list[str]
+) -> bool:
+    """Whether the engine is, or becomes, one with the parts that read images; adds to `problems` and `notes`."""
     asked = most_images(config.options.limit_mm_per_prompt) > 0
-    return asked and Vision.find(layout.path, layout.config) is not None
+    if layout.kind is ModelKind.OPENVINO_ENGINE:
+        images = takes_images(layout.path)
+    else:
+        images = asked and Vision.find(layout.path, layout.config) is not None
+    if images and speculation is not None:
+        problems.append(
+            f"{speculation.setting}: OpenVINO GenAI speculates for texts only; set option.limit_mm_per_prompt="
+            '{"image": 0} to compile the model without images, or leave speculation out'
+        )
+    if asked and not images and config.is_set("limit_mm_per_prompt"):
+        notes.append(f"{config.format_setting('limit_mm_per_prompt')} has no effect: this model takes text only")
+    return images
 
 
 def _own_engine(layout: Layout) -> str:

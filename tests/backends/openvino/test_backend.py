@@ -22,10 +22,11 @@ from djl_trtllm.backends.openvino.plan import OpenVinoPlan
 from djl_trtllm.backends.planning import choose_backend, plan_engine
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.options import OPTIONS
-from djl_trtllm.errors import ConfigError, EngineError, EngineMismatchError
+from djl_trtllm.errors import ConfigError, EngineError, EngineMismatchError, LayoutError
 from djl_trtllm.model import Layout, ModelKind, ModelShape, inspect
-from tests.engines.helpers import CONTEXT, CPU_ONLY, configured, gpu_machine, write_engine_files
+from tests.engines.helpers import CONTEXT, CPU_ONLY, configured, gpu_machine, write_checkpoint, write_engine_files
 from tests.support.tables import by_table
+from tests.support.vision import PROCESSOR
 
 
 def test_an_engine_directory_names_its_own_backend(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_the_options_that_openvino_has() -> None:
         *("max_num_tokens", "max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction", "kv_cache_dtype"),
         *("dtype", "quantize", "awq_format", "enable_kv_cache_reuse", "inference_num_threads", "stream_interval"),
         *("trust_remote_code", "speculative_config", "speculative_decoding_mode", "speculative_draft_model"),
-        "speculative_length",
+        *("speculative_length", "limit_mm_per_prompt"),
     }
 
 
@@ -228,3 +229,52 @@ def test_a_manifest_without_limits_says_nothing_and_a_damaged_one_is_an_error(ch
     with pytest.raises(EngineMismatchError):
         built_limits(tmp_path, configured(), "many")
     assert OpenVinoBackend().built(configured(), inspect(checkpoint)) is None
+
+
+# -- models that take images -------------------------------------------------------------------------------------------
+
+
+def seeing(directory: Path) -> Layout:
+    """A model of which the architecture takes images; its weights are those of another one."""
+    write_checkpoint(directory)
+    config = json.loads((directory / "config.json").read_text()) | {"model_type": "qwen2_vl", "image_token_id": 7}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    return inspect(directory)
+
+
+def test_a_model_that_takes_images_is_compiled_with_the_parts_that_read_them(tmp_path: Path) -> None:
+    layout = seeing(tmp_path / "model")
+    asked = {"backend": "openvino", "enable_kv_cache_reuse": "true"}
+    plan = plan_engine(configured(**asked), layout, CPU_ONLY)
+    text = plan_engine(configured(**asked, limit_mm_per_prompt='{"image": 0}'), layout, CPU_ONLY)
+    assert isinstance(plan, OpenVinoPlan) and isinstance(text, OpenVinoPlan)
+    assert (plan.images, plan.compile_spec(tmp_path).task) == (True, "image-text-to-text")
+    assert (text.images, text.compile_spec(tmp_path).task) == (False, "text-generation-with-past")
+    assert plan.build_options != text.build_options  # each has an entry of its own in the engine cache
+    # What works with ids of prompts alone.
+    assert not (plan.enable_prefix_caching or plan.scores_prompts)
+    assert text.enable_prefix_caching and text.scores_prompts
+
+
+def test_what_has_no_effect_with_images_is_said(tmp_path: Path) -> None:
+    layout = seeing(tmp_path / "model")
+    plan = plan_engine(configured(backend="openvino", enable_kv_cache_reuse="true"), layout, CPU_ONLY)
+    assert any("has no effect with images" in note for note in plan.notes)
+    speculating = configured(backend="openvino", speculative_decoding_mode="ngram", speculative_length=3)
+    with pytest.raises(ConfigError, match=r"limit_mm_per_prompt=\{\"image\": 0\}"):
+        plan_engine(speculating, layout, CPU_ONLY)
+
+
+def test_an_engine_says_itself_whether_it_takes_images(tmp_path: Path) -> None:
+    engine = write_engine_files(tmp_path / "engine")
+    for suffix in (".xml", ".bin"):
+        (engine / f"openvino_model{suffix}").rename(engine / f"openvino_language_model{suffix}")
+    config = configured(backend="openvino", max_tokens_in_paged_kv_cache=9999)
+    layout = inspect(engine)
+    assert layout.kind is ModelKind.OPENVINO_ENGINE
+    plan = plan_engine(config, layout, CPU_ONLY)
+    assert isinstance(plan, OpenVinoPlan) and plan.images
+    (engine / "openvino_language_model.bin").unlink()
+    with pytest.raises(LayoutError, match=r"openvino_language_model\.bin"):
+        inspect(engine)
