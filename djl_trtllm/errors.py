@@ -4,8 +4,6 @@ Every layer raises these for expected failures, and nothing else. Each dialect m
 (`djl_trtllm.api`); a test asserts that every dialect maps every `RequestError`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -167,6 +165,10 @@ class UnsupportedParameterError(InvalidRequestError):
     """A known parameter that this backend does not support."""
 
 
+class UnsupportedTaskError(InvalidRequestError):
+    """A request for text to a model that makes vectors, or the reverse."""
+
+
 class OverloadedError(RequestError):
     """The request queue is full.
 
@@ -198,6 +200,10 @@ class UnknownModelError(RequestError):
     def __init__(self, message: str, *, name: str | None) -> None:
         self.name = name
         super().__init__(message)
+
+
+class UnknownPathError(RequestError):
+    """Nothing is served at the request's path."""
 
 
 class AuthenticationError(RequestError):

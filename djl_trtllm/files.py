@@ -3,8 +3,6 @@
 A model's directory may hold a FIFO, which a plain `open` waits for, or a link to a device without an end.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """Text for terminals and pipes: wrapped at a terminal's width between words, one line per item elsewhere; columns."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Sequence

@@ -10,6 +10,7 @@ one of the log. JSON escapes both. A thread writes, so that the code that logs n
 
 from __future__ import annotations
 
+import json
 import logging
 import queue
 import re
@@ -17,8 +18,9 @@ import sys
 import threading
 import time
 from contextvars import ContextVar
+from functools import partial
 from logging.handlers import QueueHandler
-from typing import TextIO
+from typing import Any
 
 from pythonjsonlogger.core import RESERVED_ATTRS
 from pythonjsonlogger.json import JsonFormatter
@@ -27,6 +29,8 @@ from rich.logging import RichHandler
 
 _REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 _ATTRIBUTE = "request_id"
+SHORT = "short_message"
+"""The `extra` of a line whose other fields say what its message says: JSON has this one instead, and no logger."""
 
 
 class RequestContext:
@@ -108,9 +112,16 @@ class JsonLines(JsonFormatter):
             "%(asctime)s %(levelname)s %(name)s %(message)s",
             rename_fields={"asctime": "time", "levelname": "level", "name": "logger", "exc_info": "traceback"},
             # uvicorn gives its messages a second time, with colours.
-            reserved_attrs=[*RESERVED_ATTRS, "color_message"],
+            reserved_attrs=[*RESERVED_ATTRS, "color_message", SHORT],
+            json_serializer=partial(json.dumps, separators=(",", ":")),
         )
         self.converter = time.gmtime
+
+    def add_fields(self, log_data: dict[str, Any], record: logging.LogRecord, message_dict: dict[str, Any], /) -> None:
+        super().add_fields(log_data, record, message_dict)
+        if hasattr(record, SHORT):
+            log_data["message"] = getattr(record, SHORT)
+            del log_data["logger"]
 
 
 _MOST_WAITING = 10_000
@@ -177,7 +188,7 @@ class BackgroundHandler(QueueHandler):
         self._target.flush()
 
 
-class Lines(logging.StreamHandler[TextIO]):
+class Lines(logging.StreamHandler):  # type: ignore[type-arg]  # subscripts need Python 3.11
     """Writes what it was given by `flush`, or when that is much: each write is a system call."""
 
     def __init__(self) -> None:

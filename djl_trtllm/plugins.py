@@ -1,7 +1,5 @@
 """Plug-ins of other installed packages: entry points such as `echo = "package.module:Name"` in the group of a kind."""
 
-from __future__ import annotations
-
 from functools import cache
 from importlib.metadata import entry_points
 

@@ -1,7 +1,5 @@
 """Helpers for the processes that this package starts: their end, their bounds, compilers below them, descriptors."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math
@@ -55,6 +53,13 @@ def processor_seconds(pid: int) -> float:
     except psutil.Error:
         return 0.0
     return float(times.user + times.system)
+
+
+def be_nice(pid: int, niceness: int) -> None:
+    """Let others go before a process. On Linux each thread has a priority of its own; new ones have their creator's."""
+    with contextlib.suppress(psutil.Error, OSError):
+        for thread in psutil.Process(pid).threads():
+            os.setpriority(os.PRIO_PROCESS, thread.id, niceness)
 
 
 def compiler_below() -> str | None:

@@ -14,7 +14,7 @@ import yaml
 
 from djl_trtllm.cluster.application import QueueAndCachePolicy
 
-KUBERNETES = Path(__file__).parents[2] / "serving" / "kubernetes"
+CHART = Path(__file__).parents[2] / "serving" / "kubernetes" / "djl-trtllm"
 _TOLERANCE = 0.1
 """The HPA's tolerance: a smaller difference changes nothing (kube-controller-manager's default)."""
 RAY_UP_SECONDS, RAY_DOWN_SECONDS = 30, 300
@@ -56,15 +56,13 @@ class Fixed:
 
 
 class Keda:
-    """The ScaledObject of `serving/kubernetes/autoscaling`: its thresholds, windows and policies."""
+    """The ScaledObject of the chart in `serving/kubernetes`: its thresholds, windows and policies."""
 
-    def __init__(self, least: int, most: int, manifest: Path | None = None) -> None:
-        file = manifest or KUBERNETES / "autoscaling" / "scaled-object.yaml"
-        spec = yaml.safe_load(file.read_text(encoding="utf-8"))["spec"]
+    def __init__(self, least: int, most: int) -> None:
+        values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))["autoscaling"]
         self.least, self.most = least, most
-        thresholds = {each["name"]: float(each["metadata"]["threshold"]) for each in spec["triggers"]}
-        self._load, self._cache = thresholds["load"], thresholds["kv-cache"]
-        behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+        self._load, self._cache = float(values["load"]), 1.0
+        behavior = values["behavior"]
         self._up, self._down = _Direction(behavior["scaleUp"], 1), _Direction(behavior["scaleDown"], -1)
 
     def wanted(self, now: float, replicas: int, figures: Sequence[Figures]) -> int:

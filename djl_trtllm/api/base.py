@@ -347,6 +347,7 @@ STATUSES: Mapping[type[errors.RequestError], int | str] = MappingProxyType(
         errors.AuthenticationError: 401,
         errors.ForbiddenError: 403,
         errors.UnknownModelError: 404,
+        errors.UnknownPathError: 404,
         errors.MethodNotAllowedError: 405,
         errors.RequestTooLargeError: 413,
         errors.TooManyRequestsError: 429,

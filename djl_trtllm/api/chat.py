@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from djl_trtllm.api import content
 from djl_trtllm.api import output_parsers as parsers
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
@@ -22,11 +23,35 @@ from djl_trtllm.api.parameters import Kind, Parameter, Problems, show
 from djl_trtllm.api.sampling import read_schema
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.errors import PromptTooLongError
-from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
+from djl_trtllm.request import GenerationRequest, Guide, GuideKind, ImageSource, Sampling
 
 MOST_TOOLS = 128
 _LONGEST_NAME = 256
 _MODES = ("none", "auto", "required")
+
+
+_NOT_KEYWORDS = {
+    "messages": "the conversation is a field of the request",
+    "tools": "tools are a field of the request",
+    "chat_template": "the template is the model's",
+    "self": "the renderer's own name",
+}
+
+
+def _read_keywords(value: Any) -> dict[str, Any]:
+    keywords: dict[str, Any] = kinds.OBJECT.read(value)
+    for name, why in _NOT_KEYWORDS.items():
+        if name in keywords:
+            raise ValueError(f" (without '{name}': {why})")
+    return keywords
+
+
+TEMPLATE_KEYWORDS = Kind(
+    "an object with keywords of the model's chat template",
+    _read_keywords,
+    {"type": "object", "propertyNames": {"not": {"enum": list(_NOT_KEYWORDS)}}},
+)
+"""`chat_template_kwargs`."""
 
 
 def read_tools(value: Any) -> list[dict[str, Any]]:
@@ -208,10 +233,12 @@ def in_turns(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _joined(turn: list[dict[str, Any]]) -> dict[str, Any]:
     """One message of several. Each text is copied once, however many there are."""
     joined = dict(turn[0])
-    for name in ("content", "reasoning_content"):
-        texts = [text for message in turn if (text := message.get(name))]
-        if texts:
-            joined[name] = "\n".join(texts)
+    if "content" in joined:
+        joined["content"] = content.join(
+            [part for message in turn for part in content.parts_of(message.get("content") or "")]
+        )
+    if thoughts := [text for message in turn if (text := message.get("reasoning_content"))]:
+        joined["reasoning_content"] = "\n".join(thoughts)
     calls = [call for message in turn for call in message.get("tool_calls", ())]
     return joined | {"tool_calls": calls} if calls else joined
 
@@ -229,18 +256,25 @@ def from_opaque(value: Any) -> str:
         return ""
 
 
-def fit_messages(messages: list[dict[str, Any]], model: ModelContext, problems: Problems) -> list[dict[str, Any]]:
-    """The messages as the model's chat template takes them: the role `developer` is `system` for one that does not know
-    it, and ids of tool calls have its form. Rendering does the same with their arguments (`ChatTemplate.render`)."""
+def fit_messages(
+    messages: list[dict[str, Any]], model: ModelContext, problems: Problems
+) -> tuple[list[dict[str, Any]], tuple[ImageSource, ...]]:
+    """The messages as the model's chat template takes them, and their images.
+
+    The role `developer` is `system` for a template that does not know it, and ids of tool calls have its form.
+    Rendering does the same with their arguments (`ChatTemplate.render`).
+    """
+    messages, images = content.take_images(messages)
+    content.check_images(images, model.tokenizer.chat_source(True), model.options, problems)
     if any(message.get("role") == _DEVELOPER for message in messages):
         known = _DEVELOPER in model.tokenizer.chat_source(True)
         if not known:
             messages = [each | {"role": "system"} if each.get("role") == _DEVELOPER else each for each in messages]
     if not any("tool_calls" in message or "tool_call_id" in message for message in messages):
-        return messages
+        return messages, images
     own = parsers.tool_format(model.options.tool_call_parser, model.tokenizer.chat_source(True)) or parsers.REQUIRED
     ids: dict[str, str] = {}
-    return [_fit(message, f"messages[{at}]", own, ids, problems) for at, message in enumerate(messages)]
+    return [_fit(message, f"messages[{at}]", own, ids, problems) for at, message in enumerate(messages)], images
 
 
 def _fit(
@@ -355,6 +389,7 @@ def chat_request(
     messages: list[dict[str, Any]],
     tools: ToolUse | None,
     model: ModelContext,
+    images: tuple[ImageSource, ...] = (),
 ) -> tuple[GenerationRequest, Parsing]:
     """The request of the values that a table has read, and what to look for in its output."""
     _set_thinking(values, model)
@@ -363,7 +398,7 @@ def chat_request(
     elif tools.guide is not None:
         values["guide"] = tools.guide
     generation = shared.generation_request(
-        values, sampling, logprobs, messages=messages, template=read_template(values)
+        values, sampling, logprobs, messages=messages, template=read_template(values), images=images
     )
     parsing = Parsing(tools, _reasoning(model, values))
     if not parsing.needed:
@@ -415,7 +450,6 @@ def _set_thinking(values: dict[str, Any], model: ModelContext) -> None:
 def read_template(values: dict[str, Any]) -> dict[str, Any] | None:
     """The chat template's keywords among the values of a request, None if there are none."""
     template: dict[str, Any] = dict(values.get("chat_template_kwargs", {}))
-    template.pop("chat_template", None)
     if values.get("tools"):
         template["tools"] = values["tools"]
     if "add_generation_prompt" in values:

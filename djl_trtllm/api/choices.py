@@ -3,8 +3,6 @@
 At the end, what all of OpenAI's APIs have: errors and log-probabilities.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from abc import abstractmethod
@@ -13,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+from msgspec.structs import replace
 
 from djl_trtllm import errors
 from djl_trtllm.api.base import CollectedSequence, Prompt, ResponseEncoder, WholeEncoder, dump_line, nearest_row
@@ -116,10 +115,20 @@ class ObjectEncoder(WholeEncoder):
     def encode(self, chunk: OutputChunk) -> bytes:
         if chunk.prompt is not None:
             self.take_prompt(chunk.generation, chunk.prompt)
+        failed = chunk.finished is not None and chunk.finished.error is not None
+        if self.response.logprobs and chunk.tokens and not failed:
+            # A token with 20 alternatives takes 40 µs: they are not left to the end, nor kept until then.
+            self.take_logprobs(chunk.generation * self.response.n + chunk.index, chunk.tokens)
+            plain = [Token(each.id, each.text, each.logprob, each.special) for each in chunk.tokens]
+            chunk = replace(chunk, tokens=plain)
         return super().encode(chunk)
 
     def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
         """The log-probabilities of a generation's prompt have come."""
+
+    @abstractmethod
+    def take_logprobs(self, index: int, tokens: list[Token]) -> None:
+        """Tokens of a choice have come, whose log-probabilities the response has."""
 
     def _body(self) -> bytes:
         choices: list[dict[str, Any]] = []
@@ -229,6 +238,7 @@ _ERROR_TYPES: dict[type[errors.RequestError], tuple[str, str | None]] = {
     errors.UnknownAdapterError: (_INVALID, "model_not_found"),
     errors.UnsupportedParameterError: (_INVALID, "unsupported_parameter"),
     errors.UnknownModelError: (_INVALID, "model_not_found"),
+    errors.UnknownPathError: (_INVALID, "not_found"),
     errors.AuthenticationError: (_INVALID, "invalid_api_key"),
     errors.ForbiddenError: (_INVALID, "insufficient_permissions"),
     errors.MethodNotAllowedError: (_INVALID, "method_not_allowed"),
@@ -247,6 +257,16 @@ def error_object(message: str, error: errors.RequestError | None) -> dict[str, s
     kind, code = nearest_row(_ERROR_TYPES, error)
     named = _PARAMETER.fullmatch(message) if isinstance(error, errors.InvalidRequestError) else None
     return {"message": message, "type": kind, "param": named and named.group(1), "code": code}
+
+
+def json_items(values: list[Any]) -> bytes:
+    """The JSON of a list without its brackets."""
+    return orjson.dumps(values)[1:-1]
+
+
+def json_list(parts: Iterable[bytes]) -> orjson.Fragment:
+    """The list whose items came as `json_items` part by part."""
+    return orjson.Fragment(b"[%b]" % b",".join(filter(None, parts)))
 
 
 def token_logprobs(tokens: Iterable[Token]) -> list[dict[str, Any]]:

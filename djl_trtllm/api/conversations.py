@@ -1,13 +1,11 @@
 """Stored responses, each of which continues the conversation of another one (`api.kept`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api import sampling as shared
+from djl_trtllm.api import content
 from djl_trtllm.api.base import ModelContext, read_json
 from djl_trtllm.api.parameters import show
 
@@ -31,7 +29,7 @@ class Stored:
         turns: list[bytes] = []
         while name:
             entry = self._kept.find(self._key, name, seconds=self._seconds)
-            if entry is None or len(turns) > shared.MOST_MESSAGES:
+            if entry is None or len(turns) > content.MOST_MESSAGES:
                 raise errors.InvalidRequestError(
                     f"the response {show(name)} is not stored: it has expired, was not to be stored, or belongs to "
                     "another API key; send the whole conversation"

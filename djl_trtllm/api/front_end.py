@@ -4,8 +4,6 @@ Requests bring SageMaker's custom attributes and ids as headers; errors and stre
 each front end read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

@@ -4,8 +4,6 @@ An entry belongs to the API key of its request, whose other requests find it. It
 is bounded: the key with the most loses its oldest entry, so that no key drives out those of the others.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import OrderedDict, defaultdict

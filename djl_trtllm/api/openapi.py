@@ -4,8 +4,6 @@ A dialect describes its paths with `tables` and `descriptions`. Its errors are t
 makes of every `RequestError`, so there is no second list of statuses and shapes.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +15,14 @@ from djl_trtllm.api.base import Dialect, Operation, Reply
 from djl_trtllm.api.front_end import endpoint_error
 from djl_trtllm.config import Options
 from djl_trtllm.config.tables import read_table
-from djl_trtllm.errors import MethodNotAllowedError, NotReadyError, OverloadedError, RequestError, UnknownModelError
+from djl_trtllm.errors import (
+    MethodNotAllowedError,
+    NotReadyError,
+    OverloadedError,
+    RequestError,
+    UnknownModelError,
+    UnknownPathError,
+)
 from djl_trtllm.version import __version__
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -235,7 +240,7 @@ class _Document:
         return dict(sorted(errors.items()))
 
 
-_of_requests = tuple(kind for kind in _below(RequestError) if not issubclass(kind, MethodNotAllowedError))
+_of_requests = tuple(kind for kind in _below(RequestError) if kind not in (MethodNotAllowedError, UnknownPathError))
 _of_pages = (UnknownModelError, NotReadyError)
 
 

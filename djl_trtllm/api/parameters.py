@@ -5,8 +5,6 @@ parameters of the API that this server does not support: a value that changes no
 refused by name. All problems of a request are reported together. The same tables describe requests: `Table.schema`.
 """
 
-from __future__ import annotations
-
 import difflib
 import logging
 import math
@@ -111,7 +109,7 @@ class Problems:
         return len(self.invalid) + len(self.unsupported) >= _MOST_PROBLEMS
 
     @classmethod
-    def of(cls, options: Options) -> Problems:
+    def of(cls, options: Options) -> "Problems":
         """No problems yet, of a request for a model with these options."""
         return cls(unknown=options.unknown_parameters)
 

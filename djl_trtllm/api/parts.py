@@ -9,6 +9,7 @@ from enum import Enum
 from djl_trtllm.api import output_parsers as parsers
 from djl_trtllm.api.base import Prompt, ResponseEncoder
 from djl_trtllm.api.chat import Parsing
+from djl_trtllm.api.choices import json_items, token_logprobs
 from djl_trtllm.errors import RequestError
 from djl_trtllm.request import OutputChunk, SequenceResult, Token
 
@@ -25,14 +26,14 @@ class PartKind(Enum):
 class Part:
     """A part of an answer, the `index`th. A call has its function's `name`, its `call_id`, and its arguments as `text`.
 
-    `tokens` are those of a text, if the request wants log-probabilities.
+    `logprobs` are the log-probabilities of a text's tokens, if the request wants them, part by part (`json_items`).
     """
 
     index: int
     kind: PartKind
     name: str = ""
     call_id: str = ""
-    tokens: list[Token] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
 
     @property
@@ -112,9 +113,9 @@ class PartsEncoder(ResponseEncoder):
             new: list[Token] = []
             if kind is PartKind.TEXT and shown:
                 new, shown = shown, []
-                part.tokens += new
+                part.logprobs.append(json_items(token_logprobs(new)))
             if self.stream:
-                data.append(self.more(part, event.text, new))
+                data.append(self.more(part, event.text, part.logprobs[-1:] if new else []))
         if self.parts and self.parts[-1].kind is PartKind.REASONING:
             self.reasoning_tokens += len(tokens)
         return b"".join(data)
@@ -133,8 +134,8 @@ class PartsEncoder(ResponseEncoder):
         """The events with which a part begins."""
 
     @abstractmethod
-    def more(self, part: Part, text: str, tokens: list[Token]) -> bytes:
-        """The event of more text of the last part; `tokens` have its log-probabilities, if they are wanted."""
+    def more(self, part: Part, text: str, logprobs: list[bytes]) -> bytes:
+        """The event of more text of the last part, and of its log-probabilities, if they are wanted."""
 
     @abstractmethod
     def closed(self, part: Part) -> bytes:

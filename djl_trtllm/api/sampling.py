@@ -1,113 +1,17 @@
-"""The parameters that dialects share: sampling, guides and chat messages, and how they become a `GenerationRequest`.
+"""The parameters that dialects share: sampling and guides, and how they become a `GenerationRequest`.
 
 Targets are the field names of `Sampling` and `GenerationRequest`. Ranges are DJL's if it documents them, otherwise
 TGI's; `top_k` -1 means 0, as in vLLM.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from typing import Any
 
 import orjson
 
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.parameters import Kind, Parameter, Problems, show
-from djl_trtllm.request import FIELDS, GREEDY_BELOW, GenerationRequest, Guide, GuideKind, PartOf, Sampling
-
-# Checks chat messages and converts them to the form that chat templates accept.
-
-
-_TEXT_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
-_MESSAGE = {
-    "type": "object",
-    "properties": {
-        "role": {"type": "string", "minLength": 1},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]},
-    },
-    "required": ["role"],
-}
-MOST_MESSAGES = 4096
-"""The most messages of one request, and the most parts of their contents, and the most tool calls."""
-MESSAGES = Kind(
-    "a list of at least one message",
-    lambda value: value,
-    {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": MOST_MESSAGES},
-)
-"""Describes the parameter that `read_messages` reads."""
-
-
-def read_messages(raw: Any, problems: Problems) -> list[dict[str, Any]]:
-    """Return the messages with contents as strings; text parts are joined by newlines.
-
-    Most chat templates do not accept a list of parts. Other fields (`name`, `tool_calls`, ...) are passed to the
-    template as they are; the template decides which roles exist.
-    """
-    if type(raw) is not list or not raw:
-        problems.invalid.append(f"'messages' is {show(raw)}: expected a list of at least one message")
-        return []
-    if (problem := too_many(raw)) is not None:
-        problems.invalid.append(problem)
-        return []
-    messages: list[dict[str, Any]] = []
-    for index, message in enumerate(raw):
-        if problems.full:
-            break  # no error shows more
-        where = f"messages[{index}]"
-        if type(message) is not dict:
-            problems.invalid.append(f"'{where}' is {show(message)}: expected an object with 'role' and 'content'")
-            continue
-        role = message.get("role")
-        if type(role) is not str or not role:
-            problems.invalid.append(f"'{where}.role' is {show(role)}: expected a string such as \"user\"")
-        content = message.get("content")
-        if content is not None or not message.get("tool_calls"):
-            content = read_texts(content, f"{where}.content", problems)
-        messages.append(message | {"content": content})
-    return messages
-
-
-def too_many(raw: list[Any]) -> str | None:
-    """Return the problem if there are too many messages, parts or tool calls."""
-    if len(raw) > MOST_MESSAGES:
-        return f"'messages' has {len(raw)} messages: expected at most {MOST_MESSAGES}"
-    for member in ("content", "tool_calls"):
-        lists = [message[member] for message in raw if type(message) is dict and type(message.get(member)) is list]
-        if (count := sum(map(len, lists))) > MOST_MESSAGES:
-            return f"'messages' has {count} items in '{member}': expected at most {MOST_MESSAGES} in all messages"
-    return None
-
-
-def read_texts(content: Any, place: str, problems: Problems, as_part: Callable[[Any], Any] = lambda part: part) -> str:
-    """The text of a content, a string or a list of parts: these are joined by newlines. `as_part` makes a content part
-    of chat of each."""
-    if type(content) is str:
-        return content
-    if type(content) is not list or len(content) > MOST_MESSAGES:
-        problems.invalid.append(f"'{place}' is {show(content)}: expected a string or a list of text parts")
-        return ""
-    parts = enumerate(content)
-    texts = (read_part(as_part(part), f"{place}[{at}]", problems) for at, part in parts if not problems.full)
-    return "\n".join(text for text in texts if text is not None)
-
-
-def read_part(part: Any, where: str, problems: Problems) -> str | None:
-    """The text of a content part, None with a problem for any other part."""
-    kind = part.get("type") if type(part) is dict else None
-    if kind == "text" and type(part.get("text")) is str:
-        text: str = part["text"]
-        return text
-    if kind in ("image_url", "image", "input_audio", "audio_url", "video_url", "file"):
-        problems.unsupported.append(f"'{where}' is of type {show(kind)}, and this model takes text only")
-    else:
-        problems.invalid.append(f'\'{where}\' is {show(part)}: expected {{"type": "text", "text": string}}')
-    return None
-
+from djl_trtllm.request import FIELDS, GREEDY_BELOW, GenerationRequest, Guide, GuideKind, ImageSource, PartOf, Sampling
 
 # The parameters for guided decoding of several APIs, all parsed into a `Guide`.
 #
@@ -431,6 +335,8 @@ def _read_bias(value: object) -> tuple[tuple[int, float], ...]:
 def _token_of(key: str) -> int:
     if not key.isascii() or not key.isdecimal() or len(key) > _MOST_DIGITS:
         raise ValueError(f" ({show(key)} is no token id)")
+    if str(int(key)) != key:
+        raise ValueError(f" ({show(key)} is token {int(key)}: write it without leading zeros)")  # it may be there twice
     return int(key)
 
 
@@ -439,7 +345,7 @@ _BIAS = Kind(
     _read_bias,
     {
         "type": "object",
-        "propertyNames": {"pattern": f"^[0-9]{{1,{_MOST_DIGITS}}}$"},
+        "propertyNames": {"pattern": f"^(0|[1-9][0-9]{{0,{_MOST_DIGITS - 1}}})$"},
         "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         "maxProperties": _MOST_BIASES,
     },
@@ -580,6 +486,7 @@ def generation_request(
     prompt: str | None = None,
     messages: list[dict[str, Any]] | None = None,
     template: dict[str, Any] | None = None,
+    images: tuple[ImageSource, ...] = (),
 ) -> GenerationRequest:
     """The request of these values. `logprobs`: the response has a place for log-probabilities."""
     return GenerationRequest(
@@ -603,6 +510,7 @@ def generation_request(
         logit_bias=values.get("logit_bias", ()),
         cache_salt=values.get("cache_salt", ""),
         priority=values.get("priority", 0),
+        images=images,
     )
 
 

@@ -1,7 +1,5 @@
 """Compiling ahead of time: `djl-trtllm compile CHECKPOINT OUT`."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -17,9 +15,8 @@ from djl_trtllm.config import Config
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import as_text
 from djl_trtllm.engines.build import build_engine
-from djl_trtllm.engines.cache import EngineDir, Manifest, sweep
+from djl_trtllm.engines.cache import UNFINISHED, EngineDir, Manifest, sweep
 from djl_trtllm.engines.config_overlay import with_rotary_options
-from djl_trtllm.engines.leftovers import noted_output
 from djl_trtllm.engines.plan import DRAFT_FOLDER, EnginePlan
 from djl_trtllm.errors import EngineError, EngineMismatchError
 from djl_trtllm.model import Layout, inspect
@@ -66,11 +63,10 @@ def compile_checkpoint(
     asked, (config, plan) = config, plan_fitted(config, layout, compile_only=True)
     for line in config.warnings[len(asked.warnings) :]:
         progress(f"warning: {line}")
-    with noted_output(config.engine_cache_dir, out):
-        engine = _into(out, plan, progress)
-        if plan.draft is not None:
-            _compile_draft(plan.draft, layout.draft, out / DRAFT_FOLDER, progress)
-        _write_properties(config, plan, out)
+    engine = _into(out, plan, progress)
+    if plan.draft is not None:
+        _compile_draft(plan.draft, layout.draft, out / DRAFT_FOLDER, progress)
+    _write_properties(config, plan, out)
     return engine
 
 
@@ -83,11 +79,11 @@ def _compile_draft(plan: EnginePlan, layout: Layout | None, out: Path, progress:
 
 
 def _into(out: Path, plan: EnginePlan, progress: Callable[[str], None]) -> EngineDir:
+    sweep(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         return _replace(plan, out, progress)
     if out.exists():
         out.rmdir()
-    sweep(out)
     engine = build_engine(plan, out, progress)
     out.with_name(f"{out.name}.log").unlink(missing_ok=True)
     return engine
@@ -106,7 +102,7 @@ def _replace(plan: EnginePlan, out: Path, progress: Callable[[str], None]) -> En
         progress(f"{out} is up to date")
         return EngineDir(path=out, backend=plan.backend.value, manifest=manifest, tokenizer_dir=out)
     # Built beside it and swapped when done, so that a failure leaves the old engine.
-    fresh = out.with_name(f".{out.name}.{os.getpid()}.new")
+    fresh = out.with_name(f".{out.name}.{os.getpid()}{UNFINISHED}")
     engine = build_engine(plan, fresh, progress)
     shutil.rmtree(out)
     fresh.rename(out)

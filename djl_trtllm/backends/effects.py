@@ -4,8 +4,6 @@ Each backend has one map, `options.toml` in its folder, from the fields of `Opti
 does not name has no effect there, unless its declaration says what it does everywhere.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ the engine needs no release of this package. An argument that has an option beco
 messages see one value.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import re
@@ -19,7 +17,6 @@ import yaml
 
 from djl_trtllm.backends.effects import Effects, Passed, Target
 from djl_trtllm.config import Config
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import NotAValueError
 from djl_trtllm.config.sources import Origin, Setting
@@ -88,7 +85,7 @@ def read_extra_options(config: Config, library: Library, notes: list[str]) -> tu
         return config, ()
     reader = _Reader(config, library)
     reader.read(text)
-    notes += [format_setting(reader.config, name) for name in reader.became]
+    notes += [reader.config.format_setting(name) for name in reader.became]
     notes += [f"{each.target}={each.value!r} ({reader.key}, {each.place})" for each in reader.found]
     return reader.config, tuple(reader.found)
 
@@ -102,7 +99,7 @@ def read_settings(
         reader.read_setting(setting)
     if reader.problems:
         raise ConfigError(reader.problems)
-    notes += [format_setting(reader.config, name) for name in reader.became]
+    notes += [reader.config.format_setting(name) for name in reader.became]
     notes += [f"{each.target}={each.value!r} ({each.place})" for each in reader.found]
     return reader.config, tuple(reader.found)
 
@@ -135,7 +132,7 @@ class _Reader:
             raise ConfigError(self.problems)
 
     def read_setting(self, setting: Setting) -> None:
-        """The value is text where the argument takes text and nothing else that it looks like."""
+        """Read a setting: `4` is a number, unless the argument takes texts and no numbers."""
         self.written = setting
         name, text = setting.name_in_engine, setting.value.strip()
         known = self.signatures[self.library.root][name]
@@ -267,7 +264,7 @@ class _Reader:
             self._problem(
                 path,
                 node,
-                f"{_described(value)} here, and {format_setting(self.config, option)} is the same argument: keep one",
+                f"{_described(value)} here, and {self.config.format_setting(option)} is the same argument: keep one",
             )
             return
         self.became.append(option)

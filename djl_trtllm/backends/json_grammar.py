@@ -6,8 +6,6 @@ small models then write nothing else until their tokens are used up. Keywords th
 in `JsonGrammar.not_followed`: no list of what xgrammar ignores has to be kept beside its releases.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +14,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from djl_trtllm.backends.pattern_grammar import FORMATS, Pattern, PatternError, digits, literal, ranged
+from djl_trtllm.backends.pattern_grammar import FORMATS, Pattern, PatternError, counted, digits, literal, ranged
 from djl_trtllm.request import Guide, GuideKind
 
 _BASE = {
@@ -219,9 +217,16 @@ class _Converter:
                 return "value"
             name = self._references[pointer] = self._rule("")
             self.rules[name] = self._convert(target, pointer)
-            if self.rules[name] == name:
+            if self._is_itself(name):
                 raise _wrong(f"{where}/$ref", pointer, "a part of the schema that does not refer to itself at once")
         return self._references[pointer]
+
+    def _is_itself(self, name: str) -> bool:
+        """Whether a rule is another one's name, and so on, up to its own."""
+        body = self.rules[name]
+        while body != name and body in self.rules:
+            body = self.rules[body]
+        return body == name
 
     def _resolved(self, schema: Any, where: str) -> dict[str, Any]:
         """The schema with the keywords of what it refers to."""
@@ -312,6 +317,16 @@ class _Converter:
             raise problem or _NoValueError(f"no value fits {where}")
         return found[0] if len(found) == 1 else self._rule(" | ".join(found))
 
+    def _counted(self, item: str, least: int, most: int | None) -> str:
+        return counted(item, least, math.inf if most is None else most, self._rule)
+
+    def _listed(self, begin: str, item: str, least: int, most: int | None, end: str) -> str:
+        if most == 0:
+            return f'"{begin}" ws "{end}"'
+        more = self._counted(f'(ws "," ws {item})', max(least - 1, 0), None if most is None else most - 1)
+        filled = f"{item} {more} ws"
+        return f'"{begin}" ws {filled} "{end}"' if least else f'"{begin}" ws ({filled})? "{end}"'
+
     def _string(self, keywords: dict[str, Any], where: str) -> str:
         least, most = _counts(keywords, "minLength", "maxLength", where)
         pattern, described = keywords.pop("pattern", None), keywords.get("format")
@@ -327,7 +342,7 @@ class _Converter:
         if found is None and isinstance(described, str) and described in FORMATS:
             found = Pattern(FORMATS[described])
         if found is None:
-            return self._rule(rf'"\"" char{_times(least, most)} "\""')
+            return self._rule(rf'"\"" {self._counted("char", least, most)} "\""')
         # A format beside a pattern says what the pattern is for.
         keywords.pop("format", None)
         if not found.limit(least, most):
@@ -412,8 +427,9 @@ class _Converter:
         if rest_most == 0:
             return self._rule(f'"[" ws {body} ws "]"' if first else '"[" ws "]"')
         if first:
-            return self._rule(f'"[" ws {body} (ws "," ws {item}){_times(rest_least, rest_most)} ws "]"')
-        return self._rule(_listed("[", item, least, most, "]"))
+            rest = self._counted(f'(ws "," ws {item})', rest_least, rest_most)
+            return self._rule(f'"[" ws {body} {rest} ws "]"')
+        return self._rule(self._listed("[", item, least, most, "]"))
 
     def _object(self, keywords: dict[str, Any], where: str) -> str:
         properties, required = keywords.pop("properties", {}), keywords.pop("required", [])
@@ -464,7 +480,7 @@ class _Converter:
             return self._rule('"{" ws "}"')
         if least > 1:
             keywords["minProperties"] = least  # a name may come twice
-        return self._rule(_listed("{", f'{key} ws ":" ws {value}', least, most, "}"))
+        return self._rule(self._listed("{", f'{key} ws ":" ws {value}', least, most, "}"))
 
     def _members(self, members: Sequence[tuple[str, bool]]) -> str:
         rest = '""'
@@ -584,19 +600,6 @@ def _counts(keywords: dict[str, Any], least: str, most: str, where: str) -> tupl
     if high is not None and high < low:
         raise _NoValueError(f"no value fits {where}: its {least} is above its {most}")
     return int(low), None if high is None else int(high)
-
-
-def _times(least: int, most: int | None) -> str:
-    if most is None and least == 0:
-        return "*"
-    return f"{{{least},{'' if most is None else most}}}"
-
-
-def _listed(begin: str, item: str, least: int, most: int | None, end: str) -> str:
-    if most == 0:
-        return f'"{begin}" ws "{end}"'
-    filled = f'{item} (ws "," ws {item}){_times(max(least - 1, 0), None if most is None else most - 1)} ws'
-    return f'"{begin}" ws {filled} "{end}"' if least else f'"{begin}" ws ({filled})? "{end}"'
 
 
 def _fixed(low: int, high: int, decimals: int) -> str:

@@ -5,8 +5,6 @@ tokenizer's, not the model's. llguidance compiles much of a guide only while out
 are produced here. Without a tokenizer.json a guide is only parsed. A grammar is one of Lark.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time

@@ -1,7 +1,5 @@
 """What a backend does of the speculation that the options ask for, checked before anything is loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from djl_trtllm.config import Config

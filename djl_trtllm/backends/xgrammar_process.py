@@ -4,8 +4,6 @@ As in TensorRT-LLM's `_torch/pyexecutor/grammar_matcher.py` (about 1.2), with th
 a guide is parsed and not compiled.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

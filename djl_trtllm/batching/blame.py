@@ -16,8 +16,6 @@ met twice more, each time in the moment of its trial; a loss before the trials b
 suspects.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence

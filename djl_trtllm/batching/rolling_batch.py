@@ -5,8 +5,6 @@ that is alone may take all places. When another client comes and none of its seq
 back: its sequences are cancelled in the executor and go on later, as after the loss of an engine process.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import time
@@ -21,7 +19,7 @@ from djl_trtllm.batching import blame
 from djl_trtllm.batching.admission import BatchLimits, SequenceLimits, Translator
 from djl_trtllm.batching.blame import Blame, Verdict
 from djl_trtllm.batching.queue import ClientShares, ExecutorPort, Places, Slot, WaitingQueue
-from djl_trtllm.batching.sequence import RequestState
+from djl_trtllm.batching.sequence import PooledSequence, RequestState
 from djl_trtllm.batching.statistics import RequestRecord, Statistics
 from djl_trtllm.errors import (
     GenerationError,
@@ -34,7 +32,16 @@ from djl_trtllm.errors import (
 from djl_trtllm.executor.protocol import End, Limits, Stats, Step, Submit, Try
 from djl_trtllm.logs import of_request
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import FIELDS, Adapter, Consumer, FinishReason, GenerationRequest, RequestOrigin, Resume
+from djl_trtllm.request import (
+    FIELDS,
+    Adapter,
+    Consumer,
+    FinishReason,
+    GenerationRequest,
+    Image,
+    RequestOrigin,
+    Resume,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -60,15 +67,18 @@ def can_resume(message: Submit, generated: int, limits: Limits) -> bool:
     )
 
 
-def resumed(message: Submit, token_ids: Sequence[int]) -> Submit:
+def resumed(message: Submit, token_ids: Sequence[int], *, repeats: bool = False) -> Submit:
     """The message that starts a sequence, or lets it go on after the tokens that it has, with its prompt as a list.
 
-    A seeded sequence draws from there on with another seed, which follows from its own and the position: with its own
-    the engine would draw the random numbers of its beginning again.
+    Where the engine `repeats`, it makes the same tokens again, with the same seed. Everywhere else, a seeded sequence
+    draws from there on with another seed, which follows from its own and the position: with its own the engine would
+    draw the random numbers of its beginning again.
     """
     prompt_ids = [*message.prompt_ids, *token_ids]
     if not token_ids:
         return replace(message, prompt_ids=prompt_ids)
+    if repeats:
+        return replace(message, prompt_ids=list(message.prompt_ids), repeated_ids=list(token_ids))
     sampling, generated = message.sampling, len(token_ids)
     seed = None if sampling.seed is None else (sampling.seed + generated * _SEED_STEP) % 2**64
     left = replace(sampling, max_new_tokens=sampling.max_new_tokens - generated, min_new_tokens=0, seed=seed)
@@ -312,8 +322,9 @@ class RollingBatch:
         consumer: Consumer,
         adapter: Adapter | None = None,
         origin: RequestOrigin = _UNKNOWN,
+        images: tuple[Image, ...] = (),
     ) -> RequestState:
-        """Queue an admitted request, `adapter` being the one it names.
+        """Queue an admitted request, `adapter` being the one it names, `images` those of its prompt.
 
         If it can never run, or ends engine processes, gives its reservation back and raises InvalidRequestError.
         """
@@ -331,7 +342,15 @@ class RollingBatch:
         # As a list, a prompt takes nine times as much memory, as long as its request waits or runs.
         kept_ids = array("i", prompt_ids)
         sequences = self._translator.sequences(request, kept_ids)
-        record = RequestRecord(origin, self._clock(), len(prompt_ids), count, request.adapter)
+        record = RequestRecord(
+            origin,
+            self._clock(),
+            len(prompt_ids),
+            count,
+            request.adapter,
+            images=len(images),
+            image_tokens=sum(image.tokens for image in images),
+        )
         state = RequestState(request.sampling, sequences, consumer, record)
         blocks = self._sequence_limits.blocks(len(prompt_ids), max_new_tokens)
         client = self._clients.find(origin.client)
@@ -339,7 +358,7 @@ class RollingBatch:
         for sequence in sequences:
             if sequence.index % beams == 0:
                 message = self._translator.message(
-                    self._next_id, request, kept_ids, max_new_tokens, sequence.seed, adapter, origin
+                    self._next_id, request, kept_ids, max_new_tokens, sequence.seed, adapter, origin, images
                 )
             if sequence.index:
                 message = replace(message, prompt_logprobs=None)
@@ -429,8 +448,8 @@ class RollingBatch:
         if seconds := self._blame.refused_for(key, self._clock()):
             self.withdraw(len(slot.state.sequences), slot.client.key)
             raise HarmfulRequestError(
-                f"the request {key} ends the engine: {blame.LOSSES} engine processes were lost while it began. The "
-                f"same input with the same parameters is refused for {math.ceil(seconds)} more seconds; change it"
+                f"the request {key} ends the engine: {blame.LOSSES} engine processes were lost when it began to run. "
+                f"The same input with the same parameters is refused for {math.ceil(seconds)} more seconds; change it"
             )
 
     def _end_guilty(self, key: str) -> None:
@@ -505,10 +524,11 @@ class RollingBatch:
                 slot.enter(places)
             self._waiting.place(slot.client)
             record = slot.state.record
-            record.reseeded = record.reseeded or (bool(slot.sequence.token_ids) and slot.seeded)
+            repeats = places.executor.limits.repeats
+            record.reseeded |= bool(slot.sequence.token_ids) and slot.seeded and not repeats
             self.statistics.request_started(record, self._clock())
             places.submitted += 1
-            message = resumed(slot.message, slot.sequence.token_ids)
+            message = resumed(slot.message, slot.sequence.token_ids, repeats=repeats)
             places.executor.submit(replace(message, prompt_logprobs=None) if slot.state.scored else message)
         if self._waiting.starving is not None and not self._moving:
             for request_id, slot in to_move(self._running, self._waiting.starving, places, len(self._clients)).items():
@@ -569,7 +589,10 @@ class RollingBatch:
                 self._abort(state, FinishReason.ERROR, GenerationError(problem))
 
     def _count(self, step: Step) -> None:
-        """Count tokens of a step that the engine did not compute one by one."""
+        """Take vectors, and count tokens of a step that the engine did not compute one by one."""
+        for request_id, vector in step.vectors.items():
+            if (slot := self._running.get(request_id)) is not None and isinstance(slot.sequence, PooledSequence):
+                slot.sequence.vector = vector
         for request_id, tokens in step.cached.items():
             if (slot := self._running.get(request_id)) is not None and slot.begins:
                 slot.sequence.cached_tokens = tokens

@@ -1,7 +1,5 @@
 """The output of a request: token ids become text, stop strings end it, and chunks reach its consumer."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -307,6 +305,19 @@ class UnwrittenSequence(OutputSequence):
 
     def finish(self, reason: FinishReason, error: RequestError | None = None) -> None:
         OutputSequence.finish(self, reason if reason in _CUT_SHORT else FinishReason.LENGTH, error)
+
+
+class PooledSequence(UnwrittenSequence):
+    """The sequence of a request that wants its prompt's vector, and no tokens."""
+
+    __slots__ = ("vector",)
+
+    def __init__(self, **fields: Any) -> None:
+        OutputSequence.__init__(self, **fields)
+        self.vector = b""
+
+    def drain(self) -> OutputChunk:
+        return OutputChunk(self.index, [], self.finished, vector=self.vector)
 
 
 class RequestState:

@@ -101,6 +101,9 @@ class RequestRecord:
     """How often it went on in a new engine process."""
     reseeded: bool = False
     """Whether it has a seed and went on after its first token: another run with that seed has other tokens."""
+    images: int = 0
+    image_tokens: int = 0
+    """Tokens of the prompt that are its images."""
 
     queue_time = _Duration("arrived", "started")
     time_to_first_token = _Duration("arrived", "first_token_at")

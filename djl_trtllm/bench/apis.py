@@ -1,8 +1,5 @@
 """The APIs that a load can be put on: where requests go, what they say, and how their streams are read."""
 
-from __future__ import annotations
-
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,11 +23,7 @@ _TEXT = (
     "did down only way find use may water long little very after words called just where most know"
 )
 WORDS = _TEXT.split()
-SHAREGPT_MEANS = 217.4, 185.6
-"""Mean numbers of prompt and output tokens."""
-_LONGEST = 1024
 _MOST_PROMPT_TOKENS = 1 << 20
-_SIGMA = 1.3, 1.1
 
 
 class Prompt(NamedTuple):
@@ -64,16 +57,6 @@ def synthetic(chance: random.Random, tokens: int, output: int, per_word: float) 
         yield Prompt(output, _text(chance, tokens, per_word))
 
 
-def like_sharegpt(chance: random.Random, per_word: float) -> Iterator[Prompt]:
-    """Synthetic prompts with log-normal lengths of prompt and output, whose means are those of ShareGPT's turns.
-
-    The means are those of 1,000 prompts that vLLM's benchmark samples from ShareGPT V3; the words are random.
-    """
-    while True:
-        prompt, output = (_length(chance, mean, sigma) for mean, sigma in zip(SHAREGPT_MEANS, _SIGMA, strict=True))
-        yield Prompt(output, _text(chance, prompt, per_word))
-
-
 def of_file(path: Path, output: int, chance: random.Random, per_word: float = TOKENS_PER_WORD) -> Iterator[Prompt]:
     """The prompts of a JSONL file (see `read_prompts`) in random order, again and again.
 
@@ -88,12 +71,6 @@ def of_file(path: Path, output: int, chance: random.Random, per_word: float = TO
 
 def _text(chance: random.Random, tokens: int, per_word: float) -> str:
     return " ".join(chance.choices(WORDS, k=max(1, round(tokens / per_word))))
-
-
-def _length(chance: random.Random, mean: float, sigma: float) -> int:
-    # Cut lengths have a smaller mean: these medians make up for it (tests hold the means).
-    median = mean * math.exp(-(sigma**2) / 2) * (1 + sigma**4 / 13)
-    return max(4, min(_LONGEST, round(chance.lognormvariate(math.log(median), sigma))))
 
 
 MOST_PROMPTS_BYTES = 1 << 28

@@ -4,8 +4,6 @@ Beside a server on the same machine a client that costs as much as the server me
 request that fails is a failure of the server.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import ssl
@@ -326,7 +324,7 @@ class Target(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def parse(cls, url: str, headers: Mapping[str, str], ca: str | None = None) -> Target:
+    def parse(cls, url: str, headers: Mapping[str, str], ca: str | None = None) -> "Target":
         """Parse an address. Raises BenchmarkError for an address or a header that cannot be sent."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:

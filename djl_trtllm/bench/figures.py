@@ -1,7 +1,5 @@
 """Figures of a load, in bounded memory: distributions in logarithmic bins, and a timeline whose bins widen."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -109,21 +107,6 @@ class Timeline:
         }
 
 
-class Objectives(dict[str, float]):
-    """Service level objectives in seconds: `ttft`, `itl` (a request's mean), `e2e`."""
-
-    def met(self, stream: Stream) -> bool:
-        """Return whether a complete stream meets all objectives."""
-        assert stream.ended is not None
-        following = stream.tokens - stream.counts[0]
-        values = {
-            "ttft": stream.times[0] - stream.intended,
-            "itl": (stream.times[-1] - stream.times[0]) / following if following else 0.0,
-            "e2e": stream.ended - stream.intended,
-        }
-        return all(values[name] <= bound for name, bound in self.items())
-
-
 @dataclass
 class Figures:
     """The figures of one load. The window is the time that is measured, after the warm-up, by the client's clock.
@@ -133,7 +116,6 @@ class Figures:
 
     label: str
     begin: float
-    objectives: Objectives = field(default_factory=Objectives)
     end: float = math.inf
     concurrency: int | None = None
     rate: float | None = None
@@ -142,7 +124,6 @@ class Figures:
     sent: int = 0
     succeeded: int = 0
     unfinished: int = 0
-    good: int = 0
     tokens: int = 0
     events: int = 0
     output_tokens: int = 0
@@ -192,7 +173,6 @@ class Figures:
     def _add_success(self, stream: Stream) -> None:
         assert stream.ended is not None
         self.succeeded += 1
-        self.good += self.objectives.met(stream)
         self.output_tokens += stream.tokens
         if stream.accepted is not None:
             self.accepted_tokens = (self.accepted_tokens or 0) + stream.accepted
@@ -236,11 +216,6 @@ class Figures:
     def failed(self) -> int:
         return sum(self.errors.values())
 
-    @property
-    def goodput(self) -> float:
-        """Share of the requests that succeeded and met the objectives."""
-        return self.good / self.sent if self.sent else 0.0
-
     def as_json(self) -> dict[str, Any]:
         load: Mapping[str, Any] = {"concurrency": self.concurrency, "rate": self.rate}
         return {
@@ -264,9 +239,6 @@ class Figures:
             "ttft_seconds": self.ttft.as_json(),
             "itl_seconds": self.itl.as_json(),
             "e2e_seconds": self.e2e.as_json(),
-            "objectives_seconds": dict(self.objectives),
-            "goodput_share": self.goodput if self.objectives else None,
-            "goodput_requests_per_second": self.good / self.seconds if self.objectives else None,
             "client": {"cpu_share": self.cpu_share, "send_lag_seconds": self.lag.as_json()},
             "timeline": self.timeline.as_json(),
         }

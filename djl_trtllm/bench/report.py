@@ -1,7 +1,5 @@
 """Report a result: a table and sentences, JSON, and a page with charts."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import math
@@ -55,8 +53,6 @@ def table(result: Result) -> list[list[str]]:
         columns[f"{part.upper()} {unit}"] = values
     columns["sent"] = [f"{figures.sent:,}" for figures in found]
     columns["failed"] = [f"{figures.failed:,}" for figures in found]
-    if any(figures.objectives for figures in found):
-        columns["goodput"] = [f"{100 * figures.goodput:.1f} %" for figures in found]
     if any(figures.accepted_share is not None for figures in found):
         columns["accepted"] = [f"{100 * (figures.accepted_share or 0):.0f} %" for figures in found]
     return [[*columns], *(list(row) for row in zip(*columns.values(), strict=True))]
@@ -87,9 +83,6 @@ def conclusion(result: Result) -> list[str]:
     elif sweep is not None and sweep.points:
         lines.append("No knee was found: " + _why_not(result))
     for figures in result.figures:
-        if figures.objectives:
-            rate = number(figures.good / figures.seconds)
-            lines.append(f"{figures.label}: {rate} requests per second met the objectives.")
         for kind, count in figures.errors.most_common():
             detail = figures.details.get(kind, "").strip()
             lines.append(f"{figures.label}: {count:,} failed: {kind}" + (f": {detail}" if detail else ""))
@@ -121,7 +114,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "model": result.model,
         "dataset": plan.dataset,
         "prompt_tokens": plan.prompt_tokens if plan.dataset == "synthetic" else None,
-        "output_tokens": plan.output_tokens if plan.dataset != "sharegpt" else None,
+        "output_tokens": plan.output_tokens,
         "interrupted": result.interrupted,
         "notes": result.notes,
         "warnings": result.warnings,

@@ -1,7 +1,5 @@
 """A whole benchmark: preparing, the loads one after another, and what they measured."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math
@@ -17,14 +15,13 @@ from djl_trtllm.bench.apis import (
     TOKENS_PER_WORD,
     Prompt,
     Requests,
-    like_sharegpt,
     of_file,
     sample_text,
     synthetic,
     tokens_per_word,
 )
 from djl_trtllm.bench.client import Client, Counted, Stream, Target, clock
-from djl_trtllm.bench.figures import Figures, Objectives
+from djl_trtllm.bench.figures import Figures
 from djl_trtllm.processes import raise_limit
 
 _TICK = 0.25
@@ -50,7 +47,6 @@ class Load:
     requests: int | None = None
     warmup: float = 2.0
     drain: float = 60.0
-    objectives: Objectives = field(default_factory=Objectives)
 
     @property
     def label(self) -> str:
@@ -84,7 +80,7 @@ class Run:
         self._stop = stop
         self._chance = chance
         self._started = clock()
-        self._figures = figures = Figures(load.label, self._started + load.warmup, load.objectives)
+        self._figures = figures = Figures(load.label, self._started + load.warmup)
         figures.concurrency, figures.rate = load.concurrency, load.rate
         self._until = figures.begin + load.duration if load.duration is not None else math.inf
         self._live: set[Stream] = set()
@@ -400,7 +396,7 @@ async def _run(
     result.model = requests.model
     result.notes += requests.notes
     per_word = TOKENS_PER_WORD
-    if not stop.is_set() and (plan.dataset in ("synthetic", "sharegpt") or next(prompts).tokens):
+    if not stop.is_set() and (plan.dataset == "synthetic" or next(prompts).tokens):
         measured = await _until(stop, tokens_per_word(client, sample_text()))
         per_word = measured or per_word
         if measured is None and not stop.is_set():
@@ -437,6 +433,4 @@ async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
 def _prompts(plan: Plan, chance: random.Random, per_word: float) -> Iterator[Prompt]:
     if plan.dataset == "synthetic":
         return synthetic(chance, plan.prompt_tokens, plan.output_tokens, per_word)
-    if plan.dataset == "sharegpt":
-        return like_sharegpt(chance, per_word)
     return of_file(Path(plan.dataset), plan.output_tokens, chance, per_word)

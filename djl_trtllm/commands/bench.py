@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from djl_trtllm.bench.session import Load, Plan, Progress, Result
 
 app = typer.Typer(add_completion=False)
-_UNITS = {"ms": 0.001, "s": 1.0, "": 1.0}
 
 
 @app.command()
@@ -40,12 +38,9 @@ def bench(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of synthetic prompts, about.")] = 128,
     output_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for a prompt.")] = 128,
     dataset: Annotated[
-        str, typer.Option(metavar="synthetic|sharegpt|FILE", help="Prompts; a file has JSON lines.")
+        str, typer.Option(metavar="synthetic|FILE", help="Prompts; a file has JSON lines.")
     ] = "synthetic",
     ignore_eos: Annotated[bool, typer.Option(help="Ask for outputs of exactly the requested length.")] = True,
-    slo: Annotated[
-        str | None, typer.Option(metavar="ttft=500ms,itl=50ms,e2e=10s", help="Objectives, for the goodput.")
-    ] = None,
     model: Annotated[str | None, typer.Option(help="Name of the model. Default: the server's first.")] = None,
     parameters: Annotated[str, typer.Option(metavar="JSON", help="Other parameters of each request.")] = "{}",
     api_key: Annotated[
@@ -71,7 +66,6 @@ def bench(
         # numpy and the client take a tenth of a second; other commands do without.
         from djl_trtllm.bench.apis import APIS
         from djl_trtllm.bench.client import Target
-        from djl_trtllm.bench.figures import Objectives
         from djl_trtllm.bench.report import page, require_chart, write_chart
         from djl_trtllm.bench.session import Load, Plan
 
@@ -89,7 +83,6 @@ def bench(
             requests=requests,
             warmup=warmup,
             drain=drain,
-            objectives=Objectives(_objectives(slo)),
         )
         plan = Plan(
             target=Target.parse(url, _headers(header or [], api_key), None if ca is None else str(ca)),
@@ -178,16 +171,6 @@ def _numbers(option: str, text: str) -> list[float]:
     if not values or not all(0 < value < 1e6 for value in values):
         raise BenchmarkError(f"{option} {text}: expected numbers above 0, separated by commas")
     return values
-
-
-def _objectives(text: str | None) -> dict[str, float]:
-    found = {}
-    for part in text.split(",") if text else ():
-        match = re.fullmatch(r"\s*(ttft|itl|e2e)\s*=\s*(\d+\.?\d*|\.\d+)\s*(ms|s|)\s*", part)
-        if match is None:
-            raise BenchmarkError(f"--slo {part}: expected ttft, itl or e2e with a duration, as ttft=500ms")
-        found[match[1]] = float(match[2]) * _UNITS[match[3]]
-    return found
 
 
 def _headers(given: list[str], api_key: str | None) -> dict[str, str]:

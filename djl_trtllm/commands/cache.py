@@ -1,7 +1,5 @@
 """`djl-trtllm cache`: list, verify and prune the local engine cache."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Annotated
@@ -14,6 +12,7 @@ from djl_trtllm.config import load
 from djl_trtllm.engines.cache import EngineCache, Manifest
 from djl_trtllm.engines.leftovers import find_leftovers
 from djl_trtllm.errors import EngineError, EngineMismatchError
+from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.progress import format_bytes
 
 app = typer.Typer(help="List, verify and prune the engine cache.", no_args_is_help=True, add_completion=False)
@@ -68,12 +67,29 @@ def verify() -> None:
 
 @app.command()
 def prune(
-    keep_gb: Annotated[float, typer.Option("--keep", help="GB to keep, most recently used first.", min=0)] = 0.0,
+    address: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[s3://BUCKET/PREFIX]", help="A fleet's cache (option.engine_cache) instead.", show_default=False
+        ),
+    ] = None,
+    keep_gb: Annotated[
+        float, typer.Option("--keep", help="GB to keep, most recently used (in S3: compiled) first.", min=0)
+    ] = 0.0,
 ) -> None:
-    """Remove leftovers of interrupted processes, and engines, the least recently used first; engines in use stay."""
+    """Remove leftovers of interrupted processes, and engines, the least recently used first; engines in use stay.
+
+    In S3 it is not known who uses an engine: those go first that were compiled first.
+    """
     with errors_for_the_reader():
-        cache = _cache()
         progress = progress_printer()
+        if address is not None:
+            from djl_trtllm.engines.fleet_cache import FleetCache
+
+            freed = FleetCache(S3Address.parse(address)).prune(int(keep_gb * 1e9), progress)
+            progress(f"{format_bytes(freed)} freed")
+            return
+        cache = _cache()
         left = find_leftovers(cache.root)
         for item in left:
             item.remove()

@@ -1,7 +1,5 @@
 """`djl-trtllm cluster`: a model on a Ray cluster."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -3,16 +3,17 @@
 trtllm-build writes `--gemm_plugin=float16`, `--gemm_plugin float16`, and `--strongly_typed` without a value.
 """
 
-from __future__ import annotations
-
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+import msgspec
 import typer
 
 from djl_trtllm.commands.console import errors_for_the_reader, progress_printer
+from djl_trtllm.config import Options
 from djl_trtllm.config.options import DeclaredOption, find, suggest
 from djl_trtllm.config.options.option import Scope
 from djl_trtllm.errors import DjlTrtllmError
@@ -136,7 +137,10 @@ def package(
     model: Annotated[str, typer.Argument(metavar="DIR", help="A model directory: serving.properties, model files.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The archive.")] = Path("model.tar.gz"),
 ) -> None:
-    """Pack a model directory into a model.tar.gz for `serve` and SageMaker. The same files give the same bytes."""
+    """Pack a model directory into a model.tar.gz for `serve` and SageMaker. The same files give the same bytes.
+
+    A file beside it has the parameters for the template of a SageMaker endpoint that follow from the model.
+    """
     with errors_for_the_reader():
         from djl_trtllm.config import load
         from djl_trtllm.errors import ModelError
@@ -163,3 +167,38 @@ def package(
         if "serving.properties" not in names and config.options.model_id is None:
             progress("note: there is no serving.properties; the model is served with the defaults and its own files")
         progress(f"{out}: {len(names)} files, {format_bytes(out.stat().st_size)}")
+        progress(f"{write_parameters(out, config.options)}: parameters of serving/sagemaker/endpoint.yaml")
+
+
+def write_parameters(archive: Path, options: "Options") -> Path:
+    """Write what SageMaker's template has to know of an archive into `parameters_file`; return that.
+
+    `aws cloudformation deploy --parameter-overrides` reads it. Other parameters in it stay. Raises ModelError.
+    """
+    from djl_trtllm.cluster.application import target_concurrency
+    from djl_trtllm.errors import ModelError
+    from djl_trtllm.model.archive import parameters_file
+
+    file = parameters_file(archive)
+    parameters: dict[str, str] = {}
+    if file.exists():
+        try:
+            parameters = msgspec.json.decode(file.read_bytes(), type=_ParametersFile).Parameters
+        except msgspec.DecodeError as error:
+            raise ModelError(f'{file}: {error}; expected {{"Parameters": {{"NAME": "VALUE"}}}}, or remove it') from None
+    digest = hashlib.sha256()
+    with archive.open("rb") as content:
+        while part := content.read(1 << 20):
+            digest.update(part)
+    parameters |= {
+        "ModelVersion": digest.hexdigest()[:16],
+        "TargetConcurrency": str(target_concurrency(options.max_rolling_batch_size)),
+    }
+    if options.tensor_parallel_degree != "max":
+        parameters["Accelerators"] = str(options.tensor_parallel_degree * options.pipeline_parallel_degree)
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(_ParametersFile(parameters)), indent=2) + b"\n")
+    return file
+
+
+class _ParametersFile(msgspec.Struct):
+    Parameters: dict[str, str]

@@ -1,7 +1,5 @@
 """`djl-trtllm config`: the resolved configuration, and whether the model can be served with it."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 A terminal gets lines that are wrapped between words, a pipe or a file gets each message in one line.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

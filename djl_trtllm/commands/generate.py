@@ -1,7 +1,5 @@
 """`djl-trtllm generate`: text for the prompts in a file, without a server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

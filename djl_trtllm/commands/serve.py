@@ -1,7 +1,5 @@
 """`djl-trtllm serve`: the HTTP server with its models."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

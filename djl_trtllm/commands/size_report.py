@@ -1,7 +1,5 @@
 """The question and the answer of `djl-trtllm size`: one model on one machine, with its picture, or on many by price."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The resolved configuration as a list for people and as a structure for programs; secrets are masked in both."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable
 from pathlib import Path

@@ -6,15 +6,13 @@ it runs with: an option without effect there, or with a fixed one, breaks none o
 longer have gives a note and never an error.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from djl_trtllm.config.configuration import format_setting
+from djl_trtllm.config.media import most_images
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.choices import Backend, ChatGlmVersion, QuantAlgorithm, Quantization, SchedulerPolicy
 from djl_trtllm.config.sources import Config
@@ -40,29 +38,16 @@ class RuleContext:
     compiled_as: str | None = None
 
     @classmethod
-    def of(cls, config: Config, **model: Any) -> RuleContext:
+    def of(cls, config: Config, **model: Any) -> "RuleContext":
         """The context of a configuration and a model."""
         return cls(
             value=partial(getattr, config.options),
             is_set=config.is_set,
-            format_setting=partial(format_setting, config),
+            format_setting=config.format_setting,
             written_name=lambda name: OPTIONS[name].key,
             **model,
         )
 
-
-_GENERATING = (
-    "auto",
-    "generate",
-    "text-generation",
-    "text2text-generation",
-    "image-text-to-text",
-    "conversational",
-    "question-answering",
-    "summarization",
-    "translation",
-)
-"""Tasks of the Hugging Face hub and of vLLM that a model does by generating text."""
 
 Broken = Callable[[RuleContext], str | None]
 
@@ -298,6 +283,15 @@ def model_version_family(context: RuleContext) -> str | None:
 
 
 @_rule
+def media_of_a_prompt(context: RuleContext) -> str | None:
+    try:
+        most_images(context.value("limit_mm_per_prompt"))
+    except ValueError as error:
+        return f"{context.format_setting('limit_mm_per_prompt')}: {error}"
+    return None
+
+
+@_rule
 def cap_and_fraction(context: RuleContext) -> str | None:
     cap, fraction = "max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction"
     if context.value(cap) is None or context.value(fraction) is None:
@@ -408,17 +402,6 @@ def engine_of_lmi(context: RuleContext) -> str | None:
     return (
         f"{context.format_setting(named[0])} names {named[1].name}, and {backend} runs the model here; "
         "option.backend says which engine you want"
-    )
-
-
-@_rule
-def text_is_generated(context: RuleContext) -> str | None:
-    task = context.value("task")
-    if task is None or task in _GENERATING:
-        return None
-    return (
-        f"{context.format_setting('task')}: this server generates text and does nothing else; serve such a model with "
-        "another server, or leave the option out if the model generates text"
     )
 
 

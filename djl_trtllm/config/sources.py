@@ -253,6 +253,10 @@ class Config:
         """
         return OPTIONS[field_name].name in self.user_set
 
+    def format_setting(self, field_name: str) -> str:
+        """`KEY=VALUE (origin)` of the option of this field, with secrets masked."""
+        return format_value(field_name, getattr(self.options, field_name), self.origin(field_name))
+
     @property
     def engine_cache_dir(self) -> Path:
         """Folder of the engine cache: as set, or `~/.cache/djl-trtllm`. It may not exist yet."""
@@ -285,6 +289,12 @@ class Config:
             origins={**self.origins, **dict.fromkeys(values, origin)},
             user_set=self.user_set | set(values) if origin.is_user else self.user_set,
         )
+
+
+def format_value(field_name: str, value: Any, origin: Origin) -> str:
+    """`KEY=VALUE (origin)` of any value of this field, with secrets masked."""
+    key = OPTIONS[field_name].key
+    return f"{key}={masked(key, as_text(value)) or 'none'} ({masked('', str(origin))})"
 
 
 def _expanded(path: Path) -> Path:

@@ -4,8 +4,6 @@
 `option.speculative_decoding_mode=ngram` with `option.speculative_length=4` are the same.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Mapping
@@ -15,7 +13,6 @@ from typing import Any
 
 import yaml
 
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.sources import Config
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
@@ -132,7 +129,7 @@ def speculation_of(config: Config) -> Speculation | None:
     if found.get("tokens") == 0 or named == "none":
         return None
     key = next((n for n in ("speculative_config", "speculative_decoding_mode", *chosen) if config.is_set(n)), "")
-    setting = format_setting(config, key) if key else "option.speculative_config"
+    setting = config.format_setting(key) if key else "option.speculative_config"
     model = found.get("model")
     if model is None and method in _WITH_MODEL:
         problems.append(f"{setting}: {method} needs a draft model: set option.speculative_draft_model to its files")
@@ -165,7 +162,7 @@ def _collected(config: Config, problems: list[str]) -> tuple[dict[str, Any], dic
         for name in names:
             value = getattr(config.options, name)
             if value is not None and _method(found.setdefault(own, value)) != _method(value):
-                problems.append(f"{format_setting(config, name)}: another setting says {found[own]!r}; keep one")
+                problems.append(f"{config.format_setting(name)}: another setting says {found[own]!r}; keep one")
     return found, extra
 
 
@@ -196,7 +193,7 @@ def _wrong(config: Config, found: Mapping[str, Any]) -> list[str]:
             right, expected = name == "tree" or value is None or isinstance(value, str), "text"
         if not right:
             key = next((each for each in _OPTIONS[name] if config.is_set(each)), None)
-            place = f"{_config(config)}: {_NAMES[name][0]}={value!r}" if key is None else format_setting(config, key)
+            place = f"{_config(config)}: {_NAMES[name][0]}={value!r}" if key is None else config.format_setting(key)
             problems.append(f"{place}: expected {expected}")
     return problems
 

@@ -1,7 +1,5 @@
 """Reads TOML tables that are part of the package, such as those of `config/compat/`."""
 
-from __future__ import annotations
-
 import sys
 from importlib import resources
 from typing import Any

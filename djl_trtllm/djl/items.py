@@ -1,7 +1,5 @@
 """A part of a response, as DJL's Java side reads it (`ai.djl.python.engine.Request.addResponse`)."""
 
-from __future__ import annotations
-
 import logging
 import struct
 from collections import deque

@@ -3,8 +3,6 @@
 The compiler's output is logged, its phases are reported, and what it leaves after a failure is removed.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import shutil

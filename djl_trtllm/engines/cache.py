@@ -257,7 +257,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         for package, installed in (versions or {}).items():
             made_with = self.versions.get(package)
             if made_with is not None and _release(installed) < _release(made_with):
-                lines.append(f"{package}: engine was made with {made_with}, installed is the older {installed}")
+                lines.append(
+                    f"{package}: the engine was made with {made_with}, and {installed} is installed, an older one"
+                )
         return lines
 
 
@@ -301,7 +303,7 @@ class EngineDir:
     tokenizer_dir: Path
 
 
-_SUFFIX = ".partial"
+UNFINISHED = ".partial"
 
 
 @contextmanager
@@ -312,7 +314,7 @@ def staged(out: Path) -> Iterator[Path]:
     if `out` exists by then and is not empty.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.parent / f".{out.name}.{os.getpid()}.{secrets.token_hex(4)}{_SUFFIX}"
+    partial = out.parent / f".{out.name}.{os.getpid()}.{secrets.token_hex(4)}{UNFINISHED}"
     partial.mkdir()
     try:
         with marked(partial):
@@ -325,7 +327,8 @@ def staged(out: Path) -> Iterator[Path]:
 
 def sweep(out: Path) -> list[Path]:
     """Remove what killed builders of `out` left behind, and return it. Call only while `out` is locked for builders."""
-    left = sorted(out.parent.glob(f".{out.name}.*{_SUFFIX}"))
+    unfinished = out.parent.glob(f".*{UNFINISHED}")
+    left = sorted(path for path in unfinished if path.name.lstrip(".").startswith(f"{out.name}."))
     for partial in left:
         shutil.rmtree(partial, ignore_errors=True)
     return left

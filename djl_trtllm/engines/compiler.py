@@ -1,7 +1,5 @@
 """Compilers, and the messages between this process and a compiler's."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -5,42 +5,32 @@ reads these values from the checkpoint's `config.json`. A checkpoint may be a re
 share, so it stays as it is. The overlay has its own content, hence its own engine in every cache.
 """
 
-from __future__ import annotations
-
-import atexit
-import contextlib
 import copy
+import hashlib
 import json
 import logging
-import os
-import secrets
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from djl_trtllm.config import Config
-from djl_trtllm.config.configuration import format_setting
-from djl_trtllm.engines.cache import MANIFEST_FILE, hold_mark, unheld
+from djl_trtllm.engines.cache import MANIFEST_FILE
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, ModelKind, inspect
+from djl_trtllm.model.work_directory import link_with_changes
 
 log = logging.getLogger(__name__)
 
 _OPTIONS = ("rotary_base", "rotary_dim", "rotary_scaling_type", "rotary_scaling_factor")
 _FOLDER = "overlays"
-_MARK = ".use"
 # Their config.json may leave the two keys out. transformers 4.57, configuration_*.py; TensorRT-LLM 1.2,
 # models/{llama,qwen}/config.py.
 _WITH_ROPE = ("llama", "internlm", "qwen", "mistral", "mixtral", "gemma", "phi3", "falcon", "baichuan")
 _WITH_DIMENSIONS = ("gptj", "codegen")
 
-_made: dict[tuple[str, str], Path] = {}
-
 
 def with_rotary_options(config: Config, layout: Layout) -> tuple[Layout, tuple[str, ...]]:
-    """The model with the rotary options that the user set: itself, or an overlay that lasts as long as this process.
+    """The model with the rotary options that the user set: itself, or an overlay.
 
     Also returns a line for each option that cannot have an effect, and for an engine that is not used because of them.
     Raises EngineError if the overlay cannot be written.
@@ -50,7 +40,7 @@ def with_rotary_options(config: Config, layout: Layout) -> tuple[Layout, tuple[s
         return layout, ()
     if layout.kind.is_engine:
         why = "the model is a compiled engine, which has the values it was compiled with"
-        return layout, tuple(f"{format_setting(config, name)} has no effect: {why}" for name in given)
+        return layout, tuple(f"{config.format_setting(name)} has no effect: {why}" for name in given)
     changed, told = _change(config, layout, given)
     if changed == layout.config:
         return layout, told
@@ -62,7 +52,7 @@ def with_rotary_options(config: Config, layout: Layout) -> tuple[Layout, tuple[s
     bundled = found.bundled_engine
     if bundled is not None and not (bundled / MANIFEST_FILE).is_file():
         found = replace(found, bundled_engine=None)
-        asked = " and ".join(format_setting(config, name) for name in given)
+        asked = " and ".join(config.format_setting(name) for name in given)
         told += (
             f"the {bundled.name} folder beside the checkpoint is not used: it has no {MANIFEST_FILE}, "
             f"so it is unknown whether it was compiled with {asked}",
@@ -94,7 +84,7 @@ def _change(config: Config, layout: Layout, given: list[str]) -> tuple[dict[str,
             _set(part, keys[place], value)
         elif name in given:
             why = f"{part.get('model_type')} has no {usual} to change"
-            told.append(f"{format_setting(config, name)} has no effect: {why}")
+            told.append(f"{config.format_setting(name)} has no effect: {why}")
     return changed, tuple(told)
 
 
@@ -125,43 +115,18 @@ def _set(part: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _overlay(checkpoint: Path, changed: dict[str, Any], folder: Path) -> Path:
-    """A folder of the checkpoint's name with links to its files and the changed config.json."""
+    """A folder of the checkpoint's name with links to its files and the changed config.json.
+
+    Its place follows from both, so processes share it, and it stays: it has no file of its own but that one.
+    """
     text = json.dumps(changed, indent=2)
-    key = (str(checkpoint.resolve()), text)
-    if key in _made and _made[key].is_dir():
-        return _made[key]
-    own = folder / f"{os.getpid()}-{secrets.token_hex(4)}"
-    overlay = own / (checkpoint.resolve().name or "checkpoint")
+    key = hashlib.sha256(f"{checkpoint.resolve()}\n{text}".encode()).hexdigest()[:32]
+    overlay = folder / key / (checkpoint.resolve().name or "checkpoint")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in list(abandoned_overlays(folder.parent)):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-        hold_mark(folder / f"{own.name}{_MARK}")
-        overlay.mkdir(parents=True)
-        for entry in checkpoint.iterdir():
-            if entry.name != "config.json":
-                (overlay / entry.name).symlink_to(entry.absolute())
-        (overlay / "config.json").write_text(text)
+        link_with_changes(checkpoint, overlay, {"config.json": text})
     except OSError as error:
         raise EngineError(
             f"the rotary options need a changed copy of {checkpoint / 'config.json'}, which cannot be written to "
             f"{overlay}: {error}; set option.engine_cache_dir to a folder that can be written"
         ) from error
-    atexit.register(_remove, own, os.getpid())
-    _made[key] = overlay
     return overlay
-
-
-def abandoned_overlays(cache: Path) -> Iterator[Path]:
-    """The overlays of processes that ended without removing them, and their marks."""
-    for mark in sorted((cache / _FOLDER).glob(f"*{_MARK}")):
-        with contextlib.suppress(OSError), unheld(mark) as free:
-            if free:
-                yield from (path for path in (mark.with_suffix(""), mark) if path.exists())
-
-
-def _remove(own: Path, process: int) -> None:
-    # A forked process has the registrations of its parent.
-    if os.getpid() == process:
-        shutil.rmtree(own, ignore_errors=True)
-        own.with_name(f"{own.name}{_MARK}").unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import secrets
 import shutil
 import socket
@@ -23,11 +24,13 @@ import msgspec
 from botocore.exceptions import ClientError
 
 from djl_trtllm.engines.cache import MANIFEST_FILE, Manifest
-from djl_trtllm.errors import DownloadError, EngineMismatchError
+from djl_trtllm.engines.compiler import DISK
+from djl_trtllm.errors import BuildError, DownloadError, EngineError, EngineMismatchError
 from djl_trtllm.model.remote import s3
 from djl_trtllm.model.remote.fetch import upload
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.remote.s3_download import RECORD, download
+from djl_trtllm.progress import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +48,14 @@ def _ask(method: str, address: S3Address, unless: tuple[int, ...], **arguments: 
 
 _ABSENT = (404,)
 _OVERTAKEN = (404, 409, 412)
-"""Statuses of a conditional request: another machine has removed, is writing or has replaced the object."""
+"""Statuses of a conditional request: another machine has removed, is writing or has replaced the object; or this one
+has, and the answer to an earlier attempt of the same request was lost."""
+
+
+def _age(answer: Any) -> float:
+    """Seconds since an object was written, by the store's clock."""
+    now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+    return float((now - answer["LastModified"]).total_seconds())
 
 
 class Lease:
@@ -66,12 +76,15 @@ class Lease:
         """Try to acquire it; False while another machine holds it."""
         if self._write(IfNoneMatch="*"):
             return True
-        held = _ask("head_object", self._address, _ABSENT)
+        held = _ask("get_object", self._address, _ABSENT)
         if held is None:  # released just now
             return self._write(IfNoneMatch="*")
-        now = parsedate_to_datetime(held["ResponseMetadata"]["HTTPHeaders"]["date"])
-        expired = (now - held["LastModified"]).total_seconds() > self._seconds
-        return expired and self._write(IfMatch=held["ETag"])
+        return self._is_own(held) or (_age(held) > self._seconds and self._write(IfMatch=held["ETag"]))
+
+    def is_held(self) -> bool:
+        """Whether any machine holds it."""
+        held = _ask("head_object", self._address, _ABSENT)
+        return held is not None and _age(held) <= self._seconds
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -85,15 +98,20 @@ class Lease:
             done.set()
             renewing.join()
             try:
-                _ask("delete_object", self._address, (), IfMatch=self._etag)
+                self._release()
             except DownloadError as error:
-                # Another machine holds it, or the store is unreachable: it expires by itself.
+                # It expires by itself.
                 log.info("the lease was not released: %s", error)
+
+    def _release(self) -> None:
+        # The last renewal may have been done although its answer was lost: the ETag is then another one.
+        if _ask("delete_object", self._address, _OVERTAKEN, IfMatch=self._etag) is None and self._is_still_own():
+            _ask("delete_object", self._address, _OVERTAKEN, IfMatch=self._etag)
 
     def _renew(self, done: threading.Event) -> None:
         while not done.wait(self._seconds / 4):
             try:
-                renewed = self._write(IfMatch=self._etag)
+                renewed = self._write(IfMatch=self._etag) or self._is_still_own()
             except DownloadError as error:
                 log.warning("cannot renew the lease: %s", error)
                 continue
@@ -109,11 +127,33 @@ class Lease:
             self._etag = answer["ETag"]
         return answer is not None
 
+    def _is_still_own(self) -> bool:
+        found = _ask("get_object", self._address, _ABSENT)
+        return found is not None and self._is_own(found)
+
+    def _is_own(self, found: Any) -> bool:
+        """Whether this machine has written it: a refused request may be the repetition of one that was done."""
+        own = _content(found, self._address).startswith(self._owner.encode())
+        if own:
+            self._etag = found["ETag"]
+        return own
+
+
+def _content(answer: Any, address: S3Address) -> bytes:
+    with s3.download_errors(address):
+        return bytes(answer["Body"].read())
+
 
 _LEASE_SECONDS = 60.0
 _WAIT_SECONDS = 3600.0
 _POLL_SECONDS = 3.0
 _REPORT_EVERY_SECONDS = 15.0
+_FAILED_SECONDS = 600.0
+"""For how long a compile that failed on one machine is not tried by another."""
+_MOST_REASON = 4000
+_ENTRY, _LEASE, _FAILURE = ".json", ".lease", ".failed"
+_NAME = re.compile(r"([a-z][a-z0-9_-]*-[0-9a-f]{32})(\.json|\.lease|\.failed|/.+)")
+"""What objects of the cache are called, below its address: the key (`cache.cache_key`), and what the object is."""
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -123,13 +163,21 @@ class _Entry(msgspec.Struct, frozen=True):
     manifest: dict[str, Any]
 
 
+class _Failure(msgspec.Struct, frozen=True):
+    """The object `KEY.failed`: the machine on which compiling failed, and why."""
+
+    machine: str
+    reason: str
+
+
 @dataclass
 class FleetCache:
     """Engines by key under an address in S3.
 
     An engine is in a folder of its own, `KEY/RANDOM/`. The object `KEY.json` names the folder that is valid; it is
-    written last, and only if it does not exist. The builder holds the lease `KEY.lease`. If S3 cannot be used, the
-    engine is built without it and `progress` gets the reason.
+    written last, and only if it does not exist. The builder holds the lease `KEY.lease`. A compile that failed is
+    `KEY.failed`: for ten minutes the other machines fail with its reason, and do not compile one after the other. If S3
+    cannot be used, the engine is built without it and `progress` gets the reason.
     """
 
     address: S3Address
@@ -139,7 +187,8 @@ class FleetCache:
     def provide(self, key: str, out: Path, build: Callable[[Path], None], progress: Callable[[str], None]) -> None:
         """Create the directory `out`: fetch it, or build it with `build(out)` and upload it for the others.
 
-        Waits while another machine builds it, at most `wait_seconds`. Raises what `build` raises.
+        Waits while another machine builds it, at most `wait_seconds`. Raises what `build` raises, and EngineError if it
+        failed on another machine.
         """
         try:
             fetched = self._fetch_or_wait(key, out, build, progress)
@@ -155,15 +204,15 @@ class FleetCache:
         """True if `out` was created; False if the wait was too long."""
         started = time.monotonic()
         reported = -_REPORT_EVERY_SECONDS
-        lease = Lease(self._at(f"{key}.lease"), self.lease_seconds)
+        lease = self._lease(key)
         while True:
             if self._fetch(key, out, progress):
                 return True
             if lease.acquire():
                 with lease.held():
-                    # It may have become complete between the check and the lease.
+                    # It may have become complete, or failed, between the check and the lease.
                     if not self._fetch(key, out, progress):
-                        build(out)
+                        self._build(key, out, build)
                         self._upload(key, out, progress)
                 return True
             waited = time.monotonic() - started
@@ -177,9 +226,23 @@ class FleetCache:
                 reported = waited
             time.sleep(min(_POLL_SECONDS, self.lease_seconds / 4))
 
+    def _build(self, key: str, out: Path, build: Callable[[Path], None]) -> None:
+        try:
+            build(out)
+        except BuildError as error:
+            if error.cause != DISK.name:  # a full disk is this machine's own
+                failure = _Failure(socket.gethostname(), str(error)[:_MOST_REASON])
+                try:
+                    _ask("put_object", self._at(key + _FAILURE), (), Body=msgspec.json.encode(failure))
+                except DownloadError as unwritten:
+                    log.info("other machines will compile this engine too: %s", unwritten)
+            raise
+
     def _fetch(self, key: str, out: Path, progress: Callable[[str], None]) -> bool:
+        """False if there is no engine. Raises EngineError if compiling it failed a short time ago."""
         found = self._entry(key)
         if found is None:
+            self._raise_failure(key)
             return False
         entry, etag = found
         home = out.with_name(f".{out.name}.fetched")
@@ -190,7 +253,8 @@ class FleetCache:
             problems = _problems(fetched, entry)
             if problems:
                 progress(f"the engine {folder} is damaged ({'; '.join(problems)}); it is removed and compiled again")
-                self._remove(key, etag)
+                self._remove_entry(key, etag)
+                self._remove_unnamed(key, entry.folder)
                 return False
             # Written last, as in an engine compiled here.
             (fetched / MANIFEST_FILE).touch()
@@ -200,23 +264,38 @@ class FleetCache:
         finally:
             shutil.rmtree(home, ignore_errors=True)
 
+    def _raise_failure(self, key: str) -> None:
+        answer = _ask("get_object", self._at(key + _FAILURE), _ABSENT)
+        if answer is None or (age := _age(answer)) > _FAILED_SECONDS:
+            return
+        try:
+            failure = msgspec.json.decode(_content(answer, self.address), type=_Failure)
+        except msgspec.DecodeError:
+            return
+        raise EngineError(
+            f"compiling this engine failed on {failure.machine} {age:.0f} s ago, and the machines that share "
+            f"{self.address} do not try again for {_FAILED_SECONDS - age:.0f} s, or until `djl-trtllm cache prune "
+            f"{self.address}`: {failure.reason}"
+        )
+
+    def _lease(self, key: str) -> Lease:
+        return Lease(self._at(key + _LEASE), self.lease_seconds)
+
     def _at(self, name: str) -> S3Address:
         return S3Address(self.address.bucket, self.address.below(name))
 
     def _entry(self, key: str) -> tuple[_Entry, str] | None:
-        answer = _ask("get_object", self._at(f"{key}.json"), _ABSENT)
+        answer = _ask("get_object", self._at(key + _ENTRY), _ABSENT)
         if answer is None:
             return None
-        with s3.download_errors(self.address):
-            content = answer["Body"].read()
         try:
-            return msgspec.json.decode(content, type=_Entry), answer["ETag"]
+            return msgspec.json.decode(_content(answer, self.address), type=_Entry), answer["ETag"]
         except msgspec.DecodeError:
-            self._remove(key, answer["ETag"])
+            self._remove_entry(key, answer["ETag"])
             return None
 
-    def _remove(self, key: str, etag: str) -> None:
-        _ask("delete_object", self._at(f"{key}.json"), _OVERTAKEN, IfMatch=etag)
+    def _remove_entry(self, key: str, etag: str) -> None:
+        _ask("delete_object", self._at(key + _ENTRY), _OVERTAKEN, IfMatch=etag)
 
     def _upload(self, key: str, out: Path, progress: Callable[[str], None]) -> None:
         """Upload the engine for other machines; this one continues without it if that fails."""
@@ -225,9 +304,101 @@ class FleetCache:
             upload(out, str(self._at(f"{key}/{folder}")), progress)
             entry = msgspec.json.encode(_Entry(folder, json.loads((out / MANIFEST_FILE).read_bytes())))
             # The engine of a machine that was first is as good.
-            _ask("put_object", self._at(f"{key}.json"), (409, 412), Body=entry, IfNoneMatch="*")
+            _ask("put_object", self._at(key + _ENTRY), (409, 412), Body=entry, IfNoneMatch="*")
         except (DownloadError, OSError) as error:
             progress(f"the engine was not uploaded: {error}; other machines compile it themselves")
+        try:
+            self._remove_unnamed(key, folder)
+        except DownloadError as error:
+            log.info("files of %s may be left in %s, `djl-trtllm cache prune` removes them: %s", key, folder, error)
+
+    def _remove_unnamed(self, key: str, folder: str) -> None:
+        """Remove the files of a folder, unless the entry names it."""
+        found = self._entry(key)
+        if found is None or found[0].folder != folder:
+            _remove(self.address.bucket, [each["Key"] for each in s3.listed(self._at(f"{key}/{folder}"))])
+
+    def prune(self, max_bytes: int, progress: Callable[[str], None]) -> int:
+        """Remove engines, those that were compiled first before others, until `max_bytes` are left; the bytes removed.
+
+        Removes all leftovers too: failures, and the leases, folders and incomplete uploads of machines that died. What
+        belongs to a held lease stays, and so do objects that have no name of an engine cache. Raises DownloadError.
+        """
+        engines, others = self._contents()
+        held = {key for key in engines if self._lease(key).is_held()}
+        if others:
+            progress(f"{others} objects under {self.address} are not an engine cache's, and stay")
+        left = removed = 0
+        for key, objects in sorted(engines.items(), key=lambda item: _written(item[1]), reverse=True):
+            if key in held:
+                progress(f"{key} stays: a machine is compiling it")
+                continue
+            entry = self._entry(key)
+            if entry is not None:
+                whole = [each for each in objects if self._below(each).startswith(f"{key}/{entry[0].folder}/")]
+                if left + _bytes(whole) <= max_bytes:
+                    left += _bytes(whole)
+                    objects = [each for each in objects if each not in whole and self._below(each) != key + _ENTRY]
+                else:  # first: without it, no machine looks for the files
+                    self._remove_entry(key, entry[1])
+            if objects:
+                _remove(self.address.bucket, [each["Key"] for each in objects])
+                removed += _bytes(objects)
+                progress(f"removed {key} ({len(objects)} objects, {format_bytes(_bytes(objects))})")
+        self._abort_uploads(held, progress)
+        return removed
+
+    def _below(self, listed: Any) -> str:
+        """The name of a listed object below the address."""
+        return str(listed["Key"][len(self.address.below("")) :])
+
+    def _contents(self) -> tuple[dict[str, list[Any]], int]:
+        """The listed objects by the cache's keys, and the number of others."""
+        engines: dict[str, list[Any]] = {}
+        others = 0
+        for each in s3.listed(self.address):
+            if (name := _NAME.fullmatch(self._below(each))) is None:
+                others += 1
+            else:
+                engines.setdefault(name[1], []).append(each)
+        return engines, others
+
+    def _abort_uploads(self, held: set[str], progress: Callable[[str], None]) -> None:
+        """Abort the uploads in parts that nobody goes on with."""
+        client = s3.client()
+        with s3.download_errors(self.address):
+            pages = client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self.address.bucket, Prefix=self.address.below("")
+            )
+            for upload_ in [each for page in pages for each in page.get("Uploads", ())]:
+                name = _NAME.fullmatch(self._below(upload_))
+                if name is not None and name[1] not in held:
+                    client.abort_multipart_upload(
+                        Bucket=self.address.bucket, Key=upload_["Key"], UploadId=upload_["UploadId"]
+                    )
+                    progress(f"ended an incomplete upload of {upload_['Key']}")
+
+
+def _written(objects: list[Any]) -> Any:
+    return max(each["LastModified"] for each in objects)
+
+
+def _bytes(objects: list[Any]) -> int:
+    return sum(each["Size"] for each in objects)
+
+
+_MOST_REMOVED = 1000
+"""S3's bound for the objects of one request."""
+
+
+def _remove(bucket: str, keys: list[str]) -> None:
+    """Remove objects. Raises DownloadError."""
+    for at in range(0, len(keys), _MOST_REMOVED):
+        objects = [{"Key": key} for key in keys[at : at + _MOST_REMOVED]]
+        with s3.download_errors(f"s3://{bucket}"):
+            answer = s3.client().delete_objects(Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+        for error in answer.get("Errors", ()):
+            raise DownloadError(f"s3://{bucket}/{error['Key']} was not removed: {error['Code']} ({error['Message']})")
 
 
 def _problems(directory: Path, entry: _Entry) -> list[str]:

@@ -3,8 +3,6 @@
 A bound on the memory of engine processes makes this machine one with less memory.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import resource
@@ -255,7 +253,7 @@ class Hardware:
     openvino: bool = False
 
     @classmethod
-    def probe(cls) -> Hardware:
+    def probe(cls) -> "Hardware":
         """Inspect this machine now, without initialising a GPU. Backends add what is installed (`EngineBackend`)."""
         gpus, driver = visible_gpus(os.environ)
         return cls(gpus=gpus, tensorrt_llm=None, available_memory=available_memory(), driver=driver)

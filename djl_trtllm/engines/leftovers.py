@@ -1,27 +1,20 @@
-"""Leftovers of interrupted downloads and compiles, in the cache and beside outputs elsewhere."""
+"""Leftovers of interrupted downloads and compiles, in the cache and among temporary files."""
 
-from __future__ import annotations
-
-import hashlib
-import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from djl_trtllm.engines.cache import MANIFEST_FILE
-from djl_trtllm.engines.config_overlay import abandoned_overlays
-from djl_trtllm.model.work_directory import abandoned_temporary_directories, is_abandoned, marked
+from djl_trtllm.model.work_directory import abandoned_temporary_directories, is_abandoned
 
-_OUTPUTS = "outputs"
 _OUTGOING = "outgoing"
 _HASHES = "hashes"
 _DOWNLOADS = "downloads"
 _MODELS = "models"
-_BESIDE = re.compile(r"\.partial$|\.\d+\.new(\.log)?$")
 
 
 @dataclass(frozen=True)
@@ -32,7 +25,7 @@ class Leftover:
     size: int
 
     @classmethod
-    def of(cls, path: Path) -> Leftover:
+    def of(cls, path: Path) -> "Leftover":
         size = 0
         for file in [path, *path.rglob("*")]:
             with suppress(OSError):
@@ -46,29 +39,9 @@ class Leftover:
             self.path.unlink(missing_ok=True)
 
 
-@contextmanager
-def noted_output(root: Path, out: Path) -> Iterator[None]:
-    """While the block writes `out`, which is outside the cache, note its place in the cache at `root`."""
-    note = root / _OUTPUTS / hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:32]
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(str(out.absolute()), encoding="utf-8")
-    except OSError:
-        # A cache that cannot be written is no reason not to compile to another place.
-        yield
-        return
-    try:
-        with marked(note):
-            yield
-    finally:
-        with suppress(OSError):
-            note.unlink(missing_ok=True)
-            note.parent.rmdir()
-
-
 def find_leftovers(root: Path) -> list[Leftover]:
-    """The leftovers in the cache at `root`, beside outputs and among temporary files, ordered by path."""
-    found = (_of_cache, _of_models, _of_downloads, _of_outgoing, _of_outputs, abandoned_overlays)
+    """The leftovers in the cache at `root` and among temporary files, ordered by path."""
+    found = (_of_cache, _of_models, _of_downloads, _of_outgoing)
     paths = {path for of in found for path in of(root)}
     paths |= {*abandoned_temporary_directories(), *(root / _HASHES).glob(".*")}
     return [Leftover.of(path) for path in sorted(paths)]
@@ -116,18 +89,6 @@ def _of_outgoing(root: Path) -> Iterator[Path]:
     for path in (root / _OUTGOING).glob("*"):
         if not path.name.startswith(".") and (is_abandoned(path) or not path.is_dir()):
             yield path
-
-
-def _of_outputs(root: Path) -> Iterator[Path]:
-    for note in (root / _OUTPUTS).glob("*"):
-        if not is_abandoned(note):
-            continue
-        out = Path(note.read_text(encoding="utf-8"))
-        beside = [path for path in out.parent.glob(".*") if path.name.lstrip(".").startswith(f"{out.name}.")]
-        yield from (path for path in beside if _BESIDE.search(path.name))
-        if (log := out.with_name(f"{out.name}.log")).is_file():
-            yield log
-        yield note
 
 
 def _is_free(lock: Path) -> bool:

@@ -5,12 +5,9 @@ the loop that serves all requests. In the process of the gate it ends nothing bu
 for each library that compiles guides: `python -m PROGRAM FD DIRECTORY`, whose main function is `serve_trials`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
-import os
 import re
 import signal
 import socket
@@ -33,6 +30,7 @@ from djl_trtllm.files import MOST_TOKENIZER_BYTES, read_file
 from djl_trtllm.processes import (
     allow_more_memory,
     allow_more_processor_time,
+    be_nice,
     leave_end_to_parent,
     processor_seconds,
     write_no_core_file,
@@ -145,8 +143,7 @@ class _Process:
 
     def yield_processor(self) -> None:
         """Let all others go first."""
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, _SLOW_NICENESS)
+        be_nice(self._process.pid, _SLOW_NICENESS)
 
     def close(self) -> int:
         """End the process; returns its exit status."""

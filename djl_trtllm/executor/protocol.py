@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from djl_trtllm.request import Adapter, FinishReason, Guide, Sampling
+from djl_trtllm.request import Adapter, FinishReason, Guide, Image, Pooling, Sampling, TaskName
 
 
 class Feature(str, enum.Enum):
@@ -97,6 +97,12 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Tokens, and what is added to their logits."""
     cache_salt: str = ""
     """What prompts with other salts have in the prefix cache makes no prompt faster."""
+    images: tuple[Image, ...] = ()
+    """The images of the prompt, in the order of their placeholders among `prompt_ids`."""
+    repeated_ids: list[int] = []
+    """Tokens that the sequence has had already (`Limits.repeats`): it begins anew, and its first tokens are these."""
+    pooling: Pooling | None = None
+    """The prompt becomes a vector (`Step.vectors`) and nothing is generated; its end is LENGTH."""
 
 
 class FirstRequest(NamedTuple):
@@ -147,7 +153,9 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     whether a request's seed decides its tokens. `max_prompt_len`: tokens of the longest prompt (0: `max_seq_len`).
     `tries_guides`: whether it takes `Try`, so that a request waits for the trial of its guide without a place.
     `draft_tokens`: above 0 where it speculates; tokens that a sequence may have beyond its own in the KV cache, where
-    `kv_blocks` counts, while they are verified.
+    `kv_blocks` counts, while they are verified. `repeats`: a sequence that goes on after the loss of an engine process
+    begins anew (`Submit.repeated_ids`), because the engine takes no tokens after its prompts. `task`: what each request
+    has to be for. `dimensions`: of its vectors.
     """
 
     max_sequences: int
@@ -162,6 +170,9 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     max_prompt_len: int = 0
     tries_guides: bool = False
     draft_tokens: int = 0
+    repeats: bool = False
+    task: TaskName = "generate"
+    dimensions: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -265,6 +276,8 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
     """The log-probabilities of all tokens of a prompt, by request, before or with its first token.
 
     The first token has None."""
+    vectors: dict[int, bytes] = {}
+    """What became of prompts with `Submit.pooling`, by request, with its end: float32 in the machine's byte order."""
 
     def __post_init__(self) -> None:
         """Raise ValueError where the columns do not fit together; decoding does so, too."""

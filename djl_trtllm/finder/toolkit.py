@@ -4,8 +4,6 @@
 installed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ process ends when that is closed. FD gets a JSON line for each `TrialReport`; wi
 the process was killed.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import random
@@ -48,7 +46,7 @@ class TrialLoad(msgspec.Struct, frozen=True):
     requests: int = 128
     tokens: int = 3700
 
-    def within(self, max_input_len: int, max_seq_len: int) -> TrialLoad:
+    def within(self, max_input_len: int, max_seq_len: int) -> "TrialLoad":
         """This load with prompts that these limits allow."""
         return msgspec.structs.replace(self, tokens=max(1, min(self.tokens, max_input_len, max_seq_len - NEW_TOKENS)))
 
@@ -140,7 +138,7 @@ class EngineLog(logging.Handler):
         super().__init__()
         self.kv_tokens: int | None = None
 
-    def __enter__(self) -> EngineLog:
+    def __enter__(self) -> "EngineLog":
         process_logger.addHandler(self)
         return self
 

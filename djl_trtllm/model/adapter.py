@@ -4,8 +4,6 @@ An engine loads an adapter at its first request, and one that it cannot load may
 is read before, from the header of the weights. The rules are those of TensorRT-LLM's `lora_manager.py` (about 1.2).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

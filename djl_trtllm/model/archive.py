@@ -4,8 +4,6 @@ Paths, file types, owners and modes from the archive are not applied: only regul
 destination are written, with plain permissions, and all limits are checked while writing.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import hashlib
@@ -266,7 +264,7 @@ class _Header(tarfile.TarInfo):
     """Name and attribute records without a member between them, of this class: each archive has its own."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
         try:
             header = super().frombuf(buf, encoding, errors)
         # Typeshed has neither.
@@ -342,6 +340,11 @@ _COMPRESSION = 1
 """A low gzip level: weights do not compress, and the other files are small."""
 
 
+def parameters_file(archive: Path) -> Path:
+    """The file beside an archive with its parameters for SageMaker's template; it is not packed."""
+    return archive.with_name(f"{archive.name.removesuffix('.tar.gz')}.parameters.json")
+
+
 def package(directory: Path, out: Path, progress: Callable[[str], None] = lambda line: None) -> list[str]:
     """Pack a directory's files at the top of the archive `out`, and return their names.
 
@@ -386,11 +389,12 @@ class _Counted(io.RawIOBase):
 
 def _files(directory: Path, out: Path) -> Iterator[tuple[str, Path]]:
     root = directory.resolve()
+    ours = (out.resolve(), parameters_file(out).resolve())
     for folder, folders, names in os.walk(directory, followlinks=True):
         folders[:] = sorted(name for name in folders if not _is_skipped(name))
         for name in names:
             path = Path(folder, name)
-            if _is_skipped(name) or path.resolve() == out.resolve():
+            if _is_skipped(name) or path.resolve() in ours:
                 continue
             if not path.resolve().is_relative_to(root):
                 raise ModelError(f"{path} is a link out of {directory}: replace it by what it points to")

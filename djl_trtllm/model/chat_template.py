@@ -10,8 +10,6 @@ length. The first one has the templates; each further one has a conversation, wh
 `REFUSED` with a text.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import socket

@@ -3,8 +3,6 @@
 Errors name the file, what is wrong with it and what to do.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zipfile
@@ -457,7 +455,7 @@ class ModelShape:
     """Stored size of all weights in bytes, from the headers of the weight files."""
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], *, parameter_bytes: int | None = None) -> ModelShape:
+    def from_config(cls, config: Mapping[str, Any], *, parameter_bytes: int | None = None) -> "ModelShape":
         """Read the config.json of a Hugging Face checkpoint, TensorRT-LLM checkpoint or TensorRT-LLM engine.
 
         Models with several parts (`text_config`, `llm_config`, …) are described by their text part.

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,67 +20,26 @@ from djl_trtllm.model import checkpoint, tokenizer_formats
 from djl_trtllm.model.checkpoint import ModelShape, check_tensors, read_object, stored_quantization
 from djl_trtllm.model.remote.fetch import nested_engines
 
-# -- engines of TensorRT-LLM before 0.8 --------------------------------------------------------------------------------
-
 _OLD_FILE = re.compile(r".+_rank\d+\.engine")
-_IN_NAME = {"precision": r"_(b?float\d+)_", "tensor_parallel": r"_tp(\d+)_", "pipeline_parallel": r"_pp(\d+)_"}
-_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
-_DEGREES = {
-    "tensor_parallel": "OPTION_TENSOR_PARALLEL_DEGREE",
-    "pipeline_parallel": "OPTION_PIPELINE_PARALLEL_DEGREE",
-}
-_LIMITS = {
-    "max_batch_size": "OPTION_MAX_ROLLING_BATCH_SIZE",
-    "max_input_len": "OPTION_MAX_INPUT_LEN",
-    "max_output_len": "OPTION_MAX_OUTPUT_LEN",
-    "max_beam_width": "OPTION_MAX_BEAM_WIDTH",
-}
 
 
-@dataclass(frozen=True)
-class OldEngine:
-    """`trt_llm_model_float16_tp2_rank0.engine`, and a config.json with `builder_config` and `plugin_config`.
+def old_engine(directory: Path) -> str | None:
+    """The message about an engine in this directory that no TensorRT-LLM from 0.8 on reads, None if there is none.
 
-    Early LMI repositories hold such files (LMI document, Model Artifacts Structure). `settings` are the variables with
-    which `djl-trtllm compile` builds an equivalent engine.
+    Early LMI repositories hold such files (LMI document, Model Artifacts Structure), with names such as
+    `trt_llm_model_float16_tp2_rank0.engine`, or a config.json with `builder_config`. Raises LayoutError for a damaged
+    config.json.
     """
-
-    directory: Path
-    file: str
-    settings: Mapping[str, str]
-
-    @classmethod
-    def find(cls, directory: Path) -> OldEngine | None:
-        """The old engine in a directory, or None. Raises LayoutError for a damaged config.json."""
-        files = sorted(path.name for path in directory.glob("*.engine"))
-        config = read_object(directory / "config.json", LayoutError) or {}
-        builder = config.get("builder_config")
-        named = [name for name in files if _OLD_FILE.fullmatch(name)]
-        if not named and not (files and isinstance(builder, dict)):
-            return None
-        file = named[0] if named else files[0]
-        in_name = {key: found[1] for key, pattern in _IN_NAME.items() if (found := re.search(pattern, file))}
-        builder = {**in_name, **(builder if isinstance(builder, dict) else {})}
-        settings = {
-            variable: str(builder[key]) for key, variable in _DEGREES.items() if str(builder.get(key, 1)) != "1"
-        }
-        if (dtype := _DTYPES.get(str(builder.get("precision")))) is not None:
-            settings["OPTION_DTYPE"] = dtype
-        for limit, variable in _LIMITS.items():
-            value = builder.get(limit)
-            if isinstance(value, int) and (limit, value) != ("max_beam_width", 1):
-                settings[variable] = str(value)
-        return cls(directory, file, settings)
-
-    @property
-    def refusal(self) -> str:
-        """The message that says which TensorRT-LLM reads it and how to compile it again."""
-        variables = "".join(f"{name}={value} " for name, value in self.settings.items())
-        return (
-            f"{self.directory} holds an engine of TensorRT-LLM before 0.8 ({self.file}; LMI containers 0.25 and 0.26 "
-            "write such files), and no later one reads it: serve it with the container that compiled it, or compile "
-            f"the Hugging Face checkpoint again with `{variables}djl-trtllm compile CHECKPOINT OUT`"
-        )
+    files = sorted(path.name for path in directory.glob("*.engine"))
+    config = read_object(directory / "config.json", LayoutError) or {}
+    named = [name for name in files if _OLD_FILE.fullmatch(name)]
+    if not named and not (files and isinstance(config.get("builder_config"), dict)):
+        return None
+    return (
+        f"{directory} holds an engine of TensorRT-LLM before 0.8 ({[*named, *files][0]}; LMI containers 0.25 and 0.26 "
+        "write such files), and no later one reads it: serve it with the container that compiled it, or compile the "
+        "Hugging Face checkpoint again with `djl-trtllm compile CHECKPOINT OUT`"
+    )
 
 
 ENGINE_FOLDER = "engine"
@@ -91,7 +49,9 @@ _TOKENIZER_FILES = ("tokenizer.json", *tokenizer_formats.SOURCES)
 _OTHER_TOKENIZER_FILES = ("tokenizer_config.json",)  # a tokenizer written in Python has file names of its own
 _RANK_ENGINE = re.compile(r"rank\d{1,5}\.engine")
 _RANK_WEIGHTS = re.compile(r"rank\d{1,5}\.safetensors")
-_OPENVINO_MODEL = "openvino_model.xml"
+_OPENVINO_MODELS = ("openvino_model.xml", "openvino_language_model.xml")
+"""The second in place of the first where the model takes images, beside files of its other parts."""
+_OPENVINO_PART = re.compile(r"openvino_\w*model\.xml")
 _REPOSITORY_MODEL = "tensorrt_llm"
 _MOST_FILES = 10_000
 """Files that are searched for an engine that the user may have meant."""
@@ -226,14 +186,16 @@ def inspect_config(path: Path) -> Layout | None:
 def _openvino_engine(
     path: Path, names: list[str], config: dict[str, Any] | None, above: tuple[Path, ...] = ()
 ) -> Layout | None:
-    if _OPENVINO_MODEL not in names:
+    if not set(_OPENVINO_MODELS) & set(names):
         return None
-    model, data = path / _OPENVINO_MODEL, path / "openvino_model.bin"
-    if not data.is_file():
-        raise LayoutError(f"{path} has {_OPENVINO_MODEL} without openvino_model.bin; copy both files of the engine")
-    checkpoint.check_whole((model, data))
+    parts = [path / name for name in names if _OPENVINO_PART.fullmatch(name)]
+    for model in parts:
+        if not model.with_suffix(".bin").is_file():
+            raise LayoutError(f"{path} has {model.name} without {model.stem}.bin; copy all files of the engine")
+    files = tuple(file for model in parts for file in (model, model.with_suffix(".bin")))
+    checkpoint.check_whole(files)
     above = above or tuple(_model_above(path))
-    return Layout(ModelKind.OPENVINO_ENGINE, path, config, (model, data), _tokenizer_dir(path, *above))
+    return Layout(ModelKind.OPENVINO_ENGINE, path, config, files, _tokenizer_dir(path, *above))
 
 
 def _tensorrt_engine(path: Path, names: list[str], config: dict[str, Any] | None) -> Layout | None:
@@ -319,8 +281,8 @@ def _extra_layers(config: dict[str, Any]) -> int:
 
 
 def _refuse_old_engine(path: Path) -> None:
-    if (old := OldEngine.find(path)) is not None:
-        raise LayoutError(old.refusal)
+    if (refusal := old_engine(path)) is not None:
+        raise LayoutError(refusal)
 
 
 def _is_built(config: dict[str, Any] | None) -> bool:
@@ -386,9 +348,9 @@ def _model_above(path: Path) -> list[Path]:
 def _bundled_engine(path: Path) -> Path | None:
     """The `engine` folder in a checkpoint's directory, if it is a compiled engine."""
     engine = path / ENGINE_FOLDER
-    if (engine / _OPENVINO_MODEL).is_file() or _is_built(read_object(engine / "config.json", LayoutError)):
+    if any((engine / name).is_file() for name in _OPENVINO_MODELS):
         return engine
-    return None
+    return engine if _is_built(read_object(engine / "config.json", LayoutError)) else None
 
 
 def _files_below(path: Path) -> list[str]:
@@ -409,7 +371,8 @@ def _unknown(path: Path, names: list[str], config: dict[str, Any] | None) -> str
         lines[0] += " there is a config.json without weights beside it;"
     elif "serving.properties" in names:
         lines[0] += " with serving.properties alone, option.model_id must name the model;"
-    below = [name for name in names if any((path / name / mark).is_file() for mark in ("config.json", _OPENVINO_MODEL))]
+    marks = ("config.json", *_OPENVINO_MODELS)
+    below = [name for name in names if any((path / name / mark).is_file() for mark in marks)]
     if below:
         lines[0] += (
             f" there may be a model in {checkpoint.bounded([name + '/' for name in below])}: name that directory;"

@@ -6,8 +6,6 @@ checked against SentencePiece itself. For the other formats transformers stays o
 subprocess runs a model's own Python code, if that is allowed, and imports no torch.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

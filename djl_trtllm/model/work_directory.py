@@ -1,7 +1,5 @@
 """Directories that a process works in. The system says whether it still does: a lock ends with its process."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import logging
@@ -11,7 +9,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -46,6 +44,25 @@ def marked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def link_with_changes(directory: Path, into: Path, changed: Mapping[str, str]) -> None:
+    """Make `into` the directory by links to its files, but for the `changed` ones, which have these texts.
+
+    It may be there already, and be in use. Raises OSError.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    for path in into.iterdir():
+        if not path.exists():  # the link's file is gone
+            path.unlink(missing_ok=True)
+    for path in directory.iterdir():
+        if path.name not in changed:
+            with suppress(FileExistsError):
+                (into / path.name).symlink_to(path.absolute())
+    for name, text in changed.items():
+        written = into.with_name(f".{name}.{os.getpid()}")
+        written.write_text(text, encoding="utf-8")
+        written.replace(into / name)
 
 
 def folder_in_memory(folder: Path) -> Path:

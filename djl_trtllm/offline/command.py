@@ -1,7 +1,5 @@
 """`djl-trtllm generate`: the prompts of a file in, JSON lines out."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +14,7 @@ from rich.console import Console
 from djl_trtllm.api import sampling
 from djl_trtllm.api.base import CollectedSequence, dump_line
 from djl_trtllm.api.chat import read_template
+from djl_trtllm.api.content import read_texts
 from djl_trtllm.api.dialects.lmi import dialect as lmi
 from djl_trtllm.api.dialects.lmi.dialect import INPUTS_PARAMETERS
 from djl_trtllm.api.dialects.openai.dialect import CHAT_FIELDS
@@ -135,7 +134,7 @@ def _parse(payload: dict[str, Any]) -> GenerationRequest:
 
 def _parse_chat(payload: dict[str, Any]) -> GenerationRequest:
     problems = Problems()
-    messages = sampling.read_messages(payload["messages"], problems)
+    messages = read_texts(payload["messages"], problems)
     values = CHAT_FIELDS.read(payload, problems, "field")
     values.setdefault("do_sample", True)
     chosen = sampling.read_sampling(values, problems)

@@ -1,7 +1,5 @@
 """How two sides continue the same prompts: agreement of greedy tokens, KL divergence, perplexity, and the verdict."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

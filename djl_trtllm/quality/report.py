@@ -1,7 +1,5 @@
 """A whole comparison: both sides one after the other, so that they need not fit in memory together, and its report."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The two sides of a comparison: a model that is loaded here, or a running server with OpenAI's API."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import closing

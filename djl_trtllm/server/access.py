@@ -3,8 +3,6 @@
 Keys are kept and compared as SHA-256 digests, all of them for each request, so that the time says nothing about them.
 """
 
-from __future__ import annotations
-
 import enum
 import hashlib
 import hmac
@@ -56,7 +54,7 @@ class ApiKey:
     roles: frozenset[Role]
 
     @classmethod
-    def of(cls, name: str, key: str, roles: frozenset[Role] = frozenset(Role)) -> ApiKey:
+    def of(cls, name: str, key: str, roles: frozenset[Role] = frozenset(Role)) -> "ApiKey":
         return cls(name, _digest(key), roles)
 
 

@@ -1,7 +1,5 @@
 """All open connections: how many there may be, which of them makes room, and who is past its deadline."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -53,7 +51,7 @@ class HttpRefusal(Exception):
         self.status = status
 
     @classmethod
-    def of(cls, error: Exception) -> HttpRefusal:
+    def of(cls, error: Exception) -> "HttpRefusal":
         """The refusal that a parser's error stands for, without the stack that it was raised in."""
         cause = error.__context__ or error
         if isinstance(cause, HttpRefusal):

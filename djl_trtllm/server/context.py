@@ -1,7 +1,5 @@
 """What all ways into a server share: its models, access, clients, counts, reports, and the memory of bodies."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,6 +98,6 @@ class ServerContext:
         self.clients = Clients(self.options)
 
     @classmethod
-    def open(cls, options: Options) -> ServerContext:
+    def open(cls, options: Options) -> "ServerContext":
         """Return the context of a server with these options and no models. Raises ConfigError."""
         return cls(options, access=read_access(options), telemetry=Telemetry.open(options))

@@ -5,8 +5,6 @@ batch calls `ResponseWriter.deliver`, which gives the bytes to the transport at 
 loop for all streams. Nothing of the request is on a stack meanwhile, if the server calls when the client is gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from asyncio import Future

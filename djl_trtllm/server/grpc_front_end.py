@@ -3,8 +3,6 @@
 A dialect's `RpcService` says what a message means; connections, access, memory, streams and reports are here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -25,7 +23,7 @@ from djl_trtllm.server.access import Role
 from djl_trtllm.server.context import ServerContext, find_model, status_of
 from djl_trtllm.service.clients import Caller, label
 from djl_trtllm.service.lifecycle import ModelService, Registry, ServedModel, State, shutting_down
-from djl_trtllm.service.threads import run_by_size
+from djl_trtllm.service.work import run_by_size
 from djl_trtllm.telemetry import ServedRequest
 
 logger = logging.getLogger(__name__)
@@ -212,7 +210,7 @@ class GrpcServer:
             if stream is not None:
                 self._streams.discard(stream)
 
-    def _requests(self, context: Any) -> RpcRequests:
+    def _requests(self, context: Any) -> "RpcRequests":
         """The requests of a call, as those of its caller. Raises RequestError."""
         headers, shared = _headers(context), self._shared
         key = shared.access.check(Role.INFER, headers)

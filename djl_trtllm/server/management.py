@@ -16,8 +16,6 @@ inference components. Models are registered from the model store only, because t
 server without a model store keeps the models that it was started with.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

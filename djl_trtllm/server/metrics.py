@@ -4,8 +4,6 @@ Models have three sets of names: our own (`_OWN`), and those of TensorRT-LLM's s
 of speculation), which dashboards, gateways and load generators know. docs/metrics.md lists all of them.
 """
 
-from __future__ import annotations
-
 import platform
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -93,7 +91,7 @@ class ModelFigures:
         return self.statistics.ended_requests.total()
 
     @classmethod
-    def of(cls, model: ServedModel) -> ModelFigures:
+    def of(cls, model: ServedModel) -> "ModelFigures":
         batches = [worker.batch for worker in model.workers if worker.batch is not None]
         stats = _together([batch.engine_stats for batch in batches])
         return cls(

@@ -3,8 +3,6 @@
 A snapshot has numbers from statistics that are kept anyway, and never any text of a request.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import secrets
@@ -144,6 +142,8 @@ def _row(record: RequestRecord, began: float) -> tuple[Any, ...]:
         None if record.reason is None else record.reason.name.lower(),
         record.origin.client_label,
         record.accepted_tokens,
+        record.images,
+        record.image_tokens,
     )
 
 

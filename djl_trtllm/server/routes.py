@@ -13,6 +13,8 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +39,7 @@ from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.monitor import PAGE, Monitor
 from djl_trtllm.service.clients import Caller, Session, Sessions
 from djl_trtllm.service.lifecycle import ServedModel, State, parse_call, shutting_down
-from djl_trtllm.service.threads import WorkerThreads, run_by_size
+from djl_trtllm.service.work import WorkerThreads, run_by_size
 from djl_trtllm.version import __version__
 
 # -- the description of the server -------------------------------------------------------------------------------------
@@ -449,7 +451,8 @@ class Routes:
         return await _ACTIONS.run(partial(dialect.act, request, models))
 
     async def not_found(self, exchange: Exchange) -> Reply:
-        return front_end_error(404, f"there is nothing at {exchange.scope['path']}")
+        exchange.dialect = _dialect_near(exchange.scope["path"])
+        raise errors.UnknownPathError(f"there is nothing at {exchange.scope['path']}")
 
     def _renderer(self, name: str) -> Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]:
         """Renders the chat messages of an action, for the thread that the action has."""
@@ -463,6 +466,23 @@ class Routes:
     def _named(self, dialect: Dialect, name: str | None) -> list[ModelStatus]:
         models = self._registry.models.values() if name is None else [find_model(self._registry, dialect, name)]
         return [status_of(model) for model in models]
+
+
+def _dialect_near(path: str) -> Dialect:
+    """The dialect whose path has most of the first segments in common with this one; `DEFAULT` if none has any.
+
+    Of several, the one whose path is all of these segments, or the one that has most such paths.
+    """
+    segments = path.split("/")
+
+    def likeness(dialect: Dialect) -> tuple[int, bool, int]:
+        paths = [each.split("/") for each in dialect.all_paths]
+        common = [sum(1 for _ in takewhile(bool, map(eq, segments, each))) for each in paths]
+        most = max(common)
+        return most, segments[:most] in paths, common.count(most)
+
+    nearest = max(DIALECTS, key=likeness)
+    return nearest if likeness(nearest)[0] > 1 else DEFAULT
 
 
 async def _name_in(dialect: Dialect, request: RawRequest) -> str | None:

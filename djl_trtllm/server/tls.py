@@ -4,14 +4,9 @@ A connection counts as idle during its handshake. asyncio itself reports a conne
 that one which never completes it would be outside of all limits.
 """
 
-from __future__ import annotations
-
-import _ssl
 import asyncio
-import logging
 import ssl
-import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,10 +15,6 @@ from djl_trtllm.errors import ConfigError
 from djl_trtllm.server.connections import Connections
 from djl_trtllm.server.exchange import start_now
 
-logger = logging.getLogger(__name__)
-
-_SOON_DAYS = 30
-_DAY_SECONDS = 86400
 _NEEDS = {
     "certificate_file": "private_key_file",
     "private_key_file": "certificate_file",
@@ -52,8 +43,6 @@ def tls_arguments(options: Options) -> dict[str, Any]:
                 "in PEM and without a password"
             ]
         ) from None
-    # A private function without stubs: the public ones show certificates of authorities only.
-    _warn_of_dates("certificate_file", certificate, _ssl._test_decode_cert(str(certificate)))  # type: ignore[attr-defined]
     arguments: dict[str, Any] = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
     if authorities is None:
         return arguments
@@ -61,25 +50,7 @@ def tls_arguments(options: Options) -> dict[str, Any]:
         context.load_verify_locations(authorities)
     except ssl.SSLError:
         raise ConfigError([f"client_ca_file={authorities}: expected certificates in PEM"]) from None
-    for authority in context.get_ca_certs():
-        _warn_of_dates("client_ca_file", authorities, authority)
     return {**arguments, "ssl_ca_certs": str(authorities), "ssl_cert_reqs": ssl.CERT_REQUIRED}
-
-
-def _warn_of_dates(name: str, path: Path, certificate: Mapping[str, Any]) -> None:
-    """Warn of a certificate that is not valid now or ends soon: some clients do not check it."""
-    begin, end, now = certificate["notBefore"], certificate["notAfter"], time.time()
-    days = (ssl.cert_time_to_seconds(end) - now) / _DAY_SECONDS
-    if days <= 0:
-        problem = f"has expired at {end}; clients that check it refuse to connect: renew it"
-    elif ssl.cert_time_to_seconds(begin) > now:
-        problem = f"is not valid before {begin}; clients that check it refuse to connect: check the clock, or wait"
-    elif days < _SOON_DAYS:
-        problem = f"expires at {end}, in {days:.0f} days: renew it, and restart the server, which reads it at its start"
-    else:
-        return
-    owner = "".join(f"{field}={value} " for part in certificate.get("subject", ()) for field, value in part)
-    logger.warning("%s=%s: the certificate %s%s", name, path, owner and f"of {owner}", problem)
 
 
 def _require_readable(name: str, path: Path | None) -> None:

@@ -11,8 +11,6 @@ frames at a time, so that many small ones delay nobody else, counts waiting and 
 gives a client a time to send its messages to their end and to read its responses.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections import deque

@@ -1,7 +1,5 @@
 """The LoRA adapters of a model: those in its `adapters` folder, and those registered while it is being served."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

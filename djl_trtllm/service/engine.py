@@ -1,7 +1,5 @@
 """The engine process of a loaded model, one after the other: started, replaced when it is lost, recycled by plan."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging
@@ -18,7 +16,7 @@ from djl_trtllm.errors import ExecutorDiedError, ExecutorError, GenerationError
 from djl_trtllm.executor.client import ExecutorClient
 from djl_trtllm.executor.protocol import Limits, Start, Step
 from djl_trtllm.service.model import Model
-from djl_trtllm.service.threads import LONG_WORK
+from djl_trtllm.service.work import LONG_WORK
 
 logger = logging.getLogger(__name__)
 

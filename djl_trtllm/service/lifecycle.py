@@ -20,8 +20,6 @@ The way of a request, from the body to the engine process:
         RollingBatch.submit            it waits, and starts in the engine process when it is its turn
 """
 
-from __future__ import annotations
-
 import asyncio
 import enum
 import logging
@@ -46,8 +44,8 @@ from djl_trtllm.service.adapters import FOLDER as ADAPTERS_FOLDER
 from djl_trtllm.service.adapters import Adapters, adapter_roots
 from djl_trtllm.service.engine import Engine
 from djl_trtllm.service.model import Model
-from djl_trtllm.service.prompts import PromptReader
-from djl_trtllm.service.threads import LONG_WORK, run_by_size
+from djl_trtllm.service.prompts import PromptReader, ReadPrompt
+from djl_trtllm.service.work import LONG_WORK, run_by_size
 
 logger = logging.getLogger(__name__)
 
@@ -238,7 +236,7 @@ class ModelService:
         sequences = sum(request.sampling.sequences for request in requests)
         batch.admit(sequences, call.origin.client)
         try:
-            prompts = await self._read_prompts(requests, batch, call.encoder)
+            requests, prompts = await self._read_prompts(requests, batch, call.encoder)
             if self.batch is not batch or self.failure is not None:
                 raise self._not_ready()
         except BaseException:
@@ -251,15 +249,16 @@ class ModelService:
         batch: RollingBatch,
         call: Call,
         requests: Sequence[GenerationRequest],
-        prompts: Sequence[list[int]],
+        prompts: Sequence[ReadPrompt],
         adapters: Sequence[Adapter | None],
         consumer: Consumer,
     ) -> list[RequestState]:
         """Queue the requests, which have been admitted; where one is refused, none of them runs."""
         states: list[RequestState] = []
-        for number, (request, ids, adapter) in enumerate(zip(requests, prompts, adapters, strict=True)):
+        for number, (request, prompt, adapter) in enumerate(zip(requests, prompts, adapters, strict=True)):
             try:
-                states.append(batch.submit(request, ids, _numbered(consumer, number), adapter, call.origin))
+                numbered = _numbered(consumer, number)
+                states.append(batch.submit(request, prompt.ids, numbered, adapter, call.origin, prompt.images))
             except errors.RequestError:
                 # `submit` has given back the room of this one.
                 if left := sum(later.sampling.sequences for later in requests[number + 1 :]):
@@ -300,25 +299,25 @@ class ModelService:
 
     async def _read_prompts(
         self, requests: list[GenerationRequest], batch: RollingBatch, encoder: ResponseEncoder
-    ) -> list[list[int]]:
-        """Return the ids of the prompts, each of which fits; then the encoder gets the prompts."""
-        reader = self.prompts
-        found: list[tuple[str | None, list[int]]] = []
+    ) -> tuple[list[GenerationRequest], list[ReadPrompt]]:
+        """Return the requests with their prompts, each of which fits; then the encoder gets these."""
+        reader, takes_images = self.prompts, self._engine is not None and "images" in self._engine.features
+        if requests[0].pooling is not None:
+            pooled = await reader.read_pooled(requests, batch.fit)
+            for _, prompt in pooled:
+                encoder.begin(Prompt(prompt.text or "", len(prompt.ids)))
+            return [request for request, _ in pooled], [prompt for _, prompt in pooled]
+        found: list[ReadPrompt] = []
         for request in requests:
-            text, ids = request.prompt, request.prompt_ids
-            if ids is None:
-                if request.messages is not None:
-                    text = await reader.in_time(reader.render(request.messages, request.template or {}))
-                assert text is not None
-                text, ids = await reader.read(text, request.truncate, special=request.messages is None)
-            found.append((text, batch.fit(request, ids)))
+            prompt = await reader.prompt_of(request, takes_images=takes_images)
+            found.append(prompt._replace(ids=batch.fit(request, prompt.ids)))
             await reader.work_of(sum(map(len, request.stop)), partial(batch.learn_stops, request))
-        for text, ids in found:
+        for ids, text, _ in found:
             if text is None:
                 text = await reader.text(ids)
             tokens = await reader.tokens(ids) if encoder.wants_prompt_tokens else ()
             encoder.begin(Prompt(text, len(ids), tokens))
-        return [ids for _, ids in found]
+        return requests, found
 
     def _not_ready(self) -> errors.NotReadyError:
         match self.state:
@@ -371,7 +370,7 @@ def _numbered(consumer: Consumer, generation: int) -> Consumer:
         return consumer
 
     def consume(chunk: OutputChunk) -> None:
-        consumer(OutputChunk(chunk.index, chunk.tokens, chunk.finished, generation, chunk.prompt))
+        consumer(msgspec.structs.replace(chunk, generation=generation))
 
     return consume
 

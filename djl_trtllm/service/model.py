@@ -1,7 +1,5 @@
 """Everything about a model that is known before it runs: files, configuration, how to start its executor."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -11,6 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from djl_trtllm.backends import planning
 from djl_trtllm.backends.base import this_machine
 from djl_trtllm.backends.compilation import compile_checkpoint
 from djl_trtllm.batching.admission import BatchLimits
-from djl_trtllm.config import Backend, Config, Options, load, names_configuration
+from djl_trtllm.config import Backend, Config, Options, Task, load, names_configuration
 from djl_trtllm.config.options.option import MOST_GPUS
 from djl_trtllm.config.rules import check_model
 from djl_trtllm.config.sources import masked
@@ -39,8 +38,9 @@ from djl_trtllm.model.archive import ARCHIVE_SUFFIXES
 from djl_trtllm.model.remote.fetch import fetch, is_remote, is_remote_destination, upload
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
 from djl_trtllm.model.tokenizer import check_vocabulary, load_fitting_tokenizer, outside, require_tokenizer
+from djl_trtllm.model.vision import Vision
 from djl_trtllm.model.work_directory import marked
-from djl_trtllm.service.bounded import BoundedCalls, Calls
+from djl_trtllm.service.work import BoundedCalls, Calls
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +93,8 @@ class Model:
     backend: Backend
     adapter_limits: AdapterLimits | None = None
     """The LoRA adapters that the engine takes; None where it takes none."""
+    vision: Vision | None = None
+    """How images become tokens of its prompts; None where it takes none, or it is not known how."""
     kept: Kept = field(default_factory=Kept, compare=False)
 
     @property
@@ -325,6 +327,8 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
             assert of_engine is not None
             tokenizer = of_engine()
             check_vocabulary(tokenizer, layout)
+        if options.task in (Task.EMBED, Task.SCORE):
+            import_module("numpy")  # its encoders use it, and no request is to wait for it
         custom = None
         if source.trusted:
             custom = DEFAULT.formatters(source.directory, {"tokenizer": tokenizer, "configs": options})
@@ -340,6 +344,7 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
         engine_plan.gpus,
         engine_plan.backend,
         engine_plan.adapter_limits,
+        calls(Vision.find, layout.path, layout.config),
     )
 
 
@@ -430,6 +435,7 @@ def fetch_model(
         hub_token=config.options.hf_access_token,
         tokenizer_only=tokenizer_only,
         config_only=config_only,
+        patience=config.options.model_loading_timeout,
     )
     return open_model(found, config.engine_cache_dir / "models") if found.is_file() else found
 
@@ -555,15 +561,17 @@ def preview(
     backend: str | None = None,
     gpus: tuple[Gpu, ...] = (),
     *,
+    arguments: Sequence[str] = (),
     offline: bool = False,
 ) -> Preview:
     """Plan the model as `serve` would; without one, what the environment alone says.
 
-    `backend` overrides `option.backend`. With it or with `gpus` the plan may be for another machine: one with these
-    GPUs, or with those that the backend needs, and with TensorRT-LLM. Of remote models only the files that describe
-    them are fetched, and with `offline` none. Raises ModelError if there is no such model here, and ConfigError.
+    `arguments` are KEY=VALUE pairs that override other sources. `backend` overrides `option.backend`. With it or with
+    `gpus` the plan may be for another machine: one with these GPUs, or with those that the backend needs, and with
+    TensorRT-LLM. Of remote models only the files that describe them are fetched, and with `offline` none. Raises
+    ModelError if there is no such model here, and ConfigError.
     """
-    arguments = [] if backend is None else [f"option.backend={backend}"]
+    arguments = [*arguments, *([] if backend is None else [f"option.backend={backend}"])]
     machine = _Machine(asked=backend is not None, gpus=gpus)
     if model is not None and not is_remote(model):
         return _planned(open_source(Path(model), environ, arguments), machine, offline=offline)

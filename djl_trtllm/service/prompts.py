@@ -6,8 +6,6 @@ are rendered in a process of their own (`ChatRenderer`). The request has been ad
 counts as waiting in its queue.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -18,14 +16,18 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, PromptTooLongError, RequestTimeoutError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.model.chat_template import LENGTH_BYTES, RENDERED, framed
-from djl_trtllm.request import Token
+from djl_trtllm.model.vision import expanded
+from djl_trtllm.request import GenerationRequest, Image, Token
+from djl_trtllm.service.images import read_images
 from djl_trtllm.service.model import Model
-from djl_trtllm.service.threads import WORKERS
+from djl_trtllm.service.work import WORKERS
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +43,45 @@ _MARGIN = 65_536
 """Characters that are kept before a truncated prompt: where its first token begins depends on them."""
 
 
+class ReadPrompt(NamedTuple):
+    """The ids of a prompt as the engine gets them, its text (None where it came as ids), and its images."""
+
+    ids: list[int]
+    text: str | None = None
+    images: tuple[Image, ...] = ()
+
+
 class PromptReader:
     """Reads the prompts of one model's requests. All methods run on the event loop."""
 
     def __init__(self, model: Model) -> None:
         self._tokenizer: Tokenizer = model.tokenizer
         self._max_input_len = model.limits.max_input_len
+        self._vision = model.vision
+        self._most_bytes = model.options.max_request_size
         self._timeout = model.options.predict_timeout
         self._template_timeout = model.options.chat_template_timeout
         self._renderer: ChatRenderer | None = None
+
+    async def prompt_of(self, request: GenerationRequest, *, takes_images: bool) -> ReadPrompt:
+        """Read a request's prompt; `takes_images`: whether the engine does. Raises InvalidRequestError.
+
+        Images come first: what is wrong with one costs no rendering.
+        """
+        if request.images and request.truncate is not None:
+            raise InvalidRequestError("'truncate' is given and the messages have images: leave it out")
+        images: tuple[Image, ...] = ()
+        if request.images and self._vision is not None:
+            images = await self.in_time(read_images(request.images, self._vision, self._most_bytes))
+        text, ids = request.prompt, request.prompt_ids
+        if ids is None:
+            if request.messages is not None:
+                text = await self.in_time(self.render(request.messages, request.template or {}))
+            assert text is not None
+            text, ids = await self.read(text, request.truncate, special=request.messages is None)
+        if takes_images and self._vision is not None:
+            ids = expanded(ids, self._vision.placeholder, [image.tokens for image in images])
+        return ReadPrompt(ids, text, images)
 
     async def read(self, text: str, truncate: int | None, *, special: bool) -> tuple[str, list[int]]:
         """The prompt and its ids, of which the last `truncate` are used; `special` adds the model's special tokens.
@@ -69,6 +101,50 @@ class PromptReader:
             return text, self._tokenizer.encode(text, special)
         encode = partial(self._tokenizer.encode, text, special, most)
         return text, await self.in_time(WORKERS.run(encode))
+
+    async def read_pooled(
+        self, requests: Sequence[GenerationRequest], fit: Callable[[GenerationRequest, list[int]], list[int]]
+    ) -> list[tuple[GenerationRequest, ReadPrompt]]:
+        """The requests of a call for vectors or scores with their prompts, which `fit` has checked.
+
+        Raises InvalidRequestError and RequestTimeoutError.
+        """
+        characters = sum(len(each.prompt or "") + len(each.pair or "") for each in requests)
+        return await self.work_of(characters + len(requests), partial(self._read_pooled, requests, fit))
+
+    def _read_pooled(
+        self, requests: Sequence[GenerationRequest], fit: Callable[[GenerationRequest, list[int]], list[int]]
+    ) -> list[tuple[GenerationRequest, ReadPrompt]]:
+        known: dict[str, list[int]] = {}  # a query is the first text of many pairs
+
+        def encoded(text: str, truncate: int | None) -> list[int]:
+            if text not in known:
+                known[text] = self._tokenizer.encode(
+                    self._kept(text, truncate), False, self._max_input_len if truncate is None else None
+                )
+            return known[text]
+
+        found = []
+        for request in requests:
+            pooling, most = request.pooling, request.truncate
+            assert pooling is not None
+            if request.prompt_ids is not None:
+                ids = request.prompt_ids[:most]
+            else:
+                first = encoded(request.prompt or "", most)
+                pair = None if request.pair is None else encoded(request.pair, most)
+                ids, second = self._tokenizer.surround(first, pair, most)
+                request = replace(request, pooling=replace(pooling, second=second))
+            found.append((request, ReadPrompt(fit(request, ids), request.prompt)))
+        return found
+
+    def _kept(self, text: str, truncate: int | None) -> str:
+        """As much of a text as is tokenised, from its beginning. Raises PromptTooLongError."""
+        longest = self._tokenizer.longest_token
+        if truncate is None:
+            require_short_enough(len(text), longest, self._max_input_len)
+            return text
+        return text[: (longest or _ANY_LENGTH) * truncate + _MARGIN]
 
     async def render(self, messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any]) -> str:
         """The prompt of a conversation. Raises InvalidRequestError."""
@@ -215,7 +291,7 @@ class _RenderingProcess:
     writer: asyncio.StreamWriter | None = None
 
     @classmethod
-    def start(cls) -> _RenderingProcess:
+    def start(cls) -> "_RenderingProcess":
         """Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:

@@ -1,7 +1,5 @@
 """How much of a GPU's memory a model takes, and how many tokens fit into the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

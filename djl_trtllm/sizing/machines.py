@@ -1,7 +1,5 @@
 """GPUs and AWS instance types as data (`gpus.toml`, `instances.toml`), and machines as a command line names them."""
 
-from __future__ import annotations
-
 import datetime
 import difflib
 import re

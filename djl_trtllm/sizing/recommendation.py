@@ -3,8 +3,6 @@
 Beside it the first guess from the traffic alone (`guess_max_num_tokens`), and the comparison of machines by price.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Sizes of tensors: their types, bits per element when quantised, and which rank holds how much of them."""
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

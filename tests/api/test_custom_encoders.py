@@ -97,7 +97,7 @@ def test_an_object_framer_is_like_the_framer_inside() -> None:
 
 
 def test_objects_that_stay_as_they_are_make_the_same_answer() -> None:
-    for name in ("json", "jsonlines", "sse", "3p_stream", "none"):
+    for name in ("json", "jsonlines", "sse", "none"):
         assert answer(around(name, dict), EOS) == answer(make(name), EOS)
     assert answer(around("json", dict, tgi_compat=True), EOS) == answer(make("json", tgi_compat=True), EOS)
 

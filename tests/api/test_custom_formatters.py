@@ -136,9 +136,6 @@ def test_an_error_before_the_prompt_was_tokenised_finds_what_was_sent(tmp_path: 
         """,
     )
     assert parse(formatters, STREAM).encoder.error(FAILURE) == b"The wolf"
-    headers = {"x-amzn-sagemaker-forwarded-api": "InvokeEndpointWithResponseStream"}
-    call = parse_bytes(formatters, b'{"prompt": "The fox"}', headers, None, bedrock_compat=True)
-    assert call.encoder.error(FAILURE) == b"The fox"
 
 
 def test_an_output_formatter_without_arguments_or_signature_gets_dictionaries() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.api.kept import Kept
-from tests.support.clock import Clock
+from tests.support.virtual_time import Clock
 
 PARTS = (b"a" * 400, b"b" * 88)
 SIZE = 1000

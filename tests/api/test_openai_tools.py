@@ -176,7 +176,7 @@ def call(arguments: Any, call_id: str = "call_0123456789") -> Values:
 
 def fit(tokenizer: Tokenizer, template: str, *messages: Values) -> list[Values]:
     problems = Problems()
-    fitted = fit_messages(list(messages), tool_model(tokenizer, template), problems)
+    fitted, _ = fit_messages(list(messages), tool_model(tokenizer, template), problems)
     assert problems == Problems()
     return fitted
 
@@ -246,7 +246,7 @@ def test_a_forced_call_has_a_name_and_parameters(tokenizer: Tokenizer) -> None:
 
 def test_the_id_of_an_answer_to_a_call_is_fitted_without_calls(tokenizer: Tokenizer) -> None:
     problems = Problems()
-    (message,) = fit_messages(
+    (message,), _ = fit_messages(
         [{"role": "tool", "tool_call_id": "call_0123456789", "content": "x"}], tool_model(tokenizer, MISTRAL), problems
     )
     assert len(message["tool_call_id"]) == 9 and not problems.invalid

@@ -278,7 +278,6 @@ def test_every_answer_parses_and_joins_to_the_same_text(pieces: list[str], data:
     assert (whole[0] if view["tgi_compat"] else whole)["generated_text"] == text
     chat = json.loads(answer(openai("chat", logprobs=logprobs), updates))
     assert chat["choices"][0]["message"]["content"] == text
-    assert json.loads(answer(make("3p", **view), updates))["body"]["generation"] == text
     for stream in (False, True):
         assert answer(make("none", stream=stream), updates).decode() == text
     for name in ("jsonlines", "sse"):
@@ -292,5 +291,14 @@ def test_every_answer_parses_and_joins_to_the_same_text(pieces: list[str], data:
         assert "".join(choice["delta"].get("content", "") for choice in choices) == text
         assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
         assert ["role" in choice["delta"] for choice in choices] == [True] + [False] * (len(choices) - 1)
-    lines = parse_lines(answer(make("3p_stream"), updates))
-    assert "".join(line["body"]["generation"] for line in lines) == text
+
+
+@pytest.mark.parametrize("case", ["openai chat, logprobs", "openai completion, logprobs", "responses, logprobs"])
+def test_log_probabilities_are_encoded_as_they_come(case: str) -> None:
+    """At the end, those of a long answer would be seconds of work at once."""
+    encoder = CASES[case]()
+    encoder.begin(PROMPT)
+    top = [Alternative(5, "five", -1.5)]
+    assert encoder.encode(OutputChunk(0, [RankedToken(4, "four", -0.5, False, top)], None)) == b""
+    top.clear()
+    assert b"five" in encoder.encode(OutputChunk(0, [], ended(FinishReason.STOP, 1)))

@@ -4,9 +4,8 @@ from djl_trtllm.api.dialects.tgi import Timing, stream_headers
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, SequenceResult
 from tests.server.application import application
-from tests.support.clock import Clock
 from tests.support.in_process import Hosts
-from tests.support.virtual_time import in_virtual_time
+from tests.support.virtual_time import Clock, in_virtual_time
 
 BODY = b'{"inputs": "the wolf", "parameters": {"max_new_tokens": 2}}'
 

@@ -69,6 +69,7 @@ def test_what_serves_the_engine_is_carried_over_and_nothing_else(model: Path, tm
 @pytest.mark.usefixtures("compiler")
 def test_an_engine_is_reported_and_leaves_no_log_and_nothing_of_earlier_attempts(model: Path, tmp_path: Path) -> None:
     (tmp_path / ".out.1.abc.partial").mkdir()
+    (tmp_path / "..out.1.partial.2.abc.partial").mkdir()
     told: list[str] = []
     engine = compile_checkpoint(configured(), model, tmp_path / "out", told.append)
     assert engine == EngineDir(tmp_path / "out", "openvino", Manifest.read(tmp_path / "out"), tmp_path / "out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from functools import cache
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm.backends.json_grammar import SchemaError, any_object, as_grammar, grammar_of
-from djl_trtllm.backends.pattern_grammar import FORMATS, Pattern, ranged
+from djl_trtllm.backends.pattern_grammar import FORMATS, Pattern, counted, ranged
 from djl_trtllm.request import Guide, GuideKind
 
 TABLES = json.loads(Path(__file__).with_name("json_grammar.json").read_text())
@@ -83,6 +84,27 @@ def test_ranges_of_integers_are_exact() -> None:
         near = {low, high, low - 1, high + 1, 0, 9, 10, 99, 100, chosen.randrange(30_000)}
         wrong = [each for each in near if bool(let_through.fullmatch(str(each))) != (low <= each <= high)]
         assert not wrong, (low, high)
+
+
+def test_counts_are_exact() -> None:
+    chosen = random.Random(1)
+    for _ in range(200):
+        low = chosen.choice([0, 1, 64, 128, 129, 192, chosen.randrange(9000)])
+        high = chosen.choice([math.inf, low, low + 1, low + 64, low + 129, low + chosen.randrange(9000)])
+        let_through = expression(f"root ::= {counted('[a]', low, high)}")
+        near = {low - 1, low, low + 1, low + 64, low + 1000}
+        near |= set() if high == math.inf else {int(high) + each for each in (-64, -1, 0, 1)}
+        found = {each: let_through.fullmatch("a" * each) is not None for each in near if each >= 0}
+        wrong = [each for each in found if found[each] != (low <= each <= high)]
+        assert not wrong, (low, high)
+
+
+def test_no_count_of_a_grammar_is_one_that_tokens_wait_for() -> None:
+    """xgrammar writes counts out up to 128."""
+    schema = {"type": "array", "minItems": 300, "items": {"type": "string", "minLength": 5000, "maxLength": 10**9}}
+    text, _ = grammar_of(json.dumps(schema | {"contains": {"pattern": "^a{200,1000}$"}}))
+    assert max(map(int, re.findall(r"[{,](\d+)}", text))) <= 128
+    assert len(text) < 5000
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from djl_trtllm.request import (
     GenerationRequest,
     Guide,
     GuideKind,
+    ImageSource,
     RankedToken,
     RequestOrigin,
     Sampling,
@@ -202,17 +203,20 @@ VALUES: dict[str, object] = {
     **{"bad": ("x",), "adapter": "french", "default_new_tokens": 30, "template": {"tools": []}, "guide": GUIDE},
     **{"shown_tokens": ("<tool_call>",), "guide_from": "tool_choice", "prompt_only": True, "priority": -1},
     **{"prompt_logprobs": 0, "logit_bias": ((3, 1.0),), "cache_salt": "team"},
+    "images": (ImageSource("data:,", "messages[0].content[0]"),),
 }
 """A value of each field that a client sets."""
 NAMES = {
     **{"beam_width": "'num_beams' ('beam_width')", "bad": "'bad_words' ('bad_sequences')", "adapter": "'adapters'"},
     **{"needs_logprobs": "'logprobs' or 'best_of'", "guide": "a regular expression"},
+    "images": "a content part with an image",
 }
 """What clients call them, where that is not the field's name."""
 
 
 def test_every_field_of_a_request_has_a_value_here() -> None:
-    assert set(VALUES) == set(FIELDS) - {"prompt", "prompt_ids", "messages", "sampling"}
+    of_other_tasks = {"pooling", "pair"}
+    assert set(VALUES) == set(FIELDS) - {"prompt", "prompt_ids", "messages", "sampling"} - of_other_tasks
 
 
 @pytest.mark.parametrize("name", VALUES)

@@ -11,7 +11,7 @@ from djl_trtllm.batching.queue import ClientShare, ClientShares, Places, Slot, W
 from djl_trtllm.executor.protocol import Limits, Submit
 from djl_trtllm.request import Sampling
 from tests.batching.helpers import FakeExecutor
-from tests.support.clock import Clock
+from tests.support.virtual_time import Clock
 
 
 @pytest.fixture

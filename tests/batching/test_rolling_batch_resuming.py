@@ -81,6 +81,13 @@ def test_it_goes_on_after_the_tokens_that_it_has() -> None:
     assert replace(new, prompt_ids=one.prompt_ids, sampling=one.sampling) == one
 
 
+def test_where_an_engine_takes_no_tokens_after_prompts_it_makes_the_same_again() -> None:
+    one = replace(message({"do_sample": True, "seed": 3}), prompt_ids=array("i", [1, 2, 3]))
+    again = replace(one, prompt_ids=[1, 2, 3], repeated_ids=[4, 5])
+    assert resumed(one, [4, 5], repeats=True) == again
+    assert resumed(one, [], repeats=True) == replace(one, prompt_ids=[1, 2, 3])
+
+
 def test_exactly_the_fields_that_say_so_are_adjusted() -> None:
     one = replace(message({"min_new_tokens": 1, "do_sample": True, "seed": 3}), prompt_logprobs=1)
     one = replace(one, logit_bias=((4, 1.0),), cache_salt="team")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import statistics
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ import pytest
 from djl_trtllm.bench import apis
 from djl_trtllm.bench.apis import (
     APIS,
-    SHAREGPT_MEANS,
     Prompt,
     Requests,
-    like_sharegpt,
     of_file,
     sample_text,
     synthetic,
@@ -194,15 +191,6 @@ def test_a_synthetic_prompt_has_the_words_of_its_tokens_and_follows_from_the_see
     assert first.text.split()[:5] != second.text.split()[:5], "a common beginning would be reused from the KV cache"
     assert [first, second] == list(islice(synthetic(random.Random(1), 130, 7, 1.3), 2))
     assert next(synthetic(random.Random(1), 1, 1, 4.0)).text, "even the shortest has a word"
-
-
-def test_conversations_have_sharegpts_mean_lengths_and_are_of_many_lengths() -> None:
-    prompts = list(islice(like_sharegpt(random.Random(1), 1.0), 20_000))
-    lengths = [[len(prompt.text.split()) for prompt in prompts], [prompt.output_tokens for prompt in prompts]]
-    for values, mean in zip(lengths, SHAREGPT_MEANS, strict=True):
-        assert statistics.mean(values) == pytest.approx(mean, rel=0.03)
-        assert min(values) >= 4 and max(values) == 1024
-        assert statistics.median(values) < 0.7 * mean
 
 
 def test_messages_are_one_text_for_apis_without_chat() -> None:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from djl_trtllm.bench.client import Counted, Stream
-from djl_trtllm.bench.figures import Distribution, Figures, Objectives, Timeline
-from tests.support.tables import by_table
+from djl_trtllm.bench.figures import Distribution, Figures, Timeline
 
 
 def stream(
@@ -108,14 +107,6 @@ def test_a_request_without_an_end_is_unfinished_and_its_tokens_count() -> None:
     assert (figures.tokens, figures.ttft.count, figures.e2e.count) == (4, 1, 0)
 
 
-@by_table("objectives", "good")
-def test_goodput_is_the_share_of_requests_that_meet_every_objective(objectives: dict[str, float], good: int) -> None:
-    figures = Figures("", begin=0.0, objectives=Objectives(objectives))
-    figures.add(stream(0.0, (1.0, 1), (2.0, 2), (3.0, 2), ended=4.0), 10.0)
-    figures.add(stream(0.0, ended=0.1, error="HTTP 503"), 10.0)
-    assert (figures.good, figures.goodput) == (good, good / 2)
-
-
 def test_outputs_shorter_than_asked_for_are_counted() -> None:
     figures = Figures("", begin=0.0)
     for requested in (0, 2, 3):
@@ -126,7 +117,7 @@ def test_outputs_shorter_than_asked_for_are_counted() -> None:
 
 
 def test_the_json_has_rates_over_the_window_and_means_over_requests() -> None:
-    figures = Figures("", begin=0.0, concurrency=3, objectives=Objectives({"ttft": 2.0}))
+    figures = Figures("", begin=0.0, concurrency=3)
     first = stream(0.0, (1.0, 3), (2.0, 3), ended=2.0)
     first.prompt_tokens = 11
     figures.add(first, 4.0)
@@ -139,7 +130,6 @@ def test_the_json_has_rates_over_the_window_and_means_over_requests() -> None:
         11.0,
     )
     assert (data["tokens_per_event"], data["tokens_counted_by"]) == (3.0, {"token by token": 1})
-    assert (data["goodput_share"], data["goodput_requests_per_second"]) == (1.0, 0.25)
     assert data["requests"] == {"sent": 1, "succeeded": 1, "failed": 0, "unfinished": 0}
     assert "rate" not in data
     assert data["timeline"]["ttft_mean_seconds"][0] == 1.0
@@ -152,8 +142,8 @@ def test_the_json_has_rates_over_the_window_and_means_over_requests() -> None:
         "tokens_per_event",
         "tokens_counted_by",
     }
-    rates = {"requests_per_second", "output_tokens_per_second", "goodput_share", "goodput_requests_per_second"}
-    times = {"ttft_seconds", "itl_seconds", "e2e_seconds", "objectives_seconds"}
+    rates = {"requests_per_second", "output_tokens_per_second"}
+    times = {"ttft_seconds", "itl_seconds", "e2e_seconds"}
     rest = {"concurrency", "seconds", "complete", "requests", "errors", "client", "timeline"}
     assert set(data) == means | rates | times | rest
     assert set(data["ttft_seconds"]) == {"count", "mean", "min", "p50", "p90", "p95", "p99", "max"}

@@ -10,7 +10,7 @@ import pytest
 
 from djl_trtllm.bench import report
 from djl_trtllm.bench.client import Counted, Stream, Target
-from djl_trtllm.bench.figures import Figures, Objectives
+from djl_trtllm.bench.figures import Figures
 from djl_trtllm.bench.report import Line, charts, describe, page, picture
 from djl_trtllm.bench.session import Load, Plan, Progress, Result, Sweep
 from djl_trtllm.errors import BenchmarkError
@@ -19,9 +19,9 @@ from djl_trtllm.listing import columns
 drawn = pytest.mark.skipif(find_spec("matplotlib") is None, reason="charts need matplotlib")
 
 
-def figures(clients: int, speed: int, *, failed: int = 0, objectives: Objectives | None = None) -> Figures:
+def figures(clients: int, speed: int, *, failed: int = 0) -> Figures:
     """A second of a load with this throughput."""
-    made = Figures(f"{clients} clients", 0.0, objectives or Objectives(), end=1.0, concurrency=clients)
+    made = Figures(f"{clients} clients", 0.0, end=1.0, concurrency=clients)
     stream = Stream(0.0)
     stream.add(0.25, 1)
     stream.add(0.5, speed - 1)
@@ -53,17 +53,13 @@ def test_the_table_has_a_row_for_each_load() -> None:
     assert dict(zip(head, first, strict=True))["TTFT ms"] == "250/250"
     row = dict(zip(head, second, strict=True))
     assert (row["clients"], row["tok/s"], row["sent"], row["failed"]) == ("2", "2,000", "4", "3")
-    assert "goodput" not in head
-    load = figures(1, 10, failed=1, objectives=Objectives({"ttft": 1.0}))
-    head, first = report.table(result(load))
-    assert (head[-2:], first[-2:]) == (["failed", "goodput"], ["1", "50.0 %"])
-    assert report.conclusion(result(load))[0] == "1 clients: 1 requests per second met the objectives."
+    load = figures(1, 10, failed=1)
     load.concurrency, load.rate = None, 2.5
     assert report.table(result(load))[1][0] == "2.5"
 
 
 def test_a_column_of_latencies_has_one_unit_and_the_table_fits_80_columns() -> None:
-    loads = [figures(1, 10, objectives=Objectives({"ttft": 1.0})), figures(512, 12_345, failed=9_998)]
+    loads = [figures(1, 10), figures(512, 12_345, failed=9_998)]
     loads[1].ttft.add(np.array([7.654321] * 9))
     loads[1].e2e.add(np.array([345.678] * 9))
     rows = report.table(result(*loads))

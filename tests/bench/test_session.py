@@ -69,13 +69,6 @@ def test_a_file_of_prompts_is_sent(tmp_path: Path) -> None:
     assert result.figures[0].tokens == 8
 
 
-def test_conversations_have_lengths_of_their_own() -> None:
-    stub = OpenAiStub()
-    with stub.serving() as url:
-        measured(plan(url, fixed(4, 20), dataset="sharegpt"))
-    assert len({body["max_tokens"] for body in stub.bodies}) > 10
-
-
 def test_without_loads_a_sweep_is_made() -> None:
     with OpenAiStub().serving() as url:
         made = plan(url, most_clients=2, template=Load(duration=0.2, warmup=0.0))

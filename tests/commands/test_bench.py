@@ -34,10 +34,9 @@ def test_the_table_has_a_row_for_each_number_of_clients() -> None:
 
 def test_json_is_all_of_standard_output() -> None:
     with OpenAiStub().serving() as url:
-        result = bench(url, "--rate", "200", "--slo", "ttft=10s,itl=900ms,e2e=1000", "--json", *SMALL)
+        result = bench(url, "--rate", "200", "--json", *SMALL)
     (load,) = json.loads(result.stdout)["loads"]
-    assert (load["rate"], load["requests"]["succeeded"], load["goodput_share"]) == (200.0, 6, 1.0)
-    assert load["objectives_seconds"] == {"ttft": 10.0, "itl": 0.9, "e2e": 1000.0}
+    assert (load["rate"], load["requests"]["succeeded"]) == (200.0, 6)
     assert load["output_tokens_mean"] == 4
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
+from djl_trtllm.cluster.application import target_concurrency
 from djl_trtllm.commands.compile import CompileArguments, read_arguments
+from djl_trtllm.config import load
 from djl_trtllm.engines.cache import MANIFEST_FILE, EngineCache
 from djl_trtllm.errors import DjlTrtllmError
 from tests.engines.helpers import build
+from tests.support.s3 import Store, s3_server, variables
 from tests.support.tables import by_table
 
 WORKFLOW = """
@@ -103,6 +108,41 @@ def test_package_writes_an_archive_and_refuses_what_serving_would_refuse(model: 
     assert not (tmp_path / "other.tar.gz").exists()
 
 
+def packed(folder: Path, out: Path, properties: str) -> dict[str, str]:
+    """The parameters for SageMaker's template of a directory with these options."""
+    (folder / "serving.properties").write_text(properties)
+    result = runner.invoke(app, ["package", str(folder), "--out", str(out)])
+    assert result.exit_code == 0, result.stderr
+    found: dict[str, str] = json.loads(out.with_name("model.parameters.json").read_text())["Parameters"]
+    return found
+
+
+def test_the_parameters_of_an_archive_are_those_of_its_directory(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.tar.gz"
+    found = packed(model, out, "option.max_rolling_batch_size=256\noption.tensor_parallel_degree=4\n")
+    assert (found["TargetConcurrency"], found["Accelerators"]) == ("179", "4")
+    with tarfile.open(out) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    options = load(tmp_path / "unpacked", {}).options
+    assert found["TargetConcurrency"] == str(target_concurrency(options.max_rolling_batch_size))
+
+
+def test_the_version_of_an_archive_follows_from_its_files(model: Path) -> None:
+    out = model / "model.tar.gz"  # neither the archive nor its parameters are packed
+    versions = [packed(model, out, f"option.max_input_len={length}\n")["ModelVersion"] for length in (512, 1024, 512)]
+    assert versions[0] == versions[2] != versions[1]
+
+
+def test_parameters_that_somebody_has_added_stay(model: Path, tmp_path: Path) -> None:
+    out, file = tmp_path / "model.tar.gz", tmp_path / "model.parameters.json"
+    file.write_text('{"Parameters": {"Image": "mine", "TargetConcurrency": "7"}}')
+    found = packed(model, out, "option.tensor_parallel_degree=max\n")
+    assert (found["Image"], found["TargetConcurrency"], "Accelerators" in found) == ("mine", "22", False)
+    file.write_text("[]")
+    result = runner.invoke(app, ["package", str(model), "--out", str(out)])
+    assert (result.exit_code, "model.parameters.json" in result.stderr) == (1, True)
+
+
 # -- djl-trtllm cache --------------------------------------------------------------------------------------------------
 
 
@@ -129,18 +169,26 @@ def test_cache_lists_verifies_and_prunes(tmp_path: Path) -> None:
     assert EngineCache(tmp_path).entries() == []
 
 
-@pytest.mark.parametrize("place", [".openvino-two.1.abcd.partial", "overlays/1-abcd"])
-def test_cache_shows_and_prunes_what_interrupted_processes_left(tmp_path: Path, place: str) -> None:
-    left = tmp_path / place
+def test_cache_prunes_a_fleets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    store.put(f"engines/openvino-{'0123456789abcdef' * 2}.failed", b"{}")
+    with s3_server(store) as endpoint:
+        for name, value in variables(endpoint).items():
+            monkeypatch.setenv(name, value)
+        pruned = cache(tmp_path, "prune", "s3://models/engines")
+        refused = cache(tmp_path, "prune", "models/engines")
+    assert pruned.exit_code == 0 and "2 bytes freed" in pruned.stderr and store.objects == {}
+    assert refused.exit_code == 1 and "models/engines is not an S3 address" in refused.stderr
+
+
+def test_cache_shows_and_prunes_what_interrupted_processes_left(tmp_path: Path) -> None:
+    left = tmp_path / ".openvino-two.1.abcd.partial"
     left.mkdir(parents=True)
     (left / "model.bin").write_bytes(bytes(2000))
-    mark = tmp_path / "overlays" / "1-abcd.use"
-    if left.parent == mark.parent:
-        mark.touch()
     listed = cache(tmp_path, "ls")
     assert "left by interrupted processes; `prune` removes it:" in listed.stdout
     assert f"{left} (2.0 kB)" in listed.stdout
     pruned = cache(tmp_path, "prune")
     assert f"removed {left} (2.0 kB), left by an interrupted process" in pruned.stderr
-    assert not left.exists() and not mark.exists()
+    assert not left.exists()
     assert "left by" not in cache(tmp_path, "ls").stdout

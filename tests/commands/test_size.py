@@ -13,7 +13,7 @@ from djl_trtllm.cli import app
 from djl_trtllm.engines import hardware
 from djl_trtllm.finder.trial import TrialLoad
 from tests import sizing
-from tests.commands.sized import BIG, described
+from tests.commands.conftest import BIG, described
 from tests.finder.conftest import Played, model_with
 from tests.sizing.configs import llama, qwen3_32b_fp8
 from tests.support.tables import by_table

@@ -21,7 +21,7 @@ from djl_trtllm.engines import hardware
 from djl_trtllm.engines.hardware import Gpu, GpuState
 from djl_trtllm.errors import ModelError, SizingError
 from djl_trtllm.sizing.machines import Machine, of_gpu, of_instance, of_memory
-from tests.commands.sized import BIG, described, report, request
+from tests.commands.conftest import BIG, described, report, request
 from tests.engines.helpers import write_tensorrt_engine
 from tests.sizing.configs import llama
 from tests.support.tables import by_table, table

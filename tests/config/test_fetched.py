@@ -21,7 +21,8 @@ OF_THE_OPERATOR = {
     "enable_stateful_sessions", "sessions_expiration", "max_sessions", "executor_memory_limit",
     "executor_max_requests", "chat_template_timeout", "workspace",
     "extra_llm_api_options", "extra_engine_args", "speculative_config", "compilation_config", "hf_overrides",
-    "kv_transfer_config", "limit_mm_per_prompt", "stored_responses_timeout", "stored_responses_memory",
+    "kv_transfer_config", "limit_mm_per_prompt", "allowed_media_domains", "stored_responses_timeout",
+    "stored_responses_memory",
 }  # fmt: skip
 """Options of a model that are no business of its repository: files, addresses, secrets and limits of this machine."""
 

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import re
+import tempfile
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.config import (
+    Backend,
+    Config,
     Layer,
-    Origin,
+    Options,
     OriginKind,
     Setting,
     Source,
@@ -23,7 +28,8 @@ from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.option import Scope
 from djl_trtllm.config.resolve import precedence
 from djl_trtllm.config.rules import check_model
-from djl_trtllm.config.sources import IGNORED_VARIABLES, MASK, variables_of
+from djl_trtllm.config.sources import IGNORED_VARIABLES, MASK, Origin, variables_of
+from djl_trtllm.config.speculation import Speculation, speculation_of
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text, problems_of
 from tests.support.tables import by_table
@@ -442,3 +448,80 @@ def test_any_file_and_environment_resolve_or_are_refused(
     for name in config.user_set:
         declared, value = OPTIONS[name], getattr(config.options, name)
         assert declared.type.check(value, declared.option) == value, name
+
+
+# -- the values together ----------------------------------------------------------------------------------------------
+
+
+def test_replace_keeps_the_rest_and_remembers_the_origin() -> None:
+    config = from_text("option.max_input_len=10")
+    sized = config.replace(Origin.derived("the table of max_num_tokens"), max_num_tokens=8192)
+    assert sized.options.max_num_tokens == 8192
+    assert sized.options.max_input_len == 10
+    assert not sized.is_set("max_num_tokens")
+    served = config.replace(Origin.override("command line --port"), port=9, backend="openvino", predict_timeout=5)
+    assert served.is_set("port")
+    assert served.options.backend is Backend.OPENVINO
+    assert isinstance(served.options.predict_timeout, float)
+    assert str(served.origin("port")) == "command line --port"
+    assert served.replace(Origin.derived("a rule"), port=2).is_set("port")
+
+
+def test_the_engine_cache_is_where_it_was_set_or_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert from_text("").engine_cache_dir == Path("/home/someone/.cache/djl-trtllm")
+    assert from_text("option.engine_cache_dir=/e").engine_cache_dir == Path("/e")
+    assert from_text("option.engine_cache_dir=~/e").engine_cache_dir == Path("/home/someone/e")
+
+
+def test_the_engine_cache_has_a_place_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_home(self: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert from_text("").engine_cache_dir == tmp_path / "djl-trtllm"
+
+
+def test_a_configuration_made_by_hand_has_default_origins() -> None:
+    config = Config(Options())
+    assert config.origin("port") == Origin.default() and not config.is_set("port")
+    assert (config.warnings, config.notes, config.overridden, config.model_dir) == ((), (), {}, None)
+
+
+def test_every_wrong_value_is_reported_with_its_origin() -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_text("").replace(Origin.override("--port"), port=-1, nothing="x", tgi_compat=3, max_input_len=True)
+    assert caught.value.problems[:2] == (
+        "inference_port=-1 (--port): expected a whole number, at least 0 and at most 65535",
+        "nothing=x (--port): there is no such option",
+    )
+    assert len(caught.value.problems) == 4
+
+
+# -- spellings of speculation -----------------------------------------------------------------------------------------
+
+
+def found(folder: Path, text: str) -> Speculation | None:
+    (folder / "drafts.yaml").write_text("method: eagle3\nnum_speculative_tokens: 3\nmodel: org/head\n")
+    (folder / "serving.properties").write_text(text.replace(";", "\n"))
+    return speculation_of(load(folder, {}))
+
+
+@by_table("text", "expected")
+def test_each_spelling_is_the_same_value(tmp_path: Path, text: str, expected: dict[str, Any] | None) -> None:
+    speculation = found(tmp_path, text)
+    if speculation is None or expected is None:
+        assert (speculation is None) == (expected is None)
+        return
+    unset: dict[str, Any] = {"extra": {}, **dict.fromkeys(asdict(speculation))}
+    assert asdict(speculation) == {**unset, "setting": speculation.setting, "extra": {}, **expected}
+    assert speculation.setting.startswith("option.") and "serving.properties:" in speculation.setting
+
+
+@by_table("text", "said")
+def test_what_is_no_speculation_is_one_line_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        found(tmp_path, text)
+    (problem,) = refused.value.problems
+    assert said in problem and "serving.properties:" in problem

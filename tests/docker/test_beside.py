@@ -53,14 +53,21 @@ def test_what_the_project_asks_for_goes_together_with_the_pins_of_an_engine(imag
     assert {"javaproperties", "boto3", "hypothesis"} <= {Requirement(line).name for line in resolved}
 
 
-class Container:
-    """The packages of an image in an environment of their own, where commands see a TensorRT-LLM."""
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that has the packages of one image after the other: what they share is compiled once."""
+    environment = tmp_path_factory.mktemp("beside") / "environment"
+    uv("venv", "--quiet", "--seed", "--python", sys.executable, environment)
+    return environment
 
-    def __init__(self, image: Path, directory: Path) -> None:
+
+class Container:
+    """The packages of an image, and no others, in an environment where commands see a TensorRT-LLM."""
+
+    def __init__(self, image: Path, directory: Path, environment: Path) -> None:
         self.directory = directory
-        self._environment = directory / "environment"
-        uv("venv", "--quiet", "--seed", "--python", sys.executable, self._environment)
-        self.install("--requirement", image)
+        self._environment = environment
+        self.install("--exact", "--requirement", image, "pip")
         version = image.stem.removeprefix("tensorrt-llm-") if "tensorrt" in image.stem else "1.2.1"
         fake = fake_tensorrt_llm(directory, version="1.0.0" if version == "1.0" else version)
         environ = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}
@@ -96,8 +103,8 @@ class Container:
 
 
 @pytest.mark.parametrize("image", [image for image in IMAGES if image != REFERENCE], ids=lambda path: path.stem)
-def test_an_image_gets_the_project_and_keeps_its_packages(image: Path, tmp_path: Path) -> None:
-    container = Container(image, tmp_path)
+def test_an_image_gets_the_project_and_keeps_its_packages(image: Path, environment: Path, tmp_path: Path) -> None:
+    container = Container(image, tmp_path, environment)
     docker = ROOT / "docker"
     said = container.run(
         docker / "install.sh", ROOT / "pyproject.toml", docker / "requirements-core.txt", "otel", "grpc"
@@ -106,9 +113,9 @@ def test_an_image_gets_the_project_and_keeps_its_packages(image: Path, tmp_path:
     container.check(said)
 
 
-def test_an_image_is_verified(tmp_path: Path) -> None:
+def test_an_image_is_verified(environment: Path, tmp_path: Path) -> None:
     """As docker/verify does it, with a first start."""
-    container = Container(REFERENCE, tmp_path)
+    container = Container(REFERENCE, tmp_path, environment)
     said = container.run(ROOT / "docker" / "verify", "--inside", expect=(0, 1), PYTEST_ARGUMENTS="--collect-only")
     assert " equal, " in said and "tests collected" in said, said
     assert json.loads((tmp_path / "first-start.json").read_text())["passed"], said

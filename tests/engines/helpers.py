@@ -136,7 +136,7 @@ def configured(environ: Mapping[str, str] | None = None, /, **options: object) -
 # -- entries of an engine cache, and marks as other processes hold them ------------------------------------------------
 
 
-KEY = "openvino-0123456789abcdef"
+KEY = "openvino-0123456789abcdef0123456789abcdef"
 
 
 def seal(directory: Path) -> None:
@@ -156,12 +156,13 @@ def build(out: Path, *, size: int = 10_000) -> None:
 class Builder:
     """Builds at once and counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 10_000) -> None:
         self.calls = 0
+        self._size = size
 
     def __call__(self, out: Path) -> None:
         self.calls += 1
-        build(out)
+        build(out, size=self._size)
 
 
 @contextmanager

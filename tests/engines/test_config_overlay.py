@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from djl_trtllm.config import Config
-from djl_trtllm.engines import config_overlay
-from djl_trtllm.engines.config_overlay import abandoned_overlays, with_rotary_options
+from djl_trtllm.engines.config_overlay import with_rotary_options
 from djl_trtllm.engines.plan import checkpoint_identity
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, inspect
@@ -117,45 +113,13 @@ def test_an_engine_beside_the_checkpoint_that_says_not_how_it_was_compiled_is_no
     assert inspect(path).bundled_engine is not None
 
 
-PROGRAM = """
-import os, sys
-from pathlib import Path
-from djl_trtllm.config import load
-from djl_trtllm.engines.config_overlay import with_rotary_options
-from djl_trtllm.model import inspect
-layout, _ = with_rotary_options(load(None, os.environ), inspect(Path(sys.argv[1])))
-print(layout.path, flush=True)
-sys.stdin.read()
-if sys.argv[2] == "killed":
-    os._exit(1)
-"""
-
-
-@pytest.mark.parametrize("end", ["exit", "killed"])
-def test_an_overlay_ends_with_its_process(tmp_path: Path, tiny_stories: Path, cache: Path, end: str) -> None:
-    layout = checkpoint(tmp_path, tiny_stories)
-    environ = {**os.environ, "OPTION_ROTARY_BASE": "5", "OPTION_ENGINE_CACHE_DIR": str(cache)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, layout.path, end],
-        env=environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None and process.stdout is not None
-    overlay = Path(process.stdout.readline().strip())
-    assert overlay.is_dir() and list(abandoned_overlays(cache)) == []
-    process.communicate(timeout=60)
-    assert overlay.is_dir() is (end == "killed")
-    mark = overlay.parent.with_name(f"{overlay.parent.name}.use")
-    assert list(abandoned_overlays(cache)) == ([overlay.parent, mark] if end == "killed" else [])
-    # The next overlay removes it.
-    with_rotary_options(options("option.rotary_base=6", cache), layout)
-    assert not overlay.is_dir() and not mark.exists()
-
-
-def test_a_forked_process_leaves_the_overlays_of_its_parent(tmp_path: Path) -> None:
-    own = tmp_path / "1-a"
-    own.mkdir()
-    config_overlay._remove(own, os.getpid() + 1)
-    assert own.is_dir()
+def test_an_overlay_follows_the_files_of_its_checkpoint(tmp_path: Path, tiny_stories: Path, cache: Path) -> None:
+    layout, config = checkpoint(tmp_path, tiny_stories), options("option.rotary_base=5", cache)
+    (layout.path / "merges.txt").touch()
+    overlay = with_rotary_options(config, layout)[0].path
+    (layout.path / "merges.txt").rename(layout.path / "vocab.txt")
+    assert with_rotary_options(config, layout)[0].path == overlay
+    assert sorted(path.name for path in overlay.iterdir()) == sorted(path.name for path in layout.path.iterdir())
+    assert [path for path in overlay.iterdir() if not path.is_symlink()] == [overlay / "config.json"]
+    assert list(overlay.parent.iterdir()) == [overlay]
+    assert with_rotary_options(options("option.rotary_base=6", cache), layout)[0].path != overlay

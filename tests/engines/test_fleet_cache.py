@@ -14,7 +14,7 @@ import pytest
 from djl_trtllm.engines import fleet_cache
 from djl_trtllm.engines.cache import EngineCache, Manifest
 from djl_trtllm.engines.fleet_cache import FleetCache, Lease
-from djl_trtllm.errors import DownloadError, EngineError
+from djl_trtllm.errors import BuildError, DownloadError, EngineError
 from djl_trtllm.model.remote.s3 import S3Address
 from tests.engines.helpers import KEY, Builder, started
 from tests.support.processes import wait_until
@@ -45,7 +45,7 @@ def test_of_all_machines_one_has_it_until_it_expires_by_the_stores_clock(store: 
     first, second = lease(), lease()
     assert first.acquire()
     content = store.objects["lease"].path.read_bytes()
-    assert not second.acquire() and not first.acquire()
+    assert not second.acquire()
     store.seconds += 60
     assert not second.acquire()
     store.seconds += 1
@@ -71,11 +71,11 @@ def test_of_two_that_find_it_expired_or_given_back_one_gets_it(store: Store) -> 
     store.seconds += 61
     store.fault = overtaking(store, "PUT", 2)
     assert not lease().acquire()
-    store.fault = failing("HEAD", status=404, code="NoSuchKey")  # given back, and taken by another
+    store.fault = failing("GET", status=404, code="NoSuchKey")  # given back, and taken by another
     assert not lease().acquire()
 
     def given_back(request: Request) -> None:
-        if request.method == "HEAD":
+        if request.method == "GET":
             store.objects.clear()
             raise Fault(404, "NoSuchKey")
 
@@ -83,7 +83,7 @@ def test_of_two_that_find_it_expired_or_given_back_one_gets_it(store: Store) -> 
     assert lease().acquire()
 
 
-@pytest.mark.parametrize("methods", [ALL, "HEAD"])
+@pytest.mark.parametrize("methods", [ALL, "GET"])
 def test_a_store_that_cannot_be_used_is_reported(store: Store, methods: str) -> None:
     assert lease().acquire()
     store.fault = failing(methods)
@@ -163,7 +163,7 @@ def test_a_store_that_fails_for_a_while_does_not_end_it(store: Store, caplog: py
 
 
 ADDRESS = S3Address.parse("s3://models/engines")
-ENTRY, LEASE = f"engines/{KEY}.json", f"engines/{KEY}.lease"
+ENTRY, LEASE, FAILED = (f"engines/{KEY}{suffix}" for suffix in (".json", ".lease", ".failed"))
 
 
 class Clock:
@@ -353,28 +353,123 @@ def test_a_store_that_cannot_be_used_is_reported_and_does_not_stop_serving(
 def test_an_engine_that_cannot_be_uploaded_serves_all_the_same(
     store: Store, tmp_path: Path, part: str, overtaken: bool
 ) -> None:
+    others = msgspec.json.encode({"folder": "x", "manifest": {}})
+
     def another(request: Request) -> None:
         if (request.method, request.key) == ("PUT", ENTRY):
-            store.put(ENTRY, b"another's")
+            store.put(ENTRY, others)
 
     store.fault = another if overtaken else failing("PUT", part)
     build = Builder()
     lines = provide(tmp_path / "a", build)
     assert whole(tmp_path / "a") and build.calls == 1 and LEASE not in store.objects
     if overtaken:  # the engine of a machine that was first is as good
-        assert store.objects[ENTRY].path.read_bytes() == b"another's" and "not uploaded" not in lines[-1]
+        assert store.objects[ENTRY].path.read_bytes() == others and "not uploaded" not in lines[-1]
+        assert list(store.objects) == [ENTRY], "its own folder goes"
     else:
+        assert store.objects == {}
         assert lines[-1].startswith("the engine was not uploaded: ") and "access is denied" in lines[-1]
 
 
-def test_a_failed_compile_gives_the_lease_back(store: Store, tmp_path: Path) -> None:
+# -- a compile that fails ------------------------------------------------------------------------------------------
+
+
+def fail(out: Path) -> None:
+    raise BuildError("this architecture is not supported")
+
+
+def test_a_compile_that_failed_fails_for_all_machines_for_ten_minutes(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(BuildError):
+        provide(tmp_path / "a", fail)
+    assert list(store.objects) == [FAILED]
+    build = Builder()
+    store.seconds += 600
+    with pytest.raises(EngineError, match=r"(?s)cache prune s3://models/engines.*this architecture is not supported"):
+        provide(tmp_path / "b", build)
+    assert build.calls == 0
+    store.seconds += 1
+    provide(tmp_path / "b", build)
+    assert whole(tmp_path / "b") and build.calls == 1
+
+
+@pytest.mark.parametrize("error", [BuildError("no room", cause="no space on the disk"), EngineError("no"), OSError()])
+def test_what_is_one_machines_own_failure_stops_no_other(store: Store, tmp_path: Path, error: Exception) -> None:
     def fail(out: Path) -> None:
         assert LEASE in store.objects
-        raise EngineError("no")
+        raise error
 
-    with pytest.raises(EngineError, match="no"):
-        provide(tmp_path, fail)
+    with pytest.raises(type(error)):
+        provide(tmp_path / "a", fail)
     assert store.objects == {}
+
+
+def test_a_failure_that_cannot_be_written_or_read_stops_no_machine(store: Store, tmp_path: Path) -> None:
+    store.fault = failing("PUT", ".failed")
+    with pytest.raises(BuildError):
+        provide(tmp_path / "a", fail)
+    store.fault = None
+    store.put(FAILED, b"{")
+    provide(tmp_path / "b", Builder())
+    assert whole(tmp_path / "b")
+
+
+# -- pruning -------------------------------------------------------------------------------------------------------
+
+
+def prune(keep: int = 0) -> tuple[int, list[str]]:
+    lines: list[str] = []
+    return FleetCache(ADDRESS).prune(keep, lines.append), lines
+
+
+def engine(store: Store, number: int, size: int = 1000) -> str:
+    """An engine of the cache; its key."""
+    key = f"tensorrt_llm-{number:032x}"
+    store.put(f"engines/{key}/f/model.bin", bytes(size))
+    store.put(f"engines/{key}.json", msgspec.json.encode({"folder": "f", "manifest": {}}))
+    return key
+
+
+def test_pruning_leaves_nothing_of_an_engine_cache_and_everything_else(store: Store) -> None:
+    key = engine(store, 1)
+    store.put(f"engines/{key}/of-a-machine-that-died/model.bin", b"")
+    store.put(f"engines/{key}.failed", b"{}")
+    store.put(f"engines/{engine(store, 2)}.lease", b"died")
+    store.seconds += 61
+    others = ["engines/README", "engines/llama/config.json", "engines-2/a.json", f"{key}.json"]
+    for other in others:
+        store.put(other, b"")
+    removed, lines = prune()
+    assert sorted(store.objects) == sorted(others)
+    assert removed > 2000 and any("2 objects under s3://models/engines are not" in line for line in lines)
+
+
+def test_an_engine_that_a_machine_compiles_now_stays(store: Store) -> None:
+    key = engine(store, 1)
+    assert Lease(S3Address(BUCKET, f"engines/{key}.lease"), 60.0).acquire()
+    before = dict(store.objects)
+    removed, lines = prune()
+    assert (removed, store.objects) == (0, before) and lines == [f"{key} stays: a machine is compiling it"]
+
+
+def test_the_engines_that_were_compiled_last_are_kept_and_leftovers_are_not(store: Store) -> None:
+    keys = []
+    for number in (3, 1, 2):
+        store.seconds += 1
+        keys.append(engine(store, number))
+    store.put(f"engines/{keys[-1]}/left/model.bin", bytes(10))
+    removed, _ = prune(2500)
+    assert sorted(store.objects) == sorted(
+        f"engines/{key}{name}" for key in keys[1:] for name in (".json", "/f/model.bin")
+    )
+    assert removed > 1010
+
+
+def test_pruning_many_objects_takes_few_requests(store: Store) -> None:
+    key = engine(store, 1)
+    for number in range(10_000):
+        store.objects[f"engines/{key}/f/{number}"] = store.objects[f"engines/{key}/f/model.bin"]
+    prune()
+    assert store.objects == {} and len(store.requests) < 40
 
 
 # -- Machines that share an engine cache in S3, each a process, of which one is killed.

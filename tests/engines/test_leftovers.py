@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.engines.leftovers import Leftover, find_leftovers, noted_output
+from djl_trtllm.engines.leftovers import Leftover, find_leftovers
 from djl_trtllm.model import work_directory
 from djl_trtllm.model.work_directory import TEMPORARY_PREFIX, marked
 from tests.engines.helpers import KEY, build, locked
@@ -110,36 +110,14 @@ def test_interrupted_downloads_are_leftovers_unless_they_go_on(root: Path, place
     assert names(root) == [partial.name]
 
 
-def test_outputs_beside_the_cache_are_found_by_their_notes(root: Path, tmp_path: Path) -> None:
-    out = tmp_path / "engines" / "out"
-    with pytest.raises(ZeroDivisionError), noted_output(root, out):
-        assert [note.read_text() for note in (root / "outputs").iterdir()] == [str(out)]
-        _ = 1 / 0
-    assert not (root / "outputs").exists()
-    (tmp_path / "file").touch()
-    with noted_output(tmp_path / "file", out):  # a cache that cannot be written does not keep one from compiling
-        pass
-    (root / "outputs").mkdir()
-    file(root / "outputs" / "note").write_text(str(out))
-    left = [f".out.{DEAD}.abcd.partial", f".out.{DEAD}.new", f"..out.{DEAD}.new.{DEAD}.abcd.partial"]
-    for name in left:
-        file(out.parent / name / "model.bin")
-    for name in ("out.log", ".out-of-interest", ".outer.5.abcd.partial/another"):
-        file(out.parent / name)
-    with marked(root / "outputs" / "note"):
-        assert names(root) == []
-    assert sorted(names(root)) == sorted([*left, "out.log", "note"])
-
-
 _COMPILE = """
 import sys
 from pathlib import Path
 from djl_trtllm.config import load
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.engines import build
-from djl_trtllm.engines.leftovers import noted_output
 from djl_trtllm.model import inspect
-checkpoint, root, out, *command = sys.argv[1:]
+checkpoint, root, *command = sys.argv[1:]
 config, layout = load(None, {"OPTION_ENGINE_CACHE_DIR": root}), inspect(Path(checkpoint))
 plan = plan_engine(config, layout)
 original = build.build_engine
@@ -147,34 +125,23 @@ def quick(*arguments, **options):
     return original(*arguments, command=command, **options)
 build.build_engine = quick
 print("started", flush=True)
-if out == "-":
-    build.prepare_engine(config, layout, print, plan=plan)
-else:
-    with noted_output(Path(root), Path(out)):
-        quick(plan, Path(out), print)
-        Path(f"{out}.log").unlink()
+build.prepare_engine(config, layout, print, plan=plan)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-@pytest.mark.parametrize("into", ["cache", "output"])
 def test_a_signal_at_any_moment_leaves_nothing_that_prune_does_not_remove(
     checkpoint: Path,
     root: Path,
-    tmp_path: Path,
     temporary: Path,
     fake_compiler: Callable[..., list[str]],
     number: signal.Signals,
-    into: str,
 ) -> None:
-    outputs = tmp_path / "outputs"
-    outputs.mkdir()
-    out = "-" if into == "cache" else str(outputs / "out")
     moments = random.Random(number)
     for _ in range(3):
         process = subprocess.Popen(
-            [sys.executable, "-c", _COMPILE, str(checkpoint), str(root), out, *fake_compiler("slow")],
+            [sys.executable, "-c", _COMPILE, str(checkpoint), str(root), *fake_compiler("slow")],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(temporary)},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -190,15 +157,13 @@ def test_a_signal_at_any_moment_leaves_nothing_that_prune_does_not_remove(
             # The compiler ends by itself when its parent is gone.
             for item in find_leftovers(root):
                 item.remove()
-            return not [path for folder in (root, outputs, temporary) for path in folder.iterdir() if not _stays(path)]
+            return not [path for folder in (root, temporary) for path in folder.iterdir() if not _stays(path)]
 
         wait_until(is_clean, 60)
 
 
 def _stays(path: Path) -> bool:
-    """Whether it is an engine, the log of one in the cache, an empty lock or an empty folder of notes."""
+    """Whether it is an engine, the log of one in the cache or an empty lock."""
     if path.suffix in (".lock", ".use"):
         return path.stat().st_size == 0
-    if path.name == "outputs":
-        return not any(path.iterdir())
     return (path.with_suffix("") / "manifest.json").is_file()

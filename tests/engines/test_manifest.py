@@ -240,7 +240,7 @@ def test_an_engine_that_fits_is_taken_and_another_is_refused_with_every_differen
     assert lines == [
         "  - option.backend: engine has openvino, asked for tensorrt",
         "  - option.dtype: engine has fp16, asked for bf16",
-        "  - openvino: engine was made with 2026.4.0, installed is the older 2026.3",
+        "  - openvino: the engine was made with 2026.4.0, and 2026.3 is installed, an older one",
     ]
     assert manifest.differences(checkpoint="sha256:def", options={"quantize": None, "dtype": "fp16"}) == [
         "checkpoint: engine was made from sha256:abc, this one is sha256:def",
@@ -256,7 +256,7 @@ def test_only_an_older_runtime_differs(directory: Path, installed: str, differs:
     for made_with in ("2026.4.1-1-abc", "2026.4.1"):
         manifest.versions["openvino"] = made_with
         lines = manifest.differences(versions={"openvino": installed, "something-else": "1.0"})
-        expected = f"openvino: engine was made with {made_with}, installed is the older {installed}"
+        expected = f"openvino: the engine was made with {made_with}, and {installed} is installed, an older one"
         assert lines == ([expected] if differs else [])
     packages = ["no-such-package", "pytest", "no-such-package-either", "packaging"]
     assert installed_versions(packages) == {name: version(name) for name in ("pytest", "packaging")}

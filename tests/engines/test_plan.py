@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from unittest.mock import Mock
 
 import msgspec
@@ -185,7 +185,7 @@ def test_a_backend_without_an_engine_has_nothing_to_compile_check_or_load(copy: 
 # -- compilers ---------------------------------------------------------------------------------------------------------
 
 
-PLACES = {"checkpoint": "/models/it", "tokenizer_dir": "/models/tokenizer", "out": "/engines/it"}
+PLACES: dict[str, Any] = {"checkpoint": "/models/it", "tokenizer_dir": "/models/tokenizer", "out": "/engines/it"}
 
 
 @pytest.mark.parametrize(

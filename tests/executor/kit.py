@@ -38,6 +38,7 @@ from djl_trtllm.executor.protocol import (
 )
 from djl_trtllm.request import FinishReason, Sampling
 from tests.support import models
+from tests.support.processes import PATIENCE
 from tests.support.steps import Delta, deltas_of
 from tests.support.virtual_time import VirtualLoop
 
@@ -183,7 +184,7 @@ class Probe:
         assert not ends or own[-1].finish
         return ends[0] if ends else None
 
-    async def until(self, condition: Callable[[], bool], timeout: float = 60.0) -> None:
+    async def until(self, condition: Callable[[], bool], timeout: float = PATIENCE) -> None:
         async def wait() -> None:
             while not condition():
                 self._told.clear()
@@ -191,12 +192,12 @@ class Probe:
 
         await asyncio.wait_for(wait(), timeout)
 
-    async def end_of(self, *request_ids: int, timeout: float = 60.0) -> list[FinishReason | None]:
+    async def end_of(self, *request_ids: int, timeout: float = PATIENCE) -> list[FinishReason | None]:
         """Wait until the requests have ended."""
         await self.until(lambda: all(self.finish(request_id) for request_id in request_ids), timeout)
         return [self.finish(request_id) for request_id in request_ids]
 
-    async def death(self, timeout: float = 60.0) -> str:
+    async def death(self, timeout: float = PATIENCE) -> str:
         await self.until(lambda: bool(self.deaths), timeout)
         await asyncio.sleep(0.05)
         (error,) = self.deaths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -202,6 +203,18 @@ def test_trials_that_last_make_room_for_others(bench: Bench) -> None:
     while psutil.pid_exists(pids[0]):
         bench.gate.advance(0.05)
     assert len(bench.gate) == 1, "its turn"
+
+
+def test_every_thread_of_a_trial_that_lasts_lets_others_go_first(bench: Bench) -> None:
+    pid = bench.pid()
+    bench.hold("hang", first=1, client="a")
+    bench.now += 0.3
+    bench.hold("good", first=2, client="b")
+    while not bench.submitted:
+        bench.gate.advance(0.05)
+    threads = [thread.id for thread in psutil.Process(pid).threads()]
+    assert len(threads) > 1, "a trial has its own"
+    assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {10}
 
 
 def test_a_trial_that_others_keep_from_the_processor_is_not_interrupted_for_two_seconds(

@@ -134,6 +134,9 @@ PLACES = {
     ),
 }
 
+STARTED_AGAIN = ("a directory", "properties that name its archive")
+"""A directory and a file: what else there is differs in where they are named."""
+
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if number == 0 else pytest.mark.slow) for number, name in enumerate(PLACES)]
@@ -157,6 +160,8 @@ def test_an_engine_in_s3_is_fetched_once_without_the_weights_beside_it(
     with serving(served, tmp_path, **s3, **place.environ) as server:
         assert answer(server) == text
     assert not [request.key for request in store.gets() if request.key.endswith(".safetensors")]
+    if name not in STARTED_AGAIN:
+        return
     first = len(store.requests)
     store.requests.clear()
     with serving(served, tmp_path, **s3, **place.environ):

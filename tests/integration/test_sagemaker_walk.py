@@ -282,15 +282,15 @@ def test_the_documents_walk_by_boto3(aws: SageMaker, archive: Path, tmp_path: Pa
         runtime.invoke_endpoint(**arguments())
 
 
-def test_the_cells_of_deploying_serve_scale_and_remove_the_model(
+def test_the_cells_of_the_page_serve_scale_and_remove_the_model(
     aws: SageMaker, archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for variable, value in aws.variables().items():
         monkeypatch.setenv(variable, value)
     aws.client("s3").upload_file(str(archive), MOTO_BUCKET, "djl-trtllm/tiny-llama/model.tar.gz")
-    cells = blocks(DOCS / "deploying.md", "python")
+    request, create, scale, delete = blocks(DOCS / "sagemaker.md", "python")
     names: dict[str, Any] = {}
-    for cell in cells[:-1]:
+    for cell in (create, scale, request):
         exec(cell.replace("BUCKET", MOTO_BUCKET).replace("ml.g5.2xlarge", INSTANCE), names)
     assert len(capsys.readouterr().out.split()) > 20, "a response and a stream"
     assert aws.hosted["tiny-llama"].model.is_dir()
@@ -301,6 +301,6 @@ def test_the_cells_of_deploying_serve_scale_and_remove_the_model(
     model = Session().get_service_model("application-autoscaling")
     known = model.shape_for("MetricType").metadata["enum"]
     assert tracking["PredefinedMetricSpecification"]["PredefinedMetricType"] in known
-    exec(cells[-1], names)
+    exec(delete, names)
     assert aws.client("sagemaker").list_models()["Models"] == []
     assert scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"] == []

@@ -15,7 +15,9 @@ import pytest
 
 from djl_trtllm.errors import LayoutError, ModelError
 from djl_trtllm.model import ModelKind, handle_requirements, inspect, inspect_config, layout
-from djl_trtllm.model.layout import OldEngine
+from djl_trtllm.model.adapter import AdapterLimits, check_adapter
+from djl_trtllm.model.layout import old_engine
+from tests.support.adapters import lora_tensors, write_adapter
 from tests.support.tables import by_table
 
 HF = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -215,9 +217,9 @@ def test_the_context_of_an_engine_is_at_least_what_it_was_compiled_for(
 
 
 @pytest.mark.parametrize("folder", ["", "tensorrt_llm/1/"])
-@by_table("file", "config", "settings")
+@by_table("file", "config")
 def test_engines_of_before_0_8_are_refused_with_what_reads_them_and_the_command(
-    tmp_path: Path, folder: str, file: str, config: dict[str, Any] | None, settings: str
+    tmp_path: Path, folder: str, file: str, config: dict[str, Any] | None
 ) -> None:
     model = write(tmp_path / folder, **{file: b"x"}, **({} if config is None else {"config.json": config}))
     if folder:
@@ -225,12 +227,12 @@ def test_engines_of_before_0_8_are_refused_with_what_reads_them_and_the_command(
     with pytest.raises(LayoutError) as caught:
         inspect(tmp_path)
     assert f"{model} holds an engine of TensorRT-LLM before 0.8 ({file}; LMI containers" in str(caught.value)
-    assert f"`{settings}djl-trtllm compile CHECKPOINT OUT`" in str(caught.value)
+    assert "`djl-trtllm compile CHECKPOINT OUT`" in str(caught.value)
 
 
 @by_table("files")
 def test_what_is_not_old_is_not_taken_for_it(tmp_path: Path, files: dict[str, Any]) -> None:
-    assert OldEngine.find(write(tmp_path, **files)) is None
+    assert old_engine(write(tmp_path, **files)) is None
     write(tmp_path, **{"config.json": HF, "model.safetensors": None, "llama_float16_tp1_rank0.engine": b"x"})
     assert (
         inspect(tmp_path).kind is ModelKind.HF_CHECKPOINT
@@ -328,3 +330,74 @@ def test_a_failure_shows_the_installers_last_lines(model: Path, monkeypatch: pyt
     with pytest.raises(ModelError, match=r"exit status 3") as caught:
         handle_requirements(model, allowed=True)
     assert "line 39" in str(caught.value) and "line 10\n" not in str(caught.value)
+
+
+# -- directories of adapters ------------------------------------------------------------------------------------------
+
+
+LIMITS = AdapterLimits(
+    max_rank=8,
+    rank_setting="option.max_lora_rank=8",
+    modules=frozenset({"q_proj", "o_proj", "w1", "shared_expert.up_proj"}),
+    modules_setting="option.lora_target_modules=attn_q",
+    hidden=256,
+    layers=2,
+)
+ATTENTION = "base_model.model.model.layers.0.self_attn"
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def refusal(folder: Path, limits: AdapterLimits = LIMITS) -> str:
+    with pytest.raises(LayoutError) as caught:
+        check_adapter(folder, limits)
+    return str(caught.value)
+
+
+@by_table("tensors")
+def test_an_adapter_within_the_limits_is_taken(tmp_path: Path, tensors: dict[str, Any]) -> None:
+    check_adapter(write_adapter(tmp_path, tensors), LIMITS)
+
+
+def test_weights_of_pytorch_are_taken_by_the_rank_of_their_configuration(tmp_path: Path) -> None:
+    write_adapter(tmp_path)
+    (tmp_path / WEIGHTS).rename(tmp_path / "adapter_model.bin")
+    check_adapter(tmp_path, LIMITS)
+    write_adapter(tmp_path, r=9)
+    (tmp_path / WEIGHTS).unlink()
+    assert "adapter_config.json: r is 9" in refusal(tmp_path)
+
+
+def test_what_the_limits_do_not_name_is_not_compared(tmp_path: Path) -> None:
+    tensors = lora_tensors(["attention.c_attn"], hidden=99, layers=(70,))
+    check_adapter(write_adapter(tmp_path, tensors), AdapterLimits(max_rank=8, rank_setting=""))
+
+
+@by_table("config", "told")
+def test_a_configuration_that_cannot_be_used_is_refused_by_its_key(
+    tmp_path: Path, config: dict[str, Any], told: str
+) -> None:
+    folder = write_adapter(tmp_path)
+    write_adapter(tmp_path, **config)
+    assert refusal(folder) == f"{folder / CONFIG}: {told}"
+
+
+@by_table("tensors", "told")
+def test_weights_that_do_not_fit_are_refused_by_their_tensor(
+    tmp_path: Path, tensors: dict[str, Any], told: str
+) -> None:
+    message = refusal(write_adapter(tmp_path, tensors))
+    assert message.startswith(str(tmp_path / WEIGHTS))
+    assert told in message
+
+
+def test_broken_or_missing_files_are_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == f"{tmp_path} holds no adapter: {CONFIG} is missing"
+    write_adapter(tmp_path)
+    whole = (tmp_path / WEIGHTS).read_bytes()
+    for content, told in ((whole[:-1], "is truncated"), (whole[:4], "is not a safetensors file"), (b"", "is not a")):
+        (tmp_path / WEIGHTS).write_bytes(content)
+        assert told in refusal(tmp_path)
+    (tmp_path / WEIGHTS).unlink()
+    assert refusal(tmp_path).endswith(f"holds no weights of an adapter: expected {WEIGHTS} or adapter_model.bin")
+    (tmp_path / CONFIG).write_text("{")
+    assert f"{CONFIG} is not valid JSON" in refusal(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from tests.support.tables import by_table
+from tests.support.tables import table
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")])
@@ -73,19 +73,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(done.stdout.strip().splitlines()[-1]).parent
 
 
-def built(folder: Path, start: str, readme: str) -> subprocess.CompletedProcess[str]:
-    """What Sphinx says of a tree of three pages, with the settings of the site."""
+def built(folder: Path, texts: Sequence[str], readme: str) -> subprocess.CompletedProcess[str]:
+    """What Sphinx says of a page for each text, another page and the README, with the settings of the site."""
     docs = folder / "docs"
-    docs.mkdir()
+    docs.mkdir(parents=True)
     shutil.copy(ROOT / "docs" / "conf.py", docs)
     shutil.copytree(ROOT / "docs" / "_site", docs / "_site")
-    (docs / "_toc.yml").write_text("root: docs/README\nentries:\n  - file: README\n  - file: docs/other\n")
-    (docs / "README.md").write_text(f"# Start\n\n{start}\n")
+    names = ["README", "docs/other", *(f"docs/page{number}" for number in range(len(texts)))]
+    (docs / "_toc.yml").write_text("root: docs/README\nentries:\n" + "".join(f"  - file: {name}\n" for name in names))
+    (docs / "README.md").write_text("# Start\n")
     (docs / "other.md").write_text("# Other\n\n## A part\n")
+    for number, text in enumerate(texts):
+        (docs / f"page{number}.md").write_text(f"# Page\n\n{text}\n")
     (folder / "README.md").write_text(f"# Top\n\n{readme}\n")
     sphinx = ROOT / ".venv-docs" / "bin" / "sphinx-build"
     arguments: list[str | Path] = ["-q", "-W", "--keep-going", "-n", "-c", docs, folder, folder / "build"]
-    return subprocess.run([sphinx, *arguments], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sphinx, *arguments], capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.slow
@@ -101,16 +104,15 @@ def test_the_site_has_every_page_a_search_and_loads_nothing_from_elsewhere(site:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@by_table("text", "problem")
-def test_a_dead_link_anchor_or_picture_fails_it(site: Path, tmp_path: Path, text: str, problem: str | None) -> None:
-    done = built(tmp_path, text, "")
-    assert (done.returncode == 0) == (problem is None), done.stderr
-    assert problem is None or problem in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_dead_link_in_the_readme_fails_it(site: Path, tmp_path: Path) -> None:
-    done = built(tmp_path, "", "[a](docs/other.md#a-part) [b](docs/other.md#a-hart)")
+def test_a_dead_link_anchor_or_picture_fails_it(site: Path, tmp_path: Path) -> None:
+    rows = table(__file__, "a_dead_link_anchor_or_picture_fails_it")
+    good = [text for text, problem in rows if problem is None]
+    done = built(tmp_path / "good", good, "[a](docs/other.md#a-part)")
+    assert done.returncode == 0, done.stderr
+    bad = [(text, problem) for text, problem in rows if problem is not None]
+    done = built(tmp_path / "bad", [text for text, _ in bad], "[a](docs/other.md#a-part) [b](docs/other.md#a-hart)")
     assert done.returncode != 0
+    for number, (text, problem) in enumerate(bad):
+        warnings = [line for line in done.stderr.splitlines() if f"page{number}.md" in line]
+        assert any(problem in line for line in warnings), (text, problem, done.stderr)
     assert "a-hart" in done.stderr and "a-part" not in done.stderr

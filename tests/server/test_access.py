@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import re
 import socket
 import ssl
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -346,39 +344,6 @@ def test_files_that_cannot_be_used_are_refused(
     files: dict[str, Any] = {name: getattr(certificates, file, tmp_path / "missing") for name, file in given.items()}
     with pytest.raises(ConfigError, match=problem):
         tls_arguments(Options(**files))
-
-
-_DAY = 86400
-
-
-@by_table("later", "problem")
-def test_a_certificate_that_is_not_valid_or_not_for_long_is_a_warning_with_its_file_and_date(
-    later: int,
-    problem: str,
-    certificates: Certificates,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    now = time.time() + later * _DAY
-    monkeypatch.setattr("djl_trtllm.server.tls.time.time", lambda: now)
-    options = Options(
-        certificate_file=certificates.certificate,
-        private_key_file=certificates.key,
-        client_ca_file=certificates.authority,
-    )
-    with caplog.at_level(logging.WARNING):
-        assert tls_arguments(options)
-    if not problem:
-        assert not caplog.messages
-        return
-    for told, name, path, owner in zip(
-        caplog.messages,
-        ("certificate_file", "client_ca_file"),
-        (certificates.certificate, certificates.authority),
-        ("server", "authority"),
-        strict=True,
-    ):
-        assert re.fullmatch(rf"{name}={path}: the certificate of commonName={owner} {problem}.*", told)
 
 
 # Connections during their TLS handshake are bounded as all others.

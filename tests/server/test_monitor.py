@@ -132,13 +132,15 @@ async def test_a_row_has_times_and_numbers_and_no_text() -> None:
             accepted_tokens=6,
             sequences=2,
             reason=FinishReason.LENGTH,
+            images=2,
+            image_tokens=4,
         )
     )
     statistics.live[4] = record(4, origin=RequestOrigin(client_label="web-app"))
     found = shown(with_statistics(statistics))["model"]["rows"]
     assert found == [
-        [3, "id-3", 3000, 4000, 4500, 6000, 7, 5, 9, 2, "length", "", 6],
-        [4, "4", 4000, None, None, None, 7, 0, 0, 1, None, "web-app", None],
+        [3, "id-3", 3000, 4000, 4500, 6000, 7, 5, 9, 2, "length", "", 6, 2, 4],
+        [4, "4", 4000, None, None, None, 7, 0, 0, 1, None, "web-app", None, 0, 0],
     ]
 
 
@@ -498,5 +500,5 @@ def test_a_row_is_read_as_it_is_written() -> None:
     names = re.findall(r'"(\w+)"', found[1])
     assert names == [
         *("number", "id", "arrived", "started", "first", "ended"),
-        *("prompt", "reused", "output", "sequences", "reason", "client", "accepted"),
+        *("prompt", "reused", "output", "sequences", "reason", "client", "accepted", "images", "pictured"),
     ]

@@ -14,8 +14,8 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, InvalidRequestError, OverloadedError, SessionError, TooManyRequestsError
 from djl_trtllm.service import clients as module
 from djl_trtllm.service.clients import Clients, Places, Sessions, open_sessions
-from tests.support.clock import Clock
 from tests.support.tables import by_table
+from tests.support.virtual_time import Clock
 
 
 def clients(**options: Any) -> Clients:

@@ -15,7 +15,7 @@ from djl_trtllm.request import FinishReason
 from djl_trtllm.service.engine import MemoryWatch, settle_garbage_collector
 from djl_trtllm.service.lifecycle import State
 from djl_trtllm.service.model import Texts
-from tests.service.kit import TOKENIZER, Stage, played
+from tests.service.conftest import TOKENIZER, Stage, played
 from tests.support.in_process import ask, state_of
 from tests.support.tables import table
 from tests.support.virtual_time import in_virtual_time

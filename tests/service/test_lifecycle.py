@@ -22,7 +22,7 @@ from djl_trtllm.executor.protocol import Start
 from djl_trtllm.request import FinishReason
 from djl_trtllm.service.lifecycle import ModelService, State
 from djl_trtllm.service.model import Model, open_source, prepare
-from tests.service.kit import Stage, played
+from tests.service.conftest import Stage, played
 from tests.support import models
 from tests.support.in_process import Asked, ask, state_of
 from tests.support.models import scripted_model

@@ -29,7 +29,7 @@ from djl_trtllm.service.adapters import Adapters, adapter_roots, problem_of_name
 from djl_trtllm.service.lifecycle import Registry, ServedModel, State
 from djl_trtllm.service.model import Model
 from tests.engines.helpers import gpu_machine
-from tests.service.kit import Stage, played
+from tests.service.conftest import Stage, played
 from tests.support import models
 from tests.support.adapters import write_adapter
 from tests.support.in_process import ask, state_of

@@ -26,7 +26,7 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, GenerationRequest, Sampling, Token
 from djl_trtllm.service.lifecycle import ModelService, State
 from djl_trtllm.service.model import Model, Texts
-from tests.service.kit import TOKENIZER, Stage, played
+from tests.service.conftest import TOKENIZER, Stage, played
 from tests.support.in_process import PROMPT, Asked, ask, state_of
 from tests.support.models import WordEncoder
 from tests.support.virtual_time import until

@@ -1,26 +1,30 @@
-"""The manifests of `serving/kubernetes` follow their schemas, and agree with the server, its options and metrics."""
+"""The chart of `serving/kubernetes` follows its schemas, and agrees with the server, its options and metrics."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import helm_python
 import jsonschema
 import pytest
 import yaml
 from kubernetes_validate import ValidationError
 from packaging.requirements import Requirement
 
-from djl_trtllm.cluster.application import DIRECT, Autoscaling, ClusterArguments
+from djl_trtllm.cluster.application import Autoscaling, ClusterArguments
+from djl_trtllm.cluster.ray_names import DIRECT
 from djl_trtllm.config import Config, Options, load
 from djl_trtllm.config.options import find
 from djl_trtllm.config.sources import as_arguments
-from tests.support.kubernetes import FOLDER, Object, check, kustomize, needs_kubectl, one, read
+from tests.support.kubernetes import CHART, FOLDER, NAMESPACE, Object, check, one, rendered
 
 ROOT = FOLDER.parents[1]
 PAGE = ROOT / "docs" / "kubernetes.md"
@@ -28,12 +32,27 @@ METRICS = ROOT / "tests" / "server" / "metrics.txt"
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian's prometheus has it)")
 
-BASES = ("server", "cpu")
-"""Those that components fit."""
-COMPONENTS = ("volume", "monitoring", "autoscaling", "gateway")
-MANIFESTS = sorted(
-    str(file.relative_to(FOLDER)) for file in FOLDER.rglob("*.yaml") if file.name != "kustomization.yaml"
-)
+EVERYTHING: Object = {
+    "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
+    "autoscaling": {"enabled": True},
+    "gateway": {"enabled": True, "namespace": "edge", "hostnames": ["story.example.com"]},
+    "networkPolicy": {"enabled": True, "namespaces": ["edge", "monitoring"]},
+}
+TWO_NODES: Object = {**EVERYTHING, "nodes": 2, "gpus": 8, "sshSecret": "ranks"}
+VALUES: dict[str, Object] = {
+    "defaults": {},
+    "everything": EVERYTHING,
+    "cpu": yaml.safe_load((FOLDER / "cpu.yaml").read_text()),
+    "two nodes": TWO_NODES,
+    "a claim": {"model": {"volume": {"claim": "weights"}}, "engineCache": {"claim": "engines"}},
+    "an image": {"model": {"volume": {"image": "registry.example.com/weights:1"}}, "replicas": 0},
+    "details": {
+        "image": {"pullSecrets": ["registry"]},
+        "serviceAccount": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::123456789012:role/models"}},
+        "nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"},
+        "env": [{"name": "SERVING_API_KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "first"}}}],
+    },
+}
 PICKER = {
     *("trtllm_num_requests_waiting", "trtllm_num_requests_running", "trtllm_kv_cache_utilization"),
     *("trtllm_kv_cache_tokens_per_block", "trtllm_kv_cache_max_blocks"),
@@ -43,82 +62,174 @@ CLOSING_SECONDS = 20
 """The end of the engine process (5), of traces (3) and of connections (2), on a machine that is busy."""
 
 
-def pod(deployment: Object | None = None) -> Object:
+def pod(values: Object | None = None) -> Object:
     """The specification of the server's pods."""
-    spec: Object = (deployment or one("server/deployment.yaml", "Deployment"))["spec"]["template"]["spec"]
+    spec: Object = one("Deployment", values)["spec"]["template"]["spec"]
     return spec
 
 
-def container(deployment: Object | None = None) -> Object:
-    (found,) = pod(deployment)["containers"]
+def container(values: Object | None = None) -> Object:
+    (found,) = pod(values)["containers"]
     return dict(found)
 
 
-def environment() -> dict[str, str]:
+def environment(values: Object | None = None) -> dict[str, str]:
     """The variables of the container that have a value."""
-    return {each["name"]: each["value"] for each in container()["env"] if "value" in each}
+    return {each["name"]: each["value"] for each in container(values)["env"] if "value" in each}
 
 
 def options() -> Options:
     return load(None, environment()).options
 
 
-def rendered(tmp_path: Path, *parts: str) -> list[Object]:
-    """The objects of a user's kustomization with this base and these components."""
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    # kustomize takes relative paths only.
-    (tmp_path / "kubernetes").symlink_to(FOLDER)
-    base, *components = [str(Path("../kubernetes") / part) for part in parts]
-    made = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
-    text = yaml.safe_dump({**made, "resources": [base], "components": components})
-    (folder / "kustomization.yaml").write_text(text)
-    return kustomize(folder)
-
-
 def triggers() -> dict[str, dict[str, str]]:
-    return {
-        each["name"]: each["metadata"]
-        for each in one("autoscaling/scaled-object.yaml", "ScaledObject")["spec"]["triggers"]
-    }
+    return {each["name"]: each["metadata"] for each in one("ScaledObject", EVERYTHING)["spec"]["triggers"]}
+
+
+def group(role: str) -> Object:
+    """The template of the leader's or the workers' pods, with two nodes."""
+    found: Object = one("LeaderWorkerSet", TWO_NODES)["spec"]["leaderWorkerTemplate"][f"{role}Template"]
+    return found
 
 
 # -- schemas -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", MANIFESTS)
-def test_a_manifest_follows_its_schema(file: str) -> None:
-    for found in read(file):
-        check(found)
-
-
-@needs_kubectl
-@pytest.mark.parametrize("base", BASES)
-def test_a_base_with_all_components_follows_the_schemas(tmp_path: Path, base: str) -> None:
-    objects = rendered(tmp_path, base, *COMPONENTS)
+@pytest.mark.parametrize("case", VALUES)
+def test_the_objects_of_a_release_follow_their_schemas(case: str) -> None:
+    objects = rendered(VALUES[case])
     for found in objects:
         check(found)
     names = [(found["kind"], found["metadata"]["name"]) for found in objects]
     assert len(set(names)) == len(names)
 
 
-@needs_kubectl
-def test_every_folder_is_a_kustomization_that_has_all_its_files() -> None:
-    for folder in (file.parent for file in FOLDER.rglob("kustomization.yaml")):
-        named = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
-        there = {file.name for file in folder.iterdir()} - {"kustomization.yaml"}
-        assert {name for name in named if name.endswith(".yaml")} == there
+def test_the_rayservice_follows_its_schema() -> None:
+    check(yaml.safe_load((FOLDER / "ray" / "ray-service.yaml").read_text()))
+
+
+def test_helm_finds_nothing_wrong_with_the_chart() -> None:
+    found = helm_python.lint(str(CHART))
+    assert found["errors"] == []
+    assert [each["error"] for each in found["messages"]] == ["icon is recommended"]
 
 
 def test_a_field_that_does_not_exist_is_refused() -> None:
-    deployment = one("server/deployment.yaml", "Deployment")
-    container(deployment)["livenessProbe"]["periodSecond"] = 1
+    deployment = one("Deployment")
+    deployment["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["periodSecond"] = 1
     with pytest.raises(ValidationError, match="periodSecond"):
         check(deployment)
-    scaled = one("autoscaling/scaled-object.yaml", "ScaledObject")
+    scaled = one("ScaledObject", EVERYTHING)
     scaled["spec"]["triggers"][0]["metadata"]["treshold"] = "1"
     with pytest.raises(jsonschema.ValidationError, match="treshold"):
         check(scaled)
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def _schemas(schema: Object, path: str = "") -> Iterator[tuple[str, Object]]:
+    for name, inner in schema.get("properties", {}).items():
+        yield f"{path}.{name}".lstrip("."), inner
+        yield from _schemas(inner, f"{path}.{name}")
+
+
+def test_every_value_has_a_description_and_every_default_is_declared() -> None:
+    declared = dict(_schemas(json.loads((CHART / "values.schema.json").read_text())))
+    assert [name for name, schema in declared.items() if not schema.get("description")] == []
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    for name in declared:
+        if name == "global" or name.startswith(("model.volume.", "engineCache.")):
+            continue
+        found = defaults
+        for part in name.split("."):
+            assert part in found, name
+            found = found[part]
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"modle": {"id": "x"}}, "modle"),
+        ({"gpus": "2"}, "/gpus"),
+        ({"nodes": 2}, "/sshSecret"),
+        ({"resources": {"memory": "48GB"}}, "/resources/memory"),
+        ({"options": {"option.dtype": "fp16"}}, "option.dtype"),
+        ({"autoscaling": {"enabled": True}}, "/monitoring/enabled"),
+        ({**EVERYTHING, "replicas": 2}, "/replicas"),
+        ({"model": {"volume": {"claim": "a", "image": "b"}}}, "/model/volume"),
+        ({"serving": {"shutdown_timeout": "2m"}}, "/serving/shutdown_timeout"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_name(values: Object, key: str) -> None:
+    with pytest.raises(helm_python.HelmError, match=re.escape(key)):
+        rendered(values)
+
+
+def test_values_of_options_arrive_as_they_are_written() -> None:
+    values = {
+        "options": {"max_num_tokens": 2_000_000, "dtype": "fp16", "enable_chunked_context": True, "temperature": 0.5}
+    }
+    found = environment(values)
+    assert [found[f"OPTION_{name.upper()}"] for name in values["options"]] == ["2000000", "fp16", "true", "0.5"]
+
+
+# -- two releases in a namespace ---------------------------------------------------------------------------------------
+
+
+def _selectors(value: Any, inside: str = "") -> Iterator[Mapping[str, str]]:
+    """All labels by which an object selects pods."""
+    if isinstance(value, dict):
+        if inside in ("selector", "podSelector", "labelSelector") and value:
+            yield value.get("matchLabels", value)
+        for key, inner in value.items():
+            if not (inside in ("selector", "podSelector", "labelSelector") and key == "matchLabels"):
+                yield from _selectors(inner, key)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _selectors(inner, inside)
+
+
+def _pod_labels(objects: Sequence[Object]) -> list[Mapping[str, str]]:
+    found = []
+    for each in objects:
+        spec = each.get("spec", {})
+        templates = [spec.get("template"), *spec.get("leaderWorkerTemplate", {}).values()]
+        found += [template["metadata"]["labels"] for template in templates if isinstance(template, dict)]
+    return found
+
+
+@pytest.mark.parametrize("values", [EVERYTHING, TWO_NODES], ids=["one node", "two nodes"])
+def test_two_releases_in_a_namespace_share_no_name_and_no_selector(values: Object) -> None:
+    releases = {name: rendered(values, name) for name in ("story", "story-large")}
+    names = [{(each["kind"], each["metadata"]["name"]) for each in objects} for objects in releases.values()]
+    assert not names[0] & names[1]
+    for name, objects in releases.items():
+        selectors = [selector for each in objects for selector in _selectors(each.get("spec", {}))]
+        assert len(selectors) >= 7
+        (other,) = [labels for each, labels in releases.items() if each != name]
+        for selector in selectors:
+            assert any(labels.items() >= selector.items() for labels in _pod_labels(objects)), selector
+            assert not any(labels.items() >= selector.items() for labels in _pod_labels(other)), selector
+
+
+def test_references_between_objects_name_the_release() -> None:
+    for values, workload in ((EVERYTHING, "Deployment"), (TWO_NODES, "LeaderWorkerSet")):
+        objects = {each["kind"]: each for each in rendered(values, "fable")}
+        assert {each["metadata"]["name"] for each in objects.values()} == {"fable"}
+        assert {each["metadata"]["namespace"] for each in objects.values()} == {NAMESPACE}
+        target = objects["ScaledObject"]["spec"]["scaleTargetRef"]
+        assert (target.get("kind", "Deployment"), target["name"]) == (workload, "fable")
+        (rule,) = objects["HTTPRoute"]["spec"]["rules"]
+        assert rule["backendRefs"] == [
+            {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "fable"}
+        ]
+        assert objects["InferencePool"]["spec"]["endpointPickerRef"]["name"] == "fable-picker-epp"
+        for trigger in objects["ScaledObject"]["spec"]["triggers"]:
+            selectors = re.findall(r"\{(.*?)\}", trigger["metadata"]["query"])
+            assert set(selectors) == {f'job="djl-trtllm",namespace="{NAMESPACE}",release="fable"'}
+        (scraped,) = objects["PodMonitor"]["spec"]["podMetricsEndpoints"]
+        assert {"targetLabel": "release", "replacement": "fable"} in scraped["relabelings"]
 
 
 # -- the server --------------------------------------------------------------------------------------------------------
@@ -135,34 +246,20 @@ def test_every_variable_is_an_option_with_an_effect() -> None:
 def test_ports_are_the_servers() -> None:
     (port,) = container()["ports"]
     assert port == {"name": "http", "containerPort": Options().port}
-    (of_service,) = one("server/service.yaml", "Service")["spec"]["ports"]
+    (of_service,) = one("Service")["spec"]["ports"]
     assert (of_service["port"], of_service["targetPort"]) == (Options().port, "http")
-    pool = one("gateway/inference-pool.yaml", "InferencePool")["spec"]
+    pool = one("InferencePool", EVERYTHING)["spec"]
     assert pool["targetPorts"] == [{"number": Options().port}]
-    (scraped,) = one("monitoring/pod-monitor.yaml", "PodMonitor")["spec"]["podMetricsEndpoints"]
+    (scraped,) = one("PodMonitor", EVERYTHING)["spec"]["podMetricsEndpoints"]
     assert (scraped["port"], scraped["path"]) == ("http", "/metrics")
     probes = [container()[name]["httpGet"]["port"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
     assert probes == ["http"] * 3
 
 
-def test_all_objects_select_the_pods_of_the_deployment() -> None:
-    deployment = one("server/deployment.yaml", "Deployment")
-    labels = deployment["spec"]["template"]["metadata"]["labels"].items()
-    assert labels >= deployment["spec"]["selector"]["matchLabels"].items()
-    assert labels >= one("server/service.yaml", "Service")["spec"]["selector"].items()
-    (spread,) = pod()["topologySpreadConstraints"]
-    selectors = [spread["labelSelector"]] + [
-        one(file, kind)["spec"]["selector"]
-        for file, kind in (
-            ("server/disruption-budget.yaml", "PodDisruptionBudget"),
-            ("monitoring/pod-monitor.yaml", "PodMonitor"),
-            ("gateway/inference-pool.yaml", "InferencePool"),
-        )
-    ]
-    assert all(labels >= selector["matchLabels"].items() for selector in selectors)
-    target = one("autoscaling/scaled-object.yaml", "ScaledObject")["spec"]["scaleTargetRef"]
-    assert target == {"name": deployment["metadata"]["name"]}
-    assert "replicas" not in deployment["spec"], "applying the manifests would undo what the autoscaler chose"
+def test_applying_a_release_again_keeps_the_replicas_that_an_autoscaler_chose() -> None:
+    assert "replicas" not in one("Deployment", EVERYTHING)["spec"]
+    assert "replicas" not in one("LeaderWorkerSet", TWO_NODES)["spec"]
+    assert [one("Deployment", {"replicas": count})["spec"]["replicas"] for count in (0, 3)] == [0, 3]
 
 
 def test_pods_are_killed_after_the_server_has_ended_by_itself() -> None:
@@ -213,20 +310,88 @@ def test_shared_memory_is_memory_that_the_container_may_use() -> None:
     assert container()["resources"]["requests"]["memory"] == container()["resources"]["limits"]["memory"]
 
 
-@needs_kubectl
-def test_the_cpu_image_asks_for_no_gpu(tmp_path: Path) -> None:
-    (deployment,) = [found for found in rendered(tmp_path, "cpu") if found["kind"] == "Deployment"]
-    assert container(deployment)["image"].startswith("djl-trtllm-cpu:")
-    assert "nvidia.com/gpu" not in str(deployment)
-    assert "HF_MODEL_ID" not in str(deployment)
+def test_a_pod_asks_for_the_ephemeral_storage_that_it_may_use() -> None:
+    resources = container({"resources": {"storage": "300Gi"}})["resources"]
+    assert [resources[kind]["ephemeral-storage"] for kind in ("requests", "limits")] == ["300Gi"] * 2
+    (size,) = [each["emptyDir"]["sizeLimit"] for each in pod({"resources": {"storage": "300Gi"}})["volumes"][:1]]
+    assert size == "300Gi"
 
 
-@needs_kubectl
-def test_a_model_from_a_volume_is_where_the_image_looks_for_it(tmp_path: Path) -> None:
-    (deployment,) = [found for found in rendered(tmp_path, "server", "volume") if found["kind"] == "Deployment"]
-    assert {"name": "model", "mountPath": "/opt/ml/model", "readOnly": True} in container(deployment)["volumeMounts"]
-    assert {"tmp", "shm", "model"} == {volume["name"] for volume in pod(deployment)["volumes"]}
-    assert "HF_MODEL_ID" not in str(deployment)
+def test_the_cpu_image_asks_for_no_gpu() -> None:
+    deployment = one("Deployment", VALUES["cpu"])
+    (served,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert served["image"].startswith("djl-trtllm-cpu:")
+    for absent in ("nvidia.com/gpu", "HF_MODEL_ID", "TENSOR_PARALLEL"):
+        assert absent not in str(deployment)
+
+
+@pytest.mark.parametrize(
+    ("volume", "source"),
+    [
+        ({"claim": "weights"}, {"persistentVolumeClaim": {"claimName": "weights", "readOnly": True}}),
+        ({"image": "r/weights:1"}, {"image": {"reference": "r/weights:1", "pullPolicy": "IfNotPresent"}}),
+    ],
+)
+def test_a_model_from_a_volume_is_where_the_image_looks_for_it(volume: Object, source: Object) -> None:
+    values = {"model": {"volume": volume}}
+    assert {"name": "model", "mountPath": "/opt/ml/model", "readOnly": True} in container(values)["volumeMounts"]
+    assert {"name": "model", **source} in pod(values)["volumes"]
+    assert "HF_MODEL_ID" not in environment(values)
+
+
+def test_a_volume_of_engines_is_the_cache_and_can_be_written() -> None:
+    values = {"engineCache": {"claim": "engines"}}
+    (mount,) = [each for each in container(values)["volumeMounts"] if each["name"] == "engines"]
+    assert load(None, environment(values)).options.engine_cache_dir == Path(mount["mountPath"])
+    assert not mount.get("readOnly")
+
+
+def test_only_the_namespace_and_those_named_reach_the_port() -> None:
+    (rule,) = one("NetworkPolicy", EVERYTHING)["spec"]["ingress"]
+    assert rule["ports"] == [{"port": "http"}]
+    own, others = rule["from"]
+    assert own == {"podSelector": {}}
+    (expression,) = others["namespaceSelector"]["matchExpressions"]
+    assert (expression["key"], expression["values"]) == ("kubernetes.io/metadata.name", ["edge", "monitoring"])
+    (alone,) = one("NetworkPolicy", {"networkPolicy": {"enabled": True}})["spec"]["ingress"]
+    assert alone["from"] == [{"podSelector": {}}]
+
+
+# -- two nodes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_of_nodes_has_its_gpus_as_ranks() -> None:
+    (leader,) = group("leader")["spec"]["containers"]
+    found = {each["name"]: each["value"] for each in leader["env"] if "value" in each}
+    config = load(None, {**found, "TLLM_SPAWN_PROXY_PROCESS": "1"})
+    assert (config.warnings, config.notes) == ((), ())
+    given = config.options
+    assert (given.num_nodes, given.gpus_per_node, given.tensor_parallel_degree) == (2, 8, 16)
+    assert one("LeaderWorkerSet", TWO_NODES)["spec"]["leaderWorkerTemplate"]["size"] == 2
+    (worker,) = group("worker")["spec"]["containers"]
+    assert worker["env"] == leader["env"]
+    assert {each["resources"]["limits"]["nvidia.com/gpu"] for each in (leader, worker)} == {"8"}
+
+
+def test_only_the_leader_gets_requests_and_scrapes() -> None:
+    labels = {role: group(role)["metadata"]["labels"].items() for role in ("leader", "worker")}
+    for kind in ("Service", "PodMonitor", "InferencePool", "PodDisruptionBudget"):
+        selector = one(kind, TWO_NODES)["spec"]["selector"]
+        wanted = selector.get("matchLabels", selector).items()
+        assert labels["leader"] >= wanted
+        assert not labels["worker"] >= wanted
+    every = one("NetworkPolicy", TWO_NODES)["spec"]["podSelector"]["matchLabels"].items()
+    assert all(each >= every for each in labels.values())
+
+
+def test_shellcheck_finds_nothing_in_the_scripts_of_a_group() -> None:
+    (leader,), (worker,) = (group(role)["spec"]["containers"] for role in ("leader", "worker"))
+    for command in (leader["command"], worker["command"], leader["lifecycle"]["preStop"]["exec"]["command"]):
+        assert command[:2] == ["bash", "-c"]
+        # $variables is to be split into words.
+        checker = [str(Path(sys.executable).with_name("shellcheck")), "--shell=bash", "--exclude=SC2086", "-"]
+        checked = subprocess.run(checker, input=command[2], capture_output=True, text=True, check=False)
+        assert checked.stdout == ""
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
@@ -237,13 +402,13 @@ def test_metrics_of_queries_and_of_the_endpoint_picker_are_on_the_page() -> None
     asked = {name for each in triggers().values() for name in re.findall(r"\bdjl_trtllm_\w+", each["query"])}
     assert len(asked) == 6
     assert asked | PICKER <= there
-    labels = one("server/deployment.yaml", "Deployment")["spec"]["template"]["metadata"]["labels"]
-    assert labels["llm-d.ai/engine-type"] == "trtllm-serve"
+    for labels in (one("Deployment")["spec"]["template"]["metadata"]["labels"], group("leader")["metadata"]["labels"]):
+        assert labels["llm-d.ai/engine-type"] == "trtllm-serve"
 
 
 def test_the_job_is_the_one_that_queries_alerts_and_dashboard_know() -> None:
-    (scraped,) = one("monitoring/pod-monitor.yaml", "PodMonitor")["spec"]["podMetricsEndpoints"]
-    assert scraped["relabelings"] == [{"targetLabel": "job", "replacement": "djl-trtllm"}]
+    (scraped,) = one("PodMonitor", EVERYTHING)["spec"]["podMetricsEndpoints"]
+    assert {"targetLabel": "job", "replacement": "djl-trtllm"} in scraped["relabelings"]
     jobs = {job for each in triggers().values() for job in re.findall(r'job="([^"]+)"', each["query"])}
     assert jobs == {"djl-trtllm"}
     assert 'job="djl-trtllm"' in (ROOT / "serving" / "dashboards" / "alerts.yml").read_text()
@@ -252,7 +417,7 @@ def test_the_job_is_the_one_that_queries_alerts_and_dashboard_know() -> None:
 def test_a_prometheus_without_figures_takes_no_replica_away() -> None:
     # KEDA takes an empty result for 0, unless it is to be an error; after some errors comes the fallback.
     assert triggers()["load"]["ignoreNullValues"] == "false"
-    fallback = one("autoscaling/scaled-object.yaml", "ScaledObject")["spec"]["fallback"]
+    fallback = one("ScaledObject", EVERYTHING)["spec"]["fallback"]
     assert fallback["behavior"] == "currentReplicasIfHigher"
     # No full cache is no figure of the second query.
     assert "ignoreNullValues" not in triggers()["kv-cache"]
@@ -279,7 +444,7 @@ def series_of(
     values["kv_cache_usage_ratio"] = usage
     if queued is not None:
         values["engine_queued"] = queued
-    labels = f'job="djl-trtllm",pod="{pod}",model="story"'
+    labels = f'job="djl-trtllm",namespace="{NAMESPACE}",release="story",pod="{pod}",model="story"'
     return {f"djl_trtllm_{name}{{{labels}}}": f"{value}x10" for name, value in values.items()}
 
 
@@ -325,34 +490,37 @@ def ask_queries(folder: Path, cases: Sequence[tuple[Mapping[str, str], Sequence[
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-@needs_kubectl
-def test_the_kustomization_of_the_page_does_what_it_says(tmp_path: Path) -> None:
+def test_the_values_of_the_page_do_what_it_says() -> None:
     (text,) = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    (tmp_path / "kustomization.yaml").write_text(text)
-    (tmp_path / "djl-trtllm" / "serving").mkdir(parents=True)
-    (tmp_path / "djl-trtllm" / "serving" / "kubernetes").symlink_to(FOLDER)
-    objects = kustomize(tmp_path)
-    for found in objects:
+    values = yaml.safe_load(text)
+    for found in rendered(values):
         check(found)
-    assert {found["metadata"]["namespace"] for found in objects} == {"llm"}
-    (deployment,) = [found for found in objects if found["kind"] == "Deployment"]
-    changed = container(deployment)
+    changed = container(values)
     assert changed["image"] == "registry.example.com/djl-trtllm:0.1"
-    variables = {each["name"]: each["value"] for each in changed["env"] if "value" in each}
+    variables = environment(values)
     config = load(None, variables)
     assert (config.warnings, config.notes) == ((), ())
     assert changed["resources"]["limits"]["nvidia.com/gpu"] == str(config.options.tensor_parallel_degree)
     assert variables["HF_MODEL_ID"].startswith("s3://")
 
 
-def test_the_page_has_the_times_and_options_of_the_manifests() -> None:
+def test_the_page_has_the_times_and_options_of_the_chart() -> None:
     page = PAGE.read_text()
     pause, grace = container()["lifecycle"]["preStop"]["exec"]["command"][1], pod()["terminationGracePeriodSeconds"]
     assert f"`preStop`, {pause} seconds" in page
-    assert f"`SERVING_SHUTDOWN_TIMEOUT`, {options().shutdown_timeout:.0f} seconds" in page
+    assert f"`serving.shutdown_timeout`, {options().shutdown_timeout:.0f} seconds" in page
     assert f"`terminationGracePeriodSeconds`, {grace} seconds" in page
     for name in set(re.findall(r"`(?:OPTION|SERVING)_([A-Z_]+[A-Z])\b", page)):
         assert find(f"option.{name.lower()}") or find(name.lower()), name
+
+
+def test_every_value_that_the_pages_name_is_a_value() -> None:
+    declared = dict(_schemas(json.loads((CHART / "values.schema.json").read_text())))
+    for file in (PAGE, FOLDER / "README.md"):
+        groups = "|".join(name for name, schema in declared.items() if "properties" in schema and "." not in name)
+        named = re.findall(rf"`((?:{groups})\.[A-Za-z.]+)`", file.read_text())
+        assert named
+        assert {name for name in named if not name.startswith(("options.", "serving."))} <= declared.keys()
 
 
 # -- the RayService agrees with `djl_trtllm.cluster:build`, its options and the nodes that it needs --------------------
@@ -362,7 +530,7 @@ DRAIN_OF_RAY = 40
 
 
 def service() -> Object:
-    found: Object = one("ray/ray-service.yaml", "RayService")["spec"]
+    found: Object = yaml.safe_load((FOLDER / "ray" / "ray-service.yaml").read_text())["spec"]
     return found
 
 

@@ -1,54 +1,49 @@
-"""The manifests of `serving/kubernetes`, and the schemas of Kubernetes and of custom resources.
+"""What the chart of `serving/kubernetes` renders, and the schemas of Kubernetes and of custom resources.
 
-custom_resources.json has the fields that the manifests use, with their types, read from the CustomResourceDefinitions
-of KEDA (8b4f083), the Prometheus operator (6adcebc), KubeRay (feeaf72), the Gateway API Inference Extension (84436a9)
-and the Gateway API (4564255). A field that is not there is an error: add it after a look at the definition. With
-`KUBERNETES_CRDS=DIR` the definitions themselves are used too, if the folder has them (docs/kubernetes.md).
+custom_resources.json has the fields that the objects use, with their types, read from the CustomResourceDefinitions
+of KEDA (8b4f083), the Prometheus operator (6adcebc), KubeRay (feeaf72), LeaderWorkerSet (024af08), the Gateway API
+Inference Extension (84436a9) and the Gateway API (4564255). A field that is not there is an error: add it after a look
+at the definition. With `KUBERNETES_CRDS=DIR` the definitions themselves are used too, if the folder has them
+(docs/kubernetes.md).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import helm_python
 import jsonschema
 import kubernetes_validate
-import pytest
 import yaml
 
 FOLDER = Path(__file__).parents[2] / "serving" / "kubernetes"
-KUBECTL = shutil.which("kubectl")
-needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
+CHART = FOLDER / "djl-trtllm"
+NAMESPACE = "llm"
 CORE = "1.33"
-"""The version of Kubernetes whose schemas the manifests have to follow."""
+"""The version of Kubernetes whose schemas the objects have to follow."""
 _CRDS = os.environ.get("KUBERNETES_CRDS")
 
 Object = dict[str, Any]
 FIELDS: Object = json.loads(Path(__file__).with_name("custom_resources.json").read_text())
 
 
-def read(file: str) -> list[Object]:
-    """The objects of a manifest."""
-    return list(yaml.safe_load_all((FOLDER / file).read_text(encoding="utf-8")))
+def rendered(values: Object | None = None, release: str = "story") -> list[Object]:
+    """The objects of a release of the chart with these values, as Helm sends them. Raises HelmError."""
+    with helm_python.Chart.load(str(CHART)) as chart:
+        files = chart.render(values or {}, name=release, namespace=NAMESPACE)
+    texts = [text for name, text in sorted(files.items()) if not name.endswith("NOTES.txt")]
+    return [found for text in texts for found in yaml.safe_load_all(text) if found is not None]
 
 
-def one(file: str, kind: str) -> Object:
-    """The object of a kind in a manifest."""
-    (found,) = [each for each in read(file) if each["kind"] == kind]
+def one(kind: str, values: Object | None = None, release: str = "story") -> Object:
+    """The object of a kind in a release."""
+    (found,) = [each for each in rendered(values, release) if each["kind"] == kind]
     return found
-
-
-def kustomize(folder: Path) -> list[Object]:
-    """What `kubectl apply -k` would send."""
-    made = subprocess.run([str(KUBECTL), "kustomize", str(folder)], capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
-    return list(yaml.safe_load_all(made.stdout))
 
 
 def check(found: Object) -> None:
@@ -69,7 +64,7 @@ def check(found: Object) -> None:
 def _pod_templates(value: Any) -> Iterator[Object]:
     if isinstance(value, dict):
         for key, inner in value.items():
-            if key == "template":
+            if key in ("template", "leaderTemplate", "workerTemplate"):
                 yield inner
             else:
                 yield from _pod_templates(inner)

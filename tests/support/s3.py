@@ -1,6 +1,7 @@
 """A small S3 for tests and benchmarks: latency, a bound for each connection, and faults where a test wants them.
 
-It answers ListObjectsV2, HeadObject and GetObject (ranges, If-Match), and PutObject and DeleteObject with conditions.
+It answers ListObjectsV2 in pages, HeadObject and GetObject (ranges, If-Match), DeleteObjects, and PutObject and
+DeleteObject with conditions.
 What needs all of S3's semantics uses moto.
 """
 
@@ -12,20 +13,28 @@ import datetime
 import hashlib
 import logging
 import os
+import re
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 import pytest
 from awscrt import checksums as crt
 
+from tests.support.processes import wait_until
+from tests.support.server import free_port
+
 _SLICE = 256 * 1024
+_PAGE = 1000
 BUCKET = "models"
 
 
@@ -83,7 +92,8 @@ class Store:
     def put(self, key: str, content: bytes | Path, *, checksum: bool = True) -> None:
         """Add or replace an object."""
         if isinstance(content, bytes):
-            path = self.folder / hashlib.sha256(key.encode()).hexdigest()[:24]
+            # A file for each version: what is being sent stays as it is.
+            path = self.folder / hashlib.sha256(key.encode() + content).hexdigest()[:24]
             fresh = path.with_suffix(".new")
             fresh.write_bytes(content)
             fresh.replace(path)
@@ -126,6 +136,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        self._answer()
+
     def date_time_string(self, timestamp: float | None = None) -> str:
         return super().date_time_string(int(self.store.seconds if timestamp is None else timestamp))
 
@@ -139,6 +152,10 @@ class _Handler(BaseHTTPRequestHandler):
                 raise Fault(404, "NoSuchBucket")
             if self.command in ("PUT", "DELETE"):
                 self._write(key, body)
+            elif self.command == "POST":
+                self._delete_all(body)
+            elif not key and "uploads=" in url.query + "=":
+                self._respond("<ListMultipartUploadsResult></ListMultipartUploadsResult>")
             elif not key:
                 self._list(parse_qs(url.query, keep_blank_values=True))
             else:
@@ -169,12 +186,27 @@ class _Handler(BaseHTTPRequestHandler):
     def _list(self, query: dict[str, list[str]]) -> None:
         prefix = query.get("prefix", [""])[0]
         self._check("LIST", prefix, 0, 0)
+        begin = int(query.get("continuation-token", ["0"])[0])
+        found = sorted(item for item in list(self.store.objects.items()) if item[0].startswith(prefix))
         entries = "".join(
-            f"<Contents><Key>{escape(key)}</Key><LastModified>2022-01-01T00:00:00.000Z</LastModified><Size>{value.size}</Size><ETag>{escape(value.etag)}</ETag></Contents>"
-            for key, value in sorted(self.store.objects.items())
-            if key.startswith(prefix)
+            f"<Contents><Key>{escape(key)}</Key><LastModified>{_time(value.modified)}</LastModified><Size>{value.size}</Size><ETag>{escape(value.etag)}</ETag></Contents>"
+            for key, value in found[begin : begin + _PAGE]
         )
-        body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>".encode()
+        end = begin + _PAGE
+        more = f"<NextContinuationToken>{end}</NextContinuationToken>" if end < len(found) else ""
+        truncated = "true" if more else "false"
+        self._respond(f"<ListBucketResult><IsTruncated>{truncated}</IsTruncated>{more}{entries}</ListBucketResult>")
+
+    def _delete_all(self, body: bytes) -> None:
+        keys = [unescape(key) for key in re.findall(r"<Key>(.*?)</Key>", body.decode())]
+        self._check("POST", "", 0, len(keys))
+        with self.store.lock:
+            for key in keys:
+                self.store.objects.pop(key, None)
+        self._respond("<DeleteResult></DeleteResult>")
+
+    def _respond(self, document: str) -> None:
+        body = document.encode()
         self._head(200, len(body), {"Content-Type": "application/xml"})
         self.wfile.write(body)
 
@@ -232,6 +264,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
+def _time(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
@@ -243,7 +279,12 @@ class _Server(ThreadingHTTPServer):
 @contextlib.contextmanager
 def s3_server(store: Store) -> Iterator[str]:
     """Serve a store; its endpoint URL."""
-    handler = type("Handler", (_Handler,), {"store": store})
+    with _serving(type("Handler", (_Handler,), {"store": store})) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     server = _Server(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
@@ -255,12 +296,12 @@ def s3_server(store: Store) -> Iterator[str]:
         thread.join()
 
 
-def variables(endpoint: str) -> dict[str, str]:
+def variables(endpoint: str, secret: str = "test") -> dict[str, str]:
     """Environment variables for clients of the server."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_SECRET_ACCESS_KEY": secret,
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
         "NO_PROXY": "127.0.0.1",
@@ -296,17 +337,18 @@ def moto_server() -> Iterator[str]:
         server.stop()
 
 
-def client(url: str, service: str = "s3") -> Any:
+def client(url: str, service: str = "s3", secret: str = "test") -> Any:
     """A boto3 client of it."""
     import boto3
 
-    return boto3.session.Session("test", "test", region_name="us-east-1").client(service, endpoint_url=url)
+    return boto3.session.Session("test", secret, region_name="us-east-1").client(service, endpoint_url=url)
 
 
-def keys(url: str, prefix: str = "") -> list[str]:
+def keys(url: str, prefix: str = "", secret: str = "test") -> list[str]:
     """The keys in the bucket."""
     return [
-        entry["Key"] for entry in client(url).list_objects_v2(Bucket=MOTO_BUCKET, Prefix=prefix).get("Contents", ())
+        entry["Key"]
+        for entry in client(url, secret=secret).list_objects_v2(Bucket=MOTO_BUCKET, Prefix=prefix).get("Contents", ())
     ]
 
 
@@ -318,6 +360,84 @@ def age(suffix: str, seconds: float) -> None:
     bucket = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[MOTO_BUCKET]
     (aged,) = (key for name, key in bucket.keys.items() if name.endswith(suffix))
     aged.last_modified -= datetime.timedelta(seconds=seconds)
+
+
+# -- MinIO, and answers that get lost ----------------------------------------------------------------------------------
+
+MINIO, MINIO_SECRET = shutil.which("minio"), "test-secret"
+
+
+@contextlib.contextmanager
+def minio_server(folder: Path) -> Iterator[str]:
+    """A MinIO with one bucket, whose files are in the folder; its endpoint URL."""
+    assert MINIO is not None
+    port = free_port()
+    environ = {**os.environ, "MINIO_ROOT_USER": "test", "MINIO_ROOT_PASSWORD": MINIO_SECRET, "MINIO_UPDATE": "off"}
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [MINIO, "server", "--quiet", "--address", f"127.0.0.1:{port}", str(folder / "data")],
+            env=environ,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: _is_ready(port), 60.0, "MinIO")
+        client(url, secret=MINIO_SECRET).create_bucket(Bucket=MOTO_BUCKET)
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _is_ready(port: int) -> bool:
+    with contextlib.suppress(OSError), contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+        connection.request("GET", "/minio/health/ready")
+        return connection.getresponse().status == 200
+    return False
+
+
+@contextlib.contextmanager
+def losing(endpoint: str, lost: Callable[[str, str], bool]) -> Iterator[str]:
+    """A proxy before a store, which does what it is asked; nobody hears its answer where `lost(method, path)`.
+
+    `lost` is asked about the first attempt of a call, and not when botocore repeats it.
+    """
+    port = urlsplit(endpoint).port
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+        def relay(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            with contextlib.closing(HTTPConnection("127.0.0.1", port, timeout=60)) as store:
+                store.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                for name, value in self.headers.items():
+                    if name.lower() != "expect":
+                        store.putheader(name, value)
+                store.endheaders(body)
+                answer = store.getresponse()
+                content = answer.read()
+            first = self.headers.get("amz-sdk-request", "attempt=1").startswith("attempt=1")
+            if first and lost(self.command, self.path):
+                self.close_connection = True
+                return
+            self.send_response_only(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in ("connection", "transfer-encoding", "content-length"):
+                    self.send_header(name, value)
+            length = answer.getheader("Content-Length") if self.command == "HEAD" else None
+            self.send_header("Content-Length", str(len(content)) if length is None else length)
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = relay
+
+    with _serving(Handler) as url:
+        yield url
 
 
 # -- A store in S3 for the tests of a folder: its conftest.py imports these --------------------------------------------

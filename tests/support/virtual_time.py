@@ -139,3 +139,13 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
         run(test(*args, **kwargs))
 
     return cast(Callable[P, None], running)
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any
 
 import pytest
 
-from djl_trtllm.logs import request_id_of
+from djl_trtllm.logs import JsonLines, request_id_of
 from djl_trtllm.request import FinishReason, GenerationRequest, Sampling
 from djl_trtllm.telemetry import ServedRequest
 from djl_trtllm.telemetry.reports import Asked, Generated, RequestLog
@@ -102,6 +103,16 @@ def test_the_line_has_each_number_as_a_field_and_the_id_of_its_request(caplog: p
     }
     assert fields.items() <= vars(line).items()
     assert (request_id_of(line), line.levelno, line.name) == ("r-1", logging.INFO, "djl_trtllm.requests")
+
+
+def test_in_json_the_fields_are_not_repeated_in_the_message(caplog: pytest.LogCaptureFixture) -> None:
+    chat = served(state(), path="/v1/chat/completions", model="tiny-stories", dialect="openai", client="web-app")
+    (record,) = lines_of(caplog, chat)
+    assert "prompt_tokens=7" in record.getMessage(), "text, and a program's own log, have only the message"
+    line = JsonLines().format(record)
+    assert json.loads(line)["message"] == "request"
+    assert line.count("tiny-stories") == line.count("prompt_tokens") == 1
+    assert len(line) <= 350
 
 
 def test_a_refusal_has_its_status_and_the_class_of_its_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -204,6 +215,15 @@ def test_a_number_that_was_written_early_is_not_written_again(caplog: pytest.Log
 
 def test_requests_that_generated_have_a_line_each_in_a_flood_too(caplog: pytest.LogCaptureFixture) -> None:
     assert len(lines_of(caplog, *[served(state())] * 50)) == 50
+
+
+def test_of_the_requests_that_succeed_a_share_has_lines_and_all_that_fail(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "djl_trtllm.requests")
+    log = RequestLog(lambda: NOW, share=0.25, chance=iter([0.2, 0.25, 0.9]).__next__)
+    failed = served(state(reason=FinishReason.ERROR, error="GenerationError"), id="broken")
+    for request in (*(served(state(), id=name) for name in "abc"), failed, served(state(), status=500, id="failed")):
+        log.write(request, {})
+    assert [request_id_of(line) for line in caplog.records] == ["a", "broken", "failed"]
 
 
 def test_a_request_without_an_id_belongs_to_none(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tools import run_tests
+
 ROOT = Path(__file__).parents[2]
 
 ALWAYS = "def test_{name}():\n    assert False\n"
@@ -65,18 +67,12 @@ def run(folder: Path, *sources: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("sources", "passes", "said"),
     [
-        ([PASSES], True, ""),
-        ([PASSES, ONCE], True, "test_number_1"),
         ([TWICE, ONCE], True, "test_number_1"),
-        ([ONCE, ONCE, ONCE], False, "more than 2"),
-        ([PASSES, ALWAYS], False, "1 tests failed in the second try"),
-        ([PASSES] + [ONCE] * 6, False, "6 tests failed"),
         ([PASSES, TEARDOWN], False, "teardown"),
         ([SHARED, SHARED], False, "1 tests failed in the second try"),
         ([ENDS], False, "status"),
-        ([], False, "status 5"),
     ],
-    ids=["passes", "once", "below", "three", "twice", "many", "teardown", "shared", "crash", "none"],
+    ids=["below", "teardown", "shared", "crash"],
 )
 def test_a_failed_test_has_a_second_try_with_its_directory(
     sources: list[str], passes: bool, said: str, tmp_path: Path
@@ -84,3 +80,38 @@ def test_a_failed_test_has_a_second_try_with_its_directory(
     done = run(tmp_path, *sources)
     assert (done.returncode == 0) == passes, done.stdout + done.stderr
     assert said in done.stdout + done.stderr
+
+
+def failed(*tests: str, directory: str = "tests/part") -> run_tests.Run:
+    """A run of ten tests of which these failed."""
+    return run_tests.Run(1, 10, tuple(run_tests.Outcome(test, directory, in_teardown=False) for test in tests))
+
+
+PASSED = run_tests.Run(0, 10, ())
+
+
+@pytest.mark.parametrize(
+    ("runs", "status", "said"),
+    [
+        ([PASSED], 0, ""),
+        ([run_tests.Run(0, 0, ())], 1, "no test ran"),
+        ([run_tests.Run(5, 0, ())], 5, "status 5"),
+        ([failed("a", "b"), PASSED], 0, "a\n  b"),
+        ([failed("a", "b", "c"), PASSED], 1, "more than 2"),
+        ([failed("a"), failed("a")], 1, "1 tests failed in the second try"),
+        ([failed(*"abcdef")], 1, "6 tests failed"),
+        ([failed("a", directory="")], 1, "cannot be collected"),
+    ],
+)
+def test_up_to_five_failed_tests_have_a_second_try_which_two_may_need(
+    runs: list[run_tests.Run],
+    status: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    played = iter(runs)
+    monkeypatch.setattr(run_tests, "run", lambda *_: next(played))
+    assert run_tests.verdict([]) == status
+    assert said in "".join(capsys.readouterr())
+    assert list(played) == []

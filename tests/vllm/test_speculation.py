@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_speculation import said
-from tests.support.client import Answer, lmi, raw_post, read_until
+from tests.support.client import Answer, lmi, raw_post, read_until, said
 from tests.support.models import PROMPT, link_checkpoint
 from tests.support.processes import wait_until
 from tests.support.reference import SHORT

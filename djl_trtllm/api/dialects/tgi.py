@@ -6,8 +6,6 @@ best first. In a stream every token is an event. If the end comes without a toke
 last event's token repeats the last id with an empty text and is special, so that joined texts are right.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Baseten's headers (`truss/templates/server/common/errors.py`, truss 0bee989): er
 where the model does, 700 where the request is at fault.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any
@@ -17,9 +15,10 @@ import orjson
 from djl_trtllm import errors
 from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
+from djl_trtllm.api.content import MESSAGES, read_texts
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, check_text, read_object, read_words
-from djl_trtllm.api.sampling import MESSAGES, MOST_TOKENS, SAMPLING, generation_request, read_messages, read_sampling
+from djl_trtllm.api.sampling import MOST_TOKENS, SAMPLING, generation_request, read_sampling
 from djl_trtllm.config import Options
 from djl_trtllm.request import OutputChunk
 
@@ -111,7 +110,7 @@ class Truss(base.Dialect):
         prompt: str | None = values.get("prompt")
         messages: list[dict[str, Any]] | None = None
         if payload.get("messages") is not None:
-            messages = read_messages(payload["messages"], problems)
+            messages = read_texts(payload["messages"], problems)
             if prompt is not None:
                 problems.invalid.append("'prompt' and 'messages' are both given: expected one of them")
         else:

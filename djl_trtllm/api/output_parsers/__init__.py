@@ -4,8 +4,6 @@ How models write them are rows of `formats.toml`. `reader` reads text that is st
 of the formats, `values` has what becomes JSON, `reasoning` separates reasoning.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Tool calls in generated text, in any format that is a row of `formats.toml`."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Container, Generator, Mapping

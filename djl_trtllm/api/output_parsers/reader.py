@@ -6,8 +6,6 @@ parsers do not raise, and only markup is left out.
 A parser is a generator: it reads as if all text were there, and yields where it has to wait for more.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Reasoning in generated text, before or within the answer, and channels of which one is reasoning."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Container

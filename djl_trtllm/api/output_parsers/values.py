@@ -1,7 +1,5 @@
 """The values of arguments: where JSON ends, which type a parameter has, and what else than JSON becomes JSON."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import json

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from djl_trtllm.config import Task
 from djl_trtllm.engines.cache import Manifest, raise_damaged
 from djl_trtllm.engines.compiler import (
     DISK,
@@ -27,8 +28,12 @@ from djl_trtllm.engines.compiler import (
 from djl_trtllm.engines.plan import copy_identity_files
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model.checkpoint import hugging_face_quantization, read_object
+from djl_trtllm.model.pooling import copy_head
 
 MODEL_XML = "openvino_model.xml"
+LANGUAGE_MODEL_XML = "openvino_language_model.xml"
+"""In place of it where the model takes images."""
+_PARTS = "openvino_*model.xml"
 TOKENIZER_XML = "openvino_tokenizer.xml"
 DETOKENIZER_XML = "openvino_detokenizer.xml"
 _CONSTANT = re.compile(rb'<data [^>]*?\boffset="(\d+)"[^>]*?\bsize="(\d+)"')
@@ -46,16 +51,28 @@ _LOADERS = {
 """Packages that transformers needs for quantised checkpoints. Found in transformers 5.0's `quantizers/quantizer_*.py`
 (`validate_environment`). Without gptqmodel, GPTQ ends in a NameError of optimum before that check."""
 
-_TASK = "text-generation-with-past"
+_WITH_IMAGES = "image-text-to-text"
+_EXPORTS = {"generate": "text-generation-with-past", "embed": "feature-extraction", "score": "text-classification"}
+"""Optimum's names of what models are for."""
 _GROUP_SIZE = 128
 
 
 class OpenVinoSpec(CompileSpec, frozen=True, kw_only=True):
-    """`dtype` is fp32, fp16 or bf16, the type of weights that are not quantised; `quantize` none, int8, int4 or awq."""
+    """`dtype` is fp32, fp16 or bf16, the type of weights that are not quantised; `quantize` none, int8, int4 or awq.
+
+    `images`: whether the model is compiled with the parts that read images. `purpose` is what it is for, see `Task`.
+    """
 
     dtype: str
     quantize: str
     trust_remote_code: bool
+    images: bool = False
+    purpose: str = Task.GENERATE.value
+
+    @property
+    def task(self) -> str:
+        """What optimum calls the export."""
+        return _WITH_IMAGES if self.images else _EXPORTS[self.purpose]
 
 
 COMPILER = Compiler(
@@ -83,8 +100,14 @@ def check_engine(directory: Path) -> Manifest | None:
     manifest = Manifest.read(directory)
     if manifest is not None:
         manifest.require_whole(directory)
-    raise_damaged(directory, ir_problems(directory / MODEL_XML))
+    parts = sorted(directory.glob(_PARTS)) or [directory / MODEL_XML]
+    raise_damaged(directory, [problem for part in parts for problem in ir_problems(part)])
     return manifest
+
+
+def takes_images(directory: Path) -> bool:
+    """Return whether an engine is compiled with the parts that read images."""
+    return (directory / LANGUAGE_MODEL_XML).is_file()
 
 
 def ir_problems(xml: Path) -> list[str]:
@@ -131,14 +154,19 @@ def compile_engine(spec: OpenVinoSpec) -> None:
     out = Path(spec.out)
     require_loader(Path(spec.checkpoint))
     export(spec, out)
-    require_attention(out / MODEL_XML)
+    generates = spec.purpose == Task.GENERATE.value
+    model = out / (LANGUAGE_MODEL_XML if spec.images else MODEL_XML)
+    if generates:
+        require_attention(model)
     if spec.quantize != "none":
         report_phase("compress")
-        compress(out / MODEL_XML, spec.quantize)
-    report_phase("tokenizer")
-    convert_tokenizer(spec, out)
+        compress(model, spec.quantize)
+    if generates:
+        report_phase("tokenizer")
+        convert_tokenizer(spec, out)
     report_phase("save")
     copy_identity_files(Path(spec.checkpoint), Path(spec.tokenizer_dir), out)
+    copy_head(Path(spec.checkpoint), out)
 
 
 def require_loader(checkpoint: Path) -> None:
@@ -162,7 +190,7 @@ def require_attention(xml: Path) -> None:
 
 
 def export(spec: OpenVinoSpec, out: Path) -> None:
-    """Checkpoint to stateful IR, weights in `spec.dtype`, nothing quantized."""
+    """Checkpoint to IR, stateful where the model generates, weights in `spec.dtype`, nothing quantized."""
     report_phase("load")
     import torch
     from optimum.exporters.openvino import convert, main_export
@@ -181,8 +209,8 @@ def export(spec: OpenVinoSpec, out: Path) -> None:
         main_export(
             spec.checkpoint,
             out,
-            task=_TASK,
-            stateful=True,
+            task=spec.task,
+            stateful=spec.purpose == Task.GENERATE.value,
             library_name="transformers",
             trust_remote_code=spec.trust_remote_code,
             local_files_only=True,
@@ -232,7 +260,7 @@ def convert_tokenizer(spec: OpenVinoSpec, out: Path) -> None:
         spec.tokenizer_dir, trust_remote_code=spec.trust_remote_code, local_files_only=True
     )
     tokenizer.save_pretrained(out)
-    export_tokenizer(tokenizer, out, task=_TASK)
+    export_tokenizer(tokenizer, out, task=spec.task)
     if not (out / TOKENIZER_XML).exists():
         print(
             f"warning: {type(tokenizer).__name__} has no OpenVINO counterpart: the engine generates, structured output "

@@ -18,8 +18,9 @@ from msgspec import structs
 from openvino_genai import GenerationConfig, GenerationFinishReason, GenerationStatus, SchedulerConfig, draft_model
 from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, GenerationHandle
 
-from djl_trtllm.backends.openvino.compile import NO_ATTENTION, has_tokenizer
+from djl_trtllm.backends.openvino.compile import NO_ATTENTION, has_tokenizer, takes_images
 from djl_trtllm.backends.openvino.guides import CompiledGuides, GuideCompiler, read_vocabulary, structured_output
+from djl_trtllm.backends.openvino.image_prompts import ImagePrompts
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS
 from djl_trtllm.backends.openvino.prefix_cache import PrefixCacheMirror, PromptSalts
 from djl_trtllm.backends.openvino.prompt_scorer import PromptScorer
@@ -57,6 +58,11 @@ GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR
 SCORES: frozenset[str] = frozenset({"prompt_logprobs"})
 """Those that it also honours where the weights fit into memory twice."""
 
+IMAGES: frozenset[str] = frozenset({"images"})
+OF_TEXTS: frozenset[str] = frozenset({"repetition_penalty"})
+"""The features that it honours, and those that it does not, where the engine has the parts that read images.
+
+OpenVINO GenAI computes the penalty without the tokens of a prompt that it gets as a text."""
 
 _MIRRORED = 4
 """How many times as many blocks as the KV cache has are remembered of prompts that two keys may share."""
@@ -75,6 +81,7 @@ def generation_config(request: Submit) -> GenerationConfig:
             setattr(config, argument, getattr(sampling, name))
     # ignore_eos would disable stop_token_ids as well; it is not needed when there are no end ids among them.
     config.ignore_eos = sampling.ignore_eos and not request.stop_token_ids
+    config.apply_chat_template = False
     config.logprobs = 1 if request.logprobs else 0
     if request.stop_token_ids:
         config.set_eos_token_id(request.stop_token_ids[0])
@@ -85,7 +92,7 @@ def generation_config(request: Submit) -> GenerationConfig:
 
 
 class _Sequence:
-    __slots__ = ("cached_tokens", "cancelled", "following", "handle", "logprobs", "token_ids")
+    __slots__ = ("cached_tokens", "cancelled", "following", "handle", "logprobs", "repeated", "token_ids")
 
     def __init__(self, handle: GenerationHandle, request: Submit, ids: list[int], cached_tokens: int) -> None:
         self.handle = handle
@@ -95,6 +102,8 @@ class _Sequence:
         self.cached_tokens = cached_tokens
         self.token_ids = ids
         self.cancelled = False
+        self.repeated = request.repeated_ids
+        """The tokens that it has to make again before new ones."""
 
 
 def _load(engine_dir: str, scheduler: SchedulerConfig, properties: dict[str, Any]) -> ContinuousBatchingPipeline:
@@ -108,6 +117,17 @@ def _load(engine_dir: str, scheduler: SchedulerConfig, properties: dict[str, Any
         ) from error
 
 
+def _new(
+    sequence: _Sequence, token_ids: list[int], logprobs: list[float] | None
+) -> tuple[list[int], list[float] | None]:
+    """The tokens after those that a sequence makes again. Raises ValueError where it makes others."""
+    count = min(len(sequence.repeated), len(token_ids))
+    if token_ids[:count] != sequence.repeated[:count]:
+        raise ValueError("the request could not go on: it had other tokens before the engine process was lost")
+    sequence.repeated = sequence.repeated[count:]
+    return token_ids[count:], None if logprobs is None else logprobs[count:]
+
+
 class OpenVinoExecutor:
     """See `djl_trtllm.executor.process.Executor`."""
 
@@ -118,6 +138,7 @@ class OpenVinoExecutor:
         max_num_batched_tokens: int,
         num_kv_blocks: int,
         enable_prefix_caching: bool,
+        keeps_keys_apart: bool,
         kv_cache_precision: str,
         inference_precision: str,
         max_sequences: int,
@@ -155,11 +176,16 @@ class OpenVinoExecutor:
         self._unread: dict[int, int] = {}
         """Tokens of the prompts that are in the pipeline and have no token yet."""
         self._pipeline = _load(engine_dir, scheduler, properties | speculating)
+        self._image_prompts: ImagePrompts | None = None
+        if takes_images(Path(engine_dir)):
+            self._image_prompts = ImagePrompts(Path(engine_dir), self._pipeline.get_tokenizer())
         vocabulary = read_vocabulary(Path(engine_dir))
         self._salts = PromptSalts(vocabulary)
-        if enable_prefix_caching and not self._salts_change_nothing(vocabulary):
-            print("the prefix cache is off: prompts of different keys cannot be kept apart in this model", flush=True)
-            scheduler.enable_prefix_caching = enable_prefix_caching = False
+        takes_salts = not enable_prefix_caching or self._salts_change_nothing(vocabulary)
+        if not takes_salts:
+            lost = "the prefix cache is off" if keeps_keys_apart else "requests with cache_salt are refused"
+            print(f"{lost}: this model's prompts cannot be kept apart in the prefix cache", flush=True)
+            scheduler.enable_prefix_caching = enable_prefix_caching = not keeps_keys_apart
             self._pipeline = _load(engine_dir, scheduler, properties | speculating)
         self._scorer = PromptScorer(Path(engine_dir), properties, vocabulary) if scores_prompts else None
         self._sequences: dict[int, _Sequence] = {}
@@ -175,6 +201,7 @@ class OpenVinoExecutor:
             max_seq_len=max_seq_len,
             draft_tokens=draft_tokens,
             seeded=draft_dir is None,
+            repeats=self._image_prompts is not None,
         )
         self._penalised = PrefixCacheMirror(capacity=_MIRRORED * num_kv_blocks, block_size=BLOCK_TOKENS)
         """Prompts as `_start_penalised` reads them, each as it is and with its salt."""
@@ -188,7 +215,10 @@ class OpenVinoExecutor:
             )
             self.limits = structs.replace(self.limits, tries_guides=True)
         self.features = FEATURES if self._guides is None else FEATURES | GUIDES
+        self.features -= {"cache_salt"} if enable_prefix_caching and not takes_salts else set()
         self.features |= SCORES if self._scorer is not None else set()
+        if self._image_prompts is not None:
+            self.features = (self.features | IMAGES) - OF_TEXTS
         self.details = {
             "OpenVINO": ov.get_version(),
             "KV cache": kv_cache_precision,
@@ -323,12 +353,17 @@ class OpenVinoExecutor:
     def _submit(
         self, request: Submit, ids: list[int], cached: int, following: tuple[Submit, list[int], int] | None = None
     ) -> None:
-        prompt = np.array([ids], dtype=np.int64)
         try:
             config = self._configuration(request)
-            handle = self._pipeline.add_request(request.request_id, ov.Tensor(prompt), config)
+            prompt: tuple[Any, ...] = (ov.Tensor(np.array([ids], dtype=np.int64)),)
+            if self._image_prompts is not None:
+                prompt = self._image_prompts.arguments(ids, request.images)
+            handle = self._pipeline.add_request(request.request_id, *prompt, config)
         except (RuntimeError, TypeError, ValueError) as error:
-            self._reject(request, str(error))
+            if self._image_prompts is None:
+                self._reject(request, str(error))
+            else:  # its processor finds more wrong with prompts than the server does
+                self._reject(request, Refusal(f"the prompt is refused: {str(error).strip().splitlines()[-1]}"))
             return
         sequence = self._sequences[request.request_id] = _Sequence(handle, request, ids, cached)
         sequence.following = following
@@ -384,9 +419,12 @@ class OpenVinoExecutor:
         if sequence.following is not None:  # it generates one token
             del self._sequences[request_id]
             return self._submit(*sequence.following)
-        token_ids = output.generated_ids
+        token_ids, logprobs = output.generated_ids, output.generated_log_probs if sequence.logprobs else None
         try:
-            step.add(request_id, token_ids, output.generated_log_probs if sequence.logprobs else None)
+            if sequence.repeated:
+                token_ids, logprobs = _new(sequence, token_ids, logprobs)
+            if token_ids:
+                step.add(request_id, token_ids, logprobs)
         except ValueError as error:
             handle.cancel()
             return self._end(request_id, step, FinishReason.ERROR, str(error))

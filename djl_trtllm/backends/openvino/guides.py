@@ -20,7 +20,7 @@ from openvino import opset13 as ops
 from openvino_genai import GenerationConfig, LLMPipeline, StructuredOutputConfig, Tokenizer
 
 from djl_trtllm.backends.json_grammar import SchemaError, as_grammar
-from djl_trtllm.backends.openvino.compile import MODEL_XML
+from djl_trtllm.backends.openvino.compile import LANGUAGE_MODEL_XML, MODEL_XML, takes_images
 from djl_trtllm.executor.guides import Key, Trial, Verdict, keywords_left_out, reason_of, serve_trials
 from djl_trtllm.request import Guide, GuideKind
 
@@ -65,7 +65,8 @@ class GuideCompiler:
 
 def read_vocabulary(engine_dir: Path) -> int:
     """Return the number of logits that an engine's model has for a token."""
-    shape = ov.Core().read_model(engine_dir / MODEL_XML).outputs[0].partial_shape
+    model = LANGUAGE_MODEL_XML if takes_images(engine_dir) else MODEL_XML
+    shape = ov.Core().read_model(engine_dir / model).outputs[0].partial_shape
     return int(shape[shape.rank.get_length() - 1].get_length())
 
 

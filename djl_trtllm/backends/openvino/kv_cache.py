@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from djl_trtllm.config import Config, KvCacheDType
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import ModelShape
 from djl_trtllm.progress import format_bytes
@@ -93,7 +92,7 @@ def plan_kv_cache(
     if candidates:
         blocks, decisive = min(candidates)
         _check_asked(config, blocks, size, decisive, available_memory)
-        reason = format_setting(config, decisive)
+        reason = config.format_setting(decisive)
         # The blocks of finished prompts are of use as long as there are some.
         reused = config.options.enable_kv_cache_reuse
         if decisive == "kv_cache_free_gpu_mem_fraction" and blocks > whole_batch and not reused:
@@ -128,14 +127,14 @@ def _check_asked(config: Config, blocks: int, size: int | None, decisive: str, a
     if blocks < 2:
         raise ConfigError(
             [
-                f"{format_setting(config, decisive)} gives a KV cache of {max(blocks, 0)} blocks of {BLOCK_TOKENS} "
+                f"{config.format_setting(decisive)} gives a KV cache of {max(blocks, 0)} blocks of {BLOCK_TOKENS} "
                 f"tokens, and no sequence fits in less than 2: expected at least {2 * BLOCK_TOKENS} tokens"
             ]
         )
     if size is not None and blocks * size > available_memory:
         raise ConfigError(
             [
-                f"{format_setting(config, decisive)} needs {format_bytes(blocks * size)} of KV cache "
+                f"{config.format_setting(decisive)} needs {format_bytes(blocks * size)} of KV cache "
                 f"({size} bytes per {BLOCK_TOKENS} tokens) and {format_bytes(available_memory)} of memory are available"
             ]
         )
@@ -143,5 +142,5 @@ def _check_asked(config: Config, blocks: int, size: int | None, decisive: str, a
 
 def _length_option(config: Config) -> str:
     if config.is_set("max_seq_len"):
-        return format_setting(config, "max_seq_len")
-    return f"{format_setting(config, 'max_input_len')} or {format_setting(config, 'max_output_len')}"
+        return config.format_setting("max_seq_len")
+    return f"{config.format_setting('max_input_len')} or {config.format_setting('max_output_len')}"

@@ -4,8 +4,6 @@
 from several options, the model and the machine, and override that.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from collections.abc import Callable, Mapping
@@ -21,7 +19,6 @@ from djl_trtllm.backends.extra_options import ExtraArgument
 from djl_trtllm.backends.tensorrt_llm.names import all_members, choices, default_of, has, members, owners
 from djl_trtllm.backends.tensorrt_llm.speculation import speculative_object
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.choices import AwqFormat, Choice, GuidedDecoding, KvCacheType, PluginDType
 from djl_trtllm.config.speculation import Speculation
@@ -161,7 +158,7 @@ class ArgumentBuilder:
             self.put(target, value, *options)
 
     def format_setting(self, name: str) -> str:
-        return format_setting(self.config, name)
+        return self.config.format_setting(name)
 
     def arguments(self, phase: Phase) -> Arguments:
         """The keyword arguments of LLM in one phase."""
@@ -426,8 +423,9 @@ def _limits(builder: ArgumentBuilder) -> None:
     if inputs.backend is not Backend.TENSORRT:
         if options.max_beam_width > inputs.max_sequences:
             builder.problems.append(
-                f"{builder.format_setting('max_beam_width')}: every request of the {inputs.backend} backend has that "
-                f"many beams, and {inputs.max_sequences} sequences run together; raise option.max_rolling_batch_size"
+                f"{builder.format_setting('max_beam_width')}: each request of the {inputs.backend} backend takes one "
+                f"sequence for each beam, and only {inputs.max_sequences} run at once: raise "
+                "option.max_rolling_batch_size to as many, or lower option.max_beam_width"
             )
         # An engine has its own lengths, and warns of others.
         builder.put(Target("LLM", "max_seq_len"), inputs.max_seq_len, *lengths)

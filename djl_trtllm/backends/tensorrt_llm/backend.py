@@ -3,8 +3,6 @@
 The installed package is found without importing it: an import takes seconds and starts MPI.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import re

@@ -3,8 +3,6 @@
 `built_limits` are the limits that the engine was compiled with, as options of this server.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +13,6 @@ from djl_trtllm.backends.base import Bound, Built
 from djl_trtllm.backends.tensorrt_llm.arguments import is_of_build
 from djl_trtllm.backends.tensorrt_llm.engine_watch import LAUNCHED
 from djl_trtllm.config import Config
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options.choices import BatchingType
 from djl_trtllm.config.options.option import as_text
 from djl_trtllm.config.speculation import Method, speculation_of
@@ -23,7 +20,7 @@ from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.errors import EngineMismatchError, LayoutError
 from djl_trtllm.model.checkpoint import read_object
-from djl_trtllm.model.layout import OldEngine
+from djl_trtllm.model.layout import old_engine
 
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _DEGREES = {
@@ -106,10 +103,8 @@ def read_built_engine(directory: Path) -> BuiltEngine:
     if config is None:
         raise EngineMismatchError(f"{path} is missing; copy the whole engine directory")
     if "build_config" not in config:
-        old = OldEngine.find(directory)
-        raise EngineMismatchError(
-            f"{path} is not that of a compiled engine: it has no `build_config`" if old is None else old.refusal
-        )
+        damaged = f"{path} is not that of a compiled engine: it has no `build_config`"
+        raise EngineMismatchError(old_engine(directory) or damaged)
     pretrained, build = _part(config, "pretrained_config"), _part(config, "build_config")
     mapping, quantization = _part(pretrained, "mapping"), _part(pretrained, "quantization")
     plugins, lora = _part(build, "plugin_config"), _part(build, "lora_config")
@@ -193,9 +188,9 @@ class _Findings:
         if value is None or bound is None or value <= bound:
             return
         if self.asked(name):
-            self.mismatches.append(f"{format_setting(self.config, name)}: the engine's {of_engine} is {bound}")
+            self.mismatches.append(f"{self.config.format_setting(name)}: the engine's {of_engine} is {bound}")
         else:
-            self.notes.append(f"{format_setting(self.config, name)} is overridden by the engine's {of_engine}, {bound}")
+            self.notes.append(f"{self.config.format_setting(name)} is overridden by the engine's {of_engine}, {bound}")
 
 
 def _version(engine: BuiltEngine, hardware: Hardware) -> Iterator[str]:
@@ -231,7 +226,7 @@ def _gpus(config: Config, engine: BuiltEngine, hardware: Hardware, environ: Mapp
             f"{needs}, and {_visible(here)}; with GPUs of several machines, start the server with trtllm-llmapi-launch"
         )
     elif needed > here * nodes:
-        yield f"{needs}, and {_visible(here)} on this machine with {format_setting(config, machines)}"
+        yield f"{needs}, and {_visible(here)} on this machine with {config.format_setting(machines)}"
 
 
 def _gpus_shown(count: int) -> str:
@@ -258,7 +253,7 @@ def _same(engine: BuiltEngine, found: _Findings) -> None:
         value = found.value(option)
         if compiled is not None and value not in (None, "max", "auto", compiled) and found.asked(option):
             found.mismatches.append(
-                f"{format_setting(found.config, option)}: the engine was compiled with {name}{compiled}"
+                f"{found.config.format_setting(option)}: the engine was compiled with {name}{compiled}"
             )
 
 
@@ -283,7 +278,7 @@ def _lengths(engine: BuiltEngine, found: _Findings) -> None:
         return
     if total > engine.max_seq_len:
         line = (
-            f"{format_setting(found.config, prompt)} and {format_setting(found.config, output)} are {total} tokens "
+            f"{found.config.format_setting(prompt)} and {found.config.format_setting(output)} are {total} tokens "
             f"together: the engine's max_seq_len is {engine.max_seq_len}"
         )
         if found.asked(prompt) and found.asked(output):
@@ -300,7 +295,7 @@ def _features(engine: BuiltEngine, found: _Findings) -> None:
         ("lora_plugin", engine.lora, ("enable_lora",)),
     ):
         found.mismatches += [
-            f"{format_setting(config, name)} needs an engine with {flag}, and this one was compiled without"
+            f"{config.format_setting(name)} needs an engine with {flag}, and this one was compiled without"
             for name in names
             if not compiled and found.value(name)
         ]
@@ -327,12 +322,12 @@ def _flags_without_effect(engine: BuiltEngine, found: _Findings) -> None:
     for name in sorted(config.user_set - found.compared - {*_RUNTIME}):
         if name not in engine.built_with:
             if is_of_build(name):
-                found.notes.append(f"{format_setting(config, name)} has no effect: the engine is compiled already")
+                found.notes.append(f"{config.format_setting(name)} has no effect: the engine is compiled already")
             continue
         asked, compiled = _flag_text(getattr(config.options, name)), _flag_text(engine.built_with[name])
         if asked.lower() != compiled.lower():
             found.notes.append(
-                f"{format_setting(config, name)} has no effect: the engine was compiled with {name}={compiled}"
+                f"{config.format_setting(name)} has no effect: the engine was compiled with {name}={compiled}"
             )
 
 

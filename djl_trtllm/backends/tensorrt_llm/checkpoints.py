@@ -15,8 +15,6 @@ Converters: they recognise ChatGLM's versions and the variants of GPT-2 by the p
 reads these checkpoints through a link that has the name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +23,6 @@ from packaging.version import Version
 
 from djl_trtllm.backends.tensorrt_llm.arguments import Arguments, PlanInputs, flattened
 from djl_trtllm.config import Backend, Config, DType
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, ModelKind
@@ -134,7 +131,7 @@ def gpu_problems(config: Config, inputs: PlanInputs, hardware: Hardware, buildin
     has_bfloat16 = all((gpu.compute_capability or _AMPERE) >= _AMPERE for gpu in hardware.gpus)
     if config.options.dtype is DType.BF16 and not has_bfloat16:
         problems.append(
-            f"{format_setting(config, 'dtype')}: {_gpu_shown(hardware.gpus[0])} has no bfloat16; set "
+            f"{config.format_setting('dtype')}: {_gpu_shown(hardware.gpus[0])} has no bfloat16; set "
             "option.dtype=fp16, or leave it out"
         )
     if inputs.backend is Backend.TENSORRT and hardware.gpus:
@@ -155,12 +152,12 @@ def _blackwell(config: Config, inputs: PlanInputs, gpu: Gpu, building: Arguments
         what = _named(config, "kv_cache_quant_algo", "kv_cache_dtype")
         problems.append(f"{what}: {where} with a cache in int8; set option.kv_cache_dtype=fp8")
     if building.get("build_config.plugin_config.gemm_swiglu_plugin") and gpu.compute_capability == _BLACKWELL:
-        problems.append(f"{format_setting(config, 'gemm_swiglu_plugin')}: {where} with this plugin; leave it out")
+        problems.append(f"{config.format_setting('gemm_swiglu_plugin')}: {where} with this plugin; leave it out")
     return problems
 
 
 def _named(config: Config, *names: str) -> str:
-    return next((format_setting(config, name) for name in names if config.is_set(name)), "")
+    return next((config.format_setting(name) for name in names if config.is_set(name)), "")
 
 
 def _gpu_shown(gpu: Gpu) -> str:

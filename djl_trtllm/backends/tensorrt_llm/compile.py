@@ -6,8 +6,6 @@ Checkpoint in, engine directory out, laid out as `LLM.save` does it: config.json
 the tokenizer. The manifest is the parent's.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

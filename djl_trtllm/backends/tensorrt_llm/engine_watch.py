@@ -1,7 +1,5 @@
 """Signs of life of a loaded TensorRT-LLM: its ranks, its own errors and its statistics."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

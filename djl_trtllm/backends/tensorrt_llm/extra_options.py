@@ -3,8 +3,6 @@
 For example `kv_cache_config: {max_util_for_resume: 0.9}`.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 from functools import cache

@@ -1,7 +1,5 @@
 """The sizes of a plan: GPUs, lengths, and the tokens of an iteration as far as the memory of the GPUs allows them."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,7 +9,6 @@ from djl_trtllm.backends.tensorrt_llm.built_engine import BuiltEngine
 from djl_trtllm.backends.tensorrt_llm.engine_watch import LAUNCHED
 from djl_trtllm.backends.tensorrt_llm.names import has
 from djl_trtllm.config import Backend, Config
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.sources import Origin
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.engines.plan import planned_length, planned_sequences
@@ -127,7 +124,7 @@ def fitted_to_memory(config: Config, layout: Layout, hardware: Hardware, backend
     if problem is None:
         return config
     if config.options.strict_memory:
-        raise ConfigError([f"{problem} ({format_setting(config, 'strict_memory')})"])
+        raise ConfigError([f"{problem} ({config.format_setting('strict_memory')})"])
     advice = "; it is tried nevertheless, option.strict_memory=true refuses it"
     return replace(config, warnings=(*config.warnings, f"{problem}{advice}"))
 
@@ -180,7 +177,7 @@ def _memory_problem(config: Config, layout: Layout, longest: int, found: Recomme
         return f"{layout.path} does not fit: {found.refusal}"
     if tokens is None:
         return None
-    setting = format_setting(config, "max_num_tokens")
+    setting = config.format_setting("max_num_tokens")
     if tokens > found.maximum:
         source = str(found.row) if found.row is not None else f"estimated for {found.place}"
         return (
@@ -261,7 +258,7 @@ def _degrees(config: Config, layout: Layout, hardware: Hardware, problems: list[
     # `check_built_engine` compares all of this for an engine.
     if needed > here and not unknown and not layout.kind.is_engine:
         asked = [
-            format_setting(config, name)
+            config.format_setting(name)
             for name in ("tensor_parallel_degree", "pipeline_parallel_degree", "context_parallel_size")
             if config.is_set(name)
         ]
@@ -280,7 +277,7 @@ def _degree(config: Config, name: str, layout: Layout, degree: int | None, probl
     if layout.kind.is_engine:
         return degree
     if config.is_set(name) and value not in ("max", degree):
-        problems.append(f"{format_setting(config, name)}: the checkpoint is converted for {degree}")
+        problems.append(f"{config.format_setting(name)}: the checkpoint is converted for {degree}")
     return degree
 
 
@@ -290,4 +287,4 @@ def _undivided(config: Config, layout: Layout, backend: Backend, degree: int) ->
     if whole or backend is Backend.AUTODEPLOY or layout.kind is not ModelKind.HF_CHECKPOINT:
         return []
     problem = indivisible_heads(layout.shape.num_heads, layout.shape.num_kv_heads, degree)
-    return [] if problem is None else [f"{format_setting(config, 'tensor_parallel_degree')}: {problem}"]
+    return [] if problem is None else [f"{config.format_setting('tensor_parallel_degree')}: {problem}"]

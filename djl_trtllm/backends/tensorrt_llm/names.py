@@ -5,8 +5,6 @@ TensorRT-LLM, for the version gates, and for `docs/tensorrt-llm-names.md`; `tool
 a real package. `build_arguments` is the one place that imports TensorRT-LLM's configuration classes.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The plans of models that TensorRT-LLM runs on GPUs: compiled engines, and checkpoints as they are."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +29,6 @@ from djl_trtllm.backends.tensorrt_llm.mpi import REASONS
 from djl_trtllm.backends.tensorrt_llm.names import lora_modules, members
 from djl_trtllm.backends.tensorrt_llm.speculation import SPECULATES
 from djl_trtllm.config import Backend, Config
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.sources import Origin
 from djl_trtllm.engines.cache import Manifest, OptionValue, installed_versions, raise_damaged
 from djl_trtllm.engines.hardware import Hardware
@@ -53,10 +50,10 @@ def adapter_limits(config: Config, shape: ModelShape, backend: Backend) -> Adapt
     if backend is not Backend.TENSORRT:
         chosen = options.lora_target_modules
         modules = frozenset(lora_modules().get(name, name) for name in chosen or lora_modules())
-        setting = format_setting(config, "lora_target_modules") if chosen else "all that it knows"
+        setting = config.format_setting("lora_target_modules") if chosen else "all that it knows"
     return AdapterLimits(
         max_rank=options.max_lora_rank,
-        rank_setting=format_setting(config, "max_lora_rank"),
+        rank_setting=config.format_setting("max_lora_rank"),
         modules=modules,
         modules_setting=setting,
         hidden=shape.hidden,
@@ -238,7 +235,7 @@ class TensorRtEnginePlan(TensorRtLlmPlan):
             manifest.require_fit(directory, backend=self.backend.value, options=self.asked, versions={})
         check_engine(self.config, read_built_engine(directory), self.hardware, manifest, self.max_seq_len)
 
-    def at(self, engine_dir: Path) -> TensorRtEnginePlan:
+    def at(self, engine_dir: Path) -> "TensorRtEnginePlan":
         """This plan with an engine, whose own limits count."""
         engine, inputs, options = read_built_engine(engine_dir), self.inputs, self.config.options
         inputs = replace(

@@ -5,11 +5,11 @@ where its own argument says False (`create_input_processor` in `inputs/registry.
 links to the checkpoint's files in which no configuration names code (`auto_map`).
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path
+
+from djl_trtllm.model.work_directory import link_with_changes
 
 _LARGEST = 4 * 1024**2
 """Bytes of a configuration file; tokenizer.json and indices of weights name no code, and may be large."""
@@ -22,12 +22,7 @@ def without_code(checkpoint: Path) -> Path:
     if not changed:
         return checkpoint
     folder = Path(tempfile.mkdtemp(prefix="checkpoint-")) / (checkpoint.resolve().name or "checkpoint")
-    folder.mkdir()
-    for path in checkpoint.iterdir():
-        if path.name in changed:
-            (folder / path.name).write_text(changed[path.name], encoding="utf-8")
-        else:
-            (folder / path.name).symlink_to(path.absolute())
+    link_with_changes(checkpoint, folder, changed)
     print(
         f"the code that {' and '.join(changed)} in {checkpoint} name is not run; if you have read it and the model "
         "needs it, set option.trust_remote_code=true (OPTION_TRUST_REMOTE_CODE=true for a fetched model)",

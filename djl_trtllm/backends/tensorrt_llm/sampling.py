@@ -40,8 +40,6 @@ There are two samplers: the C++ sampler (of the engine backend; `TRTLLMSampler` 
   one dimension more, which raises in the thread of the results and ends the LLM.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass

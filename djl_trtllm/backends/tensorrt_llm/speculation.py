@@ -1,7 +1,5 @@
 """TensorRT-LLM's configuration classes of speculation, with the fields that a `Speculation` becomes."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -4,8 +4,6 @@ For example, FlashInfer ships its sampling kernels as source: the first request 
 minutes, in the loop that serves all requests. So the engine process sends such a request before clients do.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

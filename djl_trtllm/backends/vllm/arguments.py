@@ -15,7 +15,6 @@ from djl_trtllm.backends.effects import Effects, Passed, Target, read_effects
 from djl_trtllm.backends.extra_options import Library, options_of, read_extra_options, read_settings
 from djl_trtllm.backends.vllm.names import OWNER, arguments_of, declared_objects, installed_package
 from djl_trtllm.config import Config, DType, KvCacheDType, Quantization
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.config.sources import Origin
 from djl_trtllm.config.speculation import Speculation
@@ -160,7 +159,7 @@ def with_extra_arguments(config: Config, version: str, notes: list[str]) -> tupl
             problems += error.problems
             continue
         problems += [
-            f"{format_setting(config, name) if name else each.place}: option.extra_engine_args has {each.target.name} "
+            f"{config.format_setting(name) if name else each.place}: option.extra_engine_args has {each.target.name} "
             "too; keep one"
             for each in extra
             if each.target.name in found
@@ -201,14 +200,14 @@ def engine_arguments(
     if options.kv_cache_dtype is KvCacheDType.FP8:
         arguments["kv_cache_dtype"] = "fp8"
     elif options.kv_cache_dtype in (KvCacheDType.INT8, KvCacheDType.FP32):
-        setting = format_setting(config, "kv_cache_dtype")
+        setting = config.format_setting("kv_cache_dtype")
         problems.append(f"{setting} is not available with vLLM: option.kv_cache_dtype=fp8, or auto")
     if options.quantize is not None and config.is_set("quantization"):
-        notes.append(f"{format_setting(config, 'quantize')}: {format_setting(config, 'quantization')} applies")
+        notes.append(f"{config.format_setting('quantize')}: {config.format_setting('quantization')} applies")
     elif options.quantize is not None:
         arguments |= _quantized(config, layout, problems)
     if config.options.limit_mm_per_prompt is not None and any(arguments.get("limit_mm_per_prompt", {}).values()):
-        setting = format_setting(config, "limit_mm_per_prompt")
+        setting = config.format_setting("limit_mm_per_prompt")
         problems.append(f"{setting}: only text is served, no images, videos or sounds; leave it out")
     known = arguments_of(version)
     if "speculative_config" in arguments and _COUNTS_DRAFTS in known:
@@ -241,7 +240,7 @@ def _passed(config: Config) -> dict[str, Any]:
 def _origin_of(config: Config, argument: str) -> str:
     """The setting that an argument comes from, else the argument's name."""
     option = _OPTIONS.get(Target(OWNER, argument))
-    return argument if option is None else format_setting(config, option)
+    return argument if option is None else config.format_setting(option)
 
 
 def _longest(config: Config, layout: Layout, notes: list[str]) -> int:
@@ -257,7 +256,7 @@ def _tensor_parallel(config: Config, hardware: Hardware, problems: list[str]) ->
         return max(1, here // pipeline)
     if hardware.gpus and asked * pipeline > here:
         named = [n for n in ("tensor_parallel_degree", "pipeline_parallel_degree") if config.is_set(n)]
-        setting = " and ".join(format_setting(config, name) for name in named)
+        setting = " and ".join(config.format_setting(name) for name in named)
         problems.append(f"{setting}: {asked * pipeline} GPUs are needed, and {here} can be used here")
     return asked
 
@@ -265,13 +264,13 @@ def _tensor_parallel(config: Config, hardware: Hardware, problems: list[str]) ->
 def _batched_tokens(config: Config, problems: list[str]) -> int | None:
     own, ours = config.options.max_num_batched_tokens, config.options.max_num_tokens
     if own is not None and ours is not None and own != ours:
-        both = " and ".join(format_setting(config, name) for name in ("max_num_batched_tokens", "max_num_tokens"))
+        both = " and ".join(config.format_setting(name) for name in ("max_num_batched_tokens", "max_num_tokens"))
         problems.append(f"{both} are the same argument of vLLM: keep one")
     tokens = ours if own is None else own
     if tokens is None or tokens >= (sequences := planned_sequences(config)):
         return tokens
     if config.is_set("max_rolling_batch_size") or config.is_set("max_num_sequences"):
-        setting = format_setting(config, "max_num_tokens" if own is None else "max_num_batched_tokens")
+        setting = config.format_setting("max_num_tokens" if own is None else "max_num_batched_tokens")
         problems.append(
             f"{setting}: an iteration takes a token of each of {sequences} sequences; raise it, or run fewer"
         )
@@ -287,5 +286,5 @@ def _quantized(config: Config, layout: Layout, problems: list[str]) -> Mapping[s
     if asked is None or asked.value in stored:
         return {}
     has = f"the checkpoint is quantised by {layout.quantization}" if stored else "the checkpoint is not quantised"
-    problems.append(f"{format_setting(config, 'quantize')}: {has}, and {_NO_COUNTERPART}")
+    problems.append(f"{config.format_setting('quantize')}: {has}, and {_NO_COUNTERPART}")
     return {}

@@ -28,7 +28,6 @@ from djl_trtllm.backends.vllm.arguments import (
 )
 from djl_trtllm.backends.vllm.names import architectures, installed_package, installed_version, known_versions
 from djl_trtllm.config import Backend, Config
-from djl_trtllm.config.configuration import format_setting
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.config.speculation import Method
 from djl_trtllm.engines.hardware import Hardware, release_of
@@ -182,7 +181,7 @@ def _adapter_limits(config: Config, layout: Layout) -> AdapterLimits | None:
         return None
     return AdapterLimits(
         max_rank=config.options.max_lora_rank,
-        rank_setting=format_setting(config, "max_lora_rank"),
+        rank_setting=config.format_setting("max_lora_rank"),
         hidden=layout.shape.hidden,
         layers=layout.shape.num_layers,
     )

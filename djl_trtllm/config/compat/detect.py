@@ -3,8 +3,6 @@
 A directory may hold several: a repository compiled by DJL Serving has a `serving.properties` and a `config.pbtxt`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from djl_trtllm.config.compat import triton, truss

@@ -3,8 +3,6 @@
 Every entry of such a file becomes a setting, or a message that says why it has no effect here.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Truss's own defaults (64 sequences, 0.1 of the memory, 10000 tokens of cache, ...) come with its file and only with it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace

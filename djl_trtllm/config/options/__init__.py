@@ -8,8 +8,6 @@ A group has a `heading`, and what all its options have unless they say otherwise
 `source`. A row has the `default` and the fields of `Option`; `count`, `amount` and `devices` are units with a bound.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass

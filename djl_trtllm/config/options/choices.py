@@ -3,8 +3,6 @@
 Members are strings: `options.backend == "openvino"` and `options.backend is Backend.OPENVINO` both hold.
 """
 
-from __future__ import annotations
-
 import enum
 from pathlib import Path
 from typing import Literal
@@ -23,6 +21,17 @@ class Choice(str, enum.Enum):
         return tuple(member.value for member in cls)
 
 
+class Task(Choice):
+    """What a model is for."""
+
+    AUTO = "auto"
+    GENERATE = "generate"
+    EMBED = "embed"
+    """A text becomes a vector."""
+    SCORE = "score"
+    """A pair of texts becomes a number, by a cross-encoder."""
+
+
 class Backend(Choice):
     """The engine that runs the model: the members, and the names of backends in other packages."""
 
@@ -39,7 +48,7 @@ class Backend(Choice):
         return tuple(dict.fromkeys((*super().all_values(), *plugins(BACKENDS))))
 
     @classmethod
-    def _missing_(cls, value: object) -> Backend | None:
+    def _missing_(cls, value: object) -> "Backend | None":
         if not isinstance(value, str) or value not in plugins(BACKENDS):
             return None
         if value not in _ADDED:
@@ -297,6 +306,7 @@ class OptionTypes:
     # model
     model_id: str | None
     revision: str | None
+    task: Task
     trust_remote_code: bool
     model_name: str | None
     backend: Backend
@@ -510,6 +520,7 @@ class OptionTypes:
     hf_overrides: str | None
     kv_transfer_config: str | None
     limit_mm_per_prompt: str | None
+    allowed_media_domains: tuple[str, ...] | None
     extra_engine_args: str | None
     # lora
     enable_lora: bool
@@ -536,7 +547,6 @@ class OptionTypes:
     tool_call_parser: ToolCallFormat
     reasoning_parser: ReasoningFormat
     tgi_compat: bool
-    bedrock_compat: bool
     unknown_parameters: UnknownParameters
     strict: bool
     enable_stateful_sessions: bool
@@ -594,6 +604,7 @@ class OptionTypes:
     log_format: LogFormat
     log_level: LogLevel
     request_log: bool
+    request_log_share: float
     otlp_traces_endpoint: str | None
     record_file: Path | None
     record_share: float

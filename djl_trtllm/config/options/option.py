@@ -1,7 +1,5 @@
 """The declaration of one option: what it is (`Option`), its type (`ValueType`), and from text to its value and back."""
 
-from __future__ import annotations
-
 import enum
 import json
 import math
@@ -145,7 +143,7 @@ class ValueType:
     words: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, annotation: Any) -> ValueType:
+    def of(cls, annotation: Any) -> "ValueType":
         """Read a field's annotation: a plain type, an enum or a tuple, or a union of one with None and keywords.
 
         Keywords are `Literal` beside a type, and alone it has all values; a tuple is `tuple[TYPE, ...]`.

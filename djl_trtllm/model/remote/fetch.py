@@ -20,7 +20,7 @@ from djl_trtllm.config.compat.truss import TRUSS_REPOSITORY
 from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.checkpoint import bounded, find_weights, parse_header, read_header
-from djl_trtllm.model.remote.s3 import S3Address, is_s3
+from djl_trtllm.model.remote.s3 import PATIENCE_SECONDS, S3Address, is_s3
 from djl_trtllm.progress import ProgressMeter, format_bytes
 
 # -- the files that are needed -----------------------------------------------------------------------------------------
@@ -38,6 +38,8 @@ _CONFIGURATION = frozenset(
         "config.yaml",
         "generation_config.json",
         "hf_quant_config.json",
+        "modules.json",
+        "sentence_bert_config.json",
         "serving.properties",
         "tokenizer_config.json",
     }
@@ -59,7 +61,7 @@ def needed(names: Iterable[str]) -> list[str]:
     """
     paths = sorted({PurePosixPath(name) for name in names if name and not name.endswith("/")})
     kept = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
-    engines = {path.parent for path in kept if _is_engine(path)}
+    engines = {path.parent for path in kept if _is_engine(path) and not _COPIES & set(path.parts[:-1])}
     chosen = _one_set_of_weights([path for path in kept if path.parent not in engines])
     return sorted(
         str(path) for path in kept if path.parent in engines or (path in chosen and path.suffix not in _MEDIA)
@@ -484,13 +486,14 @@ def fetch(
     hub_token: str | None = None,
     tokenizer_only: bool = False,
     config_only: bool = False,
+    patience: float = PATIENCE_SECONDS,
 ) -> Path:
     """The local directory (or archive) of a model in S3 or on the hub; see `is_remote`.
 
     `downloads` is the folder for downloads from S3; `hub_cache` replaces the hub's own cache, and `hub_token`
     is its token where the environment has none. With `tokenizer_only` the
-    weights are not downloaded, with `config_only` only the files that describe the model (an archive whole). Raises
-    DownloadError.
+    weights are not downloaded, with `config_only` only the files that describe the model (an archive whole). S3 is
+    asked again for `patience` seconds if it refuses because it is asked too often. Raises DownloadError.
     """
     select = config_files if config_only else tokenizer_files if tokenizer_only else served_files
     if is_s3(text):
@@ -500,7 +503,7 @@ def fetch(
         address = S3Address.parse(text)
         # One folder per selection, because a download removes earlier versions of its address.
         folder = downloads / ("s3-config" if config_only else "s3-tokenizers" if tokenizer_only else "s3")
-        found = download(address, folder, progress, select=select)
+        found = download(address, folder, progress, select=select, patience=patience)
         single = found / address.key.rpartition("/")[2]
         return single if single.is_file() else found
     # `story`, or `models/story` where there is a folder of that name.
@@ -647,9 +650,25 @@ def _files_to_s3(files: dict[Path, str], address: S3Address, progress: Callable[
                 transfer.upload_file(str(path), address.bucket, key, callback=meter.add)
             except S3UploadFailedError as error:
                 # boto3 raises this one while it handles the store's response, which says more.
-                if error.__context__ is not None:
-                    raise error.__context__ from None
-                raise DownloadError(f"{address}: {error}") from error
+                cause = error.__context__
+                if cause is None:
+                    raise DownloadError(f"{address}: {error}") from error
+                if not _was_completed(cause, address.bucket, key, path):
+                    raise cause from None
+
+
+def _was_completed(error: BaseException, bucket: str, key: str, path: Path) -> bool:
+    """Whether an upload in parts is unknown to the store because it is complete: the answer that said so was lost."""
+    from botocore.exceptions import ClientError
+
+    from djl_trtllm.model.remote import s3
+
+    if not isinstance(error, ClientError) or error.response["Error"]["Code"] != "NoSuchUpload":
+        return False
+    try:
+        return int(s3.client().head_object(Bucket=bucket, Key=key)["ContentLength"]) == path.stat().st_size
+    except ClientError:
+        return False
 
 
 def _to_hub(directory: Path, repository: str, progress: Callable[[str], None], token: str | None) -> None:

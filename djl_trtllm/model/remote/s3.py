@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
+import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import DownloadError
@@ -17,12 +20,17 @@ _CONNECT_SECONDS = 10
 _READ_SECONDS = 30
 _ATTEMPTS = 6
 _POOL = 64
+_ARN = re.compile(r"(arn:[^/]*:(?:outpost[:/][^/:]+[:/])?accesspoint[:/][^/]+)(?:/(.*))?", re.DOTALL)
+"""An access point in place of a bucket: its name ends the ARN, after a slash or a colon, and the key follows."""
 
 _ADVICE: dict[str, str] = read_table("advice.toml", __package__)["s3"]
 
 
 class S3Address(NamedTuple):
-    """`s3://bucket/key`; `key` has no slash at either end and is empty for a whole bucket."""
+    """`s3://bucket/key`; `key` has no slash at either end and is empty for a whole bucket.
+
+    `bucket` may be the ARN of an access point: `s3://arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME/key`.
+    """
 
     bucket: str
     key: str
@@ -30,15 +38,22 @@ class S3Address(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> S3Address:
         """Raises DownloadError for text that is not an S3 address."""
-        bucket, _, key = text.removeprefix(_SCHEME).partition("/")
-        if not text.startswith(_SCHEME) or not bucket:
-            raise DownloadError(f"{text} is not an S3 address: expected s3://BUCKET/PREFIX")
+        rest = text.removeprefix(_SCHEME)
+        bucket, _, key = rest.partition("/")
+        if (access_point := _ARN.fullmatch(rest)) is not None:
+            bucket, key = access_point[1], access_point[2] or ""
+        if not text.startswith(_SCHEME) or not bucket or (bucket.startswith("arn:") and access_point is None):
+            raise DownloadError(
+                f"{text} is not an S3 address: expected s3://BUCKET/PREFIX, where the bucket may be the alias or the "
+                "ARN of an access point (arn:aws:s3:REGION:ACCOUNT:accesspoint/NAME)"
+            )
         return cls(bucket, key.strip("/"))
 
     def __str__(self) -> str:
         return f"{_SCHEME}{self.bucket}/{self.key}"
 
     def below(self, name: str) -> str:
+        """The key of a name below this address; with an empty name, the prefix of all of them."""
         return f"{self.key}/{name}" if self.key else name
 
 
@@ -73,6 +88,47 @@ def client() -> Any:
     """
     with _creating, download_errors("S3"):
         return _client(tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))))
+
+
+PATIENCE_SECONDS = 120.0
+"""How long to ask again a store that is asked too often, where nothing else says how long."""
+_THROTTLED = {"SlowDown", "ServiceUnavailable", "RequestLimitExceeded", "TooManyRequests", "Throttling", "503", "429"}
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+
+_Answer = TypeVar("_Answer")
+
+
+def patiently(call: Callable[[], _Answer], until: float, wait: Callable[[float], object] = time.sleep) -> _Answer:
+    """What `call` returns, called again while the store says that it is asked too often, `until` this time.
+
+    botocore's own attempts end after seconds, and at once where many threads have used up what its client may repeat.
+    `until` is a time of `time.monotonic`; no repetition begins after it, or after `wait(seconds)` was true.
+    """
+    from botocore.exceptions import ClientError
+
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            return call()
+        except ClientError as error:
+            throttled = error.response.get("Error", {}).get("Code") in _THROTTLED
+            if not throttled or time.monotonic() + pause > until or wait(pause * random.uniform(0.5, 1)):  # noqa: S311  # no secret
+                raise
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def listed(address: S3Address, patience: float = PATIENCE_SECONDS) -> list[Any]:
+    """The objects below an address as S3 lists them, by key. Raises DownloadError.
+
+    Asks for the prefix with its slash: policies name it so (`s3:prefix`), and directory buckets take no other one.
+    """
+
+    def all_pages() -> list[Any]:
+        pages = client().get_paginator("list_objects_v2").paginate(Bucket=address.bucket, Prefix=address.below(""))
+        return [entry for page in pages for entry in page.get("Contents", ())]
+
+    with download_errors(address):
+        return patiently(all_pages, time.monotonic() + patience)
 
 
 @contextmanager

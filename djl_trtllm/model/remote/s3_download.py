@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import threading
+import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -314,12 +315,14 @@ def download(
     progress: Callable[[str], None],
     *,
     select: Callable[[Iterable[str]], list[str]] = needed,
+    patience: float = s3.PATIENCE_SECONDS,
 ) -> Path:
     """Download the files under an address, or the one object it names, to a directory below `folder`.
 
     Lists the objects each time and downloads those that are new or changed. An interrupted download continues where it
     stopped. The directory is named after address and content, and appears when every file is complete and has S3's
-    checksum. Other processes that want the same address wait.
+    checksum. Other processes that want the same address wait. A store that is asked too often is asked again for
+    `patience` seconds.
 
     Raises DownloadError: no such object, no access, no disk space, or objects that keep failing.
     """
@@ -329,7 +332,7 @@ def download(
 
     home = folder / f"{address.key.rpartition('/')[2] or address.bucket}-{_short(str(address))}"
     for _ in range(_LISTINGS):
-        objects = list_objects(address, select)
+        objects = list_objects(address, select, patience=patience)
         final = home / _short("\n".join(f"{o.name} {o.size} {o.etag}" for o in objects))
         if (final / RECORD).is_file():
             return final
@@ -337,7 +340,7 @@ def download(
             home.mkdir(parents=True, exist_ok=True)
             with acquire(FileLock(home / ".lock"), report):
                 if not (final / RECORD).is_file():
-                    _Download(address, objects, final, progress).run()
+                    _Download(address, objects, final, progress, time.monotonic() + patience).run()
                 return final
         except _ChangedError as error:
             progress(f"{address}: {error} was replaced during the download; listing the objects again")
@@ -346,20 +349,23 @@ def download(
     raise DownloadError(f"{address} changed during each of {_LISTINGS} downloads: wait until its upload is complete")
 
 
-def list_objects(address: S3Address, select: Callable[[Iterable[str]], list[str]] = needed) -> list[RemoteObject]:
-    """The objects of an address, sorted by name. Raises DownloadError, also if there are none."""
-    below: dict[str, RemoteObject] = {}
-    itself: RemoteObject | None = None
-    with s3.download_errors(address):
-        pages = s3.client().get_paginator("list_objects_v2").paginate(Bucket=address.bucket, Prefix=address.key)
-        for entry in (entry for page in pages for entry in page.get("Contents", ())):
-            key, size, etag = entry["Key"], int(entry["Size"]), entry["ETag"]
-            if key == address.key:
-                itself = RemoteObject(PurePosixPath(key).name, key, size, etag)
-            elif not address.key or key.startswith(f"{address.key}/"):
-                name = key.removeprefix(f"{address.key}/") if address.key else key
-                below[name] = RemoteObject(name, key, size, etag)
-    if not below and itself is not None:
+def list_objects(
+    address: S3Address,
+    select: Callable[[Iterable[str]], list[str]] = needed,
+    *,
+    patience: float = s3.PATIENCE_SECONDS,
+) -> list[RemoteObject]:
+    """The objects below an address, sorted by name, or the one that it names.
+
+    A store that is asked too often is asked again for `patience` seconds. Raises DownloadError, also if there are none.
+    """
+    prefix = address.below("")
+    below = {
+        name: RemoteObject(name, entry["Key"], int(entry["Size"]), entry["ETag"])
+        for entry in s3.listed(address, patience)
+        if (name := entry["Key"].removeprefix(prefix))
+    }
+    if not below and (itself := _object(address, patience)) is not None:
         return [itself]
     for name in below:
         if ".." in PurePosixPath(name).parts or name.startswith("/"):
@@ -372,6 +378,21 @@ def list_objects(address: S3Address, select: Callable[[Iterable[str]], list[str]
             f"`aws s3 ls --recursive {address}/`)"
         )
     return objects
+
+
+def _object(address: S3Address, patience: float) -> RemoteObject | None:
+    """The object with this very key; None without one, or if there is no permission to say so."""
+    if not address.key:
+        return None
+    ask = partial(s3.client().head_object, Bucket=address.bucket, Key=address.key)
+    with s3.download_errors(address):
+        try:
+            head = s3.patiently(ask, time.monotonic() + patience)
+        except ClientError as error:
+            if s3.status(error) in (403, 404):
+                return None
+            raise
+    return RemoteObject(PurePosixPath(address.key).name, address.key, int(head["ContentLength"]), head["ETag"])
 
 
 class _Arrival(NamedTuple):
@@ -387,6 +408,8 @@ class _Download:
     objects: list[RemoteObject]
     final: Path
     progress: Callable[[str], None]
+    until: float
+    """Of `time.monotonic`: when to give up a store that is asked too often."""
 
     def __post_init__(self) -> None:
         self.partial = self.final.with_name(f".{self.final.name}.partial")
@@ -507,9 +530,7 @@ class _Download:
         wanted = f"bytes={at}-{end - 1}"
         with s3.download_errors(f"s3://{self.address.bucket}/{object_.key}"):
             try:
-                answer = self.client.get_object(
-                    Bucket=self.address.bucket, Key=object_.key, Range=wanted, IfMatch=object_.etag
-                )
+                answer = self._patiently(self.client.get_object, Key=object_.key, Range=wanted, IfMatch=object_.etag)
             except ClientError as error:
                 if s3.status(error) in _GONE:
                     raise _ChangedError(object_.name) from error
@@ -543,7 +564,10 @@ class _Download:
         file.finish()
 
     def _head(self, object_: RemoteObject, **arguments: Any) -> Any:
-        return self.client.head_object(Bucket=self.address.bucket, Key=object_.key, **arguments)
+        return self._patiently(self.client.head_object, Key=object_.key, **arguments)
+
+    def _patiently(self, call: Callable[..., Any], **arguments: Any) -> Any:
+        return s3.patiently(partial(call, Bucket=self.address.bucket, **arguments), self.until, self.stop.wait)
 
     def _is_right(self, file: PartialFile, claim: Claim) -> bool:
         if claim.algorithm == "CRC64NVME" and not claim.part_size:

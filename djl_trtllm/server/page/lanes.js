@@ -24,6 +24,7 @@ export function describe(row, now) {
     ["Client", row.client || null],
     ["Prompt tokens", count(row.prompt)],
     ["Of these reused", count(row.reused)],
+    ["Images", row.images ? `${count(row.images)} of ${count(row.pictured)} tokens` : null],
     ["Output tokens", count(row.output)],
     ["Of these proposed by a draft", row.accepted === null ? null : count(row.accepted)],
     ["Sequences", row.sequences > 1 ? count(row.sequences) : null],
@@ -189,6 +190,11 @@ export class Lanes {
     bar("decode", first, end, height);
     // The share of tokens that a draft proposed.
     if (row.accepted && row.output) bar("reused", first, first + ((end - first) * row.accepted) / row.output, height / 2);
+    // It has images: a frame at its beginning.
+    if (row.images) {
+      pen.strokeStyle = colours.prefill;
+      pen.strokeRect(x(row.arrived) + 0.5, y + 0.5, Math.max(3, height - 1), Math.max(2, height - 1));
+    }
     pen.globalAlpha = 1;
     if (row.ended !== null) this.mark(pen, state, x(end), middle, height);
   }

@@ -8,7 +8,7 @@ import { Story } from "./story.js";
 const $ = (id) => document.getElementById(id);
 const still = matchMedia("(prefers-reduced-motion: reduce)"), dark = matchMedia("(prefers-color-scheme: dark)");
 const HIDDEN_SECONDS = 10;
-const ROW = ["number", "id", "arrived", "started", "first", "ended", "prompt", "reused", "output", "sequences", "reason", "client", "accepted"];
+const ROW = ["number", "id", "arrived", "started", "first", "ended", "prompt", "reused", "output", "sequences", "reason", "client", "accepted", "images", "pictured"];
 const CLIENT = ["name", "live", "waiting", "requests", "tokens"];
 
 const lanes = new Lanes($("lanes"), $("lanes-said"), still);

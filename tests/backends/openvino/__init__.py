@@ -8,6 +8,7 @@ from typing import Any
 OPTIONS: dict[str, Any] = {
     "max_num_batched_tokens": 64,
     "enable_prefix_caching": False,
+    "keeps_keys_apart": False,
     "kv_cache_precision": "f16",
     "inference_precision": "f32",
     "max_sequences": 8,

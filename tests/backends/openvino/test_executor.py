@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.backends.openvino.executor import OpenVinoExecutor, generation_config
+from djl_trtllm.backends.openvino.guides import read_vocabulary
 from djl_trtllm.backends.openvino.prefix_cache import PrefixCacheMirror
 from djl_trtllm.executor.protocol import Ranked, Stats, Submit
 from djl_trtllm.model import Tokenizer
@@ -249,6 +250,23 @@ def test_prompts_with_different_salts_share_nothing_and_have_the_same_output(
     cached = [sum(delta.cached_tokens for delta in output.deltas) for output in outputs]
     assert cached[1:3] == [0, 0]
     assert cached[3:] == [192, 192, 192]
+
+
+@pytest.mark.parametrize("keys", [False, True])
+def test_without_keys_the_prefix_cache_stays_on_where_a_model_takes_no_salts(
+    load: Load, prompt: list[int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], keys: bool
+) -> None:
+    """A model whose embedding has other rows from its end: negative ids are other tokens."""
+    read = "djl_trtllm.backends.openvino.executor.read_vocabulary"
+    monkeypatch.setattr(read, lambda folder: read_vocabulary(folder) - 1)
+    caching, long = load(enable_prefix_caching=True, keeps_keys_apart=keys), (prompt * 20)[:200]
+    assert ("cache_salt" in caching.features) == keys
+    assert ("is off" in capfd.readouterr().out) == keys
+    cached = []
+    for _ in range(2):
+        caching.submit(Submit(1, long, Sampling(4)))
+        cached.append(sum(delta.cached_tokens for delta in finish(caching)[1].deltas))
+    assert cached == [0, 0 if keys else 192]
 
 
 def test_a_penalised_prompt_is_as_fast_whatever_other_keys_have_sent(

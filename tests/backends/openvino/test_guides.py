@@ -19,6 +19,7 @@ import pydantic
 import pytest
 from openvino_genai import Tokenizer as EngineTokenizer
 
+from djl_trtllm.backends.json_grammar import as_grammar
 from djl_trtllm.backends.openvino import guides
 from djl_trtllm.backends.openvino.executor import FEATURES, GUIDES, OpenVinoExecutor
 from djl_trtllm.backends.openvino.guides import (
@@ -332,6 +333,19 @@ def test_a_large_schema_does_not_stop_the_others_while_it_compiles(run: Run) -> 
         run.step()
         assert 0 in run.ends or len(run.tokens.get(0, ())) > before, "every step gives the other one a token"
     run.finish()
+
+
+def test_a_token_takes_as_long_whatever_the_longest_text_is(compiler: GuideCompiler) -> None:
+    """It was 40 times as long where xgrammar keeps count, and all sequences wait for it."""
+
+    def token_seconds(most: int) -> float:
+        guide, _ = as_grammar(schema(type="string", maxLength=most))
+        compiler.compile(guide)
+        began = time.process_time()
+        compiler.compile(guide, 32)
+        return time.process_time() - began
+
+    assert min(token_seconds(1000 + each) / token_seconds(100 + each) for each in range(3)) < 6
 
 
 def test_what_contradicts_the_end_of_a_guide_is_refused(run: Run) -> None:

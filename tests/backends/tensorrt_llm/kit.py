@@ -31,6 +31,7 @@ from tests.engines.helpers import H200, configured, gpu_machine
 from tests.executor.kit import Probe, run_checked
 from tests.fakes.installation import fake_tensorrt_llm, worker_processes
 from tests.support import models
+from tests.support.processes import PATIENCE
 from tests.support.steps import Delta, deltas_of
 from tests.support.virtual_time import in_virtual_time
 
@@ -342,7 +343,7 @@ class Machine:
         gpus: int = 1,
         arguments: dict[str, Any] | None = None,
         build: dict[str, Any] | None = None,
-        timeout: float = 60.0,
+        timeout: float = PATIENCE,
         warm_up: bool = False,
         **options: Any,
     ) -> Probe:

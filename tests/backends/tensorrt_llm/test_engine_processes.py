@@ -262,7 +262,7 @@ async def test_an_engine_that_has_lost_responses_is_lost_itself(machine: Machine
     probe = await machine.start(script={"steps_per_second": 50, "faults": [fault]})
     for number in range(3):
         probe.submit(number, 77 if number == 1 else LONG, PROMPT)
-    assert "TensorRT-LLM cannot go on: KeyError" in await probe.death(timeout=10)
+    assert "TensorRT-LLM cannot go on: KeyError" in await probe.death()
     return probe
 
 
@@ -322,7 +322,7 @@ async def test_a_shutdown_that_the_worker_does_not_follow_is_bounded(machine: Ma
 def test_a_load_that_fails_is_reported_with_its_cause(machine: Machine, backend: str, error: str, message: str) -> None:
     async def body() -> None:
         with pytest.raises(ExecutorStartError, match=message):
-            await machine.start(backend, {"load_error": error}, timeout=60.0)
+            await machine.start(backend, {"load_error": error})
 
     run_checked(body)
 

@@ -22,6 +22,7 @@ from djl_trtllm.request import FinishReason
 from tests.backends.tensorrt_llm.kit import LONG, PROMPT, Machine
 from tests.executor.kit import Probe, run_checked
 from tests.fakes.installation import worker_processes
+from tests.support.processes import PATIENCE
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,6 +31,8 @@ pytestmark = [
 
 OLD, NEW = "4.1.8", "5.0"
 """Open MPI's releases: that of the containers until TensorRT-LLM 1.2, and that of 1.3."""
+
+SEGMENTS = ("OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory")
 
 Refuse = Callable[[pytest.MonkeyPatch, Path], None]
 
@@ -250,14 +253,18 @@ while not os.path.exists(sys.argv[1]):
 def launcher(
     machine: Machine, release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[subprocess.Popen[str]]:
-    """mpirun with two ranks and trtllm-llmapi-launch, of which the test is the command. It ends after the test."""
+    """mpirun with two ranks and trtllm-llmapi-launch, of which the test is the command. It ends after the test.
+
+    Its session directory and segments are in a folder of its own: a second mpirun may remove what they share.
+    """
     machine.install(gpus=2)
     over = tmp_path / "over"
+    folder = tempfile.mkdtemp(prefix="launcher")
+    environment = {**os.environ, **dict.fromkeys(("TMPDIR", *SEGMENTS), folder)}
     command = [sys.executable, "-c", COMMAND, str(over)]
     mpirun = ["mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe"]
-    with subprocess.Popen(
-        [*mpirun, sys.executable, "-m", "tensorrt_llm._fake.real_mpi", *command], stdout=subprocess.PIPE, text=True
-    ) as process:
+    fake = [sys.executable, "-m", "tensorrt_llm._fake.real_mpi"]
+    with subprocess.Popen([*mpirun, *fake, *command], stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         told = next(line for line in process.stdout if line.startswith("{"))
         for name, value in json.loads(told).items():
@@ -266,9 +273,10 @@ def launcher(
         try:
             yield process
             over.touch()
-            process.communicate(timeout=60)
+            process.communicate(timeout=PATIENCE)
         finally:
             process.terminate()
+    shutil.rmtree(folder)
 
 
 def launched(launcher: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -299,7 +307,7 @@ def test_a_launchers_rank_that_fails_ends_the_load_and_all_ranks(
     assert "the output of its launcher says why" in message
     assert launcher.stdout is not None
     assert "the rank's own words" in launcher.stdout.read()
-    assert launcher.wait(60) != 0
+    assert launcher.wait(PATIENCE) != 0
 
 
 @both
@@ -315,4 +323,4 @@ def test_the_death_of_a_launchers_rank_ends_the_engine_and_all_ranks(
         await probe.client.close()
 
     run_checked(body)
-    assert launcher.wait(60) != 0
+    assert launcher.wait(PATIENCE) != 0

@@ -1,6 +1,6 @@
 """What djl_python itself answers: run with djl_python on PYTHONPATH, a list of cases on stdin, their answers on stdout.
 
-A case has the request (`payload`, `properties`), the model's options (`configs`), the prompt, its tokens, and what is
+A case has the request (`payload`), the model's options (`configs`), the prompt, its tokens, and what is
 generated: `steps` of a sequence's index, a token and the finish reason if it is the last. A token is
 [id, text, log_prob, special_token, error_msg]. The request takes djl_python's own way: its input parser, its `Request`,
 its output formatter, a token at a time.
@@ -33,9 +33,9 @@ class Tokenizer:
 def answer(case: dict[str, Any]) -> dict[str, str]:
     """Content type and body."""
     item = Input()
-    item.properties = {"Content-Type": "application/json"} | case["properties"]
+    item.properties = {"Content-Type": "application/json"}
     item.content.add(key="data", value=json.dumps(case["payload"]).encode())
-    configs = SimpleNamespace(**case["configs"])
+    configs = SimpleNamespace(**case["configs"], bedrock_compat=False)
     options = {"configs": configs, "is_rolling_batch": True, "tokenizer": Tokenizer(case["prompt"])}
     request_input = format_input(item, **options)
     request_input.request_id = 0

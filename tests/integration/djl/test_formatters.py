@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,10 +44,9 @@ class Case:
     script: str
     payload: dict[str, Any]
     defaults: Options = Options()  # noqa: RUF009  immutable
-    properties: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        options = [name for name in ("tgi_compat", "bedrock_compat") if getattr(self.defaults, name)]
+        options = ["tgi_compat"] if self.tgi else []
         kind = self.defaults.output_formatter or "default"
         parameters = self.payload.get("parameters", {})
         stream = "stream" if self.stream else "whole"
@@ -55,15 +54,11 @@ class Case:
 
     @property
     def stream(self) -> bool:
-        return bool(self.payload.get("stream") or self.properties)
+        return bool(self.payload.get("stream"))
 
     @property
     def tgi(self) -> bool:
         return self.defaults.tgi_compat
-
-    @property
-    def bedrock(self) -> bool:
-        return self.defaults.bedrock_compat
 
     def for_djl(self) -> dict[str, Any]:
         """What `djl_formatters.py` reads."""
@@ -81,10 +76,7 @@ class Case:
                 steps[-1] = (index, shown[-1], FINISH_WORDS[finished.reason])
         return {
             "payload": self.payload,
-            "configs": {
-                name: getattr(self.defaults, name) for name in ("output_formatter", "tgi_compat", "bedrock_compat")
-            },
-            "properties": self.properties,
+            "configs": {name: getattr(self.defaults, name) for name in ("output_formatter", "tgi_compat")},
             "prompt": PROMPT.text,
             "prompt_tokens": [_token(token) for token in PROMPT.tokens],
             "steps": steps,
@@ -92,8 +84,7 @@ class Case:
 
     def ours(self) -> tuple[str, str]:
         """Content type and body of our answer."""
-        properties = {name.lower(): value for name, value in self.properties.items()}
-        encoder = lmi.parse_payload(self.payload, self.defaults, properties).encoder
+        encoder = lmi.parse_payload(self.payload, self.defaults).encoder
         return encoder.content_type, answer(encoder, SCRIPTS[self.script]).decode()
 
 
@@ -109,7 +100,6 @@ VIEWS: tuple[dict[str, Any], ...] = (
     {"return_full_text": True},
     {"details": True, "return_full_text": True},
 )
-STREAMED = {"X-Amzn-SageMaker-Forwarded-Api": "InvokeEndpointWithResponseStream"}
 
 
 def cases() -> Iterator[Case]:
@@ -123,7 +113,6 @@ def cases() -> Iterator[Case]:
                 if stream:
                     yield Case(script, inputs, Options(output_formatter="sse"))
                     yield Case(script, inputs, Options(output_formatter="jsonlines", tgi_compat=True))
-            yield Case(script, {"prompt": PROMPT.text}, Options(bedrock_compat=True), STREAMED if stream else {})
     for parameters in ({"n": 3}, {"n": 3, "decoder_input_details": True}):
         for tgi_compat in (False, True):
             yield Case("several", {"inputs": PROMPT.text, "parameters": parameters}, Options(tgi_compat=tgi_compat))
@@ -195,10 +184,7 @@ def an_end_is_no_token(case: Case, objects: list[Any]) -> None:
         for details in _details(objects):
             if "generated_tokens" in details:
                 details["generated_tokens"] -= 1
-    if case.script in ("error", "stop") and case.bedrock and case.stream:
-        objects[-1]["body"]["generation_token_count"] -= 1
-        objects[-1]["metering"]["outputTokenCount"] -= 1
-    if case.script == "stop" and not case.bedrock:
+    if case.script == "stop":
         for details in _details(objects):
             if not case.stream:
                 details["tokens"].pop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import threading
@@ -139,11 +140,7 @@ def line_of(server: Server, identifier: str) -> dict[str, Any]:
     """The one line of a request."""
 
     def found() -> list[dict[str, Any]]:
-        return [
-            line
-            for line in lines(server)
-            if line.get("request_id") == identifier and line["logger"] == "djl_trtllm.requests"
-        ]
+        return [line for line in lines(server) if line.get("request_id") == identifier and line["message"] == "request"]
 
     wait_until(lambda: bool(found()), what=f"the line of {identifier}")
     (line,) = found()
@@ -304,8 +301,10 @@ WITHOUT_DATA = ("engine_paused", "engine_queued")
 def prometheus(folder: Path, port: int) -> Iterator[httpx.Client]:
     """A Prometheus with our configuration that scrapes this port each second, and a client of its API."""
     configuration = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
-    configuration["global"]["scrape_interval"] = "1s"
-    configuration["rule_files"] = [str(FOLDER / "alerts.yml")]
+    configuration["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    # Alerts fire at once, instead of after minutes.
+    rules = re.sub(r"for: \d+m", "for: 0s", (FOLDER / "alerts.yml").read_text())
+    (folder / "alerts.yml").write_text(rules)
     configuration["scrape_configs"][0]["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
     config_file = folder / "prometheus.yml"
     config_file.write_text(yaml.safe_dump(configuration))
@@ -356,5 +355,32 @@ def test_every_panel_has_data(tmp_path: Path) -> None:
         assert 0 < float(tokens["value"][1]) <= server.metric("generated_tokens_total")
         (up,) = ask(client, "up")
         assert up["value"][1] == "1"
-        rules = client.get("/api/v1/rules").json()["data"]["groups"][0]["rules"]
-        assert rules and all(rule["health"] in ("ok", "unknown") for rule in rules)
+        groups = client.get("/api/v1/rules").json()["data"]["groups"]
+        assert len(groups) == 2
+        assert all(rule["health"] in ("ok", "unknown") for group in groups for rule in group["rules"])
+
+
+def firing(client: httpx.Client) -> set[str]:
+    return {each["metric"]["alertname"] for each in ask(client, 'ALERTS{alertstate="firing"}')}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PROMETHEUS is None, reason="Prometheus is not installed (Debian's package prometheus)")
+def test_refusals_and_a_server_that_has_gone_ring(tmp_path: Path) -> None:
+    model = scripted_model(tmp_path / "model", {"steps_per_second": 5}, max_requests_per_client=1)
+    with serving(model) as server, prometheus(tmp_path, server.port) as client:
+        wait_until(lambda: ask(client, "djl_trtllm_ready == 1") != [], what="a scrape")
+        assert "DjlTrtllmRefusals" not in firing(client)
+        body = {**lmi("x", max_new_tokens=100_000), "stream": True}
+        with server.http.stream("POST", "/invocations", json=body) as response:
+            parts = response.iter_bytes()  # while it is there, the response is open
+            next(parts)
+
+            def refused() -> bool:
+                assert server.http.post("/invocations", headers=JSON, json=lmi("x")).status_code == 429
+                return "DjlTrtllmRefusals" in firing(client)
+
+            wait_until(refused, what="the alert for refusals")
+            assert not firing(client) & {"DjlTrtllmServerDown", "DjlTrtllmNothingScraped"}
+            server.process.kill()
+        wait_until(lambda: "DjlTrtllmServerDown" in firing(client), what="the alert for a server that has gone")

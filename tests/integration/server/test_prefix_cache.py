@@ -1,4 +1,4 @@
-"""The prefix cache of the bundled model, among clients with keys of their own."""
+"""The prefix cache of the bundled model, among clients with keys of their own; and log-probabilities of prompts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.server import Server, running
+from tests.support.models import scripted_model
+from tests.support.server import Server, running, serving
 
 KEYS = [{"name": name, "key": f"{name}-key", "roles": ["infer", "metrics", "manage"]} for name in ("ada", "bob")]
 STORY = "Once upon a time there was a little wolf who lived in the dark wood, and he was always hungry. " * 4
@@ -74,3 +75,84 @@ def test_a_penalised_prompt_is_served_and_is_no_hit_of_another_key(server: Keyed
     again, same = server.reused("ada", messages, repetition_penalty=1.2)
     assert first == 0 < again and same == answer
     assert server.reused("bob", messages, repetition_penalty=1.2) == (0, answer)
+
+
+# -- log-probabilities of prompts, as lm-eval asks for them, from servers whose engine may be lost meanwhile ----------
+
+
+PROMPTS = ["the little red riding hood", [7, 8, 9]]
+MORTAL, DOOMED = 6, 7
+"""Numbers of tokens: of requests whose engine process dies at their third token, and whenever they begin."""
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    faults = [
+        {"action": "die", "at_token": 2, "max_new_tokens": MORTAL},
+        {"action": "die", "at_token": 0, "max_new_tokens": DOOMED},
+    ]
+    options = {"option.max_input_len": 40_000, "option.max_seq_len": 50_000}
+    with serving(scripted_model(tmp_path_factory.mktemp("lost") / "model", {"faults": faults}, **options)) as server:
+        yield server
+
+
+def choices(server: Server, **body: Any) -> list[dict[str, Any]]:
+    reply = server.http.post("/v1/completions", json={"prompt": PROMPTS, "temperature": 0, **body})
+    assert reply.status_code == 200, reply.text
+    found: list[dict[str, Any]] = reply.json()["choices"]
+    return found
+
+
+def test_echo_has_the_prompts_tokens_and_then_those_of_the_output(scripted: Server) -> None:
+    plain = choices(scripted, max_tokens=4)
+    first, second = choices(scripted, max_tokens=4, echo=True, logprobs=0)
+    assert first["text"] == PROMPTS[0] + plain[0]["text"]
+    logprobs = second["logprobs"]
+    assert {len(values) for values in logprobs.values()} == {3 + 4}
+    assert logprobs["token_logprobs"] == [None, *[-0.5] * 6]
+    starts = [first["text"].find(token, at) for token, at in zip(*tokens_of(first), strict=True)]
+    assert starts == first["logprobs"]["text_offset"][1:]  # the first token has no text
+
+
+def tokens_of(choice: dict[str, Any]) -> tuple[list[str], list[int]]:
+    logprobs = choice["logprobs"]
+    return logprobs["tokens"][1:], logprobs["text_offset"][1:]
+
+
+def test_without_tokens_there_is_the_prompt_alone(scripted: Server) -> None:
+    for choice, prompt in zip(choices(scripted, max_tokens=0, echo=True, logprobs=1), PROMPTS, strict=True):
+        assert choice["finish_reason"] == "length"
+        assert choice["text"] == prompt or isinstance(prompt, list)
+        assert choice["logprobs"]["token_logprobs"][0] is None
+    reply = scripted.http.post("/v1/completions", json={"prompt": PROMPTS[1], "max_tokens": 0, "prompt_logprobs": 0})
+    assert [len(score or ()) for score in reply.json()["choices"][0]["prompt_logprobs"]] == [0, 1, 1]
+    assert reply.json()["usage"]["completion_tokens"] == 0
+
+
+def test_chat_has_those_of_its_prompt_beside_the_choices(scripted: Server) -> None:
+    messages = [{"role": "user", "content": "a wolf"}]
+    body = {"messages": messages, "n": 2, "prompt_logprobs": 0}
+    reply = scripted.http.post("/v1/chat/completions", json=body).json()
+    first, *others = reply["prompt_logprobs"]
+    assert first is None
+    assert len(others) == reply["usage"]["prompt_tokens"] - 1
+    assert all(entry["logprob"] == -0.5 for score in others for entry in score.values())
+
+
+def test_a_lost_engine_process_changes_nothing(scripted: Server) -> None:
+    expected = choices(scripted, max_tokens=5, echo=True, logprobs=0)[1]["logprobs"]["token_logprobs"]
+    body = {"prompt": PROMPTS[1], "temperature": 0, "echo": True, "logprobs": 0, "cache_salt": "a"}
+    body["logit_bias"] = {"1": 1}
+    lost = scripted.http.post("/v1/completions", json=body | {"max_tokens": MORTAL})
+    (choice,) = lost.json()["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [*expected, -0.5]
+    assert scripted.http.post("/v1/completions", json=body | {"max_tokens": DOOMED}).status_code >= 500
+    scripted.wait_for_ping()
+
+
+def test_more_log_probabilities_than_are_made_are_refused(scripted: Server) -> None:
+    body = {"prompt": [7] * 20_000, "max_tokens": 1, "echo": True, "logprobs": 1}
+    refused = scripted.http.post("/v1/completions", json=body)
+    assert refused.status_code == 400
+    assert "'prompt_logprobs'" in refused.json()["error"]["message"]
+    assert scripted.http.post("/v1/completions", json=body | {"logprobs": 0}).status_code == 200

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import os
 import stat
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +41,9 @@ def test_an_address_is_a_bucket_and_a_key(text: str, bucket: str, key: str) -> N
     assert address.below("x/y") == (f"{key}/x/y" if key else "x/y")
 
 
-@pytest.mark.parametrize("text", ["s3://", "s3:///key", "/opt/ml/model", "models/story", "hf://acme/story", ""])
+@pytest.mark.parametrize(
+    "text", ["s3://", "s3:///key", "s3://arn:aws:s3:::models", "/opt/ml/model", "models/story", "hf://acme/story", ""]
+)
 def test_anything_else_is_no_address(text: str) -> None:
     with pytest.raises(DownloadError, match=f"{text} is not an S3 address: expected s3://BUCKET/PREFIX"):
         S3Address.parse(text)
@@ -100,6 +103,46 @@ def test_an_answer_says_what_to_do() -> None:
 )
 def test_what_fails_on_this_side_says_what_to_do(error: Exception, remedy: str) -> None:
     assert remedy in said(error)
+
+
+def asked(*answers: str, until: float = 1e9) -> tuple[list[float], str]:
+    """How long a store that answers with these errors, and then well, is waited for; and the last answer."""
+    left, waited = list(answers), list[float]()
+
+    def call() -> str:
+        if left:
+            raise answer(left.pop(0), 503)
+        return "well"
+
+    try:
+        return waited, s3.patiently(call, until, waited.append)
+    except ClientError as error:
+        return waited, error.response["Error"]["Code"]
+
+
+def test_a_store_that_is_asked_too_often_is_asked_again_after_longer_and_longer_pauses() -> None:
+    waited, last = asked(*["SlowDown"] * 9, "503", "ServiceUnavailable")
+    assert last == "well" and len(waited) == 11
+    for pause, longest in zip(waited, [1, 2, 4, 8, 16, *[30] * 6], strict=True):
+        assert longest / 2 <= pause <= longest
+    assert asked("AccessDenied") == ([], "AccessDenied")
+    assert asked() == ([], "well")
+
+
+def test_a_store_is_not_asked_again_once_the_time_is_over_or_the_download_has_ended() -> None:
+    assert asked("SlowDown", until=time.monotonic() + 0.5) == ([], "SlowDown")
+    times: list[float] = []
+
+    def stopped(seconds: float) -> bool:
+        times.append(seconds)
+        return True
+
+    def refuse() -> None:
+        raise answer("SlowDown", 503)
+
+    with pytest.raises(ClientError):
+        s3.patiently(refuse, 1e9, stopped)
+    assert len(times) == 1
 
 
 def test_other_errors_are_passed_on() -> None:

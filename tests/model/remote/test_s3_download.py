@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,9 +21,9 @@ from urllib3 import HTTPConnectionPool
 from urllib3.connection import HTTPConnection
 
 from djl_trtllm.errors import DownloadError
-from djl_trtllm.model.remote import s3_download
+from djl_trtllm.model.remote import s3, s3_download
 from djl_trtllm.model.remote.s3 import S3Address
-from djl_trtllm.model.remote.s3_download import RECORD, Body, download
+from djl_trtllm.model.remote.s3_download import RECORD, Body, download, list_objects
 from tests.support.processes import wait_until
 from tests.support.s3 import Fault, Request, Store
 from tests.support.tables import by_table
@@ -51,6 +51,16 @@ def model(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fetch(tmp_path: Path, address: S3Address = ADDRESS) -> Path:
     return download(address, tmp_path / "downloads", lambda line: None)
+
+
+@contextmanager
+def fast_retries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """botocore repeats at once."""
+    from botocore.retries.standard import ExponentialBackoff
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExponentialBackoff, "delay_amount", lambda self, context: 0.0)
+        yield
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -197,6 +207,52 @@ def test_credentials_that_expire_end_it(store: Store, tmp_path: Path, after: int
     with pytest.raises(DownloadError, match=r"s3://models/team/story.*have expired"):
         fetch(tmp_path)
     assert no_complete_directory(tmp_path)
+
+
+def test_a_listing_asks_for_the_prefix_with_its_slash_and_only_then_for_the_object(
+    store: Store, tmp_path: Path
+) -> None:
+    store.put("team/story.tar.gz", b"archive")
+    store.put("team/story-2/config.json", b"{}")
+    fetch(tmp_path)
+    fetch(tmp_path, S3Address.parse("s3://models/team/story.tar.gz"))
+    listings = [request.key for request in store.requests if request.method == "LIST"]
+    assert listings == ["team/story/", "team/story.tar.gz/"]
+    assert not [request for request in store.requests if request.key == "team/story"]
+
+
+def test_a_prefix_of_many_pages_is_listed_whole(store: Store) -> None:
+    store.put("many/0.json", b"{}")
+    for number in range(1, 10_000):
+        store.objects[f"many/{number}.json"] = store.objects["many/0.json"]
+    assert len(list_objects(S3Address.parse("s3://models/many"))) == 10_000
+
+
+@pytest.mark.parametrize("method", ["LIST", "HEAD", "GET"])
+def test_a_store_that_is_asked_too_often_is_waited_for(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(s3, "_FIRST_PAUSE", 0.001)
+    refused = iter(range(20))  # more than botocore repeats
+
+    def fault(request: Request) -> None:
+        if request.method == method and next(refused, None) is not None:
+            raise Fault(503, "SlowDown")
+
+    store.fault = fault
+    with fast_retries(monkeypatch):
+        assert contents(fetch(tmp_path)) == CONTENT
+
+
+def test_a_store_that_is_asked_too_often_is_given_up_after_the_time_to_load(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fault(request: Request) -> None:
+        raise Fault(503, "SlowDown")
+
+    store.fault = fault
+    with fast_retries(monkeypatch), pytest.raises(DownloadError, match="try again later"):
+        download(ADDRESS, tmp_path / "downloads", lambda line: None, patience=0.5)
 
 
 @by_table("address", "says")  # fmt: skip

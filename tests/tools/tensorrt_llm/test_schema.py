@@ -121,7 +121,7 @@ def test_types_are_the_same_when_they_say_the_same(first: str, second: str, same
     assert same_type(second, first) is same
 
 
-# -- the manifest ---
+# -- NVIDIA's manifest of the LLM's arguments --------------------------------------------------------------------------
 
 
 def test_the_table_ends_with_the_manifest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,10 +135,28 @@ def test_the_table_ends_with_the_manifest(capsys: pytest.CaptureFixture[str]) ->
 
 def test_nvidias_own_file_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "manifest.json"
-    known = sorted(set(manifest.paths(manifest.PATHS)) - {"stream_interval"})
-    file.write_text(json.dumps({"TorchLlmArgs": [{"path": path, "annotation": "int"} for path in known]}))
+    rows = [
+        {"path": path, "annotation": "Optional[Literal[...]]" if choices else "int", "allowed_values": sorted(choices)}
+        for path, choices in manifest.paths(manifest.PATHS).items()
+        if path != "stream_interval"
+    ]
+    file.write_text(json.dumps({"TorchLlmArgs": rows}))
     assert manifest.main([str(file)]) == 1
     assert "stream_interval: in the table, not in the manifest" in capsys.readouterr().out
+
+
+def test_choices_are_those_of_the_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "paths.txt"
+    file.write_text(
+        manifest.PATHS.read_text().replace("guided_decoding_backend xgrammar", "guided_decoding_backend outlines")
+    )
+    assert manifest.main([str(file)]) == 1
+    said = capsys.readouterr().out
+    assert "guided_decoding_backend: xgrammar in the table alone, outlines in the manifest" in said
+
+
+def test_what_is_no_manifest_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "manifest.json"
     for content in ("{}", "{"):
         file.write_text(content)
         with pytest.raises(SystemExit):

@@ -11,8 +11,6 @@ The annotation of the first argument, or without one its name (`input_item`, `re
 The functions run on the server's event loop. An exception fails only its own request; the log has the traceback.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib.util

@@ -7,7 +7,7 @@ Where DJL's documents leave it open, or DJL differs by version:
 - Sampling: `do_sample` decides if it is given. Otherwise a request samples if it sets `temperature` (not 0, not 1),
   `top_k` (above 1) or `top_p` (below 1), as in LMI from 0.32 on; a seed alone does not. A temperature of 0 is greedy,
   even if `do_sample` is true.
-- Without `max_new_tokens`, `inputs` gets 30 tokens, as documented, and Bedrock's `prompt` 512.
+- Without `max_new_tokens`, `inputs` gets 30 tokens, as documented.
 - `best_of` sequences (by default `n`) are generated and `n` returned. `best_of` alone returns one sequence, or with
   `tgi_compat` all, as TGI does.
 - Every parameter has its effect or is refused by name, unless its value changes nothing. Types are JSON's, strictly.
@@ -17,8 +17,6 @@ Where DJL's documents leave it open, or DJL differs by version:
 - `prompt` and `messages` are OpenAI's completions and chat, as in LMI's async mode (`api.bodies`). A formatter's name
   says there whether a stream is in lines or events.
 """
-
-from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -35,11 +33,11 @@ from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.bodies import Body, LinesEncoder, find_body
-from djl_trtllm.api.dialects.lmi import responses
+from djl_trtllm.api.dialects.lmi import responses, vectors
 from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events
 from djl_trtllm.api.openapi import any_of, read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, show
-from djl_trtllm.config import Options
+from djl_trtllm.config import Options, Task
 
 _FORMATTER = (Parameter(("output_formatter",), kinds.TEXT, "output_formatter"),)
 # litellm sends the address that its requests go to along with their parameters.
@@ -77,30 +75,16 @@ INPUTS_FIELDS = Table(
         # Clients of Hugging Face's hosted inference API send it to every server.
         Parameter(("options",), target=IGNORED),
     ),
-    elsewhere=dict.fromkeys(INPUTS_PARAMETERS.rows, "in 'parameters'")
-    | {"prompt": "to requests under option.bedrock_compat, here it is 'inputs'"},
+    elsewhere=dict.fromkeys(INPUTS_PARAMETERS.rows, "in 'parameters'") | {"prompt": "in 'inputs'"},
     required=("inputs",),
 )
 """Top level of `{"inputs", "parameters", "stream"}`."""
-
-BEDROCK_FIELDS = Table(
-    (
-        Parameter(("prompt",), kinds.PROMPT, IGNORED),
-        Parameter(("temperature",), kinds.number(0), "temperature"),
-        Parameter(("top_p",), kinds.number(0, 1, above=True), "top_p"),
-        Parameter(("max_gen_len",), kinds.integer(1, shared.MOST_TOKENS), "max_new_tokens"),
-    ),
-    required=("prompt",),
-)
-"""Top level of `{"prompt", ...}` under `option.bedrock_compat`."""
-
 
 _logger = logging.getLogger(__name__)
 
 PREFIX = "Input Parsing failed. Ensure that the request payload is valid. "
 ACCEPTED = "application/json or text/plain"
 _DEFAULT_NEW_TOKENS = 30
-_BEDROCK_NEW_TOKENS = 512
 _NO_TYPE = frozenset({"", "application/octet-stream", "binary/octet-stream"})
 """What boto3 and others send if the caller sets no type."""
 
@@ -150,10 +134,7 @@ def parse_payload(
     """
     problems = Problems.of(options)
     require_object(payload)
-    if options.bedrock_compat:
-        call = _parse_bedrock(payload, options, properties, problems)
-    else:
-        call = _parse_inputs(payload, options, properties, problems)
+    call = _parse_inputs(payload, options, properties, problems)
     problems.raise_any(PREFIX)
     return call._replace(headers=problems.headers)
 
@@ -196,8 +177,6 @@ FORMATTERS: dict[str, Callable[[responses.Presentation], base.ResponseEncoder]] 
     "json": responses.JsonEncoder,
     "jsonlines": lambda presentation: responses.JsonLinesEncoder(presentation, sse=False),
     "sse": lambda presentation: responses.JsonLinesEncoder(presentation, sse=True),
-    "3p": responses.BedrockEncoder,
-    "3p_stream": responses.BedrockStreamEncoder,
     "none": responses.PlainTextEncoder,
 }
 """The encoder for each `output_formatter`."""
@@ -206,16 +185,14 @@ _CHAT = {f"{name}_chat": name for name in ("json", "jsonlines", "sse")}
 """DJL's names for chats, which have OpenAI's form here: what they say of lines and events holds for any body."""
 _EVENTS = {"jsonlines": "sse"}
 _LINES = {"sse": "jsonlines"}
-_OF_INPUTS = ("3p", "3p_stream", "none")
-"""Formats without a place for several kinds of output, such as tool calls."""
-_SINGLE = ("jsonlines", "sse", "3p", "3p_stream")
+_SINGLE = ("jsonlines", "sse")
 """Formats for a single sequence."""
 
 
 def _parse_inputs(
     payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems
 ) -> base.Call:
-    inputs = _read_prompt(payload, "inputs", problems)
+    inputs = _read_prompt(payload, problems)
     parameters = payload.get("parameters")
     if parameters is None:
         parameters = {}
@@ -255,33 +232,21 @@ def _parse_inputs(
     return base.Call((shared.generation_request(values, sampling, logprobs, prompt=inputs),), encoder)
 
 
-def _parse_bedrock(
-    payload: dict[str, Any], options: Options, properties: Mapping[str, str], problems: Problems
-) -> base.Call:
-    prompt = _read_prompt(payload, "prompt", problems)
-    values = BEDROCK_FIELDS.read(payload, problems, "field")
-    values = {"temperature": 0.5, "top_p": 0.9, "do_sample": True, "default_new_tokens": _BEDROCK_NEW_TOKENS} | values
-    stream = properties.get("x-amzn-sagemaker-forwarded-api") == "InvokeEndpointWithResponseStream"
-    encoder = choose_encoder("3p_stream" if stream else "3p", responses.Presentation(return_full_text=True))
-    sampling = shared.read_sampling(values, problems)
-    return base.Call((shared.generation_request(values, sampling, False, prompt=prompt),), encoder)
-
-
-def _read_prompt(payload: dict[str, Any], name: str, problems: Problems) -> str:
-    prompt = payload.get(name)
+def _read_prompt(payload: dict[str, Any], problems: Problems) -> str:
+    prompt = payload.get("inputs")
     if prompt is None:
         problems.invalid.append(
-            f"Invalid request payload. Request payload should be a json object specifying the '{name}' field. "
+            "Invalid request payload. Request payload should be a json object specifying the 'inputs' field. "
             f"Received payload {show(payload)}"
         )
     elif type(prompt) is not str:
         problems.invalid.append(
-            f"Invalid request payload. The '{name}' field must be a string. Received {show(prompt)}"
+            f"Invalid request payload. The 'inputs' field must be a string. Received {show(prompt)}"
             + (": send one request per prompt, they are batched here" if type(prompt) is list else "")
         )
     elif not prompt:
         problems.invalid.append(
-            f"Invalid request payload. The '{name}' field does not contain any content. "
+            "Invalid request payload. The 'inputs' field does not contain any content. "
             f"Received payload {show(payload)}"
         )
     else:
@@ -316,7 +281,7 @@ class Lmi(base.Dialect):
         self._bodies = bodies
         others = {body.path: body.dialect for body in bodies if body.dialect is not None}
         tables = (table for path, dialect in others.items() for table in dialect.tables[path])
-        self.tables = dict.fromkeys(self.paths, (INPUTS_FIELDS, *tables, BEDROCK_FIELDS))
+        self.tables = dict.fromkeys(self.paths, (INPUTS_FIELDS, *tables, vectors.FIELDS))
         whole = [dialect.descriptions[path].responses[_JSON] for path, dialect in others.items()]
         self.descriptions = {
             path: own._replace(responses={**own.responses, _JSON: any_of(own.responses[_JSON], *whole)})
@@ -348,8 +313,12 @@ class Lmi(base.Dialect):
         """Read a decoded payload, as the body that its members say. Raises what `parse` raises."""
         require_object(payload)
         with _prefixed():
-            body = find_body(self._bodies, payload, request.properties)
-        if body is None or body.dialect is None or (model.options.bedrock_compat and body.member == "prompt"):
+            task = Task.GENERATE if model.options.task is Task.AUTO else model.options.task
+            body = find_body(self._bodies, payload, request.properties, task)
+        if task is Task.EMBED and body is not None and body.dialect is None:
+            with _prefixed():
+                call = vectors.parse(payload, model)
+        elif body is None or body.dialect is None:
             call = parse_payload(payload, model.options, request.properties)
         else:
             call = _of_other(body.dialect, body.path, payload, request, model)
@@ -397,7 +366,7 @@ def _of_other(
         {name: value for name, value in payload.items() if name in BESIDE_FIELDS.rows}, problems, "field"
     )
     named = known_formatter(beside.get("output_formatter"))
-    if named in _OF_INPUTS:
+    if named == "none":  # it has no place for several kinds of output, such as tool calls
         problems.unsupported.append(f"'output_formatter' is {show(named)}: it has a place for 'inputs' only")
     problems.raise_any(PREFIX)
     rest = {name: value for name, value in payload.items() if name not in BESIDE_FIELDS.rows}

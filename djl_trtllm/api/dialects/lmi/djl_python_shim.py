@@ -6,8 +6,6 @@ and formatters get DJL's own. Names, attributes and results follow DJL's documen
 (`lmi/user_guides/input_formatter_schema.md`, `output_formatter_schema.md`) and its releases 0.27 to 0.36.
 """
 
-from __future__ import annotations
-
 import csv
 import importlib.util
 import io
@@ -66,7 +64,7 @@ class Input:
     def get_batch_size(self) -> int:
         return 1
 
-    def get_batches(self) -> list[Input]:
+    def get_batches(self) -> "list[Input]":
         return [self]
 
     def is_empty(self) -> bool:
@@ -96,7 +94,7 @@ class Output:
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
-    def add(self, *_: Any, **__: Any) -> Output:
+    def add(self, *_: Any, **__: Any) -> "Output":
         """Return itself, as DJL's does."""
         return self
 

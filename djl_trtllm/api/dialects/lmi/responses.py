@@ -16,8 +16,6 @@ right; its id is -1 if nothing was generated. The token of an error has id -1, `
 `error_msg`, as DJL documents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +39,7 @@ DJL_ERRORS: dict[type[errors.RequestError], str | None] = {
     errors.AuthenticationError: "UnauthorizedException",
     errors.ForbiddenError: "ForbiddenException",
     errors.UnknownModelError: "ResourceNotFoundException",
+    errors.UnknownPathError: "ResourceNotFoundException",
     errors.MethodNotAllowedError: "MethodNotAllowedException",
     errors.RequestTooLargeError: "RequestEntityTooLargeException",
     errors.OverloadedError: "WlmCapacityException",
@@ -91,15 +90,6 @@ class PresentingEncoder(ResponseEncoder):
         self._presentation.begin(prompt)
 
 
-class WholeResponseEncoder(PresentingEncoder, WholeEncoder):
-    """The base of the encoders of whole responses."""
-
-    def __init__(self, presentation: Presentation) -> None:
-        WholeEncoder.__init__(self, presentation.n)
-        PresentingEncoder.__init__(self, presentation)
-        self.wants_prompt_tokens = presentation.prefill
-
-
 def lmi_token(token: Token) -> dict[str, Any]:
     """A token in the LMI schema; `special_token` only if it is true."""
     shown: dict[str, Any] = {"id": token.id, "text": token.text, "log_prob": token.logprob}
@@ -118,11 +108,16 @@ EVENT_STREAM = "text/event-stream"
 PLAIN = "text/plain"
 
 
-class JsonEncoder(WholeResponseEncoder):
+class JsonEncoder(PresentingEncoder, WholeEncoder):
     """`{"generated_text", "details"?}`, in a list of one with `tgi_compat`.
 
     With more than one sequence there are always details, and `best_of_sequences` has the others.
     """
+
+    def __init__(self, presentation: Presentation) -> None:
+        WholeEncoder.__init__(self, presentation.n)
+        PresentingEncoder.__init__(self, presentation)
+        self.wants_prompt_tokens = presentation.prefill
 
     def _body(self) -> bytes:
         presentation = self._presentation
@@ -265,88 +260,3 @@ def _end_details(presentation: Presentation, finished: SequenceResult) -> dict[s
     if finished.reseeded:
         details["reseeded"] = True
     return details
-
-
-# The encoders for `option.bedrock_compat`: `3p` and `3p_stream`, as in DJL's rolling batch.
-#
-# `generation` of a whole response begins with the prompt, as in DJL; `stop_reason` is the LMI schema's finish reason.
-# One difference is on purpose: `prompt_token_count` is the real count (DJL with TensorRT-LLM: 0).
-
-
-_ERROR_CODE = 400
-
-
-class BedrockEncoder(WholeResponseEncoder):
-    """`3p`: one object of `body`, `metering` and `content_type`."""
-
-    def _body(self) -> bytes:
-        presentation = self._presentation
-        sequence = self._output.sequences[0]
-        finished = sequence.finished
-        assert finished is not None
-        return orjson.dumps(
-            {
-                "body": {
-                    "generation": presentation.shown_text(sequence.text),
-                    "prompt_token_count": presentation.prompt_length,
-                    "generation_token_count": finished.generated_tokens,
-                    "stop_reason": FINISH_WORDS[finished.reason],
-                },
-                "metering": {
-                    "inputTokenCount": presentation.prompt_length,
-                    "outputTokenCount": finished.generated_tokens,
-                },
-                "content_type": self.content_type,
-            }
-        )
-
-
-class BedrockStreamEncoder(PresentingEncoder):
-    """`3p_stream`: an object per token; the first has the prompt's token count, the last the stop reason."""
-
-    stream = True
-    content_type = "application/jsonlines"
-
-    def __init__(self, presentation: Presentation) -> None:
-        super().__init__(presentation)
-        self._count = 0
-        self._begun = False
-
-    def encode(self, chunk: OutputChunk) -> bytes:
-        texts = [token.text for token in chunk.tokens]
-        finished = chunk.finished
-        if finished is None:
-            return b"".join([self._line(text, None) for text in texts])
-        if finished.error is not None:
-            return b"".join([self._line(text, None) for text in texts]) + self.error(finished.error)
-        lines = [self._line(text, None) for text in texts[:-1]]
-        if texts:
-            lines.append(self._line(texts[-1], FINISH_WORDS[finished.reason]))
-        else:
-            lines.append(self._line("", FINISH_WORDS[finished.reason], counted=False))
-        return b"".join(lines)
-
-    def error(self, error: errors.RequestError) -> bytes:
-        """A last line with stop reason `error` and the message."""
-        return self._line("", "error", counted=False, error=str(error))
-
-    def _line(self, text: str, reason: str | None, *, counted: bool = True, error: str | None = None) -> bytes:
-        self._count += counted
-        prompt_length = None if self._begun else self._presentation.prompt_length
-        metering: dict[str, Any] = {"outputTokenCount": self._count}
-        if prompt_length is not None:
-            metering["inputTokenCount"] = prompt_length
-        line: dict[str, Any] = {
-            "body": {
-                "generation": text,
-                "prompt_token_count": prompt_length,
-                "generation_token_count": self._count,
-                "stop_reason": reason,
-            },
-            "metering": metering,
-            "content_type": self.content_type,
-        }
-        if error is not None:
-            line["error"] = {"error_code": _ERROR_CODE, "error_msg": error}
-        self._begun = True
-        return dump_line(line) + b"\n"

@@ -17,15 +17,17 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
+from msgspec.structs import replace
 
 from djl_trtllm import errors
-from djl_trtllm.api import chat
+from djl_trtllm.api import chat, content
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply, only_model
 from djl_trtllm.api.dialects.messages import encoder
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
+from djl_trtllm.request import ImageSource
 
 # -- fields ------------------------------------------------------------------------------------------------------------
 
@@ -104,7 +106,7 @@ def _listed(items: Any, most: int) -> Kind:
 
 _CONVERSATION = (
     Parameter(("model",), kinds.TEXT, IGNORED),
-    Parameter(("messages",), _listed(_MESSAGE, shared.MOST_MESSAGES), IGNORED),
+    Parameter(("messages",), _listed(_MESSAGE, content.MOST_MESSAGES), IGNORED),
     Parameter(("system",), Kind("a text", lambda value: value, _BLOCKS), IGNORED),
     Parameter(("tools",), _listed(_TOOL, chat.MOST_TOOLS), IGNORED),
     Parameter(("tool_choice",), Kind(_CHOICE, _read_choice, _TYPED), "choice"),
@@ -117,7 +119,7 @@ _CONVERSATION = (
         neutral=({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, {"edits": []}, {}),
         advice="send the conversation as it should be read",
     ),
-    Parameter(("chat_template_kwargs",), kinds.OBJECT, "chat_template_kwargs"),
+    Parameter(("chat_template_kwargs",), chat.TEMPLATE_KEYWORDS, "chat_template_kwargs"),
     *(Parameter((name,), target=IGNORED) for name in (*_OF_THE_SERVICE, *_OF_THE_CALLER)),
     Parameter(("container",), advice="no code runs on this server"),
     Parameter(
@@ -159,13 +161,13 @@ def _read_messages(payload: dict[str, Any], problems: Problems) -> list[dict[str
     messages: list[dict[str, Any]] = []
     if payload.get("system") is not None:
         messages.append(
-            {"role": "system", "content": shared.read_texts(payload["system"], "system", problems, _as_part)}
+            {"role": "system", "content": content.read_content(payload["system"], "system", problems, _as_part)}
         )
     raw = payload.get("messages")
     if type(raw) is not list or not raw:
         problems.invalid.append(f"'messages' is {show(raw)}: expected a list of at least one message")
         return messages
-    if (problem := shared.too_many(raw)) is not None:
+    if (problem := content.too_many(raw)) is not None:
         problems.invalid.append(problem)
         return messages
     names: dict[str, str] = {}
@@ -174,8 +176,8 @@ def _read_messages(payload: dict[str, Any], problems: Problems) -> list[dict[str
             break
         where = f"messages[{index}]"
         given = message if isinstance(message, dict) else {}
-        role, content = given.get("role"), given.get("content")
-        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        role, blocks = given.get("role"), given.get("content")
+        blocks = [{"type": "text", "text": blocks}] if isinstance(blocks, str) else blocks
         if role in _ROLES and isinstance(blocks, list):
             messages += _turn(role, blocks, where, names, problems)
             continue
@@ -195,7 +197,7 @@ def _turn(role: str, blocks: list[Any], where: str, names: dict[str, str], probl
     """The chat messages of one message: results of tools, then the rest. `names` are the functions of calls by id."""
     results: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     thoughts: list[str] = []
     for at, block in enumerate(blocks):
         if problems.full:
@@ -211,11 +213,11 @@ def _turn(role: str, blocks: list[Any], where: str, names: dict[str, str], probl
             thoughts.append(thought if type(thought) is str and thought else chat.from_opaque(block.get("signature")))
         elif kind == "redacted_thinking" and role == "assistant":
             continue  # another server's
-        elif (text := shared.read_part(_as_part(block), place, problems)) is not None:
-            texts.append(text)
-    if results and not texts:
+        elif (part := content.read_part(_as_part(block), place, problems)) is not None:
+            parts.append(part)
+    if results and not parts:
         return results
-    message: dict[str, Any] = {"role": role, "content": "\n".join(texts)}
+    message: dict[str, Any] = {"role": role, "content": content.join(parts)}
     if any(thoughts):
         message["reasoning_content"] = "\n".join(filter(None, thoughts))
     if calls:
@@ -224,14 +226,15 @@ def _turn(role: str, blocks: list[Any], where: str, names: dict[str, str], probl
 
 
 def _read_result(block: dict[str, Any], place: str, names: dict[str, str], problems: Problems) -> dict[str, Any]:
-    call, content = block.get("tool_use_id"), block.get("content")
+    call, given = block.get("tool_use_id"), block.get("content")
     if type(call) is not str or not call:
         problems.invalid.append(f"'{place}.tool_use_id' is {show(call)}: expected the id of a tool_use block")
         return {"role": "tool", "content": ""}
-    text = "" if content is None else shared.read_texts(content, f"{place}.content", problems, _as_part)
+    result = "" if given is None else content.read_content(given, f"{place}.content", problems, _as_part)
     if block.get("is_error") is True:
-        text = f"Error: {text}"
-    message = {"role": "tool", "content": text, "tool_call_id": call}
+        error = {"type": "text", "text": "Error:"}
+        result = f"Error: {result}" if isinstance(result, str) else [error, *result]
+    message = {"role": "tool", "content": result, "tool_call_id": call}
     return message | {"name": names[call]} if call in names else message
 
 
@@ -265,9 +268,9 @@ def _read_tools(raw: Any, problems: Problems) -> list[dict[str, Any]]:
 
 def _read_chat(
     table: Table, payload: dict[str, Any], model: ModelContext, problems: Problems
-) -> tuple[dict[str, Any], list[dict[str, Any]], chat.ToolUse | None]:
-    """The values of a conversation's fields, its messages and its tools."""
-    messages = chat.fit_messages(_read_messages(payload, problems), model, problems)
+) -> tuple[dict[str, Any], list[dict[str, Any]], tuple[ImageSource, ...], chat.ToolUse | None]:
+    """The values of a conversation's fields, its messages with their images, and its tools."""
+    messages, images = chat.fit_messages(_read_messages(payload, problems), model, problems)
     values = table.read(payload, problems, "field")
     config = OUTPUT_CONFIG.read(values.get("output_config", {}), problems, "member of 'output_config'")
     if "guide" in values and "guide" in config:
@@ -278,7 +281,15 @@ def _read_chat(
         values["enable_thinking"] = values["thinking"].enabled
     if tools := _read_tools(payload.get("tools"), problems):
         values["tools"] = tools
-    return values, messages, chat.read_tool_use(values, model, problems)
+    return values, messages, images, chat.read_tool_use(values, model, problems)
+
+
+def _lowered(tokens: int, model: ModelContext) -> tuple[tuple[str, str], ...]:
+    """The header that says by which limit fewer tokens are generated, whatever the prompt's length."""
+    most = model.options.max_output_len
+    if tokens <= most:
+        return ()
+    return (("Warning", f'299 djl-trtllm "max_tokens is {tokens}, at most {most} are generated (max_output_len)"'),)
 
 
 # -- the dialect -------------------------------------------------------------------------------------------------------
@@ -302,23 +313,29 @@ class Messages(Dialect):
 
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
         payload, problems = read_object(request, "messages"), Problems.of(model.options)
-        values, messages, tools = _read_chat(FIELDS, payload, model, problems)
+        values, messages, images, tools = _read_chat(FIELDS, payload, model, problems)
         if "max_new_tokens" not in values and not problems.invalid:
             problems.invalid.append("'max_tokens' is not given: expected the most tokens of the answer")
         values.setdefault("do_sample", True)
         sampling = shared.read_sampling(values, problems)
         problems.raise_any()
-        generation, parsing = chat.chat_request(values, sampling, False, messages, tools, model)
+        # Clients have to send a number, and send what Anthropic's models can do: a bound, not a wish.
+        values["default_new_tokens"], sampling = sampling.max_new_tokens, replace(sampling, max_new_tokens=0)
+        generation, parsing = chat.chat_request(values, sampling, False, messages, tools, model, images)
         omits = values["thinking"].omitted if "thinking" in values else False
         stream = values.get("stream", False)
         answer = encoder.MessageEncoder(secrets.token_hex(16), model.name, parsing, stream=stream, omits_thinking=omits)
-        return Call((generation,), answer, problems.headers)
+        return Call((generation,), answer, (*problems.headers, *_lowered(generation.default_new_tokens, model)))
 
     def act(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """Count the tokens of a conversation, in the chat template of the model that the body names."""
         model, render = only_model(models)
         payload, problems = read_object(request, "messages"), Problems.of(model.options)
-        values, messages, tools = _read_chat(COUNT_FIELDS, payload, model, problems)
+        values, messages, images, tools = _read_chat(COUNT_FIELDS, payload, model, problems)
+        if images:
+            problems.unsupported.append(
+                f"'{images[0].place}' is an image, and its tokens are counted where it is answered: see 'usage' there"
+            )
         problems.raise_any()
         tokens = chat.token_ids(chat.prompt_text(messages, values, tools, model, render), model, special=False)
         return Reply.json({"input_tokens": len(tokens)})._replace(headers=problems.headers)

@@ -10,12 +10,13 @@ from djl_trtllm import errors
 from djl_trtllm.api.base import dump_line, nearest_row, read_json
 from djl_trtllm.api.chat import Parsing, as_opaque
 from djl_trtllm.api.parts import Part, PartKind, PartsEncoder
-from djl_trtllm.request import FinishReason, SequenceResult, Token
+from djl_trtllm.request import FinishReason, SequenceResult
 
 _ERROR_TYPES: dict[type[errors.RequestError], str] = {
     errors.InvalidRequestError: "invalid_request_error",
     errors.UnknownAdapterError: "not_found_error",
     errors.UnknownModelError: "not_found_error",
+    errors.UnknownPathError: "not_found_error",
     errors.AuthenticationError: "authentication_error",
     errors.ForbiddenError: "permission_error",
     errors.MethodNotAllowedError: "invalid_request_error",
@@ -70,7 +71,7 @@ class MessageEncoder(PartsEncoder):
             block = {"type": "text", "text": ""}
         return _event("content_block_start", {"index": part.index, "content_block": block})
 
-    def more(self, part: Part, text: str, tokens: list[Token]) -> bytes:
+    def more(self, part: Part, text: str, logprobs: list[bytes]) -> bytes:
         if part.kind is PartKind.REASONING and self._omits_thinking:
             return b""
         return self._delta(part, _DELTAS[part.kind] % dump_line(text))

@@ -18,11 +18,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from djl_trtllm import errors
-from djl_trtllm.api import choices
+from djl_trtllm.api import choices, content
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Render, Reply, only_model
 from djl_trtllm.api.chat import (
+    TEMPLATE_KEYWORDS,
     THINKING,
     TOOLS,
     chat_request,
@@ -35,6 +36,7 @@ from djl_trtllm.api.chat import (
 from djl_trtllm.api.dialects.openai import responses
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
+from djl_trtllm.config import Task
 from djl_trtllm.request import Sampling
 from djl_trtllm.version import __version__
 
@@ -89,7 +91,7 @@ CHAT_FIELDS = Table(
     _COMMON,
     _NO_MEANING,
     (
-        Parameter(("messages",), shared.MESSAGES, IGNORED),
+        Parameter(("messages",), content.MESSAGES, IGNORED),
         Parameter(
             ("max_completion_tokens", "max_tokens", "max_new_tokens"),
             kinds.integer(1, shared.MOST_TOKENS),
@@ -98,7 +100,7 @@ CHAT_FIELDS = Table(
         Parameter(("logprobs",), kinds.BOOLEAN, "logprobs", needs=("needs_logprobs",)),
         Parameter(("top_logprobs",), kinds.integer(0, 20), "top_logprobs"),
         Parameter(("add_generation_prompt",), kinds.BOOLEAN, "add_generation_prompt"),
-        Parameter(("chat_template_kwargs",), kinds.OBJECT, "chat_template_kwargs"),
+        Parameter(("chat_template_kwargs",), TEMPLATE_KEYWORDS, "chat_template_kwargs"),
         Parameter(("continue_final_message",), neutral=(False,)),
         Parameter(("modalities",), Kind('["text"]', _read_modalities, {"const": ["text"]}), "modalities"),
         Parameter(("audio",), advice="this server generates text"),
@@ -154,11 +156,11 @@ TOKENIZE_FIELDS = Table(
     (
         Parameter(("model",), kinds.TEXT, IGNORED),
         Parameter(("prompt",), kinds.TEXT, "prompt"),
-        Parameter(("messages",), shared.MESSAGES, IGNORED),
+        Parameter(("messages",), content.MESSAGES, IGNORED),
         Parameter(("add_special_tokens",), kinds.BOOLEAN, "add_special_tokens"),
         Parameter(("add_generation_prompt",), kinds.BOOLEAN, "add_generation_prompt"),
         Parameter(("return_token_strs",), kinds.BOOLEAN, "return_token_strs"),
-        Parameter(("chat_template_kwargs",), kinds.OBJECT, "chat_template_kwargs"),
+        Parameter(("chat_template_kwargs",), TEMPLATE_KEYWORDS, "chat_template_kwargs"),
         TOOLS[0],
     )
 )
@@ -186,14 +188,14 @@ _MOST_SEQUENCES = 128
 def parse_chat(request: RawRequest, model: ModelContext) -> Call:
     """Read the body of `/v1/chat/completions`. Raises InvalidRequestError."""
     payload, problems = read_object(request), Problems.of(model.options)
-    messages = fit_messages(shared.read_messages(payload.get("messages"), problems), model, problems)
+    messages, images = fit_messages(content.read_messages(payload.get("messages"), problems), model, problems)
     values = CHAT_FIELDS.read(payload, problems, "field")
     tools = read_tool_use(values, model, problems)
     if values.get("top_logprobs") and not values.get("logprobs"):
         problems.invalid.append("'top_logprobs' is given without 'logprobs': expected 'logprobs' to be true")
     sampling, response = _read(values, model, problems, "chatcmpl", generations=1)
     problems.raise_any()
-    generation, parsing = chat_request(values, sampling, response.logprobs, messages, tools, model)
+    generation, parsing = chat_request(values, sampling, response.logprobs, messages, tools, model, images)
     if not parsing.needed:
         plain = responses.ChatStreamEncoder(response) if response.stream else responses.ChatEncoder(response)
         return Call((generation,), plain, problems.headers)
@@ -310,7 +312,7 @@ def tokenize(request: RawRequest, model: ModelContext, render: Render | None = N
         problems.invalid.append("expected either 'prompt' or 'messages'")
     messages = None
     if "messages" in payload:
-        messages = fit_messages(shared.read_messages(payload["messages"], problems), model, problems)
+        messages, _ = fit_messages(content.read_texts(payload["messages"], problems), model, problems)
     problems.raise_any()
     tokenizer = model.tokenizer
     if messages is None:
@@ -411,6 +413,9 @@ def _listed(model: ModelStatus) -> dict[str, Any]:
     entry = {"id": model.name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
     if model.context is None:
         return entry
+    task = model.context.options.task
+    if task in (Task.EMBED, Task.SCORE):
+        return entry | {"task": task.value}
     refused = parameters(model.refusals, model.context)
     return entry | {
         "supported_parameters": [name for name, reason in refused.items() if not reason],

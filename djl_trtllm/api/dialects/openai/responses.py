@@ -17,7 +17,12 @@ from djl_trtllm.api import output_parsers as parsers
 from djl_trtllm.api.base import CollectedSequence, Prompt, dump_line
 from djl_trtllm.api.chat import Parsing, ToolUse
 from djl_trtllm.api.choices import Response
-from djl_trtllm.api.dialects.openai.prompt_logprobs import EchoedLogprobs, vllm_prompt_logprobs
+from djl_trtllm.api.dialects.openai.logprobs import (
+    LogprobsPart,
+    completion_logprobs,
+    joined_logprobs,
+    vllm_prompt_logprobs,
+)
 from djl_trtllm.request import FinishReason, OutputChunk, RankedToken, SequenceResult, Token
 
 FINISH_REASONS = {
@@ -43,14 +48,21 @@ class ChatEncoder(choices.ObjectEncoder):
 
     kind = "chat.completion"
 
+    def __init__(self, response: Response) -> None:
+        super().__init__(response)
+        self._logprobs: list[list[bytes]] = [[] for _ in range(response.n)]
+
     def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
         self._prompt_logprobs = vllm_prompt_logprobs(tokens)
+
+    def take_logprobs(self, index: int, tokens: list[Token]) -> None:
+        self._logprobs[index].append(choices.json_items(choices.token_logprobs(tokens)))
 
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
         return {
             "index": index,
             "message": {"role": "assistant", "content": sequence.text, "refusal": None},
-            "logprobs": chat_logprobs(sequence.tokens) if self.response.logprobs else None,
+            "logprobs": _chat_logprobs(choices.json_list(self._logprobs[index])) if self.response.logprobs else None,
             "finish_reason": FINISH_REASONS[finished.reason],
             **self.response.shown_ids(sequence.tokens),
         }
@@ -106,7 +118,7 @@ class ChatStreamEncoder(EventEncoder):
         reason: str | None = None,
         more: bytes = b"",
     ) -> bytes:
-        shown = chat_logprobs(tokens) if tokens and self.response.logprobs else None
+        shown = _chat_logprobs(choices.token_logprobs(tokens)) if tokens and self.response.logprobs else None
         if self.response.tgi:
             delta = {"role": "assistant", "content": None, "tool_calls": None} | delta
         choice = {"index": index, "delta": delta, "logprobs": shown, "finish_reason": reason}
@@ -117,9 +129,8 @@ _TGI = b'"role":"assistant","tool_calls":null,'
 """What TGI's own client requires in every delta, before the content."""
 
 
-def chat_logprobs(tokens: Sequence[Token]) -> dict[str, Any]:
-    """The `logprobs` of a choice."""
-    return {"content": choices.token_logprobs(tokens), "refusal": None}
+def _chat_logprobs(tokens: object) -> dict[str, Any]:
+    return {"content": tokens, "refusal": None}
 
 
 class CompletionEncoder(choices.ObjectEncoder):
@@ -130,13 +141,18 @@ class CompletionEncoder(choices.ObjectEncoder):
     def __init__(self, response: Response) -> None:
         super().__init__(response)
         self._prompt_logprobs: dict[int, orjson.Fragment] = {}
-        self._echoed: dict[int, EchoedLogprobs] = {}
+        self._logprobs: list[list[LogprobsPart]] = [[] for _ in range(response.n * response.generations)]
 
     def take_prompt(self, generation: int, tokens: list[RankedToken]) -> None:
         if self.response.prompt_logprobs:
             self._prompt_logprobs[generation] = vllm_prompt_logprobs(tokens)
         if self.response.echo:
-            self._echoed[generation] = EchoedLogprobs.of(tokens, self.response.prompts[generation])
+            part, n = LogprobsPart.of_prompt(tokens, self.response.prompts[generation]), self.response.n
+            self._logprobs[generation * n : (generation + 1) * n] = [[part] for _ in range(n)]
+
+    def take_logprobs(self, index: int, tokens: list[Token]) -> None:
+        parts = self._logprobs[index]
+        parts.append(LogprobsPart.of_output(tokens, parts[-1] if parts else None))
 
     def choice(self, index: int, sequence: CollectedSequence, finished: SequenceResult) -> dict[str, Any]:
         response, generation = self.response, index // self.response.n
@@ -144,22 +160,13 @@ class CompletionEncoder(choices.ObjectEncoder):
         choice = {
             "index": index,
             "text": echoed + sequence.text,
-            "logprobs": self._logprobs(generation, sequence.tokens) if response.logprobs else None,
+            "logprobs": joined_logprobs(self._logprobs[index]) if response.logprobs else None,
             "finish_reason": FINISH_REASONS[finished.reason],
             **self.response.shown_ids(sequence.tokens, generation),
         }
         if response.prompt_logprobs:
             choice["prompt_logprobs"] = self._prompt_logprobs[generation]
         return choice
-
-    def _logprobs(self, generation: int, tokens: list[Token]) -> dict[str, Any]:
-        echoed = self._echoed.get(generation)
-        if echoed is None:
-            return completion_logprobs(tokens, 0)
-        found = completion_logprobs(tokens, echoed.end)
-        if found["top_logprobs"] is None:  # the prompt has some, so each token has what is known of it
-            found["top_logprobs"] = [{token.text: token.logprob} for token in tokens]
-        return echoed.joined(found)
 
 
 class CompletionStreamEncoder(EventEncoder):
@@ -202,21 +209,6 @@ class CompletionStreamEncoder(EventEncoder):
         self._begun[index] = True
         choice = {"index": index, "text": text, "logprobs": shown, "finish_reason": reason}
         return self._event(choice | self.response.shown_ids(tokens or [], generation))
-
-
-def completion_logprobs(tokens: list[Token], offset: int) -> dict[str, Any]:
-    """The `logprobs` of a choice whose first token begins at `offset`, in characters of the choice's text."""
-    offsets: list[int] = []
-    ranked = [token for token in tokens if isinstance(token, RankedToken)]
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
-    return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [token.logprob for token in tokens],
-        "top_logprobs": [{each.text: each.logprob for each in token.top} for token in ranked] if ranked else None,
-        "text_offset": offsets,
-    }
 
 
 _ENDS = (FinishReason.END_TOKEN, FinishReason.STOP)

@@ -27,6 +27,7 @@ from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply
 from djl_trtllm.api.choices import error_object
+from djl_trtllm.api.content import MOST_MESSAGES
 from djl_trtllm.api.conversations import Stored, store
 from djl_trtllm.api.dialects.responses.encoder import Answer, AnswerEncoder
 from djl_trtllm.api.dialects.responses.items import Items, shown_name
@@ -81,7 +82,7 @@ REASONING = Table(
 )
 """The members of `text` and `reasoning`."""
 
-_ITEMS = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TYPED, "maxItems": shared.MOST_MESSAGES}]}
+_ITEMS = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TYPED, "maxItems": MOST_MESSAGES}]}
 _CHOICE = '"none", "auto", "required", {"type": "function", "name": ...} or {"type": "allowed_tools", "mode", "tools"}'
 _NO_MEANING = ("access_programs", "background_options", "client_metadata", "image", "max_tool_calls", "service_tier")
 _OF_CALLERS = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "user")
@@ -107,7 +108,7 @@ FIELDS = Table(
         Parameter(("reasoning",), REASONING.kind, "reasoning"),
         Parameter(("include",), kinds.STRINGS_OR_NONE, "include"),
         Parameter(("metadata",), kinds.OBJECT, "metadata"),
-        Parameter(("chat_template_kwargs",), kinds.OBJECT, "chat_template_kwargs"),
+        Parameter(("chat_template_kwargs",), chat.TEMPLATE_KEYWORDS, "chat_template_kwargs"),
         *(Parameter((name,), target=IGNORED) for name in (*_NO_MEANING, *_OF_CALLERS)),
         Parameter(("background",), neutral=(False,), advice="a response is made while its client waits: use 'stream'"),
         Parameter(("context_management",), neutral=([],), advice="send the conversation as it should be read"),
@@ -195,7 +196,7 @@ class Responses(Dialect):
         values |= REASONING.read(values.get("reasoning", {}), problems, "member of 'reasoning'")
         items = Items(Stored(model, request.key), problems)
         messages = items.read(payload.get("input"), values.get("previous"), values.get("instructions"))
-        messages = chat.fit_messages(messages, model, problems)
+        messages, images = chat.fit_messages(messages, model, problems)
         declared = _Tools(payload.get("tools") or [], problems)
         values["tools"], choice = declared.tools, values.get("tool_choice")
         if isinstance(choice, dict) and "mode" in choice:
@@ -211,7 +212,7 @@ class Responses(Dialect):
         values.setdefault("do_sample", True)
         sampling = shared.read_sampling(values, problems)
         problems.raise_any()
-        generation, parsing = chat.chat_request(values, sampling, logprobs, messages, tools, model)
+        generation, parsing = chat.chat_request(values, sampling, logprobs, messages, tools, model, images)
         if generation.guide is not None and generation.guide_from is None:
             generation = replace(generation, guide_from="text")
         code = secrets.token_hex(16)

@@ -11,13 +11,15 @@ import orjson
 from djl_trtllm import errors
 from djl_trtllm.api.base import dump_line
 from djl_trtllm.api.chat import Parsing, as_opaque
-from djl_trtllm.api.choices import error_object, token_logprobs
+from djl_trtllm.api.choices import error_object, json_list
 from djl_trtllm.api.parts import Part, PartKind, PartsEncoder
-from djl_trtllm.request import FinishReason, SequenceResult, Token
+from djl_trtllm.request import FinishReason, SequenceResult
 
 _PREFIXES = {PartKind.TEXT: "msg", PartKind.REASONING: "rs", PartKind.CALL: "fc"}
 _NAMES = {PartKind.TEXT: "output_text", PartKind.REASONING: "reasoning_text", PartKind.CALL: "function_call_arguments"}
-_COMPLETED, _INCOMPLETE = "completed", "incomplete"
+_COMPLETED, _INCOMPLETE, _CANCELLED = "completed", "incomplete", "cancelled"
+_LAST_EVENTS = {_COMPLETED: "completed", _INCOMPLETE: "incomplete", _CANCELLED: "failed"}
+"""The last event of a stream by the response's status: OpenAI has none for "cancelled"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,9 @@ class AnswerEncoder(PartsEncoder):
         data = self._event("response.output_item.added", output_index=part.index, item=item)
         return data if content is None else data + self._of_part("response.content_part.added", part, part=content)
 
-    def more(self, part: Part, text: str, tokens: list[Token]) -> bytes:
-        logprobs = {"logprobs": token_logprobs(tokens)} if part.kind is PartKind.TEXT else {}
-        return self._of_part(f"response.{_NAMES[part.kind]}.delta", part, delta=text, **logprobs)
+    def more(self, part: Part, text: str, logprobs: list[bytes]) -> bytes:
+        shown = {"logprobs": json_list(logprobs)} if part.kind is PartKind.TEXT else {}
+        return self._of_part(f"response.{_NAMES[part.kind]}.delta", part, delta=text, **shown)
 
     def closed(self, part: Part) -> bytes:
         item, name = self._item(part, self._status), f"response.{_NAMES[part.kind]}.done"
@@ -70,8 +72,8 @@ class AnswerEncoder(PartsEncoder):
         return data + self._event("response.output_item.done", output_index=part.index, item=item)
 
     def end(self, finished: SequenceResult) -> bytes:
-        status = self._status
-        items = [self._item(part, status if part is self.parts[-1] else _COMPLETED) for part in self.parts]
+        status = _CANCELLED if finished.reason is FinishReason.CANCELLED else self._status
+        items = [self._item(part, self._status if part is self.parts[-1] else _COMPLETED) for part in self.parts]
         usage = {
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": finished.cached_tokens, "cache_write_tokens": 0},
@@ -82,7 +84,9 @@ class AnswerEncoder(PartsEncoder):
         response = self._response(status, items, usage)
         if self._answer.keep is not None:
             self._answer.keep(orjson.dumps(response), items)
-        return self._event(f"response.{status}", response=response) if self.stream else orjson.dumps(response)
+        if not self.stream:
+            return orjson.dumps(response)
+        return self._event(f"response.{_LAST_EVENTS[status]}", response=response)
 
     def failure(self, error: errors.RequestError) -> bytes:
         shown = error_object(str(error), error)
@@ -92,7 +96,7 @@ class AnswerEncoder(PartsEncoder):
 
     @property
     def _status(self) -> str:
-        """The status of the last item: a limit may have cut it off."""
+        """The status of the last item: a limit or the end of its request may have cut it off."""
         cut = self.finished is not None and self.finished.reason > FinishReason.STOP
         return _INCOMPLETE if cut else _COMPLETED
 
@@ -111,7 +115,7 @@ class AnswerEncoder(PartsEncoder):
         if part.kind is PartKind.REASONING:
             encoded = {"encrypted_content": as_opaque(part.text)} if self._answer.encodes_reasoning else {}
             return item | {"type": "reasoning", "summary": [], "content": [content]} | encoded
-        content |= {"annotations": [], "logprobs": token_logprobs(part.tokens)}
+        content |= {"annotations": [], "logprobs": json_list(part.logprobs)}
         return item | {"type": "message", "role": "assistant", "content": [content]}
 
     def _id(self, part: Part) -> str:

@@ -6,8 +6,7 @@ import re
 from functools import partial
 from typing import Any
 
-from djl_trtllm.api import chat
-from djl_trtllm.api import sampling as shared
+from djl_trtllm.api import chat, content
 from djl_trtllm.api.conversations import Stored
 from djl_trtllm.api.parameters import Problems, show
 
@@ -24,7 +23,7 @@ class Items:
         self.own: list[Any] = []
         self._stored = stored
         self._problems = problems
-        self._text = partial(shared.read_texts, problems=problems, as_part=_as_part)
+        self._content = partial(content.read_content, problems=problems, as_part=_as_part)
         self._names: dict[str, str] = {}
         """The functions of calls, by the calls' ids."""
 
@@ -36,8 +35,8 @@ class Items:
             return []
         messages = [{"role": "system", "content": instructions}] if instructions else []
         earlier = self._stored.conversation(previous) if previous else []
-        if (count := len(earlier) + len(self.own)) > shared.MOST_MESSAGES:
-            self._problems.invalid.append(f"there are {count} items: expected at most {shared.MOST_MESSAGES}")
+        if (count := len(earlier) + len(self.own)) > content.MOST_MESSAGES:
+            self._problems.invalid.append(f"there are {count} items: expected at most {content.MOST_MESSAGES}")
             return []
         for label, items in (("stored", earlier), ("input", self.own)):
             for at, item in enumerate(items):
@@ -58,7 +57,7 @@ class Items:
                 f"'{place}' refers to {show(given['id'])}, which is not stored: send the item"
             )
         elif kind == "message" and type(role := given.get("role")) is str and role in _ROLES:
-            return [{"role": _ROLES[role], "content": self._text(given.get("content"), f"{place}.content")}]
+            return [{"role": _ROLES[role], "content": self._content(given.get("content"), f"{place}.content")}]
         elif kind == "reasoning":
             text = _reasoning(given)
             return [{"role": "assistant", "content": "", "reasoning_content": text}] if text else []
@@ -66,7 +65,7 @@ class Items:
             return self._call(given, place)
         elif kind == "function_call_output" and type(given.get("call_id")) is str:
             call = given["call_id"]
-            message = {"role": "tool", "content": self._text(given.get("output"), f"{place}.output")}
+            message = {"role": "tool", "content": self._content(given.get("output"), f"{place}.output")}
             function = {"name": self._names[call]} if call in self._names else {}
             return [message | {"tool_call_id": call} | function]
         elif kind == "message" or type(kind) is not str or kind.startswith("function_call"):

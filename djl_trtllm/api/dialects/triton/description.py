@@ -4,8 +4,6 @@ Triton's models for TensorRT-LLM are `ensemble` and `tensorrt_llm_bls`, and the 
 model of a server has all of these names beside its own; the parts take no requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ Triton refuses them here. Sources: `http_server.cc` of Triton (e1db8a6), its `ex
 `extension_binary_data.md`, KServe's `required_api.md`.
 """
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Sequence

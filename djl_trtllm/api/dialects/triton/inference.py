@@ -7,8 +7,6 @@ Python values here. Everything about them is checked before they are unpacked, s
 cost nothing by themselves.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence

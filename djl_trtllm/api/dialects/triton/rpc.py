@@ -5,8 +5,6 @@ HTTP, `ModelInfer` has one response, whole. A stream carries requests of any kin
 response for each chunk. Encoders return serialised messages.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import Enum, auto
 from pathlib import Path
@@ -337,6 +335,7 @@ _STATUSES: dict[type[errors.RequestError], str] = {
     errors.RequestError: "INVALID_ARGUMENT",
     errors.UnknownAdapterError: "NOT_FOUND",
     errors.UnknownModelError: "NOT_FOUND",
+    errors.UnknownPathError: "NOT_FOUND",
     errors.AuthenticationError: "UNAUTHENTICATED",
     errors.ForbiddenError: "PERMISSION_DENIED",
     errors.OverloadedError: "UNAVAILABLE",

@@ -1,0 +1,46 @@
+"""Prompts with images: OpenVINO GenAI takes them as text, which it tokenises, and pixels, which its processor reads.
+
+The ids of the server become the text that gives the same ids again. After a prompt the engine takes no tokens, so that
+a sequence that goes on in another process begins anew there (`Limits.repeats`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from djl_trtllm.errors import LayoutError
+from djl_trtllm.model.checkpoint import read_object
+from djl_trtllm.model.vision import Vision, collapsed
+from djl_trtllm.request import Image
+
+_MARK = "<ov_genai_"
+"""How OpenVINO GenAI's own marks of images and videos begin, which it replaces in any text."""
+
+
+class ImagePrompts:
+    """The prompts of an engine that takes images. `tokenizer` is the pipeline's."""
+
+    def __init__(self, engine_dir: Path, tokenizer: Any) -> None:
+        vision = Vision.find(engine_dir, read_object(engine_dir / "config.json", LayoutError))
+        if vision is None:
+            raise ValueError(f"{engine_dir} does not say how its model takes images: compile it again")
+        self._vision = vision
+        self._tokenizer = tokenizer
+
+    def arguments(self, ids: Sequence[int], images: Sequence[Image]) -> tuple[str, list[ov.Tensor]]:
+        """The text and the images of a prompt, as `add_request` takes them. Raises ValueError."""
+        given = collapsed(ids, self._vision.placeholder, [image.tokens for image in images])
+        text = self._tokenizer.decode(given, skip_special_tokens=False)
+        # `add_request` adds special tokens, too.
+        if _MARK in text or self._tokenizer.encode(text).input_ids.data[0].tolist() != given:
+            raise ValueError("its tokens are not those of a text, and this engine takes texts only")
+        return text, [self._tensor(image) for image in images]
+
+    def _tensor(self, image: Image) -> ov.Tensor:
+        """The pixels, in the order rows, columns, colours."""
+        return ov.Tensor(np.array(self._vision.pixels(image.data))[np.newaxis])

@@ -1,0 +1,202 @@
+"""Work that would stop the event loop: in threads, or, on files that may be anybody's, in a bounded process.
+
+Tokenising lets go of the GIL, and compiling and loading run elsewhere: for them there are threads. Reading JSON,
+settings and tokenizers holds the GIL, for seconds where the files are hostile. Requests' JSON is bounded (`read_json`);
+files are read in a process of their own, within bounds of memory and processor time.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import pickle
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from logging.handlers import QueueHandler
+from multiprocessing.connection import Connection
+from typing import Any, ParamSpec, TypeVar
+
+from djl_trtllm.api.base import SMALL
+from djl_trtllm.errors import DjlTrtllmError, ModelError
+from djl_trtllm.processes import allow_more_memory, allow_more_processor_time, leave_end_to_parent, write_no_core_file
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_MOST_THREADS = 4
+
+
+class WorkerThreads(Executor):
+    """Daemon threads: a process can end while one of them works. They are started when there is work for them."""
+
+    def __init__(self, most: int = 0) -> None:
+        self._most = most or min(_MOST_THREADS, os.cpu_count() or 1)
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._busy = 0
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        with self._lock:
+            self._busy += 1
+            if self._busy > self._threads < self._most:
+                self._threads += 1
+                threading.Thread(target=self._serve, name=f"work-{self._threads}", daemon=True).start()
+        self._work.put((future, lambda: work(*args, **kwargs)))
+        return future
+
+    @property
+    def waiting(self) -> int:
+        """How many pieces of work no thread has begun."""
+        return max(0, self._busy - self._most)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Return the result of `work`. Work whose caller has left before a thread was free is not begun."""
+        return await asyncio.get_running_loop().run_in_executor(self, work)
+
+    def _serve(self) -> None:
+        while True:
+            future, work = self._work.get()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except BaseException as error:  # the caller's, whatever it is
+                    future.set_exception(error)
+            with self._lock:
+                self._busy -= 1
+            del future, work  # an idle thread keeps nothing of a request
+
+
+WORKERS = WorkerThreads()
+"""The threads of this process for the work of requests."""
+LONG_WORK = WorkerThreads(32)
+"""The threads for what takes seconds or minutes: preparing and compiling models, loading tokenizers."""
+
+
+async def run_by_size(size: int, work: Callable[[], T]) -> T:
+    """The result of work on `size` bytes: of few here, of many in a worker thread."""
+    return work() if size <= SMALL else await WORKERS.run(work)
+
+
+# -- files that may be anybody's ------------------------------------------------------------------------------------
+
+logger = logging.getLogger(__name__)
+
+_PROCESSOR_SECONDS = 60
+"""The most processor time of a call. The largest files within the bounds of `files` take ten seconds."""
+_SECONDS = 900.0
+_MEMORY = 2 * 1024**3
+"""The most bytes of a process beyond its start. The largest files take 0.4 GB."""
+_NICENESS = 5
+"""The server has the processor first."""
+# The process imports from the same path as this one, and not from where this one happens to stand.
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from djl_trtllm.service.work import serve_calls
+serve_calls(*map(int, sys.argv[2:]))
+"""
+
+
+class Calls:
+    """Calls in this process. Arguments and results have to be those that `BoundedCalls` can send."""
+
+    def __call__(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what `work` returns, or raise what it raises."""
+        return self.later(work, *args, **kwargs)()
+
+    def later(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Callable[[], T]:
+        """A function that returns the result; it may be called once. Raises what `work` raises, now or then."""
+        return partial(work, *args, **kwargs)
+
+
+class BoundedCalls(Calls):
+    """Calls in a new process, one after the other; a context manager, which ends the process.
+
+    `work`, arguments and results are pickled; what the process logs is logged here. Calls also raise ModelError, where
+    one takes more than `seconds` of processor time, or they more than `memory` bytes; `subject` is what is read.
+    """
+
+    def __init__(self, subject: str, *, seconds: int = _PROCESSOR_SECONDS, memory: int = _MEMORY) -> None:
+        self._subject, self._seconds, self._memory = subject, seconds, memory
+        ours, theirs = socket.socketpair()
+        level = logging.getLogger(__package__).getEffectiveLevel()
+        with theirs:
+            numbers = (theirs.fileno(), level, seconds, memory)
+            command = [sys.executable, "-I", "-c", _PROGRAM, json.dumps(sys.path), *map(str, numbers)]
+            self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+        self._connection = Connection(ours.detach())
+
+    def __enter__(self) -> "BoundedCalls":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+    def later(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Callable[[], T]:
+        """As for `Calls`: the work is done now, and its result is unpickled when the function is called."""
+        try:
+            self._connection.send((work, args, kwargs))
+            while self._connection.poll(_SECONDS):
+                match self._connection.recv():
+                    case logging.LogRecord() as record:
+                        logging.getLogger(record.name).handle(record)
+                    case bytes() as result:
+                        held = [result]  # which is not kept beside what becomes of it
+                        return lambda: pickle.loads(held.pop())  # noqa: S301 - of this program, not of the files
+                    case error:
+                        raise error
+        except (EOFError, OSError):
+            raise ModelError(f"{self._subject}: {self._reason(self._process.wait())}") from None
+        raise ModelError(f"{self._subject}: its files were not read within {_SECONDS:g} seconds")
+
+    def _reason(self, status: int) -> str:
+        if status == -signal.SIGXCPU:
+            return f"reading its files takes more than {self._seconds} seconds of processor time"
+        return f"the process that reads its files ended with status {status}; it may take {self._memory:,} bytes"
+
+
+class _Forwarded(QueueHandler):
+    """Sends lines of the log, with their arguments put in."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self._connection = connection
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        self._connection.send(record)
+
+
+def serve_calls(fd: int, level: int, seconds: int, memory: int) -> None:
+    """Do the calls that come from `fd`; the main function of the process."""
+    leave_end_to_parent()
+    write_no_core_file()
+    os.nice(_NICENESS)
+    connection = Connection(fd)
+    logging.basicConfig(handlers=[_Forwarded(connection)], level=level, format="%(message)s")
+    allow_more_memory(memory)
+    while True:
+        try:
+            work, args, kwargs = connection.recv()
+        except EOFError:
+            return
+        allow_more_processor_time(seconds)
+        try:
+            connection.send(pickle.dumps(work(*args, **kwargs)))
+        except DjlTrtllmError as error:
+            connection.send(error)
+        except MemoryError:
+            connection.send(ModelError(f"reading its files takes more than {memory:,} bytes of memory"))
+        except Exception as error:
+            logger.exception("reading a model's files failed")
+            connection.send(ModelError(f"reading its files failed: {error!r}"))
