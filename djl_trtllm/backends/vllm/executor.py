@@ -189,8 +189,10 @@ class VllmExecutor:
             draft_tokens=getattr(configuration.speculative_config, "num_speculative_tokens", 0),
         )
         lost = self._warm_up() | ({Feature.STRUCTURAL_TAG} if guides != GuidedDecoding.XGRAMMAR else set())
-        adapters = {Feature.ADAPTERS} if configuration.lora_config is not None else set()
-        self.features = (FEATURES | GUIDES | adapters) - lost
+        self.features = (FEATURES | GUIDES) - lost
+        if configuration.lora_config is not None:
+            # Where an adapter runs, vLLM gives the rows of a prompt the adapters of the batch: the sizes do not fit.
+            self.features = self.features - {"prompt_logprobs"} | {Feature.ADAPTERS}
         self.details = {
             "vLLM": vllm.__version__,
             "device": str(configuration.device_config.device_type),

@@ -289,7 +289,7 @@ def test_a_lost_engine_raises_and_is_no_requests_end(shared: Any, tiny_stories: 
 @fake_only
 def test_adapters_are_a_feature_where_they_are_enabled_and_go_to_vllm(shared: Any, tiny_stories: Path) -> None:
     executor = make(model=str(tiny_stories), tokenizer=str(tiny_stories), enable_lora=True)
-    assert executor.features - shared.features == {"adapters"}
+    assert executor.features ^ shared.features == {"adapters", "prompt_logprobs"}
     executor.submit(Submit(1, PROMPTS[0], Sampling(2), adapter=Adapter("pirate", 3, "/adapters/pirate")))
     (request,) = executor._core.requests.values()
     assert (request.lora_request.lora_name, request.lora_request.lora_int_id) == ("pirate-3", 3)
