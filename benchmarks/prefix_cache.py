@@ -1,11 +1,15 @@
 """What the prefix cache is worth on the bundled model, and what keeping clients apart in it costs.
 
     python -m benchmarks.prefix_cache [MODEL] [--streams 64] [--tokens 64] [--runs 3]
+    python -m benchmarks.prefix_cache --beside .venv-vllm/bin/vllm [--streams 16 64]
 
 Bursts of streams whose prompts, 8 of 211 tokens, have been sent before: with the cache off, on, and on with a group
 (`cache_salt`) for each prompt. Then the time to the first token of a chat's two turns, alone: the second begins with
 the first, once in its own group and once in another one. A server for the cache and one without run side by side, and
 take turns, so that the ratios are of one machine in one run.
+
+With `--beside` the bursts go to this server at its defaults and to vLLM's own server (`vllm serve`, whose prefix cache
+is on by default too), in turns.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,13 +25,17 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.load import percentile, post, run_streams, time_to_first_token, wall_seconds
-from benchmarks.servers import Server, of_the_shell, serving
+from benchmarks.servers import Server, free_port, of_the_shell, serving, started
 from djl_trtllm.bench.client import EventReader
 
 MODEL = Path(__file__).parents[1] / "serving" / "models" / "tiny-stories"
 PROMPTS, PROMPT_TOKENS = 8, 211
 TURN_TOKENS = 900
 OFF, ON, APART = "off", "on", "on, a group for each prompt"
+OURS, VLLM = "this server, OpenVINO", "vllm serve"
+_SERVED_AS = "m"
+_VLLM = ("--dtype", "float32", "--enforce-eager", "--served-model-name", _SERVED_AS, "--max-model-len", "1024")
+"""vLLM's build for CPUs runs in 32 bits, and compiles nothing here: its kernels are C++ anyway."""
 
 
 def prompt(seed: int, tokens: int) -> list[int]:
@@ -35,15 +44,16 @@ def prompt(seed: int, tokens: int) -> list[int]:
     return [chosen.randrange(300, 2000) for _ in range(tokens)]
 
 
-def burst(server: Server, streams: int, tokens: int, *, apart: bool = False) -> tuple[float, float]:
+def burst(port: int, streams: int, tokens: int, *, apart: bool = False) -> tuple[float, float]:
     """Tokens per second, and the 99th percentile of the times to the first token, of prompts that were sent before."""
     requests = []
     for number in range(streams):
-        body = {"prompt": prompt(number % PROMPTS, PROMPT_TOKENS), "max_tokens": tokens, "temperature": 0}
+        body = {"model": _SERVED_AS, "prompt": prompt(number % PROMPTS, PROMPT_TOKENS), "max_tokens": tokens}
+        body["temperature"] = 0
         body |= {"stream": True, "ignore_eos": True} | ({"cache_salt": str(number % PROMPTS)} if apart else {})
         requests.append(post("/v1/completions", body, EventReader))
-    run_streams(server.port, requests[:PROMPTS])
-    results = run_streams(server.port, requests)
+    run_streams(port, requests[:PROMPTS])
+    results = run_streams(port, requests)
     generated = sum(result.tokens for result in results)
     return generated / wall_seconds(results), percentile([time_to_first_token(result) for result in results], 0.99)
 
@@ -54,27 +64,70 @@ def first_token(server: Server, ids: list[int], group: str) -> float:
     return time_to_first_token(result)
 
 
+def against(program: Path, model: Path, counts: Sequence[int], tokens: int, runs: int) -> None:
+    """Measure this server at its defaults and vLLM's server, whose program is named, in turns."""
+    port = free_port()
+    command = [str(program), "serve", str(model), "--port", str(port), "--host", "127.0.0.1", *_VLLM]
+    bursts: dict[int, list[tuple[tuple[float, float], tuple[float, float]]]] = {count: [] for count in counts}
+    environ = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with ExitStack() as stack:
+        stack.enter_context(started(command, port, "/health", **environ))
+        places = {"OPTION_MODEL_NAME": _SERVED_AS, "OPTION_MAX_ROLLING_BATCH_SIZE": str(max(counts))}
+        ours = stack.enter_context(serving(model, **of_the_shell(**places)))
+        for run in range(runs + 1):
+            for count in counts:
+                pair = burst(ours.port, count, tokens), burst(port, count, tokens)
+                if run:  # the first is for caches and threads
+                    bursts[count].append(pair)
+    table = Table("streams", "server", "tok/s", "lowest to highest", "ratio", "lowest to highest", "TTFT p99 ms")
+    for count, pairs in bursts.items():
+        ratios = [one[0] / other[0] for one, other in pairs]
+        for name, measured in zip((OURS, VLLM), zip(*pairs, strict=True), strict=True):
+            speeds, waits = zip(*measured, strict=True)
+            own = ratios if name == OURS else [1.0]
+            table.add_row(
+                str(count),
+                name,
+                f"{statistics.median(speeds):,.0f}",
+                f"{min(speeds):,.0f} to {max(speeds):,.0f}",
+                f"{statistics.median(own):.2f}",
+                f"{min(own):.2f} to {max(own):.2f}",
+                f"{statistics.median(waits) * 1e3:,.0f}",
+            )
+    Console(width=120).print(table)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, default=MODEL)
-    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--streams", type=int, nargs="+", default=[64])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--beside", type=Path, metavar="VLLM", help="measure vLLM's server too: its program")
     given = parser.parse_args()
-    places = {"OPTION_MAX_ROLLING_BATCH_SIZE": str(given.streams)}
+    if given.beside is not None:
+        against(given.beside, given.model, given.streams, given.tokens, given.runs)
+        return
+    for streams in given.streams:
+        alone(given.model, streams, given.tokens, given.runs)
+
+
+def alone(model: Path, streams: int, tokens: int, runs: int) -> None:
+    """Measure what the cache brings."""
+    places = {"OPTION_MAX_ROLLING_BATCH_SIZE": str(streams)}
     bursts: dict[str, list[tuple[float, float]]] = {OFF: [], ON: [], APART: []}
     turns: list[tuple[float, float, float]] = []
     with ExitStack() as stack:
-        off = stack.enter_context(serving(given.model, **of_the_shell(**places, OPTION_ENABLE_KV_CACHE_REUSE="false")))
-        on = stack.enter_context(serving(given.model, **of_the_shell(**places)))
-        for run in range(given.runs):
-            bursts[OFF].append(burst(off, given.streams, given.tokens))
-            bursts[ON].append(burst(on, given.streams, given.tokens))
-            bursts[APART].append(burst(on, given.streams, given.tokens, apart=True))
+        off = stack.enter_context(serving(model, **of_the_shell(**places, OPTION_ENABLE_KV_CACHE_REUSE="false")))
+        on = stack.enter_context(serving(model, **of_the_shell(**places)))
+        for run in range(runs):
+            bursts[OFF].append(burst(off.port, streams, tokens))
+            bursts[ON].append(burst(on.port, streams, tokens))
+            bursts[APART].append(burst(on.port, streams, tokens, apart=True))
             first = prompt(100 + run, TURN_TOKENS)
             second = [*first, *prompt(200 + run, 50)]
             turns.append((first_token(on, first, "a"), first_token(on, second, "a"), first_token(on, second, "b")))
-    table = Table("prefix cache", "tok/s", "ratio", "TTFT p99 ms", title=f"{given.streams} streams, medians")
+    table = Table("prefix cache", "tok/s", "ratio", "TTFT p99 ms", title=f"{streams} streams, medians")
     for name, measured in bursts.items():
         speeds, waits = zip(*measured, strict=True)
         ratio = statistics.median(one[0] / other[0] for one, other in zip(measured, bursts[OFF], strict=True))

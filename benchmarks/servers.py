@@ -13,13 +13,13 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.server import Server, free_port, serving
+from tests.support.server import Server, free_port, running, serving
 
 _START_SECONDS = 900
 """Importing torch takes minutes on a busy machine."""
 
 TICK = 1 / os.sysconf("SC_CLK_TCK")
-__all__ = ["TICK", "Server", "cpu_seconds", "free_port", "of_the_shell", "serving", "started"]
+__all__ = ["TICK", "Server", "cpu_seconds", "free_port", "of_the_shell", "running", "serving", "started"]
 
 
 def of_the_shell(**options: str) -> dict[str, str]:

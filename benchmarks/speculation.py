@@ -1,9 +1,10 @@
 """Speculation on the CPU: whether greedy output stays the same, and how fast a copy load becomes.
 
-    python -m benchmarks.speculation equal [--prompts 200] [--streams 1 16]   the bundled model, and itself as a draft
+    python -m benchmarks.speculation equal [--backend vllm] [--prompts 200] [--streams 1 16]   the bundled model
     python -m benchmarks.speculation copy [--tokens 64] [--layers 6]          a made model that copies, one stream
 
-`equal` compares tokens with those of the same server without speculation. The model of `copy` is no language model: its
+`equal` compares tokens with those of the same server without speculation; a draft is the model itself. With vLLM it
+runs in the environment of `scripts/test-vllm`. The model of `copy` is no language model: its
 weights are written so that it goes on with what followed the last three tokens earlier in its prompt, which is the work
 of a summary that quotes. All but two of its layers only cost what layers cost. It is the best case of speculation. Its
 draft has the two layers alone. OpenVINO compiles both (`djl-trtllm[cpu-compile]`), which takes a minute.
@@ -26,9 +27,10 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from benchmarks.servers import Server, serving
+from benchmarks.servers import Server, running, serving
 from djl_trtllm.commands.serve import demo_model
 from tests.support.client import lmi
+from tests.support.models import link_checkpoint
 
 WORDS = (
     "Tom Sue Lily the a dog cat bird park tree saw ran to and was happy big little one day they went found said Once"
@@ -144,15 +146,40 @@ WAYS: dict[str, dict[str, str]] = {
 }
 
 
-def equal(count: int, streams: list[int]) -> bool:
+BACKENDS: dict[str, dict[str, str]] = {
+    "openvino": {},
+    "vllm": {
+        "OPTION_BACKEND": "vllm",
+        "OPTION_DTYPE": "fp32",
+        "OPTION_ENFORCE_EAGER": "true",
+        "OPTION_MAX_MODEL_LEN": "512",
+        "OPTION_MAX_ROLLING_BATCH_SIZE": "16",
+        "OPTION_EXECUTOR_HANG_TIMEOUT": "300",
+        "OPTION_MODEL_LOADING_TIMEOUT": "1800",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    },
+}
+_START_SECONDS = 1800
+"""Importing vLLM takes minutes where two cores are shared."""
+
+
+def equal(backend: str, count: int, streams: list[int]) -> bool:
     """Compare the greedy tokens of the bundled model; its draft is its own engine."""
-    model = demo_model()
-    asked = [lmi(text, max_new_tokens=48, details=True) for text in prompts(count)]
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = backend == "vllm"
+        model = link_checkpoint(Path(folder) / "story") if checkpoint else demo_model() / "engine"
+        return _equal(model, BACKENDS[backend], prompts(count), streams)
+
+
+def _equal(model: Path, limits: dict[str, str], texts: list[str], streams: list[int]) -> bool:
+    count = len(texts)
+    asked = [lmi(text, max_new_tokens=48, details=True) for text in texts]
     expected: list[list[int]] = []
     good = True
     for way, options in WAYS.items():
-        draft = {"OPTION_SPECULATIVE_DRAFT_MODEL": str(model / "engine")} if way == "draft model" else {}
-        with serving(model / "engine", None, **options, **draft) as server:
+        draft = {"OPTION_SPECULATIVE_DRAFT_MODEL": str(model)} if way == "draft model" else {}
+        environ = limits | options | draft
+        with running(Server(model, environ), _START_SECONDS) as server:
             for at_once in streams:
                 answers = server.together(asked, at_once=at_once)
                 tokens = [answer.token_ids for answer in answers]
@@ -162,7 +189,8 @@ def equal(count: int, streams: list[int]) -> bool:
                 accepted = server.metric("accepted_draft_tokens_total") if options else 0
                 share = accepted / server.metric("generated_tokens_total")
                 print(
-                    f"{way}, {at_once} streams: {same} of {count} equal, {100 * share:.0f} % of tokens drafted so far"
+                    f"{way}, {at_once} streams: {same} of {count} equal, {100 * share:.0f} % of tokens drafted so far",
+                    flush=True,
                 )
     return good
 
@@ -214,6 +242,7 @@ def _rates(server: Server, request: dict[str, Any], repeats: int) -> tuple[list[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["equal", "copy"])
+    parser.add_argument("--backend", choices=list(BACKENDS), default="openvino", help="of `equal`")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--tokens", type=int, default=64)
@@ -222,7 +251,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.what == "copy":
         copy(arguments.tokens, arguments.layers, arguments.repeats)
-    elif not equal(arguments.prompts, arguments.streams):
+    elif not equal(arguments.backend, arguments.prompts, arguments.streams):
         sys.exit(1)
 
 

@@ -14,7 +14,7 @@ import enum
 import os
 import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import MappingProxyType
@@ -391,7 +391,7 @@ class SequenceResult(NamedTuple):
     `queue_seconds` is how long its request waited before it ran, `cached_tokens` what it had of its prompt from the
     prefix cache, as far as the engine says. `reseeded`: the request has a seed and went on in another engine process,
     so another run with that seed has other tokens. `accepted_tokens` of the generated ones were proposed by a draft;
-    None without speculation.
+    None without speculation. It proposed `drafted_tokens` in all; None where the engine does not say so.
     """
 
     reason: FinishReason
@@ -404,6 +404,13 @@ class SequenceResult(NamedTuple):
     reseeded: bool = False
     accepted_tokens: int | None = None
     cached_tokens: int = 0
+    drafted_tokens: int | None = None
+
+
+def total(counts: Iterable[int | None]) -> int | None:
+    """The sum of counts, None where one is not known."""
+    known = list(counts)
+    return None if None in known else sum(filter(None, known))
 
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):

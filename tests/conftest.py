@@ -35,7 +35,7 @@ settings.register_profile("thorough", settings.get_profile("quick"), max_example
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
-QUICK_SECONDS, _MUCH_MORE = 3, 10
+QUICK_SECONDS, _MUCH_MORE = 3, 4
 """What a test without the mark `slow` takes at most, and how much longer it may take on a machine that is busy."""
 LONG = ("faults", "project", "integration", "trtllm", "finder", "docker", "backends", "engines", "executor")
 """Directories of tests that start processes. First those with few files: a file has one process."""

@@ -84,7 +84,10 @@ TASKS: tuple[tuple[str, tuple[str, ...]], ...] = (
             *("certificate_file", "private_key_file", "client_ca_file"),
         ),
     ),
-    ("see what the server does", ("monitor", "log_format", "log_level", "request_log", "otlp_traces_endpoint")),
+    (
+        "see what the server does",
+        ("monitor", "log_format", "log_level", "request_log", "request_log_share", "otlp_traces_endpoint"),
+    ),
     ("record requests, to replay them", ("record_file", "record_share", "record_prompts", "record_max_bytes")),
     ("set the address and the port", ("inference_host", "inference_port", "inference_address")),
     (

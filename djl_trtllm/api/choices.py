@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from djl_trtllm import errors
 from djl_trtllm.api.base import CollectedSequence, Prompt, ResponseEncoder, WholeEncoder, dump_line, nearest_row
-from djl_trtllm.request import OutputChunk, RankedToken, SequenceResult, Token, new_uuid
+from djl_trtllm.request import OutputChunk, RankedToken, SequenceResult, Token, new_uuid, total
 
 _USAGE = b"\0"
 """Marks the place of the usage in an event. JSON has no such byte."""
@@ -80,7 +80,7 @@ class Response:
         head = {"id": f"{self.prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
         return head | {"system_fingerprint": self.fingerprint}
 
-    def usage(self, completion_tokens: int, accepted: int | None = None) -> dict[str, Any]:
+    def usage(self, completion_tokens: int, accepted: int | None = None, drafted: int | None = None) -> dict[str, Any]:
         usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -88,7 +88,9 @@ class Response:
             "prompt_tokens_details": {"cached_tokens": sum(self.cached.values())},
         }
         if accepted is not None:
-            usage["completion_tokens_details"] = {"accepted_prediction_tokens": accepted}
+            usage["completion_tokens_details"] = details = {"accepted_prediction_tokens": accepted}
+            if drafted is not None:
+                details["rejected_prediction_tokens"] = max(0, drafted - accepted)
         return usage
 
 
@@ -137,7 +139,8 @@ class ObjectEncoder(WholeEncoder):
             accepted = _sum(accepted, sequence.finished.accepted_tokens)
             self.response.count_cached(index // self.response.n, sequence.finished)
             choices.append(self.choice(index, sequence, sequence.finished))
-        usage = self.response.usage(generated, accepted)
+        drafted = total(each.finished.drafted_tokens for each in self._output.sequences if each.finished)
+        usage = self.response.usage(generated, accepted, drafted)
         return orjson.dumps(self.response.head(self.kind) | {"choices": choices, "usage": usage} | self.more())
 
     @abstractmethod
@@ -169,6 +172,7 @@ class EventEncoder(ResponseEncoder):
         self._running = response.n * response.generations
         self._generated = 0
         self._accepted: int | None = None
+        self._drafted: list[int | None] = []
         self._streamed = 0
         self._failed = False
 
@@ -187,6 +191,7 @@ class EventEncoder(ResponseEncoder):
         self.response.count_cached(chunk.generation, finished)
         data = self._counted(self.events(index, chunk.tokens, finished), chunk)
         self._accepted = _sum(self._accepted, finished.accepted_tokens)
+        self._drafted.append(finished.drafted_tokens)
         self._generated += finished.generated_tokens
         self._running -= 1
         return data if self._running else data + self._end()
@@ -217,7 +222,7 @@ class EventEncoder(ResponseEncoder):
     def _end(self) -> bytes:
         if not self.response.include_usage:
             return self._done
-        usage = dump_line(self.response.usage(self._generated, self._accepted))
+        usage = dump_line(self.response.usage(self._generated, self._accepted, total(self._drafted)))
         return b'%b],"usage":%b}%b%b' % (self._before, usage, self._stop, self._done)
 
 

@@ -606,6 +606,8 @@ class RollingBatch:
         """The executor has ended a sequence, so its slot is free. One that gave its place away goes on."""
         sequence, request_id = slot.sequence, end.request_id
         if sequence.finished is None:
+            if slot.begins:
+                sequence.drafted = end.drafted
             if end.finish is not FinishReason.CANCELLED or request_id not in self._moving:
                 last_token = sequence.token_ids[-1] if sequence.token_ids else None
                 sequence.finish(*self._translator.ending(end, last_token))

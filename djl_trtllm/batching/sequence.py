@@ -23,6 +23,7 @@ from djl_trtllm.request import (
     Sampling,
     SequenceResult,
     Token,
+    total,
 )
 
 _CONTEXT = 6
@@ -183,7 +184,9 @@ class OutputSequence:
     """How many tokens the statistics have counted; the last of them came at `last_token_at`."""
     last_token_at: float | None = None
     accepted: int | None = None
-    """Tokens that a draft proposed; None where the engine has not said so."""
+    """Tokens that a draft proposed and the model took; None where the engine has not said so."""
+    drafted: int | None = None
+    """Tokens that drafts proposed; None where the engine has not counted them from beginning to end."""
     dropped: int = 0
     """Tokens that came behind its end, and that `accepted` does not take into account yet."""
     cumulative_logprob: float = 0.0
@@ -354,11 +357,13 @@ class RequestState:
                     queue_seconds=waited,
                     reseeded=self.record.reseeded,
                     accepted_tokens=sequence.accepted,
+                    drafted_tokens=sequence.drafted,
                     cached_tokens=sequence.cached_tokens,
                 )
             sequence.closed = True
             self._unfinished -= 1
             if self.done:
+                self.record.drafted_tokens = total(each.drafted for each in self.sequences)
                 # It refers to what refers to this request: both would stay until the garbage collector looks at all.
                 self.abandon()
         if self.prompt is not None:

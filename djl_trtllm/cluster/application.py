@@ -6,6 +6,7 @@ how many there are, and how many GPUs each has.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
@@ -18,12 +19,16 @@ import msgspec
 from msgspec import Meta
 from starlette.types import Message, Receive, Scope, Send
 
+from djl_trtllm.api.base import Reply
 from djl_trtllm.api.front_end import REQUEST_ID, front_end_error
+from djl_trtllm.cluster import ray_names
+from djl_trtllm.cluster.ray_names import DIRECT, SEPARATE_THREAD
 from djl_trtllm.config import Backend, Options
 from djl_trtllm.config.options.choices import Orchestrator
 from djl_trtllm.config.sources import as_arguments
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, ModelError
 from djl_trtllm.logs import configure
+from djl_trtllm.routing.suspects import DEATHS
 from djl_trtllm.server.application import Application, plan_startup
 from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.server.metrics import ModelFigures
@@ -36,23 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
-SEPARATE_THREAD = "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"
-DIRECT = {HAPROXY: "1", SEPARATE_THREAD: "0"}
-"""The environment of all nodes with which clients reach replicas directly: through HAProxy, with the server's event
-loop as the replica's own."""
-NODES = {
-    **DIRECT,
-    # HAProxy asks another replica if one dies before it has answered.
-    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
-    # It starts anew at each change of the replicas; the one before keeps its streams for this number of seconds.
-    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
-    # The default of Ray 2.60. For that of 2.55, 20000, most machines allow too few open files, and it does not start.
-    "RAY_SERVE_HAPROXY_MAXCONN": "4096",
-}
-"""The environment that all nodes should have."""
-
 _REQUEST_ID = REQUEST_ID.encode()
+_OF_ROUTER = ray_names.HEADERS.encode()
 _MANAGED = re.compile(r"/models(/[^/]+)?|(/models/[^/]+)?/adapters(/[^/]+)?")
 _ONE_OF_MANY = front_end_error(
     400,
@@ -61,26 +51,65 @@ _ONE_OF_MANY = front_end_error(
 )
 
 
+def _ended_replicas(seconds: str) -> Reply:
+    return front_end_error(
+        400,
+        f"this request has ended {DEATHS} replicas, and the same one is refused for {seconds} s: change it, and report "
+        "it with the replicas' logs",
+    )
+
+
+_MOVED_SECONDS = 2.0
+
+
 class ReplicaApplication(Application):
     """The application behind Ray's middleware, which adds the header X-Request-ID: ours would be a second one.
 
-    Both ids are the same: the middleware gives requests without an id one, and they arrive here with it.
+    Both ids are the same: the middleware gives requests without an id one, and they arrive here with it. X-Replica
+    names the replica, whose log has the id.
     """
 
     shared: bool = False
     """Whether there are other replicas."""
+    received: int = 0
+    """Requests so far: with it the router knows which of those that it has sent are in a report of the load."""
+    router: Any = None
+    """The handle of the router that HAProxy asks, if there is one."""
+    name: str = ""
+    """Ray's id of the replica."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def without_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = [(name, value) for name, value in message["headers"] if name != _REQUEST_ID]
+                headers.append((b"x-replica", self.name.encode()))
                 message = {**message, "headers": headers}
             await send(message)
 
-        if self.shared and scope["type"] == "http" and _changes_one_replica(scope):
-            await Exchange(scope, receive, without_id, self.context).reply(_ONE_OF_MANY)
+        refusal = await self._received(scope) if scope["type"] == "http" else None
+        if refusal is not None:
+            await Exchange(scope, receive, without_id, self.context).reply(refusal)
         else:
             await super().__call__(scope, receive, without_id)
+
+    async def _received(self, scope: Scope) -> Reply | None:
+        """Count a request and read what the router says about it; the reply to one that is refused."""
+        self.received += 1
+        if self.shared and _changes_one_replica(scope):
+            return _ONE_OF_MANY
+        if self.router is None:
+            return None
+        said = {name.decode(): value.decode() for name, value in scope["headers"] if name.startswith(_OF_ROUTER)}
+        if ray_names.REFUSED in said:
+            return _ended_replicas(said[ray_names.REFUSED])
+        if said.get(ray_names.CHOSEN, self.name) != self.name:
+            # The chosen replica has died of it, perhaps. Say it before the same happens here.
+            try:
+                moved = self.router.moved.remote(said.get(ray_names.DIGEST, ""), self.name)
+                await asyncio.wait_for(moved, _MOVED_SECONDS)
+            except Exception as error:  # of Ray, whatever it is: the request is served all the same
+                logger.info("the router was not told of a request that another replica did not take: %s", error)
+        return None
 
     def add_exception_handler(self, error: type[Exception], handler: object) -> None:
         """Ray 2.55 calls it on every application, for errors of its handles. This one has no handles."""
@@ -136,7 +165,7 @@ class UserConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Replica:
     """The hooks of a replica for Ray Serve. `serve.ingress` adds `app`, what `open_application` returned."""
 
-    app: Application
+    app: ReplicaApplication
     _adapters: Mapping[str, str] = MappingProxyType({})
 
     def reconfigure(self, user_config: Mapping[str, Any]) -> None:
@@ -156,6 +185,11 @@ class Replica:
                 if self._adapters.get(name) != source:
                     model.adapters.register(name, source)
         self._adapters = wanted
+
+    def record_routing_stats(self) -> dict[str, int]:
+        """Return what the router knows about this replica's load."""
+        models = [ModelFigures.of(model) for model in self.app.registry.models.values()]
+        return {"requests": sum(model.waiting + model.running for model in models), "received": self.app.received}
 
     def check_health(self) -> None:
         """Raise ModelError if a model has failed: Ray ends the replica and starts another one, elsewhere perhaps.
@@ -186,6 +220,13 @@ _BESIDES = 100
 """Room in Serve's limit for requests that generate nothing, or are being refused."""
 _DRAIN_OF_HAPROXY = 40.0
 """Seconds: how long Ray keeps a replica reachable that HAProxy is to forget (30), and what ending an engine takes."""
+_HEALTH_CHECK_SECONDS = 5.0
+_STARTS = 3
+"""How often a replica is started before the deployment has failed."""
+_ROUTING_STATS_SECONDS = 1.0
+_SLACK = 4
+"""A replica may have a quarter of a batch more than another: below that, what it saves is more than others lose."""
+_FORWARDED_BY_DEFAULT = ("127.0.0.1", "::1")
 _DOWNSCALE_DELAY = 300
 _MOST_REPLICAS, _MOST_CONCURRENT = 10_000, 100_000
 _FULL_CACHE = 0.95
@@ -287,22 +328,78 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     ray_serve = require_ray().serve
     arguments = ClusterArguments.parse(args)
     options = arguments.resolved()
+    require_known_clients(options)
+    routed = arguments.most_replicas > 1 and ray_names.has_routers()
+    router_name = f"{arguments.name}-router"
 
     def application() -> Application:
         app = open_application(arguments.model, arguments.options, shared=arguments.most_replicas > 1)
         require_direct(asked=arguments.direct)
+        context = ray_serve.get_replica_context()
+        app.name = context.replica_id.to_full_id_str()
+        if routed:
+            app.router = ray_serve.get_deployment_handle(router_name, context.app_name)
         return app
 
     kind = Replica if arguments.autoscale is None else AutoscaledReplica
-    return ray_serve.deployment(
+    # Serve's limit is beyond ours, so that ours are those that refuse.
+    limit = options.max_rolling_batch_size + options.job_queue_size + _BESIDES
+    replicas = ray_serve.deployment(
         ray_serve.ingress(application)(kind),
         name=arguments.name,
-        # Serve's limit is beyond ours, so that ours are those that refuse.
-        max_ongoing_requests=options.max_rolling_batch_size + options.job_queue_size + _BESIDES,
+        max_ongoing_requests=limit,
         graceful_shutdown_timeout_s=drain_seconds(options),
+        health_check_period_s=_HEALTH_CHECK_SECONDS,
+        health_check_timeout_s=_HEALTH_CHECK_SECONDS,
+        max_constructor_retry_count=_STARTS,
         ray_actor_options=_resources(arguments, options),
         **_number_of_replicas(arguments, options),
+        **(_routing() if routed else {}),
     ).bind()
+    if not routed:
+        return replicas
+    from djl_trtllm.cluster.router import Router
+
+    router = ray_serve.deployment(
+        ray_serve.ingress()(Router),
+        name=router_name,
+        max_ongoing_requests=limit * arguments.most_replicas,
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": ray_names.OF_ROUTERS}},
+    ).bind(replicas, max(1, options.max_rolling_batch_size // _SLACK))
+    return ray_names.with_router(replicas, router)
+
+
+def _routing() -> dict[str, Any]:
+    from ray.serve.config import RequestRouterConfig
+
+    from djl_trtllm.cluster.router import PrefixRouter
+
+    config = RequestRouterConfig(
+        request_router_class=PrefixRouter, request_routing_stats_period_s=_ROUTING_STATS_SECONDS
+    )
+    return {"request_router_config": config}
+
+
+def require_known_clients(options: Options) -> None:
+    """Raise ConfigError for limits of clients that cannot be known: HAProxy says nothing of a client's address."""
+    known = options.api_keys_file or options.client_header or _proxies(options)
+    if options.max_requests_per_client and not known:
+        raise ConfigError(
+            [
+                "max_requests_per_client counts clients by their addresses, and on Ray all have that of HAProxy: name "
+                "api_keys_file, or a client_header that a gateway sets, or the addresses of the load balancer and of "
+                "the nodes as forwarded_allow_ips"
+            ]
+        )
+
+
+def _proxies(options: Options) -> str:
+    """The addresses whose X-Forwarded-For counts, for Ray's uvicorn. By default none, also not that of this machine.
+
+    HAProxy is on this machine and passes on what a client has written there.
+    """
+    given = options.forwarded_allow_ips
+    return "" if given == _FORWARDED_BY_DEFAULT else ",".join(given)
 
 
 def drain_seconds(options: Options) -> float:
@@ -326,7 +423,9 @@ def _resources(arguments: ClusterArguments, options: Options) -> dict[str, Any]:
     return {
         "num_cpus": arguments.cpus,
         "num_gpus": reserved_gpus(options) if arguments.gpus is None else arguments.gpus,
-        "runtime_env": {"env_vars": {SEPARATE_THREAD: "0", **ranks_elsewhere}},
+        "runtime_env": {
+            "env_vars": {SEPARATE_THREAD: "0", "FORWARDED_ALLOW_IPS": _proxies(options), **ranks_elsewhere}
+        },
     }
 
 

@@ -12,6 +12,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import select
 import socket
 import sys
@@ -22,11 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.cluster.application import ClusterArguments, build, drain_seconds, require_ray
+from djl_trtllm.config.sources import as_arguments
 from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.service.model import preview
 
 _CONNECT_SECONDS = 10.0
 _DELETE_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
+_OWN_ERROR = re.compile(r"^djl_trtllm\.errors\.\w+: ", re.MULTILINE)
+"""After this, a traceback of Ray's has the replica's own reason."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ def run_application(arguments: Mapping[str, Any], place: Place, **options: Any) 
         serve.run(application, name=place.app, route_prefix=place.route, **options)
     except RuntimeError as error:
         found = serve.status().applications.get(place.app)
-        raise DjlTrtllmError(f"{place.app} does not start: {found.message if found else error}") from error
+        said = found.message if found else str(error)
+        raise DjlTrtllmError(f"{place.app} does not start: {_OWN_ERROR.split(said)[-1].strip()}") from error
 
 
 def status(address: str) -> list[AppStatus]:
@@ -168,7 +174,11 @@ def serve(task: Mapping[str, Any], channel: socket.socket, ending: contextlib.Ex
     """
     ray = require_ray()
     parsed = ClusterArguments.parse(task["arguments"])
-    drain = drain_seconds(parsed.resolved())  # what is wrong with the options is said before Ray starts
+    # What is wrong with options, model or this machine is said before Ray starts.
+    drain = drain_seconds(parsed.resolved())
+    planned = preview(parsed.model, os.environ, arguments=as_arguments(parsed.options), offline=True)
+    if planned.refusal is not None:
+        raise DjlTrtllmError(planned.refusal)
     try:
         started = ray.init(
             address="local",

@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 from packaging.version import Version
 
-from djl_trtllm.cluster.application import NODES
 from djl_trtllm.cluster.control import Place
+from djl_trtllm.cluster.ray_names import NODES
 from djl_trtllm.errors import DjlTrtllmError
 
 logger = logging.getLogger(__name__)

@@ -170,7 +170,7 @@ def package(
         progress(f"{write_parameters(out, config.options)}: parameters of serving/sagemaker/endpoint.yaml")
 
 
-def write_parameters(archive: Path, options: Options) -> Path:
+def write_parameters(archive: Path, options: "Options") -> Path:
     """Write what SageMaker's template has to know of an archive into `parameters_file`; return that.
 
     `aws cloudformation deploy --parameter-overrides` reads it. Other parameters in it stay. Raises ModelError.

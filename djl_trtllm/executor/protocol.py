@@ -211,12 +211,14 @@ class End(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of one request.
 
     `finish` is STOP for any of `Submit.stop_token_ids`; the last token id is then the one that ended it. `error` is
-    that of the engine, or what is wrong with the request.
+    that of the engine, or what is wrong with the request. `drafted` tokens were proposed by drafts, accepted ones
+    included, where the engine counts them by request.
     """
 
     request_id: int
     finish: FinishReason
     error: str | Refusal | None = None
+    drafted: int | None = None
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -300,9 +302,15 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
         self.ids.append(request_id)
         tokens.extend(token_ids)
 
-    def end(self, request_id: int, finish: FinishReason, error: str | Refusal | None = None) -> None:
+    def end(
+        self,
+        request_id: int,
+        finish: FinishReason,
+        error: str | Refusal | None = None,
+        drafted: int | None = None,
+    ) -> None:
         """End a request."""
-        self.ends.append(End(request_id, finish, error))
+        self.ends.append(End(request_id, finish, error, drafted))
 
     @property
     def has_news(self) -> bool:

@@ -35,10 +35,10 @@ from djl_trtllm.server.routes import Routes, SessionRequests
 from djl_trtllm.server.websocket import BidirectionalStreams
 from djl_trtllm.service import engine
 from djl_trtllm.service import model as models
-from djl_trtllm.service.bounded import Calls
 from djl_trtllm.service.clients import open_sessions
 from djl_trtllm.service.lifecycle import ServedModel, State
 from djl_trtllm.service.model import Model, ModelSource
+from djl_trtllm.service.work import Calls
 
 MULTI_MODEL = "SAGEMAKER_MULTI_MODEL"
 _VARIABLE = "SERVING_MODEL_STORE"

@@ -39,7 +39,7 @@ from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.monitor import PAGE, Monitor
 from djl_trtllm.service.clients import Caller, Session, Sessions
 from djl_trtllm.service.lifecycle import ServedModel, State, parse_call, shutting_down
-from djl_trtllm.service.threads import WorkerThreads, run_by_size
+from djl_trtllm.service.work import WorkerThreads, run_by_size
 from djl_trtllm.version import __version__
 
 # -- the description of the server -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from djl_trtllm.errors import ExecutorDiedError, ExecutorError, GenerationError
 from djl_trtllm.executor.client import ExecutorClient
 from djl_trtllm.executor.protocol import Limits, Start, Step
 from djl_trtllm.service.model import Model
-from djl_trtllm.service.threads import LONG_WORK
+from djl_trtllm.service.work import LONG_WORK
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.model.vision import Vision, decode
 from djl_trtllm.request import Image, ImageSource
-from djl_trtllm.service.threads import WorkerThreads
+from djl_trtllm.service.work import WorkerThreads
 
 _DECODING = WorkerThreads(2)
 """The memory of decoding is bounded by their number."""

@@ -45,7 +45,7 @@ from djl_trtllm.service.adapters import Adapters, adapter_roots
 from djl_trtllm.service.engine import Engine
 from djl_trtllm.service.model import Model
 from djl_trtllm.service.prompts import PromptReader, ReadPrompt
-from djl_trtllm.service.threads import LONG_WORK, run_by_size
+from djl_trtllm.service.work import LONG_WORK, run_by_size
 
 logger = logging.getLogger(__name__)
 

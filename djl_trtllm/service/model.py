@@ -39,7 +39,7 @@ from djl_trtllm.model.remote.s3 import S3Address, is_s3
 from djl_trtllm.model.tokenizer import check_vocabulary, load_fitting_tokenizer, outside, require_tokenizer
 from djl_trtllm.model.vision import Vision
 from djl_trtllm.model.work_directory import marked
-from djl_trtllm.service.bounded import BoundedCalls, Calls
+from djl_trtllm.service.work import BoundedCalls, Calls
 
 logger = logging.getLogger(__name__)
 
@@ -547,10 +547,9 @@ class _Machine:
         if there.gpus == here.gpus and (there.tensorrt_llm == here.tensorrt_llm or not there.gpus):
             return ()
         names = sorted({gpu.name or "any NVIDIA GPU" for gpu in there.gpus})
-        return (
-            f"planned for {len(there.gpus)} x {' and '.join(names)} with TensorRT-LLM {there.tensorrt_llm}, not for "
-            "this machine",
-        )
+        on_vllm = engine_plan is not None and engine_plan.backend is Backend.VLLM
+        engine = f"vLLM {there.vllm}" if on_vllm else f"TensorRT-LLM {there.tensorrt_llm}"
+        return (f"planned for {len(there.gpus)} x {' and '.join(names)} with {engine}, not for this machine",)
 
 
 def preview(
@@ -559,15 +558,17 @@ def preview(
     backend: str | None = None,
     gpus: tuple[Gpu, ...] = (),
     *,
+    arguments: Sequence[str] = (),
     offline: bool = False,
 ) -> Preview:
     """Plan the model as `serve` would; without one, what the environment alone says.
 
-    `backend` overrides `option.backend`. With it or with `gpus` the plan may be for another machine: one with these
-    GPUs, or with those that the backend needs, and with TensorRT-LLM. Of remote models only the files that describe
-    them are fetched, and with `offline` none. Raises ModelError if there is no such model here, and ConfigError.
+    `arguments` are KEY=VALUE pairs that override other sources. `backend` overrides `option.backend`. With it or with
+    `gpus` the plan may be for another machine: one with these GPUs, or with those that the backend needs, and with
+    TensorRT-LLM. Of remote models only the files that describe them are fetched, and with `offline` none. Raises
+    ModelError if there is no such model here, and ConfigError.
     """
-    arguments = [] if backend is None else [f"option.backend={backend}"]
+    arguments = [*arguments, *([] if backend is None else [f"option.backend={backend}"])]
     machine = _Machine(asked=backend is not None, gpus=gpus)
     if model is not None and not is_remote(model):
         return _planned(open_source(Path(model), environ, arguments), machine, offline=offline)

@@ -25,7 +25,7 @@ from djl_trtllm.model.vision import expanded
 from djl_trtllm.request import GenerationRequest, Image, Token
 from djl_trtllm.service.images import read_images
 from djl_trtllm.service.model import Model
-from djl_trtllm.service.threads import WORKERS
+from djl_trtllm.service.work import WORKERS
 
 logger = logging.getLogger(__name__)
 

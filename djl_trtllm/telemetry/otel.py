@@ -156,6 +156,8 @@ def _usage(request: ServedRequest, generated: Generated) -> dict[str, Any]:
     }
     if generated.accepted_tokens is not None:
         found["djl_trtllm.usage.accepted_tokens"] = generated.accepted_tokens
+    if generated.drafted_tokens is not None:
+        found["djl_trtllm.usage.drafted_tokens"] = generated.drafted_tokens
     if generated.started is not None:
         found["gen_ai.latency.time_in_queue"] = generated.started - generated.queued
     if generated.first_token is not None:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 import os
+import random
 import re
 import threading
 import time
@@ -25,7 +26,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.config.sources import shortened
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.logs import SHORT, of_request
-from djl_trtllm.request import FINISH_WORDS, GenerationRequest
+from djl_trtllm.request import FINISH_WORDS, GenerationRequest, total
 
 if TYPE_CHECKING:
     from djl_trtllm.telemetry.otel import OtelMetrics, SpanTraces
@@ -56,6 +57,7 @@ class Generated(NamedTuple):
     resumes: int = 0
     reseeded: bool = False
     accepted_tokens: int | None = None
+    drafted_tokens: int | None = None
     images: int = 0
     image_tokens: int = 0
 
@@ -127,6 +129,7 @@ class ServedRequest:
             sum([record.resumes for record in records]),
             any(record.reseeded for record in records),
             sum(accepted) if accepted else None,
+            total(record.drafted_tokens for record in records),
             sum([record.images for record in records]),
             sum([record.image_tokens for record in records]),
         )
@@ -145,11 +148,19 @@ class RequestLog:
 
     Each request that generated has a line. Other requests have at most 10 lines a second, and then one line with the
     number of requests without a line, and with the client that sent most of them. Health checks, and pages that were
-    read, are for the level DEBUG.
+    read, are for the level DEBUG. Of the requests that succeed, a `share` has a line, chosen at random.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        share: float = 1.0,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
         self._clock = clock
+        self._share = share
+        self._chance = chance
         self._window = float("-inf")
         self._lines = 0
         self._unwritten: Counter[str] = Counter()
@@ -163,6 +174,8 @@ class RequestLog:
         if not request.generations and level > logging.DEBUG and not self._has_room(request):
             return
         fields = {**_fields(request, self._clock()), **fields}
+        if not request.failed and "error" not in fields and self._chance() >= self._share:
+            return
         shown = [_shown(value) if name in _HEAD else f"{name}={_shown(value)}" for name, value in fields.items()]
         # As `log` does it, which would look for the file and line where it is called.
         extra = {**_belonging(request), **fields, SHORT: "request"}
@@ -215,6 +228,8 @@ def _fields(request: ServedRequest, now: float) -> dict[str, Any]:
         fields["output_tokens"] = generated.output_tokens
         if generated.accepted_tokens is not None:
             fields["accepted_tokens"] = generated.accepted_tokens
+        if generated.drafted_tokens is not None:
+            fields["drafted_tokens"] = generated.drafted_tokens
         if generated.started is not None:
             fields["queue_seconds"] = round(generated.started - generated.queued, 4)
         if generated.first_token is not None:
@@ -360,7 +375,7 @@ class Telemetry:
     @classmethod
     def open(cls, options: Options, environ: Mapping[str, str] = os.environ) -> Telemetry:
         """Return what the options and OpenTelemetry's variables ask for. Raises ConfigError."""
-        log = RequestLog() if options.request_log else None
+        log = RequestLog(share=options.request_log_share) if options.request_log else None
         return cls(log, open_traces(options, environ), open_metrics(environ), open_record(options))
 
     @property

@@ -51,6 +51,24 @@ async def test_a_stream_is_events_and_a_client_that_leaves_cancels(hosts: Hosts,
 
 
 @in_virtual_time
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_usage_has_what_drafts_proposed_and_the_model_took_and_did_not_take(
+    stream: bool, hosts: Hosts, tokenizer: Tokenizer
+) -> None:
+    async with application(tokenizer) as served:
+        body = {"prompt": "the wolf", "n": 2, "stream": stream}
+        body |= {"stream_options": {"include_usage": True}} if stream else {}
+        answer = served.client.begin("POST", "/v1/completions", json.dumps(body).encode())
+        await until(lambda: len(hosts.last.submitted) == 2)
+        for number, request in enumerate(hosts.last.submitted):
+            delta = Delta(request.request_id, [5, 6, 7], None, FinishReason.LENGTH, None, 0, 2, 4 + number)
+            hosts.last.send(delta)
+        text = (await answer.end()).body.decode()
+        found = json.loads(text.split("data: ")[-2] if stream else text)["usage"]
+        assert found["completion_tokens_details"] == {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 5}
+
+
+@in_virtual_time
 async def test_a_model_is_listed_with_the_time_since_when_it_is_served(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer) as served:
         (model,) = json.loads((await served.client.get("/v1/models")).body)["data"]

@@ -16,6 +16,7 @@ from djl_trtllm.batching.statistics import (
     RequestRecord,
     Statistics,
 )
+from djl_trtllm.executor.protocol import Step
 from djl_trtllm.logs import request_id_of
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import Adapter, FinishReason, OutputChunk, RequestOrigin, SequenceResult
@@ -255,6 +256,18 @@ def test_an_engine_may_say_at_the_end_how_many_tokens_drafts_have_proposed(token
     step.accepted[0] = 6
     bench.batch.process([step])
     assert (consumer.finished().accepted_tokens, bench.statistics.accepted_tokens) == (6, 6)
+
+
+def test_what_drafts_proposed_is_known_of_requests_whose_sequences_all_say_so(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer)
+    consumers = [bench.submit(n=2, max_new_tokens=9)[1] for _ in range(2)]
+    bench.step(Delta(0, [5]), Delta(1, [5]), Delta(2, [5]), Delta(3, [5]))
+    step = Step()
+    for request_id, drafted in ((0, 6), (1, 4), (2, 6), (3, None)):
+        step.end(request_id, LENGTH, None, drafted)
+    bench.batch.process([step])
+    assert [record.drafted_tokens for record in bench.statistics.ended] == [10, None]
+    assert [consumers[0].finished(index).drafted_tokens for index in (0, 1)] == [6, 4]
 
 
 def test_what_comes_behind_a_stop_string_is_of_no_draft(tokenizer: Tokenizer) -> None:

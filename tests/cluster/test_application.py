@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from benchmarks.fleet.rules import RAY_DOWN_SECONDS, RAY_UP_SECONDS
+from djl_trtllm.cluster import ray_names
 from djl_trtllm.cluster.application import (
     KEEPS_VISIBLE_GPUS,
     Autoscaling,
@@ -82,9 +85,58 @@ def test_arguments_and_limits_reach_the_deployment(model: str, monkeypatch: pyte
     assert made["graceful_shutdown_timeout_s"] > 90
     actor = made["ray_actor_options"]
     assert (actor["num_gpus"], actor["num_cpus"]) == (2, 0.5)
-    assert actor["runtime_env"] == {"env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}}
+    environ = actor["runtime_env"]["env_vars"]
+    assert environ == {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "FORWARDED_ALLOW_IPS": ""}
     assert ClusterArguments(replicas=3, cpus=2).cpus_at_most == 6
     assert ClusterArguments(autoscale="1:4", cpus=0.5).cpus_at_most == 2
+
+
+def test_only_proxies_that_are_named_say_who_a_client_is(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forwarded_allow_ips(**options: Any) -> str:
+        actor = deployment_of(monkeypatch, {"model": model, "options": options})["ray_actor_options"]
+        return str(actor["runtime_env"]["env_vars"]["FORWARDED_ALLOW_IPS"])
+
+    assert forwarded_allow_ips() == "", "HAProxy is on this machine, and passes on what clients write"
+    named = {"forwarded_allow_ips": "10.0.0.0/8,127.0.0.1"}
+    assert forwarded_allow_ips(**named) == "10.0.0.0/8,127.0.0.1"
+    with pytest.raises(ConfigError, match="max_requests_per_client"):
+        forwarded_allow_ips(max_requests_per_client=5)
+    for known in (named, {"client_header": "x-user-id"}):
+        forwarded_allow_ips(max_requests_per_client=5, **known)
+
+
+def test_several_replicas_have_a_router_where_haproxy_can_ask_one(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def built(**arguments: Any) -> Any:
+        return build({"model": model, **arguments})
+
+    def router_of(application: Any) -> Any:
+        return ray_names.router_of(application)
+
+    monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY", raising=False)
+    assert router_of(built(replicas=2)) is None
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    assert router_of(built()) is None, "there is nothing to choose"
+    if not ray_names.has_routers():
+        pytest.skip("this Ray asks no router of ours")
+    assert router_of(built(replicas=2)) is not None and router_of(built(autoscale="1:2")) is not None
+
+
+def test_the_installed_ray_has_the_names_that_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = Version(importlib.metadata.version("ray"))
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    assert ray_names.has_routers() == (version >= Version("2.58"))
+    if not ray_names.has_routers():
+        return
+    from ray.serve._private import constants, haproxy_templates, router
+    from ray.serve.request_router import RunningReplica
+
+    assert '"_reserve"' in inspect.getsource(router)
+    assert isinstance(RunningReplica.backend_http_endpoint, property)
+    template = inspect.getsource(haproxy_templates)
+    assert "ingress_request_router_header_prefix }} -m beg" in template, "clients cannot set the router's headers"
+    read_by_ray = inspect.getsource(constants)
+    for name in ray_names.NODES:
+        assert f'"{name}"' in read_by_ray
 
 
 def test_a_replica_reserves_the_gpus_of_its_ranks(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

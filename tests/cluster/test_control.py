@@ -225,6 +225,21 @@ def test_it_is_the_cluster_that_commands_find_until_another_one_is_started(
     assert (current_cluster.read_text() if current_cluster.exists() else None) == later
 
 
+def test_the_last_line_is_the_replicas_own_reason(serve: PlayedServe) -> None:
+    traceback = 'File "application.py", line 1\ndjl_trtllm.errors.EngineError: no GPU is visible\n  - start with --gpus'
+    serve.applications["default"].message = f"failed to start 3 times. Error:\n{traceback}"
+    serve.error = RuntimeError("Deploying failed")
+    with pytest.raises(DjlTrtllmError) as error:
+        deploy({}, Place(), "local")
+    assert str(error.value) == "default does not start: no GPU is visible\n  - start with --gpus"
+
+
+def test_what_this_machine_lacks_is_said_before_ray_starts(channel: Channel, model: str, serve: PlayedServe) -> None:
+    with pytest.raises(DjlTrtllmError, match="vLLM"):
+        serve_by(channel, model, options={"backend": "vllm"})
+    assert serve.calls == []
+
+
 def test_wrong_options_are_said_before_ray_starts(channel: Channel, model: str, serve: PlayedServe) -> None:
     with pytest.raises(DjlTrtllmError, match="max_rolling_batch_size"):
         serve_by(channel, model, options={"max_rolling_batch_size": "many"})

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from djl_trtllm.cluster import machine
-from djl_trtllm.cluster.application import NODES
 from djl_trtllm.cluster.control import Place
 from djl_trtllm.cluster.machine import environment_of_machine, serve_here
+from djl_trtllm.cluster.ray_names import NODES
 from djl_trtllm.errors import DjlTrtllmError
 from tests.support.tables import by_table
 

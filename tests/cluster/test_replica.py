@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +13,15 @@ import pytest
 import yaml
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from djl_trtllm.cluster import ray_names
 from djl_trtllm.cluster.application import (
-    DIRECT,
-    NODES,
     AutoscaledReplica,
     Replica,
     ReplicaApplication,
     open_application,
     require_direct,
 )
+from djl_trtllm.cluster.ray_names import DIRECT, NODES
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, InvalidRequestError, ModelError
 from djl_trtllm.executor.protocol import Stats
@@ -161,6 +162,47 @@ def test_what_would_change_one_of_several_replicas_is_refused(requests: str, ref
     for method, path in (request.split() for request in requests.split(", ")):
         assert [asyncio.run(told(method, path, root=root)) for root in ("", "/route")] == [refused] * 2
         assert not asyncio.run(told(method, path, shared=False))
+
+
+class Handle:
+    """The handle of a router, which notes calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self.moved = self
+
+    async def remote(self, digest: str, replica: str) -> None:
+        self.calls.append((digest, replica))
+        raise RuntimeError("the router is being replaced")
+
+
+def routed(headers: Mapping[str, str], router: Handle | None) -> httpx.Response:
+    """What a replica named `b` answers to a request with these headers."""
+    app = ReplicaApplication(Options(), [])
+    app.name, app.router = "b", router
+
+    async def asked() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica") as client:
+            return await client.get("/ping", headers=dict(headers))
+
+    answer = asyncio.run(asked())
+    assert answer.headers["x-replica"] == "b" and app.received == 1
+    return answer
+
+
+def test_a_request_that_the_router_refuses_is_answered_with_the_reason() -> None:
+    refused = routed({ray_names.REFUSED: "590", ray_names.CHOSEN: "b"}, Handle())
+    assert refused.status_code == 400 and "ended 2 replicas" in refused.json()["message"] and "590" in refused.text
+    assert routed({ray_names.REFUSED: "590"}, None).status_code != 400, "without a router, a client has written it"
+
+
+def test_a_request_that_was_another_replicas_is_reported_before_it_is_served() -> None:
+    router = Handle()
+    own = {ray_names.CHOSEN: "b", ray_names.DIGEST: "d"}
+    status = routed(own, router).status_code
+    assert router.calls == []
+    assert routed({**own, ray_names.CHOSEN: "a"}, router).status_code == status, "whatever the router does"
+    assert router.calls == [("d", "b")]
 
 
 def test_the_document_has_the_environment_of_the_nodes() -> None:

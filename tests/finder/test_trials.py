@@ -39,6 +39,7 @@ from djl_trtllm.finder.trial import (
 from djl_trtllm.offline.llm import open_offline_model
 from djl_trtllm.service.model import Model
 from tests.finder.conftest import model_with
+from tests.support.processes import survivors
 from tests.support.tables import by_table
 
 # -- The requests of a trial --
@@ -345,8 +346,7 @@ def test_after_an_interrupt_nothing_of_a_trial_is_left(tmp_path: Path, phase: st
     with pytest.raises(KeyboardInterrupt):
         run_trial(TrialSpec(str(model), {}, LOAD), tmp_path / "log", interrupt)
     assert seen
-    psutil.wait_procs(seen, timeout=10)
-    assert [process for process in seen if process.is_running()] == []
+    assert survivors(seen) == []
     assert psutil.Process().children(recursive=True) == []
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.integration.test_load import kill_under, requests
 from tests.support import reference as golden
-from tests.support.client import Answer, lmi, raw_post, read_until
+from tests.support.client import lmi, raw_post, read_until, said
 from tests.support.processes import wait_until
 from tests.support.reference import DOCUMENT, SHORT
 from tests.support.server import Server, serving
@@ -298,17 +298,6 @@ def speculating(request: pytest.FixtureRequest, model: Path, scratch: Path) -> I
     # The checkpoint is as large as its engine.
     with serving(model, scratch, OPTION_MAX_ROLLING_BATCH_SIZE="16", **WAYS[request.param]) as started:
         yield started
-
-
-def said(answer: Answer) -> tuple[int, list[int], str, dict[str, Any]]:
-    """All that a response says, but for figures of drafts and the last digits of log-probabilities."""
-    found = answer.json
-    details = found["details"]
-    tokens = details.pop("tokens")
-    accepted = details.pop("accepted_tokens", None)
-    assert accepted is None or 0 <= accepted < len(tokens)
-    assert all(token["log_prob"] is not None for token in tokens)
-    return answer.status, [token["id"] for token in tokens], found["generated_text"], details
 
 
 def test_answers_are_those_without_speculation_alone_and_together(server: Server, speculating: Server) -> None:

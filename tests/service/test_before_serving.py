@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from djl_trtllm.backends.vllm.names import known_versions
 from djl_trtllm.config import Config
 from djl_trtllm.engines.hardware import gpus_named
 from djl_trtllm.errors import BuildError, ConfigError, DjlTrtllmError, DownloadError, ModelError
@@ -259,11 +260,17 @@ def test_a_backend_that_a_file_names_has_to_be_there(checkpoint: Path) -> None:
     assert "TensorRT-LLM is not installed" in str(found.refusal)
 
 
-@pytest.mark.parametrize("backend", ["tensorrt", "pytorch", "autodeploy"])
-def test_a_backend_that_is_asked_for_is_supposed_to_be_there(checkpoint: Path, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "engine"),
+    [
+        *((name, "TensorRT-LLM 1.2.1") for name in ("tensorrt", "pytorch", "autodeploy")),
+        ("vllm", f"vLLM {known_versions()[-1]}"),
+    ],
+)
+def test_a_backend_that_is_asked_for_is_supposed_to_be_there(checkpoint: Path, backend: str, engine: str) -> None:
     found = preview(str(properties(checkpoint, "option.tensor_parallel_degree=2")), {}, backend)
     assert found.plan is not None and (found.plan.backend.value, found.plan.gpus) == (backend, 2)
-    assert found.remarks == ("planned for 2 x any NVIDIA GPU with TensorRT-LLM 1.2.1, not for this machine",)
+    assert found.remarks == (f"planned for 2 x any NVIDIA GPU with {engine}, not for this machine",)
 
 
 def test_gpus_that_are_given_are_those_of_the_plan(checkpoint: Path) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from djl_trtllm.errors import BuildError, ConfigError, DjlTrtllmError, ModelError
-from djl_trtllm.service.bounded import BoundedCalls
 from djl_trtllm.service.model import open_source, prepare, prepare_apart
+from djl_trtllm.service.work import BoundedCalls
 from tests.support.models import TINY_STORIES
 
 ERRORS = (

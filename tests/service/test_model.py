@@ -138,6 +138,7 @@ def test_a_remote_model_is_configured_by_what_comes_with_it(fetching: Fetching, 
         **dict.fromkeys(("hub_cache", "hub_token")),
         "tokenizer_only": False,
         "config_only": False,
+        "patience": source.config.options.model_loading_timeout,
     }
 
 

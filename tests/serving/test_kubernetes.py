@@ -19,7 +19,8 @@ import yaml
 from kubernetes_validate import ValidationError
 from packaging.requirements import Requirement
 
-from djl_trtllm.cluster.application import DIRECT, Autoscaling, ClusterArguments
+from djl_trtllm.cluster.application import Autoscaling, ClusterArguments
+from djl_trtllm.cluster.ray_names import DIRECT
 from djl_trtllm.config import Config, Options, load
 from djl_trtllm.config.options import find
 from djl_trtllm.config.sources import as_arguments

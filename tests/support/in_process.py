@@ -30,9 +30,9 @@ from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, RequestError
 from djl_trtllm.executor.protocol import Limits, Start, Step, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult
-from djl_trtllm.service.bounded import Calls
 from djl_trtllm.service.lifecycle import ModelService, ServedModel, State
 from djl_trtllm.service.model import Model, Texts
+from djl_trtllm.service.work import Calls
 from tests.support import models
 from tests.support.steps import Delta, step_of
 

@@ -131,3 +131,17 @@ def echoing_model(directory: Path, name: str) -> Path:
     described = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(described | {"vocab_size": size + len(SPECIAL[name])}))
     return model
+
+
+def link_checkpoint(directory: Path) -> Path:
+    """Make a directory of the bundled model's checkpoint, without the engine and the settings that come with it."""
+    directory.mkdir()
+    for name in (
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ):
+        (directory / name).symlink_to(TINY_STORIES / name)
+    return directory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import os
 import random
@@ -17,11 +18,12 @@ from typing import Any
 
 import psutil
 import pytest
+from packaging.version import Version
 
 from djl_trtllm.cluster import build
-from djl_trtllm.cluster.application import NODES
 from djl_trtllm.cluster.control import current_cluster
 from djl_trtllm.cluster.machine import files_of_haproxy
+from djl_trtllm.cluster.ray_names import NODES
 from tests.support.processes import survivors, wait_until
 from tests.support.server import Reachable, environment, free_port
 
@@ -38,6 +40,7 @@ _FIRST_PORT, _PORTS = 30000, 20
 _ATTEMPTS = 5
 _CALL_SECONDS = 300.0
 _REPLICA = "ServeReplica:"
+_ROUTER = "-router"
 _PROXY = "haproxy"
 
 
@@ -110,6 +113,11 @@ class RayCluster(Reachable):
         assert not left, f"outlived its cluster: {left}"
 
     @property
+    def has_routers(self) -> bool:
+        """Whether HAProxy asks routers of this project."""
+        return Version(importlib.metadata.version("ray")) >= Version("2.58")
+
+    @property
     def log(self) -> str:
         """What Ray and the driver have written."""
         return self._log.read_text(errors="replace")
@@ -142,9 +150,11 @@ class RayCluster(Reachable):
         self.call("deploy", {"model": str(model), "cpus": 0.2, **arguments}, app, route)
 
     def states(self, app: str = "default") -> dict[str, int]:
-        """How many replicas are in which state."""
+        """How many replicas are in which state; the router is none of them."""
         states: dict[str, int] = {}
-        for replicas in self.call("status")[app]["replicas"].values():
+        for deployment, replicas in self.call("status")[app]["replicas"].items():
+            if deployment.endswith(_ROUTER):
+                continue
             for state, count in replicas.items():
                 states[state] = states.get(state, 0) + count
         return states
@@ -165,7 +175,8 @@ class RayCluster(Reachable):
 
     def replicas(self) -> list[psutil.Process]:
         """The processes of replicas, in the order of their start."""
-        found = [process for process in self.descendants() if _REPLICA in command(process)]
+        commands = ((process, command(process).strip()) for process in self.descendants())
+        found = [process for process, line in commands if _REPLICA in line and not line.endswith(_ROUTER)]
         return sorted(found, key=lambda process: process.create_time())
 
 

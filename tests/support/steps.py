@@ -21,6 +21,8 @@ class Delta:
     finish: FinishReason | None = None
     error: str | Refusal | None = None
     cached_tokens: int = 0
+    accepted_tokens: int | None = None
+    drafted_tokens: int | None = None
 
 
 def unreadable(request_id: int, patch: pytest.MonkeyPatch) -> None:
@@ -57,7 +59,9 @@ def step_of(deltas: Sequence[Delta], stats: Stats = Stats()) -> Step:  # noqa: B
         if delta.token_ids:
             step.add(delta.request_id, delta.token_ids, delta.logprobs)
         if delta.finish is not None:
-            step.end(delta.request_id, delta.finish, delta.error)
+            step.end(delta.request_id, delta.finish, delta.error, delta.drafted_tokens)
+        if delta.accepted_tokens is not None:
+            step.accepted[delta.request_id] = delta.accepted_tokens
         if delta.cached_tokens:
             step.cached[delta.request_id] = delta.cached_tokens
     return step

@@ -134,6 +134,12 @@ def test_a_request_that_went_on_in_another_engine_process_says_how_often(
     assert f" resumes=4 reseeded={shown} " in text
 
 
+def test_a_line_has_the_tokens_of_drafts_where_the_engine_counts_them(caplog: pytest.LogCaptureFixture) -> None:
+    drafting = [state(accepted_tokens=3, drafted_tokens=8), state(accepted_tokens=1, drafted_tokens=2)]
+    assert " accepted_tokens=4 drafted_tokens=10 " in line_of(caplog, served(*drafting))
+    assert "drafted_tokens" not in line_of(caplog, served(*drafting, state(accepted_tokens=3)))
+
+
 def test_sequences_that_ended_differently_have_all_their_reasons(caplog: pytest.LogCaptureFixture) -> None:
     text = line_of(caplog, served(state(), state(reason=FinishReason.END_TOKEN)))
     assert " finish_reason=length,eos_token " in text
@@ -209,6 +215,15 @@ def test_a_number_that_was_written_early_is_not_written_again(caplog: pytest.Log
 
 def test_requests_that_generated_have_a_line_each_in_a_flood_too(caplog: pytest.LogCaptureFixture) -> None:
     assert len(lines_of(caplog, *[served(state())] * 50)) == 50
+
+
+def test_of_the_requests_that_succeed_a_share_has_lines_and_all_that_fail(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "djl_trtllm.requests")
+    log = RequestLog(lambda: NOW, share=0.25, chance=iter([0.2, 0.25, 0.9]).__next__)
+    failed = served(state(reason=FinishReason.ERROR, error="GenerationError"), id="broken")
+    for request in (*(served(state(), id=name) for name in "abc"), failed, served(state(), status=500, id="failed")):
+        log.write(request, {})
+    assert [request_id_of(line) for line in caplog.records] == ["a", "broken", "failed"]
 
 
 def test_a_request_without_an_id_belongs_to_none(caplog: pytest.LogCaptureFixture) -> None:

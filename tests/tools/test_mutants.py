@@ -67,7 +67,7 @@ def test_a_baseexception_that_is_caught_is_not_any_exception() -> None:
 
 
 def test_every_mutant_is_python_with_a_name_of_its_own() -> None:
-    source = (ROOT / PACKAGE / "service" / "threads.py").read_text()
+    source = (ROOT / PACKAGE / "service" / "work.py").read_text()
     found = list(mutants_of(source))
     assert len({mutant.name for mutant in found}) == len(found) > 40
     whole = ast.dump(ast.parse(source))

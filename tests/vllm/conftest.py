@@ -10,6 +10,7 @@ import pytest
 
 from djl_trtllm.backends.vllm.names import installed_version
 from tests.support.adapters import write_adapter
+from tests.support.models import link_checkpoint
 from tests.support.random_requests import ADAPTER
 from tests.support.server import Server, running
 
@@ -33,19 +34,10 @@ option.model_loading_timeout=1800
 
 
 @pytest.fixture(scope="package")
-def model(tmp_path_factory: pytest.TempPathFactory, tiny_stories: Path) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if installed_version() is None:
         pytest.skip("vLLM is not installed: scripts/test-vllm has it")
-    directory = tmp_path_factory.mktemp("vllm") / "story"
-    directory.mkdir()
-    for name in (
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    ):
-        (directory / name).symlink_to(tiny_stories / name)
+    directory = link_checkpoint(tmp_path_factory.mktemp("vllm") / "story")
     (directory / "serving.properties").write_text(FILE)
     write_adapter(directory / "adapters" / ADAPTER)
     return directory

@@ -66,14 +66,14 @@ def test_an_engine_killed_under_greedy_streams_is_a_pause(server: Server) -> Non
     ]
     quiet = server.together(asked)
     restarts, failed = server.metric("executor_restarts_total"), server.finished("error")
-    answers = asyncio.run(_kill_under(server, asked, 8 * STREAMS))
+    answers = asyncio.run(kill_under(server, asked, 8 * STREAMS))
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in quiet]
     assert all(answer.complete and answer.status == 200 for answer in answers)
     assert server.metric("executor_restarts_total") == restarts + 1
     assert server.finished("error") == failed and server.metric("resumed_total") >= STREAMS
 
 
-async def _kill_under(server: Server, asked: list[dict[str, Any]], tokens: int) -> list[Answer]:
+async def kill_under(server: Server, asked: list[dict[str, Any]], tokens: int) -> list[Answer]:
     begun = server.metric("generated_tokens_total")
     answers = asyncio.gather(*(exchange(server.port, request) for request in asked))
 

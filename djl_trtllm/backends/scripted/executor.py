@@ -32,10 +32,10 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     `max_new_tokens`, if given, selects the requests that fail.
     `raise`: the engine raises; `die`: SIGKILL; `exit`: the process ends with status 3; `hang`: it sleeps for ever;
-    `stop`: SIGSTOP; `error`: only this request fails.
+    `stop`: SIGSTOP; `error`: only this request fails; `end`: SIGKILL for the server.
     """
 
-    action: Literal["raise", "die", "exit", "hang", "stop", "error"]
+    action: Literal["raise", "die", "exit", "hang", "stop", "error", "end"]
     at_token: int = 0
     max_new_tokens: int | None = None
 
@@ -184,5 +184,7 @@ def _fail(fault: Fault) -> None:
             os._exit(3)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "end":
+            os.kill(os.getppid(), signal.SIGKILL)
         case "hang":
             time.sleep(1e9)

@@ -69,6 +69,8 @@ _DERIVED = {
 """Arguments that are options under another name, where code derives the argument."""
 _LIBRARIES: dict[GuidedDecoding | None, str] = {GuidedDecoding.LLGUIDANCE: "guidance"}
 _OPTIONS = options_of(EFFECTS, {Target(OWNER, argument): option for argument, option in _DERIVED.items()})
+_COUNTS_DRAFTS = "per_request_spec_decode_metrics"
+"""Whether vLLM counts what drafts propose for each request."""
 _SEQUENCES = 256
 _FITTED = -1
 """`max_model_len` of a model whose context vLLM lowers to what the KV cache holds."""
@@ -208,6 +210,8 @@ def engine_arguments(
         setting = config.format_setting("limit_mm_per_prompt")
         problems.append(f"{setting}: only text is served, no images, videos or sounds; leave it out")
     known = arguments_of(version)
+    if "speculative_config" in arguments and _COUNTS_DRAFTS in known:
+        arguments.setdefault(_COUNTS_DRAFTS, "summary")
     for name in [name for name in arguments if name not in known]:
         del arguments[name]
         problems.append(f"{_origin_of(config, name)}: vLLM {version} has no {OWNER}.{name}; leave it out")

@@ -368,7 +368,8 @@ class VllmExecutor:
                 reason = str(output.finish_reason)
                 finish = _FINISH.get(reason, FinishReason.ERROR)
                 error = f"vLLM ended the request with {reason!r}" if finish is FinishReason.ERROR else None
-                news.end(sequence.request_id, finish, error)
+                drafts = getattr(output, "spec_decode_metrics", None)  # since 0.29
+                news.end(sequence.request_id, finish, error, None if drafts is None else drafts.num_draft_tokens)
                 del sequences[output.request_id]
 
     def _count(self, scheduler: Any) -> None:

@@ -592,6 +592,7 @@ class OptionTypes:
     log_format: LogFormat
     log_level: LogLevel
     request_log: bool
+    request_log_share: float
     otlp_traces_endpoint: str | None
     record_file: Path | None
     record_share: float

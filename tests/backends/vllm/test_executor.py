@@ -126,8 +126,8 @@ def test_a_request_that_vllm_finds_wrong_ends_alone(executor: Any, sampling: Sam
 @pytest.mark.parametrize(
     ("most", "one_more"),
     [
-        ({"bad": ("w",) * 64}, {"bad": ("w",) * 65}),
-        ({"bad": ("w" * 511,)}, {"bad": ("wolf" * 300,)}),
+        ({"bad": tuple(f"w{n}" for n in range(10, 74))}, {"bad": tuple(f"w{n}" for n in range(10, 75))}),
+        ({"bad": ("w" * 511,)}, {"bad": ("w" * 514,)}),
         # The ends of the model are counted, too.
         ({"stop_token_ids": list(range(3, 128))}, {"stop_token_ids": list(range(3, 132))}),
     ],
@@ -272,6 +272,7 @@ def test_output_that_cannot_be_read_ends_its_request_and_no_other(
     assert "2 log-probabilities for 1 token" in str(outputs[2].end.error) and not outputs[2].ids
 
 
+@fake_only
 def test_a_lost_engine_raises_and_is_no_requests_end(shared: Any, tiny_stories: Path) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -330,7 +331,9 @@ def test_what_a_configuration_of_vllm_excludes_is_no_feature_and_the_rest_is_ser
 
 @fake_only
 def test_tokens_of_drafts_are_counted_by_request_and_what_was_proposed_in_all(shared: Any, tiny_stories: Path) -> None:
-    executor = make(model=str(tiny_stories), tokenizer=str(tiny_stories), speculative_config={"method": "ngram"})
+    given = {"speculative_config": {"method": "ngram"}, "per_request_spec_decode_metrics": "summary"}
+    executor = make(model=str(tiny_stories), tokenizer=str(tiny_stories), **given)
+    drafted: dict[int, int | None] = {}
     for number in range(2):
         executor.submit(Submit(number, PROMPTS[number], Sampling(8 + number)))
     tokens: dict[int, list[int]] = {0: [], 1: []}
@@ -341,8 +344,10 @@ def test_tokens_of_drafts_are_counted_by_request_and_what_was_proposed_in_all(sh
             tokens[request_id] += ids
         for request_id, count in step.accepted.items():
             accepted[request_id] += count
+        drafted |= {end.request_id: end.drafted for end in step.ends}
     # 1 + 3 + 3 + 1, and 1 + 3 + 3 + 2.
     assert {number: len(ids) for number, ids in tokens.items()} == {0: 8, 1: 9} and accepted == {0: 4, 1: 5}
+    assert drafted == {0: 9, 1: 9}
     assert tokens[0] == generate(shared, PROMPTS[0], 8).ids
     assert (executor.stats().drafts, executor.stats().draft_tokens) == (6, 18)
     assert (shared.stats().drafts, shared.stats().draft_tokens) == (None, None)

@@ -81,6 +81,12 @@ def test_what_the_user_does_not_set_is_vllms_own_or_lmis_with_vllm(roomy: Path) 
             {"speculative_config": {"decoding_type": "NGram", "max_matching_ngram_size": 3}},
             {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}},
         ),
+        ({"speculative_decoding_mode": "ngram"}, {"per_request_spec_decode_metrics": "summary"}),
+        (
+            {"speculative_decoding_mode": "ngram", "per_request_spec_decode_metrics": "none"},
+            {"per_request_spec_decode_metrics": "none"},
+        ),
+        ({}, {"per_request_spec_decode_metrics": None}),
         (
             {"speculative_decoding_mode": "MTP", "draft_model_tp_size": 1},
             {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1, "draft_tensor_parallel_size": 1}},

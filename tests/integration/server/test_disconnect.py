@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 import tritonclient.grpc as triton
 
-from tests.integration.server.conftest import Start, make_model, with_every_executor
+from tests.integration.server.conftest import Start, make_model
 from tests.support.client import body, raw_post, read_until, wordy
 from tests.support.dialects import Way, prompt_tensors, ways
 from tests.support.models import PROMPT
 from tests.support.processes import wait_until
 from tests.support.server import Server, free_port, serving
 from tests.support.websocket import opened
-
-pytestmark = with_every_executor
 
 ENDLESS = 1_000_000
 """Tokens: more than any test waits for."""
@@ -61,7 +59,11 @@ def test_a_client_that_reads_late_gets_everything(start: Start) -> None:
 
 # -- A client that leaves cancels its request in every dialect, over HTTP, gRPC and a WebSocket ------------------------
 #
-# That every path is among `ways` is tested in tests/integration/test_dialects.py.
+# That every path is among `ways` is tested in tests/integration/test_dialects.py. A cancelled request is the same for
+# every engine, whoever has asked for it: on TensorRT-LLM there is one way whole and one streamed.
+
+scripted = pytest.mark.parametrize("executor", ["scripted"], indirect=True, scope="session")
+ON_TENSORRT_LLM = {way.streams: way for way in ways()}.values()
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,16 @@ def runs(server: Server) -> None:
 
 
 @pytest.mark.usefixtures("one_is_cancelled")
-@pytest.mark.parametrize("way", ways(), ids=lambda way: way.name)
+@pytest.mark.parametrize(
+    ("executor", "way"),
+    [
+        *(("scripted", way) for way in ways()),
+        *(pytest.param("tensorrt_llm", way, marks=pytest.mark.slow) for way in ON_TENSORRT_LLM),
+    ],
+    ids=lambda value: value.name if isinstance(value, Way) else value,
+    indirect=["executor"],
+    scope="session",
+)
 def test_http(endless: Server, way: Way) -> None:
     content = json.dumps(way.body(PROMPT, {"max_new_tokens": ENDLESS})).encode()
     with endless.connect() as connection:
@@ -110,6 +121,7 @@ def test_http(endless: Server, way: Way) -> None:
         runs(endless)
 
 
+@scripted
 @pytest.mark.usefixtures("one_is_cancelled")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_websocket(endless: Server, stream: bool) -> None:
@@ -120,6 +132,7 @@ def test_a_websocket(endless: Server, stream: bool) -> None:
         runs(endless)
 
 
+@scripted
 @pytest.mark.usefixtures("one_is_cancelled")
 @pytest.mark.parametrize("stream", [False, True])
 def test_grpc_stream(endless: Server, grpc_port: int, stream: bool) -> None:
@@ -130,6 +143,7 @@ def test_grpc_stream(endless: Server, grpc_port: int, stream: bool) -> None:
         client.stop_stream(cancel_requests=True)
 
 
+@scripted
 @pytest.mark.usefixtures("one_is_cancelled")
 def test_grpc(endless: Server, grpc_port: int) -> None:
     with triton.InferenceServerClient(f"127.0.0.1:{grpc_port}") as client:

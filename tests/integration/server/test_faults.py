@@ -19,8 +19,6 @@ from tests.support.hostile import Pinging
 from tests.support.processes import wait_until
 from tests.support.server import Server
 
-pytestmark = with_every_executor
-
 HANG_TIMEOUT = 2.0
 
 
@@ -51,13 +49,18 @@ def message_of(answer: Outcome) -> str:
 
 
 @pytest.mark.parametrize(
-    ("action", "positions"),
+    ("executor", "action", "positions"),
     [
-        ("die", (0, 2)),
-        *(pytest.param(action, (0, 2), marks=pytest.mark.slow) for action in ("raise", "exit")),
-        ("hang", (2,)),
-        pytest.param("stop", (2,), marks=pytest.mark.slow),
+        ("scripted", "die", (0, 2)),
+        ("scripted", "hang", (2,)),
+        *(pytest.param("scripted", action, (0, 2), marks=pytest.mark.slow) for action in ("raise", "exit")),
+        pytest.param("scripted", "stop", (2,), marks=pytest.mark.slow),
+        # The server sees of an engine process that it ends, or that it is silent.
+        pytest.param("tensorrt_llm", "die", (0, 2), marks=pytest.mark.slow),
+        pytest.param("tensorrt_llm", "hang", (2,), marks=pytest.mark.slow),
     ],
+    indirect=["executor"],
+    scope="session",
 )
 def test_without_resuming_every_client_is_answered_and_the_next_request_works(
     start: Start, action: str, positions: tuple[int, ...]
@@ -89,6 +92,7 @@ def test_without_resuming_every_client_is_answered_and_the_next_request_works(
     assert len(server.hosts()) == 1
 
 
+@with_every_executor
 def test_streams_go_on_in_the_next_engine_process(start: Start) -> None:
     server = start({"steps_per_second": 100})
     streams: list[list[str]] = [[] for _ in range(8)]
@@ -125,6 +129,7 @@ def test_streams_go_on_in_the_next_engine_process(start: Start) -> None:
     assert longest[:-1] == quiet
 
 
+@with_every_executor
 def test_a_server_that_is_killed_takes_its_engine_process_along(start: Start) -> None:
     server = start({"steps_per_second": 100})
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

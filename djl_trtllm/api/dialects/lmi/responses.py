@@ -255,6 +255,8 @@ def _end_details(presentation: Presentation, finished: SequenceResult) -> dict[s
         details["seed"] = finished.seed
     if finished.accepted_tokens is not None:
         details["accepted_tokens"] = finished.accepted_tokens
+    if finished.drafted_tokens is not None:
+        details["drafted_tokens"] = finished.drafted_tokens
     if finished.reseeded:
         details["reseeded"] = True
     return details

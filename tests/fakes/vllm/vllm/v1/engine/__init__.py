@@ -5,7 +5,7 @@ from enum import IntEnum
 
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
-from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
+from vllm.v1.metrics.stats import PrefillStats, RequestSpecDecodeMetrics, SchedulerStats
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 
@@ -37,6 +37,7 @@ class EngineCoreOutput:
     new_prompt_logprobs_tensors: LogprobsTensors | None = None
     finish_reason: FinishReason | None = None
     prefill_stats: PrefillStats | None = None
+    spec_decode_metrics: RequestSpecDecodeMetrics | None = None
 
 
 @dataclass

@@ -6,7 +6,7 @@ import numpy as np
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.stats import PrefillStats, PrefixCacheStats, SchedulerStats
+from vllm.v1.metrics.stats import PrefillStats, PrefixCacheStats, RequestSpecDecodeMetrics, SchedulerStats
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
@@ -19,8 +19,9 @@ class InprocClient:
     With `speculates` a draft proposes 3 tokens in each iteration but the first, of which 2 are right.
     """
 
-    def __init__(self, max_num_seqs: int, speculates: bool = False) -> None:
-        self._speculates = speculates
+    def __init__(self, max_num_seqs: int, speculates: bool = False, counts_drafts: bool = False) -> None:
+        self._speculates, self._counts_drafts = speculates, counts_drafts
+        self._drafted: dict[str, int] = {}
         self.lost: Exception | None = None
         self.requests: dict[str, EngineCoreRequest] = {}
         self.closed = False
@@ -68,6 +69,9 @@ class InprocClient:
                         more = self._next(request, None)
                         output.new_token_ids += more.new_token_ids
                         output.finish_reason = more.finish_reason
+                self._drafted[request.request_id] = self._drafted.get(request.request_id, 0) + 3
+            if self._counts_drafts and output.finish_reason is not None:
+                output.spec_decode_metrics = RequestSpecDecodeMetrics(self._drafted.get(request.request_id, 0))
         usage = min(1.0, len(self.requests) / BLOCKS)
         waiting = max(0, len(self.requests) - self._max_num_seqs)
         return EngineCoreOutputs(late, SchedulerStats(waiting, 0, usage, PrefixCacheStats(queries, hits), drafted))

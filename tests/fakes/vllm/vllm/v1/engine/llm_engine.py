@@ -19,7 +19,11 @@ class LLMEngine:
             lora_config=object() if getattr(arguments, "enable_lora", False) else None,
         )
         self.input_processor = InputProcessor(arguments.max_model_len)
-        self.engine_core = InprocClient(arguments.max_num_seqs, self.vllm_config.speculative_config is not None)
+        self.engine_core = InprocClient(
+            arguments.max_num_seqs,
+            self.vllm_config.speculative_config is not None,
+            getattr(arguments, "per_request_spec_decode_metrics", "none") != "none",
+        )
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, usage_context: UsageContext) -> LLMEngine:

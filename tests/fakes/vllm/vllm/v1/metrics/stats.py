@@ -11,6 +11,11 @@ class PrefillStats:
 
 
 @dataclass
+class RequestSpecDecodeMetrics:
+    num_draft_tokens: int = 0
+
+
+@dataclass
 class PrefixCacheStats:
     queries: int = 0
     hits: int = 0

@@ -1,0 +1,76 @@
+"""The names of Ray that it calls its own, or that not all of its versions have; a test checks the installed one.
+
+Ray has a router of requests before its HAProxy from 2.56 on, made for its own LLM servers. From 2.58 on the router's
+answer may set headers, which no client can set.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray import serve
+
+HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+SEPARATE_THREAD = "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD"
+DIRECT = {HAPROXY: "1", SEPARATE_THREAD: "0"}
+"""The environment of all nodes with which clients reach replicas directly: through HAProxy, with the server's event
+loop as the replica's own."""
+NODES = {
+    **DIRECT,
+    # HAProxy asks another replica if one dies before it has answered, and no third one: the request may be the reason.
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    "RAY_SERVE_HAPROXY_RETRIES": "1",
+    # The router gets the beginning of each body. HAProxy repeats a request whose body is in its buffer.
+    "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY": "1",
+    "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": "262144",
+    # It starts anew at each change of the replicas; the one before keeps its streams for this number of seconds.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+    # The default of Ray 2.60. For that of 2.55, 20000, most machines allow too few open files, and it does not start.
+    "RAY_SERVE_HAPROXY_MAXCONN": "4096",
+}
+"""The environment that all nodes should have."""
+OF_ROUTERS = {SEPARATE_THREAD: "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
+"""The environment of a router: all it does is in one event loop."""
+
+UNDISPATCHED = {"_reserve": False}
+"""Keywords of `DeploymentHandle.choose_replica` for a request that HAProxy sends, and the handle does not."""
+HEADERS = "x-serve-router-"
+"""How the names of headers begin that a router may set; HAProxy removes them from what clients send."""
+CHOSEN, DIGEST, REFUSED = (f"{HEADERS}{name}" for name in ("chosen", "digest", "refused"))
+"""Headers of ours: the replica that the router has chosen (another one that gets the request is HAProxy's second try),
+the digest of the request, and, of one that has ended replicas, for how many seconds it is refused."""
+
+
+def has_routers() -> bool:
+    """Whether HAProxy can ask a router of ours here."""
+    from ray.serve import Application
+    from ray.serve._private import constants
+
+    prefix = getattr(constants, "SERVE_INGRESS_ROUTER_HEADER_PREFIX", None)
+    return os.environ.get(HAPROXY) == "1" and hasattr(Application, "_with_ingress_request_router") and prefix == HEADERS
+
+
+def with_router(application: serve.Application, router: serve.Application) -> serve.Application:
+    """Let HAProxy ask the router for each POST to the application."""
+    return application._with_ingress_request_router(router)
+
+
+def router_of(application: serve.Application) -> serve.Application | None:
+    """What `with_router` has set."""
+    found: serve.Application | None = getattr(application, "_ingress_request_router", None)
+    return found
+
+
+def address(replica: Any) -> tuple[str, int] | None:
+    """Where a replica (`ray.serve.request_router.RunningReplica`) listens.
+
+    On this node it may listen at 127.0.0.1 only, and Ray names the node.
+    """
+    import ray
+
+    found: tuple[str, int] | None = replica.backend_http_endpoint
+    if found is not None and found[0] == ray.util.get_node_ip_address():
+        return "127.0.0.1", found[1]
+    return found

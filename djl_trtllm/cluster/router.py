@@ -1,0 +1,128 @@
+"""The router that Ray's HAProxy asks for each POST which replica answers it (docs/ray.md).
+
+HAProxy sends the beginning of the body to `POST /internal/route`, gets the replica's id, and passes the request on:
+tokens go from the replica to HAProxy and to the client. Ray has such a router for its own LLM servers. It takes bodies
+with `messages` or `prompt` only, remembers all prompts without end by default, and comes with a package that imports
+engines; ours takes each dialect, is bounded, and knows which requests have ended replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from ray import serve
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from djl_trtllm.cluster import ray_names
+from djl_trtllm.routing.fleet import Fleet, Load, Question
+
+_SESSION = "x-session-id"
+_TRUNCATED = "x-body-truncated"
+_TOGETHER_SECONDS = 0.05
+"""For how long what other routers should know is collected."""
+
+
+@dataclass
+class Asked:
+    """A question on its way through Ray, to the fleet that answers it."""
+
+    question: Question
+    fleet: Fleet
+
+
+class Router:
+    """The deployment that HAProxy asks: Ray starts one on each node that has a HAProxy.
+
+    `replicas` is the handle of the deployment that has the replicas, `slack` that of `Affinity`.
+    """
+
+    def __init__(self, replicas: Any, slack: int) -> None:
+        self._replicas = replicas
+        self._fleet = Fleet(slack, self._accuse, self._detour)
+        self._detours: list[tuple[bytes, str]] = []
+        self._telling: set[asyncio.Task[None]] = set()
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Ray calls it when the router starts."""
+        return Starlette(routes=[Route("/{path:path}", self._answer, methods=["POST"])])
+
+    async def _answer(self, request: Request) -> Response:
+        headers = request.headers
+        question = Question.of(await request.body(), headers.get(_SESSION, ""), headers.get(_TRUNCATED, ""))
+        await self._ask(question)
+        said = {ray_names.CHOSEN: question.replica, ray_names.DIGEST: question.digest}
+        if question.refused_for:
+            said[ray_names.REFUSED] = f"{question.refused_for:.0f}"
+        answer = orjson.dumps({"replica_id": question.replica, "request_headers": said})
+        return Response(answer, media_type="application/json")
+
+    async def moved(self, digest: str, replica: str) -> None:
+        """HAProxy has given a request to this replica, because the chosen one had died or did not take it."""
+        await self._ask(Question((), "", digest, replica))
+
+    async def accused(self, digests: list[str], replica: str) -> None:
+        """Another router had sent these requests to a replica that died."""
+        self._fleet.accuse(digests, replica)
+
+    async def _ask(self, question: Question) -> None:
+        async with self._replicas.choose_replica(Asked(question, self._fleet), **ray_names.UNDISPATCHED):
+            pass
+
+    async def learned(self, beginnings: list[tuple[bytes, str]]) -> None:
+        """Another router has sent prompts with these keys to these replicas, and not where this one would."""
+        for key, replica in beginnings:
+            self._fleet.learn(key, replica)
+
+    def _accuse(self, digests: set[str], replica: str) -> None:
+        self._background(self._tell("accused", list(digests), replica))
+
+    def _detour(self, key: bytes, replica: str) -> None:
+        self._detours.append((key, replica))
+        if len(self._detours) == 1:
+            self._background(self._tell_detours())
+
+    async def _tell_detours(self) -> None:
+        await asyncio.sleep(_TOGETHER_SECONDS)
+        detours, self._detours = self._detours, []
+        await self._tell("learned", detours)
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _tell(self, method: str, *arguments: object) -> None:
+        """Call a method of all routers."""
+        context = serve.get_replica_context()
+        routers = serve.get_deployment_handle(context.deployment, context.app_name)
+        await routers.broadcast(method, *arguments).results_async()
+
+
+class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Any to mypy, which does not read Ray
+    """Ray's extension that chooses a replica: the fleet of who asks does.
+
+    Ray sends all of this module with it, and so has each of its classes twice.
+    """
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """The replica for what a `Router` asks, and all of them for another call."""
+        asked = pending_request.args[0] if pending_request is not None and pending_request.args else None
+        question, fleet = getattr(asked, "question", None), getattr(asked, "fleet", None)
+        if not isinstance(question, Question) or not isinstance(fleet, Fleet) or not candidate_replicas:
+            return [candidate_replicas]
+        there = {replica.replica_id.to_full_id_str(): replica for replica in candidate_replicas}
+        addresses = {name: ray_names.address(replica) for name, replica in there.items()}
+        fleet.update({name: address for name, address in addresses.items() if address is not None})
+        fleet.route(question, {name: Load(**replica.routing_stats) for name, replica in there.items()})
+        return [[there.get(question.replica, candidate_replicas[0])]]

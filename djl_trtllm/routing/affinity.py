@@ -1,0 +1,126 @@
+"""Which replica has a prompt's beginning in its KV cache, as far as that can be known from where requests were sent."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from djl_trtllm.api.base import read_json
+from djl_trtllm.errors import InvalidRequestError
+
+_BLOCK = 128
+"""Bytes of the shortest beginning: about the tokens of a block of the KV cache, of which there is nothing to reuse
+below one."""
+_KEY_BYTES = 8
+_PROMPTS = ("messages", "prompt", "inputs", "input", "text_input")
+_BEFORE = ("tools", "system", "instructions")
+"""What chat templates put before the messages."""
+_ADAPTERS = ("adapters", "adapter_id")
+
+
+def prefix_keys(body: bytes) -> tuple[bytes, ...]:
+    """A key for each of several beginnings of the prompt, from short to long; before them its adapter's, if it has one.
+
+    The beginnings have 1, 2, 3, 4, 6, 8, 12, ... blocks, so that a prompt of any length has few keys, and two prompts
+    share the key of at least two thirds of what they have in common. A body in which no prompt is found is one itself.
+    """
+    adapter, prompt = _read(body)
+    hasher = blake2b(digest_size=_KEY_BYTES)
+    keys = []
+    if adapter is not None:
+        # Prompts of another adapter have nothing in the KV cache that this one could use.
+        hasher.update(orjson.dumps(adapter))
+        keys.append(hasher.digest())
+    view, begin = memoryview(prompt), 0
+    for end in _ends(len(prompt)):
+        hasher.update(view[begin:end])
+        keys.append(hasher.digest())
+        begin = end
+    return tuple(keys)
+
+
+def _ends(length: int) -> Iterator[int]:
+    end, step = _BLOCK, _BLOCK
+    while end <= length:
+        yield end
+        if end >= 4 * step:
+            step *= 2
+        end += step
+
+
+def _read(body: bytes) -> tuple[Any, bytes]:
+    """The adapter, and the prompt as bytes that begin alike where prompts do."""
+    try:
+        given = read_json(body)
+    except (orjson.JSONDecodeError, InvalidRequestError):
+        return None, body
+    if type(given) is not dict:
+        return None, body
+    prompt = next((given[name] for name in _PROMPTS if given.get(name)), None)
+    if prompt is None:
+        return None, body
+    parameters = given.get("parameters")
+    members = {**parameters, **given} if type(parameters) is dict else given
+    adapter = next((members[name] for name in _ADAPTERS if members.get(name)), None)
+    before = b"".join(orjson.dumps(given[name]) for name in _BEFORE if given.get(name))
+    return adapter, before + (prompt.encode() if type(prompt) is str else orjson.dumps(prompt))
+
+
+_MOST_KEYS = 100_000
+"""About 40 MB, and the prompts of some thousand conversations: more than the KV caches of the replicas hold."""
+_MOST_HOLDERS = 4
+"""Replicas remembered for a beginning that many prompts share."""
+
+
+class Affinity:
+    """Chooses replicas. `slack`: how many more requests than the least loaded one a preferred replica may have."""
+
+    def __init__(self, slack: int, most_keys: int = _MOST_KEYS) -> None:
+        self._slack = slack
+        self._most_keys = most_keys
+        self._holders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+
+    def choose(self, keys: Sequence[bytes], loads: Mapping[str, int]) -> str | None:
+        """The replica for a prompt with these keys (`prefix_keys`); None if another choice is as good.
+
+        It is the least loaded of those that had the longest known beginning and are not out of balance. For a prompt
+        that is new it is the first of the two that the first key names that is not: several routers choose the same
+        ones without knowing of each other.
+        """
+        if not keys or not loads:
+            return None
+        most = min(loads.values()) + self._slack
+        for key in reversed(keys):
+            holders = [replica for replica in self._holders.get(key, ()) if loads.get(replica, most + 1) <= most]
+            if holders:
+                return min(holders, key=loads.__getitem__)
+        preferred = (replica for replica in ranked(keys[0], loads)[:2] if loads[replica] <= most)
+        return next(preferred, None)
+
+    def knows(self, keys: Iterable[bytes]) -> bool:
+        """Whether any of these beginnings was seen before."""
+        return any(key in self._holders for key in keys)
+
+    def learn(self, keys: Iterable[bytes], replica: str) -> None:
+        """The replica was sent a prompt with these keys. Keys that were not seen for the longest time are forgotten."""
+        for key in keys:
+            others = tuple(other for other in self._holders.get(key, ()) if other != replica)
+            self._holders[key] = (*others, replica)[-_MOST_HOLDERS:]
+            self._holders.move_to_end(key)
+        while len(self._holders) > self._most_keys:
+            self._holders.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+
+def ranked(key: bytes, replicas: Iterable[str]) -> list[str]:
+    """The replicas in the order that a key prefers them, by rendezvous hashing.
+
+    The first one changes only for keys of which it is gone, or is a new one.
+    """
+    return sorted(replicas, key=lambda replica: blake2b(key + replica.encode(), digest_size=8).digest())

@@ -1,0 +1,105 @@
+"""vLLM with prompt lookup answers as vLLM without it, and says what its drafts have proposed.
+
+`python -m benchmarks.speculation equal --backend vllm` compares 200 outputs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.client import Answer, lmi, raw_post, read_until, said
+from tests.support.models import PROMPT, link_checkpoint
+from tests.support.processes import wait_until
+from tests.support.reference import SHORT
+from tests.support.server import Server, running
+from tests.vllm.conftest import START_SECONDS
+from tests.vllm.test_serving import STREAMS, kill_under
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+ENVIRON = {
+    "OPTION_BACKEND": "vllm",
+    "OPTION_DTYPE": "fp32",
+    "OPTION_ENFORCE_EAGER": "true",
+    "OPTION_MAX_MODEL_LEN": "2560",
+    "OPTION_MAX_ROLLING_BATCH_SIZE": "32",
+    "OPTION_EXECUTOR_HANG_TIMEOUT": "300",
+    "OPTION_MODEL_LOADING_TIMEOUT": str(START_SECONDS),
+    "OPTION_SPECULATIVE_CONFIG": '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}',
+}
+
+
+@pytest.fixture(scope="module")
+def speculating(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    environ = ENVIRON | {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
+    scratch: Path = tmp_path_factory.mktemp("scratch")
+    with running(Server(link_checkpoint(scratch / "story"), environ, scratch), START_SECONDS) as started:
+        yield started
+
+
+def logprobs(answer: Answer) -> list[float]:
+    return [token["log_prob"] for token in answer.json["details"]["tokens"]]
+
+
+def test_answers_are_those_without_speculation_alone_and_together(server: Server, speculating: Server) -> None:
+    asked = [
+        lmi(text, max_new_tokens=40, details=True, stop_sequences=stop)
+        for text in SHORT[:8]
+        for stop in ([" the", "zzz"], ["er "])
+    ]
+    plain = server.together(asked)
+    expected, scores = [said(answer) for answer in plain], [logprobs(answer) for answer in plain]
+    assert {details["finish_reason"] for *_, details in expected} >= {"stop_sequence"}
+    for count, at_once in ((16, 16), (4, 1)):
+        answers = speculating.together(asked[:count], at_once=at_once)
+        assert [said(answer) for answer in answers] == expected[:count]
+        for answer, score in zip(answers, scores, strict=False):
+            assert logprobs(answer) == pytest.approx(score, abs=1e-3)
+
+
+def test_what_drafts_proposed_is_in_the_usage_the_log_and_the_metrics(speculating: Server) -> None:
+    accepted_before = speculating.metric("accepted_draft_tokens_total")
+    drafted_before = speculating.metric("draft_tokens_total")
+    text = "Tom and Sue saw a dog. Tom and Sue saw a cat. Tom and Sue saw a"
+    body: dict[str, Any] = {"prompt": text, "max_tokens": 30, "temperature": 0, "n": 2, "stop": ["zzz"]}
+    answer = speculating.http.post("/v1/completions", json=body).json()
+    accepted = answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
+    assert len({choice["text"] for choice in answer["choices"]}) == 1
+    assert 0 < accepted < answer["usage"]["completion_tokens"]
+    rejected = answer["usage"]["completion_tokens_details"]["rejected_prediction_tokens"]
+    assert speculating.metric("accepted_draft_tokens_total") == accepted_before + accepted
+    drafted = accepted + rejected
+    wait_until(lambda: speculating.metric("draft_tokens_total") == drafted_before + drafted, what="drafted tokens")
+    page = speculating.http.get("/metrics").text
+    for name in ("vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_draft_tokens_total"):
+        assert re.search(rf"^{name}{{.*}} [1-9]", page, re.MULTILINE)
+    wait_until(lambda: speculating.says(f"accepted_tokens={accepted} drafted_tokens={drafted} "))
+
+
+def test_a_client_that_leaves_ends_its_sequence_and_no_other(server: Server, speculating: Server) -> None:
+    with speculating.connect() as leaving:
+        endless = lmi(SHORT[0], stream=True, max_new_tokens=400, ignore_eos=True)
+        leaving.sendall(raw_post(json.dumps(endless).encode()))
+        read_until(leaving, b'"token"')
+    asked = [lmi(text, max_new_tokens=60, details=True) for text in SHORT[:6]]
+    assert [said(each) for each in speculating.together(asked)] == [said(each) for each in server.together(asked)]
+    wait_until(lambda: speculating.metric("running") == 0)
+
+
+def test_streams_go_on_in_another_engine_process_with_the_same_tokens(speculating: Server) -> None:
+    asked = [
+        lmi(f"{number} {PROMPT}", stream=True, max_new_tokens=48, details=True, ignore_eos=True)
+        for number in range(STREAMS)
+    ]
+    quiet = speculating.together(asked)
+    answers = asyncio.run(kill_under(speculating, asked, 8 * STREAMS))
+    for before, after in zip(quiet, answers, strict=True):
+        assert (after.status, after.complete, after.token_ids) == (200, True, before.token_ids)
