@@ -165,6 +165,10 @@ class UnsupportedParameterError(InvalidRequestError):
     """A known parameter that this backend does not support."""
 
 
+class UnsupportedTaskError(InvalidRequestError):
+    """A request for text to a model that makes vectors, or the reverse."""
+
+
 class OverloadedError(RequestError):
     """The request queue is full.
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_type_hints
 
 import msgspec
 
@@ -215,6 +215,24 @@ GREEDY_BELOW = 1e-5
 """Temperatures below take the most likely token, as in vLLM: dividing by them overflows a 32-bit number."""
 
 
+TaskName: TypeAlias = Literal["generate", "embed", "score"]
+"""What a model is for, as in `option.task`. The engine process does without the package of options."""
+
+
+class Pooling(msgspec.Struct, frozen=True, array_like=True):
+    """What a request wants instead of text: the vector of a text, or the score of a pair of texts.
+
+    `activate`: normalise the vector to length 1, put the score through a sigmoid; None for what the model does by
+    itself. `dimensions`: the first ones of the vector only. `second`: where the tokens of the pair's second text begin,
+    0 where the model does not distinguish them.
+    """
+
+    task: TaskName = "embed"
+    activate: bool | None = None
+    dimensions: int | None = None
+    second: int = 0
+
+
 class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """How sequences are sampled. The dialect fills it in, and the engine process receives the same struct.
 
@@ -274,6 +292,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     None for none of it. `prompt_only`: generate nothing. `logit_bias` has tokens and what is added to their logits.
     `cache_salt` names the group of requests with which this one shares the prefix cache; "": `RequestOrigin.salt` does.
     A request with `priority` -1 goes behind those with the priority of its origin.
+    `pooling`: no text is generated; `pair` is then the second text, of a score. `truncate` keeps the first N tokens
+    there, special ones included.
     `images` are those of the `messages`, in their order; each is a part `{"type": "image"}` there.
     """
 
@@ -300,7 +320,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: Annotated[tuple[tuple[int, float], ...], _BIAS] = ()
     cache_salt: Annotated[str, _SALT] = ""
     priority: Annotated[Literal[-1, 0], _SERVER] = 0
+    pooling: Annotated[Pooling | None, _SERVER] = None
+    pair: Annotated[str | None, _SERVER] = None
     images: Annotated[tuple[ImageSource, ...], _IMAGES] = ()
+
+    @property
+    def task(self) -> TaskName:
+        """What a model has to be for."""
+        return "generate" if self.pooling is None else self.pooling.task
 
 
 class RequestField:
@@ -418,7 +445,8 @@ class OutputChunk(msgspec.Struct, frozen=True, gc=False):
 
     `index` is the sequence (0 to n - 1) of its request, `generation` the request among those of one call. `prompt` has
     the prompt's tokens with their log-probabilities, in one chunk of a request with `prompt_logprobs`; the first token
-    has none.
+    has none. `vector` is what a request with `pooling` wants, as float32 in the machine's byte order: a vector, or the
+    one number of a score.
     """
 
     index: int
@@ -426,6 +454,7 @@ class OutputChunk(msgspec.Struct, frozen=True, gc=False):
     finished: SequenceResult | None
     generation: int = 0
     prompt: list[RankedToken] | None = None
+    vector: bytes = b""
 
 
 Consumer = Callable[[OutputChunk], None]

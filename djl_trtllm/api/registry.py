@@ -9,13 +9,17 @@ from collections.abc import Iterator
 
 from djl_trtllm.api.base import Dialect
 from djl_trtllm.api.bodies import Body
+from djl_trtllm.api.dialects.embeddings import EMBEDDINGS
 from djl_trtllm.api.dialects.lmi.dialect import Lmi
 from djl_trtllm.api.dialects.messages.dialect import MESSAGES
 from djl_trtllm.api.dialects.openai.dialect import OPENAI
+from djl_trtllm.api.dialects.rerank import RERANK
 from djl_trtllm.api.dialects.responses.dialect import RESPONSES
+from djl_trtllm.api.dialects.tei import TEI
 from djl_trtllm.api.dialects.tgi import TGI
 from djl_trtllm.api.dialects.triton.dialect import TRITON
 from djl_trtllm.api.dialects.truss import TRUSS
+from djl_trtllm.config import Task
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.plugins import API_DIALECTS, plugins
 
@@ -44,6 +48,10 @@ BODIES = (
     Body("messages", OPENAI, "/v1/chat/completions"),
     Body("input", RESPONSES, "/v1/responses"),
     Body("inputs"),
+    Body("input", EMBEDDINGS, "/v1/embeddings", task=Task.EMBED),
+    Body("inputs", task=Task.EMBED),
+    Body("query", RERANK, "/rerank", task=Task.SCORE),
+    Body("text_1", RERANK, "/score", task=Task.SCORE),
 )
 """The bodies that each path of LMI takes, and DJL's handlers: a request is what its members say (`Body`)."""
 
@@ -51,9 +59,12 @@ LMI = Lmi(BODIES)
 
 DIALECTS: list[Dialect] = [
     LMI,
+    EMBEDDINGS,
     MESSAGES,
     OPENAI,
+    RERANK,
     RESPONSES,
+    TEI,
     TGI,
     TRITON,
     TRUSS,

@@ -16,7 +16,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from djl_trtllm.backends.effects import Effects, with_admission
-from djl_trtllm.config import Backend, Config
+from djl_trtllm.config import Backend, Config, Task
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import EngineError
@@ -85,6 +85,9 @@ class EngineBackend(ABC):
 
     effects: Mapping[str, Effects]
     """The values of `option.backend` that select it, each with its option map."""
+
+    tasks: frozenset[Task] = frozenset({Task.GENERATE})
+    """What it runs models for."""
 
     automatic: tuple[str, ...] = ()
     """The values of `option.backend` that `auto` may become."""

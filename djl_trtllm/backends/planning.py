@@ -4,9 +4,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from djl_trtllm.backends.base import Built, PrefixCache, backend_named, backends, effects_on, this_machine
+from djl_trtllm.backends.base import (
+    Built,
+    EngineBackend,
+    PrefixCache,
+    backend_named,
+    backends,
+    effects_on,
+    this_machine,
+)
 from djl_trtllm.backends.effects import Effects, Fixed, NoEffect, describe_effect, has_effect
-from djl_trtllm.config import Backend, Config
+from djl_trtllm.config import Backend, Config, Task
 from djl_trtllm.config.explain import shown_origin, shown_value
 from djl_trtllm.config.options import OPTIONS, DeclaredOption
 from djl_trtllm.config.resolve import without_effect
@@ -17,6 +25,7 @@ from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import Layout
+from djl_trtllm.model.pooling import find_task
 
 _LIMITS = (
     "max_rolling_batch_size",
@@ -30,25 +39,43 @@ _LIMITS = (
 """The fields of `Options` that an engine is compiled for."""
 
 
+_RUNNING_TEXTS = 256
+_WAITING_TEXTS = 4096
+
+
 def choose_backend(config: Config, layout: Layout, hardware: Hardware) -> tuple[Backend, str]:
     """The backend and its reason in one line.
 
     With `auto`, the first backend that offers to run these files on this machine; the reason names the others that are
     installed for it. Raises EngineError if the selected backend cannot run here or cannot load these files.
     """
-    asked = config.options.backend
+    asked, task = config.options.backend, find_task(config.options.task, layout)
     if asked is not Backend.AUTO:
+        if problem := _other_task(backend_named(asked), asked.value, task):
+            raise EngineError(f"{config.format_setting('backend')}: {problem}; {layout.path} is such a model")
         return asked, backend_named(asked).accept(asked, config.format_setting("backend"), layout, hardware)
     refusals: list[str] = []
     for place, backend in enumerate(backends(), 1):
+        if problem := _other_task(backend, next(iter(backend.effects)), task):
+            refusals.append(problem)
+            continue
         offer = backend.offer(layout, hardware)
         if offer.backend is not None:
-            later = [each.offer(layout, hardware) for each in backends()[place:]] if offer.reason else []
+            others = [each for each in backends()[place:] if task in each.tasks]
+            later = [each.offer(layout, hardware) for each in others] if offer.reason else []
             also = [f"option.backend={each.backend} would take another: {each.reason}" for each in later if all(each)]
             return offer.backend, "; ".join([offer.reason, *also] if offer.reason else refusals)
         if offer.reason:
             refusals.append(offer.reason)
     raise EngineError(f"no backend runs {layout.path}: {'; '.join(refusals)}")
+
+
+def _other_task(backend: EngineBackend, name: str, task: Task) -> str:
+    """Why the backend does not run models for this task, "" where it does."""
+    if task in backend.tasks:
+        return ""
+    served = [each for each in Backend.all_values() if each != "auto" and task in backend_named(Backend(each)).tasks]
+    return f"{name} runs no model that is for option.task={task} here ({', '.join(served)} would)"
 
 
 def likely_backend(config: Config, hardware: Hardware) -> Backend:
@@ -90,10 +117,28 @@ def fitted_to_memory(config: Config, layout: Layout, hardware: Hardware) -> Conf
     with. Raises EngineError if the backend cannot run here.
     """
     backend, _ = choose_backend(config, layout, hardware)
+    config = _for_task(config, find_task(config.options.task, layout))
+    if config.options.task is not Task.GENERATE:
+        return config
     config = _with_prefix_cache(config, backend_named(backend).prefix_cache(backend, hardware))
     if layout.kind.is_engine:
         return config
     return backend_named(backend).fitted_to_memory(config, layout, hardware, backend)
+
+
+def _for_task(config: Config, task: Task) -> Config:
+    """The configuration for what the model is for.
+
+    Texts that become vectors wait and run by the hundred: they are short, take no KV cache, and those of like lengths
+    are computed together.
+    """
+    if config.options.task is Task.AUTO:
+        config = config.replace(Origin.derived("the model's files"), task=task)
+    if task is Task.GENERATE:
+        return config
+    limits = {"max_rolling_batch_size": _RUNNING_TEXTS, "job_queue_size": _WAITING_TEXTS}
+    unset = {name: value for name, value in limits.items() if not config.is_set(name)}
+    return config.replace(Origin.derived(f"option.task={task}"), **unset)
 
 
 def _with_prefix_cache(config: Config, cache: PrefixCache | None) -> Config:

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from djl_trtllm.batching.sequence import OutputSequence, RankedSequence, UnwrittenSequence
+from djl_trtllm.batching.sequence import OutputSequence, PooledSequence, RankedSequence, UnwrittenSequence
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
@@ -23,6 +23,7 @@ from djl_trtllm.errors import (
     PromptTooLongError,
     RequestError,
     UnsupportedParameterError,
+    UnsupportedTaskError,
 )
 from djl_trtllm.executor.protocol import End, Feature, Limits, Logprob, Ranked, Refusal, Submit
 from djl_trtllm.model import Tokenizer
@@ -65,6 +66,11 @@ _GUIDES = {
     ),
 }
 """What an engine needs for a guide, what refusals call it, and what they advise."""
+_DOES = {
+    "generate": "generates text",
+    "embed": "embeds texts",
+    "score": "scores pairs of texts",
+}
 _UNKNOWN = RequestOrigin()
 _MAX_CACHED_STOPS = 1024
 _MAX_CACHED_TEXTS = 16_384
@@ -106,7 +112,7 @@ class SequenceLimits:
         A number that the client gives is refused where it is over a limit; a default is lowered to it. Raises
         InvalidRequestError for what can never run.
         """
-        if request.truncate is not None:
+        if request.truncate is not None and request.pooling is None:
             prompt_ids = prompt_ids[-request.truncate :]
         length, wanted, batch = len(prompt_ids), request.sampling.max_new_tokens, self._batch
         if not length:
@@ -126,6 +132,13 @@ class SequenceLimits:
                 f"the prompt has {length} tokens, max_input_len is {batch.max_input_len}: "
                 "shorten it, or raise option.max_input_len"
             )
+        if request.pooling is not None:
+            if length > self._max_seq_len:
+                raise PromptTooLongError(
+                    f"the text has {length} tokens, max_seq_len is {self._max_seq_len}: shorten it, or let the request "
+                    "truncate it"
+                )
+            return prompt_ids, 0
         if wanted > batch.max_output_len:
             raise InvalidRequestError(
                 f"the request asks for {wanted} new tokens, max_output_len is {batch.max_output_len}: "
@@ -164,8 +177,17 @@ class SequenceLimits:
 def supported(request: GenerationRequest, limits: Limits, features: frozenset[str]) -> GenerationRequest:
     """Return the request as an executor with these limits and features runs it.
 
-    Raises UnsupportedParameterError, naming the parameters that the executor does not honour.
+    Raises UnsupportedParameterError, naming the parameters that the executor does not honour, and
+    UnsupportedTaskError.
     """
+    if request.task != limits.task:
+        raise UnsupportedTaskError(
+            f"this model {_DOES[limits.task]} (option.task is {limits.task}), and the request is for one that "
+            f"{_DOES[request.task]}: name another model, or send what this one takes"
+        )
+    asked = 0 if request.pooling is None else request.pooling.dimensions or 0
+    if asked > limits.dimensions:
+        raise InvalidRequestError(f"'dimensions' is {asked}: expected at most {limits.dimensions}, those of the model")
     request = _with_beams(request, limits.beams, limits.most_beams)
     _require(request, features)
     if request.logprobs and not _gives_logprobs(request, features):
@@ -175,7 +197,12 @@ def supported(request: GenerationRequest, limits: Limits, features: frozenset[st
 
 @functools.lru_cache(maxsize=8)
 def refusals(limits: Limits, features: frozenset[str]) -> Mapping[str, str]:
-    """Why `supported` refuses a request that sets one field, or has a guide of one kind, by the field or the kind."""
+    """Why `supported` refuses a request that sets one field, or has a guide of one kind, by the field or the kind.
+
+    A model that does not generate has none: it refuses such requests as a whole.
+    """
+    if limits.task != "generate":
+        return MappingProxyType({})
     beams = limits.beams or 2
     asking: dict[str, GenerationRequest] = {kind: GenerationRequest(guide=Guide(kind)) for kind in GuideKind}
     for name, field in FIELDS.items():
@@ -311,6 +338,8 @@ class Translator:
         kind = functools.partial(RankedSequence, text_of=self._text_of) if request.top_logprobs else OutputSequence
         if request.prompt_only:
             kind = UnwrittenSequence
+        if request.pooling is not None:
+            kind = PooledSequence
         return [
             kind(
                 index=index,
@@ -377,6 +406,7 @@ class Translator:
             # A group that a request names is never the group of a key.
             f"group {request.cache_salt}" if request.cache_salt else origin.salt,
             images,
+            pooling=request.pooling,
         )
 
     def prompt(self, prompt_ids: Sequence[int], scores: Sequence[Logprob]) -> list[RankedToken]:

@@ -249,6 +249,8 @@ class Slot:
     @property
     def complete(self) -> bool:
         """Whether it has all its tokens."""
+        if self.message.pooling is not None:
+            return False
         return len(self.sequence.token_ids) >= self.message.sampling.max_new_tokens
 
 

@@ -19,7 +19,7 @@ from djl_trtllm.batching import blame
 from djl_trtllm.batching.admission import BatchLimits, SequenceLimits, Translator
 from djl_trtllm.batching.blame import Blame, Verdict
 from djl_trtllm.batching.queue import ClientShares, ExecutorPort, Places, Slot, WaitingQueue
-from djl_trtllm.batching.sequence import RequestState
+from djl_trtllm.batching.sequence import PooledSequence, RequestState
 from djl_trtllm.batching.statistics import RequestRecord, Statistics
 from djl_trtllm.errors import (
     GenerationError,
@@ -589,7 +589,10 @@ class RollingBatch:
                 self._abort(state, FinishReason.ERROR, GenerationError(problem))
 
     def _count(self, step: Step) -> None:
-        """Count tokens of a step that the engine did not compute one by one."""
+        """Take vectors, and count tokens of a step that the engine did not compute one by one."""
+        for request_id, vector in step.vectors.items():
+            if (slot := self._running.get(request_id)) is not None and isinstance(slot.sequence, PooledSequence):
+                slot.sequence.vector = vector
         for request_id, tokens in step.cached.items():
             if (slot := self._running.get(request_id)) is not None and slot.begins:
                 slot.sequence.cached_tokens = tokens

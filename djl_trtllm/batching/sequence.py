@@ -307,6 +307,19 @@ class UnwrittenSequence(OutputSequence):
         OutputSequence.finish(self, reason if reason in _CUT_SHORT else FinishReason.LENGTH, error)
 
 
+class PooledSequence(UnwrittenSequence):
+    """The sequence of a request that wants its prompt's vector, and no tokens."""
+
+    __slots__ = ("vector",)
+
+    def __init__(self, **fields: Any) -> None:
+        OutputSequence.__init__(self, **fields)
+        self.vector = b""
+
+    def drain(self) -> OutputChunk:
+        return OutputChunk(self.index, [], self.finished, vector=self.vector)
+
+
 class RequestState:
     """A request in the rolling batch, from `RollingBatch.submit` to its end.
 

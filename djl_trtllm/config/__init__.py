@@ -13,6 +13,7 @@ from djl_trtllm.config.options.choices import (
     Quantization,
     ReasoningFormat,
     SchedulerPolicy,
+    Task,
     ToolCallFormat,
 )
 from djl_trtllm.config.resolve import load, resolve
@@ -43,6 +44,7 @@ __all__ = [
     "SchedulerPolicy",
     "Setting",
     "Source",
+    "Task",
     "ToolCallFormat",
     "load",
     "names_configuration",

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from djl_trtllm.config.compat.detect import names_configuration, read_model, read_source
 from djl_trtllm.config.options import OPTIONS, DeclaredOption, Options, find, suggest
-from djl_trtllm.config.options.choices import Backend
+from djl_trtllm.config.options.choices import Backend, Task
 from djl_trtllm.config.options.option import NotAValueError, Scope, as_text, is_quoted, without_comment
 from djl_trtllm.config.rules import RuleContext, When, check, engine_named
 from djl_trtllm.config.sources import (
@@ -292,8 +292,13 @@ def _forbidden(declared: DeclaredOption, setting: Setting) -> str:
 
 
 def _take_the_engine_that_lmi_names(draft: _Draft) -> None:
-    """`rolling_batch` or `entryPoint` names vLLM, as in most files for LMI, unless `backend` names an engine."""
+    """`rolling_batch` or `entryPoint` names vLLM, as in most files for LMI, unless `backend` names an engine.
+
+    A model that embeds or scores is not served by vLLM here.
+    """
     named = engine_named(draft.values.get)
+    if draft.value("task") in (Task.EMBED, Task.SCORE):
+        return
     if named is not None and named[1].backends == (Backend.VLLM,) and not draft.is_set("backend"):
         draft.derive("backend", Backend.VLLM, str(draft.chosen[named[0]]))
 

@@ -49,19 +49,6 @@ class RuleContext:
         )
 
 
-_GENERATING = (
-    "auto",
-    "generate",
-    "text-generation",
-    "text2text-generation",
-    "image-text-to-text",
-    "conversational",
-    "question-answering",
-    "summarization",
-    "translation",
-)
-"""Tasks of the Hugging Face hub and of vLLM that a model does by generating text."""
-
 Broken = Callable[[RuleContext], str | None]
 
 
@@ -415,17 +402,6 @@ def engine_of_lmi(context: RuleContext) -> str | None:
     return (
         f"{context.format_setting(named[0])} names {named[1].name}, and {backend} runs the model here; "
         "option.backend says which engine you want"
-    )
-
-
-@_rule
-def text_is_generated(context: RuleContext) -> str | None:
-    task = context.value("task")
-    if task is None or task in _GENERATING:
-        return None
-    return (
-        f"{context.format_setting('task')}: this server generates text and does nothing else; serve such a model with "
-        "another server, or leave the option out if the model generates text"
     )
 
 

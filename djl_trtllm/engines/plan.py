@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from djl_trtllm.config import Backend, Config, DType
+from djl_trtllm.config import Backend, Config, DType, Task
 from djl_trtllm.engines.cache import FileHashes, Manifest, OptionValue, cache_key
 from djl_trtllm.engines.compiler import Compiler, CompileSpec
 from djl_trtllm.errors import ModelError
@@ -116,18 +116,20 @@ DRAFT_FOLDER = "draft"
 class EnginePlan(ABC):
     """Derived by `plan_engine` from configuration, model files and machine.
 
-    `source` is the checkpoint or engine directory, `asked` the build options that the user set. At most `max_sequences`
-    run at once, each with at most `max_seq_len` tokens, of which at most `max_input_len` are prompt. `notes` say what
-    was changed and why, one line each, for the log. `engine_dir` is the engine once it is known (see `at`), `draft` the
-    plan of a draft model that is compiled and cached by itself, `hash_store` a folder for cached hashes. The output of
-    `stream_interval` iterations, and of those within `send_interval` seconds, is sent together where the engine process
-    runs them; an engine that iterates itself does that itself.
+    `source` is the checkpoint or engine directory, `task` what the model is for, `asked` the build options that the
+    user set. At most `max_sequences` run at once, each with at most `max_seq_len` tokens, of which at most
+    `max_input_len` are prompt. `notes` say what was changed and why, one line each, for the log. `engine_dir` is the
+    engine once it is known (see `at`), `draft` the plan of a draft model that is compiled and cached by itself,
+    `hash_store` a folder for cached hashes. The output of `stream_interval` iterations, and of those within
+    `send_interval` seconds, is sent together where the engine process runs them; an engine that iterates itself does
+    that itself.
     """
 
     backend: Backend
     reason: str
     source: Path
     tokenizer_dir: Path
+    task: Task = Task.GENERATE
     max_sequences: int
     max_seq_len: int
     max_input_len: int

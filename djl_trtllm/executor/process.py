@@ -230,7 +230,7 @@ class HeldOutput:
             sent = self._take([each for each in self._held if each in ended or each not in self._begun])
         self._begun.update(step.ids)
         self._begun -= ended
-        sent.ends, sent.cached, sent.prompts = step.ends, step.cached, step.prompts
+        sent.ends, sent.cached, sent.prompts, sent.vectors = step.ends, step.cached, step.prompts, step.vectors
         return sent
 
     def take_all(self) -> Step:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from djl_trtllm.request import Adapter, FinishReason, Guide, Image, Sampling
+from djl_trtllm.request import Adapter, FinishReason, Guide, Image, Pooling, Sampling, TaskName
 
 
 class Feature(str, enum.Enum):
@@ -101,6 +101,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """The images of the prompt, in the order of their placeholders among `prompt_ids`."""
     repeated_ids: list[int] = []
     """Tokens that the sequence has had already (`Limits.repeats`): it begins anew, and its first tokens are these."""
+    pooling: Pooling | None = None
+    """The prompt becomes a vector (`Step.vectors`) and nothing is generated; its end is LENGTH."""
 
 
 class FirstRequest(NamedTuple):
@@ -152,7 +154,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     `tries_guides`: whether it takes `Try`, so that a request waits for the trial of its guide without a place.
     `draft_tokens`: above 0 where it speculates; tokens that a sequence may have beyond its own in the KV cache, where
     `kv_blocks` counts, while they are verified. `repeats`: a sequence that goes on after the loss of an engine process
-    begins anew (`Submit.repeated_ids`), because the engine takes no tokens after its prompts.
+    begins anew (`Submit.repeated_ids`), because the engine takes no tokens after its prompts. `task`: what each request
+    has to be for. `dimensions`: of its vectors.
     """
 
     max_sequences: int
@@ -168,6 +171,8 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     tries_guides: bool = False
     draft_tokens: int = 0
     repeats: bool = False
+    task: TaskName = "generate"
+    dimensions: int = 0
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -271,6 +276,8 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
     """The log-probabilities of all tokens of a prompt, by request, before or with its first token.
 
     The first token has None."""
+    vectors: dict[int, bytes] = {}
+    """What became of prompts with `Submit.pooling`, by request, with its end: float32 in the machine's byte order."""
 
     def __post_init__(self) -> None:
         """Raise ValueError where the columns do not fit together; decoding does so, too."""

@@ -9,8 +9,9 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 import tokenizers.models
@@ -259,6 +260,29 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
+    def surround(self, first: Sequence[int], second: Sequence[int] | None, most: int | None) -> tuple[list[int], int]:
+        """A text or a pair of texts, encoded without special tokens, as a model sees it, and where the second begins.
+
+        It has at most `most` tokens: their ends are left out, that of the longer text first. The place is 0 for a
+        single text, and for models that do not distinguish the texts.
+        """
+        before, between, after, typed = self._affixes[second is not None]
+        other = second or ()
+        if most is not None:
+            room = max(0, most - len(before) - len(between) - len(after))
+            if len(first) + len(other) > room:
+                shorter = min(len(first), len(other), room // 2)
+                longer = room - shorter
+                lengths = (shorter, longer) if len(first) <= len(other) else (longer, shorter)
+                first, other = first[: lengths[0]], other[: lengths[1]]
+        start = 0 if typed is None else len(before) + len(first) + typed
+        return [*before, *first, *between, *other, *after][:most], start
+
+    @cached_property
+    def _affixes(self) -> tuple[_Affixes, _Affixes]:
+        """The special tokens around a text, and those around and between two."""
+        return _affixes(self.raw.encode("a")), _affixes(self.raw.encode("a", "a"))
+
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> str:
         """The prompt of a conversation, to be encoded without special tokens: the template decides about them.
 
@@ -282,6 +306,24 @@ class Tokenizer:
     def _id_of(self, token: Any) -> int | None:
         id_: int | None = self.raw.token_to_id(token) if isinstance(token, str) else None
         return id_
+
+
+class _Affixes(NamedTuple):
+    """Special tokens, and how far behind the first text the tokens have the type of the second; None for never."""
+
+    before: list[int]
+    between: list[int]
+    after: list[int]
+    typed: int | None
+
+
+def _affixes(encoding: tokenizers.Encoding) -> _Affixes:
+    ids, places = encoding.ids, encoding.sequence_ids
+    own = [at for at, place in enumerate(places) if place is not None]
+    end = max((at for at, place in enumerate(places) if place == 0), default=len(ids) - 1) + 1
+    second = places.index(1) if 1 in places else end
+    typed = encoding.type_ids.index(1) - end if 1 in encoding.type_ids else None
+    return _Affixes(ids[: own[0]] if own else [], ids[end:second], ids[own[-1] + 1 :] if own else [], typed)
 
 
 def is_panic(error: BaseException) -> bool:

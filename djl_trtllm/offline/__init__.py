@@ -32,6 +32,7 @@ from djl_trtllm.offline.arguments import (
     TorchCompileConfig,
 )
 from djl_trtllm.offline.llm import LLM, CompletionOutput, Logprob, RequestOutput
+from djl_trtllm.offline.vectors import EmbeddingOutput, PoolingRequestOutput, ScoringOutput
 
 __all__ = [
     "LLM",
@@ -43,6 +44,7 @@ __all__ = [
     "ContextChunkingPolicy",
     "CudaGraphConfig",
     "DynamicBatchConfig",
+    "EmbeddingOutput",
     "ExtendedRuntimePerfKnobConfig",
     "GuidedDecodingParams",
     "KvCacheConfig",
@@ -51,10 +53,12 @@ __all__ = [
     "MoeConfig",
     "PeftCacheConfig",
     "PluginConfig",
+    "PoolingRequestOutput",
     "QuantAlgo",
     "QuantConfig",
     "RequestOutput",
     "SamplingParams",
     "SchedulerConfig",
+    "ScoringOutput",
     "TorchCompileConfig",
 ]

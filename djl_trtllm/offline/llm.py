@@ -11,12 +11,12 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from rich.console import Console
@@ -32,10 +32,13 @@ from djl_trtllm.config.sources import as_arguments
 from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError, NotReadyError, OverloadedError, RequestError
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.offline.arguments import SamplingParams, flattened
+from djl_trtllm.offline.vectors import EmbeddingOutput, PoolingRequestOutput, ScoringOutput
 from djl_trtllm.progress import batch_progress
-from djl_trtllm.request import FINISH_WORDS, FinishReason, GenerationRequest, OutputChunk, RankedToken
+from djl_trtllm.request import FINISH_WORDS, FinishReason, GenerationRequest, OutputChunk, Pooling, RankedToken
 from djl_trtllm.service.lifecycle import ModelService
 from djl_trtllm.service.model import Model, open_remote, open_source, prepare
+
+T = TypeVar("T")
 
 # -- results -----------------------------------------------------------------------------------------------------------
 
@@ -57,6 +60,8 @@ class OfflineResult(ResponseEncoder):
         self.sequences = self._output.sequences
         self.prompt_logprobs: list[RankedToken] | None = None
         """The prompt's tokens with their log-probabilities, of a request that asks for them."""
+        self.vector = b""
+        """See `OutputChunk.vector`."""
         self.failure: DjlTrtllmError | None = None
         self.wants_prompt_tokens = wants_prompt_tokens
         self.complete = False
@@ -68,6 +73,7 @@ class OfflineResult(ResponseEncoder):
     def encode(self, chunk: OutputChunk) -> bytes:
         self.complete = self._output.add(chunk)
         self.prompt_logprobs = chunk.prompt or self.prompt_logprobs
+        self.vector = chunk.vector
         if chunk.finished is not None:
             self.failure = self.failure or chunk.finished.error
         return b""
@@ -422,6 +428,63 @@ class LLM:
         with closing(results), shown as advance:
             for result in results:
                 outputs.append(RequestOutput.of(result, requests[result.number]))
+                if advance is not None:
+                    advance()
+        return outputs
+
+    def embed(
+        self,
+        prompts: str | Iterable[str],
+        *,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """The vectors of texts, in their order, of a model that embeds.
+
+        `dimensions`: the first ones only. `truncate_prompt_tokens`: the first N tokens of each text, without which one
+        that is too long has an error. Raises as `generate`.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        pooling = Pooling("embed", dimensions=dimensions)
+        requests = [GenerationRequest(prompt=each, truncate=truncate_prompt_tokens, pooling=pooling) for each in texts]
+        return self._pooled(requests, EmbeddingOutput.of, use_tqdm=use_tqdm)
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """The scores of pairs: of one text with each of `data_2`, or of as many. Raises as `generate`."""
+        first = [data_1] if isinstance(data_1, str) else list(data_1)
+        second = [data_2] if isinstance(data_2, str) else list(data_2)
+        if len(first) == 1:
+            first *= len(second)
+        if len(first) != len(second):
+            raise InvalidRequestError(
+                f"data_1 has {len(first)} texts and data_2 {len(second)}: expected one, or as many as data_2 has"
+            )
+        pooling = Pooling("score")
+        requests = [
+            GenerationRequest(prompt=one, pair=other, truncate=truncate_prompt_tokens, pooling=pooling)
+            for one, other in zip(first, second, strict=True)
+        ]
+        return self._pooled(requests, ScoringOutput.of, use_tqdm=use_tqdm)
+
+    def _pooled(
+        self, requests: list[GenerationRequest], read: Callable[[bytes], T], *, use_tqdm: bool
+    ) -> list[PoolingRequestOutput[T]]:
+        outputs: list[PoolingRequestOutput[T]] = []
+        console = Console(stderr=True)
+        shown = batch_progress(len(requests), lambda: 0, console) if use_tqdm else nullcontext()
+        with closing(self._runner.run(requests)) as results, shown as advance:
+            for result in results:
+                output = read(result.vector) if result.failure is None else None
+                tokens = 0 if result.prompt is None else result.prompt.length
+                outputs.append(PoolingRequestOutput(result.number, output, tokens, result.failure))
                 if advance is not None:
                     advance()
         return outputs

@@ -236,7 +236,7 @@ class ModelService:
         sequences = sum(request.sampling.sequences for request in requests)
         batch.admit(sequences, call.origin.client)
         try:
-            prompts = await self._read_prompts(requests, batch, call.encoder)
+            requests, prompts = await self._read_prompts(requests, batch, call.encoder)
             if self.batch is not batch or self.failure is not None:
                 raise self._not_ready()
         except BaseException:
@@ -299,9 +299,14 @@ class ModelService:
 
     async def _read_prompts(
         self, requests: list[GenerationRequest], batch: RollingBatch, encoder: ResponseEncoder
-    ) -> list[ReadPrompt]:
-        """Return the prompts, each of which fits; then the encoder gets them."""
+    ) -> tuple[list[GenerationRequest], list[ReadPrompt]]:
+        """Return the requests with their prompts, each of which fits; then the encoder gets these."""
         reader, takes_images = self.prompts, self._engine is not None and "images" in self._engine.features
+        if requests[0].pooling is not None:
+            pooled = await reader.read_pooled(requests, batch.fit)
+            for _, prompt in pooled:
+                encoder.begin(Prompt(prompt.text or "", len(prompt.ids)))
+            return [request for request, _ in pooled], [prompt for _, prompt in pooled]
         found: list[ReadPrompt] = []
         for request in requests:
             prompt = await reader.prompt_of(request, takes_images=takes_images)
@@ -312,7 +317,7 @@ class ModelService:
                 text = await reader.text(ids)
             tokens = await reader.tokens(ids) if encoder.wants_prompt_tokens else ()
             encoder.begin(Prompt(text, len(ids), tokens))
-        return found
+        return requests, found
 
     def _not_ready(self) -> errors.NotReadyError:
         match self.state:
@@ -365,7 +370,7 @@ def _numbered(consumer: Consumer, generation: int) -> Consumer:
         return consumer
 
     def consume(chunk: OutputChunk) -> None:
-        consumer(OutputChunk(chunk.index, chunk.tokens, chunk.finished, generation, chunk.prompt))
+        consumer(msgspec.structs.replace(chunk, generation=generation))
 
     return consume
 

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from djl_trtllm.backends import planning
 from djl_trtllm.backends.base import this_machine
 from djl_trtllm.backends.compilation import compile_checkpoint
 from djl_trtllm.batching.admission import BatchLimits
-from djl_trtllm.config import Backend, Config, Options, load, names_configuration
+from djl_trtllm.config import Backend, Config, Options, Task, load, names_configuration
 from djl_trtllm.config.options.option import MOST_GPUS
 from djl_trtllm.config.rules import check_model
 from djl_trtllm.config.sources import masked
@@ -326,6 +327,8 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
             assert of_engine is not None
             tokenizer = of_engine()
             check_vocabulary(tokenizer, layout)
+        if options.task in (Task.EMBED, Task.SCORE):
+            import_module("numpy")  # its encoders use it, and no request is to wait for it
         custom = None
         if source.trusted:
             custom = DEFAULT.formatters(source.directory, {"tokenizer": tokenizer, "configs": options})

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, PromptTooLongError, RequestTimeoutError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.model.chat_template import LENGTH_BYTES, RENDERED, framed
@@ -99,6 +101,50 @@ class PromptReader:
             return text, self._tokenizer.encode(text, special)
         encode = partial(self._tokenizer.encode, text, special, most)
         return text, await self.in_time(WORKERS.run(encode))
+
+    async def read_pooled(
+        self, requests: Sequence[GenerationRequest], fit: Callable[[GenerationRequest, list[int]], list[int]]
+    ) -> list[tuple[GenerationRequest, ReadPrompt]]:
+        """The requests of a call for vectors or scores with their prompts, which `fit` has checked.
+
+        Raises InvalidRequestError and RequestTimeoutError.
+        """
+        characters = sum(len(each.prompt or "") + len(each.pair or "") for each in requests)
+        return await self.work_of(characters + len(requests), partial(self._read_pooled, requests, fit))
+
+    def _read_pooled(
+        self, requests: Sequence[GenerationRequest], fit: Callable[[GenerationRequest, list[int]], list[int]]
+    ) -> list[tuple[GenerationRequest, ReadPrompt]]:
+        known: dict[str, list[int]] = {}  # a query is the first text of many pairs
+
+        def encoded(text: str, truncate: int | None) -> list[int]:
+            if text not in known:
+                known[text] = self._tokenizer.encode(
+                    self._kept(text, truncate), False, self._max_input_len if truncate is None else None
+                )
+            return known[text]
+
+        found = []
+        for request in requests:
+            pooling, most = request.pooling, request.truncate
+            assert pooling is not None
+            if request.prompt_ids is not None:
+                ids = request.prompt_ids[:most]
+            else:
+                first = encoded(request.prompt or "", most)
+                pair = None if request.pair is None else encoded(request.pair, most)
+                ids, second = self._tokenizer.surround(first, pair, most)
+                request = replace(request, pooling=replace(pooling, second=second))
+            found.append((request, ReadPrompt(fit(request, ids), request.prompt)))
+        return found
+
+    def _kept(self, text: str, truncate: int | None) -> str:
+        """As much of a text as is tokenised, from its beginning. Raises PromptTooLongError."""
+        longest = self._tokenizer.longest_token
+        if truncate is None:
+            require_short_enough(len(text), longest, self._max_input_len)
+            return text
+        return text[: (longest or _ANY_LENGTH) * truncate + _MARGIN]
 
     async def render(self, messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any]) -> str:
         """The prompt of a conversation. Raises InvalidRequestError."""

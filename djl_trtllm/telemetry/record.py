@@ -103,8 +103,13 @@ class Recorder:
         return self._chance.random() < self._share
 
     def write(self, served: ServedRequest) -> None:
-        """Record a chosen request that has ended, with an entry for each of its prompts that was queued."""
+        """Record a chosen request that has ended, with an entry for each of its prompts that was queued.
+
+        Nothing replays texts that become vectors: those are not recorded.
+        """
         for request, state in zip(served.recorded, served.generations, strict=False):
+            if request.pooling is not None:
+                continue
             entry = self._head(served, request, state), self._prompt(request, state)
             record = logger.makeRecord(logger.name, logging.INFO, "", 0, "", (), None, extra={"entry": entry})
             self._lines.handle(record)

@@ -27,7 +27,7 @@ from djl_trtllm.api.registry import DIALECTS, LMI
 from djl_trtllm.api.sampling import read_schema
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
-from djl_trtllm.request import GenerationRequest, Guide, OutputChunk, Sampling
+from djl_trtllm.request import GenerationRequest, Guide, OutputChunk, Pooling, Sampling
 from tests.api.models import PlayedModel, PlayedTokenizer
 from tests.api.scripts import EOS, FAILURE, PROMPT, seconds, several
 
@@ -40,7 +40,7 @@ CHANGING = re.compile(
 )
 
 
-def given(struct: GenerationRequest | Sampling) -> dict[str, Any]:
+def given(struct: GenerationRequest | Sampling | Pooling) -> dict[str, Any]:
     """The fields that ask for something."""
     neutral = type(struct)()
     fields = {name: getattr(struct, name) for name in type(struct).__struct_fields__}
@@ -48,7 +48,7 @@ def given(struct: GenerationRequest | Sampling) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    if isinstance(value, (GenerationRequest, Sampling)):
+    if isinstance(value, (GenerationRequest, Pooling, Sampling)):
         return given(value)
     if isinstance(value, Guide):
         return [value.kind.name, value.value]

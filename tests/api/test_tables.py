@@ -10,7 +10,8 @@ import pytest
 
 from djl_trtllm.api import Dialect, RawRequest
 from djl_trtllm.api.chat import TOOLS
-from djl_trtllm.api.dialects import tgi, truss
+from djl_trtllm.api.dialects import embeddings, rerank, tei, tgi, truss
+from djl_trtllm.api.dialects.lmi import vectors
 from djl_trtllm.api.dialects.lmi.dialect import BESIDE_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS
 from djl_trtllm.api.dialects.messages import dialect as messages
 from djl_trtllm.api.dialects.openai import dialect as openai
@@ -36,6 +37,7 @@ TABLES: dict[str, dict[str, Table]] = {
     "lmi": {
         "inputs": INPUTS_FIELDS,
         "parameters": INPUTS_PARAMETERS,
+        "vectors": vectors.FIELDS,
     },
     "openai": {
         "chat": openai.CHAT_FIELDS,
@@ -50,6 +52,9 @@ TABLES: dict[str, dict[str, Table]] = {
         "output_config": messages.OUTPUT_CONFIG,
     },
     "responses": {"response": answers.FIELDS, "text": answers.TEXT, "reasoning": answers.REASONING},
+    "embeddings": {"fields": embeddings.FIELDS},
+    "rerank": {"documents": rerank.RERANK_FIELDS, "texts": rerank.TEXTS_FIELDS, "score": rerank.SCORE_FIELDS},
+    "tei": {"fields": tei.FIELDS},
     "tgi": {"fields": tgi.FIELDS, "parameters": tgi.PARAMETERS},
     "triton": {"fields": FIELDS},
     "truss": {"fields": truss.FIELDS},

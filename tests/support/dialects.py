@@ -191,6 +191,10 @@ ROWS: dict[str, tuple[Row, ...]] = {
         Row("/chat/completions", _messages, _whole(*_MESSAGE), _stream(*_DELTA), chat=True),
         Row("(?<!chat)/completions", _prompt, _whole("choices", 0, "text"), _stream("choices", 0, "text")),
     ),
+    # They generate no text: tests/integration/server/test_embeddings.py.
+    "Embeddings": (Row("/embeddings", _input, None, None),),
+    "Rerank": (Row("/(rerank|score)", _input, None, None),),
+    "Tei": (Row("/embed", _inputs, None, None),),
     "Tgi": (
         Row("/generate", _inputs, _GENERATED, None),
         Row("/generate_stream", _inputs, None, _LINES),

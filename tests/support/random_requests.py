@@ -8,6 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from djl_trtllm.api.dialects import embeddings as embeddings
+from djl_trtllm.api.dialects import rerank as rerank
+from djl_trtllm.api.dialects import tei as tei
 from djl_trtllm.api.dialects import tgi as tgi
 from djl_trtllm.api.dialects import truss as truss
 from djl_trtllm.api.dialects.lmi import dialect as lmi
@@ -100,6 +103,14 @@ _VALUES: dict[str, Callable[[random.Random], Any]] = {
     "logit_bias": lambda r: r.choice(({}, {str(r.randrange(2000)): r.choice((-100, 1, 100))}, {"99999": 1})),
     "end_id": lambda r: r.choice((-1, 2, r.randrange(2000), 2**31 - 1)),
     "pad_id": lambda r: r.choice((-1, 0, 2)),
+    "activate": lambda r: r.random() < 0.5,
+    "dimensions": lambda r: r.choice((1, 3, 8, 9, 65_536)),
+    "format": lambda r: r.choice(("float", "base64")),
+    "truncates": lambda r: r.random() < 0.7,
+    "raw": lambda r: r.random() < 0.5,
+    "return_documents": lambda r: r.random() < 0.5,
+    "top_n": lambda r: r.choice((0, 1, 2, 100)),
+    **dict.fromkeys(("documents", "first", "second", "texts"), lambda r: _texts(r)),
     "guide_type": lambda r: r.choice(("json", "regex", "ebnf_grammar", "")),
     "guide_text": lambda r: r.choice(('{"type": "object"}', "a+", "(", "")),
     **dict.fromkeys(
@@ -132,6 +143,11 @@ _GUIDES: dict[str, Callable[[random.Random], Any]] = {
     "guided_decoding": lambda r: r.choice(({"json": _SCHEMA}, {"regex": "a+"}, {"json_object": True}, {})),
 }
 
+
+def _texts(source: random.Random) -> list[str]:
+    return source.choices((PROMPT, "Once", "", "🦊 and ﷽", "wood " * 60), k=source.choice((1, 2, 2, 3, 30)))
+
+
 _PROMPTS = (PROMPT, "Once", " ", "🦊 and \u0000 and ﷽", "the wolf " * 40, "wood " * 500, "", "\n\n")
 
 
@@ -139,13 +155,15 @@ _PROMPTS = (PROMPT, "Once", " ", "🦊 and \u0000 and ﷽", "the wolf " * 40, "w
 class Form:
     """One kind of request body: its paths (whole, stream), the table of its parameters, and how it is put together.
 
-    `prompt` is the member with the prompt. `parameters`: they are in a member of that name.
+    `prompt` is the member with the prompt. `parameters`: they are in a member of that name. One for vectors or scores
+    has `texts`, the member without which most of its requests would be refused, and no streams.
     """
 
     paths: tuple[str, str]
     table: Table
     prompt: str
     parameters: bool = False
+    texts: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -161,6 +179,8 @@ class Form:
     def body(self, prompt: Any, parameters: Any, stream: Any) -> dict[str, Any]:
         """`parameters` is an object, unless they are in a member."""
         given = {"parameters": parameters} if self.parameters else parameters
+        if self.texts:
+            return {self.prompt: prompt, **given}
         return {self.prompt: prompt, "stream": stream, **given}
 
 
@@ -177,6 +197,14 @@ FORMS = {
     "generate": Form(_GENERATE, triton.FIELDS, "text_input"),
     "truss": Form(("/predict", "/predict"), truss.FIELDS, "prompt"),
 }
+POOLED = {
+    "embeddings": Form(("/v1/embeddings",) * 2, embeddings.FIELDS, "input", texts="input"),
+    "rerank": Form(("/v1/rerank", "/v2/rerank"), rerank.RERANK_FIELDS, "query", texts="documents"),
+    "texts": Form(("/rerank",) * 2, rerank.TEXTS_FIELDS, "query", texts="texts"),
+    "score": Form(("/score", "/v1/score"), rerank.SCORE_FIELDS, "text_1", texts="text_2"),
+    "tei": Form(("/embed",) * 2, tei.FIELDS, "inputs", texts="inputs"),
+}
+"""The forms for models that embed or score."""
 _OFTEN = [*FORMS, "inputs", "inputs", "inputs", "chat"]
 """What is asked most has the most parameters in the engine."""
 
@@ -195,11 +223,14 @@ class RandomRequest:
 def random_request(source: random.Random, form_name: str = "") -> RandomRequest:
     """A request of this form; of any form where none is named."""
     form_name = form_name or source.choice(_OFTEN)
-    form = FORMS[form_name]
+    form = (FORMS | POOLED)[form_name]
     count = source.choice((0, 1, 1, 2, 2, 3, 4, 6))
-    parameters: Any = {name: _value(source, form_name, name) for name in source.sample(form.names, count)}
+    names = source.sample(form.names, min(count, len(form.names)))
+    parameters: Any = {name: _value(source, form_name, name) for name in names}
     # Most should be answered soon.
-    if source.random() < 0.85:
+    if form.texts and form.texts != form.prompt and source.random() < 0.98:
+        parameters[form.texts] = _texts(source)
+    elif not form.texts and source.random() < 0.85:
         parameters.setdefault(source.choice(form.limits), source.randrange(1, 16))
     stream: Any = source.random() < 0.5
     path = form.paths[stream]
@@ -220,9 +251,11 @@ def random_request(source: random.Random, form_name: str = "") -> RandomRequest:
 
 def _prompt(source: random.Random, form: Form) -> Any:
     prompt = source.choice(_PROMPTS) if source.random() < 0.2 else PROMPT
+    if form.texts == form.prompt and source.random() < 0.7:
+        return source.choice((_texts(source), [5, 6, 7], [[5], [6, 7]]))
     if source.random() < 0.02:
         return source.choice((*_ANYTHING, [{"role": "user"}], [{"role": 1, "content": "x"}]))
-    if form.prompt == "input" and source.random() < 0.5:
+    if form is FORMS["responses"] and source.random() < 0.5:
         return _conversation(source, prompt, _ITEMS)
     if form is FORMS["messages"] and source.random() < 0.5:
         blocks = _conversation(source, prompt, _BLOCKS)
@@ -314,7 +347,7 @@ def _conversation(source: random.Random, prompt: str, kinds: tuple[dict[str, Any
 def _value(source: random.Random, form: str, name: str) -> Any:
     if source.random() < _MAYBE_WRONG:
         return source.choice(_ANYTHING)
-    row: Parameter = FORMS[form].table.rows[name]
+    row: Parameter = (FORMS | POOLED)[form].table.rows[name]
     if row.target is None:
         return source.choice((*row.neutral, None))
     return (_NAMED.get((form, name)) or _GUIDES.get(name) or _VALUES[row.target])(source)

@@ -17,7 +17,7 @@ from djl_trtllm.bench.apis import Prompt, read_prompts
 from djl_trtllm.config import Options, load
 from djl_trtllm.config.options.choices import RecordedPrompts
 from djl_trtllm.errors import BenchmarkError, ConfigError
-from djl_trtllm.request import GenerationRequest, Sampling
+from djl_trtllm.request import GenerationRequest, Pooling, Sampling
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 from djl_trtllm.telemetry.record import Recorder
 from djl_trtllm.version import __version__
@@ -99,6 +99,11 @@ def test_what_is_not_chosen_and_what_never_ran_leaves_nothing(tmp_path: Path) ->
         telemetry.ended(each)
     telemetry.close()
     assert (tmp_path / "requests.jsonl").read_text() == ""
+
+
+def test_a_text_that_becomes_a_vector_is_not_in_it(tmp_path: Path) -> None:
+    (entry,) = recorded(tmp_path, GenerationRequest(prompt="a text", pooling=Pooling()), ASKED)
+    assert entry["parameters"]["adapters"] == "poems"
 
 
 def test_without_a_file_no_request_is_kept() -> None:

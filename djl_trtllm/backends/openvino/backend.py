@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from djl_trtllm.backends.base import Built, EngineBackend, Offer, PrefixCache
 from djl_trtllm.backends.effects import Effects, read_effects
-from djl_trtllm.backends.openvino.compile import COMPILER, OpenVinoSpec, check_engine, takes_images
-from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache
+from djl_trtllm.backends.openvino.compile import takes_images
+from djl_trtllm.backends.openvino.kv_cache import KvCachePlan, plan_kv_cache
+from djl_trtllm.backends.openvino.plan import CompiledPlan, OpenVinoPlan, PoolingPlan
 from djl_trtllm.backends.speculation import planned_speculation
-from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
+from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization, Task
 from djl_trtllm.config.media import most_images
 from djl_trtllm.config.options.choices import RotaryScaling
 from djl_trtllm.config.sources import OriginKind
 from djl_trtllm.config.speculation import Method, Speculation
-from djl_trtllm.engines.cache import MANIFEST_FILE, Manifest, OptionValue, installed_versions
+from djl_trtllm.engines.cache import MANIFEST_FILE, Manifest
 from djl_trtllm.engines.hardware import Hardware
-from djl_trtllm.engines.plan import (
-    DRAFT_FOLDER,
-    EnginePlan,
-    asked_options,
-    planned_length,
-    planned_sequences,
-    shared_fields,
-)
+from djl_trtllm.engines.plan import asked_options, planned_length, planned_sequences, shared_fields
 from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import Layout, ModelKind, ModelShape
 from djl_trtllm.model.checkpoint import read_header
+from djl_trtllm.model.pooling import Head, find_head, find_task
 from djl_trtllm.model.vision import Vision
-from djl_trtllm.progress import format_bytes
 
 _LOADED = (ModelKind.HF_CHECKPOINT, ModelKind.OPENVINO_ENGINE)
 _SPECULATES = (Method.NGRAM, Method.DRAFT)
-_LOOKUP_NGRAM = 3
 _REUSE = "OpenVINO GenAI may end then"
 _NO_REUSE = "the prompts of different keys cannot be kept apart where OpenVINO GenAI tokenises them"
 _MANY_SEQUENCES = 256
@@ -52,8 +43,9 @@ _NO_COUNTERPART = {
     Quantization.FP8: "CPUs have no 8-bit floating point arithmetic; option.quantize=int8 takes the same memory",
 }
 _WITHOUT_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"})
-_VERSIONS = ("openvino", "openvino-genai", "optimum-intel", "nncf", "djl-trtllm")
-_RUNTIME = ("openvino", "openvino-genai")
+_LONGEST_TEXT = 8192
+"""Tokens of a text that becomes a vector, unless the user allows more: attention takes their square in memory."""
+_POOLED_TOKENS = 1024
 _SEND_SECONDS = 0.004
 """A message costs the server as much as several tokens, and the engine's threads wait for its core meanwhile."""
 
@@ -66,6 +58,7 @@ class OpenVinoBackend(EngineBackend):
 
     effects: Mapping[str, Effects] = MappingProxyType({Backend.OPENVINO.value: EFFECTS})
     automatic = (Backend.OPENVINO.value,)
+    tasks = frozenset({Task.GENERATE, Task.EMBED, Task.SCORE})
 
     def inspect(self, hardware: Hardware) -> Hardware:
         return replace(hardware, openvino=find_spec("openvino_genai") is not None)
@@ -94,13 +87,15 @@ class OpenVinoBackend(EngineBackend):
 
     def plan(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
-    ) -> OpenVinoPlan:
+    ) -> CompiledPlan:
         """Derive the plan.
 
         Raises ConfigError (all problems at once), LayoutError for damaged weight files, and EngineError for models that
         compile and do not run.
         """
         options = config.options
+        if (task := find_task(options.task, layout)) is not Task.GENERATE:
+            return self._pooling_plan(config, layout, backend, reason, find_head(task, layout))
         shape = layout.shape
         if shape.model_type in _WITHOUT_ATTENTION:
             raise EngineError(
@@ -110,11 +105,7 @@ class OpenVinoBackend(EngineBackend):
             )
         problems: list[str] = []
         notes: list[str] = []
-        if options.quantize in _NO_COUNTERPART:
-            problems.append(
-                f"{config.format_setting('quantize')} is not available with OpenVINO: "
-                f"{_NO_COUNTERPART[options.quantize]}, or serve with TensorRT-LLM on a GPU"
-            )
+        _check_quantize(config, problems)
         if options.kv_cache_dtype is KvCacheDType.FP8:
             problems.append(
                 f"{config.format_setting('kv_cache_dtype')} is not available with OpenVINO: "
@@ -190,6 +181,35 @@ class OpenVinoBackend(EngineBackend):
             images=images,
         )
 
+    def _pooling_plan(self, config: Config, layout: Layout, backend: Backend, reason: str, head: Head) -> PoolingPlan:
+        options = config.options
+        notes: list[str] = []
+        problems: list[str] = []
+        _check_quantize(config, problems)
+        if problems:
+            raise ConfigError(problems)
+        shape = replace(layout.shape, max_position_embeddings=head.max_length)
+        if config.is_set("max_seq_len") or config.is_set("max_input_len"):
+            length = planned_length(config, shape, notes)
+        else:
+            length = min(head.max_length or _LONGEST_TEXT, _LONGEST_TEXT)
+        return PoolingPlan(
+            **shared_fields(config, layout),
+            backend=backend,
+            reason=reason,
+            task=head.task,
+            dtype=_dtype(config, layout, shape),
+            quantize="none" if options.quantize is None else options.quantize.value,
+            asked=asked_options(config),
+            max_sequences=planned_sequences(config),
+            max_seq_len=length,
+            max_input_len=length,
+            max_num_batched_tokens=options.max_num_tokens or _POOLED_TOKENS,
+            num_threads=options.inference_num_threads,
+            notes=tuple(notes),
+            head=head,
+        )
+
     def _speculation(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, problems: list[str]
     ) -> tuple[Speculation | None, OpenVinoPlan | None]:
@@ -222,6 +242,14 @@ class OpenVinoBackend(EngineBackend):
         )
 
 
+def _check_quantize(config: Config, problems: list[str]) -> None:
+    if config.options.quantize in _NO_COUNTERPART:
+        problems.append(
+            f"{config.format_setting('quantize')} is not available with OpenVINO: "
+            f"{_NO_COUNTERPART[config.options.quantize]}, or serve with TensorRT-LLM on a GPU"
+        )
+
+
 def _takes_images(config: Config, layout: Layout) -> bool:
     """Whether the engine is, or becomes, one with the parts that read images."""
     if layout.kind is ModelKind.OPENVINO_ENGINE:
@@ -232,133 +260,6 @@ def _takes_images(config: Config, layout: Layout) -> bool:
 
 def _own_engine(layout: Layout) -> str:
     return f"{layout.path} is a {layout.kind.value}" if layout.kind is ModelKind.OPENVINO_ENGINE else ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenVinoPlan(EnginePlan):
-    """The plan by which OpenVINO compiles and runs one model.
-
-    `dtype` (fp32, fp16, bf16) and `quantize` (none, int8, int4, awq) are what its weights become. `kv_cache` is None in
-    a plan for compiling only. A step takes at most `max_num_batched_tokens` tokens. `limits` are the options that an
-    engine is served with if it is copied without its serving.properties. With `keeps_keys_apart`, prompts of several
-    API keys share nothing in the prefix cache.
-    """
-
-    dtype: str
-    quantize: str
-    max_num_batched_tokens: int
-    kv_cache: KvCachePlan | None
-    enable_prefix_caching: bool
-    scores_prompts: bool
-    num_threads: int | None
-    limits: Mapping[str, int]
-    keeps_keys_apart: bool = False
-    speculation: Speculation | None = None
-    images: bool = False
-    """Whether it is compiled with the parts that read images."""
-
-    executor = "djl_trtllm.backends.openvino.executor:OpenVinoExecutor"
-    compiler = COMPILER
-
-    @property
-    def build_options(self) -> dict[str, OptionValue]:
-        options: dict[str, OptionValue] = {
-            "dtype": self.dtype,
-            "quantize": self.quantize,
-            "trust_remote_code": self.trust_remote_code,
-        }
-        return options | {"images": True} if self.images else options
-
-    @property
-    def recipe(self) -> str:
-        return f"weights {self.dtype if self.quantize == 'none' else f'{self.quantize} (the rest {self.dtype})'}"
-
-    @property
-    def served_with(self) -> dict[str, OptionValue]:
-        served: dict[str, OptionValue] = {"dtype": self.dtype}
-        if self.quantize != "none":
-            served["quantize"] = self.quantize
-        if self.draft is not None and self.speculation is not None:
-            served |= {"speculative_draft_model": DRAFT_FOLDER, "speculative_length": self.speculation.tokens}
-        return served
-
-    @property
-    def built_limits(self) -> dict[str, int]:
-        return dict(self.limits)
-
-    @property
-    def versions(self) -> dict[str, str]:
-        return installed_versions(_VERSIONS)
-
-    @property
-    def platform(self) -> str:
-        return platform.machine()
-
-    def compile_spec(self, out: Path) -> OpenVinoSpec:
-        return OpenVinoSpec(
-            checkpoint=str(self.source.resolve()),
-            tokenizer_dir=str(self.tokenizer_dir.resolve()),
-            out=str(out.resolve()),
-            dtype=self.dtype,
-            quantize=self.quantize,
-            trust_remote_code=self.trust_remote_code,
-            images=self.images,
-        )
-
-    def check_whole(self, directory: Path) -> Manifest | None:
-        return check_engine(directory)
-
-    def check_fit(self, directory: Path, manifest: Manifest | None) -> None:
-        if manifest is not None:
-            # The machine's architecture is not compared: OpenVINO's IR is the same on all of them.
-            manifest.require_fit(
-                directory, backend=self.backend.value, options=self.asked, versions=installed_versions(_RUNTIME)
-            )
-
-    def executor_options(self) -> dict[str, Any]:
-        if self.engine_dir is None or self.kv_cache is None:
-            raise ValueError("the plan has no engine yet: use plan.at(engine.path)")
-        if find_spec("openvino_genai") is None:
-            raise EngineError(
-                f"backend {self.backend} ({self.reason}): OpenVINO GenAI is not installed, which runs its engines; "
-                "install it (pip install 'djl-trtllm[cpu]'), use the image for CPUs, or serve the Hugging Face "
-                "checkpoint with TensorRT-LLM on a GPU"
-            )
-        return {
-            "engine_dir": str(self.engine_dir),
-            "max_num_batched_tokens": self.max_num_batched_tokens,
-            "num_kv_blocks": self.kv_cache.blocks,
-            "enable_prefix_caching": self.enable_prefix_caching,
-            "keeps_keys_apart": self.keeps_keys_apart,
-            "scores_prompts": self.scores_prompts,
-            "kv_cache_precision": self.kv_cache.precision,
-            # With the plugin's own choice (bf16 on some CPUs) greedy output is no longer that of transformers.
-            "inference_precision": "f32",
-            "num_threads": self.num_threads,
-            "max_sequences": self.max_sequences,
-            "max_seq_len": self.max_seq_len,
-            **self._speculating(),
-        }
-
-    def _speculating(self) -> dict[str, Any]:
-        """The executor's options of speculation."""
-        if self.speculation is None:
-            return {}
-        if self.draft is None:
-            return {"draft_tokens": self.speculation.tokens, "lookup_ngram": self.speculation.ngram or _LOOKUP_NGRAM}
-        return {"draft_tokens": self.speculation.tokens, "draft_dir": str(self.draft.engine_dir)}
-
-    def describe(self) -> str:
-        line = super().describe()
-        if self.kv_cache is None:
-            return line
-        size = self.kv_cache.block_bytes
-        memory = "" if size is None else f", {format_bytes(self.kv_cache.blocks * size)}"
-        return (
-            f"{line}; KV cache {self.kv_cache.blocks} blocks of {BLOCK_TOKENS} tokens in {self.kv_cache.precision}"
-            f"{memory} ({self.kv_cache.reason}); up to {self.max_sequences} sequences of {self.max_seq_len} tokens, "
-            f"{self.max_num_batched_tokens} tokens per step"
-        )
 
 
 def _limits(config: Config, max_sequences: int, max_seq_len: int) -> dict[str, int]:

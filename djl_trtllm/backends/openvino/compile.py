@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from djl_trtllm.config import Task
 from djl_trtllm.engines.cache import Manifest, raise_damaged
 from djl_trtllm.engines.compiler import (
     DISK,
@@ -27,6 +28,7 @@ from djl_trtllm.engines.compiler import (
 from djl_trtllm.engines.plan import copy_identity_files
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.model.checkpoint import hugging_face_quantization, read_object
+from djl_trtllm.model.pooling import copy_head
 
 MODEL_XML = "openvino_model.xml"
 LANGUAGE_MODEL_XML = "openvino_language_model.xml"
@@ -49,25 +51,28 @@ _LOADERS = {
 """Packages that transformers needs for quantised checkpoints. Found in transformers 5.0's `quantizers/quantizer_*.py`
 (`validate_environment`). Without gptqmodel, GPTQ ends in a NameError of optimum before that check."""
 
-_TASK, _WITH_IMAGES = "text-generation-with-past", "image-text-to-text"
+_WITH_IMAGES = "image-text-to-text"
+_EXPORTS = {"generate": "text-generation-with-past", "embed": "feature-extraction", "score": "text-classification"}
+"""Optimum's names of what models are for."""
 _GROUP_SIZE = 128
 
 
 class OpenVinoSpec(CompileSpec, frozen=True, kw_only=True):
     """`dtype` is fp32, fp16 or bf16, the type of weights that are not quantised; `quantize` none, int8, int4 or awq.
 
-    `images`: whether the model is compiled with the parts that read images.
+    `images`: whether the model is compiled with the parts that read images. `purpose` is what it is for, see `Task`.
     """
 
     dtype: str
     quantize: str
     trust_remote_code: bool
     images: bool = False
+    purpose: str = Task.GENERATE.value
 
     @property
     def task(self) -> str:
         """What optimum calls the export."""
-        return _WITH_IMAGES if self.images else _TASK
+        return _WITH_IMAGES if self.images else _EXPORTS[self.purpose]
 
 
 COMPILER = Compiler(
@@ -149,15 +154,19 @@ def compile_engine(spec: OpenVinoSpec) -> None:
     out = Path(spec.out)
     require_loader(Path(spec.checkpoint))
     export(spec, out)
+    generates = spec.purpose == Task.GENERATE.value
     model = out / (LANGUAGE_MODEL_XML if spec.images else MODEL_XML)
-    require_attention(model)
+    if generates:
+        require_attention(model)
     if spec.quantize != "none":
         report_phase("compress")
         compress(model, spec.quantize)
-    report_phase("tokenizer")
-    convert_tokenizer(spec, out)
+    if generates:
+        report_phase("tokenizer")
+        convert_tokenizer(spec, out)
     report_phase("save")
     copy_identity_files(Path(spec.checkpoint), Path(spec.tokenizer_dir), out)
+    copy_head(Path(spec.checkpoint), out)
 
 
 def require_loader(checkpoint: Path) -> None:
@@ -181,7 +190,7 @@ def require_attention(xml: Path) -> None:
 
 
 def export(spec: OpenVinoSpec, out: Path) -> None:
-    """Checkpoint to stateful IR, weights in `spec.dtype`, nothing quantized."""
+    """Checkpoint to IR, stateful where the model generates, weights in `spec.dtype`, nothing quantized."""
     report_phase("load")
     import torch
     from optimum.exporters.openvino import convert, main_export
@@ -201,7 +210,7 @@ def export(spec: OpenVinoSpec, out: Path) -> None:
             spec.checkpoint,
             out,
             task=spec.task,
-            stateful=True,
+            stateful=spec.purpose == Task.GENERATE.value,
             library_name="transformers",
             trust_remote_code=spec.trust_remote_code,
             local_files_only=True,

@@ -9,11 +9,14 @@ import msgspec
 
 from djl_trtllm.backends.base import EngineBackend
 from djl_trtllm.backends.effects import Derived, Effects
-from djl_trtllm.config import Backend, Config
+from djl_trtllm.config import Backend, Config, Task
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan, planned_length, planned_sequences, shared_fields
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import Layout
+from djl_trtllm.model.pooling import find_task
+
+_POOLED_TOKENS = 1024
 
 _EFFECTS: Effects = {
     "max_num_tokens": Derived("raises lengths and batch; a script may have a bound for it"),
@@ -36,9 +39,26 @@ class ScriptedPlan(EnginePlan):
         return self.script | {"max_num_tokens": self.max_num_tokens} if bounded else self.script
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScriptedPoolingPlan(ScriptedPlan):
+    """The plan of a model that embeds or scores."""
+
+    executor = "djl_trtllm.backends.scripted.pooling_executor:ScriptedPoolingExecutor"
+
+    def executor_options(self) -> dict[str, Any]:
+        return {
+            "script": self.script,
+            "task": self.task.value,
+            "max_sequences": self.max_sequences,
+            "max_seq_len": self.max_seq_len,
+            "max_num_tokens": self.max_num_tokens or _POOLED_TOKENS,
+        }
+
+
 class ScriptedBackend(EngineBackend):
     """See `EngineBackend`."""
 
+    tasks = frozenset({Task.GENERATE, Task.EMBED, Task.SCORE})
     effects: Mapping[str, Effects] = MappingProxyType({Backend.SCRIPTED.value: _EFFECTS})
 
     def accept(self, backend: Backend, setting: str, layout: Layout, hardware: Hardware) -> str:
@@ -52,13 +72,19 @@ class ScriptedBackend(EngineBackend):
         except msgspec.DecodeError as error:
             raise ConfigError([f"{config.format_setting('script')}: expected a JSON object ({error})"]) from None
         notes: list[str] = []
-        return ScriptedPlan(
+        task = find_task(config.options.task, layout)
+        generates = task is Task.GENERATE
+        length = planned_length(config, layout.shape, notes)
+        if not generates:
+            length = layout.shape.max_position_embeddings or length
+        return (ScriptedPlan if generates else ScriptedPoolingPlan)(
             **shared_fields(config, layout),
+            task=task,
             backend=backend,
             reason=reason,
             max_sequences=planned_sequences(config),
-            max_seq_len=planned_length(config, layout.shape, notes),
-            max_input_len=config.options.max_input_len,
+            max_seq_len=length,
+            max_input_len=config.options.max_input_len if generates else length,
             notes=tuple(notes),
             script=script,
             max_num_tokens=config.options.max_num_tokens,

@@ -21,6 +21,17 @@ class Choice(str, enum.Enum):
         return tuple(member.value for member in cls)
 
 
+class Task(Choice):
+    """What a model is for."""
+
+    AUTO = "auto"
+    GENERATE = "generate"
+    EMBED = "embed"
+    """A text becomes a vector."""
+    SCORE = "score"
+    """A pair of texts becomes a number, by a cross-encoder."""
+
+
 class Backend(Choice):
     """The engine that runs the model: the members, and the names of backends in other packages."""
 
@@ -295,6 +306,7 @@ class OptionTypes:
     # model
     model_id: str | None
     revision: str | None
+    task: Task
     trust_remote_code: bool
     model_name: str | None
     backend: Backend

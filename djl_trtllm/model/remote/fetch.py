@@ -38,6 +38,8 @@ _CONFIGURATION = frozenset(
         "config.yaml",
         "generation_config.json",
         "hf_quant_config.json",
+        "modules.json",
+        "sentence_bert_config.json",
         "serving.properties",
         "tokenizer_config.json",
     }
@@ -59,7 +61,7 @@ def needed(names: Iterable[str]) -> list[str]:
     """
     paths = sorted({PurePosixPath(name) for name in names if name and not name.endswith("/")})
     kept = [path for path in paths if not any(part.startswith(".") for part in path.parts)]
-    engines = {path.parent for path in kept if _is_engine(path)}
+    engines = {path.parent for path in kept if _is_engine(path) and not _COPIES & set(path.parts[:-1])}
     chosen = _one_set_of_weights([path for path in kept if path.parent not in engines])
     return sorted(
         str(path) for path in kept if path.parent in engines or (path in chosen and path.suffix not in _MEDIA)

@@ -16,8 +16,9 @@ import pytest
 from djl_trtllm.backends.base import effects_on
 from djl_trtllm.backends.effects import has_effect
 from djl_trtllm.backends.openvino import backend as openvino
-from djl_trtllm.backends.openvino.backend import OpenVinoBackend, OpenVinoPlan
+from djl_trtllm.backends.openvino.backend import OpenVinoBackend
 from djl_trtllm.backends.openvino.kv_cache import KvCachePlan, plan_kv_cache
+from djl_trtllm.backends.openvino.plan import OpenVinoPlan
 from djl_trtllm.backends.planning import choose_backend, plan_engine
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.options import OPTIONS
@@ -55,7 +56,7 @@ def test_the_options_that_openvino_has() -> None:
     }
 
 
-@pytest.mark.parametrize("module", ["executor", "guides", "compile"])
+@pytest.mark.parametrize("module", ["executor", "pooling_executor", "guides", "compile"])
 def test_no_process_with_openvino_writes_an_identifier_for_its_vendor(module: str, tmp_path: Path) -> None:
     # CI is a reason for it to say nothing.
     environ = {name: value for name, value in os.environ.items() if name != "CI"} | {"HOME": str(tmp_path)}

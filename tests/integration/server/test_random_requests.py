@@ -24,10 +24,11 @@ from tests.fakes.installation import fake_tensorrt_llm, worker_processes
 from tests.support.adapters import write_adapter
 from tests.support.client import Answer, exchange
 from tests.support.dialects import Way, ways
+from tests.support.encoders import scripted_encoder
 from tests.support.in_process import played_model
 from tests.support.models import PROMPT, tensorrt_llm_model
 from tests.support.processes import wait_until
-from tests.support.random_requests import ADAPTER, FORMS, MOST_TOKENS, RandomRequest, random_request
+from tests.support.random_requests import ADAPTER, FORMS, MOST_TOKENS, POOLED, RandomRequest, random_request
 from tests.support.server import Server, serving
 
 STREAMS = 32
@@ -183,7 +184,7 @@ def check(
     # `serving` has seen that nothing waits or runs, and that no descriptor or thread is left.
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [*FORMS, *POOLED])
 def test_each_parameter_is_in_requests_that_are_read_and_in_others_that_are_refused(
     form: str, tokenizer: Tokenizer
 ) -> None:
@@ -205,7 +206,7 @@ def test_each_parameter_is_in_requests_that_are_read_and_in_others_that_are_refu
             refused |= {name for name in given if f"'{name}'" in str(error)}
         else:
             read |= {*given}
-    names = {*FORMS[form].names}
+    names = {*(FORMS | POOLED)[form].names}
     assert (names - read, names - refused) == (set(), set())
 
 
@@ -219,3 +220,61 @@ def test_thousands_of_random_requests_cost_no_other_client_anything(
     backend: str, version: str, options: dict[str, str], tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     check(backend, version, options, COUNT, tokenizer, tmp_path)
+
+
+def check_pooled(folder: Path, labels: int, forms: list[str], count: int) -> None:
+    """Send requests of each form, some of a model's other kind, to a model that embeds, or scores with `labels`."""
+    model = scripted_encoder(folder / "model", labels=labels)
+    source = random.Random(SEED)
+    statuses: collections.Counter[int] = collections.Counter()
+    with serving(model) as server:
+
+        async def send(form: str) -> None:
+            places = asyncio.Semaphore(AT_ONCE)
+
+            async def one(request: RandomRequest) -> None:
+                async with places:
+                    leaves = request.leave_after is not None
+                    answer = await exchange(
+                        server.port, request.body, path=request.path, leave_after=0 if leaves else None
+                    )
+                statuses[0 if leaves else answer.status] += 1
+                assert leaves or answer.status == 200 or (400 <= answer.status < 500 and answer.json["error"]), answer
+
+            await asyncio.gather(*(one(random_request(source, form)) for _ in range(count)))
+
+        for form in POOLED:
+            asyncio.run(send(form) if form in forms else send_few(server, form))
+        held = megabytes(server)
+        for form in forms:
+            asyncio.run(send(form))
+        assert all(after < held[pid] + MEGABYTES_MORE for pid, after in megabytes(server).items())
+        assert min(statuses[200], sum(statuses[status] for status in REFUSED)) > statuses.total() / 8
+        assert server.metric("executor_restarts_total") == 0
+        assert not server.says("Traceback")
+
+
+async def send_few(server: Server, form: str) -> None:
+    """Requests of a kind that the model does not answer."""
+    for _ in range(20):
+        request = random_request(random.Random(SEED), form)
+        answer = await exchange(server.port, request.body, path=request.path)
+        assert 400 <= answer.status < 500
+
+
+OF_TASKS = [(0, ["embeddings", "tei"]), (1, ["rerank", "texts", "score"])]
+
+
+@pytest.mark.parametrize(("labels", "forms"), OF_TASKS)
+def test_random_requests_for_vectors_and_scores_are_answered_or_refused(
+    labels: int, forms: list[str], tmp_path: Path
+) -> None:
+    check_pooled(tmp_path, labels, forms, 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("labels", "forms"), OF_TASKS)
+def test_thousands_of_random_requests_for_vectors_and_scores_are_answered_or_refused(
+    labels: int, forms: list[str], tmp_path: Path
+) -> None:
+    check_pooled(tmp_path, labels, forms, COUNT // 2)

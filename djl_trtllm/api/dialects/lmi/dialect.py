@@ -33,11 +33,11 @@ from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.bodies import Body, LinesEncoder, find_body
-from djl_trtllm.api.dialects.lmi import responses
+from djl_trtllm.api.dialects.lmi import responses, vectors
 from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events
 from djl_trtllm.api.openapi import any_of, read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, show
-from djl_trtllm.config import Options
+from djl_trtllm.config import Options, Task
 
 _FORMATTER = (Parameter(("output_formatter",), kinds.TEXT, "output_formatter"),)
 # litellm sends the address that its requests go to along with their parameters.
@@ -281,7 +281,7 @@ class Lmi(base.Dialect):
         self._bodies = bodies
         others = {body.path: body.dialect for body in bodies if body.dialect is not None}
         tables = (table for path, dialect in others.items() for table in dialect.tables[path])
-        self.tables = dict.fromkeys(self.paths, (INPUTS_FIELDS, *tables))
+        self.tables = dict.fromkeys(self.paths, (INPUTS_FIELDS, *tables, vectors.FIELDS))
         whole = [dialect.descriptions[path].responses[_JSON] for path, dialect in others.items()]
         self.descriptions = {
             path: own._replace(responses={**own.responses, _JSON: any_of(own.responses[_JSON], *whole)})
@@ -313,8 +313,12 @@ class Lmi(base.Dialect):
         """Read a decoded payload, as the body that its members say. Raises what `parse` raises."""
         require_object(payload)
         with _prefixed():
-            body = find_body(self._bodies, payload, request.properties)
-        if body is None or body.dialect is None:
+            task = Task.GENERATE if model.options.task is Task.AUTO else model.options.task
+            body = find_body(self._bodies, payload, request.properties, task)
+        if task is Task.EMBED and body is not None and body.dialect is None:
+            with _prefixed():
+                call = vectors.parse(payload, model)
+        elif body is None or body.dialect is None:
             call = parse_payload(payload, model.options, request.properties)
         else:
             call = _of_other(body.dialect, body.path, payload, request, model)

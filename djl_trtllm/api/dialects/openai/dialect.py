@@ -36,6 +36,7 @@ from djl_trtllm.api.chat import (
 from djl_trtllm.api.dialects.openai import responses
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
+from djl_trtllm.config import Task
 from djl_trtllm.request import Sampling
 from djl_trtllm.version import __version__
 
@@ -412,6 +413,9 @@ def _listed(model: ModelStatus) -> dict[str, Any]:
     entry = {"id": model.name, "object": "model", "created": _STARTED, "owned_by": _OWNER}
     if model.context is None:
         return entry
+    task = model.context.options.task
+    if task in (Task.EMBED, Task.SCORE):
+        return entry | {"task": task.value}
     refused = parameters(model.refusals, model.context)
     return entry | {
         "supported_parameters": [name for name, reason in refused.items() if not reason],

@@ -1,0 +1,120 @@
+"""OpenAI's embeddings, with the parameters that vLLM adds (`vllm/entrypoints/pooling/embed/protocol.py`)."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any
+
+import orjson
+
+from djl_trtllm import errors
+from djl_trtllm.api import base
+from djl_trtllm.api import parameters as kinds
+from djl_trtllm.api.choices import error_object
+from djl_trtllm.api.openapi import read_operations
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object
+from djl_trtllm.api.pooling import (
+    COMMON,
+    DIMENSIONS,
+    MOST_TEXTS,
+    PooledEncoder,
+    embeddings,
+    joined,
+    kept_tokens,
+    read_ids,
+    vector_json,
+)
+
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_INPUT = Kind(
+    f"a text, a list of token ids, or a list of up to {MOST_TEXTS} of either",
+    lambda value: value,
+    {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MOST_TEXTS},
+            _IDS,
+            {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MOST_TEXTS},
+        ]
+    },
+)
+
+
+def _format(value: Any) -> str:
+    if value not in ("float", "base64"):
+        raise ValueError("")
+    return str(value)
+
+
+FIELDS = Table(
+    COMMON,
+    (
+        Parameter(("input",), _INPUT, IGNORED),
+        Parameter(("encoding_format",), Kind('"float" or "base64"', _format, {"enum": ["float", "base64"]}), "format"),
+        DIMENSIONS,
+        # vLLM's present name and its earlier one.
+        Parameter(("use_activation", "normalize"), kinds.BOOLEAN, "activate"),
+        Parameter(("embed_dtype",), neutral=("float32",)),
+        Parameter(("endianness",), neutral=("native", "little")),
+    ),
+    elsewhere={"messages": "to a model that generates text"},
+    required=("input",),
+)
+"""The body of `/v1/embeddings`."""
+
+
+class EmbeddingsEncoder(PooledEncoder[bytes]):
+    """OpenAI's response: `format` is float or base64 (of float32, in the order of bytes of x86 and Arm)."""
+
+    def __init__(self, count: int, model: str, format_: str) -> None:
+        super().__init__(count)
+        self._model = model
+        self._base64 = format_ == "base64"
+
+    def read(self, vector: bytes, number: int) -> bytes:
+        shown = b'"%b"' % b64encode(vector) if self._base64 else vector_json(vector)
+        return b'{"object":"embedding","index":%d,"embedding":%b}' % (number, shown)
+
+    def body(self, results: Sequence[bytes]) -> bytes:
+        rest = orjson.dumps({"model": self._model, "usage": self.usage})
+        return joined(b'{"object":"list","data":[', results, b"]," + rest[1:])
+
+
+_PREFIXES = (
+    *("/v1", "/invocations", "/invocations/v1", "/endpoints/{endpoint}/openai/v1"),
+    "/endpoints/{endpoint}/inference-components/{component}/openai/v1",
+)
+"""Those of OpenAI's other APIs."""
+
+
+class Embeddings(base.Dialect):
+    """`/v1/embeddings`."""
+
+    paths = tuple(f"{prefix}/embeddings" for prefix in _PREFIXES)
+    tables = MappingProxyType(dict.fromkeys(paths, (FIELDS,)))
+    descriptions = MappingProxyType(dict.fromkeys(paths, read_operations("embeddings.toml")["embed"]))
+    names_model = True
+
+    def model_name(self, request: base.RawRequest) -> str | None:
+        """The model that the body names; None for "" and for none."""
+        return read_model_name(request)
+
+    def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
+        payload, problems = read_object(request, "input"), Problems.of(model.options)
+        values = FIELDS.read(payload, problems, "field")
+        texts = read_ids(payload.get("input"), model, problems, "input")
+        truncate = kept_tokens(values, model, problems)
+        problems.raise_any()
+        requests = embeddings(
+            texts, truncate=truncate, activate=values.get("activate"), dimensions=values.get("dimensions")
+        )
+        encoder = EmbeddingsEncoder(len(requests), model.name, values.get("format", "float"))
+        return base.Call(requests, encoder, problems.headers)
+
+    def error_body(self, message: str, error: errors.RequestError | None) -> object:
+        return {"error": error_object(message, error)}
+
+
+EMBEDDINGS = Embeddings()

@@ -1,0 +1,88 @@
+"""The API of Text Embeddings Inference: `/embed`. Its `/rerank` has the address of vLLM's (`rerank.py`).
+
+Source: `router/src/http/types.rs` and `server.rs`. Clients are LlamaIndex's `TextEmbeddingsInference` and
+huggingface_hub's `feature_extraction`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MappingProxyType
+
+from djl_trtllm import errors
+from djl_trtllm.api import base
+from djl_trtllm.api import parameters as kinds
+from djl_trtllm.api.front_end import HUGGING_FACE_ERRORS
+from djl_trtllm.api.openapi import read_operations
+from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, read_object
+from djl_trtllm.api.pooling import (
+    DIMENSIONS,
+    OF_HUGGING_FACE,
+    TEXTS,
+    PooledEncoder,
+    embeddings,
+    joined,
+    kept_tokens,
+    vector_json,
+)
+
+FIELDS = Table(
+    OF_HUGGING_FACE,
+    (
+        Parameter(("inputs",), TEXTS, "texts"),
+        Parameter(("normalize",), kinds.BOOLEAN, "activate"),
+        DIMENSIONS,
+        Parameter(("prompt_name",), advice="put the prompt before the text"),
+        Parameter(("model",), kinds.TEXT, IGNORED),
+    ),
+    required=("inputs",),
+)
+"""The body of `/embed`."""
+
+
+class VectorsEncoder(PooledEncoder[bytes]):
+    """A list with the vector of each text."""
+
+    def read(self, vector: bytes, number: int) -> bytes:
+        return vector_json(vector)
+
+    def body(self, results: Sequence[bytes]) -> bytes:
+        return joined(b"[", results, b"]")
+
+
+class Tei(base.Dialect):
+    """`/embed`."""
+
+    paths = ("/embed",)
+    statuses = MappingProxyType(
+        {
+            errors.InvalidRequestError: 422,
+            errors.OverloadedError: 429,
+            errors.NotReadyError: 503,
+            errors.UnsupportedTaskError: 424,
+            errors.GenerationError: 424,
+        }
+    )
+    tables = dict.fromkeys(paths, (FIELDS,))
+    descriptions = read_operations("tei.toml")
+
+    def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
+        payload, problems = read_object(request, "inputs"), Problems.of(model.options)
+        values = FIELDS.read(payload, problems, "field")
+        if "texts" not in values and not problems.invalid:
+            problems.invalid.append("'inputs' is missing: expected a text or a list of texts")
+        truncate = kept_tokens(values, model, problems)
+        problems.raise_any()
+        requests = embeddings(
+            values["texts"],
+            truncate=truncate,
+            activate=values.get("activate", True),
+            dimensions=values.get("dimensions"),
+        )
+        return base.Call(requests, VectorsEncoder(len(requests)), problems.headers)
+
+    def error_body(self, message: str, error: errors.RequestError | None) -> object:
+        return {"error": message, "error_type": base.nearest_row(HUGGING_FACE_ERRORS, error)}
+
+
+TEI = Tei()

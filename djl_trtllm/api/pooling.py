@@ -1,0 +1,171 @@
+"""What the APIs of embeddings and reranking share: their texts, their parameters, and responses of vectors and scores.
+
+A vector becomes JSON when it arrives, so that the last one of a large response costs no more than the others.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import orjson
+
+from djl_trtllm.api import parameters as kinds
+from djl_trtllm.api.base import ModelContext, Prompt, ResponseEncoder
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, show
+from djl_trtllm.request import GenerationRequest, OutputChunk, Pooling
+
+T = TypeVar("T")
+
+MOST_TEXTS = 2048
+"""The most texts of a request, as in OpenAI's API."""
+_MOST_DIMENSIONS = 65_536
+
+_TEXT_LIST = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MOST_TEXTS}
+TEXTS = Kind(
+    f"a text or a list of up to {MOST_TEXTS} texts",
+    lambda value: read_texts([value] if type(value) is str else value),
+    {"anyOf": [{"type": "string"}, _TEXT_LIST]},
+)
+TEXT_LIST = Kind(f"a list of up to {MOST_TEXTS} texts", lambda value: read_texts(value), _TEXT_LIST)
+
+COMMON = (
+    Parameter(("model",), kinds.TEXT, IGNORED),
+    Parameter(("user",), kinds.TEXT, IGNORED),
+    Parameter(("truncate_prompt_tokens",), kinds.integer(-1, 2**31 - 1), "truncate"),
+    Parameter(("truncation_side",), neutral=("right",), advice="the beginning of a text is kept"),
+    Parameter(("add_special_tokens",), neutral=(True,)),
+)
+"""The parameters of all of vLLM's APIs of this kind."""
+
+OF_HUGGING_FACE = (
+    Parameter(("truncate",), kinds.BOOLEAN, "truncates"),
+    Parameter(("truncation_direction",), neutral=("right", "Right"), advice="the beginning of a text is kept"),
+)
+"""The parameters of all of Text Embeddings Inference's APIs."""
+
+
+def read_texts(value: Any) -> list[str]:
+    """A list of texts. Raises ValueError."""
+    if type(value) is not list or not 0 < len(value) <= MOST_TEXTS or not all(type(item) is str for item in value):
+        raise ValueError("")
+    return value
+
+
+def kept_tokens(values: Mapping[str, Any], model: ModelContext, problems: Problems) -> int | None:
+    """How many tokens of a text are used; None for all, and a text that is too long is refused."""
+    if values.get("truncates"):
+        return model.max_seq_len
+    asked: int | None = values.get("truncate")
+    if asked is None or asked == -1:
+        return asked and model.max_seq_len
+    if not 0 < asked <= model.max_seq_len:
+        problems.invalid.append(
+            f"'{problems.sent['truncate']}' is {asked}: expected -1, or 1 to {model.max_seq_len}, the model's longest "
+            "text"
+        )
+    return asked
+
+
+def embeddings(
+    texts: Iterable[str | list[int]],
+    *,
+    truncate: int | None = None,
+    activate: bool | None = None,
+    dimensions: int | None = None,
+) -> tuple[GenerationRequest, ...]:
+    """The requests for the vectors of texts or token ids."""
+    pooling = Pooling("embed", activate, dimensions)
+    return tuple(
+        GenerationRequest(prompt=text, truncate=truncate, pooling=pooling)
+        if isinstance(text, str)
+        else GenerationRequest(prompt_ids=text, truncate=truncate, pooling=pooling)
+        for text in texts
+    )
+
+
+def scores(
+    pairs: Iterable[tuple[str, str]], *, truncate: int | None = None, activate: bool | None = None
+) -> tuple[GenerationRequest, ...]:
+    """The requests for the scores of pairs of texts."""
+    pooling = Pooling("score", activate)
+    return tuple(
+        GenerationRequest(prompt=first, pair=second, truncate=truncate, pooling=pooling) for first, second in pairs
+    )
+
+
+DIMENSIONS = Parameter(("dimensions",), kinds.integer(1, _MOST_DIMENSIONS), "dimensions")
+
+
+def read_ids(value: Any, model: ModelContext, problems: Problems, name: str) -> list[str | list[int]]:
+    """One text or several, each as text or as token ids."""
+    expected = f"expected a text, a list of token ids, or a list of up to {MOST_TEXTS} of either"
+    items = [value] if type(value) is str or (type(value) is list and value and type(value[0]) is int) else value
+    if type(items) is not list or not 0 < len(items) <= MOST_TEXTS:
+        problems.invalid.append(f"'{name}' is {show(value)}: {expected}")
+        return []
+    size = model.tokenizer.vocab_size
+    for item in items:
+        if type(item) is str:
+            continue
+        if type(item) is not list or not item or not all(type(id_) is int and 0 <= id_ < size for id_ in item):
+            problems.invalid.append(f"'{name}' has {show(item)}: {expected}, with ids of 0 to {size - 1}")
+            return []
+    return items
+
+
+def vector_json(vector: bytes) -> bytes:
+    """A vector as a JSON list, each number with as many digits as float32 has."""
+    import numpy as np  # a server whose models generate does without it
+
+    return orjson.dumps(np.frombuffer(vector, np.float32), option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def score_of(vector: bytes) -> float:
+    """The number of a score, with as many digits as float32 has."""
+    return float(vector_json(vector)[1:-1])
+
+
+def joined(head: bytes, vectors: Sequence[bytes], tail: bytes) -> bytes:
+    """The members of a list between `head` and `tail`, copied once: all vectors together may be tens of megabytes."""
+    members = [*vectors]
+    members[0] = head + members[0]
+    members[-1] += tail
+    return b",".join(members)
+
+
+class PooledEncoder(ResponseEncoder, Generic[T]):
+    """The response to a call for vectors or scores: one body, when all of them are there. `tokens` are those of the
+    texts."""
+
+    stream = False
+    content_type = "application/json"
+
+    def __init__(self, count: int) -> None:
+        self.tokens = 0
+        self._results: list[T | None] = [None] * count
+        self._missing = count
+
+    def begin(self, prompt: Prompt) -> None:
+        self.tokens += prompt.length
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        if chunk.finished is None or chunk.finished.error is not None:
+            return b""
+        self._results[chunk.generation] = self.read(chunk.vector, chunk.generation)
+        self._missing -= 1
+        return b"" if self._missing else self.body([each for each in self._results if each is not None])
+
+    @abstractmethod
+    def read(self, vector: bytes, number: int) -> T:
+        """What is kept of the vector of request `number`."""
+
+    @abstractmethod
+    def body(self, results: Sequence[T]) -> bytes:
+        """The response."""
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """OpenAI's count of tokens."""
+        return {"prompt_tokens": self.tokens, "total_tokens": self.tokens}

@@ -1,0 +1,129 @@
+"""The base of executors that turn prompts into vectors or scores: in-flight batching by tokens.
+
+Each iteration takes the prompt that has waited longest, and those of the nearest lengths, as many as the tokens of an
+iteration allow. What arrives while one runs is in the next. A model without a KV cache needs no other scheduler.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from djl_trtllm.executor.protocol import Limits, Stats, Step, Submit
+from djl_trtllm.request import FinishReason, TaskName
+
+Vectors = NDArray[np.float32]
+"""A row for each prompt."""
+
+LEAST_FILLED = 0.75
+"""The least share of an iteration's tokens that are no padding."""
+
+
+def next_batch(waiting: Sequence[Submit], max_tokens: int, padded: Callable[[int], int]) -> list[Submit]:
+    """The requests of the next iteration, of those that wait in the order of their arrival; there is one at least.
+
+    All are computed as long as the longest, `padded` tokens, and these together are at most `max_tokens`.
+    """
+    by_length = sorted(waiting, key=lambda request: len(request.prompt_ids))
+    lengths = [len(request.prompt_ids) for request in by_length]
+    begin = by_length.index(waiting[0])
+    end, tokens, own = begin + 1, lengths[begin], lengths[begin]
+    while begin or end < len(lengths):
+        down = own - lengths[begin - 1] if begin else None
+        up = lengths[end] - own if end < len(lengths) else None
+        shorter = up is None or (down is not None and down < up)
+        added = lengths[begin - 1] if shorter else lengths[end]
+        computed = (end - begin + 1) * padded(max(added, lengths[end - 1]))
+        if computed > max_tokens or tokens + added < LEAST_FILLED * computed:
+            break
+        tokens += added
+        begin, end = (begin - 1, end) if shorter else (begin, end + 1)
+    return by_length[begin:end]
+
+
+class PoolingExecutor(ABC):
+    """See `djl_trtllm.executor.process.Executor`. A derived class computes.
+
+    `activates`: what requests get that do not say whether they want the activation of the task: vectors of length 1, a
+    sigmoid of the score.
+    """
+
+    features: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        *,
+        task: TaskName,
+        activates: bool,
+        dimensions: int,
+        max_sequences: int,
+        max_seq_len: int,
+        max_num_tokens: int,
+    ) -> None:
+        self.limits = Limits(
+            max_sequences,
+            kv_blocks=0,
+            block_size=1,
+            max_seq_len=max_seq_len,
+            task=task,
+            dimensions=dimensions,
+        )
+        self.details: dict[str, Any] = {}
+        self._activates = activates
+        self._max_tokens = max_num_tokens
+        self._waiting: dict[int, Submit] = {}
+        self._cancelled: list[int] = []
+
+    @abstractmethod
+    def compute(self, batch: Sequence[Submit]) -> Vectors:
+        """The vectors of some prompts, without activation; a score is a vector of one number.
+
+        An exception means that the engine is lost.
+        """
+
+    def padded(self, tokens: int) -> int:
+        """As how many tokens a prompt is computed."""
+        return tokens
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._cancelled)
+
+    def submit(self, request: Submit) -> None:
+        self._waiting[request.request_id] = request
+
+    def cancel(self, request_id: int) -> None:
+        if self._waiting.pop(request_id, None) is not None:
+            self._cancelled.append(request_id)
+
+    def step(self) -> Step:
+        step = Step()
+        for request_id in self._cancelled:
+            step.end(request_id, FinishReason.CANCELLED)
+        self._cancelled.clear()
+        if self._waiting:
+            batch = next_batch(list(self._waiting.values()), self._max_tokens, self.padded)
+            for request, vector in zip(batch, self.compute(batch), strict=True):
+                del self._waiting[request.request_id]
+                step.vectors[request.request_id] = self._activated(request, vector).tobytes()
+                step.end(request.request_id, FinishReason.LENGTH)
+        return step
+
+    def stats(self) -> Stats:
+        return Stats(running=len(self._waiting))
+
+    def _activated(self, request: Submit, vector: Vectors) -> Vectors:
+        pooling = request.pooling
+        assert pooling is not None
+        activates = self._activates if pooling.activate is None else pooling.activate
+        vector = np.asarray(vector[: pooling.dimensions], np.float32)
+        if not activates:
+            return vector
+        if self.limits.task == "score":
+            return np.asarray(0.5 * (1 + np.tanh(0.5 * vector)), np.float32)  # a sigmoid that overflows nowhere
+        length = np.linalg.norm(vector)
+        return np.asarray(vector / length, np.float32) if length else vector

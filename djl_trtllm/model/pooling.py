@@ -1,0 +1,189 @@
+"""What a model is for besides generating text, and how the output of its layers becomes one vector or one score.
+
+Sentence Transformers keeps that beside a checkpoint: `modules.json` lists the steps, `1_Pooling/config.json` says which
+tokens count, `sentence_bert_config.json` how long texts may be. A cross-encoder is a checkpoint for sequence
+classification with one label.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from djl_trtllm.config import Task
+from djl_trtllm.errors import EngineError, LayoutError
+from djl_trtllm.files import MOST_JSON_BYTES, read_file
+from djl_trtllm.model.checkpoint import ModelShape, read_object
+from djl_trtllm.model.layout import Layout
+
+_MODULES = "modules.json"
+_LENGTHS = "sentence_bert_config.json"
+_ENCODERS = frozenset(
+    {
+        *("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "modernbert"),
+        *("mpnet", "new", "nomic_bert", "roberta", "xlm-roberta"),
+    }
+)
+"""Values of `model_type` of models in which each token sees all others; none of them generates text."""
+_OFFSET_POSITIONS = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
+"""Those whose positions begin behind the padding token's id: `max_position_embeddings` counts the places before too."""
+_STEPS = ("Transformer", "Pooling", "Normalize")
+_FOLDER = re.compile(r"\w+")
+_ACTIVATIONS = {"Identity": False, "Sigmoid": True}
+
+
+class Pooled(str, Enum):
+    """Which tokens of the last layer make the vector of a text."""
+
+    CLS = "cls"
+    """The first."""
+    MEAN = "mean"
+    """The mean of all."""
+    LAST = "last"
+
+
+_POOLED = {
+    "pooling_mode_cls_token": Pooled.CLS,
+    "pooling_mode_mean_tokens": Pooled.MEAN,
+    "pooling_mode_lasttoken": Pooled.LAST,
+    "cls": Pooled.CLS,
+    "mean": Pooled.MEAN,
+    "lasttoken": Pooled.LAST,
+}
+"""Names in a Pooling module's config.json: members that are true, and values of `pooling_mode`."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What follows the layers of a model that embeds or scores.
+
+    `activates`: a vector is normalised to length 1, a score goes through a sigmoid, where a request does not say
+    otherwise. Texts have at most `max_length` tokens, None for as many as the model has positions. `dimensions` are
+    those of a vector, None where config.json does not say.
+    """
+
+    task: Task
+    pooled: Pooled
+    activates: bool
+    max_length: int | None
+    pad_id: int
+    dimensions: int | None = None
+
+
+def find_task(asked: Task, layout: Layout) -> Task:
+    """What the model is for: as asked, or by its files. Raises EngineError for classifiers, LayoutError."""
+    config = layout.config or {}
+    if asked is not Task.AUTO:
+        return asked
+    if _modules(layout.path) is not None:
+        return Task.EMBED
+    shape = ModelShape.from_config(config)
+    if (shape.architecture or "").endswith("ForSequenceClassification"):
+        return Task.SCORE
+    return Task.EMBED if shape.model_type in _ENCODERS else Task.GENERATE
+
+
+def find_head(task: Task, layout: Layout) -> Head:
+    """How the model's output becomes a vector or a score.
+
+    Raises EngineError for a model of another kind, and for steps that are not served; LayoutError for damaged files.
+    """
+    config = layout.config or {}
+    shape = ModelShape.from_config(config)
+    pad_id = _number(config, "pad_token_id") or 0
+    length = shape.max_position_embeddings
+    if length is not None and shape.model_type in _OFFSET_POSITIONS:
+        length -= pad_id + 1
+    lengths = read_object(layout.path / _LENGTHS, LayoutError) or {}
+    if (shorter := _number(lengths, "max_seq_length")) is not None:
+        length = min(shorter, length or shorter)
+    if task is Task.SCORE:
+        _require_one_score(layout, config)
+        return Head(task, Pooled.CLS, _has_sigmoid(layout, config), length, pad_id)
+    modules = _modules(layout.path)
+    if modules is None:
+        # As DJL's text embedding does it, and as models that generate text are trained for it.
+        pooled = Pooled.MEAN if shape.model_type in _ENCODERS else Pooled.LAST
+        return Head(task, pooled, True, length, pad_id, shape.hidden)
+    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
+    place = str(modules[min(1, len(modules) - 1)].get("path"))
+    if kinds not in (list(_STEPS[:2]), list(_STEPS)) or modules[0].get("path") or not _FOLDER.fullmatch(place):
+        raise EngineError(
+            f"{layout.path / _MODULES} has the steps {', '.join(kinds)}: expected {', '.join(_STEPS[:2])} and perhaps "
+            f"{_STEPS[2]}, with the checkpoint in the directory itself; serve the model with Text Embeddings Inference"
+        )
+    pooled = _pooled(layout.path / place / "config.json")
+    return Head(task, pooled, kinds == list(_STEPS), length, pad_id, shape.hidden)
+
+
+def copy_head(checkpoint: Path, out: Path) -> None:
+    """Copy the files that `find_head` reads, beside config.json, into a compiled engine's directory. Raises OSError."""
+    for name in (_MODULES, _LENGTHS, *(f"{path.name}/config.json" for path in checkpoint.glob("*_Pooling"))):
+        if (checkpoint / name).is_file():
+            (out / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(checkpoint / name, out / name)
+
+
+def _modules(directory: Path) -> list[Mapping[str, Any]] | None:
+    """The steps of a model of Sentence Transformers; None without a file that lists them. Raises LayoutError."""
+    file = directory / _MODULES
+    if not file.is_file():
+        return None
+    try:
+        steps = json.loads(read_file(file, MOST_JSON_BYTES))
+    except (OSError, ValueError, RecursionError) as error:
+        raise LayoutError(f"{file} cannot be read: {error}; copy it from the model again") from error
+    if not isinstance(steps, list) or not steps or not all(isinstance(step, dict) for step in steps):
+        raise LayoutError(f"{file}: expected a list of modules; copy it from the model again")
+    return steps
+
+
+def _pooled(file: Path) -> Pooled:
+    config = read_object(file, LayoutError) or {}
+    mode = config.get("pooling_mode")
+    modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
+    named = [mode] if isinstance(mode, str) else modes
+    if len(named) != 1 or named[0] not in _POOLED:
+        raise EngineError(
+            f"{file} pools by {', '.join(named) or 'nothing'}: expected one of the first token, the mean and the last "
+            "token; serve the model with Text Embeddings Inference"
+        )
+    return _POOLED[named[0]]
+
+
+def _require_one_score(layout: Layout, config: Mapping[str, Any]) -> None:
+    labels = config.get("id2label")
+    count = len(labels) if isinstance(labels, dict) else _number(config, "num_labels")
+    architecture = ModelShape.from_config(config).architecture or "no architecture"
+    if not architecture.endswith("ForSequenceClassification") or count != 1:
+        raise EngineError(
+            f"{layout.path / 'config.json'} names {architecture} with {2 if count is None else count} labels: expected "
+            "a cross-encoder, that is a model for sequence classification with one label; classifiers are not served"
+        )
+
+
+def _has_sigmoid(layout: Layout, config: Mapping[str, Any]) -> bool:
+    """Whether scores go through a sigmoid, as Sentence Transformers' and vLLM's do unless config.json differs."""
+    own = config.get("sentence_transformers")
+    named = own.get("activation_fn") if isinstance(own, dict) else None
+    named = named or config.get("sbert_ce_default_activation_function")
+    if named is None:
+        return True
+    name = str(named).rpartition(".")[2]
+    if name not in _ACTIVATIONS:
+        raise EngineError(
+            f"{layout.path / 'config.json'}: the activation of the score is {name}: expected one of "
+            f"{', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[name]
+
+
+def _number(config: Mapping[str, Any], name: str) -> int | None:
+    value = config.get(name)
+    return value if type(value) is int and value >= 0 else None
