@@ -60,7 +60,7 @@ def test_a_client_that_reads_late_gets_everything(start: Start) -> None:
 # -- A client that leaves cancels its request in every dialect, over HTTP, gRPC and a WebSocket ------------------------
 #
 # That every path is among `ways` is tested in tests/integration/test_dialects.py. A cancelled request is the same for
-# every engine, whoever has asked for it: on TensorRT-LLM there is one way whole and one streamed.
+# every engine, for all requests: on TensorRT-LLM there is one way whole and one streamed.
 
 scripted = pytest.mark.parametrize("executor", ["scripted"], indirect=True, scope="session")
 ON_TENSORRT_LLM = {way.streams: way for way in ways()}.values()
