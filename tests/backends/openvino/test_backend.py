@@ -52,6 +52,7 @@ def test_the_options_that_openvino_has() -> None:
         *("max_input_len", "max_output_len", "max_seq_len", "max_rolling_batch_size", "max_num_sequences"),
         *("max_num_tokens", "max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction", "kv_cache_dtype"),
         *("dtype", "quantize", "awq_format", "enable_kv_cache_reuse", "inference_num_threads", "stream_interval"),
+        "limit_mm_per_prompt",
         *("trust_remote_code", "speculative_config", "speculative_decoding_mode", "speculative_draft_model"),
         *("speculative_length", "limit_mm_per_prompt"),
     }
