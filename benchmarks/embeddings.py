@@ -83,7 +83,7 @@ def main() -> None:
     given = texts(arguments.count)
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model or write_modules(write_encoder(Path(folder) / "model", vocab_size=30_522, **MINI))
-        os.environ["DJL_CACHE_DIR"] = folder
+        os.environ.setdefault("DJL_CACHE_DIR", folder)
         engine = prepare(open_source(model, os.environ)).start.options["engine_dir"]
         # The pipeline has a tokenizer of its own.
         subprocess.run(
@@ -100,7 +100,7 @@ def main() -> None:
         assert raw.stdin is not None and raw.stdout is not None
         raw.stdout.readline()
         ratios = []
-        with serving(model, DJL_CACHE_DIR=folder) as server:
+        with serving(model, DJL_CACHE_DIR=os.environ["DJL_CACHE_DIR"]) as server:
             print(f"{'round':>5} {'raw, texts/s':>14} {'server, texts/s':>16} {'ratio':>6}")
             for number in range(arguments.rounds + 1):
                 raw.stdin.write(json.dumps(given) + "\n")

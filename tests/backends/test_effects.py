@@ -195,15 +195,18 @@ def test_no_warning_says_what_the_backend_does_not_do(
 
 
 def test_options_that_djl_serving_reads_have_their_effect_there() -> None:
-    config = from_text("option.async_mode=true\nminWorkers=1\noption.task=text-generation")
-    for under_djl, named in ((False, ["option.task", "option.async_mode", "minWorkers"]), (True, ["option.task"])):
+    config = from_text("option.async_mode=true\nminWorkers=1\noption.skip_tokenizer_init=true")
+    for under_djl, named in (
+        (False, ["option.skip_tokenizer_init", "option.async_mode", "minWorkers"]),
+        (True, ["option.skip_tokenizer_init"]),
+    ):
         notes = with_effects(config, Backend.OPENVINO, under_djl=under_djl).notes
         assert [line.split()[0] for line in notes] == named
     for backend in (Backend.AUTO, Backend.OPENVINO):
         assert describe(OPTIONS["async_mode"], backend, under_djl=True) == "DJL Serving's async mode"
         assert describe(OPTIONS["min_workers"], backend, under_djl=True) == "read by DJL Serving"
         assert describe(OPTIONS["async_mode"], backend).startswith("no effect: under DJL Serving")
-        assert describe(OPTIONS["task"], backend, under_djl=True).startswith("no effect: ")
+        assert describe(OPTIONS["skip_tokenizer_init"], backend, under_djl=True).startswith("no effect: ")
 
 
 # -- each option alone, on each backend: what is said of it is what happens to the engine's arguments ------------------
