@@ -29,7 +29,7 @@ from djl_trtllm.backends.tensorrt_llm.executor import features_of
 from djl_trtllm.backends.tensorrt_llm.names import has
 from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler
 from djl_trtllm.batching.admission import refusals
-from djl_trtllm.config import Options
+from djl_trtllm.config import Options, Task
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.executor.protocol import Feature, Limits
 
@@ -139,7 +139,7 @@ APIS: tuple[tuple[str, str, type, type], ...] = (
 
 def rows(member: str, types: tuple[type, ...]) -> list[Row]:
     """A row for each field of the body that has this member."""
-    (body,) = (each for each in BODIES if each.member == member and not each.mark)
+    (body,) = (each for each in BODIES if each.member == member and not each.mark and each.task is Task.GENERATE)
     assert body.dialect is not None
     (table,) = body.dialect.tables[body.path]
     assert isinstance(table, Table)
