@@ -15,7 +15,6 @@ import pytest
 
 from djl_trtllm.backends.base import effects_on
 from djl_trtllm.backends.effects import has_effect
-from djl_trtllm.backends.openvino import backend as openvino
 from djl_trtllm.backends.openvino.backend import OpenVinoBackend
 from djl_trtllm.backends.openvino.kv_cache import KvCachePlan, plan_kv_cache
 from djl_trtllm.backends.openvino.plan import OpenVinoPlan
@@ -140,7 +139,7 @@ def test_what_is_not_installed_is_named_with_how_to_install_it(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in the image for GPUs; planning for another machine goes on."""
-    monkeypatch.setattr(openvino, "find_spec", lambda name: None)
+    monkeypatch.setattr("djl_trtllm.backends.openvino.plan.find_spec", lambda name: None)
     made = planned(checkpoint, backend="openvino").at(tmp_path)
     with pytest.raises(
         EngineError, match=r"^backend openvino \(option\.backend=openvino.*pip install 'djl-trtllm\[cpu"
