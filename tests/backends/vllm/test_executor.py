@@ -126,8 +126,9 @@ def test_a_request_that_vllm_finds_wrong_ends_alone(executor: Any, sampling: Sam
 @pytest.mark.parametrize(
     ("most", "one_more"),
     [
+        # Tokenizers differ in whether a word has another spelling behind a blank.
         ({"bad": tuple(f"w{n}" for n in range(10, 74))}, {"bad": tuple(f"w{n}" for n in range(10, 75))}),
-        ({"bad": ("w" * 511,)}, {"bad": ("w" * 514,)}),
+        ({"bad": ("w" * 511,)}, {"bad": ("w" * 1025,)}),
         # The ends of the model are counted, too.
         ({"stop_token_ids": list(range(3, 128))}, {"stop_token_ids": list(range(3, 132))}),
     ],
