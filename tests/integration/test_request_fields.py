@@ -55,6 +55,9 @@ NOT_PARAMETERS = {"prompt", "prompt_ids", "messages", "template", "sampling", "d
     "guide_from",
     "prompt_only",
     "priority",
+    "images",
+    "pooling",
+    "pair",
 }
 PART_OF_LOGPROBS = {"asks_logprobs", "needs_logprobs"}
 

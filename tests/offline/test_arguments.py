@@ -231,8 +231,9 @@ def test_parameters_become_those_of_the_request() -> None:
     )  # fmt: skip
     set_by_llm = {"prompt", "prompt_ids", "messages", "template", "adapter", "asks_logprobs", "default_new_tokens"}
     of_openai = {"top_logprobs", "shown_tokens", "guide_from", "priority"}
-    of_openai |= {"prompt_logprobs", "prompt_only", "logit_bias", "cache_salt"}
+    of_openai |= {"prompt_logprobs", "prompt_only", "logit_bias", "cache_salt", "images"}
+    of_vectors = {"pooling", "pair"}
     neutral = GenerationRequest()
     unset = {name for name in GenerationRequest.__struct_fields__ if getattr(request, name) == getattr(neutral, name)}
-    assert unset == set_by_llm | of_openai
+    assert unset == set_by_llm | of_openai | of_vectors
     assert SamplingParams().template() == GenerationRequest(default_new_tokens=32)

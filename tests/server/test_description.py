@@ -9,9 +9,12 @@ import orjson
 import pytest
 from starlette.routing import Router
 
+from djl_trtllm.api.dialects.embeddings import EMBEDDINGS
+from djl_trtllm.api.dialects.rerank import RERANK
+from djl_trtllm.api.dialects.tei import TEI
 from djl_trtllm.api.openapi import describe
 from djl_trtllm.api.registry import DIALECTS
-from djl_trtllm.config import Options
+from djl_trtllm.config import Options, Task
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.routes import OPERATIONS, Description, type_of
 from djl_trtllm.version import __version__
@@ -22,8 +25,10 @@ from tests.support.in_process import Hosts
 from tests.support.plugin import TRIAL
 from tests.support.tables import by_table
 
+TASKS = {EMBEDDINGS: Task.EMBED, RERANK: Task.SCORE, TEI: Task.EMBED}
+"""Of dialects whose models do not generate."""
 EXAMPLES = [
-    (path, operation.example)
+    (path, operation.example, TASKS.get(dialect, Task.GENERATE))
     for dialect in DIALECTS
     for path in (*dialect.paths, *dialect.actions)
     if (operation := describe(dialect, path)).example is not None
@@ -75,10 +80,12 @@ async def test_every_own_operation_is_answered(hosts: Hosts, tokenizer: Tokenize
             assert answer.status == 200 or answer.status in described.errors, (name, answer.body)
 
 
-@pytest.mark.parametrize(("path", "example"), EXAMPLES, ids=[path for path, _ in EXAMPLES])
-async def test_every_example_is_answered(hosts: Hosts, tokenizer: Tokenizer, path: str, example: Any) -> None:
+@pytest.mark.parametrize(("path", "example", "task"), EXAMPLES, ids=[path for path, *_ in EXAMPLES])
+async def test_every_example_is_answered(
+    hosts: Hosts, tokenizer: Tokenizer, path: str, example: Any, task: Task
+) -> None:
     hosts.alone = True
-    async with application(tokenizer) as served:
+    async with application(tokenizer, task=task) as served:
         path = path.replace("{model}", "story").replace("{version}", "1")
         answer = await served.client.post(path, orjson.dumps(example))
         assert answer.status == 200, answer.body

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 from unittest import mock
 
@@ -23,9 +24,10 @@ import orjson
 from djl_trtllm.api import RawRequest
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.backends.scripted.executor import FEATURES, ScriptedExecutor
+from djl_trtllm.backends.scripted.pooling_executor import ScriptedPoolingExecutor
 from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.batching.sequence import RequestState
-from djl_trtllm.config import Backend, Config, Options
+from djl_trtllm.config import Backend, Config, Options, Task
 from djl_trtllm.errors import DjlTrtllmError, ExecutorDiedError, RequestError
 from djl_trtllm.executor.protocol import Limits, Start, Step, Submit
 from djl_trtllm.model import Tokenizer
@@ -46,6 +48,9 @@ def played_model(tokenizer: Tokenizer, directory: Path = Path("/story"), **optio
     """A model for played hosts, named `story`. `options` are fields of `Options`; `script` is the executor's script."""
     start = Start(models.SCRIPTED, options.pop("script", {}))
     config = Config(Options(**options))
+    if config.options.task in (Task.EMBED, Task.SCORE):
+        bounds = {"max_sequences": 8, "max_seq_len": 512, "max_num_tokens": 1024}
+        start = Start(models.SCRIPTED_POOLING, {"task": config.options.task.value, "script": start.options, **bounds})
     limits = BatchLimits(
         max_batch_size=config.options.max_rolling_batch_size,
         max_queue_size=config.options.job_queue_size,
@@ -142,7 +147,7 @@ class PlayedHost:
         self._hosts = hosts
         self._on_steps = on_steps
         self._on_death = on_death
-        self._executor: ScriptedExecutor
+        self._executor: ScriptedExecutor | ScriptedPoolingExecutor
         self._next_step: asyncio.Handle | None = None
 
     # -- what the service calls ------------------------------------------------------------------------------------
@@ -161,7 +166,8 @@ class PlayedHost:
             raise
         if failure := self._hosts.failure():
             raise failure
-        self._executor = ScriptedExecutor(**(start.options if self._hosts.script is None else self._hosts.script))
+        options = start.options if self._hosts.script is None else self._hosts.script
+        self._executor = resolve_name(start.executor)(**options)
         self.limits = self._executor.limits
 
     async def close(self) -> None:

@@ -156,15 +156,15 @@ ADDRESS = "address:" + hashlib.sha256(b"127.0.0.1").hexdigest()[:12]
 
 
 def test_refusals_have_a_line_with_status_and_error(logged: Server) -> None:
-    cases: dict[str, tuple[int, str | None, dict[str, Any]]] = {
+    cases: dict[str, tuple[int, str, dict[str, Any]]] = {
         "no-key": (401, "AuthenticationError", {"headers": {"Authorization": ""}}),
         "method": (405, "MethodNotAllowedError", {"path": "/openapi.json"}),
-        "nothing": (404, None, {"path": f"/{FORGED}"}),
+        "nothing": (404, "UnknownPathError", {"path": f"/{FORGED}"}),
     }
     for identifier, (status, error, changes) in cases.items():
         assert post(logged, identifier, **changes).status_code == status
         line = line_of(logged, identifier)
-        assert (line["status"], line.get("error")) == (status, error), identifier
+        assert (line["status"], line["error"]) == (status, error), identifier
         assert line["client"] == ADDRESS  # no key was needed, or there was none
 
 
