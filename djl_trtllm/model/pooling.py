@@ -21,6 +21,7 @@ from djl_trtllm.errors import EngineError, LayoutError
 from djl_trtllm.files import MOST_JSON_BYTES, read_file
 from djl_trtllm.model.checkpoint import ModelShape, read_object
 from djl_trtllm.model.layout import Layout
+from djl_trtllm.model.tokenizer import Tokenizer
 
 _MODULES = "modules.json"
 _LENGTHS = "sentence_bert_config.json"
@@ -121,6 +122,16 @@ def find_head(task: Task, layout: Layout) -> Head:
         )
     pooled = _pooled(layout.path / place / "config.json")
     return Head(task, pooled, kinds == list(_STEPS), length, pad_id, shape.hidden)
+
+
+def check_case(tokenizer: Tokenizer, layout: Layout) -> None:
+    """Raise EngineError if texts have to be in lower case and the tokenizer keeps capitals. Raises LayoutError."""
+    lengths = read_object(layout.path / _LENGTHS, LayoutError) or {}
+    if lengths.get("do_lower_case") is True and tokenizer.encode("A", False) != tokenizer.encode("a", False):
+        raise EngineError(
+            f"{layout.path / _LENGTHS}: do_lower_case is true, and the tokenizer has other tokens for 'A' than for "
+            "'a': expected a tokenizer whose normalizer does that; or set it to false, and send texts in lower case"
+        )
 
 
 def copy_head(checkpoint: Path, out: Path) -> None:

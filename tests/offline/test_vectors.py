@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from djl_trtllm.backends.scripted.pooling_executor import vector_of
-from djl_trtllm.errors import InvalidRequestError, UnsupportedTaskError
+from djl_trtllm.errors import EngineError, InvalidRequestError, UnsupportedTaskError
 from djl_trtllm.model import load_tokenizer
 from djl_trtllm.offline import LLM
+from djl_trtllm.offline.llm import open_offline_model
 from tests.support.encoders import QUERY, TEXTS, scripted_encoder
 
 REFUSED: list[tuple[str, Callable[[LLM], object]]] = [
@@ -49,6 +51,17 @@ def test_texts_become_vectors_in_their_order_and_one_that_fails_has_an_error(tmp
         assert output.outputs is not None and output.error is None
         assert output.prompt_tokens == len(ids)
         assert np.allclose(output.outputs.embedding, vector / np.linalg.norm(vector), atol=1e-6)
+
+
+def test_a_model_of_lower_case_texts_needs_a_tokenizer_that_makes_them(tmp_path: Path) -> None:
+    model = scripted_encoder(tmp_path)
+    (model / "sentence_bert_config.json").write_text('{"max_seq_length": 128, "do_lower_case": true}')
+    open_offline_model(model, {}).texts()
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = False
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(EngineError, match="do_lower_case"):
+        open_offline_model(model, {}).texts()
 
 
 def test_pairs_become_scores(tmp_path: Path) -> None:
