@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 _EXPIRY_SECONDS = 0.25
 _QUEUED_AT_ONCE = 64
-"""So many texts are queued before others have the event loop: it takes a few milliseconds."""
+"""This number of texts is queued before others have the event loop: it takes a few milliseconds."""
 _SEED_IGNORED = ("Warning", '299 djl-trtllm "the engine ignores the seed of this request (option.ignored_seed=warn)"')
 
 

@@ -37,7 +37,7 @@ T = TypeVar("T")
 _INLINE_CHARACTERS = 2048
 """Texts up to this length are tokenised on the event loop: it takes under a millisecond, less than using a thread."""
 _REQUEST_CHARACTERS = 64
-"""A request for a vector takes as long as the tokenising of so many characters, beside that of its own."""
+"""A request for a vector takes as long as tokenising this number of characters, beside its own."""
 _INLINE_TOKENS = 256
 """Up to this number of ids is decoded on the event loop."""
 _ANY_LENGTH = 1024
