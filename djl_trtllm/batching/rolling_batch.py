@@ -307,7 +307,7 @@ class RollingBatch:
         self._admitted -= sequences
         self._clients.release(self._clients.find(key), sequences)
 
-    def fit(self, request: GenerationRequest, prompt_ids: list[int]) -> list[int]:
+    def fit(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> Sequence[int]:
         """The prompt of an admitted request as `submit` will take it. Raises InvalidRequestError if it cannot run."""
         return self._sequence_limits.fit(request, prompt_ids)[0]
 
@@ -318,7 +318,7 @@ class RollingBatch:
     def submit(
         self,
         request: GenerationRequest,
-        prompt_ids: list[int],
+        prompt_ids: Sequence[int],
         consumer: Consumer,
         adapter: Adapter | None = None,
         origin: RequestOrigin = _UNKNOWN,
@@ -340,7 +340,7 @@ class RollingBatch:
             self.withdraw(count, origin.client)
             raise
         # As a list, a prompt takes nine times as much memory, as long as its request waits or runs.
-        kept_ids = array("i", prompt_ids)
+        kept_ids = prompt_ids if isinstance(prompt_ids, array) else array("i", prompt_ids)
         sequences = self._translator.sequences(request, kept_ids)
         record = RequestRecord(
             origin,
