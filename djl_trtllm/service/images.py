@@ -112,7 +112,7 @@ class _Connection(http.client.HTTPConnection):
     def __init__(self, host: str, port: int | None, *, tls: bool) -> None:
         if tls:
             self.default_port = http.client.HTTPS_PORT
-        super().__init__(host, port)
+        super().__init__(host, port or self.default_port)  # without a port, it would find one in an IPv6 address
         self._tls = tls
         self._deadline = time.monotonic() + _FETCH_SECONDS
         self._open: socket.socket | None = None

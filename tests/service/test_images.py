@@ -165,6 +165,7 @@ def test_nothing_is_sent_to_this_machine() -> None:
     with host(ok(FILE)) as found:
         assert "not a public one" in refusal(found.url())
     assert found.requests == []
+    assert "the host ::1 has the address ::1, which is not a public one" in refusal("http://[::1]/a.png")
 
 
 @pytest.mark.usefixtures("public")
