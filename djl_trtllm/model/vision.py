@@ -80,7 +80,7 @@ class Vision:
         if max(width, height) > _LONGEST_SIDES * min(width, height):
             raise ValueError(f"expected at most {_LONGEST_SIDES} times as long as wide")
         side = self.side
-        scaled = tuple(max(side, round(length / side) * side) for length in (width, height))
+        scaled = tuple(round(length / side) * side for length in (width, height))
         pixels = scaled[0] * scaled[1]
         if pixels > self.most:
             factor = math.sqrt(width * height / self.most)
