@@ -56,14 +56,16 @@ _MOST_MOVES = 2
 def can_resume(message: Submit, generated: int, limits: Limits) -> bool:
     """Whether a sequence with this number of generated tokens can go on in another engine process with these limits.
 
-    One without tokens always can: it begins there.
+    One without tokens always can: it begins there. Where the engine `repeats`, its prompt and its least number of
+    tokens stay as they were.
     """
     if not generated:
         return True
-    return not (
-        message.sampling.min_new_tokens > generated
-        or any(field.is_set(message) for field in _IMPOSSIBLE)
-        or len(message.prompt_ids) + generated > (limits.max_prompt_len or limits.max_seq_len)
+    if any(field.is_set(message) for field in _IMPOSSIBLE):
+        return False
+    return limits.repeats or (
+        message.sampling.min_new_tokens <= generated
+        and len(message.prompt_ids) + generated <= (limits.max_prompt_len or limits.max_seq_len)
     )
 
 

@@ -24,7 +24,6 @@ from msgspec.structs import replace
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, PromptTooLongError, RequestTimeoutError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.model.chat_template import LENGTH_BYTES, RENDERED, framed
-from djl_trtllm.model.vision import expanded
 from djl_trtllm.request import GenerationRequest, Image, Token
 from djl_trtllm.service.images import read_images
 from djl_trtllm.service.model import Model
@@ -83,7 +82,7 @@ class PromptReader:
             assert text is not None
             text, ids = await self.read(text, request.truncate, special=request.messages is None)
         if takes_images and self._vision is not None:
-            ids = expanded(ids, self._vision.placeholder, [image.tokens for image in images])
+            ids = self._vision.expanded(ids, [image.tokens for image in images])
         return ReadPrompt(ids, text, images)
 
     async def read(self, text: str, truncate: int | None, *, special: bool) -> tuple[str, list[int]]:
