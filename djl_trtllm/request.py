@@ -216,7 +216,7 @@ GREEDY_BELOW = 1e-5
 
 
 TaskName: TypeAlias = Literal["generate", "embed", "score"]
-"""What a model is for, as in `option.task`. The engine process does without the package of options."""
+"""What a model is for: the values of `option.task` except `auto`."""
 
 
 class Pooling(msgspec.Struct, frozen=True, array_like=True):

@@ -203,7 +203,7 @@ def _refused(image: ImageSource, domains: tuple[str, ...] | None) -> str | None:
         host = urlsplit(image.url).hostname
     except ValueError:
         host = None
-    if host in (domains or ()):
+    if host in {domain.lower() for domain in domains or ()}:
         return None
     allowed = f"expected {' or '.join(domains)}, or" if domains else "send"
     return (

@@ -124,7 +124,9 @@ def vector_json(vector: bytes) -> bytes:
 
 def score_of(vector: bytes) -> float:
     """The number of a score, with as many digits as float32 has."""
-    return float(vector_json(vector)[1:-1])
+    import numpy as np  # as above
+
+    return float(str(np.frombuffer(vector, np.float32)[0]))
 
 
 def joined(head: bytes, vectors: Sequence[bytes], tail: bytes) -> bytes:
@@ -151,7 +153,7 @@ class PooledEncoder(ResponseEncoder, Generic[T]):
         self.tokens += prompt.length
 
     def encode(self, chunk: OutputChunk) -> bytes:
-        if chunk.finished is None or chunk.finished.error is not None:
+        if chunk.finished is None or not chunk.vector:
             return b""
         self._results[chunk.generation] = self.read(chunk.vector, chunk.generation)
         self._missing -= 1

@@ -106,7 +106,7 @@ class SequenceLimits:
         self._engine = engine
         self._max_seq_len = min(batch.max_seq_len, engine.max_seq_len)
 
-    def fit(self, request: GenerationRequest, prompt_ids: list[int]) -> tuple[list[int], int]:
+    def fit(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> tuple[Sequence[int], int]:
         """The prompt (truncated if asked) and the number of tokens to generate.
 
         A number that the client gives is refused where it is over a limit; a default is lowered to it. Raises

@@ -56,14 +56,16 @@ _MOST_MOVES = 2
 def can_resume(message: Submit, generated: int, limits: Limits) -> bool:
     """Whether a sequence with this number of generated tokens can go on in another engine process with these limits.
 
-    One without tokens always can: it begins there.
+    One without tokens always can: it begins there. Where the engine `repeats`, its prompt and its least number of
+    tokens stay as they were.
     """
     if not generated:
         return True
-    return not (
-        message.sampling.min_new_tokens > generated
-        or any(field.is_set(message) for field in _IMPOSSIBLE)
-        or len(message.prompt_ids) + generated > (limits.max_prompt_len or limits.max_seq_len)
+    if any(field.is_set(message) for field in _IMPOSSIBLE):
+        return False
+    return limits.repeats or (
+        message.sampling.min_new_tokens <= generated
+        and len(message.prompt_ids) + generated <= (limits.max_prompt_len or limits.max_seq_len)
     )
 
 
@@ -307,7 +309,7 @@ class RollingBatch:
         self._admitted -= sequences
         self._clients.release(self._clients.find(key), sequences)
 
-    def fit(self, request: GenerationRequest, prompt_ids: list[int]) -> list[int]:
+    def fit(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> Sequence[int]:
         """The prompt of an admitted request as `submit` will take it. Raises InvalidRequestError if it cannot run."""
         return self._sequence_limits.fit(request, prompt_ids)[0]
 
@@ -318,7 +320,7 @@ class RollingBatch:
     def submit(
         self,
         request: GenerationRequest,
-        prompt_ids: list[int],
+        prompt_ids: Sequence[int],
         consumer: Consumer,
         adapter: Adapter | None = None,
         origin: RequestOrigin = _UNKNOWN,
@@ -340,7 +342,7 @@ class RollingBatch:
             self.withdraw(count, origin.client)
             raise
         # As a list, a prompt takes nine times as much memory, as long as its request waits or runs.
-        kept_ids = array("i", prompt_ids)
+        kept_ids = prompt_ids if isinstance(prompt_ids, array) else array("i", prompt_ids)
         sequences = self._translator.sequences(request, kept_ids)
         record = RequestRecord(
             origin,

@@ -11,7 +11,7 @@ from packaging.version import Version
 from tokenizers.decoders import DecodeStream
 
 from djl_trtllm.batching.statistics import RequestRecord
-from djl_trtllm.errors import RequestError
+from djl_trtllm.errors import GenerationError, RequestError
 from djl_trtllm.executor.protocol import Logprob, Ranked
 from djl_trtllm.model import TokenTexts
 from djl_trtllm.request import (
@@ -315,6 +315,11 @@ class PooledSequence(UnwrittenSequence):
     def __init__(self, **fields: Any) -> None:
         OutputSequence.__init__(self, **fields)
         self.vector = b""
+
+    def finish(self, reason: FinishReason, error: RequestError | None = None) -> None:
+        if reason not in _CUT_SHORT and not self.vector:
+            reason, error = FinishReason.ERROR, GenerationError("the engine ended the request without its vector")
+        UnwrittenSequence.finish(self, reason, error)
 
     def drain(self) -> OutputChunk:
         return OutputChunk(self.index, [], self.finished, vector=self.vector)

@@ -4,10 +4,11 @@ trtllm-build writes `--gemm_plugin=float16`, `--gemm_plugin float16`, and `--str
 """
 
 import hashlib
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -167,36 +168,45 @@ def package(
         if "serving.properties" not in names and config.options.model_id is None:
             progress("note: there is no serving.properties; the model is served with the defaults and its own files")
         progress(f"{out}: {len(names)} files, {format_bytes(out.stat().st_size)}")
-        progress(f"{write_parameters(out, config.options)}: parameters of serving/sagemaker/endpoint.yaml")
+        file = write_parameters(out, config.options, progress)
+        progress(f"{file}: parameters of serving/sagemaker/endpoint.yaml")
 
 
-def write_parameters(archive: Path, options: "Options") -> Path:
+def write_parameters(archive: Path, options: Options, progress: Callable[[str], None]) -> Path:
     """Write what SageMaker's template has to know of an archive into `parameters_file`; return that.
 
-    `aws cloudformation deploy --parameter-overrides` reads it. Other parameters in it stay. Raises ModelError.
+    `aws cloudformation deploy --parameter-overrides` reads it. What else is in it stays. Raises ModelError.
     """
     from djl_trtllm.cluster.application import target_concurrency
     from djl_trtllm.errors import ModelError
     from djl_trtllm.model.archive import parameters_file
 
     file = parameters_file(archive)
-    parameters: dict[str, str] = {}
+    document: dict[str, Any] = {"Parameters": {}}
     if file.exists():
         try:
-            parameters = msgspec.json.decode(file.read_bytes(), type=_ParametersFile).Parameters
+            document = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+            msgspec.convert(document, _ParametersFile)
         except msgspec.DecodeError as error:
             raise ModelError(f'{file}: {error}; expected {{"Parameters": {{"NAME": "VALUE"}}}}, or remove it') from None
     digest = hashlib.sha256()
     with archive.open("rb") as content:
         while part := content.read(1 << 20):
             digest.update(part)
+    parameters: dict[str, str] = document["Parameters"]
     parameters |= {
         "ModelVersion": digest.hexdigest()[:16],
         "TargetConcurrency": str(target_concurrency(options.max_rolling_batch_size)),
     }
     if options.tensor_parallel_degree != "max":
-        parameters["Accelerators"] = str(options.tensor_parallel_degree * options.pipeline_parallel_degree)
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(_ParametersFile(parameters)), indent=2) + b"\n")
+        degrees = (options.tensor_parallel_degree, options.pipeline_parallel_degree, options.context_parallel_size)
+        parameters["Accelerators"] = str(math.prod(degrees))
+    elif (former := parameters.pop("Accelerators", None)) is not None:
+        progress(
+            f"note: Accelerators={former} is no longer in {file}: option.tensor_parallel_degree=max does not say how "
+            "many GPUs a copy has; for an inference component give a number"
+        )
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     return file
 
 

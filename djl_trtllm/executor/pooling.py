@@ -1,7 +1,8 @@
 """The base of executors that turn prompts into vectors or scores: in-flight batching by tokens.
 
 Each iteration takes the prompt that has waited longest, and those of the nearest lengths, as many as the tokens of an
-iteration allow. What arrives while one runs is in the next. A model without a KV cache needs no other scheduler.
+iteration allow and as long as no more than a quarter of them are there because other prompts are longer. What arrives
+while one runs is in the next. A model without a KV cache needs no other scheduler.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ Vectors = NDArray[np.float32]
 """A row for each prompt."""
 
 LEAST_FILLED = 0.75
-"""The least share of an iteration's tokens that are no padding."""
+"""The least share of an iteration's tokens that its prompts would have as well if each were computed alone."""
 
 
 def next_batch(waiting: Sequence[Submit], max_tokens: int, padded: Callable[[int], int]) -> list[Submit]:
     """The requests of the next iteration, of those that wait in the order of their arrival; there is one at least.
 
-    All are computed as long as the longest, `padded` tokens, and these together are at most `max_tokens`.
+    A prompt alone is computed as `padded` of its length, those of an iteration as that of the longest, which are at
+    most `max_tokens` together.
     """
     by_length = sorted(waiting, key=lambda request: len(request.prompt_ids))
-    lengths = [len(request.prompt_ids) for request in by_length]
+    lengths = [padded(len(request.prompt_ids)) for request in by_length]
     begin = by_length.index(waiting[0])
     end, tokens, own = begin + 1, lengths[begin], lengths[begin]
     while begin or end < len(lengths):
@@ -37,7 +39,7 @@ def next_batch(waiting: Sequence[Submit], max_tokens: int, padded: Callable[[int
         up = lengths[end] - own if end < len(lengths) else None
         shorter = up is None or (down is not None and down < up)
         added = lengths[begin - 1] if shorter else lengths[end]
-        computed = (end - begin + 1) * padded(max(added, lengths[end - 1]))
+        computed = (end - begin + 1) * max(added, lengths[end - 1])
         if computed > max_tokens or tokens + added < LEAST_FILLED * computed:
             break
         tokens += added
@@ -109,8 +111,11 @@ class PoolingExecutor(ABC):
             batch = next_batch(list(self._waiting.values()), self._max_tokens, self.padded)
             for request, vector in zip(batch, self.compute(batch), strict=True):
                 del self._waiting[request.request_id]
-                step.vectors[request.request_id] = self._activated(request, vector).tobytes()
-                step.end(request.request_id, FinishReason.LENGTH)
+                if np.isfinite(vector).all():
+                    step.vectors[request.request_id] = self._activated(request, vector).tobytes()
+                    step.end(request.request_id, FinishReason.LENGTH)
+                else:
+                    step.end(request.request_id, FinishReason.ERROR, "the model's output is not finite")
         return step
 
     def stats(self) -> Stats:

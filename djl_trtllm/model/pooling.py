@@ -21,6 +21,7 @@ from djl_trtllm.errors import EngineError, LayoutError
 from djl_trtllm.files import MOST_JSON_BYTES, read_file
 from djl_trtllm.model.checkpoint import ModelShape, read_object
 from djl_trtllm.model.layout import Layout
+from djl_trtllm.model.tokenizer import Tokenizer
 
 _MODULES = "modules.json"
 _LENGTHS = "sentence_bert_config.json"
@@ -77,7 +78,7 @@ class Head:
 
 
 def find_task(asked: Task, layout: Layout) -> Task:
-    """What the model is for: as asked, or by its files. Raises EngineError for classifiers, LayoutError."""
+    """What the model is for: as asked, or by its files. Raises LayoutError."""
     config = layout.config or {}
     if asked is not Task.AUTO:
         return asked
@@ -112,22 +113,43 @@ def find_head(task: Task, layout: Layout) -> Head:
         pooled = Pooled.MEAN if shape.model_type in _ENCODERS else Pooled.LAST
         return Head(task, pooled, True, length, pad_id, shape.hidden)
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
-    place = str(modules[min(1, len(modules) - 1)].get("path"))
-    if kinds not in (list(_STEPS[:2]), list(_STEPS)) or modules[0].get("path") or not _FOLDER.fullmatch(place):
+    place = _folder(modules[min(1, len(modules) - 1)])
+    if kinds not in (list(_STEPS[:2]), list(_STEPS)) or modules[0].get("path") or place is None:
         raise EngineError(
             f"{layout.path / _MODULES} has the steps {', '.join(kinds)}: expected {', '.join(_STEPS[:2])} and perhaps "
-            f"{_STEPS[2]}, with the checkpoint in the directory itself; serve the model with Text Embeddings Inference"
+            f"{_STEPS[2]}, with the checkpoint in the directory itself and the others in folders of it; serve the "
+            "model with Text Embeddings Inference"
         )
     pooled = _pooled(layout.path / place / "config.json")
     return Head(task, pooled, kinds == list(_STEPS), length, pad_id, shape.hidden)
 
 
+def check_case(tokenizer: Tokenizer, layout: Layout) -> None:
+    """Raise EngineError if texts have to be in lower case and the tokenizer keeps capitals. Raises LayoutError."""
+    lengths = read_object(layout.path / _LENGTHS, LayoutError) or {}
+    if lengths.get("do_lower_case") is True and tokenizer.encode("A", False) != tokenizer.encode("a", False):
+        raise EngineError(
+            f"{layout.path / _LENGTHS}: do_lower_case is true, and the tokenizer has other tokens for 'A' than for "
+            "'a': expected a tokenizer whose normalizer does that; or set it to false, and send texts in lower case"
+        )
+
+
 def copy_head(checkpoint: Path, out: Path) -> None:
-    """Copy the files that `find_head` reads, beside config.json, into a compiled engine's directory. Raises OSError."""
-    for name in (_MODULES, _LENGTHS, *(f"{path.name}/config.json" for path in checkpoint.glob("*_Pooling"))):
+    """Copy the files that `find_head` reads, beside config.json, into a compiled engine's directory.
+
+    Raises OSError and LayoutError.
+    """
+    folders = map(_folder, _modules(checkpoint) or ())
+    for name in (_MODULES, _LENGTHS, *(f"{folder}/config.json" for folder in folders if folder is not None)):
         if (checkpoint / name).is_file():
             (out / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(checkpoint / name, out / name)
+
+
+def _folder(module: Mapping[str, Any]) -> str | None:
+    """The folder of a step beside the checkpoint; None for one without, or one elsewhere."""
+    path = module.get("path")
+    return path if isinstance(path, str) and _FOLDER.fullmatch(path) else None
 
 
 def _modules(directory: Path) -> list[Mapping[str, Any]] | None:

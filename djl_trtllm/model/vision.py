@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_PIXELS = 2**25
-"""Of one image: decoding one takes up to 300 MB."""
+"""Of the images of a request together. As one image, decoding takes 130 to 260 MiB, of WebP 540 (measured)."""
 _MOST_SCANS = 64
 """Of a progressive JPEG file, which has ten: each scan goes over all pixels."""
-_SCAN = b"\xff\xda"
+_JPEG, _SCAN = b"\xff\xd8", b"\xff\xda"
 _LONGEST_SIDES = 200
 """How many times as long as wide an image may be, as in transformers' processor of Qwen-VL."""
 _PATCHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_AROUND = ("vision_start_token_id", "vision_end_token_id")
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,16 @@ class Vision:
     """The processor of the Qwen-VL models: a token for each square of `side` pixels of the image.
 
     The image is scaled to whole squares, `least` to `most` pixels in all. `placeholder` is the id that stands for an
-    image in a prompt, once where the chat template writes it and then once for each of its tokens.
+    image in a prompt, once where the chat template writes it and then once for each of its tokens. `around` are the
+    ids of the marks that the template writes before and after each image, `video` is the placeholder of a video.
     """
 
     placeholder: int
     side: int
     least: int
     most: int
+    around: tuple[int, ...] = ()
+    video: int | None = None
 
     @classmethod
     def find(cls, directory: Path, config: Mapping[str, Any] | None) -> Vision | None:
@@ -65,7 +69,8 @@ class Vision:
         patch, merge, least, most = (number if type(number) is int and number > 0 else 0 for number in numbers)
         if not (patch and merge and least and most):
             return None
-        return cls(config["image_token_id"], patch * merge, least, most)
+        around = tuple(config[name] for name in _AROUND if type(config.get(name)) is int)
+        return cls(config["image_token_id"], patch * merge, least, most, around, config.get("video_token_id"))
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
         """The size that the processor gives an image. Raises ValueError for one that is too long for it.
@@ -75,7 +80,7 @@ class Vision:
         if max(width, height) > _LONGEST_SIDES * min(width, height):
             raise ValueError(f"expected at most {_LONGEST_SIDES} times as long as wide")
         side = self.side
-        scaled = tuple(max(side, round(length / side) * side) for length in (width, height))
+        scaled = tuple(round(length / side) * side for length in (width, height))
         pixels = scaled[0] * scaled[1]
         if pixels > self.most:
             factor = math.sqrt(width * height / self.most)
@@ -83,6 +88,10 @@ class Vision:
         elif pixels < self.least:
             factor = math.sqrt(self.least / (width * height))
             scaled = tuple(math.ceil(length * factor / side) * side for length in (width, height))
+        long, short = max(scaled), min(scaled)
+        # Other sizes are scaled once more by the engine, which then has other tokens.
+        if not self.least <= long * short <= self.most or long > _LONGEST_SIDES * short:
+            raise ValueError("it is too long for this model's min_pixels and max_pixels")
         return scaled[0], scaled[1]
 
     def tokens(self, width: int, height: int) -> int:
@@ -96,6 +105,40 @@ class Vision:
         scaled = self.scaled(*picture.size)
         return picture if picture.size == scaled else picture.resize(scaled, _bicubic())
 
+    def expanded(self, ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """The ids of a prompt with each placeholder as often as its image has tokens.
+
+        Raises InvalidRequestError where the marks of images are not those of a template with these images: OpenVINO
+        GenAI finds images by them, and reads beyond its memory where one is missing.
+        """
+        ids = list(ids)
+        if (places := ids.count(self.placeholder)) != len(tokens):
+            raise InvalidRequestError(
+                f"the prompt has {places} places for images, and the request has {len(tokens)}: send images as content "
+                f"parts of messages, and {_LEAVE_OUT}"
+            )
+        if self.video in ids:
+            raise InvalidRequestError(f"the prompt has places for videos, and this server takes none: {_LEAVE_OUT}")
+        if any(ids.count(mark) != len(tokens) for mark in self.around):
+            raise InvalidRequestError(f"the prompt has more marks around images than images: {_LEAVE_OUT}")
+        left = iter(tokens)
+        return [each for id_ in ids for each in ([id_] * next(left) if id_ == self.placeholder else (id_,))]
+
+    def collapsed(self, ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
+        """The ids before `expanded`: one placeholder for each image."""
+        left, found, skipped = iter(tokens), list[int](), 0
+        for id_ in ids:
+            if skipped:
+                skipped -= 1
+                continue
+            found.append(id_)
+            if id_ == self.placeholder:
+                skipped = next(left, 1) - 1
+        return found
+
+
+_LEAVE_OUT = "leave the model's own marks of images and videos out of texts"
+
 
 def _bicubic() -> Any:
     from PIL.Image import Resampling
@@ -103,24 +146,26 @@ def _bicubic() -> Any:
     return Resampling.BICUBIC
 
 
-def decode(data: bytes) -> Picture:
+def decode(data: bytes, most_pixels: int = MOST_PIXELS) -> Picture:
     """The pixels of an image file in RGB, upright, of an animation the first picture.
 
-    Raises ValueError for what is no file of `FORMATS`, has too many pixels, or is damaged. Lets go of the GIL while it
-    decodes.
+    Raises ValueError for what is no file of `FORMATS`, has more than `most_pixels`, or is damaged. Lets go of the GIL
+    while it decodes.
     """
     from PIL import Image as Pictures
     from PIL import ImageOps, UnidentifiedImageError
 
     try:
         with Pictures.open(io.BytesIO(data), formats=FORMATS) as opened:
-            _check(opened, data)
+            _check(opened, data, most_pixels)
             opened.load()
-            return ImageOps.exif_transpose(opened).convert("RGB")
+            ImageOps.exif_transpose(opened, in_place=True)
+            upright: Picture = opened
+            return upright if upright.mode == "RGB" else upright.convert("RGB")
     except _RefusedError as error:
         raise ValueError(str(error)) from None
     except Pictures.DecompressionBombError:  # more than Pillow's own bound, which is higher
-        raise ValueError(f"too many pixels, expected at most {MOST_PIXELS:,}") from None
+        raise ValueError(f"too many pixels, expected at most {most_pixels:,}") from None
     except UnidentifiedImageError:
         raise ValueError(f"no file of {', '.join(FORMATS)}") from None
     except Exception as error:  # Pillow's readers raise anything for damaged files
@@ -131,36 +176,13 @@ class _RefusedError(Exception):
     """A file is too much to decode."""
 
 
-def _check(opened: Picture, data: bytes) -> None:
+def _check(opened: Picture, data: bytes, most_pixels: int) -> None:
     width, height = opened.size
-    if width * height > MOST_PIXELS:
-        raise _RefusedError(f"{width} x {height} pixels, expected at most {MOST_PIXELS:,} in all")
-    if opened.format == "JPEG" and data.count(_SCAN) > _MOST_SCANS:
-        raise _RefusedError(f"a JPEG file of more than {_MOST_SCANS} scans")
-
-
-def expanded(ids: Sequence[int], placeholder: int, tokens: Sequence[int]) -> list[int]:
-    """The ids of a prompt with each placeholder as often as its image has tokens.
-
-    Raises InvalidRequestError where there is not one placeholder for each image.
-    """
-    if (places := list(ids).count(placeholder)) != len(tokens):
-        raise InvalidRequestError(
-            f"the prompt has {places} places for images, and the request has {len(tokens)}: send images as content "
-            "parts of messages, and leave the model's own marks of images out of texts"
+    if width * height > most_pixels:
+        raise _RefusedError(
+            f"{width} x {height} pixels, expected at most {most_pixels:,}; the images of a request may have "
+            f"{MOST_PIXELS:,} in all"
         )
-    left = iter(tokens)
-    return [each for id_ in ids for each in ([id_] * next(left) if id_ == placeholder else (id_,))]
-
-
-def collapsed(ids: Sequence[int], placeholder: int, tokens: Sequence[int]) -> list[int]:
-    """The ids before `expanded`: one placeholder for each image."""
-    left, found, skipped = iter(tokens), list[int](), 0
-    for id_ in ids:
-        if skipped:
-            skipped -= 1
-            continue
-        found.append(id_)
-        if id_ == placeholder:
-            skipped = next(left, 1) - 1
-    return found
+    # Pillow has another format for one with several images.
+    if data.startswith(_JPEG) and data.count(_SCAN) > _MOST_SCANS:
+        raise _RefusedError(f"a JPEG file of more than {_MOST_SCANS} scans")

@@ -394,6 +394,7 @@ class LLM:
         prepared = open_offline_model(model, options)
         self._runner = Runner(prepared)
         self._vocab_size = prepared.tokenizer.vocab_size
+        self._max_seq_len = prepared.max_seq_len
         self._end = weakref.finalize(self, self._runner.close)
 
     def generate(
@@ -442,12 +443,14 @@ class LLM:
     ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
         """The vectors of texts, in their order, of a model that embeds.
 
-        `dimensions`: the first ones only. `truncate_prompt_tokens`: the first N tokens of each text, without which one
-        that is too long has an error. Raises as `generate`.
+        `dimensions`: the first ones only. `truncate_prompt_tokens`: the first N tokens of each text, -1 for as many as
+        the model takes; without it a text that is too long has an error. Raises as `generate`.
         """
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        texts, truncate = _texts(prompts, "prompts"), self._kept(truncate_prompt_tokens)
+        if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
+            raise InvalidRequestError(f"dimensions is {dimensions!r:.80}: expected a number of at least 1")
         pooling = Pooling("embed", dimensions=dimensions)
-        requests = [GenerationRequest(prompt=each, truncate=truncate_prompt_tokens, pooling=pooling) for each in texts]
+        requests = [GenerationRequest(prompt=each, truncate=truncate, pooling=pooling) for each in texts]
         return self._pooled(requests, EmbeddingOutput.of, use_tqdm=use_tqdm)
 
     def score(
@@ -458,9 +461,12 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[PoolingRequestOutput[ScoringOutput]]:
-        """The scores of pairs: of one text with each of `data_2`, or of as many. Raises as `generate`."""
-        first = [data_1] if isinstance(data_1, str) else list(data_1)
-        second = [data_2] if isinstance(data_2, str) else list(data_2)
+        """The scores of pairs: of one text with each of `data_2`, or of as many. Raises as `generate`.
+
+        `truncate_prompt_tokens`: as for `embed`, of a pair.
+        """
+        first, second = _texts(data_1, "data_1"), _texts(data_2, "data_2")
+        truncate = self._kept(truncate_prompt_tokens)
         if len(first) == 1:
             first *= len(second)
         if len(first) != len(second):
@@ -469,10 +475,21 @@ class LLM:
             )
         pooling = Pooling("score")
         requests = [
-            GenerationRequest(prompt=one, pair=other, truncate=truncate_prompt_tokens, pooling=pooling)
+            GenerationRequest(prompt=one, pair=other, truncate=truncate, pooling=pooling)
             for one, other in zip(first, second, strict=True)
         ]
         return self._pooled(requests, ScoringOutput.of, use_tqdm=use_tqdm)
+
+    def _kept(self, tokens: int | None) -> int | None:
+        """How many tokens of a text `truncate_prompt_tokens` keeps."""
+        if tokens is None or (type(tokens) is int and 1 <= tokens <= self._max_seq_len):
+            return tokens
+        if type(tokens) is not int or tokens != -1:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens is {tokens!r:.80}: expected -1, or 1 to {self._max_seq_len}, the model's "
+                "longest text"
+            )
+        return self._max_seq_len
 
     def _pooled(
         self, requests: list[GenerationRequest], read: Callable[[bytes], T], *, use_tqdm: bool
@@ -525,6 +542,15 @@ class LLM:
             f"prompts[{number}] is {prompt!r:.80}: expected a text, a list of token ids or a list of chat messages "
             "(a single such list is a batch of one: [list])"
         )
+
+
+def _texts(given: str | Iterable[str], name: str) -> list[str]:
+    """One text or several. Raises InvalidRequestError."""
+    texts = [given] if isinstance(given, str) else list(given)
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"{name}[{number}] is {text!r:.80}: expected a text")
+    return texts
 
 
 def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:

@@ -50,6 +50,8 @@ from djl_trtllm.service.work import LONG_WORK, run_by_size
 logger = logging.getLogger(__name__)
 
 _EXPIRY_SECONDS = 0.25
+_QUEUED_AT_ONCE = 64
+"""So many texts are queued before others have the event loop: it takes a few milliseconds."""
 _SEED_IGNORED = ("Warning", '299 djl-trtllm "the engine ignores the seed of this request (option.ignored_seed=warn)"')
 
 
@@ -237,14 +239,13 @@ class ModelService:
         batch.admit(sequences, call.origin.client)
         try:
             requests, prompts = await self._read_prompts(requests, batch, call.encoder)
-            if self.batch is not batch or self.failure is not None:
-                raise self._not_ready()
+            self._require(batch)
         except BaseException:
             batch.withdraw(sequences, call.origin.client)
             raise
-        return self._submit(batch, call, requests, prompts, adapters, consumer)
+        return await self._submit(batch, call, requests, prompts, adapters, consumer)
 
-    def _submit(
+    async def _submit(
         self,
         batch: RollingBatch,
         call: Call,
@@ -253,21 +254,45 @@ class ModelService:
         adapters: Sequence[Adapter | None],
         consumer: Consumer,
     ) -> list[RequestState]:
-        """Queue the requests, which have been admitted; where one is refused, none of them runs."""
+        """Queue the requests, which have been admitted; where one is refused, none of them runs.
+
+        Texts for vectors may be thousands: others have the event loop meanwhile, and the first vectors may come. What
+        fails until all are queued is raised, so that the call has one error.
+        """
         states: list[RequestState] = []
-        for number, (request, prompt, adapter) in enumerate(zip(requests, prompts, adapters, strict=True)):
-            try:
-                numbered = _numbered(consumer, number)
+        failed: list[errors.RequestError] = []
+        count, taken = len(requests), 0  # requests whose room is theirs, or that `submit` has given back
+
+        def consume(chunk: OutputChunk) -> None:
+            error = None if chunk.finished is None else chunk.finished.error
+            if error is not None and taken < count:
+                failed.append(error)
+            else:
+                consumer(chunk)
+
+        try:
+            for request, prompt, adapter in zip(requests, prompts, adapters, strict=True):
+                if request.pooling is not None and taken and taken % _QUEUED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                    self._require(batch)
+                taken += 1
+                numbered = _numbered(consume if request.pooling is not None else consumer, taken - 1)
                 states.append(batch.submit(request, prompt.ids, numbered, adapter, call.origin, prompt.images))
-            except errors.RequestError:
-                # `submit` has given back the room of this one.
-                if left := sum(later.sampling.sequences for later in requests[number + 1 :]):
-                    batch.withdraw(left, call.origin.client)
-                for state in states:
-                    state.abandon()
-                self.cancel(states)
-                raise
+                if failed:
+                    raise failed.pop()
+        except BaseException:
+            if left := sum(later.sampling.sequences for later in requests[taken:]):
+                batch.withdraw(left, call.origin.client)
+            for state in states:
+                state.abandon()
+            self.cancel(states)
+            raise
         return states
+
+    def _require(self, batch: RollingBatch) -> None:
+        """Raise NotReadyError if the model has failed or ended since its batch was this one."""
+        if self.batch is not batch or self.failure is not None:
+            raise self._not_ready()
 
     def with_warnings(self, call: Call) -> Call:
         """The call with a response header for what the engine takes and ignores (`option.ignored_seed`)."""

@@ -35,6 +35,7 @@ from djl_trtllm.executor.protocol import Start
 from djl_trtllm.model import Layout, Tokenizer, handle_requirements, inspect, inspect_config, load_tokenizer, open_model
 from djl_trtllm.model.adapter import AdapterLimits
 from djl_trtllm.model.archive import ARCHIVE_SUFFIXES
+from djl_trtllm.model.pooling import check_case
 from djl_trtllm.model.remote.fetch import fetch, is_remote, is_remote_destination, upload
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
 from djl_trtllm.model.tokenizer import check_vocabulary, load_fitting_tokenizer, outside, require_tokenizer
@@ -329,6 +330,7 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
             check_vocabulary(tokenizer, layout)
         if options.task in (Task.EMBED, Task.SCORE):
             import_module("numpy")  # its encoders use it, and no request is to wait for it
+            check_case(tokenizer, layout)
         custom = None
         if source.trusted:
             custom = DEFAULT.formatters(source.directory, {"tokenizer": tokenizer, "configs": options})

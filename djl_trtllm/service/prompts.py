@@ -13,6 +13,7 @@ import pickle
 import socket
 import subprocess
 import sys
+from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,6 @@ from msgspec.structs import replace
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, PromptTooLongError, RequestTimeoutError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.model.chat_template import LENGTH_BYTES, RENDERED, framed
-from djl_trtllm.model.vision import expanded
 from djl_trtllm.request import GenerationRequest, Image, Token
 from djl_trtllm.service.images import read_images
 from djl_trtllm.service.model import Model
@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 _INLINE_CHARACTERS = 2048
 """Texts up to this length are tokenised on the event loop: it takes under a millisecond, less than using a thread."""
+_REQUEST_CHARACTERS = 64
+"""A request for a vector takes as long as the tokenising of so many characters, beside that of its own."""
 _INLINE_TOKENS = 256
 """Up to this number of ids is decoded on the event loop."""
 _ANY_LENGTH = 1024
@@ -46,7 +48,7 @@ _MARGIN = 65_536
 class ReadPrompt(NamedTuple):
     """The ids of a prompt as the engine gets them, its text (None where it came as ids), and its images."""
 
-    ids: list[int]
+    ids: Sequence[int]
     text: str | None = None
     images: tuple[Image, ...] = ()
 
@@ -80,7 +82,7 @@ class PromptReader:
             assert text is not None
             text, ids = await self.read(text, request.truncate, special=request.messages is None)
         if takes_images and self._vision is not None:
-            ids = expanded(ids, self._vision.placeholder, [image.tokens for image in images])
+            ids = self._vision.expanded(ids, [image.tokens for image in images])
         return ReadPrompt(ids, text, images)
 
     async def read(self, text: str, truncate: int | None, *, special: bool) -> tuple[str, list[int]]:
@@ -103,17 +105,19 @@ class PromptReader:
         return text, await self.in_time(WORKERS.run(encode))
 
     async def read_pooled(
-        self, requests: Sequence[GenerationRequest], fit: Callable[[GenerationRequest, list[int]], list[int]]
+        self, requests: Sequence[GenerationRequest], fit: Callable[[GenerationRequest, Sequence[int]], Sequence[int]]
     ) -> list[tuple[GenerationRequest, ReadPrompt]]:
         """The requests of a call for vectors or scores with their prompts, which `fit` has checked.
 
         Raises InvalidRequestError and RequestTimeoutError.
         """
         characters = sum(len(each.prompt or "") + len(each.pair or "") for each in requests)
-        return await self.work_of(characters + len(requests), partial(self._read_pooled, requests, fit))
+        tokens = sum(len(each.prompt_ids or ()) for each in requests)
+        work = characters + tokens + _REQUEST_CHARACTERS * len(requests)
+        return await self.work_of(work, partial(self._read_pooled, requests, fit))
 
     def _read_pooled(
-        self, requests: Sequence[GenerationRequest], fit: Callable[[GenerationRequest, list[int]], list[int]]
+        self, requests: Sequence[GenerationRequest], fit: Callable[[GenerationRequest, Sequence[int]], Sequence[int]]
     ) -> list[tuple[GenerationRequest, ReadPrompt]]:
         known: dict[str, list[int]] = {}  # a query is the first text of many pairs
 
@@ -135,7 +139,8 @@ class PromptReader:
                 pair = None if request.pair is None else encoded(request.pair, most)
                 ids, second = self._tokenizer.surround(first, pair, most)
                 request = replace(request, pooling=replace(pooling, second=second))
-            found.append((request, ReadPrompt(fit(request, ids), request.prompt)))
+            # As `submit` keeps them: making an array of a list takes time on the event loop.
+            found.append((request, ReadPrompt(array("i", fit(request, ids)), request.prompt)))
         return found
 
     def _kept(self, text: str, truncate: int | None) -> str:
@@ -152,15 +157,15 @@ class PromptReader:
             self._renderer = ChatRenderer(self._tokenizer, self._template_timeout)
         return await self._renderer.render(messages, keywords)
 
-    async def text(self, ids: list[int]) -> str:
+    async def text(self, ids: Sequence[int]) -> str:
         """The text of a prompt of ids."""
         return await self._work(len(ids), partial(self._tokenizer.decode, ids))
 
-    async def tokens(self, ids: list[int]) -> list[Token]:
+    async def tokens(self, ids: Sequence[int]) -> list[Token]:
         """The prompt's tokens, each with its text."""
         return await self._work(len(ids), partial(self._tokens, ids))
 
-    def _tokens(self, ids: list[int]) -> list[Token]:
+    def _tokens(self, ids: Sequence[int]) -> list[Token]:
         tokenizer = self._tokenizer
         return [Token(id_, tokenizer.decode([id_], False), None, id_ in tokenizer.special_ids) for id_ in ids]
 

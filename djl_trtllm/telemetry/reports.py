@@ -111,6 +111,10 @@ class ServedRequest:
     def failed(self) -> bool:
         return self.status >= 400 if isinstance(self.status, int) else self.status != "OK"
 
+    def any_error(self) -> str:
+        """Return the class of what went wrong in the front end, or while it generated; empty if nothing did."""
+        return self.error or next((state.record.error for state in self.generations if state.record.error), "")
+
     def generated(self) -> Generated | None:
         """Return what the engine did; None if the request never was in the waiting queue."""
         records = [state.record for state in self.generations]
@@ -148,7 +152,8 @@ class RequestLog:
 
     Each request that generated has a line. Other requests have at most 10 lines a second, and then one line with the
     number of requests without a line, and with the client that sent most of them. Health checks, and pages that were
-    read, are for the level DEBUG. Of the requests that succeed, a `share` has a line, chosen at random.
+    read, are for the level DEBUG. Of the requests that succeed, a `share` has a line, chosen at random; the others are
+    not counted.
     """
 
     def __init__(
@@ -171,11 +176,12 @@ class RequestLog:
         level = logging.DEBUG if request.quiet or (request.reads and not request.failed) else logging.INFO
         if not _requests.isEnabledFor(level):
             return
+        # Before `_has_room`: what has no line anyway takes none of a refusal.
+        if not request.failed and not request.any_error() and self._chance() >= self._share:
+            return
         if not request.generations and level > logging.DEBUG and not self._has_room(request):
             return
         fields = {**_fields(request, self._clock()), **fields}
-        if not request.failed and "error" not in fields and self._chance() >= self._share:
-            return
         shown = [_shown(value) if name in _HEAD else f"{name}={_shown(value)}" for name, value in fields.items()]
         # As `log` does it, which would look for the file and line where it is called.
         extra = {**_belonging(request), **fields, SHORT: "request"}
@@ -218,8 +224,12 @@ def _fields(request: ServedRequest, now: float) -> dict[str, Any]:
         "status": request.status,
     }
     generated = request.generated()
-    error = request.error or ("" if generated is None else generated.error)
-    named = {"model": request.model, "dialect": request.dialect, "client": request.client, "error": error}
+    named = {
+        "model": request.model,
+        "dialect": request.dialect,
+        "client": request.client,
+        "error": request.any_error(),
+    }
     fields |= {name: shortened(value, LONGEST) for name, value in named.items() if value}
     if generated is not None:
         fields["prompt_tokens"] = generated.prompt_tokens

@@ -133,7 +133,7 @@ def test_the_number_of_images_is_bounded(tokenizer: Tokenizer, options: dict[str
 
 
 def test_only_hosts_that_the_operator_allows_are_asked_for_images(tokenizer: Tokenizer) -> None:
-    allowed: dict[str, Any] = {"allowed_media_domains": ("images.example.com", "cdn.example.com")}
+    allowed: dict[str, Any] = {"allowed_media_domains": ("Images.Example.com", "cdn.example.com")}
     for path, part in (("/v1/chat/completions", image_part(URL)), ("/v1/messages", source(URL))):
         body = {**chat(part), "max_tokens": 8}
         assert parsed(tokenizer, path, body, **allowed).images == (ImageSource(URL, "messages[0].content[0]"),)

@@ -31,6 +31,7 @@ from djl_trtllm.request import (
     Guide,
     GuideKind,
     OutputChunk,
+    Pooling,
     RequestOrigin,
     Sampling,
 )
@@ -392,6 +393,21 @@ def test_a_trial_begins_again_in_the_next_engine_process(tries: Bench) -> None:
     executor = FakeExecutor(msgspec.structs.replace(tries.executor.limits, tries_guides=False))
     tries.batch.attach(executor)
     assert executor.ids == again.ids, "an engine that tries none gets them at once"
+
+
+@pytest.mark.parametrize("vector", [b"", b"four"])
+@pytest.mark.parametrize("reason", [LENGTH, END, CANCELLED])
+def test_an_end_of_its_own_without_a_vector_fails_a_request_for_one(
+    bench: Bench, reason: FinishReason, vector: bytes
+) -> None:
+    state, recorder = bench.submit(pooling=Pooling())
+    step = step_of([Delta(state.ids[0], [], finish=reason)])
+    step.vectors = {state.ids[0]: vector} if vector else {}
+    bench.batch.process([step])
+    ended = recorder.finished()
+    fails = not vector and reason is not CANCELLED
+    assert (ended.reason is ERROR, type(ended.error) is GenerationError) == (fails, fails)
+    assert recorder.updates[-1].vector == vector
 
 
 def test_a_suspect_is_held_back_after_its_trial_and_a_guilty_one_is_not_tried(tokenizer: Tokenizer) -> None:

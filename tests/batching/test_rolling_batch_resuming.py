@@ -71,6 +71,12 @@ def test_the_new_prompt_has_to_be_short_enough_for_the_engine(longest: int, poss
     assert can_resume(message(), 5, replace(LIMITS, max_prompt_len=longest)) is possible
 
 
+def test_where_an_engine_makes_the_same_again_neither_length_nor_minimum_matters() -> None:
+    repeating = replace(LIMITS, max_prompt_len=3, repeats=True)
+    assert can_resume(message({"min_new_tokens": 6}), 5, repeating)
+    assert not can_resume(message({"beam_width": 2}), 5, repeating)
+
+
 def test_it_goes_on_after_the_tokens_that_it_has() -> None:
     one = message({"ignore_eos": True}, stop=["wolf"], logprobs=True)
     assert resumed(one, []) == one

@@ -138,9 +138,24 @@ def test_parameters_that_somebody_has_added_stay(model: Path, tmp_path: Path) ->
     file.write_text('{"Parameters": {"Image": "mine", "TargetConcurrency": "7"}}')
     found = packed(model, out, "option.tensor_parallel_degree=max\n")
     assert (found["Image"], found["TargetConcurrency"], "Accelerators" in found) == ("mine", "22", False)
-    file.write_text("[]")
+    file.write_text('{"Parameters": {}, "Tags": {"team": "search"}}')
+    packed(model, out, "")
+    assert json.loads(file.read_text())["Tags"] == {"team": "search"}
+    for wrong in ("[]", "{}", '{"Parameters": {"MaxCapacity": 4}}'):
+        file.write_text(wrong)
+        result = runner.invoke(app, ["package", str(model), "--out", str(out)])
+        assert (result.exit_code, "model.parameters.json" in result.stderr) == (1, True)
+        assert file.read_text() == wrong
+
+
+def test_a_copys_gpus_are_all_its_ranks_and_an_old_number_goes_with_max(model: Path, tmp_path: Path) -> None:
+    out, degrees = tmp_path / "model.tar.gz", ("tensor_parallel_degree=2", "pipeline_parallel_degree=2")
+    options = "".join(f"option.{each}\n" for each in (*degrees, "context_parallel_size=4"))
+    assert packed(model, out, options)["Accelerators"] == "16"
+    (model / "serving.properties").write_text("option.tensor_parallel_degree=max\n")
     result = runner.invoke(app, ["package", str(model), "--out", str(out)])
-    assert (result.exit_code, "model.parameters.json" in result.stderr) == (1, True)
+    assert "Accelerators=16" in result.stderr
+    assert "Accelerators" not in json.loads((tmp_path / "model.parameters.json").read_text())["Parameters"]
 
 
 # -- djl-trtllm cache --------------------------------------------------------------------------------------------------

@@ -20,6 +20,10 @@ def request(number: int, tokens: int, pooling: Pooling = Pooling()) -> Submit:  
     return Submit(number, list(range(1, tokens + 1)), Sampling(), pooling=pooling)
 
 
+def of_eight(tokens: int) -> int:
+    return -(-tokens // 8) * 8
+
+
 class Lengths(PoolingExecutor):
     """The vector of a text is (3, 4 times its length)."""
 
@@ -48,15 +52,21 @@ def answers(executor: PoolingExecutor) -> dict[int, list[float]]:
 @given(st.lists(st.integers(1, MOST), min_size=1, max_size=40))
 def test_an_iteration_has_the_oldest_request_and_is_bounded_in_tokens_and_padding(lengths: list[int]) -> None:
     waiting = [request(number, length) for number, length in enumerate(lengths)]
-    batch = next_batch(waiting, MOST, lambda tokens: -(-tokens // 8) * 8)
+    batch = next_batch(waiting, MOST, of_eight)
     taken = [len(each.prompt_ids) for each in batch]
     assert waiting[0] in batch
     if len(batch) > 1:
-        computed = len(batch) * -(-max(taken) // 8) * 8
+        computed = len(batch) * of_eight(max(taken))
         assert computed <= MOST
-        assert sum(taken) >= LEAST_FILLED * computed
+        assert sum(map(of_eight, taken)) >= LEAST_FILLED * computed
     others = sorted(length for number, length in enumerate(lengths) if waiting[number] not in batch)
-    assert not [length for length in others if min(taken) < length < max(taken)]
+    assert not [length for length in others if of_eight(min(taken)) < of_eight(length) < of_eight(max(taken))]
+
+
+@pytest.mark.parametrize("tokens", range(1, 20))
+def test_prompts_of_one_length_fill_an_iteration_whatever_they_are_rounded_up_to(tokens: int) -> None:
+    waiting = [request(number, tokens) for number in range(256)]
+    assert len(next_batch(waiting, 1024, of_eight)) == 1024 // of_eight(tokens)
 
 
 def test_requests_of_like_lengths_share_an_iteration() -> None:
@@ -96,6 +106,9 @@ def test_a_score_goes_through_a_sigmoid() -> None:
     found = answers(executor)
     assert found[0][0] == pytest.approx(1 / (1 + np.exp(-3)))
     assert found[1][0] == 3
+    without = Lengths("score", activates=False)
+    without.submit(request(0, 1, Pooling("score", activate=True)))
+    assert answers(without)[0] == found[0]
 
 
 def test_a_cancelled_request_ends_once_and_is_not_computed() -> None:
@@ -120,3 +133,22 @@ def test_a_vector_of_zeros_stays_one() -> None:
     executor = Zeros()
     executor.submit(request(0, 1))
     assert answers(executor)[0] == [0, 0]
+
+
+@pytest.mark.parametrize(("task", "activate"), [("embed", None), ("embed", False), ("score", None), ("score", False)])
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_vector_that_is_not_finite_fails_its_request_alone(
+    task: TaskName, activate: bool | None, number: float
+) -> None:
+    class Overflows(Lengths):
+        def compute(self, batch: Sequence[Submit]) -> Vectors:
+            return np.array([[number if each.request_id else 1, 2] for each in batch], np.float32)
+
+    executor = Overflows(task)
+    for request_id in range(2):
+        executor.submit(request(request_id, 1, Pooling(task, activate)))
+    step = executor.step()
+    ends = {end.request_id: (end.finish, end.error) for end in step.ends}
+    assert ends[0] == (FinishReason.LENGTH, None) and ends[1][0] is FinishReason.ERROR
+    assert "not finite" in str(ends[1][1])
+    assert list(step.vectors) == [0]

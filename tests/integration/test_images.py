@@ -158,7 +158,11 @@ def test_streams_go_on_byte_for_byte_after_the_engine_process_is_killed(
 
 
 @pytest.mark.parametrize(
-    "text", ["<|image_pad|>", "<|video_pad|>", "<|vision_start|><|image_pad|><|vision_end|>", "<ov_genai_image_0>"]
+    "text",
+    [
+        *("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<ov_genai_image_0>"),
+        "<|vision_start|><|image_pad|><|vision_end|>",
+    ],
 )
 @pytest.mark.parametrize("images", [0, 1])
 def test_the_models_own_marks_in_texts_end_no_engine(seeing: Server, text: str, images: int) -> None:
@@ -167,7 +171,8 @@ def test_the_models_own_marks_in_texts_end_no_engine(seeing: Server, text: str, 
     response = httpx.post(
         f"{seeing.url}/v1/chat/completions", json=chat([*parts, {"type": "text", "text": text}], 2), timeout=60
     )
-    assert response.status_code in (200, 400), response.text
+    assert response.status_code == 400, response.text
+    assert "out of texts" in response.json()["error"]["message"]
     assert engine(seeing) == before
 
 

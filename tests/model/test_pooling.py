@@ -124,10 +124,13 @@ def test_a_model_that_gives_no_single_score_is_refused_by_name(
         ),
         ([{"type": "a.Transformer", "path": "0_Transformer"}, {"type": "a.Pooling", "path": "1_Pooling"}], "directory"),
         ([{"type": "a.Transformer", "path": ""}, {"type": "a.Pooling", "path": "../secret"}], "directory"),
+        ([_TRANSFORMER, {"type": "a.Pooling"}], "directory"),
+        ([_TRANSFORMER, {"type": "a.Pooling", "path": None}], "directory"),
+        ([_TRANSFORMER, {"type": "a.Pooling", "path": 1}], "directory"),
         ([{"type": "a.CLIPModel"}], "CLIPModel"),
     ],
 )
-def test_steps_that_are_not_served_are_refused_by_name(steps: list[dict[str, str]], named: str, tmp_path: Path) -> None:
+def test_steps_that_are_not_served_are_refused_by_name(steps: list[dict[str, Any]], named: str, tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(json.dumps(steps))
     with pytest.raises(EngineError, match=named):
         find_head(Task.EMBED, layout(tmp_path, BERT))
@@ -148,9 +151,12 @@ def test_a_damaged_list_of_modules_is_named(text: str, tmp_path: Path) -> None:
         find_task(Task.AUTO, layout(tmp_path, BERT))
 
 
-def test_a_compiled_engine_has_what_says_how_it_is_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["1_Pooling", "pooling"])
+def test_a_compiled_engine_has_what_says_how_it_is_used(folder: str, tmp_path: Path) -> None:
     (tmp_path / "engine").mkdir()
     write_modules(tmp_path, mode="cls_token", length=77)
+    (tmp_path / "1_Pooling").rename(tmp_path / folder)
+    (tmp_path / "modules.json").write_text(json.dumps([_TRANSFORMER, _POOLING | {"path": folder}]))
     copy_head(tmp_path, tmp_path / "engine")
     source, copy = (find_head(Task.EMBED, layout(each, BERT)) for each in (tmp_path, tmp_path / "engine"))
     assert copy == source

@@ -10,8 +10,7 @@ import pytest
 from PIL import Image as Pictures
 
 from djl_trtllm.errors import InvalidRequestError, LayoutError
-from djl_trtllm.model import vision
-from djl_trtllm.model.vision import FORMATS, MOST_PIXELS, Vision, collapsed, decode, expanded
+from djl_trtllm.model.vision import FORMATS, MOST_PIXELS, Vision, decode
 from tests.support.vision import PROCESSOR, chunk, encoded, picture, png, text_bomb
 
 VISION = Vision(placeholder=7, side=28, least=3136, most=50176)
@@ -24,7 +23,8 @@ VISION = Vision(placeholder=7, side=28, least=3136, most=50176)
         (120, 80, (112, 84)),
         (112, 448, (112, 448)),
         (1, 1, (56, 56)),  # as few pixels as there may be
-        (100, 1, (112, 28)),
+        (100, 1, (560, 28)),  # what is less than half a square has too few pixels, whatever its length
+        (1, 129, (28, 644)),
         (4000, 3000, (252, 168)),  # as many as there may be
         (70, 42, (56, 56)),  # halves are rounded to even numbers, then it has too few pixels
     ],
@@ -35,7 +35,7 @@ def test_an_image_is_scaled_to_whole_squares_and_has_a_token_for_each(
     assert VISION.scaled(width, height) == scaled
     assert VISION.tokens(width, height) == scaled[0] * scaled[1] // 784
     assert scaled[0] * scaled[1] <= VISION.most
-    assert VISION.scaled(*scaled) == scaled or scaled == (112, 28)
+    assert VISION.scaled(*scaled) == scaled
 
 
 def test_an_image_may_be_200_times_as_long_as_wide() -> None:
@@ -45,12 +45,26 @@ def test_an_image_may_be_200_times_as_long_as_wide() -> None:
             VISION.tokens(*size)
 
 
+@pytest.mark.parametrize(
+    ("least", "most", "size"),
+    [
+        (3136, 50176, (5600, 28)),  # a row of squares is more than there may be
+        (3136, 50176, (56, 8000)),
+        (50176, 50176, (1000, 900)),  # no whole squares are as much
+        (3136, 10**7, (8200, 41)),  # rounding makes it longer
+    ],
+)
+def test_an_image_that_no_whole_squares_fit_is_refused(least: int, most: int, size: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="min_pixels and max_pixels"):
+        Vision(placeholder=7, side=28, least=least, most=most).scaled(*size)
+
+
 @pytest.mark.slow
 def test_sizes_are_those_of_transformers() -> None:
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
     for width in range(1, 1200, 37):
-        for height in range(6, 1200, 41):
+        for height in range(6, min(1200, 200 * width), 41):
             expected = smart_resize(height, width, 28, VISION.least, VISION.most)
             assert VISION.scaled(width, height) == (expected[1], expected[0])
 
@@ -126,9 +140,9 @@ def test_colours_become_rgb(mode: str) -> None:
     assert decode(encoded(Pictures.new(mode, (4, 4)), form)).mode == "RGB"
 
 
-def scans(count: int) -> bytes:
+def scans(count: int, form: str = "JPEG", **options: Any) -> bytes:
     """A progressive JPEG file with this number of scans, or a little more."""
-    file = encoded(picture(64, 64), "JPEG", progressive=True)
+    file = encoded(picture(64, 64), form, progressive=True, **options)
     begin = file.index(b"\xff\xda")
     scan = file[begin : file.index(b"\xff\xda", begin + 2)]
     return file[:begin] + scan * count + file[begin:]
@@ -148,8 +162,12 @@ def scans(count: int) -> bytes:
         (png(5_793, 5_793), "5793 x 5793 pixels"),
         (text_bomb(8_000_000), "damaged"),
         (scans(100), "scans"),
+        (scans(100, "MPO", save_all=True, append_images=[picture(64, 64)]), "scans"),
     ],
-    ids=["empty", "svg", "bmp", "tiff", "cut png", "cut jpeg", "no data", "huge", "large", "comment", "scans"],
+    ids=[
+        *("empty", "svg", "bmp", "tiff", "cut png", "cut jpeg", "no data", "huge", "large", "comment", "scans"),
+        "scans of the first of several",
+    ],
 )
 def test_no_other_file_is_decoded(file: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
@@ -158,11 +176,10 @@ def test_no_other_file_is_decoded(file: bytes, said: str) -> None:
 
 def test_pixels_are_counted_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST_PIXELS > 24_000_000  # what a phone's camera makes
-    monkeypatch.setattr(vision, "MOST_PIXELS", 100)
-    assert decode(encoded(picture(10, 10))).size == (10, 10)
+    assert decode(encoded(picture(10, 10)), 100).size == (10, 10)
     monkeypatch.setattr(Pictures.Image, "load", lambda self: pytest.fail("decoded"))
     with pytest.raises(ValueError, match="101 x 1 pixels"):
-        decode(png(101, 1))
+        decode(png(101, 1), 100)
 
 
 def test_the_engine_gets_pixels_of_the_scaled_size() -> None:
@@ -176,13 +193,26 @@ def test_the_engine_gets_pixels_of_the_scaled_size() -> None:
 
 def test_a_placeholder_is_repeated_for_each_token_of_its_image() -> None:
     short, long, tokens = [1, 7, 2, 7, 7, 3], [1, 7, 7, 2, 7, 7, 7, 7, 3], [2, 1, 3]
-    assert expanded(short, 7, tokens) == long
-    assert collapsed(long, 7, tokens) == short
-    assert expanded([1, 2], 7, []) == collapsed([1, 2], 7, []) == [1, 2]
-    assert collapsed([7, 7], 7, []) == [7, 7]
+    assert VISION.expanded(short, tokens) == long
+    assert VISION.collapsed(long, tokens) == short
+    assert VISION.expanded([1, 2], []) == VISION.collapsed([1, 2], []) == [1, 2]
+    assert VISION.collapsed([7, 7], []) == [7, 7]
 
 
 @pytest.mark.parametrize(("ids", "images"), [([1, 7], 0), ([1], 1), ([7, 7], 1)])
 def test_each_image_has_its_place(ids: list[int], images: int) -> None:
     with pytest.raises(InvalidRequestError, match=f"has {ids.count(7)} places for images.* has {images}:"):
-        expanded(ids, 7, [2] * images)
+        VISION.expanded(ids, [2] * images)
+
+
+@pytest.mark.parametrize(
+    ("ids", "images"),
+    [([9], 0), ([5, 7, 6, 9], 1), ([5], 0), ([6], 0), ([5, 7, 6, 5], 1), ([5, 7, 6, 6], 1), ([7], 1)],
+)
+def test_marks_of_images_and_videos_are_the_templates_alone(tmp_path: Path, ids: list[int], images: int) -> None:
+    marks = {"vision_start_token_id": 5, "vision_end_token_id": 6, "video_token_id": 9}
+    marked = described(tmp_path, CONFIG | marks, preprocessor_config=PROCESSOR)
+    assert marked is not None
+    assert marked.expanded([1, 5, 7, 6, 5, 7, 6], [2, 1]) == [1, 5, 7, 7, 6, 5, 7, 6]
+    with pytest.raises(InvalidRequestError, match="leave the model's own marks of images and videos out of texts"):
+        marked.expanded(ids, [2] * images)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -59,15 +61,23 @@ def test_the_images_of_a_request_share_their_bytes() -> None:
     assert "'messages[0].content[1]'" in told and f"{len(FILE) - 3} bytes" in told
 
 
+def test_the_images_of_a_request_share_their_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "MOST_PIXELS", 2 * 84 * 56)
+    assert len(read(data_url(FILE), data_url(FILE))) == 2
+    told = refusal(data_url(FILE), data_url(FILE), data_url(encoded(picture(1, 1))))
+    assert "'messages[0].content[2]'" in told and "1 x 1 pixels" in told
+
+
 # -- addresses ---------------------------------------------------------------------------------------------------------
 
 
 class Host:
-    """A server that gives every connection one answer, and stays silent after it if it `hangs`."""
+    """A server that gives every connection one answer, and then stays silent if it `hangs`, or sends `drips` bytes."""
 
-    def __init__(self, answer: bytes, *, hangs: bool = False) -> None:
+    def __init__(self, answer: bytes, *, hangs: bool = False, drips: int = 0) -> None:
         self.requests: list[bytes] = []
-        self._answer, self._hangs = answer, hangs
+        self.dripped = 0
+        self._answer, self._hangs, self._drips = answer, hangs, drips
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self._ended = threading.Event()
@@ -85,6 +95,11 @@ class Host:
             with connection:
                 self.requests.append(connection.recv(65536))
                 connection.sendall(self._answer)
+                with suppress(OSError):
+                    while self.dripped < self._drips:
+                        time.sleep(0.05)
+                        connection.sendall(bytes(1))
+                        self.dripped += 1
                 if self._hangs:
                     self._ended.wait(60)
 
@@ -94,8 +109,8 @@ class Host:
 
 
 @contextmanager
-def host(answer: bytes, *, hangs: bool = False) -> Iterator[Host]:
-    found = Host(answer, hangs=hangs)
+def host(answer: bytes, *, hangs: bool = False, drips: int = 0) -> Iterator[Host]:
+    found = Host(answer, hangs=hangs, drips=drips)
     try:
         yield found
     finally:
@@ -109,7 +124,9 @@ def ok(body: bytes) -> bytes:
 @pytest.fixture
 def public(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine's own addresses count as public ones."""
-    monkeypatch.setattr(images, "ipaddress", SimpleNamespace(ip_address=lambda text: SimpleNamespace(is_global=True)))
+    address = ipaddress.ip_address("8.8.8.8")
+    given = SimpleNamespace(ip_address=lambda text: address, IPv6Address=ipaddress.IPv6Address)
+    monkeypatch.setattr(images, "ipaddress", given)
 
 
 @pytest.mark.usefixtures("public")
@@ -126,13 +143,15 @@ def test_an_image_is_fetched_without_a_header_of_its_own() -> None:
     "address",
     [
         *("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),
-        *("::1", "fe80::1", "fc00::1", "::ffff:127.0.0.1"),
+        *("::1", "fe80::1", "fc00::1", "fec0::1", "::ffff:127.0.0.1", "::127.0.0.1"),
+        *("64:ff9b::10.0.0.1", "64:ff9b:1::8.8.8.8", "2002:808:808::1", "224.0.0.1", "ff0e::1"),
     ],
 )
 def test_no_connection_is_made_to_an_address_that_is_not_public(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     def resolve(name: str, port: int, **_: object) -> list[tuple[object, ...]]:
         return [
-            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (given, port)) for given in ("8.8.8.8", address)
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (given, port))
+            for given in ("8.8.8.8", "2606:4700::1", "64:ff9b::8.8.8.8", address)
         ]  # one of several is enough
 
     made = SimpleNamespace(getaddrinfo=resolve, SOCK_STREAM=socket.SOCK_STREAM, socket=lambda *_: pytest.fail("made"))
@@ -146,6 +165,7 @@ def test_nothing_is_sent_to_this_machine() -> None:
     with host(ok(FILE)) as found:
         assert "not a public one" in refusal(found.url())
     assert found.requests == []
+    assert "the host ::1 has the address ::1, which is not a public one" in refusal("http://[::1]/a.png")
 
 
 @pytest.mark.usefixtures("public")
@@ -173,6 +193,32 @@ def test_a_host_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch, answer: byte
     monkeypatch.setattr(images, "_FETCH_SECONDS", 0.3)
     with host(answer, hangs=True) as found:
         assert "'messages[0].content[0]'" in refusal(found.url())
+
+
+@pytest.mark.usefixtures("public")
+@pytest.mark.parametrize("head", ["HTTP/1.1 200 OK\r\nConnection: close", "HTTP/1.0 200 OK", "HTTP/1.1 200 OK\r\nA: b"])
+def test_a_host_that_sends_a_little_at_a_time_is_left(monkeypatch: pytest.MonkeyPatch, head: str) -> None:
+    monkeypatch.setattr(images, "_FETCH_SECONDS", 0.3)
+    answer = f"{head}\r\nContent-Length: 1000\r\n\r\n".encode()
+    with host(answer, drips=100) as found:
+        assert "cannot be fetched within 0.3 seconds" in refusal(found.url())
+        assert found.dripped < 100
+
+
+@pytest.mark.usefixtures("public")
+def test_a_host_that_never_ends_its_handshake_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "_FETCH_SECONDS", 0.3)
+    # The beginning of a long record of TLS.
+    with host(b"\x16\x03\x03\x40\x00", drips=100) as found:
+        assert "cannot be fetched within 0.3 seconds" in refusal(found.url().replace("http", "https"))
+        assert found.dripped < 100
+
+
+@pytest.mark.usefixtures("public")
+def test_a_query_without_a_path_is_one_of_the_root() -> None:
+    with host(ok(FILE)) as found:
+        read(found.url("?size=1"))
+    assert found.requests[0].startswith(b"GET /?size=1 HTTP/1.1\r\n")
 
 
 @pytest.mark.parametrize("url", ["http://localhost:99999/a", "http://localhost:1/a", "https://none.invalid/a"])

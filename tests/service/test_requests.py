@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
+from array import array
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from djl_trtllm.api import Call, Prompt
+from djl_trtllm.config import Task
 from djl_trtllm.errors import (
     ExecutorStartError,
+    GenerationError,
     InvalidRequestError,
     NotReadyError,
     OverloadedError,
@@ -23,12 +28,13 @@ from djl_trtllm.errors import (
 )
 from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import FinishReason, GenerationRequest, Sampling, Token
+from djl_trtllm.request import FinishReason, GenerationRequest, Pooling, Sampling, Token
 from djl_trtllm.service.lifecycle import ModelService, State
 from djl_trtllm.service.model import Model, Texts
 from tests.service.conftest import TOKENIZER, Stage, played
 from tests.support.in_process import PROMPT, Asked, ask, state_of
 from tests.support.models import WordEncoder
+from tests.support.steps import Delta
 from tests.support.virtual_time import until
 
 INLINE = 2048
@@ -325,6 +331,71 @@ async def test_a_call_with_a_request_that_cannot_run_runs_none(
         await service.generate(Call(tuple(requests), PromptsEncoder()), asked)
     stage.last.step()
     assert (service.load_now, asked.updates, stage.last.submitted) == (0, [], [])
+
+
+def of_texts(count: int) -> Call:
+    requests = [GenerationRequest(prompt_ids=[3, 4], pooling=Pooling()) for _ in range(count)]
+    return Call(tuple(requests), WordEncoder())
+
+
+async def embedding(stage: Stage) -> ModelService:
+    return await stage.load(task=Task.EMBED, max_rolling_batch_size=300, job_queue_size=300)
+
+
+@played
+async def test_others_have_the_event_loop_while_many_texts_are_queued(stage: Stage) -> None:
+    service, asked, queued = await embedding(stage), Asked(), [0]
+    calling = asyncio.ensure_future(service.generate(of_texts(200), asked))
+    while not calling.done():
+        await asyncio.sleep(0)
+        queued.append(len(stage.last.submitted))
+    assert queued[-1] == 200
+    assert max(later - earlier for earlier, later in pairwise(queued)) <= 64
+    while service.load_now:
+        stage.last.step()
+    assert sorted(update.generation for update in asked.updates) == list(range(200))
+
+
+@pytest.mark.parametrize(("texts", "tokens", "beside"), [(1, 1, False), (8, 8, False), (40, 1, True), (1, 2100, True)])
+@played
+async def test_the_ids_of_many_texts_are_packed_beside_the_event_loop(
+    stage: Stage, texts: int, tokens: int, beside: bool
+) -> None:
+    service, threads = await embedding(stage), set[threading.Thread]()
+
+    def fit(request: GenerationRequest, ids: Sequence[int]) -> Sequence[int]:
+        threads.add(threading.current_thread())
+        return ids
+
+    requests = [GenerationRequest(prompt_ids=[3] * tokens, pooling=Pooling()) for _ in range(texts)]
+    found = await service.prompts.read_pooled(requests, fit)
+    assert [prompt.ids for _, prompt in found] == [array("i", [3] * tokens)] * texts
+    assert (threads != {threading.main_thread()}) == beside
+
+
+@pytest.mark.parametrize("cause", ["cancelled", "failed", "one failed"])
+@played
+async def test_a_call_that_ends_while_its_texts_are_queued_leaves_none_and_has_one_error(
+    stage: Stage, cause: str
+) -> None:
+    service, asked = await embedding(stage), Asked()
+    calling = asyncio.ensure_future(service.generate(of_texts(200), asked))
+    while not stage.last.submitted:  # noqa: ASYNC110  in the next turn of the loop there are more
+        await asyncio.sleep(0)
+    assert len(stage.last.submitted) < 200
+    if cause == "cancelled":
+        calling.cancel()
+    elif cause == "failed":
+        service.fail(ExecutorStartError("another worker did not start"))
+    else:
+        stage.last.send(Delta(stage.last.submitted[0].request_id, [], finish=FinishReason.ERROR, error="not finite"))
+    errors = {"cancelled": asyncio.CancelledError, "failed": NotReadyError, "one failed": GenerationError}
+    with pytest.raises(errors[cause]):
+        await calling
+    while service.load_now:
+        stage.last.step()
+    assert (asked.updates, len(stage.last.submitted) < 200) == ([], True)
+    assert service.batch is not None and service.batch.idle
 
 
 # -- beams and seeds of the engine -------------------------------------------------------------------------------------

@@ -373,15 +373,54 @@ def test_a_group_of_nodes_has_its_gpus_as_ranks() -> None:
     assert {each["resources"]["limits"]["nvidia.com/gpu"] for each in (leader, worker)} == {"8"}
 
 
+@pytest.mark.parametrize(
+    ("options", "degree"),
+    [
+        ({}, 16),
+        ({"pipeline_parallel_degree": 2}, 8),
+        ({"pipeline_parallel_degree": 2, "context_parallel_size": 4}, 2),
+        ({"pipeline_parallel_degree": 3, "tensor_parallel_degree": 5}, 5),
+    ],
+)
+def test_ranks_are_no_more_than_the_gpus_of_a_group(options: Object, degree: int) -> None:
+    found = one("LeaderWorkerSet", {**TWO_NODES, "options": options})["spec"]["leaderWorkerTemplate"]
+    (leader,) = found["leaderTemplate"]["spec"]["containers"]
+    assert {"name": "OPTION_TENSOR_PARALLEL_DEGREE", "value": str(degree)} in leader["env"]
+
+
+def test_gpus_that_cannot_be_divided_among_ranks_are_refused_with_the_names_of_the_options() -> None:
+    with pytest.raises(helm_python.HelmError, match=r"options\.pipeline_parallel_degree"):
+        rendered({"gpus": 8, "options": {"pipeline_parallel_degree": 3}})
+
+
+def test_every_option_that_follows_from_other_values_is_in_their_description() -> None:
+    given = yaml.safe_load((CHART / "values.yaml").read_text())["options"]
+    values = {**TWO_NODES, "engineCache": {"claim": "engines"}}
+    found = one("LeaderWorkerSet", values)["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"][0]
+    derived = {each["name"] for each in found["env"] if each["name"].startswith("OPTION_")}
+    derived = {name.removeprefix("OPTION_").lower() for name in derived} - set(given)
+    assert len(derived) == 5
+    described = json.loads((CHART / "values.schema.json").read_text())["properties"]["options"]["description"]
+    assert derived <= set(re.findall(r"\w+", described))
+
+
 def test_only_the_leader_gets_requests_and_scrapes() -> None:
     labels = {role: group(role)["metadata"]["labels"].items() for role in ("leader", "worker")}
-    for kind in ("Service", "PodMonitor", "InferencePool", "PodDisruptionBudget"):
+    for kind in ("Service", "PodMonitor", "InferencePool"):
         selector = one(kind, TWO_NODES)["spec"]["selector"]
         wanted = selector.get("matchLabels", selector).items()
         assert labels["leader"] >= wanted
         assert not labels["worker"] >= wanted
-    every = one("NetworkPolicy", TWO_NODES)["spec"]["podSelector"]["matchLabels"].items()
-    assert all(each >= every for each in labels.values())
+
+
+def test_the_policy_and_the_budget_are_for_all_pods_of_a_group() -> None:
+    selectors = [
+        one("NetworkPolicy", TWO_NODES)["spec"]["podSelector"],
+        one("PodDisruptionBudget", TWO_NODES)["spec"]["selector"],
+    ]
+    for role in ("leader", "worker"):
+        labels = group(role)["metadata"]["labels"].items()
+        assert all(labels >= selector["matchLabels"].items() for selector in selectors), role
 
 
 def test_shellcheck_finds_nothing_in_the_scripts_of_a_group() -> None:

@@ -55,6 +55,8 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "Fn::Join": lambda each: each[0].join(each[1]),
     "Fn::Split": lambda each: each[1].split(each[0]),
     "Fn::Select": lambda each: each[1][int(each[0])],
+    "Fn::Contains": lambda each: each[1] in each[0],
+    "Fn::EachMemberEquals": lambda each: all(member == each[1] for member in each[0]),
 }
 
 
@@ -84,6 +86,16 @@ class Template:
 
     def condition(self, name: str) -> bool:
         return bool(self._resolved(self.text["Conditions"][name]))
+
+    def broken_rules(self) -> list[str]:
+        """What CloudFormation refuses the parameters with."""
+        return [
+            assertion["AssertDescription"]
+            for rule in self.text["Rules"].values()
+            if self._resolved(rule["RuleCondition"])
+            for assertion in rule["Assertions"]
+            if not self._resolved(assertion["Assert"])
+        ]
 
     def _resolved(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -228,11 +240,31 @@ def test_an_update_is_rolled_back_by_the_alarm_in_every_mode() -> None:
         updated = found["Component"] if "Component" in found else found["Endpoint"]
         (alarm,) = updated["DeploymentConfig"]["AutoRollbackConfiguration"]["Alarms"]
         assert alarm["AlarmName"].endswith("ServerErrors"), case
-    one, more = (resources(InstanceCount=count)["Endpoint"]["DeploymentConfig"] for count in ("1", "2"))
-    assert ("BlueGreenUpdatePolicy" in one, "RollingUpdatePolicy" in one) == (True, False)
-    assert ("BlueGreenUpdatePolicy" in more, "RollingUpdatePolicy" in more) == (False, True)
     # An update does not undo what scaling has chosen.
     assert resources()["Endpoint"]["RetainAllVariantProperties"] is True
+
+
+@pytest.mark.parametrize(
+    ("given", "rolls"),
+    [
+        ({}, False),
+        ({"InstanceCount": "2"}, True),
+        # Scaling may have left fewer instances than there were at first, or more.
+        ({"InstanceCount": "4", "MaxCapacity": "8"}, False),
+        ({"MinCapacity": "2", "MaxCapacity": "8"}, True),
+        ({"InstanceCount": "2", **ASYNC}, False),
+    ],
+)
+def test_an_update_rolls_where_there_are_always_two_instances(given: dict[str, str], rolls: bool) -> None:
+    config = resources(**given)["Endpoint"]["DeploymentConfig"]
+    assert ("RollingUpdatePolicy" in config, "BlueGreenUpdatePolicy" in config) == (rolls, not rolls)
+
+
+def test_instances_of_components_scale_only_where_the_copies_do() -> None:
+    for given, scales in ({}, False), ({"MaxCapacity": "2"}, True):
+        found = resources(Mode="components", InstanceCount="2", **given)
+        (variant,) = found["EndpointConfig"]["ProductionVariants"]
+        assert ("ManagedInstanceScaling" in variant, "ScalableTarget" in found) == (scales, scales)
 
 
 def test_adapters_are_components_of_the_model() -> None:
@@ -245,11 +277,23 @@ def test_adapters_are_components_of_the_model() -> None:
     assert not any(name.startswith("Adapter") for name in resources(**CASES["components"]))
 
 
-def test_zero_instances_and_async_output_are_checked_before_anything_is_made() -> None:
-    rules = cfn_yaml.load(str(FILE))["Rules"]
-    asserted = {name: str(rule) for name, rule in rules.items()}
-    assert {"MinCapacity", "components"} <= set(re.findall(r"\w+", asserted["ZeroNeedsComponentsOrAsync"]))
-    assert "AsyncOutput" in asserted["AsyncNeedsOutput"]
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"MinCapacity": "0"}, "MinCapacity"),
+        ({"Mode": "async"}, "AsyncOutput"),
+        ({"Mode": "components", "Adapters": "dutch,french"}, "AdapterPrefix"),
+        ({"Subnets": "subnet-1,subnet-2"}, "SecurityGroups"),
+    ],
+)
+def test_parameters_that_need_others_are_refused_before_anything_is_made(given: dict[str, str], named: str) -> None:
+    (broken,) = Template(given).broken_rules()
+    assert named in broken
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parameters_that_fit_break_no_rule(case: str) -> None:
+    assert Template(CASES[case]).broken_rules() == []
 
 
 def test_parameters_of_an_archive_are_parameters_of_the_template() -> None:

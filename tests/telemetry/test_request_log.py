@@ -226,6 +226,23 @@ def test_of_the_requests_that_succeed_a_share_has_lines_and_all_that_fail(caplog
     assert [request_id_of(line) for line in caplog.records] == ["a", "broken", "failed"]
 
 
+def test_successes_without_a_line_take_none_of_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "djl_trtllm.requests")
+    log = RequestLog(lambda: NOW, share=0.1, chance=lambda: 0.5)
+    for _ in range(50):
+        log.write(served(status=200), {})
+    log.write(served(status=503, id="refused"), {})
+    log.flush()
+    assert [request_id_of(line) for line in caplog.records] == ["refused"]
+
+
+def test_an_error_after_the_status_has_its_line_whatever_the_share(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "djl_trtllm.requests")
+    log = RequestLog(lambda: NOW, share=0.1, chance=lambda: 0.5)
+    log.write(served(status=200, error="GuideError"), {})
+    assert len(caplog.records) == 1
+
+
 def test_a_request_without_an_id_belongs_to_none(caplog: pytest.LogCaptureFixture) -> None:
     (line,) = lines_of(caplog, served(status=400, id=""))
     assert not hasattr(line, "request_id")

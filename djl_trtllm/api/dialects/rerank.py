@@ -179,7 +179,8 @@ class Rerank(base.Dialect):
         truncate = kept_tokens(values, model, problems)
         problems.raise_any()
         documents: list[str] = values["documents"]
-        activate = False if values.get("raw") else values.get("activate")
+        # Text Embeddings Inference's scores are between 0 and 1, whatever the model's config.json says of others.
+        activate = not values.get("raw", False) if texts else values.get("activate")
         requests = scores(((values["query"], each) for each in documents), truncate=truncate, activate=activate)
         kind = TextRankEncoder if texts else RankEncoder
         shown = values.get("return_documents", not texts)

@@ -20,7 +20,7 @@ from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, Generat
 
 from djl_trtllm.backends.openvino.compile import NO_ATTENTION, has_tokenizer, takes_images
 from djl_trtllm.backends.openvino.guides import CompiledGuides, GuideCompiler, read_vocabulary, structured_output
-from djl_trtllm.backends.openvino.image_prompts import ImagePrompts
+from djl_trtllm.backends.openvino.image_prompts import ImagePrompts, refusal
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS
 from djl_trtllm.backends.openvino.prefix_cache import PrefixCacheMirror, PromptSalts
 from djl_trtllm.backends.openvino.prompt_scorer import PromptScorer
@@ -359,11 +359,8 @@ class OpenVinoExecutor:
             if self._image_prompts is not None:
                 prompt = self._image_prompts.arguments(ids, request.images)
             handle = self._pipeline.add_request(request.request_id, *prompt, config)
-        except (RuntimeError, TypeError, ValueError) as error:
-            if self._image_prompts is None:
-                self._reject(request, str(error))
-            else:  # its processor finds more wrong with prompts than the server does
-                self._reject(request, Refusal(f"the prompt is refused: {str(error).strip().splitlines()[-1]}"))
+        except (RuntimeError, TypeError, ValueError, LookupError, MemoryError) as error:
+            self._reject(request, str(error) if self._image_prompts is None else refusal(error))
             return
         sequence = self._sequences[request.request_id] = _Sequence(handle, request, ids, cached)
         sequence.following = following

@@ -14,12 +14,21 @@ import numpy as np
 import openvino as ov
 
 from djl_trtllm.errors import LayoutError
+from djl_trtllm.executor.protocol import Refusal
 from djl_trtllm.model.checkpoint import read_object
-from djl_trtllm.model.vision import Vision, collapsed
+from djl_trtllm.model.vision import Vision
 from djl_trtllm.request import Image
 
 _MARK = "<ov_genai_"
 """How OpenVINO GenAI's own marks of images and videos begin, which it replaces in any text."""
+
+
+def refusal(error: Exception) -> str | Refusal:
+    """Why a prompt could not be started. OpenVINO's processor finds more wrong with prompts than the server does."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if isinstance(error, MemoryError):
+        return f"the engine's memory is not enough for the prompt: {lines[-1]}"
+    return Refusal(f"the prompt is refused: {lines[-1]}")
 
 
 class ImagePrompts:
@@ -34,10 +43,12 @@ class ImagePrompts:
 
     def arguments(self, ids: Sequence[int], images: Sequence[Image]) -> tuple[str, list[ov.Tensor]]:
         """The text and the images of a prompt, as `add_request` takes them. Raises ValueError."""
-        given = collapsed(ids, self._vision.placeholder, [image.tokens for image in images])
+        given = self._vision.collapsed(ids, [image.tokens for image in images])
         text = self._tokenizer.decode(given, skip_special_tokens=False)
+        if _MARK in text:
+            raise ValueError(f"leave '{_MARK}' out of texts: OpenVINO GenAI's own marks of images begin with it")
         # `add_request` adds special tokens, too.
-        if _MARK in text or self._tokenizer.encode(text).input_ids.data[0].tolist() != given:
+        if self._tokenizer.encode(text).input_ids.data[0].tolist() != given:
             raise ValueError("its tokens are not those of a text, and this engine takes texts only")
         return text, [self._tensor(image) for image in images]
 

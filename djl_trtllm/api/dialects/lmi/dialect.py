@@ -318,6 +318,11 @@ class Lmi(base.Dialect):
         if task is Task.EMBED and body is not None and body.dialect is None:
             with _prefixed():
                 call = vectors.parse(payload, model)
+        elif body is None and task is Task.SCORE:
+            raise errors.InvalidRequestError(
+                f"{PREFIX}Received payload {show(payload)}: expected 'query' with 'documents' or 'texts', or 'text_1' "
+                "with 'text_2'"
+            )
         elif body is None or body.dialect is None:
             call = parse_payload(payload, model.options, request.properties)
         else:

@@ -1,14 +1,18 @@
-{{- /* The labels that select a release's pods that serve: no other release in the namespace has them. */ -}}
-{{- define "selector" -}}
+{{- /* The labels that select a release's pods: no other release in the namespace has them. */ -}}
+{{- define "pods" -}}
 app.kubernetes.io/name: djl-trtllm
 app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- /* The labels that select those of them that serve. */ -}}
+{{- define "selector" -}}
+{{ include "pods" . }}
 app.kubernetes.io/component: server
 {{- end }}
 
 {{- /* The labels of all objects. */ -}}
 {{- define "labels" -}}
-app.kubernetes.io/name: djl-trtllm
-app.kubernetes.io/instance: {{ .Release.Name }}
+{{ include "pods" . }}
 app.kubernetes.io/version: {{ .Values.image.tag | default .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
@@ -30,8 +34,13 @@ labels:
 {{- /* The options with those that follow from GPUs and nodes, as YAML. */ -}}
 {{- define "options" -}}
 {{- $derived := dict -}}
-{{- if .Values.gpus -}}
-{{- $_ := set $derived "tensor_parallel_degree" (mul .Values.gpus .Values.nodes) -}}
+{{- if and .Values.gpus (not (hasKey .Values.options "tensor_parallel_degree")) -}}
+{{- $gpus := mul .Values.gpus .Values.nodes -}}
+{{- $parts := mul (max 1 (int .Values.options.pipeline_parallel_degree)) (max 1 (int .Values.options.context_parallel_size)) -}}
+{{- if mod $gpus $parts -}}
+{{- fail (printf "%d GPUs (gpus times nodes) cannot be divided by %d (options.pipeline_parallel_degree times options.context_parallel_size): change one of them, or set options.tensor_parallel_degree to leave GPUs unused" $gpus $parts) -}}
+{{- end -}}
+{{- $_ := set $derived "tensor_parallel_degree" (div $gpus $parts) -}}
 {{- end -}}
 {{- if gt (int .Values.nodes) 1 -}}
 {{- $_ := merge $derived (dict "num_nodes" .Values.nodes "gpus_per_node" .Values.gpus "backend" "pytorch") -}}
