@@ -123,6 +123,6 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Any to mypy, which d
             return [candidate_replicas]
         there = {replica.replica_id.to_full_id_str(): replica for replica in candidate_replicas}
         addresses = {name: ray_names.address(replica) for name, replica in there.items()}
-        fleet.update({name: address for name, address in addresses.items() if address is not None})
+        fleet.update({name: address for name, address in addresses.items() if address is not None}, there)
         fleet.route(question, {name: Load(**replica.routing_stats) for name, replica in there.items()})
         return [[there.get(question.replica, candidate_replicas[0])]]

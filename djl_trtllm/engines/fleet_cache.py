@@ -13,10 +13,11 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -248,12 +249,11 @@ class FleetCache:
         home = out.with_name(f".{out.name}.fetched")
         try:
             folder = self._at(f"{key}/{entry.folder}")
-            fetched = download(folder, home, progress, select=sorted)
-            (fetched / RECORD).unlink()
-            problems = _problems(fetched, entry)
-            if problems:
+            fetched = _downloaded(folder, home, progress)
+            problems = ["it has no files"] if fetched is None else _problems(fetched, entry)
+            if fetched is None or problems:
                 progress(f"the engine {folder} is damaged ({'; '.join(problems)}); it is removed and compiled again")
-                self._remove_entry(key, etag)
+                self._remove_version(key + _ENTRY, etag)
                 self._remove_unnamed(key, entry.folder)
                 return False
             # Written last, as in an engine compiled here.
@@ -291,11 +291,12 @@ class FleetCache:
         try:
             return msgspec.json.decode(_content(answer, self.address), type=_Entry), answer["ETag"]
         except msgspec.DecodeError:
-            self._remove_entry(key, answer["ETag"])
+            self._remove_version(key + _ENTRY, answer["ETag"])
             return None
 
-    def _remove_entry(self, key: str, etag: str) -> None:
-        _ask("delete_object", self._at(key + _ENTRY), _OVERTAKEN, IfMatch=etag)
+    def _remove_version(self, name: str, etag: str) -> bool:
+        """Remove an object if it is still this version; whether it was."""
+        return _ask("delete_object", self._at(name), _OVERTAKEN, IfMatch=etag) is not None
 
     def _upload(self, key: str, out: Path, progress: Callable[[str], None]) -> None:
         """Upload the engine for other machines; this one continues without it if that fails."""
@@ -319,71 +320,95 @@ class FleetCache:
             _remove(self.address.bucket, [each["Key"] for each in s3.listed(self._at(f"{key}/{folder}"))])
 
     def prune(self, max_bytes: int, progress: Callable[[str], None]) -> int:
-        """Remove engines, those that were compiled first before others, until `max_bytes` are left; the bytes removed.
+        """Keep the engines that were compiled last, as many as fit into `max_bytes`; the number of bytes removed.
 
-        Removes all leftovers too: failures, and the leases, folders and incomplete uploads of machines that died. What
-        belongs to a held lease stays, and so do objects that have no name of an engine cache. Raises DownloadError.
+        The first engine that does not fit goes, and all that were compiled before it. All leftovers go too: failures,
+        and the leases, folders and incomplete uploads of machines that died. What belongs to a held lease stays, and so
+        do engines that are compiled meanwhile, and objects that have no name of an engine cache. Raises DownloadError.
         """
         engines, others = self._contents()
-        held = {key for key in engines if self._lease(key).is_held()}
         if others:
             progress(f"{others} objects under {self.address} are not an engine cache's, and stay")
-        left = removed = 0
-        for key, objects in sorted(engines.items(), key=lambda item: _written(item[1]), reverse=True):
-            if key in held:
+        left, removed, full = 0, 0, False
+        for key, objects in sorted(engines.items(), key=lambda item: _compiled(item[1]), reverse=True):
+            if self._lease(key).is_held():
                 progress(f"{key} stays: a machine is compiling it")
                 continue
             entry = self._entry(key)
-            if entry is not None:
-                whole = [each for each in objects if self._below(each).startswith(f"{key}/{entry[0].folder}/")]
-                if left + _bytes(whole) <= max_bytes:
-                    left += _bytes(whole)
-                    objects = [each for each in objects if each not in whole and self._below(each) != key + _ENTRY]
-                else:  # first: without it, no machine looks for the files
-                    self._remove_entry(key, entry[1])
-            if objects:
-                _remove(self.address.bucket, [each["Key"] for each in objects])
-                removed += _bytes(objects)
-                progress(f"removed {key} ({len(objects)} objects, {format_bytes(_bytes(objects))})")
-        self._abort_uploads(held, progress)
+            if entry is not None and (_ENTRY not in objects or objects[_ENTRY]["ETag"] != entry[1]):
+                progress(f"{key} stays: a machine has just compiled it")
+                continue
+            whole = [] if entry is None else [name for name in objects if name.startswith(f"/{entry[0].folder}/")]
+            size = _bytes(objects[name] for name in whole)
+            full = full or left + size > max_bytes
+            if whole and not full:
+                left += size
+                objects = {name: each for name, each in objects.items() if name not in {*whole, _ENTRY}}
+            gone = self._remove_listed(key, objects)
+            if gone:
+                removed += _bytes(gone)
+                progress(f"removed {key} ({len(gone)} objects, {format_bytes(_bytes(gone))})")
+        self._abort_uploads(progress)
         return removed
 
-    def _below(self, listed: Any) -> str:
-        """The name of a listed object below the address."""
-        return str(listed["Key"][len(self.address.below("")) :])
+    def _remove_listed(self, key: str, objects: dict[str, Any]) -> list[Any]:
+        """Remove objects of one key; those that are gone. An entry or a lease stays if it was written meanwhile."""
+        # The entry first: without it, no machine looks for the files.
+        written = [name for name in (_ENTRY, _LEASE) if name in objects]
+        gone = [objects[name] for name in written if self._remove_version(key + name, objects[name]["ETag"])]
+        files = [each for name, each in objects.items() if name not in written]
+        _remove(self.address.bucket, [each["Key"] for each in files])
+        return gone + files
 
-    def _contents(self) -> tuple[dict[str, list[Any]], int]:
-        """The listed objects by the cache's keys, and the number of others."""
-        engines: dict[str, list[Any]] = {}
+    def _named(self, listed: Any) -> re.Match[str] | None:
+        """The name of a listed object or upload: its key, and what it is; None if it is none of the cache's."""
+        return _NAME.fullmatch(listed["Key"][len(self.address.below("")) :])
+
+    def _contents(self) -> tuple[dict[str, dict[str, Any]], int]:
+        """The listed objects by the cache's keys and by what they are, and the number of others."""
+        engines: dict[str, dict[str, Any]] = {}
         others = 0
         for each in s3.listed(self.address):
-            if (name := _NAME.fullmatch(self._below(each))) is None:
+            if (name := self._named(each)) is None:
                 others += 1
             else:
-                engines.setdefault(name[1], []).append(each)
+                engines.setdefault(name[1], {})[name[2]] = each
         return engines, others
 
-    def _abort_uploads(self, held: set[str], progress: Callable[[str], None]) -> None:
+    def _abort_uploads(self, progress: Callable[[str], None]) -> None:
         """Abort the uploads in parts that nobody goes on with."""
-        client = s3.client()
         with s3.download_errors(self.address):
-            pages = client.get_paginator("list_multipart_uploads").paginate(
-                Bucket=self.address.bucket, Prefix=self.address.below("")
-            )
-            for upload_ in [each for page in pages for each in page.get("Uploads", ())]:
-                name = _NAME.fullmatch(self._below(upload_))
-                if name is not None and name[1] not in held:
-                    client.abort_multipart_upload(
-                        Bucket=self.address.bucket, Key=upload_["Key"], UploadId=upload_["UploadId"]
-                    )
-                    progress(f"ended an incomplete upload of {upload_['Key']}")
+            pages = s3.client().get_paginator("list_multipart_uploads")
+            found = pages.paginate(Bucket=self.address.bucket, Prefix=self.address.below(""))
+            uploads = [each for page in found for each in page.get("Uploads", ())]
+        # Asked after the list: who has begun one of these held the lease then, and holds it or has completed them.
+        is_held = cache(lambda key: self._lease(key).is_held())
+        for each in uploads:
+            name, at = self._named(each), S3Address(self.address.bucket, each["Key"])
+            if name is None or is_held(name[1]):
+                continue
+            if _ask("abort_multipart_upload", at, _ABSENT, UploadId=each["UploadId"]) is not None:
+                progress(f"ended an incomplete upload of {each['Key']}")
 
 
-def _written(objects: list[Any]) -> Any:
-    return max(each["LastModified"] for each in objects)
+def _downloaded(folder: S3Address, home: Path, progress: Callable[[str], None]) -> Path | None:
+    """The directory with an engine's files; None if there are none. Raises DownloadError."""
+    try:
+        fetched = download(folder, home, progress, select=sorted)
+    except DownloadError:
+        if s3.listed(folder):
+            raise
+        return None  # a lifecycle rule or `prune` has removed them
+    (fetched / RECORD).unlink()
+    return fetched
 
 
-def _bytes(objects: list[Any]) -> int:
+def _compiled(objects: dict[str, Any]) -> float:
+    """When an engine became complete: the time of its entry."""
+    return float(objects[_ENTRY]["LastModified"].timestamp()) if _ENTRY in objects else 0.0
+
+
+def _bytes(objects: Iterable[Any]) -> int:
     return sum(each["Size"] for each in objects)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -68,14 +69,18 @@ class Fleet:
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._silent: set[str] = set()
 
-    def update(self, replicas: Mapping[str, tuple[str, int]]) -> None:
-        """Replicas have come or gone: host and port of each by its name. Call it in the event loop."""
+    def update(self, replicas: Mapping[str, tuple[str, int]], present: Collection[str]) -> None:
+        """Replicas have come or gone: host and port of each that has an address, by its name, and the names of all.
+
+        Whatever is known of others is forgotten. Call it in the event loop.
+        """
         for name in self._watches.keys() - replicas.keys():
             self._watches.pop(name).cancel()
             self._silent.discard(name)
-            self._suspects.removed(name)
+        for name in {*self._sent, *self._received}.difference(present):
             self._received.pop(name, None)
             del self._sent[name], self._usual[name]
+        self._suspects.keep(present)
         for name in replicas.keys() - self._watches.keys():
             self._watches[name] = asyncio.get_running_loop().create_task(self._watch(name, *replicas[name]))
 
@@ -133,22 +138,39 @@ class Fleet:
             has_answered = True
             self._silent.discard(name)
 
+        before = _End.NONE
         while True:
             try:
-                await _follow(host, port, answered)
+                end = await _follow(host, port, answered)
             except (OSError, asyncio.TimeoutError) as error:
                 if has_answered:
                     self._silent.add(name)
                     if isinstance(error, ConnectionRefusedError):
                         self._died(name)
                 await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            if has_answered and before is end is _End.UNANSWERED:
+                self._silent.add(name)
+            # After one early end, the next connection says at once whether the process has ended.
+            if _End.NONE not in (before, end):
+                await asyncio.sleep(_PAUSE_SECONDS)
+            before = end
 
 
-async def _follow(host: str, port: int, answered: Callable[[], None]) -> None:
+class _End(Enum):
+    """How the replica has ended a connection: not before the pause was over, after its answer, or without one."""
+
+    NONE = 0
+    ANSWERED = 1
+    UNANSWERED = 2
+
+
+async def _follow(host: str, port: int, answered: Callable[[], None]) -> _End:
     """Check a replica once and wait for a pause, or until its connection ends.
 
     Raises ConnectionRefusedError if its process has ended, TimeoutError or another OSError if it is silent.
     """
+    end = _End.UNANSWERED
     reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _SILENT_SECONDS)
     try:
         writer.write(_CHECK)
@@ -156,7 +178,11 @@ async def _follow(host: str, port: int, answered: Callable[[], None]) -> None:
         with contextlib.suppress(ConnectionResetError):
             if await asyncio.wait_for(reader.readline(), _SILENT_SECONDS):
                 answered()
-                with contextlib.suppress(asyncio.TimeoutError):
+                end = _End.ANSWERED
+                try:
                     await asyncio.wait_for(reader.read(), _PAUSE_SECONDS)
+                except asyncio.TimeoutError:
+                    end = _End.NONE
     finally:
         writer.close()
+    return end

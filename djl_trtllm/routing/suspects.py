@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 RECENT_SECONDS = 10.0
 """A replica's death is a suspicion against what it was sent in this time before it."""
@@ -52,9 +52,10 @@ class Suspects:
         while len(self._deaths) > _MOST_SUSPECTS:
             self._deaths.popitem(last=False)
 
-    def removed(self, replica: str) -> None:
-        """A replica is there no more."""
-        self._sent.pop(replica, None)
+    def keep(self, replicas: Collection[str]) -> None:
+        """Other replicas than these are there no more."""
+        for name in self._sent.keys() - replicas:
+            del self._sent[name]
 
     def refused_for(self, digest: str) -> float:
         """Seconds for which a request is refused; 0 if it is not."""

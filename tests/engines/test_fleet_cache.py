@@ -316,6 +316,40 @@ def test_a_damaged_engine_is_removed_and_compiled_again(
     assert whole(tmp_path / "c") and build.calls == 2
 
 
+@pytest.mark.parametrize("during_a_download", [False, True])
+def test_an_engine_whose_files_a_lifecycle_rule_or_pruning_removed_is_compiled_again(
+    store: Store, tmp_path: Path, during_a_download: bool
+) -> None:
+    build = Builder()
+    provide(tmp_path / "a", build)
+    gone = [key for key in store.objects if key.startswith(f"engines/{KEY}/")]
+
+    def remove(request: Request) -> None:
+        if request.method == "GET" and request.key in gone and request.key in store.objects:
+            for key in gone:
+                del store.objects[key]
+            raise Fault(404, "NoSuchKey")
+
+    if during_a_download:
+        store.fault = remove
+    else:
+        for key in gone:
+            del store.objects[key]
+    lines = provide(tmp_path / "b", build)
+    assert any("it has no files" in line for line in lines)
+    assert whole(tmp_path / "b") and build.calls == 2
+    provide(tmp_path / "c", build)
+    assert whole(tmp_path / "c") and build.calls == 2
+
+
+def test_an_engine_whose_files_cannot_be_read_now_stays(store: Store, tmp_path: Path) -> None:
+    provide(tmp_path / "other", Builder())
+    before = dict(store.objects)
+    store.fault = failing("GET HEAD", "/model.bin")
+    (line,) = [line for line in provide(tmp_path / "a", Builder()) if "cannot be used" in line]
+    assert "access is denied" in line and whole(tmp_path / "a") and store.objects == before
+
+
 def test_an_entry_that_another_machine_replaced_meanwhile_stays(store: Store, tmp_path: Path) -> None:
     provide(tmp_path / "other", Builder())
     entry = store.objects[ENTRY].path.read_bytes()
@@ -462,6 +496,83 @@ def test_the_engines_that_were_compiled_last_are_kept_and_leftovers_are_not(stor
         f"engines/{key}{name}" for key in keys[1:] for name in (".json", "/f/model.bin")
     )
     assert removed > 1010
+
+
+def test_an_engine_is_as_old_as_its_entry_whatever_was_left_beside_it_later(store: Store) -> None:
+    old = engine(store, 1)
+    store.seconds += 1
+    new = engine(store, 2)
+    store.seconds += 1
+    store.put(f"engines/{old}/left/model.bin", b"")
+    prune(1500)
+    assert {f"engines/{new}.json"} == {key for key in store.objects if key.endswith(".json")}
+
+
+def test_after_the_first_engine_that_does_not_fit_no_older_one_stays(store: Store) -> None:
+    for number, size in ((1, 10), (2, 2000), (3, 1000)):
+        last = engine(store, number, size)
+        store.seconds += 1
+    prune(1500)
+    assert sorted(store.objects) == [f"engines/{last}.json", f"engines/{last}/f/model.bin"]
+
+
+def test_an_entry_without_files_goes(store: Store) -> None:
+    del store.objects[f"engines/{engine(store, 1)}/f/model.bin"]
+    prune(1500)
+    assert store.objects == {}
+
+
+@pytest.mark.parametrize(
+    ("before", "name"),
+    [(("GET", ".json"), ".lease"), (("DELETE", ".lease"), ".lease"), (("DELETE", ".json"), ".json")],
+)
+def test_what_another_machine_writes_while_pruning_looks_stays(
+    store: Store, before: tuple[str, str], name: str
+) -> None:
+    key = engine(store, 1)
+    store.put(f"engines/{key}.lease", b"died")
+    store.seconds += 61
+    method, part = before
+
+    def write(request: Request) -> None:
+        if (request.method, request.key) == (method, f"engines/{key}{part}"):
+            store.put(f"engines/{key}{name}", b'{"folder": "another", "manifest": {}}')
+
+    store.fault = write
+    prune()
+    assert list(store.objects) == [f"engines/{key}{name}"]
+
+
+def test_an_engine_that_becomes_complete_while_pruning_looks_stays(store: Store) -> None:
+    key = engine(store, 1)
+    entry = store.objects.pop(f"engines/{key}.json")
+    store.put(f"engines/{key}.lease", b"given back just now")
+    store.seconds += 61
+
+    def complete(request: Request) -> None:
+        if request.method == "HEAD":
+            store.objects[f"engines/{key}.json"] = entry
+
+    store.fault = complete
+    removed, lines = prune()
+    assert (removed, len(store.objects)) == (0, 3) and lines == [f"{key} stays: a machine has just compiled it"]
+
+
+def test_an_upload_ends_unless_a_machine_goes_on_with_it_or_has_completed_it(store: Store) -> None:
+    keys = [engine(store, number) for number in (1, 2, 3)]
+    store.uploads |= {f"{key}-{part}": f"engines/{key}/g/{part}" for key in keys for part in "ab"}
+    store.uploads["another's"] = "engines/README"
+    going_on, completed, _ = keys
+
+    def meanwhile(request: Request) -> None:
+        if request.method == "UPLOADS":
+            store.put(f"engines/{going_on}.lease", b"another's")
+            del store.uploads[f"{completed}-a"]
+
+    store.fault = meanwhile
+    _, lines = prune(10_000)
+    assert sorted(store.uploads) == sorted([f"{going_on}-a", f"{going_on}-b", "another's"])
+    assert len([line for line in lines if "incomplete upload" in line]) == 3
 
 
 def test_pruning_many_objects_takes_few_requests(store: Store) -> None:

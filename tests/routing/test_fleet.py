@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
@@ -83,15 +85,15 @@ def test_short_requests_that_come_at_the_usual_rate_do_not_add_up_between_report
 
 
 @contextlib.asynccontextmanager
-async def listening(answers: Callable[[], bool]) -> AsyncIterator[tuple[asyncio.Server, int]]:
-    """A replica that answers, or not, until it is closed."""
+async def listening(answers: Callable[[], bool], stays: bool = True) -> AsyncIterator[tuple[asyncio.Server, int]]:
+    """A replica that answers, or not, until it is closed; each connection ends at once where it does not stay."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         if answers():
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
         with contextlib.suppress(ConnectionError):
-            await reader.read(-1)
+            await reader.read(-1 if stays else 0)
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -115,11 +117,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.05)
 
 
-def test_a_replica_that_does_not_answer_gets_nothing_until_it_does() -> None:
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_replica_that_does_not_answer_gets_nothing_until_it_does(stays: bool) -> None:
     async def story() -> None:
         fleet, silent = Fleet(slack=2), False
-        async with listening(lambda: not silent) as (_, one), listening(lambda: True) as (_, two):
-            fleet.update({"a": ("127.0.0.1", one), "b": ("127.0.0.1", two)})
+        async with listening(lambda: not silent, stays) as (_, one), listening(lambda: True) as (_, two):
+            fleet.update({"a": ("127.0.0.1", one), "b": ("127.0.0.1", two)}, "ab")
             loads = {"a": Load(0), "b": Load(50)}
 
             def goes_to(name: str) -> bool:
@@ -130,7 +133,56 @@ def test_a_replica_that_does_not_answer_gets_nothing_until_it_does() -> None:
             await becomes(lambda: goes_to("b"))
             silent = False
             await becomes(lambda: goes_to("a"))
-            fleet.update({})
+            fleet.update({}, ())
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_replica_that_ends_each_connection_at_once_is_asked_twice_and_then_after_pauses(
+    monkeypatch: pytest.MonkeyPatch, answers: bool
+) -> None:
+    monkeypatch.setattr(module, "_PAUSE_SECONDS", 600.0)
+
+    async def story() -> None:
+        fleet, asked = Fleet(slack=2), Counter[str]()
+        async with listening(lambda: asked.update("a") is None and answers, stays=False) as (_, port):
+            fleet.update({"a": ("127.0.0.1", port)}, "a")
+            await becomes(lambda: asked["a"] >= 2)
+            await asyncio.sleep(0.1)
+            assert asked["a"] == 2
+            fleet.update({}, ())
+
+    asyncio.run(story())
+
+
+class Name(str):
+    """One to which there are weak references."""
+
+
+def test_nothing_is_kept_of_a_replica_that_is_gone_whether_it_had_an_address_or_was_ever_there() -> None:
+    async def story() -> None:
+        fleet = Fleet(slack=2)
+        name, moved = Name("a"), Name("gone")
+        fleet.update({}, [name])
+        fleet.route(Question((), "", "one"), {name: Load(1, 1)})
+        fleet.route(Question((), "", "two", moved), {name: Load(1, 1)})
+        left = [weakref.ref(name), weakref.ref(moved)]
+        del name, moved
+        fleet.update({}, NAMES[1:])
+        gc.collect()
+        assert [ref() for ref in left] == [None, None]
+
+    asyncio.run(story())
+
+
+def test_what_was_sent_to_a_replica_without_an_address_counts_while_it_is_there() -> None:
+    async def story() -> None:
+        fleet = Fleet(slack=2)
+        loads = {"a": Load(0, 1), "b": Load(2, 1)}
+        assert routed(fleet, b"", b"", loads=loads) == ["a", "a"]
+        fleet.update({}, "ab")
+        assert routed(fleet, b"", b"", loads=loads) == ["a", "b"]
 
     asyncio.run(story())
 
@@ -145,7 +197,7 @@ def test_a_request_that_ended_two_replicas_is_refused_wherever_it_was_sent() -> 
                 return lambda: asked.update([name]) is None
 
             servers = {name: await stack.enter_async_context(listening(answers(name))) for name in NAMES}
-            fleet.update({name: ("127.0.0.1", port) for name, (_, port) in servers.items()})
+            fleet.update({name: ("127.0.0.1", port) for name, (_, port) in servers.items()}, NAMES)
 
             def refused() -> float:
                 question = Question.of(bad)
@@ -165,7 +217,7 @@ def test_a_request_that_ended_two_replicas_is_refused_wherever_it_was_sent() -> 
             good = Question.of(prompt("good"))
             fleet.route(good, IDLE)
             assert not good.refused_for and good.replica not in (chosen, other)
-            fleet.update({})
+            fleet.update({}, ())
 
     asyncio.run(story())
 

@@ -59,9 +59,13 @@ def test_a_replica_that_ray_removes_is_no_death_and_one_dies_once(fleet: Fleet) 
     fleet.ends("bad", "a")
     fleet.suspects.died("a")
     fleet.suspects.sent("bad", "b")
-    fleet.suspects.removed("b")
+    fleet.suspects.keep(["a"])
     fleet.suspects.died("b")
     assert not fleet.suspects.refused_for("bad")
+    fleet.suspects.sent("bad", "b")
+    fleet.suspects.keep(["a", "b"])
+    fleet.suspects.died("b")
+    assert fleet.suspects.refused_for("bad")
 
 
 def test_no_more_than_ten_thousand_are_remembered(fleet: Fleet) -> None:

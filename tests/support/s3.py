@@ -1,7 +1,7 @@
 """A small S3 for tests and benchmarks: latency, a bound for each connection, and faults where a test wants them.
 
-It answers ListObjectsV2 in pages, HeadObject and GetObject (ranges, If-Match), DeleteObjects, and PutObject and
-DeleteObject with conditions.
+It answers ListObjectsV2 in pages, HeadObject and GetObject (ranges, If-Match), DeleteObjects, PutObject and
+DeleteObject with conditions, and ListMultipartUploads and AbortMultipartUpload.
 What needs all of S3's semantics uses moto.
 """
 
@@ -77,7 +77,7 @@ class Fault(Exception):
 class Store:
     """Objects of the one bucket. `fault` may raise Fault, or return after how many bytes to cut the connection.
 
-    `seconds` is the store's clock, which a test may move.
+    `seconds` is the store's clock, which a test may move. `uploads` has the keys of incomplete uploads by their ids.
     """
 
     folder: Path
@@ -85,6 +85,7 @@ class Store:
     bytes_per_second: float = 0.0
     fault: Callable[[Request], int | None] | None = None
     objects: dict[str, Object] = field(default_factory=dict)
+    uploads: dict[str, str] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
     seconds: float = 1_640_995_200.0
@@ -107,6 +108,7 @@ class Store:
     def clear(self) -> None:
         """Forget objects, requests and faults."""
         self.objects.clear()
+        self.uploads.clear()
         self.requests.clear()
         self.fault = None
         self.latency = self.bytes_per_second = 0.0
@@ -150,12 +152,14 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if bucket != BUCKET:
                 raise Fault(404, "NoSuchBucket")
-            if self.command in ("PUT", "DELETE"):
+            if self.command == "DELETE" and "uploadId" in (query := parse_qs(url.query)):
+                self._abort(key, query["uploadId"][0])
+            elif self.command in ("PUT", "DELETE"):
                 self._write(key, body)
             elif self.command == "POST":
                 self._delete_all(body)
-            elif not key and "uploads=" in url.query + "=":
-                self._respond("<ListMultipartUploadsResult></ListMultipartUploadsResult>")
+            elif not key and "uploads" in parse_qs(url.query, keep_blank_values=True):
+                self._list_uploads()
             elif not key:
                 self._list(parse_qs(url.query, keep_blank_values=True))
             else:
@@ -182,6 +186,20 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             self.store.put(key, body)
             self._head(200, 0, {"ETag": self.store.objects[key].etag})
+
+    def _list_uploads(self) -> None:
+        entries = "".join(
+            f"<Upload><Key>{escape(key)}</Key><UploadId>{upload}</UploadId></Upload>"
+            for upload, key in self.store.uploads.items()
+        )
+        self._check("UPLOADS", "", 0, 0)
+        self._respond(f"<ListMultipartUploadsResult>{entries}</ListMultipartUploadsResult>")
+
+    def _abort(self, key: str, upload: str) -> None:
+        self._check("ABORT", key, 0, 0)
+        if self.store.uploads.pop(upload, None) is None:
+            raise Fault(404, "NoSuchUpload")
+        self._head(204, 0, {})
 
     def _list(self, query: dict[str, list[str]]) -> None:
         prefix = query.get("prefix", [""])[0]
