@@ -120,15 +120,20 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("stays", [True, False])
 def test_a_replica_that_does_not_answer_gets_nothing_until_it_does(stays: bool) -> None:
     async def story() -> None:
-        fleet, silent = Fleet(slack=2), False
-        async with listening(lambda: not silent, stays) as (_, one), listening(lambda: True) as (_, two):
+        fleet, silent, asked = Fleet(slack=2), False, Counter[str]()
+        async with (
+            listening(lambda: asked.update("a") is None and not silent, stays) as (_, one),
+            listening(lambda: True) as (_, two),
+        ):
             fleet.update({"a": ("127.0.0.1", one), "b": ("127.0.0.1", two)}, "ab")
-            loads = {"a": Load(0), "b": Load(50)}
+            loads = {"a": Load(0), "b": Load(10**6)}
 
             def goes_to(name: str) -> bool:
                 return routed(fleet, b"", loads=loads) == [name]
 
-            await becomes(lambda: goes_to("a"))
+            # Only what has answered can be silent: the second question follows the first answer.
+            await becomes(lambda: asked["a"] >= 2)
+            assert goes_to("a")
             silent = True
             await becomes(lambda: goes_to("b"))
             silent = False
