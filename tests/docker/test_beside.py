@@ -67,7 +67,8 @@ class Container:
     def __init__(self, image: Path, directory: Path, environment: Path) -> None:
         self.directory = directory
         self._environment = environment
-        self.install("--exact", "--requirement", image, "pip")
+        # `--upgrade`: as in a new environment, and not the versions that the image before this one had.
+        self.install("--exact", "--upgrade", "--requirement", image, "pip")
         version = image.stem.removeprefix("tensorrt-llm-") if "tensorrt" in image.stem else "1.2.1"
         fake = fake_tensorrt_llm(directory, version="1.0.0" if version == "1.0" else version)
         environ = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONPATH")}

@@ -55,7 +55,8 @@ def ray_head(case: Case) -> Iterator[Row]:
     with RayCluster(nodes=2, environ=storage) as cluster:
         fleet = Fleet(cluster, model, case.streams)
         yield row(fleet, case, "head lost", fleet.lose_head)
-        yield row(fleet, case, "head started again, then a rolling update", fleet.update_after_restart_of_head)
+        fault = "head started again, then a rolling update"
+        yield row(fleet, case, fault, fleet.update_after_restart_of_head, unrouted=True)
 
 
 # -- A fleet of replicas on a Ray cluster, what happens to it, and what that costs clients that read streams -----------
@@ -138,8 +139,13 @@ def _engines(replica: psutil.Process) -> list[psutil.Process]:
     return [child for child in replica.children() if "djl_trtllm.executor" in command(child)]
 
 
-def row(fleet: Fleet, case: Case, fault: str, strike: Callable[[], None], *, cuts: bool = False) -> Row:
-    """`cuts`: what ran where it strikes is lost, and nothing else."""
+def row(
+    fleet: Fleet, case: Case, fault: str, strike: Callable[[], None], *, cuts: bool = False, unrouted: bool = False
+) -> Row:
+    """`cuts`: what ran where it strikes is lost, and nothing else.
+
+    `unrouted`: HAProxy may answer 503 where it finds no router: it learns late of new ones from a head that is new.
+    """
     seconds = 0.0
 
     def timed(load: Load) -> None:
@@ -163,7 +169,7 @@ def row(fleet: Fleet, case: Case, fault: str, strike: Callable[[], None], *, cut
         seconds,
         watch.slowest,
         watch.peak,
-        allowed=load.cut if cuts else 0,
+        allowed=load.cut * cuts + sum("router_unreachable" in each for each in load.failed) * unrouted,
         refused=load.refused,
         note=note,
         memory_before=before,

@@ -62,9 +62,9 @@ def test_requests_of_a_session_reach_one_replica(cluster: RayCluster) -> None:
     def replicas(number: int) -> set[str]:
         return {replica_of(cluster, STORY, **{"X-Session-Id": f"session-{number}"}) for _ in range(3)}
 
-    # While HAProxy learns of the second replica, sessions move. By chance alone, all are at one once in 128 times 3.
-    wait_until(lambda: len(set.union(*map(replicas, range(8)))) == 2, what="sessions at both replicas")
-    assert all(len(replicas(number)) == 1 for number in range(8))
+    # While HAProxy learns of the second replica, sessions move. That 24 are at one by chance does not happen.
+    wait_until(lambda: len(set.union(*map(replicas, range(24)))) == 2, what="sessions at both replicas")
+    assert all(len(replicas(number)) == 1 for number in range(24))
 
 
 def test_the_next_turn_of_a_conversation_reaches_the_replica_of_the_one_before(cluster: RayCluster) -> None:
