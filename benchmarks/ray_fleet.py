@@ -44,7 +44,7 @@ _PATIENCE = 120.0
 
 
 class Row(NamedTuple):
-    """What was measured, and the figure that docs/ray.md has."""
+    """A measurement and its figure: a row of docs/ray.md."""
 
     what: str
     figure: str

@@ -216,11 +216,11 @@ GREEDY_BELOW = 1e-5
 
 
 TaskName: TypeAlias = Literal["generate", "embed", "score"]
-"""What a model is for: the values of `option.task` except `auto`."""
+"""Tasks of models: the values of `option.task` except `auto`."""
 
 
 class Pooling(msgspec.Struct, frozen=True, array_like=True):
-    """What a request wants instead of text: the vector of a text, or the score of a pair of texts.
+    """A request's wish for the vector of a text, or the score of a pair of texts, instead of generated text.
 
     `activate`: normalise the vector to length 1, put the score through a sigmoid; None for what the model does by
     itself. `dimensions`: the first ones of the vector only. `second`: where the tokens of the pair's second text begin,
@@ -326,7 +326,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def task(self) -> TaskName:
-        """What a model has to be for."""
+        """The task that the model has to have."""
         return "generate" if self.pooling is None else self.pooling.task
 
 

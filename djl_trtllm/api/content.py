@@ -153,7 +153,7 @@ _SCHEMES = ("data:", "http://", "https://")
 
 
 def _url(part: dict[str, Any]) -> Any:
-    """What an image part names: OpenAI's `image_url`, or Anthropic's `source`."""
+    """Return the address or data of an image part: OpenAI's `image_url`, or Anthropic's `source`."""
     named = part.get("image_url", part.get("source"))
     if type(named) is not dict:
         return named

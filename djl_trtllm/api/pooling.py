@@ -161,7 +161,7 @@ class PooledEncoder(ResponseEncoder, Generic[T]):
 
     @abstractmethod
     def read(self, vector: bytes, number: int) -> T:
-        """What is kept of the vector of request `number`."""
+        """Return the part of the vector that the encoder keeps for request `number`."""
 
     @abstractmethod
     def body(self, results: Sequence[T]) -> bytes:

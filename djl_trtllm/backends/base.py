@@ -87,7 +87,7 @@ class EngineBackend(ABC):
     """The values of `option.backend` that select it, each with its option map."""
 
     tasks: frozenset[Task] = frozenset({Task.GENERATE})
-    """What it runs models for."""
+    """The tasks of the models that this backend runs."""
 
     automatic: tuple[str, ...] = ()
     """The values of `option.backend` that `auto` may become."""

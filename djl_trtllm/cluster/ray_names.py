@@ -60,7 +60,7 @@ def with_router(application: serve.Application, router: serve.Application) -> se
 
 
 def router_of(application: serve.Application) -> serve.Application | None:
-    """What `with_router` has set."""
+    """Return the router that `with_router` has set."""
     found: serve.Application | None = getattr(application, "_ingress_request_router", None)
     return found
 

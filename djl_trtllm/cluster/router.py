@@ -28,7 +28,7 @@ from djl_trtllm.routing.fleet import Fleet, Load, Question
 _SESSION = "x-session-id"
 _TRUNCATED = "x-body-truncated"
 _TOGETHER_SECONDS = 0.05
-"""For how long what other routers should know is collected."""
+"""Seconds for which a router collects news before it sends them to the others."""
 
 
 @dataclass

@@ -150,11 +150,11 @@ _WAIT_SECONDS = 3600.0
 _POLL_SECONDS = 3.0
 _REPORT_EVERY_SECONDS = 15.0
 _FAILED_SECONDS = 600.0
-"""For how long a compile that failed on one machine is not tried by another."""
+"""Seconds for which no other machine tries a compile that failed on one."""
 _MOST_REASON = 4000
 _ENTRY, _LEASE, _FAILURE = ".json", ".lease", ".failed"
 _NAME = re.compile(r"([a-z][a-z0-9_-]*-[0-9a-f]{32})(\.json|\.lease|\.failed|/.+)")
-"""What objects of the cache are called, below its address: the key (`cache.cache_key`), and what the object is."""
+"""The names of the cache's objects, below its address: the key (`cache.cache_key`), and the kind of the object."""
 
 
 class _Entry(msgspec.Struct, frozen=True):

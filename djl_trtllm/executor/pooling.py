@@ -88,7 +88,7 @@ class PoolingExecutor(ABC):
         """
 
     def padded(self, tokens: int) -> int:
-        """As how many tokens a prompt is computed."""
+        """Return the number of tokens as which a prompt is computed."""
         return tokens
 
     @property

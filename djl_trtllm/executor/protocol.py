@@ -277,7 +277,7 @@ class Step(msgspec.Struct, array_like=True, tag="step"):
 
     The first token has None."""
     vectors: dict[int, bytes] = {}
-    """What became of prompts with `Submit.pooling`, by request, with its end: float32 in the machine's byte order."""
+    """Vectors of the prompts with `Submit.pooling` that end here, by request: float32 in the machine's byte order."""
 
     def __post_init__(self) -> None:
         """Raise ValueError where the columns do not fit together; decoding does so, too."""

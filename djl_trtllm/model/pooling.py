@@ -1,4 +1,4 @@
-"""What a model is for besides generating text, and how the output of its layers becomes one vector or one score.
+"""The task of a model that does not generate text, and how the output of its layers becomes one vector or one score.
 
 Sentence Transformers keeps that beside a checkpoint: `modules.json` lists the steps, `1_Pooling/config.json` says which
 tokens count, `sentence_bert_config.json` how long texts may be. A cross-encoder is a checkpoint for sequence
@@ -33,7 +33,7 @@ _ENCODERS = frozenset(
 )
 """Values of `model_type` of models in which each token sees all others; none of them generates text."""
 _OFFSET_POSITIONS = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
-"""Those whose positions begin behind the padding token's id: `max_position_embeddings` counts the places before too."""
+"""Model types whose positions begin behind the padding token: `max_position_embeddings` counts earlier places too."""
 _STEPS = ("Transformer", "Pooling", "Normalize")
 _FOLDER = re.compile(r"\w+")
 _ACTIVATIONS = {"Identity": False, "Sigmoid": True}
@@ -62,7 +62,7 @@ _POOLED = {
 
 @dataclass(frozen=True)
 class Head:
-    """What follows the layers of a model that embeds or scores.
+    """The steps that follow the layers of a model that embeds or scores.
 
     `activates`: a vector is normalised to length 1, a score goes through a sigmoid, where a request does not say
     otherwise. Texts have at most `max_length` tokens, None for as many as the model has positions. `dimensions` are
@@ -78,7 +78,7 @@ class Head:
 
 
 def find_task(asked: Task, layout: Layout) -> Task:
-    """What the model is for: as asked, or by its files. Raises LayoutError."""
+    """Return the task that the option asks for, or else that of the model's files. Raises LayoutError."""
     config = layout.config or {}
     if asked is not Task.AUTO:
         return asked

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_PIXELS = 2**25
-"""Of the images of a request together. As one image, decoding takes 130 to 260 MiB, of WebP 540 (measured)."""
+"""Most pixels of all images of a request. Decoding one image as large takes 130 to 260 MiB, a WebP 540 (measured)."""
 _MOST_SCANS = 64
-"""Of a progressive JPEG file, which has ten: each scan goes over all pixels."""
+"""Most scans of a JPEG file. Each goes over all pixels; progressive files have ten."""
 _JPEG, _SCAN = b"\xff\xd8", b"\xff\xda"
 _LONGEST_SIDES = 200
 """How many times as long as wide an image may be, as in transformers' processor of Qwen-VL."""

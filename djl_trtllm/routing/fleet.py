@@ -21,7 +21,7 @@ _CHECK = b"GET /-/healthz HTTP/1.1\r\nHost: replica\r\n\r\n"
 
 
 class Load(NamedTuple):
-    """What a replica has reported last: requests that wait and run, and how many it has received so far."""
+    """The last report of a replica: requests that wait and run, and how many it has received so far."""
 
     requests: int = 0
     received: int = 0
@@ -56,8 +56,8 @@ class Fleet:
         on_death: Callable[[set[str], str], object] = lambda digests, replica: None,
         on_detour: Callable[[bytes, str], object] = lambda key, replica: None,
     ) -> None:
-        """What other routers should know: `on_death` gets the digests of what a replica was sent before its process
-        ended; `on_detour` the longest key of a new prompt that did not go where all routers would send it."""
+        """Callbacks get news for other routers: `on_death` the digests of what a replica was sent before its process
+        ended, `on_detour` the longest key of a new prompt that did not go where all routers would send it."""
         self._on_death = on_death
         self._on_detour = on_detour
         self._affinity = Affinity(slack)
@@ -65,7 +65,7 @@ class Fleet:
         self._sent: Counter[str] = Counter()
         self._received: dict[str, int] = {}
         self._usual: Counter[str] = Counter()
-        """What each replica received between its last two reports."""
+        """Requests that each replica received between its last two reports."""
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._silent: set[str] = set()
 

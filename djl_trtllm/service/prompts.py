@@ -144,7 +144,7 @@ class PromptReader:
         return found
 
     def _kept(self, text: str, truncate: int | None) -> str:
-        """As much of a text as is tokenised, from its beginning. Raises PromptTooLongError."""
+        """Return the beginning of a text that is tokenised. Raises PromptTooLongError."""
         longest = self._tokenizer.longest_token
         if truncate is None:
             require_short_enough(len(text), longest, self._max_input_len)

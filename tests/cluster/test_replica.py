@@ -177,7 +177,7 @@ class Handle:
 
 
 def routed(headers: Mapping[str, str], router: Handle | None) -> httpx.Response:
-    """What a replica named `b` answers to a request with these headers."""
+    """Return the response of a replica named `b` to a request with these headers."""
     app = ReplicaApplication(Options(), [])
     app.name, app.router = "b", router
 

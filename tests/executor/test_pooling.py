@@ -39,7 +39,7 @@ class Lengths(PoolingExecutor):
 
 
 def answers(executor: PoolingExecutor) -> dict[int, list[float]]:
-    """What each request is answered with, all of which end by length."""
+    """Return the responses, all of which end by length."""
     found: dict[int, list[float]] = {}
     while executor.busy:
         step = executor.step()

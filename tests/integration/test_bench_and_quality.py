@@ -20,7 +20,7 @@ STEPS_PER_SECOND = 20
 
 
 def bench(server: Server, folder: Path, *arguments: str) -> dict[str, Any]:
-    """What the command prints as JSON."""
+    """Return the JSON that the command prints."""
     done = run_cli("bench", server.url, "--prompt-tokens", "16", "--json", *arguments, environ=environment(folder))
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)

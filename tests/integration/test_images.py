@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 TOKENS = 32
 SIZES = ((112, 84), (56, 140), (120, 80), (300, 500))
-"""Of images that are scaled and of images that are not."""
+"""Sizes of images that are scaled, and of images that are not."""
 QUESTION = {"type": "text", "text": "what is in this picture"}
 
 

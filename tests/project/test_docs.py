@@ -74,7 +74,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def built(folder: Path, texts: Sequence[str], readme: str) -> subprocess.CompletedProcess[str]:
-    """What Sphinx says of a page for each text, another page and the README, with the settings of the site."""
+    """Return Sphinx's messages about a page for each text, another page and the README, with the site's settings."""
     docs = folder / "docs"
     docs.mkdir(parents=True)
     shutil.copy(ROOT / "docs" / "conf.py", docs)

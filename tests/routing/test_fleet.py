@@ -213,7 +213,7 @@ def test_a_request_that_ended_two_replicas_is_refused_wherever_it_was_sent() -> 
             await becomes(lambda: min(asked[name] for name in NAMES) >= 2)
             (chosen,) = routed(fleet, bad)
             other = next(name for name in NAMES if name != chosen)
-            # As HAProxy does: another one than the router had chosen.
+            # HAProxy does so too: it takes another replica than the router had chosen.
             fleet.route(Question((), "", Question.of(bad).digest, other), IDLE)
             for name in (chosen, other):
                 server, _ = servers[name]

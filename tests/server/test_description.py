@@ -26,7 +26,7 @@ from tests.support.plugin import TRIAL
 from tests.support.tables import by_table
 
 TASKS = {EMBEDDINGS: Task.EMBED, RERANK: Task.SCORE, TEI: Task.EMBED}
-"""Of dialects whose models do not generate."""
+"""The tasks of dialects whose models do not generate."""
 EXAMPLES = [
     (path, operation.example, TASKS.get(dialect, Task.GENERATE))
     for dialect in DIALECTS

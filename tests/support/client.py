@@ -151,15 +151,3 @@ async def _read(
             return
     await reader.readline()
     answer.complete = True
-
-
-def said(answer: Answer) -> tuple[int, list[int], str, dict[str, Any]]:
-    """All that a response says, but for figures of drafts and the last digits of log-probabilities."""
-    found = answer.json
-    details = found["details"]
-    tokens = details.pop("tokens")
-    accepted = details.pop("accepted_tokens", None)
-    details.pop("drafted_tokens", None)
-    assert accepted is None or 0 <= accepted < len(tokens)
-    assert all(token["log_prob"] is not None for token in tokens)
-    return answer.status, [token["id"] for token in tokens], found["generated_text"], details

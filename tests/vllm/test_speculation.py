@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -15,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.client import Answer, lmi, raw_post, read_until, said
+from tests.support.client import Answer, lmi
 from tests.support.models import PROMPT, link_checkpoint
 from tests.support.processes import wait_until
 from tests.support.reference import SHORT
 from tests.support.server import Server, running
+from tests.support.speculation import check_that_a_client_may_leave, said
 from tests.vllm.conftest import START_SECONDS
 from tests.vllm.test_serving import STREAMS, kill_under
 
@@ -85,13 +85,7 @@ def test_what_drafts_proposed_is_in_the_usage_the_log_and_the_metrics(speculatin
 
 
 def test_a_client_that_leaves_ends_its_sequence_and_no_other(server: Server, speculating: Server) -> None:
-    with speculating.connect() as leaving:
-        endless = lmi(SHORT[0], stream=True, max_new_tokens=400, ignore_eos=True)
-        leaving.sendall(raw_post(json.dumps(endless).encode()))
-        read_until(leaving, b'"token"')
-    asked = [lmi(text, max_new_tokens=60, details=True) for text in SHORT[:6]]
-    assert [said(each) for each in speculating.together(asked)] == [said(each) for each in server.together(asked)]
-    wait_until(lambda: speculating.metric("running") == 0)
+    check_that_a_client_may_leave(speculating, server)
 
 
 def test_streams_go_on_in_another_engine_process_with_the_same_tokens(speculating: Server) -> None:

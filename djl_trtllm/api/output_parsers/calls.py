@@ -30,7 +30,7 @@ _KEYS = frozenset({"name", *_ARGUMENTS, "id", "type"})
 _USUAL_HEAD = re.compile(
     rf'{_B}{{{_B}"name"{_B}:{_B}"([\w.-]+)"{_B},{_B}"(?:{"|".join(_ARGUMENTS)})"{_B}:{_B}(?={{)', re.ASCII
 )
-"""What a call begins with that is one JSON object, as most models write it: found at once, it need not be read."""
+"""The usual beginning of a call that is one JSON object: one match finds it, and it need not be read in steps."""
 _BEGUN_LIST = re.compile(r"[ \t\r\n]*(?:\[(?!TOOL_CALLS\])|,)")
 _MOST_LEVELS = 64
 _TEXT = frozenset({"string"})

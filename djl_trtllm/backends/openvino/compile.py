@@ -71,7 +71,7 @@ class OpenVinoSpec(CompileSpec, frozen=True, kw_only=True):
 
     @property
     def task(self) -> str:
-        """What optimum calls the export."""
+        """The task by which optimum exports the model."""
         return _WITH_IMAGES if self.images else _EXPORTS[self.purpose]
 
 

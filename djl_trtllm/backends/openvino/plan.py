@@ -31,7 +31,7 @@ _PRECISION = "f32"
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledPlan(EnginePlan):
-    """What all plans of OpenVINO have.
+    """The base of all plans of OpenVINO.
 
     `dtype` (fp32, fp16, bf16) and `quantize` (none, int8, int4, awq) are what its weights become. An iteration takes at
     most `max_num_batched_tokens` tokens.

@@ -42,6 +42,6 @@ class ScriptedPoolingExecutor(PoolingExecutor):
 
 
 def vector_of(ids: Sequence[int], dimensions: int) -> Vectors:
-    """What a text of these ids becomes, before it is normalised."""
+    """Return the vector of a text with these ids, before it is normalised."""
     weights = np.outer(np.arange(1, dimensions + 1), np.arange(1, len(ids) + 1))
     return np.asarray(np.cos(weights * np.asarray(ids)).sum(axis=1), np.float32)

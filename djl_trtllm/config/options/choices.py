@@ -22,7 +22,7 @@ class Choice(str, enum.Enum):
 
 
 class Task(Choice):
-    """What a model is for."""
+    """The task of a model."""
 
     AUTO = "auto"
     GENERATE = "generate"

@@ -99,7 +99,7 @@ _Answer = TypeVar("_Answer")
 
 
 def patiently(call: Callable[[], _Answer], until: float, wait: Callable[[float], object] = time.sleep) -> _Answer:
-    """What `call` returns, called again while the store says that it is asked too often, `until` this time.
+    """Return the result of `call`; call it again while the store says that it is asked too often, until `until`.
 
     botocore's own attempts end after seconds, and at once where many threads have used up what its client may repeat.
     `until` is a time of `time.monotonic`; no repetition begins after it, or after `wait(seconds)` was true.

@@ -409,7 +409,7 @@ class _Download:
     final: Path
     progress: Callable[[str], None]
     until: float
-    """Of `time.monotonic`: when to give up a store that is asked too often."""
+    """The time (`time.monotonic`) at which to give up a store that is asked too often."""
 
     def __post_init__(self) -> None:
         self.partial = self.final.with_name(f".{self.final.name}.partial")

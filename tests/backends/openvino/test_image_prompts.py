@@ -1,4 +1,4 @@
-"""What OpenVINO's processor finds wrong with a prompt with images ends its own request only."""
+"""A prompt with images that OpenVINO's processor refuses ends its own request only."""
 
 from __future__ import annotations
 

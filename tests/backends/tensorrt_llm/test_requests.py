@@ -53,7 +53,7 @@ def test_every_field_of_a_request_is_covered_above() -> None:
         "client",
         "logit_bias",
         "cache_salt",
-        # Of OpenVINO alone.
+        # Only OpenVINO takes these.
         "images",
         "repeated_ids",
         "pooling",
