@@ -35,7 +35,7 @@ class Body(NamedTuple):
 
 
 def find_body(
-    bodies: Sequence[Body], payload: Mapping[str, Any], properties: Mapping[str, str], task: Task = Task.GENERATE
+    bodies: Sequence[Body], payload: Mapping[str, Any], properties: Mapping[str, str], task: Task
 ) -> Body | None:
     """The row of a payload to a model of a task, None if it has none of the members of any task.
 

@@ -94,8 +94,9 @@ class Response:
         return usage
 
 
-def _sum(total: int | None, more: int | None) -> int | None:
-    return total if more is None else (total or 0) + more
+def _sum(known: int | None, more: int | None) -> int | None:
+    """The sum of the counts that are known. (`total` is None where one is not.)"""
+    return known if more is None else (known or 0) + more
 
 
 class ObjectEncoder(WholeEncoder):

@@ -86,7 +86,7 @@ def read_messages(raw: Any, problems: Problems) -> list[dict[str, Any]]:
 
 
 def read_texts(raw: Any, problems: Problems) -> list[dict[str, Any]]:
-    """The same of messages that have no images."""
+    """Return the messages as `read_messages` does, with a problem for each image."""
     messages = read_messages(raw, problems)
     for image in take_images(messages)[1]:
         problems.unsupported.append(f"'{image.place}' is an image, and only texts are taken here")

@@ -1,4 +1,4 @@
-"""What the APIs of embeddings and reranking share: their texts, their parameters, and responses of vectors and scores.
+"""Texts, parameters, and responses of vectors and scores, which the APIs of embeddings and reranking share.
 
 A vector becomes JSON when it arrives, so that the last one of a large response costs no more than the others.
 """
@@ -138,8 +138,8 @@ def joined(head: bytes, vectors: Sequence[bytes], tail: bytes) -> bytes:
 
 
 class PooledEncoder(ResponseEncoder, Generic[T]):
-    """The response to a call for vectors or scores: one body, when all of them are there. `tokens` are those of the
-    texts."""
+    """The response to a call for vectors or scores: one body, when all of them are there. `tokens` counts
+    the tokens of the texts."""
 
     stream = False
     content_type = "application/json"
@@ -161,7 +161,7 @@ class PooledEncoder(ResponseEncoder, Generic[T]):
 
     @abstractmethod
     def read(self, vector: bytes, number: int) -> T:
-        """Return the part of the vector that the encoder keeps for request `number`."""
+        """The form in which the encoder keeps the vector of request `number`: JSON, or a score."""
 
     @abstractmethod
     def body(self, results: Sequence[T]) -> bytes:

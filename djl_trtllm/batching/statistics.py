@@ -92,7 +92,7 @@ class RequestRecord:
     accepted_tokens: int | None = None
     """Those of them that drafts proposed; None where nothing speculates."""
     drafted_tokens: int | None = None
-    """All that drafts proposed for its sequences; None where the engine has not counted them all."""
+    """All tokens that drafts proposed for its sequences; None where the engine has not counted them all."""
     reason: FinishReason | None = None
     """Why it ended; of several sequences the one that ended worst decides."""
     error: str | None = None

@@ -50,8 +50,8 @@ def next_batch(waiting: Sequence[Submit], max_tokens: int, padded: Callable[[int
 class PoolingExecutor(ABC):
     """See `djl_trtllm.executor.process.Executor`. A derived class computes.
 
-    `activates`: what requests get that do not say whether they want the activation of the task: vectors of length 1, a
-    sigmoid of the score.
+    `activates`: whether the task's activation (vectors of length 1, a sigmoid of the score) is applied for requests
+    that do not say.
     """
 
     features: frozenset[str] = frozenset()
@@ -88,7 +88,7 @@ class PoolingExecutor(ABC):
         """
 
     def padded(self, tokens: int) -> int:
-        """Return the number of tokens as which a prompt is computed."""
+        """The length, in tokens, to which a prompt is padded."""
         return tokens
 
     @property

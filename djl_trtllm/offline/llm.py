@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import msgspec
 from rich.console import Console
 
-from djl_trtllm.api import Call, Prompt, ResponseEncoder
+from djl_trtllm.api import Call, Prompt, ResponseEncoder, pooling
 from djl_trtllm.api.base import CollectedSequence, SequenceCollector
 from djl_trtllm.api.content import read_texts
 from djl_trtllm.api.parameters import Problems
@@ -34,7 +34,7 @@ from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.offline.arguments import SamplingParams, flattened
 from djl_trtllm.offline.vectors import EmbeddingOutput, PoolingRequestOutput, ScoringOutput
 from djl_trtllm.progress import batch_progress
-from djl_trtllm.request import FINISH_WORDS, FinishReason, GenerationRequest, OutputChunk, Pooling, RankedToken
+from djl_trtllm.request import FINISH_WORDS, FinishReason, GenerationRequest, OutputChunk, RankedToken
 from djl_trtllm.service.lifecycle import ModelService
 from djl_trtllm.service.model import Model, open_remote, open_source, prepare
 
@@ -449,8 +449,7 @@ class LLM:
         texts, truncate = _texts(prompts, "prompts"), self._kept(truncate_prompt_tokens)
         if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
             raise InvalidRequestError(f"dimensions is {dimensions!r:.80}: expected a number of at least 1")
-        pooling = Pooling("embed", dimensions=dimensions)
-        requests = [GenerationRequest(prompt=each, truncate=truncate, pooling=pooling) for each in texts]
+        requests = pooling.embeddings(texts, truncate=truncate, dimensions=dimensions)
         return self._pooled(requests, EmbeddingOutput.of, use_tqdm=use_tqdm)
 
     def score(
@@ -473,11 +472,7 @@ class LLM:
             raise InvalidRequestError(
                 f"data_1 has {len(first)} texts and data_2 {len(second)}: expected one, or as many as data_2 has"
             )
-        pooling = Pooling("score")
-        requests = [
-            GenerationRequest(prompt=one, pair=other, truncate=truncate, pooling=pooling)
-            for one, other in zip(first, second, strict=True)
-        ]
+        requests = pooling.scores(zip(first, second, strict=True), truncate=truncate)
         return self._pooled(requests, ScoringOutput.of, use_tqdm=use_tqdm)
 
     def _kept(self, tokens: int | None) -> int | None:
@@ -492,7 +487,7 @@ class LLM:
         return self._max_seq_len
 
     def _pooled(
-        self, requests: list[GenerationRequest], read: Callable[[bytes], T], *, use_tqdm: bool
+        self, requests: Sequence[GenerationRequest], read: Callable[[bytes], T], *, use_tqdm: bool
     ) -> list[PoolingRequestOutput[T]]:
         outputs: list[PoolingRequestOutput[T]] = []
         console = Console(stderr=True)

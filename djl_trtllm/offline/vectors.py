@@ -1,4 +1,4 @@
-"""What `LLM.embed` and `LLM.score` return, under vLLM's names."""
+"""The results of `LLM.embed` and `LLM.score`, under vLLM's names."""
 
 from __future__ import annotations
 

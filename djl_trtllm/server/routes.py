@@ -478,7 +478,7 @@ def _dialect_near(path: str) -> Dialect:
     def likeness(dialect: Dialect) -> tuple[int, bool, int]:
         paths = [each.split("/") for each in dialect.all_paths]
         common = [sum(1 for _ in takewhile(bool, map(eq, segments, each))) for each in paths]
-        most = max(common)
+        most = max(common, default=0)
         return most, segments[:most] in paths, common.count(most)
 
     nearest = max(DIALECTS, key=likeness)

@@ -24,7 +24,7 @@ from djl_trtllm.request import Image, ImageSource
 from djl_trtllm.service.work import WorkerThreads
 
 _DECODING = WorkerThreads(2)
-"""The memory of decoding is bounded by their number."""
+"""Two threads, which bound the memory of decoding."""
 _FETCHING = WorkerThreads(8)
 _FETCH_SECONDS = 10.0
 _PIECE = 65_536
@@ -60,7 +60,7 @@ def _checked(data: bytes, most_pixels: int) -> tuple[bytes, int, int]:
 
 
 def _decoded(url: str, most_bytes: int, most_pixels: int) -> tuple[bytes, int, int]:
-    """The same of a `data:` URL."""
+    """The file in a `data:` URL, and the size of its image. Raises ValueError."""
     head, comma, text = url.partition(",")
     if not comma or not head.endswith(";base64"):
         raise ValueError("expected data:image/...;base64, and the file in base64")

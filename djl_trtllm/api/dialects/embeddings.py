@@ -86,7 +86,7 @@ _PREFIXES = (
     *("/v1", "/invocations", "/invocations/v1", "/endpoints/{endpoint}/openai/v1"),
     "/endpoints/{endpoint}/inference-components/{component}/openai/v1",
 )
-"""Names of parameters of OpenAI's other APIs."""
+"""The beginnings of paths, as in OpenAI's other APIs."""
 
 
 class Embeddings(base.Dialect):
