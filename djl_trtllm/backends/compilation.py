@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 PROPERTIES_FILE = "serving.properties"
 _CARRIED_GROUPS = ("limits", "kv_cache", "scheduler", "parallelism", "decoding", "lora", "serving")
-_CARRIED = ("trust_remote_code", "model_name")
+_CARRIED = ("trust_remote_code", "model_name", "task")
 _SPECULATION = "speculation"
 
 
@@ -43,7 +43,8 @@ def compile_checkpoint(
 
     `out` may not exist, be empty, or hold an engine of the same checkpoint: that one is kept when it is whole and was
     compiled by the same versions with the same options, and replaced (its serving.properties too) otherwise. The log
-    of a failure stays in `OUT.log`. `tokenizer_dir` is the tokenizer's directory if it is not the checkpoint's,
+    of a failure stays in `OUT.log`, or, where an engine is replaced, in the file that the error names until the next
+    compile. `tokenizer_dir` is the tokenizer's directory if it is not the checkpoint's,
     `draft_dir` the draft model's, which is compiled into the folder `draft` of `out` where the backend compiles it.
 
     Raises EngineError where there is nothing to compile or `out` holds something else, ModelError, ConfigError,
@@ -52,6 +53,8 @@ def compile_checkpoint(
     layout = inspect(checkpoint)
     if layout.kind.is_engine:
         raise EngineError(f"{checkpoint} is a {layout.kind.value}: there is nothing to compile, serve it as it is")
+    if draft_dir is not None and out.resolve() in draft_dir.resolve().parents:
+        raise EngineError(f"{draft_dir} is in {out}, which may be replaced: name the draft model's checkpoint")
     layout, notes = with_rotary_options(config, layout)
     for line in notes:
         progress(line)

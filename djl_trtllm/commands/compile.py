@@ -3,7 +3,6 @@
 trtllm-build writes `--gemm_plugin=float16`, `--gemm_plugin float16`, and `--strongly_typed` without a value.
 """
 
-import hashlib
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -178,6 +177,7 @@ def write_parameters(archive: Path, options: Options, progress: Callable[[str], 
     `aws cloudformation deploy --parameter-overrides` reads it. What else is in it stays. Raises ModelError.
     """
     from djl_trtllm.cluster.application import target_concurrency
+    from djl_trtllm.engines.cache import file_sha256
     from djl_trtllm.errors import ModelError
     from djl_trtllm.model.archive import parameters_file
 
@@ -189,13 +189,9 @@ def write_parameters(archive: Path, options: Options, progress: Callable[[str], 
             msgspec.convert(document, _ParametersFile)
         except msgspec.DecodeError as error:
             raise ModelError(f'{file}: {error}; expected {{"Parameters": {{"NAME": "VALUE"}}}}, or remove it') from None
-    digest = hashlib.sha256()
-    with archive.open("rb") as content:
-        while part := content.read(1 << 20):
-            digest.update(part)
     parameters: dict[str, str] = document["Parameters"]
     parameters |= {
-        "ModelVersion": digest.hexdigest()[:16],
+        "ModelVersion": file_sha256(archive)[:16],
         "TargetConcurrency": str(target_concurrency(options.max_rolling_batch_size)),
     }
     if options.tensor_parallel_degree != "max":

@@ -331,6 +331,9 @@ def sweep(out: Path) -> list[Path]:
     left = sorted(path for path in unfinished if path.name.lstrip(".").startswith(f"{out.name}."))
     for partial in left:
         shutil.rmtree(partial, ignore_errors=True)
+    for log_file in out.parent.glob(f".*{UNFINISHED}.log"):
+        if log_file.name.lstrip(".").startswith(f"{out.name}."):
+            log_file.unlink(missing_ok=True)
     return left
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from djl_trtllm.engines.cache import MANIFEST_FILE
+from djl_trtllm.engines.cache import MANIFEST_FILE, UNFINISHED
 from djl_trtllm.model.work_directory import abandoned_temporary_directories, is_abandoned
 
 _OUTGOING = "outgoing"
@@ -52,7 +52,7 @@ def _of_cache(root: Path) -> Iterator[Path]:
         return
     for path in root.iterdir():
         name = path.name
-        if name.startswith(".") and name.endswith(".partial"):
+        if name.startswith(".") and name.endswith(UNFINISHED):
             if is_abandoned(path):
                 yield path
         elif name.startswith(".") and name.endswith(".removed"):

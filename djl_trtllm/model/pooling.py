@@ -65,8 +65,7 @@ class Head:
     """The steps that follow the layers of a model that embeds or scores.
 
     `activates`: a vector is normalised to length 1, a score goes through a sigmoid, where a request does not say
-    otherwise. Texts have at most `max_length` tokens, None for as many as the model has positions. `dimensions` are
-    those of a vector, None where config.json does not say.
+    otherwise. Texts have at most `max_length` tokens, None for as many as the model has positions.
     """
 
     task: Task
@@ -74,7 +73,6 @@ class Head:
     activates: bool
     max_length: int | None
     pad_id: int
-    dimensions: int | None = None
 
 
 def find_task(asked: Task, layout: Layout) -> Task:
@@ -111,7 +109,7 @@ def find_head(task: Task, layout: Layout) -> Head:
     if modules is None:
         # As DJL's text embedding does it, and as models that generate text are trained for it.
         pooled = Pooled.MEAN if shape.model_type in _ENCODERS else Pooled.LAST
-        return Head(task, pooled, True, length, pad_id, shape.hidden)
+        return Head(task, pooled, True, length, pad_id)
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
     place = _folder(modules[min(1, len(modules) - 1)])
     if kinds not in (list(_STEPS[:2]), list(_STEPS)) or modules[0].get("path") or place is None:
@@ -121,7 +119,7 @@ def find_head(task: Task, layout: Layout) -> Head:
             "model with Text Embeddings Inference"
         )
     pooled = _pooled(layout.path / place / "config.json")
-    return Head(task, pooled, kinds == list(_STEPS), length, pad_id, shape.hidden)
+    return Head(task, pooled, kinds == list(_STEPS), length, pad_id)
 
 
 def check_case(tokenizer: Tokenizer, layout: Layout) -> None:

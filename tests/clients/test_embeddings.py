@@ -12,7 +12,7 @@ from tests.support.encoders import scripted_encoder
 from tests.support.server import serving
 
 TEXTS = ["The wolf", "A little girl", "The grandmother was ill in bed"]
-"""The programs of `embedding_clients.py`."""
+"""The texts of `embedding_clients.py`."""
 
 
 def test_each_client_gets_the_same_vectors_and_ranks(tmp_path: Path) -> None:

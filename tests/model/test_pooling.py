@@ -56,7 +56,7 @@ def test_the_modules_say_which_tokens_count_and_whether_vectors_are_normalised(
     mode: str, pooled: Pooled, normalize: bool, tmp_path: Path
 ) -> None:
     write_modules(tmp_path, mode=mode, normalize=normalize, length=128)
-    assert find_head(Task.EMBED, layout(tmp_path, BERT)) == Head(Task.EMBED, pooled, normalize, 128, 0, 48)
+    assert find_head(Task.EMBED, layout(tmp_path, BERT)) == Head(Task.EMBED, pooled, normalize, 128, 0)
 
 
 def test_the_newer_form_of_a_pooling_module_is_read(tmp_path: Path) -> None:

@@ -25,10 +25,12 @@ def said(answer: Answer) -> tuple[int, list[int], str, dict[str, Any]]:
 
 def check_that_a_client_may_leave(speculating: Server, server: Server) -> None:
     """A client that leaves a stream ends its own sequence, and the answers to others stay those of `server`."""
+    cancelled = speculating.finished("cancelled")
     with speculating.connect() as leaving:
         endless = lmi(SHORT[0], stream=True, max_new_tokens=400, ignore_eos=True)
         leaving.sendall(raw_post(json.dumps(endless).encode()))
         read_until(leaving, b'"token"')
     asked = [lmi(text, max_new_tokens=60, details=True) for text in SHORT[:6]]
     assert [said(each) for each in speculating.together(asked)] == [said(each) for each in server.together(asked)]
+    wait_until(lambda: speculating.finished("cancelled") == cancelled + 1, what="the request is cancelled")
     wait_until(lambda: speculating.metric("running") == 0)

@@ -125,8 +125,8 @@ class OpenVinoBackend(EngineBackend):
         images = _planned_images(config, layout, speculation, problems, notes)
         reuse = options.enable_kv_cache_reuse and draft is None and not images
         if options.enable_kv_cache_reuse and not reuse and config.is_set("enable_kv_cache_reuse"):
-            reason = f"images: {_NO_REUSE}" if images else f"a draft model: {_REUSE}"
-            notes.append(f"{config.format_setting('enable_kv_cache_reuse')} has no effect with {reason}")
+            why = f"images: {_NO_REUSE}" if images else f"a draft model: {_REUSE}"
+            notes.append(f"{config.format_setting('enable_kv_cache_reuse')} has no effect with {why}")
         batched_tokens = _speculated_tokens(config, speculation, batched_tokens, max_sequences, max_seq_len, problems)
         weights = sum(_weight_bytes(each, each.shape) for each in (layout, layout.draft) if each is not None)
         longest = max_seq_len + (0 if speculation is None else speculation.tokens)

@@ -74,9 +74,10 @@ class ScriptedBackend(EngineBackend):
         notes: list[str] = []
         task = find_task(config.options.task, layout)
         generates = task is Task.GENERATE
-        length = planned_length(config, layout.shape, notes)
+        shape = layout.shape
+        length = planned_length(config, shape, notes)
         if not generates:
-            length = layout.shape.max_position_embeddings or length
+            length = shape.max_position_embeddings or length
         return (ScriptedPlan if generates else ScriptedPoolingPlan)(
             **shared_fields(config, layout),
             task=task,

@@ -22,7 +22,7 @@ REQUESTS = 3
 TRIES = 3
 """Another program may take the processors in one of them."""
 RATIO = 3.0
-"""By how much guide bombs may lengthen the 99th percentile of the requests before and after; it was 1.1 to 1.2."""
+"""How many times as long guide bombs may make the 99th percentile; it was 1.1 to 1.2."""
 
 
 def small(number: int) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_sigterm_while_it_recovers(start: Start) -> None:
 
 
 _NOT_SCRIPTED = {"djl_trtllm_engine_queued", "trtllm_kv_cache_max_blocks", "trtllm_kv_cache_tokens_per_block"}
-"""Fields that only real engines report."""
+"""Metrics that only real engines report."""
 _SETTINGS = {name: value for name, value in environment().items() if name.startswith(("OPTION_", "SERVING_"))}
 
 
