@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from djl_trtllm.backends.compilation import compile_checkpoint
-from djl_trtllm.config import load
+from djl_trtllm.config import Task, load
 from djl_trtllm.engines.cache import EngineDir, Manifest
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan
@@ -69,6 +69,7 @@ def test_what_serves_the_engine_is_carried_over_and_nothing_else(model: Path, tm
 @pytest.mark.usefixtures("compiler")
 def test_an_engine_is_reported_and_leaves_no_log_and_nothing_of_earlier_attempts(model: Path, tmp_path: Path) -> None:
     (tmp_path / ".out.1.abc.partial").mkdir()
+    (tmp_path / ".out.1.partial.log").write_text("failed")
     (tmp_path / "..out.1.partial.2.abc.partial").mkdir()
     told: list[str] = []
     engine = compile_checkpoint(configured(), model, tmp_path / "out", told.append)
@@ -205,3 +206,19 @@ def test_speculation_without_a_model_is_carried_over(model: Path, tmp_path: Path
     compile_checkpoint(configured(speculative_decoding_mode="ngram", speculative_length=5), model, tmp_path / "out")
     found = load(tmp_path / "out", {}).options
     assert (found.speculative_decoding_mode, found.speculative_length) == ("ngram", 5)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_draft_model_inside_the_engine_that_may_be_replaced_is_refused(model: Path, tmp_path: Path) -> None:
+    out, draft = tmp_path / "out", Path(shutil.copytree(model, tmp_path / "small"))
+    compile_checkpoint(configured(speculative_draft_model=str(draft)), model, out, draft_dir=draft)
+    again = configured(speculative_draft_model=str(out / "draft"))
+    with pytest.raises(EngineError, match="name the draft model's checkpoint"):
+        compile_checkpoint(again, model, out, draft_dir=out / "draft")
+    assert Manifest.read(out / "draft") is not None
+
+
+@pytest.mark.usefixtures("compiler")
+def test_an_engine_is_served_for_the_task_that_it_was_compiled_for(model: Path, tmp_path: Path) -> None:
+    compile_checkpoint(configured(task="embed"), model, tmp_path / "out")
+    assert load(tmp_path / "out", {}).options.task is Task.EMBED
