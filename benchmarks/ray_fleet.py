@@ -1,4 +1,4 @@
-"""What four replicas on Ray do under its HAProxy and our router (docs/ray.md): cost, affinity, and faults.
+"""Measure four replicas on Ray under its HAProxy and our router (docs/ray.md): cost, affinity, and faults.
 
     python -m benchmarks.ray_fleet [--streams 16] [--tokens 500] [--rounds 3]
 

@@ -25,7 +25,7 @@ _LINE_ENDS: _Ranges = [(0x0A, 0x0A), (0x0D, 0x0D)]
 _CLASSES = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _WRITTEN_OUT, _BLOCK = 128, 64
-"""The largest count that xgrammar writes out, and what larger ones are made of."""
+"""The largest count that xgrammar writes out, and the size of the blocks that larger ones are made of."""
 _MOST_REPETITIONS = 65_536
 _LONGEST_COUNT = 16
 """Characters of `{65536,65536}`, and some more."""

@@ -71,7 +71,7 @@ def choose_backend(config: Config, layout: Layout, hardware: Hardware) -> tuple[
 
 
 def _other_task(backend: EngineBackend, name: str, task: Task) -> str:
-    """Why the backend does not run models for this task, "" where it does."""
+    """The reason why the backend does not run models for this task, "" if it does."""
     if task in backend.tasks:
         return ""
     served = [each for each in Backend.all_values() if each != "auto" and task in backend_named(Backend(each)).tasks]

@@ -251,7 +251,7 @@ class Autoscaling(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, batch_size: int) -> Autoscaling:
-        """Read `MIN:MAX[:CONCURRENCY]`; by default, `target_concurrency` is. Raises ConfigError."""
+        """Read `MIN:MAX[:CONCURRENCY]`; CONCURRENCY is `target_concurrency` by default. Raises ConfigError."""
         parts = text.split(":")
         if len(parts) not in (2, 3):
             raise ConfigError([f"autoscale={text}: expected MIN:MAX or MIN:MAX:CONCURRENCY, such as 1:4:45"])

@@ -66,7 +66,7 @@ def router_of(application: serve.Application) -> serve.Application | None:
 
 
 def address(replica: Any) -> tuple[str, int] | None:
-    """Where a replica (`ray.serve.request_router.RunningReplica`) listens.
+    """The address at which a replica (`ray.serve.request_router.RunningReplica`) listens.
 
     On this node it may listen at 127.0.0.1 only, and Ray names the node.
     """

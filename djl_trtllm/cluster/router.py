@@ -108,7 +108,7 @@ class Router:
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Any to mypy, which does not read Ray
-    """Ray's extension that chooses a replica: the fleet of who asks does.
+    """Ray's extension for the choice of a replica, which it leaves to the fleet of the router that asks.
 
     Ray sends all of this module with it, and so has each of its classes twice.
     """

@@ -6,12 +6,12 @@ import json
 from functools import lru_cache
 
 IMAGES = 16
-"""The most of one request by default."""
+"""The most images of a request by default."""
 
 
 @lru_cache(maxsize=8)
 def most_images(limits: str | None) -> int:
-    """The most images of a request, of the option's text. Raises ValueError for another text than it may have.
+    """The most images of a request, from the option's text. Raises ValueError for a text that it may not have.
 
     As in vLLM, a limit is a number, or an object whose `count` is one.
     """

@@ -404,7 +404,7 @@ def _downloaded(folder: S3Address, home: Path, progress: Callable[[str], None]) 
 
 
 def _compiled(objects: dict[str, Any]) -> float:
-    """When an engine became complete: the time of its entry."""
+    """The time at which an engine became complete: that of its entry."""
     return float(objects[_ENTRY]["LastModified"].timestamp()) if _ENTRY in objects else 0.0
 
 

@@ -199,7 +199,7 @@ class Subject:
         return int(available_memory() * _HOST_SHARE) if self.on_host else None
 
     def guess(self) -> int | None:
-        """About where the result is, by the estimate for GPUs; None if there is none."""
+        """A guess of the result, by the estimate for GPUs; None if there is none."""
         gpu = next((gpu.memory for gpu in self.hardware.gpus if gpu.memory), None)
         if not self.plan.gpus or gpu is None or self.layout.kind is not ModelKind.HF_CHECKPOINT:
             return None

@@ -40,12 +40,12 @@ _ACTIVATIONS = {"Identity": False, "Sigmoid": True}
 
 
 class Pooled(str, Enum):
-    """Which tokens of the last layer make the vector of a text."""
+    """The tokens of the last layer that make the vector of a text."""
 
     CLS = "cls"
-    """The first."""
+    """The first token."""
     MEAN = "mean"
-    """The mean of all."""
+    """The mean of all tokens."""
     LAST = "last"
 
 
@@ -107,7 +107,7 @@ def find_head(task: Task, layout: Layout) -> Head:
         return Head(task, Pooled.CLS, _has_sigmoid(layout, config), length, pad_id)
     modules = _modules(layout.path)
     if modules is None:
-        # As DJL's text embedding does it, and as models that generate text are trained for it.
+        # DJL's text embedding does it so, and models that generate text are trained for it.
         pooled = Pooled.MEAN if shape.model_type in _ENCODERS else Pooled.LAST
         return Head(task, pooled, True, length, pad_id)
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]

@@ -95,7 +95,7 @@ class Vision:
         return scaled[0], scaled[1]
 
     def tokens(self, width: int, height: int) -> int:
-        """How many tokens of the prompt an image is. Raises ValueError."""
+        """The number of the prompt's tokens that an image takes. Raises ValueError."""
         scaled = self.scaled(width, height)
         return scaled[0] * scaled[1] // self.side**2
 

@@ -1,1 +1,1 @@
-"""Which replica of a fleet answers a request: for routers of any kind; nothing here knows one."""
+"""The choice of the replica that answers a request: for routers of any kind; nothing here knows one."""

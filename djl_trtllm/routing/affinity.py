@@ -18,7 +18,7 @@ below one."""
 _KEY_BYTES = 8
 _PROMPTS = ("messages", "prompt", "inputs", "input", "text_input")
 _BEFORE = ("tools", "system", "instructions")
-"""What chat templates put before the messages."""
+"""Members of a request that chat templates put before the messages."""
 _ADAPTERS = ("adapters", "adapter_id")
 
 

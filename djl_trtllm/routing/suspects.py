@@ -1,4 +1,4 @@
-"""Which request ends replicas, told from what each had been sent a short time before it died.
+"""Requests that end replicas, known by what each replica had been sent a short time before it died.
 
 A request that ends the engine alone is found by the replica itself (`batching.blame`). This is for what ends the whole
 server process, such as a body on which a library of native code fails. It is given to two replicas at most.

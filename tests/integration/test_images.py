@@ -84,7 +84,7 @@ def answer(server: Server, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def engine(server: Server) -> psutil.Process:
-    """Its engine process: there is another one, which renders chats."""
+    """Return the engine process: another process renders chats."""
     (found,) = [each for each in server.hosts() if any("executor" in part for part in each.cmdline())]
     return found
 

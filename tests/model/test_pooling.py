@@ -1,4 +1,4 @@
-"""What a model is for, and how its output becomes a vector or a score, by its files."""
+"""The task of a model, and how its output becomes a vector or a score, by its files."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_a_replica_that_ends_each_connection_at_once_is_asked_twice_and_then_aft
 
 
 class Name(str):
-    """One to which there are weak references."""
+    """A name to which there are weak references."""
 
 
 def test_nothing_is_kept_of_a_replica_that_is_gone_whether_it_had_an_address_or_was_ever_there() -> None:

@@ -13,7 +13,7 @@ def keys(**body: Any) -> tuple[bytes, ...]:
 
 
 def common(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> int:
-    """How many keys they begin with in common."""
+    """The number of keys that both begin with."""
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

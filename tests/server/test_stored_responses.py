@@ -1,4 +1,4 @@
-"""What is kept for a client: stored responses of `/v1/responses`, and sessions."""
+"""Stored responses of `/v1/responses` and sessions, which are kept for a client."""
 
 from __future__ import annotations
 

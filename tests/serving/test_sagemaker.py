@@ -88,7 +88,7 @@ class Template:
         return bool(self._resolved(self.text["Conditions"][name]))
 
     def broken_rules(self) -> list[str]:
-        """What CloudFormation refuses the parameters with."""
+        """Return the reasons for which CloudFormation refuses the parameters."""
         return [
             assertion["AssertDescription"]
             for rule in self.text["Rules"].values()
@@ -166,7 +166,7 @@ NAMES = {
     "ServerErrors": "AlarmName",
     "WithoutInstance": "AlarmName",
 }
-"""What CloudFormation names itself."""
+"""Properties whose names CloudFormation makes."""
 ONLY_OF_UPDATES = ("DeploymentConfig",)
 
 
@@ -299,7 +299,7 @@ def test_parameters_that_fit_break_no_rule(case: str) -> None:
 def test_parameters_of_an_archive_are_parameters_of_the_template() -> None:
     declared = cfn_yaml.load(str(FILE))["Parameters"]
     assert {"ModelVersion", "TargetConcurrency", "Accelerators"} <= set(declared)
-    # What a directory without options gets.
+    # The default is that of a directory without options.
     assert declared["TargetConcurrency"]["Default"] == round(0.7 * Options().max_rolling_batch_size)
     assert all(each["Description"] for each in declared.values())
     assert parameters_file(Path("out/model.tar.gz")) == Path("out/model.parameters.json")

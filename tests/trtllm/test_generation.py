@@ -1,4 +1,4 @@
-"""What both backends generate, through HTTP, and what becomes of it when the client leaves."""
+"""Output of both backends through HTTP, and its end when the client leaves."""
 
 from __future__ import annotations
 

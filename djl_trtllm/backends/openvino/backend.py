@@ -44,7 +44,7 @@ _NO_COUNTERPART = {
 }
 _WITHOUT_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"})
 _LONGEST_TEXT = 8192
-"""Tokens of a text that becomes a vector, unless the user allows more: attention takes their square in memory."""
+"""Most tokens of a text that becomes a vector, unless the user allows more: attention takes their square in memory."""
 _POOLED_TOKENS = 1024
 _SEND_SECONDS = 0.004
 """A message costs the server as much as several tokens, and the engine's threads wait for its core meanwhile."""

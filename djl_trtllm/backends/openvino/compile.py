@@ -32,7 +32,7 @@ from djl_trtllm.model.pooling import copy_head
 
 MODEL_XML = "openvino_model.xml"
 LANGUAGE_MODEL_XML = "openvino_language_model.xml"
-"""In place of it where the model takes images."""
+"""The file in place of `MODEL_XML` where the model takes images."""
 _PARTS = "openvino_*model.xml"
 TOKENIZER_XML = "openvino_tokenizer.xml"
 DETOKENIZER_XML = "openvino_detokenizer.xml"
@@ -53,7 +53,7 @@ _LOADERS = {
 
 _WITH_IMAGES = "image-text-to-text"
 _EXPORTS = {"generate": "text-generation-with-past", "embed": "feature-extraction", "score": "text-classification"}
-"""Optimum's names of what models are for."""
+"""Optimum's names of tasks."""
 _GROUP_SIZE = 128
 
 
@@ -190,7 +190,7 @@ def require_attention(xml: Path) -> None:
 
 
 def export(spec: OpenVinoSpec, out: Path) -> None:
-    """Checkpoint to IR, stateful where the model generates, weights in `spec.dtype`, nothing quantized."""
+    """Export the checkpoint to IR: stateful where the model generates, weights in `spec.dtype`, nothing quantized."""
     report_phase("load")
     import torch
     from optimum.exporters.openvino import convert, main_export

@@ -60,7 +60,7 @@ SCORES: frozenset[str] = frozenset({"prompt_logprobs"})
 
 IMAGES: frozenset[str] = frozenset({"images"})
 OF_TEXTS: frozenset[str] = frozenset({"repetition_penalty"})
-"""The features that it honours, and those that it does not, where the engine has the parts that read images.
+"""The features that are added, and those that are removed, where the engine has the parts that read images.
 
 OpenVINO GenAI computes the penalty without the tokens of a prompt that it gets as a text."""
 

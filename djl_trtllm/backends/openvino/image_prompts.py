@@ -20,11 +20,14 @@ from djl_trtllm.model.vision import Vision
 from djl_trtllm.request import Image
 
 _MARK = "<ov_genai_"
-"""How OpenVINO GenAI's own marks of images and videos begin, which it replaces in any text."""
+"""The beginning of OpenVINO GenAI's own marks of images and videos, which it replaces in any text."""
 
 
 def refusal(error: Exception) -> str | Refusal:
-    """Why a prompt could not be started. OpenVINO's processor finds more wrong with prompts than the server does."""
+    """The reason why a prompt could not be started.
+
+    OpenVINO's processor refuses prompts that the server takes.
+    """
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if isinstance(error, MemoryError):
         return f"the engine's memory is not enough for the prompt: {lines[-1]}"

@@ -103,7 +103,7 @@ class CompiledPlan(EnginePlan):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingPlan(CompiledPlan):
-    """A model that embeds or scores; `head` says how."""
+    """The plan of a model that embeds or scores; `head` says how."""
 
     head: Head
 
@@ -138,7 +138,7 @@ class PoolingPlan(CompiledPlan):
 
 @dataclass(frozen=True, kw_only=True)
 class OpenVinoPlan(CompiledPlan):
-    """A model that generates.
+    """The plan of a model that generates.
 
     `kv_cache` is None in a plan for compiling only. `limits` are the options that an engine is served with if it is
     copied without its serving.properties. With `keeps_keys_apart`, prompts of several API keys share nothing in the

@@ -70,7 +70,7 @@ _DERIVED = {
 _LIBRARIES: dict[GuidedDecoding | None, str] = {GuidedDecoding.LLGUIDANCE: "guidance"}
 _OPTIONS = options_of(EFFECTS, {Target(OWNER, argument): option for argument, option in _DERIVED.items()})
 _COUNTS_DRAFTS = "per_request_spec_decode_metrics"
-"""Whether vLLM counts what drafts propose for each request."""
+"""The argument by which vLLM counts what drafts propose for each request."""
 _SEQUENCES = 256
 _FITTED = -1
 """`max_model_len` of a model whose context vLLM lowers to what the KV cache holds."""

@@ -91,7 +91,7 @@ def client() -> Any:
 
 
 PATIENCE_SECONDS = 120.0
-"""How long to ask again a store that is asked too often, where nothing else says how long."""
+"""Seconds for which a store that is asked too often is asked again, where nothing else says how long."""
 _THROTTLED = {"SlowDown", "ServiceUnavailable", "RequestLimitExceeded", "TooManyRequests", "Throttling", "503", "429"}
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 

@@ -252,7 +252,7 @@ def test_a_model_that_takes_images_is_compiled_with_the_parts_that_read_them(tmp
     assert (plan.images, plan.compile_spec(tmp_path).task) == (True, "image-text-to-text")
     assert (text.images, text.compile_spec(tmp_path).task) == (False, "text-generation-with-past")
     assert plan.build_options != text.build_options  # each has an entry of its own in the engine cache
-    # What works with ids of prompts alone.
+    # These work with ids of prompts alone.
     assert not (plan.enable_prefix_caching or plan.scores_prompts)
     assert text.enable_prefix_caching and text.scores_prompts
 
