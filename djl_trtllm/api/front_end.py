@@ -11,6 +11,7 @@ from binascii import crc32
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from struct import pack
+from types import MappingProxyType
 
 import orjson
 
@@ -122,6 +123,28 @@ def _quality(parameters: Iterable[str]) -> float:
                 return float(parameter[2:])
     return 1.0
 
+
+_ENDPOINT = "/endpoints/{endpoint}"
+OPENAI_PREFIXES = (
+    "/v1",
+    # OpenAI's and Hugging Face's clients make these of the address of /invocations.
+    "/invocations",
+    "/invocations/v1",
+    # SageMaker's runtime has these; its container gets the request at /v1.
+    f"{_ENDPOINT}/openai/v1",
+    f"{_ENDPOINT}/inference-components/{{component}}/openai/v1",
+)
+"""The beginnings of the paths of OpenAI's APIs."""
+
+HUGGING_FACE_STATUSES: Mapping[type[errors.RequestError], int] = MappingProxyType(
+    {
+        errors.InvalidRequestError: 422,
+        errors.OverloadedError: 429,
+        errors.NotReadyError: 503,
+        errors.GenerationError: 424,
+    }
+)
+"""The statuses that TGI and Text Embeddings Inference have in common."""
 
 HUGGING_FACE_ERRORS: dict[type[errors.RequestError], str] = {
     errors.RequestError: "validation",

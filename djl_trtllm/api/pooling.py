@@ -171,3 +171,17 @@ class PooledEncoder(ResponseEncoder, Generic[T]):
     def usage(self) -> dict[str, int]:
         """OpenAI's count of tokens."""
         return {"prompt_tokens": self.tokens, "total_tokens": self.tokens}
+
+
+class VectorsEncoder(PooledEncoder[bytes]):
+    """A list with the vector of each text; `single`: the only vector, without a list around it."""
+
+    def __init__(self, count: int, *, single: bool = False) -> None:
+        super().__init__(count)
+        self._single = single
+
+    def read(self, vector: bytes, number: int) -> bytes:
+        return vector_json(vector)
+
+    def body(self, results: Sequence[bytes]) -> bytes:
+        return results[0] if self._single else joined(b"[", results, b"]")

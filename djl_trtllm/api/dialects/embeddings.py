@@ -13,6 +13,7 @@ from djl_trtllm import errors
 from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.choices import error_object
+from djl_trtllm.api.front_end import OPENAI_PREFIXES
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object
 from djl_trtllm.api.pooling import (
@@ -82,17 +83,10 @@ class EmbeddingsEncoder(PooledEncoder[bytes]):
         return joined(b'{"object":"list","data":[', results, b"]," + rest[1:])
 
 
-_PREFIXES = (
-    *("/v1", "/invocations", "/invocations/v1", "/endpoints/{endpoint}/openai/v1"),
-    "/endpoints/{endpoint}/inference-components/{component}/openai/v1",
-)
-"""The beginnings of paths, as in OpenAI's other APIs."""
-
-
 class Embeddings(base.Dialect):
     """`/v1/embeddings`."""
 
-    paths = tuple(f"{prefix}/embeddings" for prefix in _PREFIXES)
+    paths = tuple(f"{prefix}/embeddings" for prefix in OPENAI_PREFIXES)
     tables = MappingProxyType(dict.fromkeys(paths, (FIELDS,)))
     descriptions = MappingProxyType(dict.fromkeys(paths, read_operations("embeddings.toml")["embed"]))
     names_model = True

@@ -6,24 +6,21 @@ huggingface_hub's `feature_extraction`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import MappingProxyType
 
 from djl_trtllm import errors
 from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api.front_end import HUGGING_FACE_ERRORS
+from djl_trtllm.api.front_end import HUGGING_FACE_ERRORS, HUGGING_FACE_STATUSES
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, read_object
 from djl_trtllm.api.pooling import (
     DIMENSIONS,
     OF_HUGGING_FACE,
     TEXTS,
-    PooledEncoder,
+    VectorsEncoder,
     embeddings,
-    joined,
     kept_tokens,
-    vector_json,
 )
 
 FIELDS = Table(
@@ -40,29 +37,11 @@ FIELDS = Table(
 """The body of `/embed`."""
 
 
-class VectorsEncoder(PooledEncoder[bytes]):
-    """A list with the vector of each text."""
-
-    def read(self, vector: bytes, number: int) -> bytes:
-        return vector_json(vector)
-
-    def body(self, results: Sequence[bytes]) -> bytes:
-        return joined(b"[", results, b"]")
-
-
 class Tei(base.Dialect):
     """`/embed`."""
 
     paths = ("/embed",)
-    statuses = MappingProxyType(
-        {
-            errors.InvalidRequestError: 422,
-            errors.OverloadedError: 429,
-            errors.NotReadyError: 503,
-            errors.UnsupportedTaskError: 424,
-            errors.GenerationError: 424,
-        }
-    )
+    statuses = MappingProxyType({**HUGGING_FACE_STATUSES, errors.UnsupportedTaskError: 424})
     tables = dict.fromkeys(paths, (FIELDS,))
     descriptions = read_operations("tei.toml")
 

@@ -18,7 +18,7 @@ from djl_trtllm import errors
 from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.base import dump_line
-from djl_trtllm.api.front_end import HUGGING_FACE_ERRORS
+from djl_trtllm.api.front_end import HUGGING_FACE_ERRORS, HUGGING_FACE_STATUSES
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, check_text, read_object, show
 from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING, generation_request, read_sampling
@@ -246,15 +246,7 @@ class Tgi(base.Dialect):
     paths = ("/generate", "/generate_stream", "/")
     pages = ("/info", "/health")
     health = frozenset({"/health"})
-    statuses = MappingProxyType(
-        {
-            errors.InvalidRequestError: 422,
-            errors.OverloadedError: 429,
-            errors.NotReadyError: 503,
-            errors.RequestTimeoutError: 500,
-            errors.GenerationError: 424,
-        }
-    )
+    statuses = MappingProxyType({**HUGGING_FACE_STATUSES, errors.RequestTimeoutError: 500})
     tables = dict.fromkeys(paths, (FIELDS,))
     descriptions = read_operations("tgi.toml")
 

@@ -5,13 +5,13 @@ As DJL's `TextEmbeddingServingTranslator` answers, which LMI's containers run (T
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table
-from djl_trtllm.api.pooling import TEXTS, PooledEncoder, embeddings, joined, vector_json
+from djl_trtllm.api.pooling import TEXTS, VectorsEncoder, embeddings
 
 FIELDS = Table(
     (
@@ -22,20 +22,6 @@ FIELDS = Table(
     required=("inputs",),
 )
 """The body."""
-
-
-class VectorsEncoder(PooledEncoder[bytes]):
-    """The vectors; `single`: the only one, without a list around it."""
-
-    def __init__(self, count: int, *, single: bool) -> None:
-        super().__init__(count)
-        self._single = single
-
-    def read(self, vector: bytes, number: int) -> bytes:
-        return vector_json(vector)
-
-    def body(self, results: Sequence[bytes]) -> bytes:
-        return results[0] if self._single else joined(b"[", results, b"]")
 
 
 def parse(payload: Mapping[str, Any], model: base.ModelContext) -> base.Call:

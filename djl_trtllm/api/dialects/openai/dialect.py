@@ -34,6 +34,7 @@ from djl_trtllm.api.chat import (
     tools_problem,
 )
 from djl_trtllm.api.dialects.openai import responses
+from djl_trtllm.api.front_end import OPENAI_PREFIXES
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
 from djl_trtllm.config import Task
@@ -341,20 +342,8 @@ def detokenize(request: RawRequest, model: ModelContext) -> Reply:
 
 _STARTED = int(time.time())
 _OWNER = "djl-trtllm"
-_ENDPOINT = "/endpoints/{endpoint}"
-_PREFIXES = (
-    "/v1",
-    # What OpenAI's and Hugging Face's clients make of the address of /invocations.
-    "/invocations",
-    "/invocations/v1",
-    # SageMaker's runtime, whose container gets the request at /v1.
-    f"{_ENDPOINT}/openai/v1",
-    f"{_ENDPOINT}/inference-components/{{component}}/openai/v1",
-)
-
-
-_CHAT_PATHS = tuple(prefix + "/chat/completions" for prefix in _PREFIXES)
-_COMPLETION_PATHS = tuple(prefix + "/completions" for prefix in _PREFIXES)
+_CHAT_PATHS = tuple(prefix + "/chat/completions" for prefix in OPENAI_PREFIXES)
+_COMPLETION_PATHS = tuple(prefix + "/completions" for prefix in OPENAI_PREFIXES)
 _OPERATIONS = read_operations("openai.toml")
 
 
@@ -362,7 +351,7 @@ class OpenAi(Dialect):
     """Chat completions, completions and models, and vLLM's `/tokenize` and `/detokenize`."""
 
     paths = (*_CHAT_PATHS, *_COMPLETION_PATHS)
-    pages = (*(f"{prefix}/models" for prefix in _PREFIXES), "/v1/models/{model}")
+    pages = (*(f"{prefix}/models" for prefix in OPENAI_PREFIXES), "/v1/models/{model}")
     actions = ("/tokenize", "/detokenize")
     tables = MappingProxyType(
         {
@@ -378,7 +367,7 @@ class OpenAi(Dialect):
             **dict.fromkeys(_COMPLETION_PATHS, _OPERATIONS["complete"]),
             "/tokenize": _OPERATIONS["tokenize"],
             "/detokenize": _OPERATIONS["detokenize"],
-            **{f"GET {prefix}/models": _OPERATIONS["models"] for prefix in _PREFIXES},
+            **{f"GET {prefix}/models": _OPERATIONS["models"] for prefix in OPENAI_PREFIXES},
             "GET /v1/models/{model}": _OPERATIONS["one_model"],
         }
     )
