@@ -24,7 +24,7 @@ SUMMARIES = {
     "(docs/benchmarking.md).",
     "quality": "Compare the greedy answers of two models or servers to the same prompts (docs/quality.md).",
     "size": "Estimate what fits into GPU memory: max_num_tokens, KV cache, sequences (docs/sizing.md).",
-    "translate": "Translate the configuration of one engine into that of another (docs/translate.md).",
+    "translate": "Translate a file or command line of one engine into that of another (docs/translate.md).",
     "compile": "Compile a checkpoint into an engine directory that `serve` loads without a compiler.",
     "package": "Pack a model directory into a model.tar.gz for `serve` and SageMaker. The same files give the same "
     "bytes.",
