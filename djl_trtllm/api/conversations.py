@@ -6,8 +6,9 @@ import orjson
 
 from djl_trtllm import errors
 from djl_trtllm.api import content
-from djl_trtllm.api.base import ModelContext, read_json
+from djl_trtllm.api.base import ModelContext
 from djl_trtllm.api.parameters import show
+from djl_trtllm.bounded_json import read_json
 
 
 class Stored:

@@ -37,6 +37,7 @@ from djl_trtllm.api.dialects.lmi import responses, vectors
 from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events
 from djl_trtllm.api.openapi import any_of, read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, show
+from djl_trtllm.bounded_json import read_json
 from djl_trtllm.config import Options, Task
 
 _FORMATTER = (Parameter(("output_formatter",), kinds.TEXT, "output_formatter"),)
@@ -99,7 +100,7 @@ def decode(body: bytes, content_type: str | None) -> Any:
                 f"{PREFIX}Invalid request payload. The 'inputs' field does not contain any content: the body is empty"
             )
         try:
-            return base.read_json(body)
+            return read_json(body)
         except orjson.JSONDecodeError as error:
             raise errors.InvalidRequestError(
                 f"{PREFIX}Invalid request payload. The body is not valid JSON: {error}. "

@@ -7,9 +7,10 @@ from typing import Any
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api.base import dump_line, nearest_row, read_json
+from djl_trtllm.api.base import dump_line, nearest_row
 from djl_trtllm.api.chat import Parsing, as_opaque
 from djl_trtllm.api.parts import Part, PartKind, PartsEncoder
+from djl_trtllm.bounded_json import read_json
 from djl_trtllm.request import FinishReason, SequenceResult
 
 _ERROR_TYPES: dict[type[errors.RequestError], str] = {
