@@ -206,9 +206,9 @@ class PlayedHost:
         """An iteration of the test's own."""
         self._on_steps([step_of(deltas, self._executor.stats())])
 
-    def die(self, message: str = "it was killed by SIGKILL") -> None:
-        """The host's end."""
-        self._on_death(ExecutorDiedError(f"the engine process (pid {self.pid}) is gone: {message}"))
+    def die(self, message: str = "it was killed by SIGSEGV", *, killed: bool = False) -> None:
+        """The host's end; with `killed` something outside brought it about."""
+        self._on_death(ExecutorDiedError(f"the engine process (pid {self.pid}) is gone: {message}", killed=killed))
 
     def _stepped(self) -> Step:
         step = self._executor.step()
