@@ -317,7 +317,7 @@ class VllmExecutor:
                 _TASKS,
                 lora_request=None if adapter is None else self._lora(adapter),
             )
-            _check_bounds(parameters, self._vocabulary)
+            _check_bounds(processed.sampling_params, self._vocabulary)
             processed.external_req_id = name
             self._core.add_request(processed)
         except self._losses:
