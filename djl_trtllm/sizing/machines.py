@@ -22,8 +22,8 @@ _INSTANCE = re.compile(r"(?:ml\.)?(?P<family>[a-z][\w-]*)\.(?P<size>[\w-]+)", re
 class GpuModel:
     """A kind of GPU. `memory` is the total in bytes that NVML reports, `nvml` what NVML's name begins with.
 
-    `bandwidth` is that of the memory in bytes per second, `link` that between two GPUs in one direction. `flops` are the
-    operations per second on dense matrices, by `bf16`, `fp8` and `fp4`, for the formats that the GPU computes in.
+    `bandwidth` is that of the memory in bytes per second, `link` that between two GPUs in one direction. `flops` are
+    the operations per second on dense matrices, by `bf16`, `fp8` and `fp4`, for the formats that the GPU computes in.
     """
 
     name: str
@@ -184,6 +184,10 @@ class Machine:
     @property
     def hourly_price(self) -> float | None:
         return self.known.hourly_price if isinstance(self.known, Instance) else None
+
+    @property
+    def gpu_model(self) -> GpuModel | None:
+        return self.known.gpu if isinstance(self.known, Instance) else self.known
 
     @property
     def host_memory(self) -> int | None:

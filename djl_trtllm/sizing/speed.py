@@ -4,17 +4,20 @@ A decode step takes as long as the longest of three: reading weights and KV cach
 `clients` requests of `isl` tokens in and `osl` out, which run at a time, take
 
     clients x prefill(isl) + osl x step(clients)        seconds for clients x osl tokens
+
+docs/sizing.md says how near it is to published measurements, and where it is off.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from djl_trtllm.errors import SizingError
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import Conditions, part_bytes, stage_caches
 from djl_trtllm.sizing.machines import GpuModel
+from djl_trtllm.sizing.points import Point
 from djl_trtllm.sizing.tensors import Division, compute_format
 
 
@@ -36,6 +39,9 @@ class Load:
 
 
 _MOST = 10_000_000
+_PROMPT_TOKENS = 8192
+"""Prompt tokens of one step, by default of both engines."""
+_BUSIEST = 0.95
 
 
 @dataclass(frozen=True)
@@ -166,31 +172,101 @@ class Rank:
 
 
 @dataclass(frozen=True)
+class Speed:
+    """What the clients of a load notice, in seconds and output tokens per second; the mean of all requests.
+
+    `running` of the clients have a request that runs, the others wait for one to end. `limit` names what takes most
+    of the time, and `origin` the measured point that the prediction was corrected by, if any.
+    """
+
+    load: Load
+    running: int
+    ttft: float
+    """Until the first token, where clients send whenever their last request has ended."""
+    ttft_of_burst: float
+    """Until the first token of the last request, where all clients send at the same moment."""
+    itl: float
+    tokens_per_second: float
+    """Of all clients together."""
+    limit: str
+    origin: str | None = None
+
+    @property
+    def per_stream(self) -> float:
+        """Tokens per second of one stream once it has its first token."""
+        return 1 / self.itl if self.itl else math.inf
+
+    def dollars(self, hourly_price: float) -> float:
+        """USD per million output tokens, on a machine of this price that does nothing else."""
+        return hourly_price / 3600 / self.tokens_per_second * 1e6
+
+
+@dataclass(frozen=True)
 class Roofline:
-    """Seconds of a step and of a prompt on one rank."""
+    """Seconds of a step and of a prompt on one rank, and from them the speed of a load."""
 
     rank: Rank
     host: HostTimes
     shares: GpuShares = SHARES
 
-    @property
-    def _bandwidth(self) -> float:
-        return self.rank.gpu.bandwidth * self.shares.bandwidth
+    def speed(self, load: Load, room: int) -> Speed:
+        """The speed of a load where `room` sequences of its length run at a time. Raises SizingError without room."""
+        if room < 1:
+            raise SizingError(f"{load}: no sequence of {load.isl + load.osl} tokens fits")
+        running = min(load.clients, room)
+        wave = self.wave(replace(load, clients=running))
+        prompt = self.rank.stages * self.prefill(load.isl)
+        reading = running * self.prefill(load.isl)
+        step = (wave - reading) / load.osl
+        busy = min(_BUSIEST, reading / wave)
+        # Prompts that are read in the same steps have their first tokens together; others wait in a queue (M/D/1).
+        together = max(1.0, min(running, _PROMPT_TOKENS / load.isl))
+        first = step + prompt * (together + 1) / 2 + busy / (2 * (1 - busy)) * prompt * together
+        first = min(first, reading + step)
+        waves = (load.clients - running) / running
+        parts = self._step(running / self.rank.stages, load.isl + load.osl / 2)
+        limit = "prompts" if 2 * reading > wave else max(parts, key=lambda name: parts[name])
+        return Speed(
+            load=load,
+            running=running,
+            ttft=first + waves * wave,
+            ttft_of_burst=reading + step + math.ceil(waves) * wave,
+            itl=(wave - first) / (load.osl - 1) if load.osl > 1 else 0.0,
+            tokens_per_second=running * load.osl / wave,
+            limit=limit,
+        )
+
+    def wave(self, load: Load) -> float:
+        """Seconds of `load.clients` requests that begin together and run at a time."""
+        group = load.clients / self.rank.stages
+        decode = self.rank.stages * load.osl * self.step(group, load.isl + load.osl / 2)
+        return load.clients * self.prefill(load.isl) + decode
 
     def step(self, sequences: float, length: float) -> float:
-        """Seconds in which each of `sequences` on a stage of the pipeline gets a token; they are `length` tokens long."""
-        rank = self.rank
+        """Seconds in which each of `sequences` on a pipeline stage gets a token; they are `length` tokens long."""
+        parts = self._step(sequences, length)
+        matrices = _longest(parts["weights"], parts["multiplications"])
+        gpu = matrices + parts["KV cache"] + parts["kernels and all-reduces"]
+        return _longest(gpu, parts["the host"])
+
+    def _step(self, sequences: float, length: float) -> dict[str, float]:
+        """Seconds of the parts of a step, of which some overlap."""
+        rank, shares = self.rank, self.shares
+        bandwidth = rank.gpu.bandwidth * shares.bandwidth
         touched = 1 - (1 - rank.chosen) ** sequences
-        weights = rank.dense.bytes + rank.head.bytes + rank.experts.bytes * touched / self.shares.experts
-        matrices = _longest(weights / self._bandwidth, sequences * self._multiply())
+        weights = rank.dense.bytes + rank.head.bytes + rank.experts.bytes * touched / shares.experts
         kept = sum(size * min(length, window or length) for window, size in rank.cache) + 2 * rank.state
-        cache = sequences * kept / self._bandwidth
-        gpu = matrices + cache + rank.layers * self.shares.layer + self._all_reduce(sequences, self.shares.all_reduce)
         host = self.host.step + sequences * self.host.sequence
-        return _longest(gpu, host * (self.shares.grace if rank.gpu.grace else 1.0))
+        return {
+            "weights": weights / bandwidth,
+            "multiplications": sequences * self._multiply(),
+            "KV cache": sequences * kept / bandwidth,
+            "kernels and all-reduces": rank.layers * shares.layer + self._all_reduce(sequences, shares.all_reduce),
+            "the host": host * (shares.grace if rank.gpu.grace else 1.0),
+        }
 
     def prefill(self, tokens: float) -> float:
-        """Seconds that a prompt of `tokens` adds to the steps in which it is read."""
+        """Seconds that a prompt of `tokens` adds to the steps in which it is read, on one stage."""
         rank = self.rank
         pairs = sum(each * _pairs(tokens, window) for window, each in rank.attention)
         attention = pairs / (rank.gpu.flops["bf16"] * self.shares.attention)
@@ -210,12 +286,32 @@ class Roofline:
         moved = 2 * (rank.ranks - 1) / rank.ranks * 2 * tokens * rank.hidden
         return 2 * rank.layers * (latency + moved / (rank.gpu.link * self.shares.link))
 
-    def wave(self, load: Load) -> float:
-        """Seconds of `load.clients` requests that begin together and run at a time."""
-        stages = self.rank.stages
-        group = load.clients / stages
-        decode = load.osl * self.step(group, load.isl + load.osl / 2)
-        return stages * (group * self.prefill(load.isl) + decode)
+
+def corrected(roofline: Roofline, load: Load, room: int, points: Iterable[Point]) -> Speed:
+    """The speed of a load, as much faster or slower than predicted as the nearest of the measured points was.
+
+    `points` are of this model, engine, precision and GPUs. Raises SizingError without room.
+    """
+    speed = roofline.speed(load, room)
+    nearest = min(points, key=lambda point: _distance(load, point), default=None)
+    if nearest is None:
+        return speed
+    there = roofline.speed(Load(nearest.isl, nearest.osl, nearest.clients), max(room, nearest.clients))
+    factor = nearest.tokens_per_second / there.tokens_per_second
+    first = 1 / factor if nearest.ttft_p50 is None else nearest.ttft_p50 / there.ttft
+    return replace(
+        speed,
+        ttft=speed.ttft * first,
+        ttft_of_burst=speed.ttft_of_burst * first,
+        itl=speed.itl / factor,
+        tokens_per_second=speed.tokens_per_second * factor,
+        origin=f"{nearest.tokens_per_second:,.0f} tokens per second measured with {nearest.clients} clients of "
+        f"{nearest.isl} + {nearest.osl} tokens, {factor:.2f} times the estimate ({nearest.origin})",
+    )
+
+
+def _distance(load: Load, point: Point) -> float:
+    return sum(abs(math.log(getattr(load, name) / getattr(point, name))) for name in ("clients", "isl", "osl"))
 
 
 def _pairs(tokens: float, window: int | None) -> float:

@@ -1,4 +1,4 @@
-"""Compare predicted speeds with published ones (`speeds.toml`), on the half that the constants were fitted to and the other.
+"""Compare predicted speeds with published ones (`speeds.toml`), on the half that was fitted to and the other.
 
     python -m tools.sizing.check_speed [--rows]
 

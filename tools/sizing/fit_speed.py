@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def fit(fitted: Sequence[Row]) -> dict[str, float]:
-    """The constants with the least cost: the shares, `step` of both engines, and `tensorrt` and `pytorch` a sequence."""
+    """The constants with the least cost: the shares, the engines' `step`, and the time of a sequence of each engine."""
     constants = {name: getattr(SHARES, name) for name in SHARES.__dataclass_fields__}
     constants |= {"step": HOSTS["pytorch"].step, **{engine: HOSTS[engine].sequence for engine in _ENGINES}}
     least, factor = cost(fitted, constants), _FIRST_FACTOR
