@@ -2,8 +2,6 @@
 
 Also which body is which where a path takes those of several dialects."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Iterator
 
