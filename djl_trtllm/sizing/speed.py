@@ -175,8 +175,8 @@ class Rank:
 class Speed:
     """What the clients of a load notice, in seconds and output tokens per second; the mean of all requests.
 
-    `running` of the clients have a request that runs, the others wait for one to end. `limit` names what takes most
-    of the time, and `origin` the measured point that the prediction was corrected by, if any.
+    `running` of the clients have a request that runs, the others wait for one to end. `limit` says what most
+    of the time goes to, and `origin` the measured point that the prediction was corrected by, if any.
     """
 
     load: Load
@@ -225,7 +225,7 @@ class Roofline:
         first = min(first, reading + step)
         waves = (load.clients - running) / running
         parts = self._step(running / self.rank.stages, load.isl + load.osl / 2)
-        limit = "prompts" if 2 * reading > wave else max(parts, key=lambda name: parts[name])
+        limit = "reading prompts" if 2 * reading > wave else max(parts, key=lambda name: parts[name])
         return Speed(
             load=load,
             running=running,
@@ -245,9 +245,9 @@ class Roofline:
     def step(self, sequences: float, length: float) -> float:
         """Seconds in which each of `sequences` on a pipeline stage gets a token; they are `length` tokens long."""
         parts = self._step(sequences, length)
-        matrices = _longest(parts["weights"], parts["multiplications"])
-        gpu = matrices + parts["KV cache"] + parts["kernels and all-reduces"]
-        return _longest(gpu, parts["the host"])
+        matrices = _longest(parts["reading the weights"], parts["multiplying"])
+        gpu = matrices + parts["reading the KV cache"] + parts["starting kernels and all-reduces"]
+        return _longest(gpu, parts["the host's own work"])
 
     def _step(self, sequences: float, length: float) -> dict[str, float]:
         """Seconds of the parts of a step, of which some overlap."""
@@ -258,11 +258,12 @@ class Roofline:
         kept = sum(size * min(length, window or length) for window, size in rank.cache) + 2 * rank.state
         host = self.host.step + sequences * self.host.sequence
         return {
-            "weights": weights / bandwidth,
-            "multiplications": sequences * self._multiply(),
-            "KV cache": sequences * kept / bandwidth,
-            "kernels and all-reduces": rank.layers * shares.layer + self._all_reduce(sequences, shares.all_reduce),
-            "the host": host * (shares.grace if rank.gpu.grace else 1.0),
+            "reading the weights": weights / bandwidth,
+            "multiplying": sequences * self._multiply(),
+            "reading the KV cache": sequences * kept / bandwidth,
+            "starting kernels and all-reduces": rank.layers * shares.layer
+            + self._all_reduce(sequences, shares.all_reduce),
+            "the host's own work": host * (shares.grace if rank.gpu.grace else 1.0),
         }
 
     def prefill(self, tokens: float) -> float:
@@ -290,11 +291,12 @@ class Roofline:
 def corrected(roofline: Roofline, load: Load, room: int, points: Iterable[Point]) -> Speed:
     """The speed of a load, as much faster or slower than predicted as the nearest of the measured points was.
 
-    `points` are of this model, engine, precision and GPUs. Raises SizingError without room.
+    `points` are of this model, engine, precision and GPUs. One with less than a fourth of the clients, prompt tokens
+    or output tokens, or more than four times as many, says nothing about the load. Raises SizingError without room.
     """
     speed = roofline.speed(load, room)
     nearest = min(points, key=lambda point: _distance(load, point), default=None)
-    if nearest is None:
+    if nearest is None or _distance(load, nearest) > _FAR:
         return speed
     there = roofline.speed(Load(nearest.isl, nearest.osl, nearest.clients), max(room, nearest.clients))
     factor = nearest.tokens_per_second / there.tokens_per_second
@@ -310,8 +312,12 @@ def corrected(roofline: Roofline, load: Load, room: int, points: Iterable[Point]
     )
 
 
+_FAR = math.log(4)
+
+
 def _distance(load: Load, point: Point) -> float:
-    return sum(abs(math.log(getattr(load, name) / getattr(point, name))) for name in ("clients", "isl", "osl"))
+    """How many times as many clients, prompt tokens or output tokens one has as the other, as a logarithm."""
+    return max(abs(math.log(getattr(load, name) / getattr(point, name))) for name in ("clients", "isl", "osl"))
 
 
 def _pairs(tokens: float, window: int | None) -> float:
