@@ -246,9 +246,10 @@ def _precisions(request: SizeRequest, machine: Machine) -> Iterator[SizeRequest]
 
 
 def _order(setting: Setting) -> tuple[object, ...]:
-    price = setting.machine.hourly_price
-    applied = setting.found.estimate.conditions.quantization is not None
-    return price is None, price or 0.0, applied, -setting.tokens_per_second
+    price, conditions = setting.machine.hourly_price, setting.found.estimate.conditions
+    # GPUs without a number cost each.
+    gpus = conditions.ranks if setting.machine.gpus is None else 0
+    return price is None, price or 0.0, gpus, conditions.quantization is not None, -setting.tokens_per_second
 
 
 def _row(setting: Setting) -> tuple[str, ...]:

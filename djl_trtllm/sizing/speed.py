@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from djl_trtllm.errors import SizingError
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
-from djl_trtllm.sizing.estimate import Conditions, part_bytes, stage_caches
+from djl_trtllm.sizing.estimate import Conditions, kv_bits, part_bytes
 from djl_trtllm.sizing.machines import GpuModel
 from djl_trtllm.sizing.points import Point
 from djl_trtllm.sizing.tensors import Division, compute_format
@@ -75,11 +75,11 @@ class HostTimes:
 
 SHARES = GpuShares(
     bandwidth=0.793,
-    bf16=0.669,
+    bf16=0.66,
     fp8=0.559,
     fp4=0.411,
-    attention=0.718,
-    experts=0.888,
+    attention=0.67,
+    experts=0.9,
     link=0.447,
     all_reduce=1.5e-05,
     layer=5.14e-05,
@@ -108,7 +108,7 @@ class _Matrices:
     seconds: Mapping[str, float]
 
     def multiply(self, shares: GpuShares) -> float:
-        return sum(seconds / getattr(shares, number_format) for number_format, seconds in self.seconds.items())
+        return sum(seconds / float(getattr(shares, number_format)) for number_format, seconds in self.seconds.items())
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,15 @@ class Rank:
             used = narrow if size < 1.5 * part.elements and narrow in gpu.flops else "bf16"
             operations = seconds[kind]
             operations[used] = operations.get(used, 0.0) + 2 * part.elements * share / gpu.flops[used]
-        cache = max(stage_caches(sizes, conditions), key=lambda stage: (stage.per_token, stage.state))
-        windows: dict[int | None, float] = {}
+        attention: dict[int | None, float] = {}
+        cache: dict[int | None, float] = {}
+        width = (shape.num_heads or 0) * (shape.head_dim or 0) / conditions.tensor_parallel
+        bits = kv_bits(sizes, conditions)
         for layer in sizes.layers:
             if layer.kind in ("attention", "latent"):
-                width = (shape.num_heads or 0) * (shape.head_dim or 0) / conditions.tensor_parallel
-                windows[layer.window] = windows.get(layer.window, 0.0) + 4 * width / stages
+                kept = layer.per_token(conditions.tensor_parallel) * bits / 8
+                attention[layer.window] = attention.get(layer.window, 0.0) + 4 * width / stages
+                cache[layer.window] = cache.get(layer.window, 0.0) + kept / stages
         return cls(
             gpu=gpu,
             ranks=conditions.tensor_parallel,
@@ -165,9 +168,9 @@ class Rank:
             experts=_Matrices(bytes_["experts"], seconds["experts"]),
             head=_Matrices(bytes_["head"], seconds["head"]),
             chosen=min(1.0, sizes.experts_per_token / sizes.experts) if sizes.experts else 0.0,
-            attention=tuple(windows.items()),
-            cache=tuple((window, float(size)) for size, window in cache.windows),
-            state=float(cache.state),
+            attention=tuple(attention.items()),
+            cache=tuple(cache.items()),
+            state=sum(layer.per_sequence(conditions.tensor_parallel) for layer in sizes.layers) / stages,
         )
 
 
