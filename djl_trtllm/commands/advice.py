@@ -158,7 +158,7 @@ class Advice:
     def _other_budget(self) -> str | None:
         near = [(one.machine.hourly_price, one) for one in self._missing_only("budget")]
         best = min(((price, one) for price, one in near if price), key=lambda pair: pair[0], default=None)
-        return None if best is None else f"--budget {best[0]:.2f} is held by {best[1]}"
+        return None if best is None else f"--budget {math.ceil(100 * best[0]) / 100:.2f} is held by {best[1]}"
 
     def _fewer_clients(self) -> str | None:
         """The most clients, of halves of the number, that one of the machines holds with the other goals."""
