@@ -23,6 +23,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from djl_trtllm.cluster import ray_names
+from djl_trtllm.routing.affinity import PromptKeys
 from djl_trtllm.routing.fleet import Fleet, Load, Question
 
 _SESSION = "x-session-id"
@@ -67,7 +68,7 @@ class Router:
 
     async def moved(self, digest: str, replica: str) -> None:
         """HAProxy has given a request to this replica, because the chosen one had died or did not take it."""
-        await self._ask(Question((), "", digest, replica))
+        await self._ask(Question(PromptKeys(), "", digest, replica))
 
     async def accused(self, digests: list[str], replica: str) -> None:
         """Another router had sent these requests to a replica that died."""

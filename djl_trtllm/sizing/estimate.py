@@ -231,7 +231,7 @@ def weights_by_stage(sizes: CheckpointSizes, conditions: Conditions) -> tuple[in
     division = Division(conditions.tensor_parallel, shape.num_heads or 0, shape.num_kv_heads or 0, engine)
     bytes_ = [0.0] * stages
     for part in sizes.parts:
-        size = _bytes(part, sizes, conditions)
+        size = part_bytes(part, sizes, conditions)
         stage = 0 if part.layer is None else stage_of(part.layer, shape.num_layers or 1, stages)
         if part.group == "head":
             stage = stages - 1
@@ -241,7 +241,8 @@ def weights_by_stage(sizes: CheckpointSizes, conditions: Conditions) -> tuple[in
     return tuple(-int(-size // 1) for size in bytes_)
 
 
-def _bytes(part: Part, sizes: CheckpointSizes, conditions: Conditions) -> float:
+def part_bytes(part: Part, sizes: CheckpointSizes, conditions: Conditions) -> float:
+    """Bytes of tensors on all ranks together, as they are loaded under these conditions."""
     # Counted tensors are those of the model before it was quantised.
     applied = conditions.quantization if sizes.quantization is None else None if sizes.exact else sizes.quantization
     if part.quantisable and applied:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.chat import Parsing, ToolUse
-from djl_trtllm.api.dialects.messages.encoder import MessageEncoder
-from djl_trtllm.api.dialects.responses.encoder import Answer, AnswerEncoder
+from djl_trtllm.api.dialects.messages import MessageEncoder
+from djl_trtllm.api.dialects.responses import Answer, AnswerEncoder
 from djl_trtllm.api.output_parsers import call_parser, tool_format
 from djl_trtllm.api.parts import PartsEncoder
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat

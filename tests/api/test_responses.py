@@ -22,14 +22,14 @@ from djl_trtllm.api.bodies import LinesEncoder
 from djl_trtllm.api.chat import Parsing
 from djl_trtllm.api.choices import Response
 from djl_trtllm.api.dialects.lmi.dialect import FORMATTERS
-from djl_trtllm.api.dialects.messages.encoder import MessageEncoder
+from djl_trtllm.api.dialects.messages import MessageEncoder
 from djl_trtllm.api.dialects.openai.responses import (
     ChatEncoder,
     ChatStreamEncoder,
     CompletionEncoder,
     CompletionStreamEncoder,
 )
-from djl_trtllm.api.dialects.responses.encoder import Answer, AnswerEncoder
+from djl_trtllm.api.dialects.responses import Answer, AnswerEncoder
 from djl_trtllm.api.dialects.tgi import GenerateEncoder, GenerateStreamEncoder, Shown, Timing
 from djl_trtllm.api.dialects.triton.dialect import parse_generate
 from djl_trtllm.api.dialects.truss import TextEncoder, WholeTextEncoder

@@ -10,12 +10,10 @@ import pytest
 
 from djl_trtllm.api import Dialect, RawRequest
 from djl_trtllm.api.chat import TOOLS
-from djl_trtllm.api.dialects import embeddings, rerank, tei, tgi, truss
-from djl_trtllm.api.dialects.lmi import vectors
-from djl_trtllm.api.dialects.lmi.dialect import BESIDE_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS
-from djl_trtllm.api.dialects.messages import dialect as messages
+from djl_trtllm.api.dialects import embeddings, messages, rerank, tei, tgi, truss
+from djl_trtllm.api.dialects import responses as answers
+from djl_trtllm.api.dialects.lmi.dialect import BESIDE_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS, VECTOR_FIELDS
 from djl_trtllm.api.dialects.openai import dialect as openai
-from djl_trtllm.api.dialects.responses import dialect as answers
 from djl_trtllm.api.dialects.triton.inference import (
     BLS_INPUTS,
     FIELDS,
@@ -37,7 +35,7 @@ TABLES: dict[str, dict[str, Table]] = {
     "lmi": {
         "inputs": INPUTS_FIELDS,
         "parameters": INPUTS_PARAMETERS,
-        "vectors": vectors.FIELDS,
+        "vectors": VECTOR_FIELDS,
     },
     "openai": {
         "chat": openai.CHAT_FIELDS,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from djl_trtllm.backends.scripted.pooling_executor import vector_of
+from djl_trtllm.backends.scripted.executor import vector_of
 from djl_trtllm.errors import EngineError, InvalidRequestError, UnsupportedTaskError
 from djl_trtllm.model import load_tokenizer
 from djl_trtllm.offline import LLM

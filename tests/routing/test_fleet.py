@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from djl_trtllm.routing import fleet as module
+from djl_trtllm.routing.affinity import PromptKeys
 from djl_trtllm.routing.fleet import Fleet, Load, Question
 
 NAMES = "abcd"
@@ -76,12 +76,40 @@ def test_a_report_takes_the_place_of_what_was_sent_before_it() -> None:
 def test_short_requests_that_come_at_the_usual_rate_do_not_add_up_between_reports() -> None:
     fleet = Fleet(slack=2)
     loads = {"a": Load(2, 10), "b": Load(2, 10)}
-    routed(fleet, b"", loads=loads)
+    assert routed(fleet, *[b""] * 80, loads=loads).count("a") == 40
     loads = {"a": Load(2, 50), "b": Load(2, 50)}
     turns = [prompt(f"conversation {number} ") for number in range(99)]
     at_a = next(turn for turn in turns if routed(Fleet(slack=2), turn, loads=loads) == ["a"])
     assert set(routed(fleet, *[at_a] * 42, loads=loads)) == {"a"}
     assert "b" in routed(fleet, *[at_a] * 3, loads=loads)
+
+
+@pytest.mark.parametrize("added", ["and so on " * 14, "and so on " * 300])
+def test_turns_that_come_faster_than_reports_stay_at_their_replicas(added: str) -> None:
+    fleet = Fleet(slack=8)
+    said = [f"conversation {number}: " + "once upon a time " * 20 for number in range(24)]
+    first = routed(fleet, *[prompt(text, 1) for text in said])
+    for turn in range(1, 7):
+        # Those of one replica may all come before those of the others.
+        for name in NAMES:
+            mine = [prompt(text + turn * added, 1) for text, at in zip(said, first, strict=True) if at == name]
+            assert set(routed(fleet, *mine)) <= {name}
+
+
+def test_a_turn_that_goes_elsewhere_is_no_more_where_the_one_before_was() -> None:
+    fleet, text = Fleet(slack=1), "once upon a time " * 20
+    (first,) = routed(fleet, prompt(text, 1))
+    busy = {name: Load(5 if name == first else 0) for name in "ab"}
+    (second,) = routed(fleet, prompt(text + text, 1), loads=busy)
+    assert second != first
+    assert routed(fleet, b"", loads={first: Load(0), second: Load(0)}) == [first]
+
+
+def test_prompts_that_go_on_from_the_same_one_are_counted_each() -> None:
+    fleet, text = Fleet(slack=2), "once upon a time " * 20
+    routed(fleet, prompt(text, 1))
+    counts = [routed(fleet, *[prompt(text + f"{n} " * 200, 1) for n in range(16)]).count(name) for name in NAMES]
+    assert sum(counts) == 16 and max(counts) - min(counts) <= 4
 
 
 @contextlib.asynccontextmanager
@@ -111,16 +139,15 @@ async def becomes(condition: Callable[[], bool]) -> None:
     await asyncio.wait_for(poll(), 30)
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.05)
+def quick(slack: int = 2, pause_seconds: float = 0.05) -> Fleet:
+    """A fleet that finds a silent replica soon."""
+    return Fleet(slack, silent_seconds=0.2, pause_seconds=pause_seconds)
 
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_a_replica_that_does_not_answer_gets_nothing_until_it_does(stays: bool) -> None:
     async def story() -> None:
-        fleet, silent, asked = Fleet(slack=2), False, Counter[str]()
+        fleet, silent, asked = quick(), False, Counter[str]()
         async with (
             listening(lambda: asked.update("a") is None and not silent, stays) as (_, one),
             listening(lambda: True) as (_, two),
@@ -144,13 +171,9 @@ def test_a_replica_that_does_not_answer_gets_nothing_until_it_does(stays: bool) 
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_replica_that_ends_each_connection_at_once_is_asked_twice_and_then_after_pauses(
-    monkeypatch: pytest.MonkeyPatch, answers: bool
-) -> None:
-    monkeypatch.setattr(module, "_PAUSE_SECONDS", 600.0)
-
+def test_a_replica_that_ends_each_connection_at_once_is_asked_twice_and_then_after_pauses(answers: bool) -> None:
     async def story() -> None:
-        fleet, asked = Fleet(slack=2), Counter[str]()
+        fleet, asked = quick(pause_seconds=600.0), Counter[str]()
         async with listening(lambda: asked.update("a") is None and answers, stays=False) as (_, port):
             fleet.update({"a": ("127.0.0.1", port)}, "a")
             await becomes(lambda: asked["a"] >= 2)
@@ -170,8 +193,8 @@ def test_nothing_is_kept_of_a_replica_that_is_gone_whether_it_had_an_address_or_
         fleet = Fleet(slack=2)
         name, moved = Name("a"), Name("gone")
         fleet.update({}, [name])
-        fleet.route(Question((), "", "one"), {name: Load(1, 1)})
-        fleet.route(Question((), "", "two", moved), {name: Load(1, 1)})
+        fleet.route(Question(PromptKeys(), "", "one"), {name: Load(1, 1)})
+        fleet.route(Question(PromptKeys(), "", "two", moved), {name: Load(1, 1)})
         left = [weakref.ref(name), weakref.ref(moved)]
         del name, moved
         fleet.update({}, NAMES[1:])
@@ -194,7 +217,7 @@ def test_what_was_sent_to_a_replica_without_an_address_counts_while_it_is_there(
 
 def test_a_request_that_ended_two_replicas_is_refused_wherever_it_was_sent() -> None:
     async def story() -> None:
-        fleet, bad = Fleet(slack=2), prompt("bad")
+        fleet, bad = quick(), prompt("bad")
         async with contextlib.AsyncExitStack() as stack:
             asked: Counter[str] = Counter()
 
@@ -214,7 +237,7 @@ def test_a_request_that_ended_two_replicas_is_refused_wherever_it_was_sent() -> 
             (chosen,) = routed(fleet, bad)
             other = next(name for name in NAMES if name != chosen)
             # HAProxy does so too: it takes another replica than the router had chosen.
-            fleet.route(Question((), "", Question.of(bad).digest, other), IDLE)
+            fleet.route(Question(PromptKeys(), "", Question.of(bad).digest, other), IDLE)
             for name in (chosen, other):
                 server, _ = servers[name]
                 server.close()

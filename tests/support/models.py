@@ -16,7 +16,7 @@ from tests.fakes.installation import fake_tensorrt_llm
 # -- executors as `Start` names them -----------------------------------------------------------------------------------
 
 SCRIPTED = "djl_trtllm.backends.scripted.executor:ScriptedExecutor"
-SCRIPTED_POOLING = "djl_trtllm.backends.scripted.pooling_executor:ScriptedPoolingExecutor"
+SCRIPTED_POOLING = "djl_trtllm.backends.scripted.executor:ScriptedPoolingExecutor"
 OPENVINO = "djl_trtllm.backends.openvino.executor:OpenVinoExecutor"
 TENSORRT_LLM = "djl_trtllm.backends.tensorrt_llm.executor:TensorRtLlmExecutor"
 

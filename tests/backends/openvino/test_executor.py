@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from djl_trtllm.backends.openvino.executor import OpenVinoExecutor, generation_config
 from djl_trtllm.backends.openvino.guides import read_vocabulary
-from djl_trtllm.backends.openvino.prefix_cache import PrefixCacheMirror
+from djl_trtllm.backends.openvino.kv_cache import PrefixCacheMirror
 from djl_trtllm.executor.protocol import Ranked, Stats, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, Sampling

@@ -33,10 +33,12 @@ from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.bodies import Body, LinesEncoder, find_body
-from djl_trtllm.api.dialects.lmi import responses, vectors
+from djl_trtllm.api.dialects.lmi import responses
 from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events
 from djl_trtllm.api.openapi import any_of, read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, show
+from djl_trtllm.api.pooling import TEXTS, VectorsEncoder, embeddings
+from djl_trtllm.bounded_json import read_json
 from djl_trtllm.config import Options, Task
 
 _FORMATTER = (Parameter(("output_formatter",), kinds.TEXT, "output_formatter"),)
@@ -80,6 +82,16 @@ INPUTS_FIELDS = Table(
 )
 """Top level of `{"inputs", "parameters", "stream"}`."""
 
+VECTOR_FIELDS = Table(
+    (
+        Parameter(("inputs",), TEXTS, "texts"),
+        Parameter(("parameters",), neutral=({},), advice="embeddings have none"),
+        Parameter(("model",), kinds.TEXT, IGNORED),
+    ),
+    required=("inputs",),
+)
+"""`{"inputs": text or texts}` to a model that embeds, as DJL's `TextEmbeddingServingTranslator` has it."""
+
 _logger = logging.getLogger(__name__)
 
 PREFIX = "Input Parsing failed. Ensure that the request payload is valid. "
@@ -99,7 +111,7 @@ def decode(body: bytes, content_type: str | None) -> Any:
                 f"{PREFIX}Invalid request payload. The 'inputs' field does not contain any content: the body is empty"
             )
         try:
-            return base.read_json(body)
+            return read_json(body)
         except orjson.JSONDecodeError as error:
             raise errors.InvalidRequestError(
                 f"{PREFIX}Invalid request payload. The body is not valid JSON: {error}. "
@@ -281,7 +293,7 @@ class Lmi(base.Dialect):
         self._bodies = bodies
         others = {body.path: body.dialect for body in bodies if body.dialect is not None}
         tables = (table for path, dialect in others.items() for table in dialect.tables[path])
-        self.tables = dict.fromkeys(self.paths, (INPUTS_FIELDS, *tables, vectors.FIELDS))
+        self.tables = dict.fromkeys(self.paths, (INPUTS_FIELDS, *tables, VECTOR_FIELDS))
         whole = [dialect.descriptions[path].responses[_JSON] for path, dialect in others.items()]
         self.descriptions = {
             path: own._replace(responses={**own.responses, _JSON: any_of(own.responses[_JSON], *whole)})
@@ -317,7 +329,7 @@ class Lmi(base.Dialect):
             body = find_body(self._bodies, payload, request.properties, task)
         if task is Task.EMBED and body is not None and body.dialect is None:
             with _prefixed():
-                call = vectors.parse(payload, model)
+                call = _parse_texts(payload, model)
         elif body is None and task is Task.SCORE:
             raise errors.InvalidRequestError(
                 f"{PREFIX}Received payload {show(payload)}: expected 'query' with 'documents' or 'texts', or 'text_1' "
@@ -360,6 +372,15 @@ def _prefixed() -> Iterator[None]:
     except errors.InvalidRequestError as error:
         error.args = (f"{PREFIX}{error}",)
         raise
+
+
+def _parse_texts(payload: Mapping[str, Any], model: base.ModelContext) -> base.Call:
+    problems = Problems.of(model.options)
+    values = VECTOR_FIELDS.read(payload, problems, "field")
+    problems.raise_any()
+    requests = embeddings(values["texts"])
+    encoder = VectorsEncoder(len(requests), single=type(payload["inputs"]) is str)
+    return base.Call(requests, encoder, problems.headers)
 
 
 def _of_other(
