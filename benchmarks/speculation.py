@@ -1,6 +1,6 @@
 """Speculation: whether greedy output stays the same, and how fast a copy load becomes.
 
-    python -m benchmarks.speculation equal [--backend vllm] [--prompts 200] [--streams 1 16]   the bundled model
+    python -m benchmarks.speculation equal [--backend vllm] [--way WAY ...] [--prompts 200] [--streams 1 16]
     python -m benchmarks.speculation copy [--backend vllm-gpu] [--tokens 64] [--layers 6] [--streams 1]   a made model
 
 `equal` compares tokens with those of the same server without speculation; a draft is the model itself. With `vllm` it
@@ -170,24 +170,25 @@ _START_SECONDS = 1800
 """Importing vLLM takes minutes where two cores are shared."""
 
 
-def equal(backend: str, count: int, streams: list[int]) -> bool:
-    """Compare the greedy tokens of the bundled model; its draft is its own engine."""
+def equal(backend: str, ways: list[str], count: int, streams: list[int]) -> bool:
+    """Compare the greedy tokens of the bundled model with those of these ways; its draft is its own engine."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = backend != "openvino"
         model = link_checkpoint(Path(folder) / "story") if checkpoint else demo_model() / "engine"
-        return _equal(model, BACKENDS[backend], prompts(count), streams)
+        return _equal(model, BACKENDS[backend], ways, prompts(count), streams)
 
 
-def _equal(model: Path, limits: dict[str, str], texts: list[str], streams: list[int]) -> bool:
+def _equal(model: Path, limits: dict[str, str], ways: list[str], texts: list[str], streams: list[int]) -> bool:
     count = len(texts)
     asked = [lmi(text, max_new_tokens=48, details=True) for text in texts]
     expected: list[list[int]] = []
     good = True
-    for way, options in WAYS.items():
+    for way in ("alone", *ways):
+        options = WAYS[way]
         draft = {"OPTION_SPECULATIVE_DRAFT_MODEL": str(model)} if way == "draft model" else {}
         environ = limits | options | draft
         with running(Server(model, environ), _START_SECONDS) as server:
-            for at_once in streams:
+            for at_once in streams if options else [max(streams)]:
                 began = time.perf_counter()
                 answers = server.together(asked, at_once=at_once)
                 rate = sum(len(answer.token_ids) for answer in answers) / (time.perf_counter() - began)
@@ -254,6 +255,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["equal", "copy"])
     parser.add_argument("--backend", choices=list(BACKENDS), default="openvino")
+    others = list(WAYS)[1:]
+    parser.add_argument("--way", choices=others, nargs="+", default=others, help="of `equal`")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--streams", type=int, nargs="+", help="default: 1 and 16, of `copy` 1")
     parser.add_argument("--tokens", type=int, default=64)
@@ -263,7 +266,7 @@ def main() -> None:
     if arguments.what == "copy":
         streams = arguments.streams or [1]
         copy(arguments.backend, arguments.tokens, arguments.layers, arguments.repeats, streams)
-    elif not equal(arguments.backend, arguments.prompts, arguments.streams or [1, 16]):
+    elif not equal(arguments.backend, arguments.way, arguments.prompts, arguments.streams or [1, 16]):
         sys.exit(1)
 
 
