@@ -29,7 +29,9 @@ async def test_an_unknown_path_is_refused_beside_a_dialect_without_paths(
     """Such a dialect of a package is served by gRPC only."""
 
     class WithoutPaths(Trial):
-        paths = pages = actions = ()
+        paths = pages = actions = ()  # type: ignore[assignment]  # fewer than the trial has
 
     monkeypatch.setattr(routes, "DIALECTS", (WithoutPaths(), *DIALECTS))
-    await DIALOGUES.check("an unknown path is refused as the API does whose paths are like it", hosts, tokenizer, tmp_path)
+    await DIALOGUES.check(
+        "an unknown path is refused as the API does whose paths are like it", hosts, tokenizer, tmp_path
+    )
