@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 
 REASONS = r"^\(Worker\S* pid=\d+\) .*\] [\w.]*(?:Error|Exception)\b"
-"""Lines of vLLM's log with the error of a rank: `(Worker_TP1 pid=123) ERROR 11-27 10:00:00 [x.py:1] ValueError: ...`."""
+"""Lines of vLLM's log with the error of a rank: `(Worker_TP1 pid=12) ERROR 11-27 10:00:00 [x.py:1] ValueError: ...`."""
 
 _NAME = re.compile(r"VllmWorker-(\d+)")
 _POLL_SECONDS = 0.1
