@@ -54,7 +54,7 @@ def versus(
     """
     with errors_for_the_reader():
         # numpy, the client and the engines' code take a tenth of a second; other commands do without.
-        from djl_trtllm.bench.apis import APIS
+        from djl_trtllm.bench.apis import APIS, read_prompts
         from djl_trtllm.bench.client import Target
         from djl_trtllm.bench.report import require_chart, write_chart
         from djl_trtllm.bench.session import Load, Plan
@@ -65,6 +65,8 @@ def versus(
 
         if api not in APIS:
             raise BenchmarkError(f"--api {api}: expected one of {', '.join(APIS)}")
+        if load is not None:
+            read_prompts(load, output_tokens, "--load")
         if plot is not None:
             require_chart("--plot", plot)
         priced = None if instance is None else _priced(instance)

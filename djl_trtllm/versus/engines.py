@@ -108,7 +108,7 @@ def resolve(engine: Engine, directory: Path) -> dict[str, Any]:
         advice = "install djl-trtllm and the engine in one environment, and name its Python as in --engines vllm=PYTHON"
         raise BenchmarkError(f"{engine.name}: {engine.python} cannot run djl-trtllm: {why}; {advice}") from None
     if not found["served"]:
-        raise BenchmarkError(f"{engine.name} ({engine.python}): {found['summary'][-1]}")
+        raise BenchmarkError(f"{engine.name} ({engine.python}): {_in_model(found['summary'][-1], directory)}")
     options: dict[str, Any] = found["options"]
     return options
 
@@ -187,7 +187,7 @@ def serving(engine: Engine, directory: Path, log: Path) -> Iterator[Server]:
             if process.poll() is not None:
                 raise BenchmarkError(
                     f"{engine.name}: the server ended while it started (status {process.returncode}): "
-                    f"{_last_line(log.read_text(errors='replace'))}"
+                    f"{_in_model(_last_line(log.read_text(errors='replace')), directory)}"
                 )
             time.sleep(_POLL_SECONDS)
             if not port and (found := _LISTENING.search(log.read_text(errors="replace"))):
@@ -196,7 +196,7 @@ def serving(engine: Engine, directory: Path, log: Path) -> Iterator[Server]:
         if process.poll() is not None:
             raise BenchmarkError(
                 f"{engine.name}: the server ended while it was measured (status {process.returncode}): "
-                f"{_last_line(log.read_text(errors='replace'))}"
+                f"{_in_model(_last_line(log.read_text(errors='replace')), directory)}"
             )
     finally:
         end_group(process, _END_SECONDS)
@@ -211,6 +211,11 @@ def _is_ready(port: int) -> bool:
         return False
     finally:
         connection.close()
+
+
+def _in_model(text: str, directory: Path) -> str:
+    """Name the model as the command line does, where a message has the directory that was made of it."""
+    return text.replace(str(directory), "MODEL")
 
 
 def _last_line(text: str) -> str:

@@ -91,18 +91,18 @@ def _shortened(text: str) -> str:
 
 def conclusion(found: Versus, instance: Instance | None) -> Iterator[str]:
     """Yield sentences: which engine is ahead, which answers differ, what has no figure, and where the price is from."""
-    first, second, apart = found.winner()
+    first, second = found.fastest()
     rounds = len(first.rounds)
-    if apart and rounds > 1:
+    if found.ahead is not None:
         factor = first.throughput.median / second.throughput.median if second.throughput.median else math.inf
         yield (
             f"{first.engine.name} is ahead: its slowest round has more tokens per second than the fastest of "
             f"{second.engine.name} ({factor:.2f} times by the medians of {rounds} rounds)."
         )
-    elif apart:
-        yield f"{first.engine.name} has the most tokens per second in one round; more --rounds say whether it is ahead."
+    elif rounds == 1:
+        yield f"{first.engine.name} has the most tokens per second in one round; more --rounds show if it is ahead."
     else:
-        yield f"No engine is ahead: rounds of {first.engine.name} and {second.engine.name} overlap."
+        yield f"No engine is ahead: rounds of {first.engine.name} and others overlap."
     for measured in found.engines:
         comparison = found.agreement(measured)
         if measured.no_answers:
@@ -115,7 +115,7 @@ def conclusion(found: Versus, instance: Instance | None) -> Iterator[str]:
 
 def as_json(found: Versus, instance: Instance | None) -> dict[str, Any]:
     plan = found.plan
-    whole = found.complete
+    ahead = found.ahead if found.complete else None
     return {
         "version": __version__,
         "model": found.model,
@@ -125,7 +125,7 @@ def as_json(found: Versus, instance: Instance | None) -> dict[str, Any]:
         "output_tokens": plan.output_tokens,
         "limits": found.limits,
         "interrupted": found.interrupted,
-        "ahead": found.winner()[0].engine.name if whole and found.winner()[2] else None,
+        "ahead": ahead and ahead.engine.name,
         "instance": instance and {"name": instance.name, "usd_per_hour": instance.hourly_price, "prices": str(PRICES)},
         "engines": [_engine(found, measured, instance) for measured in found.engines],
         "configuration": {

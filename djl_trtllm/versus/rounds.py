@@ -105,10 +105,17 @@ class Versus:
         first = self.engines[0]
         return Comparison(first.answers, measured.answers) if first.answers and measured.answers else None
 
-    def winner(self) -> tuple[Measured, Measured, bool]:
-        """The engine with the highest median throughput, the next one, and whether their rounds are apart."""
+    def fastest(self) -> tuple[Measured, Measured]:
+        """The engine with the highest median throughput, and the next one."""
         first, second, *_ = sorted(self.engines, key=lambda each: -each.throughput.median)
-        return first, second, first.throughput.lowest > second.throughput.highest
+        return first, second
+
+    @property
+    def ahead(self) -> Measured | None:
+        """The fastest engine if even its slowest round is faster than all of the others; one round shows nothing."""
+        first, *others = sorted(self.engines, key=lambda each: -each.throughput.median)
+        apart = all(first.throughput.lowest > other.throughput.highest for other in others)
+        return first if apart and len(first.rounds) > 1 else None
 
 
 def compare(
