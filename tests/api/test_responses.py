@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from djl_trtllm.api import RawRequest, ResponseEncoder
 from djl_trtllm.api.base import Prompt
-from djl_trtllm.api.bodies import LinesEncoder
 from djl_trtllm.api.chat import Parsing, ToolUse
 from djl_trtllm.api.choices import Response
 from djl_trtllm.api.dialects.lmi.dialect import FORMATTERS
+from djl_trtllm.api.dialects.lmi.responses import LinesEncoder
 from djl_trtllm.api.dialects.messages import MessageEncoder
 from djl_trtllm.api.dialects.openai.responses import (
     ChatEncoder,
