@@ -86,11 +86,15 @@ def _typed(row: str, value: Any) -> Any:
             return as_plain(declared.type.parse(text, declared.option))
         except NotAValueError:
             return _human(text) if declared.type.base is int else value
-    if re.fullmatch(r"-?\d{1,18}", text):
-        return int(text)
-    if re.fullmatch(r"-?\d{1,18}\.\d{1,18}", text):
-        return float(text)
-    return {"true": True, "false": False}.get(text.lower(), value)
+    return scalar(value)
+
+
+def scalar(value: Any) -> Any:
+    """The number or the switch that a text is; other text, and what is none, as it is."""
+    text = as_text(value)
+    if not isinstance(value, str) or not re.fullmatch(r"-?\d{1,18}(\.\d{1,18})?|true|false", text, re.IGNORECASE):
+        return value
+    return json.loads(text.lower()) if not re.match(r"-?0\d", text) else value
 
 
 _UNITS = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}

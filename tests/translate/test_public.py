@@ -22,7 +22,7 @@ from djl_trtllm.translate.names import TITLES, names_of
 from djl_trtllm.translate.reading import Input, read_command, read_text
 from djl_trtllm.translate.translation import Exactness, Translation, translate
 from djl_trtllm.translate.writing import rendered
-from tests.config.test_public import DATA, in_environment, written
+from tests.config.test_documents import DATA, in_environment, written
 
 HERE = Path(__file__).parent
 EACH = 20
