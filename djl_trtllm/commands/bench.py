@@ -171,11 +171,16 @@ def _status(result: Result) -> int:
 
 def _loads(template: Load, concurrency: str | None, rate: str | None) -> tuple[Load, ...]:
     if concurrency is not None:
-        counts = _numbers("--concurrency", concurrency)
-        if any(count != int(count) for count in counts):
-            raise BenchmarkError(f"--concurrency {concurrency}: expected whole numbers")
-        return tuple(replace(template, concurrency=int(count)) for count in counts)
+        return closed_loops("--concurrency", concurrency, template)
     return tuple(replace(template, rate=each) for each in _numbers("--rate", rate)) if rate is not None else ()
+
+
+def closed_loops(option: str, text: str, template: Load) -> tuple[Load, ...]:
+    """Loads with the numbers of clients that `option` has, separated by commas. Raises BenchmarkError."""
+    counts = _numbers(option, text)
+    if any(count != int(count) for count in counts):
+        raise BenchmarkError(f"{option} {text}: expected whole numbers")
+    return tuple(replace(template, concurrency=int(count)) for count in counts)
 
 
 def _numbers(option: str, text: str) -> list[float]:

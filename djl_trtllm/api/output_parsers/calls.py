@@ -19,9 +19,15 @@ from djl_trtllm.api.output_parsers.reader import (
     NoMatch,
     Reader,
     Waiting,
+    as_json,
     markers,
+    member_of,
+    part_of_string,
+    quoted,
+    types_in,
+    unescaped,
+    word,
 )
-from djl_trtllm.api.output_parsers.values import as_json, member_of, part_of_string, quoted, types_in, unescaped, word
 
 _ARGUMENTS = ("arguments", "parameters")
 _B = f"[{BLANKS}]*"
