@@ -118,8 +118,13 @@ class Advice:
 
     def __init__(self, request: SizeRequest, machines: Sequence[Machine], goals: Goals, degrees: Sequence[int]) -> None:
         self.request, self.goals, self._degrees = request, goals, degrees
+        narrow = _in_fp8(request)
         self._settings = [
-            setting for machine in machines for setting in _settings_of(request, machine, goals.load, degrees)
+            setting
+            for machine in machines
+            for asked in (request, narrow)
+            if asked is request or (asked is not None and machine.gpu_model and "fp8" in machine.gpu_model.flops)
+            for setting in _settings_of(asked, machine, goals.load, degrees)
         ]
 
     @cached_property
@@ -225,29 +230,26 @@ class Advice:
 
 
 def _settings_of(request: SizeRequest, machine: Machine, load: Load, degrees: Sequence[int]) -> Iterator[Setting]:
-    for asked in _precisions(request, machine):
-        for degree in degrees_of(machine, request.sizes, degrees):
-            found = asked.on(machine, degree)
-            ranks = found.estimate.conditions.ranks
-            if machine.gpus is not None and ranks > machine.gpus:
-                continue
-            # More copies than clients have nothing to do.
-            copies = min(load.clients, (machine.gpus or ranks) // ranks)
-            share = replace(load, clients=-(-load.clients // copies))
-            room = found.estimate.sequences_of(load.isl + load.osl, found.max_num_tokens) if found.fits else 0
-            known = room and machine.gpu_model is not None
-            speed = asked.speed_on(machine, found, share) if known else None
-            yield Setting(asked, machine, found, copies, speed)
+    for degree in degrees_of(machine, request.sizes, degrees):
+        found = request.on(machine, degree)
+        ranks = found.estimate.conditions.ranks
+        if machine.gpus is not None and ranks > machine.gpus:
+            continue
+        # More copies than clients have nothing to do.
+        copies = min(load.clients, (machine.gpus or ranks) // ranks)
+        share = replace(load, clients=-(-load.clients // copies))
+        room = found.estimate.sequences_of(load.isl + load.osl, found.max_num_tokens) if found.fits else 0
+        known = room and machine.gpu_model is not None
+        yield Setting(request, machine, found, copies, request.speed_on(machine, found, share) if known else None)
 
 
-def _precisions(request: SizeRequest, machine: Machine) -> Iterator[SizeRequest]:
-    """The request as it is, and with fp8 where the GPU computes in it and the weights are not quantised."""
-    yield request
-    gpu, options = machine.gpu_model, request.config.options
-    stored = request.sizes.quantization or options.quantize or options.quant_algo
-    if gpu is not None and "fp8" in gpu.flops and stored is None and request.engine != "pytorch":
-        config = request.config.replace(Origin.derived("djl-trtllm advise"), quantize=Quantization.FP8)
-        yield replace(request, config=config, settings={**request.settings, "quantize": "fp8"})
+def _in_fp8(request: SizeRequest) -> SizeRequest | None:
+    """The request with weights in fp8; None if they are quantised already, or the engine does not quantise them."""
+    options = request.config.options
+    if request.sizes.quantization or options.quantize or options.quant_algo or request.engine == "pytorch":
+        return None
+    config = request.config.replace(Origin.derived("djl-trtllm advise"), quantize=Quantization.FP8)
+    return replace(request, config=config, settings={**request.settings, "quantize": "fp8"})
 
 
 def _order(setting: Setting) -> tuple[object, ...]:
