@@ -14,7 +14,7 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from tests.support.tool_calls import WRITERS, parser, write
+from tests.support.dialogues import WRITERS, parser, write
 
 _SIZE = 1 << 20
 _LINE = 'The wolf said "run" and ran.\n'

@@ -2,15 +2,12 @@
 
 Also which body is which where a path takes those of several dialects."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Iterator
 
 from djl_trtllm.api.base import Dialect
-from djl_trtllm.api.bodies import Body
 from djl_trtllm.api.dialects.embeddings import EMBEDDINGS
-from djl_trtllm.api.dialects.lmi.dialect import Lmi
+from djl_trtllm.api.dialects.lmi.dialect import Body, Lmi
 from djl_trtllm.api.dialects.messages import MESSAGES
 from djl_trtllm.api.dialects.openai.dialect import OPENAI
 from djl_trtllm.api.dialects.rerank import RERANK

@@ -114,10 +114,10 @@ def size(
         if measure:
             unused = _OF_ESTIMATE | ({"tp"} if len(degrees) > 1 else set())
             _refuse(context, unused, "--measure measures this machine, with one degree: leave out {}")
-            _measure_here(_named(model), settings, memory, (requests, request_tokens), precision, fresh, as_json)
+            _measure_here(named_model(model), settings, memory, (requests, request_tokens), precision, fresh, as_json)
             return
         _refuse(context, _OF_MEASURE, "{}: only with --measure; add that, or leave out what needs it")
-        request = read_request(_named(model), settings, lmi)
+        request = read_request(named_model(model), settings, lmi)
         named = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=not compare)
         if compare or len(named) != 1 or len(degrees) > 1:
             _refuse(context, {"clients"}, "{}: the speed is of one machine and degree; djl-trtllm advise compares many")
@@ -144,7 +144,8 @@ def _refuse(context: typer.Context, unused: set[str], message: str) -> None:
         raise SizingError(message.format(", ".join(given)))
 
 
-def _named(model: str | None) -> str:
+def named_model(model: str | None) -> str:
+    """Return the model that the arguments or the environment name. Raises SizingError without one."""
     found = find_model(model)
     if found is None:
         raise SizingError("no model given: name a checkpoint directory, a model of the Hugging Face hub or s3://...")

@@ -163,7 +163,7 @@ class SizeRequest:
         return corrected(roofline, load, min(room, conditions.max_batch_size), near)
 
 
-def read_request(model: str, settings: Mapping[str, str], lmi: str) -> SizeRequest:
+def read_request(model: str, settings: Mapping[str, str], lmi: str = DEFAULT_LMI) -> SizeRequest:
     """Read a model's options and the headers of its weights. Raises ModelError and ConfigError."""
     arguments = [f"option.{name}={value}" for name, value in settings.items()]
     environ = {name: value for name, value in os.environ.items() if name != "HF_MODEL_ID"}

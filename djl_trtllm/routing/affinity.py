@@ -99,26 +99,24 @@ class Affinity:
         self._most_keys = most_keys
         self._holders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
 
-    def choose(self, keys: Sequence[bytes], loads: Mapping[str, int]) -> str | None:
+    def choose(self, keys: Sequence[bytes], loads: Mapping[str, int], earlier: str | None = None) -> str | None:
         """The replica for a prompt with these keys (`PromptKeys.beginnings`); None if another choice is as good.
 
-        It is the least loaded of those that had the longest known beginning and are not out of balance. For a prompt
-        that is new it is the first of the two that the first key names that is not: several routers choose the same
-        ones without knowing of each other.
+        It is the one that had the `earlier` turn, or the least loaded of those that had the longest known beginning and
+        are not out of balance. For a prompt that is new it is the first of the two that the first key names that is
+        not: several routers choose the same ones without knowing of each other.
         """
         if not keys or not loads:
             return None
         most = min(loads.values()) + self._slack
+        if earlier is not None and loads.get(earlier, most + 1) <= most:
+            return earlier
         for key in reversed(keys):
             holders = [replica for replica in self._holders.get(key, ()) if loads.get(replica, most + 1) <= most]
             if holders:
                 return min(holders, key=loads.__getitem__)
         preferred = (replica for replica in ranked(keys[0], loads)[:2] if loads[replica] <= most)
         return next(preferred, None)
-
-    def knows(self, keys: Iterable[bytes]) -> bool:
-        """Whether any of these beginnings was seen before."""
-        return any(key in self._holders for key in keys)
 
     def learn(self, keys: Iterable[bytes], replica: str) -> None:
         """The replica was sent a prompt with these keys. Keys that were not seen for the longest time are forgotten."""

@@ -41,15 +41,24 @@ class Question:
         return cls(PromptKeys.of(body), session, blake2b(body + truncated.encode(), digest_size=8).hexdigest())
 
 
+class Sent(NamedTuple):
+    """News for other routers: where a prompt went. `end` is its own key, `before` that of the turn it goes on from."""
+
+    beginning: bytes
+    end: bytes
+    before: bytes
+    replica: str
+
+
 @dataclass
 class _Replica:
-    """What a router knows of a replica since its last report, and whether it answers.
+    """What the routers have sent to a replica since its last report, and whether it answers.
 
     A turn of a conversation says that the turn before it has ended: `turns` counts it where it went, and takes one off
     where that was. Of other requests, `new`, as many have ended since the report as came before it, `usual`.
     """
 
-    received: int | None = None
+    received: int = 0
     new: int = 0
     usual: int = 0
     turns: int = 0
@@ -59,8 +68,7 @@ class _Replica:
     def requests(self, load: Load) -> int:
         """Requests that wait and run now."""
         if load.received != self.received:
-            self.usual = 0 if self.received is None else self.new
-            self.received, self.new, self.turns = load.received, 0, 0
+            self.received, self.usual, self.new, self.turns = load.received, self.new, 0, 0
         return max(0, load.requests + max(0, self.new - self.usual) + self.turns)
 
     def forget(self) -> None:
@@ -80,15 +88,15 @@ class Fleet:
         self,
         slack: int,
         on_death: Callable[[set[str], str], object] = lambda digests, replica: None,
-        on_detour: Callable[[bytes, str], object] = lambda key, replica: None,
+        on_sent: Callable[[Sent], object] = lambda sent: None,
         *,
         silent_seconds: float = 3.0,
         pause_seconds: float = 1.0,
     ) -> None:
         """Callbacks get news for other routers: `on_death` the digests of what a replica was sent before its process
-        ended, `on_detour` the longest key of a new prompt that did not go where all routers would send it."""
+        ended, `on_sent` where each prompt went."""
         self._on_death = on_death
-        self._on_detour = on_detour
+        self._on_sent = on_sent
         self._silent_seconds = silent_seconds
         self._pause_seconds = pause_seconds
         self._affinity = Affinity(slack)
@@ -115,35 +123,44 @@ class Fleet:
 
     def route(self, question: Question, loads: Mapping[str, Load]) -> None:
         """Answer the question, or note the answer that another one has given. `loads` has all replicas."""
-        # HAProxy's second try is the same turn, whose prompt is not known there.
-        before = self._turn_before(question.prompt)
-        if before in loads:
-            self._replica(before).turns -= 1
+        beginnings, ends = question.prompt
+        before = next((end for end in reversed(ends[:-1]) if end in self._turns), b"")
         if not question.replica:
             question.refused_for = self._suspects.refused_for(question.digest)
             counts = {name: self._replica(name).requests(load) for name, load in loads.items()}
+            if (earlier := self._turns.get(before)) in counts:
+                counts[earlier] -= 1
             answering = {name: count for name, count in counts.items() if not self._replica(name).silent}
-            question.replica = self._chosen(question, answering or counts)
+            question.replica = self._chosen(question, earlier, answering or counts)
         if question.refused_for:
             return
         self._suspects.sent(question.digest, question.replica)
-        self._affinity.learn(question.prompt.beginnings, question.replica)
-        if before in loads:
-            self._replica(question.replica).turns += 1
+        self._affinity.learn(beginnings[:-1], question.replica)
+        beginning, end = (keys[-1] if keys else b"" for keys in (beginnings, ends))
+        sent = Sent(beginning, end, before, question.replica)
+        self.note(sent)
+        self._on_sent(sent)
+
+    def note(self, sent: Sent) -> None:
+        """This router or another one has sent a request to a replica."""
+        replica = self._replica(sent.replica)
+        # Once: of several prompts that go on from the same one, the others are no turns.
+        earlier = self._replicas.get(self._turns.pop(sent.before, ""))
+        if earlier is None:
+            replica.new += 1
         else:
-            self._replica(question.replica).new += 1
-        for end in question.prompt.ends[-1:]:
-            self._turns[end] = question.replica
-        while len(self._turns) > _MOST_TURNS:
+            earlier.turns -= 1
+            replica.turns += 1
+        if sent.beginning:
+            self._affinity.learn([sent.beginning], sent.replica)
+        if sent.end:
+            self._turns[sent.end] = sent.replica
+        if len(self._turns) > _MOST_TURNS:
             self._turns.popitem(last=False)
 
     def accuse(self, digests: Iterable[str], replica: str) -> None:
         """Another router has found that a replica died, and had sent these requests there."""
         self._suspects.accuse(digests, replica)
-
-    def learn(self, key: bytes, replica: str) -> None:
-        """Another router has sent a prompt with this key there."""
-        self._affinity.learn([key], replica)
 
     def _died(self, name: str) -> None:
         if digests := self._suspects.died(name):
@@ -152,19 +169,11 @@ class Fleet:
     def _replica(self, name: str) -> _Replica:
         return self._replicas.setdefault(name, _Replica())
 
-    def _turn_before(self, prompt: PromptKeys) -> str:
-        """Where the turn went that this prompt goes on from, or "". No other prompt goes on from it."""
-        ends = (end for end in reversed(prompt.ends[:-1]) if end in self._turns)
-        return next((self._turns.pop(end) for end in ends), "")
-
-    def _chosen(self, question: Question, counts: Mapping[str, int]) -> str:
+    def _chosen(self, question: Question, earlier: str | None, counts: Mapping[str, int]) -> str:
         if question.session:
             return ranked(question.session.encode(), counts)[0]
-        keys = question.prompt.beginnings
-        chosen = self._affinity.choose(keys, counts) or min(counts, key=counts.__getitem__)
-        if keys and not self._affinity.knows(keys) and chosen != ranked(keys[0], counts)[0]:
-            self._on_detour(keys[-1], chosen)
-        return chosen
+        chosen = self._affinity.choose(question.prompt.beginnings, counts, earlier)
+        return chosen or min(counts, key=counts.__getitem__)
 
     async def _watch(self, name: str, replica: _Replica, host: str, port: int) -> None:
         """Follow whether a replica answers, and notice at once when its process ends.

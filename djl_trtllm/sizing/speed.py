@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from djl_trtllm.errors import SizingError
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
-from djl_trtllm.sizing.estimate import Conditions, part_bytes, stage_caches
+from djl_trtllm.sizing.estimate import Conditions, kv_bits, part_bytes
 from djl_trtllm.sizing.machines import GpuModel
 from djl_trtllm.sizing.points import Point
 from djl_trtllm.sizing.tensors import Division, compute_format
@@ -75,11 +75,11 @@ class HostTimes:
 
 SHARES = GpuShares(
     bandwidth=0.793,
-    bf16=0.669,
+    bf16=0.66,
     fp8=0.559,
     fp4=0.411,
-    attention=0.718,
-    experts=0.888,
+    attention=0.67,
+    experts=0.9,
     link=0.447,
     all_reduce=1.5e-05,
     layer=5.14e-05,
@@ -108,7 +108,7 @@ class _Matrices:
     seconds: Mapping[str, float]
 
     def multiply(self, shares: GpuShares) -> float:
-        return sum(seconds / getattr(shares, number_format) for number_format, seconds in self.seconds.items())
+        return sum(seconds / float(getattr(shares, number_format)) for number_format, seconds in self.seconds.items())
 
 
 @dataclass(frozen=True)
@@ -149,12 +149,15 @@ class Rank:
             used = narrow if size < 1.5 * part.elements and narrow in gpu.flops else "bf16"
             operations = seconds[kind]
             operations[used] = operations.get(used, 0.0) + 2 * part.elements * share / gpu.flops[used]
-        cache = max(stage_caches(sizes, conditions), key=lambda stage: (stage.per_token, stage.state))
-        windows: dict[int | None, float] = {}
+        attention: dict[int | None, float] = {}
+        cache: dict[int | None, float] = {}
+        width = (shape.num_heads or 0) * (shape.head_dim or 0) / conditions.tensor_parallel
+        bits = kv_bits(sizes, conditions)
         for layer in sizes.layers:
             if layer.kind in ("attention", "latent"):
-                width = (shape.num_heads or 0) * (shape.head_dim or 0) / conditions.tensor_parallel
-                windows[layer.window] = windows.get(layer.window, 0.0) + 4 * width / stages
+                kept = layer.per_token(conditions.tensor_parallel) * bits / 8
+                attention[layer.window] = attention.get(layer.window, 0.0) + 4 * width / stages
+                cache[layer.window] = cache.get(layer.window, 0.0) + kept / stages
         return cls(
             gpu=gpu,
             ranks=conditions.tensor_parallel,
@@ -165,9 +168,9 @@ class Rank:
             experts=_Matrices(bytes_["experts"], seconds["experts"]),
             head=_Matrices(bytes_["head"], seconds["head"]),
             chosen=min(1.0, sizes.experts_per_token / sizes.experts) if sizes.experts else 0.0,
-            attention=tuple(windows.items()),
-            cache=tuple((window, float(size)) for size, window in cache.windows),
-            state=float(cache.state),
+            attention=tuple(attention.items()),
+            cache=tuple(cache.items()),
+            state=sum(layer.per_sequence(conditions.tensor_parallel) for layer in sizes.layers) / stages,
         )
 
 
@@ -175,8 +178,8 @@ class Rank:
 class Speed:
     """What the clients of a load notice, in seconds and output tokens per second; the mean of all requests.
 
-    `running` of the clients have a request that runs, the others wait for one to end. `limit` names what takes most
-    of the time, and `origin` the measured point that the prediction was corrected by, if any.
+    `running` of the clients have a request that runs, the others wait for one to end. `limit` says what most
+    of the time goes to, and `origin` the measured point that the prediction was corrected by, if any.
     """
 
     load: Load
@@ -225,7 +228,7 @@ class Roofline:
         first = min(first, reading + step)
         waves = (load.clients - running) / running
         parts = self._step(running / self.rank.stages, load.isl + load.osl / 2)
-        limit = "prompts" if 2 * reading > wave else max(parts, key=lambda name: parts[name])
+        limit = "reading prompts" if 2 * reading > wave else max(parts, key=lambda name: parts[name])
         return Speed(
             load=load,
             running=running,
@@ -245,9 +248,9 @@ class Roofline:
     def step(self, sequences: float, length: float) -> float:
         """Seconds in which each of `sequences` on a pipeline stage gets a token; they are `length` tokens long."""
         parts = self._step(sequences, length)
-        matrices = _longest(parts["weights"], parts["multiplications"])
-        gpu = matrices + parts["KV cache"] + parts["kernels and all-reduces"]
-        return _longest(gpu, parts["the host"])
+        matrices = _longest(parts["reading the weights"], parts["multiplying"])
+        gpu = matrices + parts["reading the KV cache"] + parts["starting kernels and all-reduces"]
+        return _longest(gpu, parts["the host's own work"])
 
     def _step(self, sequences: float, length: float) -> dict[str, float]:
         """Seconds of the parts of a step, of which some overlap."""
@@ -258,11 +261,12 @@ class Roofline:
         kept = sum(size * min(length, window or length) for window, size in rank.cache) + 2 * rank.state
         host = self.host.step + sequences * self.host.sequence
         return {
-            "weights": weights / bandwidth,
-            "multiplications": sequences * self._multiply(),
-            "KV cache": sequences * kept / bandwidth,
-            "kernels and all-reduces": rank.layers * shares.layer + self._all_reduce(sequences, shares.all_reduce),
-            "the host": host * (shares.grace if rank.gpu.grace else 1.0),
+            "reading the weights": weights / bandwidth,
+            "multiplying": sequences * self._multiply(),
+            "reading the KV cache": sequences * kept / bandwidth,
+            "starting kernels and all-reduces": rank.layers * shares.layer
+            + self._all_reduce(sequences, shares.all_reduce),
+            "the host's own work": host * (shares.grace if rank.gpu.grace else 1.0),
         }
 
     def prefill(self, tokens: float) -> float:
@@ -290,11 +294,12 @@ class Roofline:
 def corrected(roofline: Roofline, load: Load, room: int, points: Iterable[Point]) -> Speed:
     """The speed of a load, as much faster or slower than predicted as the nearest of the measured points was.
 
-    `points` are of this model, engine, precision and GPUs. Raises SizingError without room.
+    `points` are of this model, engine, precision and GPUs. One with less than a fourth of the clients, prompt tokens
+    or output tokens, or more than four times as many, says nothing about the load. Raises SizingError without room.
     """
     speed = roofline.speed(load, room)
     nearest = min(points, key=lambda point: _distance(load, point), default=None)
-    if nearest is None:
+    if nearest is None or _distance(load, nearest) > _FAR:
         return speed
     there = roofline.speed(Load(nearest.isl, nearest.osl, nearest.clients), max(room, nearest.clients))
     factor = nearest.tokens_per_second / there.tokens_per_second
@@ -310,8 +315,12 @@ def corrected(roofline: Roofline, load: Load, room: int, points: Iterable[Point]
     )
 
 
+_FAR = math.log(4)
+
+
 def _distance(load: Load, point: Point) -> float:
-    return sum(abs(math.log(getattr(load, name) / getattr(point, name))) for name in ("clients", "isl", "osl"))
+    """How many times as many clients, prompt tokens or output tokens one has as the other, as a logarithm."""
+    return max(abs(math.log(getattr(load, name) / getattr(point, name))) for name in ("clients", "isl", "osl"))
 
 
 def _pairs(tokens: float, window: int | None) -> float:

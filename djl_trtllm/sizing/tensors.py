@@ -199,7 +199,7 @@ def indivisible_heads(heads: int | None, kv_heads: int | None, ranks: int) -> st
     """Why attention cannot be divided among this number of GPUs, with what to do; None if it can, or is not known.
 
     TensorRT-LLM asserts it in `layers/attention.py`, `_torch/modules/attention.py` and `duplicate_kv_weight`, once the
-    weights are being loaded.
+    weights are being loaded; vLLM in `verify_with_parallel_config` and its models.
     """
     if heads and heads % ranks:
         return (

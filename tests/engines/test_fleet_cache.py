@@ -561,7 +561,7 @@ def test_an_engine_that_becomes_complete_while_pruning_looks_stays(store: Store)
 def test_an_upload_ends_unless_a_machine_goes_on_with_it_or_has_completed_it(store: Store) -> None:
     keys = [engine(store, number) for number in (1, 2, 3)]
     store.uploads |= {f"{key}-{part}": f"engines/{key}/g/{part}" for key in keys for part in "ab"}
-    store.uploads["another's"] = "engines/README"
+    store.uploads |= {"another's": "engines/README", "elsewhere": f"another/{keys[2]}/g/a"}
     going_on, completed, _ = keys
 
     def meanwhile(request: Request) -> None:
@@ -571,7 +571,7 @@ def test_an_upload_ends_unless_a_machine_goes_on_with_it_or_has_completed_it(sto
 
     store.fault = meanwhile
     _, lines = prune(10_000)
-    assert sorted(store.uploads) == sorted([f"{going_on}-a", f"{going_on}-b", "another's"])
+    assert sorted(store.uploads) == sorted([f"{going_on}-a", f"{going_on}-b", "another's", "elsewhere"])
     assert len([line for line in lines if "incomplete upload" in line]) == 3
 
 

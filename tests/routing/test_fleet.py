@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import weakref
 from collections import Counter
@@ -11,8 +12,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from djl_trtllm.routing.affinity import PromptKeys
-from djl_trtllm.routing.fleet import Fleet, Load, Question
+from djl_trtllm.routing.affinity import PromptKeys, ranked
+from djl_trtllm.routing.fleet import Fleet, Load, Question, Sent
 
 NAMES = "abcd"
 IDLE = dict.fromkeys(NAMES, Load())
@@ -37,23 +38,20 @@ def test_the_next_turn_goes_to_the_replica_of_the_one_before() -> None:
     assert len(set(first)) > 1
 
 
-def test_several_routers_agree_also_where_one_had_to_pass_over_a_replica() -> None:
+def test_several_routers_agree_about_conversations_and_loads() -> None:
     routers: list[Fleet] = []
-    told: list[str] = []
 
-    def tell(key: bytes, replica: str) -> None:
-        told.append(replica)
-        for router in routers:
-            router.learn(key, replica)
+    def tell(sent: Sent, teller: int) -> None:
+        routers[1 - teller].note(sent)
 
-    routers += [Fleet(slack=1, on_detour=tell) for _ in range(2)]
-    turns = [prompt(f"conversation {number} ") for number in range(24)]
-    first = routed(routers[0], *turns)
-    assert 0 < len(told) < len(turns), "where they would agree anyway, nothing is said"
-    longer = [turn.replace(b'"}', b'and so on"}') for turn in turns]
-    loads = {name: Load(0, 24) for name in NAMES}
-    same = [routed(routers[1], turn, loads=loads)[0] for turn in longer]
-    assert sum(one == other for one, other in zip(first, same, strict=True)) >= 22
+    routers += [Fleet(slack=4, on_sent=functools.partial(tell, teller=number)) for number in range(2)]
+    said = [f"conversation {number}: " + "once upon a time " * 20 for number in range(24)]
+    first = routed(routers[0], *[prompt(text, 1) for text in said])
+    for turn in range(1, 7):
+        longer = [prompt(text + turn * "and so on " * 40, 1) for text in said]
+        assert [*routed(routers[turn % 2], *longer[:12]), *routed(routers[1 - turn % 2], *longer[12:])] == first
+    both = [*routed(routers[0], *[b""] * 8), *routed(routers[1], *[b""] * 8)]
+    assert set(Counter([*first, *both]).values()) == {10}, "both know what both have sent"
 
 
 def test_a_session_stays_whatever_it_says() -> None:
@@ -94,6 +92,29 @@ def test_turns_that_come_faster_than_reports_stay_at_their_replicas(added: str) 
         for name in NAMES:
             mine = [prompt(text + turn * added, 1) for text, at in zip(said, first, strict=True) if at == name]
             assert set(routed(fleet, *mine)) <= {name}
+
+
+def test_a_turn_stays_also_where_the_one_before_is_all_that_its_replica_has_more_than_others() -> None:
+    fleet, text = Fleet(slack=0), "once upon a time " * 20
+    assert len(set(routed(fleet, *[prompt(text * (turn + 1), 1) for turn in range(6)]))) == 1
+
+
+def test_a_turn_goes_where_the_one_before_was_and_not_where_another_one_began_like_it() -> None:
+    fleet, shared = Fleet(slack=9), "once upon a time " * 31
+    mine, other = shared + "a" * 200, shared + "b" * 200
+    fleet.route(Question.of(prompt(mine, 1)), {"a": Load()})
+    fleet.route(Question.of(prompt(other, 1)), {"b": Load()})
+    assert routed(fleet, prompt(mine + "more " * 20, 1), loads={"a": Load(5), "b": Load()}) == ["a"]
+
+
+def test_another_router_knows_which_replica_had_a_beginning() -> None:
+    other, shared = Fleet(slack=9), "once upon a time " * 30
+    one = Fleet(slack=9, on_sent=other.note)
+    question = Question.of(prompt(shared + "a" * 200, 1))
+    preferred = ranked(question.prompt.beginnings[0], NAMES)
+    one.route(question, {preferred[-1]: Load()})
+    assert routed(other, prompt(shared + "b" * 200, 1)) != [preferred[-1]], "the longest is the only one that is said"
+    assert routed(other, prompt(shared + "a" * 200, 1)) == [preferred[-1]]
 
 
 def test_a_turn_that_goes_elsewhere_is_no_more_where_the_one_before_was() -> None:
@@ -252,3 +273,10 @@ def test_a_request_that_ended_two_replicas_is_refused_wherever_it_was_sent() -> 
 
 def test_bodies_that_differ_beyond_what_the_router_sees_are_different_requests() -> None:
     assert Question.of(b"the same", truncated="8/10").digest != Question.of(b"the same", truncated="8/11").digest
+
+
+def test_a_report_has_what_a_router_heard_of_before_its_first_one() -> None:
+    fleet = Fleet(slack=2)
+    for _ in range(8):
+        fleet.note(Sent(b"", b"", b"", "a"))
+    assert routed(fleet, b"", loads={"a": Load(5, 8), "b": Load(6, 8)}) == ["a"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from djl_trtllm.errors import SizingError
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.points import FILE_NAME, MOST_POINTS, Point, fingerprint, precision_of, read_points, write_point
 
-LLAMA = {
+LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "num_hidden_layers": 32,
     "hidden_size": 4096,

@@ -27,7 +27,7 @@ def test_a_request_that_never_was_queued_has_generated_nothing() -> None:
 
 
 def test_one_prompt_has_the_figures_of_its_record() -> None:
-    assert served(state()).generated() == Generated(7, 5, 101.0, 103.0, 106.0, 110.0, ("length",), "")
+    assert served(state()).generated() == Generated(7, 5, 101.0, 103.0, 106.0, 110.0, ("length",))
 
 
 def test_several_prompts_are_from_the_first_start_to_the_last_end() -> None:
@@ -35,13 +35,14 @@ def test_several_prompts_are_from_the_first_start_to_the_last_end() -> None:
         started=102.0, first_token_at=104.0, last_token_at=112.0, reason=FinishReason.ERROR, error="GenerationError"
     )
     third = state(started=None, first_token_at=None, last_token_at=None, generated_tokens=0, reason=None)
-    found = served(state(), second, third).generated()
-    assert found == Generated(21, 10, 101.0, 102.0, 104.0, 112.0, ("length", "error"), "GenerationError")
+    request = served(state(), second, third)
+    assert request.generated() == Generated(21, 10, 101.0, 102.0, 104.0, 112.0, ("length", "error"))
+    assert request.any_error() == "GenerationError"
 
 
 def test_what_did_not_happen_has_no_time() -> None:
     waiting = state(started=None, first_token_at=None, last_token_at=None, generated_tokens=0, reason=None)
-    assert served(waiting).generated() == Generated(7, 0, 101.0, None, None, None, (), "")
+    assert served(waiting).generated() == Generated(7, 0, 101.0, None, None, None, ())
 
 
 def test_what_was_asked_has_the_names_of_the_conventions() -> None:

@@ -13,7 +13,7 @@ from djl_trtllm.backends.planning import plan_fitted
 from djl_trtllm.config import resolve
 from djl_trtllm.config.sources import read_arguments
 from djl_trtllm.model import inspect
-from tests.config.test_public import DATA, in_environment, sources, written
+from tests.config.test_documents import DATA, in_environment, sources, written
 from tests.support.server import Server, running
 from tests.vllm.conftest import START_SECONDS
 

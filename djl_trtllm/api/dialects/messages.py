@@ -11,8 +11,6 @@ prompt beginnings are reused by themselves, and usage says how much was. Tools t
 fields whose effect an answer would lack, are refused by name.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from types import MappingProxyType

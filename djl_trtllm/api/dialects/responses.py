@@ -10,8 +10,6 @@ prompt templates) is refused by name. A tool that searches the web or makes imag
 because Codex sends one with every request.
 """
 
-from __future__ import annotations
-
 import re
 import secrets
 import time

@@ -3,8 +3,6 @@
 A model that embeds or scores has a plan of its own.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ plus one block each) fit into `Limits.kv_blocks`. An iteration that can schedule
 (`IGNORED`); the rolling batch's admission prevents that.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections import deque
 from pathlib import Path

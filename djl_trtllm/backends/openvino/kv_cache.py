@@ -3,8 +3,6 @@
 Its prefix cache is followed from outside, and prompts of different groups share nothing in it.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ repeated with its period.
 For models that embed or score, what a text becomes follows from its token ids.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time

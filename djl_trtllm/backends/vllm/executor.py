@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from djl_trtllm.backends.json_grammar import as_grammar, with_options
 from djl_trtllm.backends.vllm.names import arguments_of
+from djl_trtllm.backends.vllm.ranks import Ranks
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.executor.guides import GuideGate
 from djl_trtllm.executor.protocol import End, Feature, Limits, Logprob, Ranked, Refusal, Stats, Step, Submit, Try
@@ -172,11 +173,13 @@ class VllmExecutor:
         self._lora_request = LoRARequest
         self._losses = (EngineDeadError,)
         self._wrong = (ValueError, TypeError, getattr(vllm_exceptions, "VLLMClientError", ValueError))
-        engine = LLMEngine.from_engine_args(
-            EngineArgs(**_with_objects(arguments, arguments_of(vllm.__version__))),
-            # Of defaults that depend on what vLLM is used for, those of a server.
-            usage_context=UsageContext.OPENAI_API_SERVER,
-        )
+        self._ranks = Ranks()
+        with self._ranks.loading():
+            engine = LLMEngine.from_engine_args(
+                EngineArgs(**_with_objects(arguments, arguments_of(vllm.__version__))),
+                # Of defaults that depend on what vLLM is used for, those of a server.
+                usage_context=UsageContext.OPENAI_API_SERVER,
+            )
         self._core, self._input_processor = engine.engine_core, engine.input_processor
         configuration = engine.vllm_config
         self._vocabulary: int = configuration.model_config.get_vocab_size()
@@ -221,6 +224,10 @@ class VllmExecutor:
         """End what runs beside the engine; it also ends with this process."""
         self._guides.close()
         self._core.shutdown()
+
+    def check(self) -> None:
+        """Raise if a rank has ended: vLLM itself waits for the others first."""
+        self._ranks.check()
 
     @property
     def busy(self) -> bool:
