@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from djl_trtllm.service.engine import settle_garbage_collector
-from tests.support.tool_calls import WRITERS, parser, write
+from tests.support.dialogues import WRITERS, parser, write
 
 _SIZE = 1 << 20
 _LINE = 'The wolf said "run" and ran.\n'

@@ -5,8 +5,6 @@ A content is a text, or a list of parts where it has images: `{"type": "text", "
 them, when the request is admitted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit

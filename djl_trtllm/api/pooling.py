@@ -3,8 +3,6 @@
 A vector becomes JSON when it arrives, so that the last one of a large response costs no more than the others.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar

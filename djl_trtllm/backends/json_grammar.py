@@ -135,7 +135,7 @@ _Needs: TypeAlias = "list[list[str | _Needs]]"
 
 def _endless(rules: Mapping[str, str]) -> set[str]:
     """The rules whose texts have no end, because each of their alternatives needs such a rule."""
-    needs = {name: _needs(body) for name, body in reversed([*rules.items()])}  # what is referred to comes later
+    needs = {name: _needs(body) for name, body in reversed(list(rules.items()))}  # what is referred to comes later
     found = 1
     while found:
         left = len(needs)

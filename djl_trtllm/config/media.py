@@ -1,7 +1,5 @@
 """How many images a request may have (`option.limit_mm_per_prompt`)."""
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 

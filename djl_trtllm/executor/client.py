@@ -1,7 +1,5 @@
 """The server's end of an engine process: starts it, exchanges messages, detects its death."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -8,8 +8,6 @@ use, and its phases as children: receive, queue, prefill, decode. Metrics have t
 conventions.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -19,8 +19,8 @@ from hypothesis import given as draws
 from hypothesis import strategies as st
 
 from djl_trtllm.api import Call, Dialect, RawRequest, ResponseEncoder
-from djl_trtllm.api.bodies import LinesEncoder
 from djl_trtllm.api.dialects.lmi.dialect import INPUTS_PARAMETERS
+from djl_trtllm.api.dialects.lmi.responses import LinesEncoder
 from djl_trtllm.api.dialects.tgi import PARAMETERS
 from djl_trtllm.api.parameters import Table
 from djl_trtllm.api.registry import DIALECTS, LMI

@@ -29,7 +29,7 @@ async def test_an_unknown_path_is_refused_beside_a_dialect_without_paths(
     """Such a dialect of a package is served by gRPC only."""
 
     class WithoutPaths(Trial):
-        paths = pages = actions = ()
+        paths = pages = actions = ()  # type: ignore[assignment]  # fewer than the trial has
 
     monkeypatch.setattr(routes, "DIALECTS", (WithoutPaths(), *DIALECTS))
     rule = "an unknown path is refused as the API does whose paths are like it"

@@ -23,8 +23,7 @@ import orjson
 
 from djl_trtllm.api import RawRequest
 from djl_trtllm.api.registry import DEFAULT
-from djl_trtllm.backends.scripted.executor import FEATURES, ScriptedExecutor
-from djl_trtllm.backends.scripted.pooling_executor import ScriptedPoolingExecutor
+from djl_trtllm.backends.scripted.executor import FEATURES, ScriptedExecutor, ScriptedPoolingExecutor
 from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.config import Backend, Config, Options, Task

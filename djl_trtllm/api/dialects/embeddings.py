@@ -1,7 +1,5 @@
 """OpenAI's embeddings, with the parameters that vLLM adds (`vllm/entrypoints/pooling/embed/protocol.py`)."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Sequence
 from types import MappingProxyType

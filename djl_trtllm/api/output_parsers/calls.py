@@ -11,6 +11,7 @@ from djl_trtllm.api.output_parsers.reader import (
     BLANKS,
     LONGEST_HEAD,
     MOST_BLANKS,
+    PYTHON_QUOTES,
     CallArguments,
     CallStart,
     Content,
@@ -19,11 +20,8 @@ from djl_trtllm.api.output_parsers.reader import (
     NoMatch,
     Reader,
     Waiting,
-    markers,
-)
-from djl_trtllm.api.output_parsers.values import (
-    PYTHON_QUOTES,
     as_json,
+    markers,
     member_of,
     part_of_string,
     quoted,

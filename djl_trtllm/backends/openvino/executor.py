@@ -5,8 +5,6 @@ plus one block each) fit into `Limits.kv_blocks`. An iteration that can schedule
 (`IGNORED`); the rolling batch's admission prevents that.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections import deque
 from pathlib import Path
@@ -21,8 +19,7 @@ from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, Generat
 from djl_trtllm.backends.openvino.compile import NO_ATTENTION, has_tokenizer, takes_images
 from djl_trtllm.backends.openvino.guides import CompiledGuides, GuideCompiler, read_vocabulary, structured_output
 from djl_trtllm.backends.openvino.image_prompts import ImagePrompts, refusal
-from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS
-from djl_trtllm.backends.openvino.prefix_cache import PrefixCacheMirror, PromptSalts
+from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, PrefixCacheMirror, PromptSalts
 from djl_trtllm.backends.openvino.prompt_scorer import PromptScorer
 from djl_trtllm.executor.guides import GuideGate
 from djl_trtllm.executor.protocol import Feature, Limits, Refusal, Stats, Step, Submit, Try

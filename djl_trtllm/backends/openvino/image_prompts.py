@@ -4,8 +4,6 @@ The ids of the server become the text that gives the same ids again. After a pro
 a sequence that goes on in another process begins anew there (`Limits.repeats`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -19,6 +19,7 @@ from uuid import uuid4
 
 from packaging.version import Version
 
+from djl_trtllm.backends.tensorrt_llm.checkpoints import without_code
 from djl_trtllm.backends.tensorrt_llm.engine_watch import (
     IterationStatistics,
     background_error,
@@ -30,7 +31,6 @@ from djl_trtllm.backends.tensorrt_llm.engine_watch import (
 )
 from djl_trtllm.backends.tensorrt_llm.mpi import load_with_ranks, prepare_mpi
 from djl_trtllm.backends.tensorrt_llm.names import build_arguments, has, module_of
-from djl_trtllm.backends.tensorrt_llm.remote_code import without_code
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
 from djl_trtllm.backends.tensorrt_llm.sampling import (
     PYTORCH_READS_TAGS,

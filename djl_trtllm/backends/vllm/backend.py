@@ -27,6 +27,7 @@ from djl_trtllm.backends.vllm.arguments import (
     with_speculation,
 )
 from djl_trtllm.backends.vllm.names import architectures, installed_package, installed_version, known_versions
+from djl_trtllm.backends.vllm.ranks import REASONS
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.config.speculation import Method
@@ -139,6 +140,7 @@ class VllmPlan(EnginePlan):
     on_gpus: bool
 
     executor = "djl_trtllm.backends.vllm.executor:VllmExecutor"
+    reasons = REASONS
 
     def executor_options(self) -> dict[str, Any]:
         return {
@@ -147,6 +149,8 @@ class VllmPlan(EnginePlan):
                 "VLLM_CACHE_ROOT": self.kernels,
                 "TORCHINDUCTOR_CACHE_DIR": f"{self.kernels}/torchinductor",
                 "VLLM_NO_USAGE_STATS": "1",  # otherwise it sends usage statistics
+                # Otherwise a rank's title is written over its environment, by which processes left behind are found.
+                "SPT_NOENV": "1",
             },
             "tokenizer_dir": str(self.tokenizer_dir),
             "guides": self.guides,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from djl_trtllm.backends.json_grammar import as_grammar, with_options
 from djl_trtllm.backends.vllm.names import arguments_of
+from djl_trtllm.backends.vllm.ranks import Ranks
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.executor.guides import GuideGate
 from djl_trtllm.executor.protocol import End, Feature, Limits, Logprob, Ranked, Refusal, Stats, Step, Submit, Try
@@ -60,6 +61,7 @@ _ARGUMENTS = {
 """Fields of `Sampling` and their arguments of vLLM's SamplingParams."""
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p")
 """The same for sequences that are not greedy, whose temperature is 0."""
+SAMPLING = frozenset({"do_sample", "seed", *_SAMPLED})
 
 FEATURES: frozenset[str] = frozenset(
     {
@@ -95,6 +97,19 @@ _WITHOUT = {
     "a request with a guide": GUIDES,
 }
 """Features that vLLM does without if such a request fails: speculation has no min_p, `max_logprobs` may be 0."""
+
+
+def checks_sampled_drafts() -> bool:
+    """Whether vLLM on a CPU checks the drafts of a sampled sequence with the parameters of its request.
+
+    0.32 without Triton writes them, for each drafted token, into a copy: what it then reads is other memory, so that
+    tokens are wrong and a `top_k` ends the engine process. Greedy drafts need none.
+    """
+    from torch import int32, tensor
+    from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
+
+    expanded = expand_batch_to_tokens(tensor([0.5, 0.25]), tensor([1, 3], dtype=int32), 3)
+    return bool(expanded.tolist() == [0.5, 0.25, 0.25])
 
 
 def sampling_arguments(request: Submit) -> dict[str, Any]:
@@ -158,11 +173,13 @@ class VllmExecutor:
         self._lora_request = LoRARequest
         self._losses = (EngineDeadError,)
         self._wrong = (ValueError, TypeError, getattr(vllm_exceptions, "VLLMClientError", ValueError))
-        engine = LLMEngine.from_engine_args(
-            EngineArgs(**_with_objects(arguments, arguments_of(vllm.__version__))),
-            # Of defaults that depend on what vLLM is used for, those of a server.
-            usage_context=UsageContext.OPENAI_API_SERVER,
-        )
+        self._ranks = Ranks()
+        with self._ranks.loading():
+            engine = LLMEngine.from_engine_args(
+                EngineArgs(**_with_objects(arguments, arguments_of(vllm.__version__))),
+                # Of defaults that depend on what vLLM is used for, those of a server.
+                usage_context=UsageContext.OPENAI_API_SERVER,
+            )
         self._core, self._input_processor = engine.engine_core, engine.input_processor
         configuration = engine.vllm_config
         self._vocabulary: int = configuration.model_config.get_vocab_size()
@@ -188,8 +205,11 @@ class VllmExecutor:
             tries_guides=True,
             draft_tokens=getattr(configuration.speculative_config, "num_speculative_tokens", 0),
         )
-        lost = self._warm_up() | ({Feature.STRUCTURAL_TAG} if guides != GuidedDecoding.XGRAMMAR else set())
-        self.features = (FEATURES | GUIDES) - lost
+        lost = frozenset[str]() if guides == GuidedDecoding.XGRAMMAR else frozenset({Feature.STRUCTURAL_TAG})
+        if self._speculates and str(configuration.device_config.device_type) == "cpu" and not checks_sampled_drafts():
+            lost |= SAMPLING
+            print("sampled requests are refused: this vLLM checks their drafts with wrong parameters", flush=True)
+        self.features = (FEATURES | GUIDES) - self._warm_up(lost)
         if configuration.lora_config is not None:
             # Where an adapter runs, vLLM gives the rows of a prompt the adapters of the batch: the sizes do not fit.
             self.features = self.features - {"prompt_logprobs"} | {Feature.ADAPTERS}
@@ -204,6 +224,10 @@ class VllmExecutor:
         """End what runs beside the engine; it also ends with this process."""
         self._guides.close()
         self._core.shutdown()
+
+    def check(self) -> None:
+        """Raise if a rank has ended: vLLM itself waits for the others first."""
+        self._ranks.check()
 
     @property
     def busy(self) -> bool:
@@ -270,10 +294,14 @@ class VllmExecutor:
             )
         )
 
-    def _warm_up(self) -> frozenset[str]:
-        """Run the first requests; returns the features of those that fail. Raises for one that any client may send."""
-        lost: frozenset[str] = frozenset()
+    def _warm_up(self, lost: frozenset[str]) -> frozenset[str]:
+        """Run the first requests; returns `lost` and the features of those that fail.
+
+        Raises for one that any client may send.
+        """
         for kind, request in _FIRST.items():
+            if request.sampling.do_sample and "do_sample" in lost:
+                continue
             began = time.monotonic()
             self._add(request)
             errors = [end.error for end in self._to_end() if end.error is not None]
@@ -317,7 +345,7 @@ class VllmExecutor:
                 _TASKS,
                 lora_request=None if adapter is None else self._lora(adapter),
             )
-            _check_bounds(parameters, self._vocabulary)
+            _check_bounds(processed.sampling_params, self._vocabulary)
             processed.external_req_id = name
             self._core.add_request(processed)
         except self._losses:

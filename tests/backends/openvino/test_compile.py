@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from djl_trtllm.backends.openvino.backend import OpenVinoPlan
 from djl_trtllm.backends.openvino.compile import compress
 from djl_trtllm.backends.openvino.executor import OpenVinoExecutor
-from djl_trtllm.backends.openvino.plan import OpenVinoPlan
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.engines.build import build_engine, prepare_engine
 from djl_trtllm.engines.cache import EngineDir
