@@ -37,7 +37,8 @@ class Recorder:
         request = read_request(model, {})
         options = request.config.options
         backend = options.backend.value
-        name, _, version = (engine or _ENGINES.get(backend, backend)).partition("==")
+        name, _, version = (engine or backend).partition("==")
+        name = _ENGINES.get(name, name)
         if name not in _KNOWN:
             raise BenchmarkError(f"--engine {name}: expected the server's engine, one of {', '.join(_KNOWN)}")
         machine = machines_of([] if gpu is None else [gpu], None, [], here=True)[0]
@@ -56,15 +57,15 @@ class Recorder:
             ),
         )
 
-    def write(self, result: Result) -> None:
-        """Keep the points, and print where they are. Raises SizingError."""
+    def write(self, result: Result, command: str = "") -> None:
+        """Keep the points, and print where they are. `command` is what measured them. Raises SizingError."""
         from dataclasses import replace
 
         from djl_trtllm.bench.points import points_of
         from djl_trtllm.bench.report import server_of
         from djl_trtllm.sizing.points import write_point
 
-        measured = replace(self.measured, command=f"djl-trtllm bench {server_of(result.plan)}")
+        measured = replace(self.measured, command=command or f"djl-trtllm bench {server_of(result.plan)}")
         points = list(points_of(result, measured))
         if not points:
             warn("nothing to record: a point is of clients (--concurrency) whose requests all succeed")
