@@ -188,8 +188,8 @@ def read_command(text: str, engine: str | None = None) -> Input:
     own = words[after:]
     end = next((place for place, word in enumerate(own) if _ENDS.fullmatch(word)), len(own))
     settings = [*_before(words[:start]), *_flags(own[:end], chosen)]
-    if set(own[end:]) - {"&", ";"}:
-        settings.append(Given(_shown(" ".join(own[end:]), None), problem="it is the shell's"))
+    if rest := " ".join(own[end:]).strip("&; "):
+        settings.append(Given(_shown(rest, None), problem="it is the shell's"))
     return Input(chosen, tuple(settings))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,6 +142,42 @@ def test_a_yaml_file_is_of_the_engine_that_has_most_of_its_names_unless_that_is_
     assert read_text(text, "x.yaml").engine == "vllm"
     assert read_text("kv_cache_config:\n  dtype: fp8\n", "x.yml").engine == "trtllm-serve"
     assert read_text("tp-size: 8\n", "x.yml", "sglang").engine == "sglang"
+
+
+SCRIPT = """#!/bin/bash
+# vllm serve other, which doesn't count
+export HF_HOME=/cache
+vllm serve M \\
+  --max-num-seqs 8 --speculative-config '{"method": "ngram",
+  "num_speculative_tokens": 3}'  # a comment
+echo done
+"""
+
+
+def test_of_a_script_the_engines_command_is_read_and_the_others_are_reported() -> None:
+    found = translate(read_text(SCRIPT, "start.sh"), "vllm")
+    assert [(each.name, each.value) for each in found.kept] == [
+        ("model", "M"),
+        ("max_num_seqs", 8),
+        ("speculative_config", {"method": "ngram", "num_speculative_tokens": 3}),
+    ]
+    assert [each.written for each in found.lost] == ["HF_HOME=/cache", "echo done"]
+
+
+def test_a_file_that_a_command_line_names_is_read_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "extra.yaml"
+    path.write_text("kv_cache_config:\n  dtype: fp8\n")
+    found = line(f"trtllm-serve M --config {path}", "vllm")
+    assert (found.name, found.value, str(found.origin)) == ("kv_cache_dtype", "fp8", f"{path}:2")
+    script = tmp_path / "again.sh"
+    script.write_text(f"vllm serve M --config {script}\n")
+    assert "translate it too" in translate(read_command(script.read_text()), "lmi").lines[-1].reason
+
+
+def test_numbers_in_objects_stay_numbers_between_files_and_text() -> None:
+    text = "kv-transfer-config:\n  kv_role: kv_both\n  kv_buffer_size: 1.5\n  kv_rank: 0\n"
+    found = translate(read_text(text, "x.yaml", "vllm"), "lmi")
+    assert found.kept[0].value == {"kv_role": "kv_both", "kv_buffer_size": 1.5, "kv_rank": 0}
 
 
 def _values(declared: DeclaredOption) -> st.SearchStrategy[Any]:
