@@ -141,6 +141,8 @@ def _own_name(row: str, engine: str) -> Name | None:
     rules = _ROWS.get(row, {})
     base = WORKERS.get(engine, engine)
     column = "dynamo" if engine in WORKERS and "dynamo" in rules else base
+    if engine in WORKERS and row.startswith(f"{engine}."):
+        return Name(row.removeprefix(f"{engine}."))
     written = rules.get(column) or _derived(engine if engine == "lmi" else base, row)
     if written is None:
         return _patched(row) if engine == "truss" else None
@@ -241,11 +243,11 @@ def row_of(name: str, engine: str) -> str:
         return row_of(name.removeprefix("option."), "vllm")
     if claimed is None and engine in WORKERS and names_of(base).has(name := name.removeprefix("trtllm.")):
         return row_of(name, base)
-    return claimed or f"{base}.{name}"
+    return claimed or f"{engine}.{name}"
 
 
 def rule(row: str, part: str, of: str | None = None) -> str | None:
-    """A part of a row in `rows.toml`, such as `part_of`; of a part with several texts that `of` an engine or a value."""
+    """A part of a row in `rows.toml`, such as `part_of`; of a part with several texts that `of` one engine or value."""
     found = _ROWS.get(row, {}).get(part)
     text: str | None = (found or {}).get(of) if of is not None else found
     return text

@@ -161,7 +161,7 @@ def _wholes(lines: list[Line]) -> list[Line]:
     """The lines, of which those are lost that tune something which is lost itself."""
     lost = {line.row for line in lines if line.exactness is Exactness.LOST and line.row}
     return [
-        Line(line.written, line.origin, Exactness.LOST, f"{whole} is lost", row=line.row)
+        Line(line.written, line.origin, Exactness.LOST, f"{whole} is lost")
         if (whole := rule(line.row, "part_of")) in lost
         else line
         for line in lines

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from djl_trtllm.config.options import OPTIONS, DeclaredOption
 from djl_trtllm.config.options.option import as_text
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.translate.names import TITLES, names_of
+from djl_trtllm.translate.names import TITLES, WORKERS, names_of
 from djl_trtllm.translate.reading import read_command, read_text
 from djl_trtllm.translate.rows import REPLACED, explained, name_in, nearest, rows
 from djl_trtllm.translate.translation import Exactness, Line, translate
@@ -38,6 +38,13 @@ def line(command: str, target: str, place: int = -1) -> Line:
         ("vllm serve M --cudagraph-capture-sizes 1 2 4", "trtllm-serve", "cuda_graph_config.batch_sizes", [1, 2, 4]),
         ("vllm serve M --speculative-config.method ngram", "trtllm-serve", "speculative_config.decoding_type", "NGram"),
         ("vllm serve M --seed 3", "lmi", "option.seed", 3),
+        ("OPTION_SEED=3", "vllm", "seed", 3),
+        ("vllm serve M --max-model-len 2.5k", "lmi", "option.max_model_len", 2500),
+        ("vllm serve M --max-num-batched-tokens 1m", "lmi", "option.max_num_batched_tokens", 1_000_000),
+        ("vllm serve M --max-num-batched-tokens 1M", "lmi", "option.max_num_batched_tokens", 1 << 20),
+        ("vllm serve M --kv-offloading-size 2", "trtllm-serve", "kv_cache_config.host_cache_size", 2 << 30),
+        ("OPTION_HOST_CACHE_SIZE=1073741824", "vllm", "kv_offloading_size", 1),
+        ("python -m dynamo.sglang --model M --host H", "vllm", "host", "H"),
         ("vllm serve M --gpu-memory-util 0.8", "lmi", "option.gpu_memory_utilization", 0.8),
         ("trtllm-serve M --kv_cache_free_gpu_memory_fraction 0.7", "triton", "kv_cache_free_gpu_mem_fraction", 0.7),
         ("trtllm-serve M --trust_remote_code true", "vllm", "trust_remote_code", True),
@@ -45,6 +52,7 @@ def line(command: str, target: str, place: int = -1) -> Line:
         ("python -m dynamo.trtllm --model M --trtllm.max_num_tokens 4", "vllm", "max_num_batched_tokens", 4),
         ("python -m dynamo.vllm --model M --max-num-seqs 4", "sglang", "max_running_requests", 4),
         ("trtllm-serve M --tp_size 2", "dynamo", "tensor_parallel_size", 2),
+        ("python -m dynamo.vllm --model M --namespace N", "dynamo", "namespace", "N"),
         ("trtllm-serve M --max_input_len 2", "truss", "trt_llm.runtime.patch_kwargs.max_input_len", 2),
         ("vllm serve M --served-model-name a b", "sglang", "served_model_name", "a"),
     ],
@@ -79,6 +87,8 @@ def test_a_setting_becomes_that_of_the_target(command: str, target: str, name: s
         ("vllm serve M other", "lmi", "lost", "no flag"),
         ("vllm serve M --config missing.yaml", "lmi", "lost", "translate it too"),
         ("vllm serve M --host H", "dynamo", "lost", "dynamo.frontend"),
+        ("python -m dynamo.vllm --model M --port 1", "vllm", "lost", "no such name"),
+        ("python -m dynamo.trtllm --model M --namespace N", "trtllm-serve", "lost", "no counterpart"),
         ('vllm serve M --speculative-config \'{"num_speculative_tokens": 3, "method": "x"}\'', "sglang", "lost", ""),
     ],
 )
@@ -125,6 +135,8 @@ def test_a_compiled_engine_is_no_checkpoint_of_another_engine() -> None:
         ("trtllm-serve M", "dynamo.trtllm"),
         ("OPTION_ROLLING_BATCH=lmi-dist", "dynamo.vllm"),
         ("OPTION_ROLLING_BATCH=trtllm", "dynamo.trtllm"),
+        ("OPTION_BACKEND=vllm", "dynamo.vllm"),
+        ("OPTION_ENTRYPOINT=djl_python.lmi_vllm.vllm_async_service", "dynamo.vllm"),
     ],
 )
 def test_dynamos_worker_is_that_of_the_engine_of_the_source(command: str, worker: str) -> None:
@@ -242,10 +254,12 @@ def test_what_replaced_a_name_is_said_of_names_that_the_engine_has_not() -> None
     for engine, names in REPLACED.items():
         assert [name for name in names if name in names_of(engine).names] == []
     assert "--structured-outputs-config.backend" in nearest("--guided-decoding-backend")
+    assert nearest("zzzzzz") == ""
 
 
 def test_an_option_is_explained_in_every_engine_by_any_of_its_names() -> None:
     by_name = [explained(name) for name in ("max_seq_len", "--max-model-len", "context_length", "option.max_model_len")]
     assert by_name[0] is not None
     assert by_name == [by_name[0]] * 4
+    assert set(by_name[0]) == {*TITLES, *WORKERS} - {"dynamo"}
     assert explained("no_such_name") is None
