@@ -64,10 +64,10 @@ class RawExecutor:
         )
         self._read()
 
-    def run(self, prompts: list[list[int]], tokens: int) -> float:
+    def run(self, prompts: list[list[int]], tokens: int, *, logprobs: bool = True) -> float:
         """Tokens per second."""
         assert self._process.stdin is not None
-        request = {"prompts": prompts, "tokens": tokens, "logprobs": True}
+        request = {"prompts": prompts, "tokens": tokens, "logprobs": logprobs}
         print(json.dumps(request), file=self._process.stdin, flush=True)
         answer = json.loads(self._read())
         return float(answer["tokens"] / answer["seconds"])

@@ -464,6 +464,16 @@ def test_no_text_is_an_error_and_no_split_changes_it(writer: str, data: st.DataO
     assert parse(make(), *(text[start:end] for start, end in pairwise([0, *cuts, len(text)]))) == whole
 
 
+@pytest.mark.parametrize("writer", [writer for writer in WRITERS if writer != "openai"])
+def test_calls_in_their_usual_form_behind_another_one_are_read_at_once(writer: str) -> None:
+    """Each has its arguments in one piece; read in steps, they come in several, or take ten times as long."""
+    calls = [("look", {"s": f"at {number}", "other": number}) for number in range(5)]
+    events = parser(writer).feed(write(writer, "", calls, ""))
+    starts = [at for at, event in enumerate(events) if isinstance(event, CallStart)]
+    assert [later - sooner for sooner, later in pairwise(starts[1:])] == [2, 2, 2]
+    assert parse(parser(writer), write(writer, "", calls, "")).values() == [list(call) for call in calls]
+
+
 @pytest.mark.parametrize("size", [16, 1 << 20])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_the_cost_grows_with_the_output_and_no_faster(writer: str, size: int) -> None:
