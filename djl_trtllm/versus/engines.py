@@ -108,7 +108,9 @@ def resolve(engine: Engine, directory: Path) -> dict[str, Any]:
         advice = "install djl-trtllm and the engine in one environment, and name its Python as in --engines vllm=PYTHON"
         raise BenchmarkError(f"{engine.name}: {engine.python} cannot run djl-trtllm: {why}; {advice}") from None
     if not found["served"]:
-        raise BenchmarkError(f"{engine.name} ({engine.python}): {_in_model(found['summary'][-1], directory)}")
+        raise BenchmarkError(
+            f"{engine.name} ({engine.python}): {found['summary'][-1].replace(str(directory), 'MODEL')}"
+        )
     options: dict[str, Any] = found["options"]
     return options
 
@@ -158,9 +160,14 @@ class Server:
         self.seconds = seconds
         self._process, self._gpus_before = process, gpus_before
 
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """The server's process and all that it has started."""
+        return [self._process, *self._process.children(recursive=True)]
+
     def memory(self) -> Memory:
         total = 0
-        for each in (self._process, *self._process.children(recursive=True)):
+        for each in self.processes:
             with suppress(psutil.Error):
                 total += each.memory_full_info().pss
         now = gpu_memory_in_use()
@@ -181,23 +188,23 @@ def serving(engine: Engine, directory: Path, log: Path) -> Iterator[Server]:
         process = psutil.Popen(
             command, env=_environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
+
+    def check(when: str) -> None:
+        if process.poll() is not None:
+            last = _last_line(log.read_text(errors="replace")).replace(str(directory), "MODEL")
+            raise BenchmarkError(f"{engine.name}: the server ended {when} (status {process.returncode}): {last}")
+
     try:
         port = 0
         while not (port and _is_ready(port)):
-            if process.poll() is not None:
-                raise BenchmarkError(
-                    f"{engine.name}: the server ended while it started (status {process.returncode}): "
-                    f"{_in_model(_last_line(log.read_text(errors='replace')), directory)}"
-                )
+            check("while it started")
             time.sleep(_POLL_SECONDS)
             if not port and (found := _LISTENING.search(log.read_text(errors="replace"))):
                 port = int(found[1])
-        yield Server(process, port, time.monotonic() - began, gpus_before)
-        if process.poll() is not None:
-            raise BenchmarkError(
-                f"{engine.name}: the server ended while it was measured (status {process.returncode}): "
-                f"{_in_model(_last_line(log.read_text(errors='replace')), directory)}"
-            )
+        try:
+            yield Server(process, port, time.monotonic() - began, gpus_before)
+        finally:
+            check("while it was measured")
     finally:
         end_group(process, _END_SECONDS)
 
@@ -211,11 +218,6 @@ def _is_ready(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _in_model(text: str, directory: Path) -> str:
-    """Name the model as the command line does, where a message has the directory that was made of it."""
-    return text.replace(str(directory), "MODEL")
 
 
 def _last_line(text: str) -> str:

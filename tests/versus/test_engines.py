@@ -110,6 +110,17 @@ def test_a_server_that_ends_while_it_starts_is_quoted(tmp_path: Path) -> None:
         pass
 
 
+def test_a_server_that_ends_while_it_is_measured_is_quoted_in_place_of_what_its_client_noticed(tmp_path: Path) -> None:
+    text = READY.replace("self.end_headers()", "self.end_headers(); print('no memory', flush=True); os._exit(9)")
+    engine = program(tmp_path / "vllm", f"import os{text}")
+    with (
+        pytest.raises(BenchmarkError, match=r"^vllm: the server ended while .*\(status 9\): no memory$"),
+        serving(engine, tmp_path, tmp_path / "log") as server,
+    ):
+        server.processes[0].wait()
+        raise BenchmarkError("connection refused")
+
+
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
 def test_no_process_of_a_server_is_left(error: type[BaseException] | None, tmp_path: Path) -> None:
     def use() -> None:

@@ -61,6 +61,7 @@ _ARGUMENTS = {
 """Fields of `Sampling` and their arguments of vLLM's SamplingParams."""
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p")
 """The same for sequences that are not greedy, whose temperature is 0."""
+SAMPLING = frozenset({"do_sample", "seed", *_SAMPLED})
 
 FEATURES: frozenset[str] = frozenset(
     {
@@ -96,6 +97,19 @@ _WITHOUT = {
     "a request with a guide": GUIDES,
 }
 """Features that vLLM does without if such a request fails: speculation has no min_p, `max_logprobs` may be 0."""
+
+
+def checks_sampled_drafts() -> bool:
+    """Whether vLLM on a CPU checks the drafts of a sampled sequence with the parameters of its request.
+
+    0.32 without Triton writes them, for each drafted token, into a copy: what it then reads is other memory, so that
+    tokens are wrong and a `top_k` ends the engine process. Greedy drafts need none.
+    """
+    from torch import int32, tensor
+    from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
+
+    expanded = expand_batch_to_tokens(tensor([0.5, 0.25]), tensor([1, 3], dtype=int32), 3)
+    return bool(expanded.tolist() == [0.5, 0.25, 0.25])
 
 
 def sampling_arguments(request: Submit) -> dict[str, Any]:
@@ -191,8 +205,11 @@ class VllmExecutor:
             tries_guides=True,
             draft_tokens=getattr(configuration.speculative_config, "num_speculative_tokens", 0),
         )
-        lost = self._warm_up() | ({Feature.STRUCTURAL_TAG} if guides != GuidedDecoding.XGRAMMAR else set())
-        self.features = (FEATURES | GUIDES) - lost
+        lost = frozenset[str]() if guides == GuidedDecoding.XGRAMMAR else frozenset({Feature.STRUCTURAL_TAG})
+        if self._speculates and str(configuration.device_config.device_type) == "cpu" and not checks_sampled_drafts():
+            lost |= SAMPLING
+            print("sampled requests are refused: this vLLM checks their drafts with wrong parameters", flush=True)
+        self.features = (FEATURES | GUIDES) - self._warm_up(lost)
         if configuration.lora_config is not None:
             # Where an adapter runs, vLLM gives the rows of a prompt the adapters of the batch: the sizes do not fit.
             self.features = self.features - {"prompt_logprobs"} | {Feature.ADAPTERS}
@@ -277,10 +294,14 @@ class VllmExecutor:
             )
         )
 
-    def _warm_up(self) -> frozenset[str]:
-        """Run the first requests; returns the features of those that fail. Raises for one that any client may send."""
-        lost: frozenset[str] = frozenset()
+    def _warm_up(self, lost: frozenset[str]) -> frozenset[str]:
+        """Run the first requests; returns `lost` and the features of those that fail.
+
+        Raises for one that any client may send.
+        """
         for kind, request in _FIRST.items():
+            if request.sampling.do_sample and "do_sample" in lost:
+                continue
             began = time.monotonic()
             self._add(request)
             errors = [end.error for end in self._to_end() if end.error is not None]
