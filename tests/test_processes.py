@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import resource
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from djl_trtllm.processes import raise_limit
+from djl_trtllm.processes import end_group, raise_limit
 
 BEGIN = """
 import resource, signal
@@ -85,3 +87,16 @@ def test_the_limit_is_raised_as_far_as_it_is_needed_and_may_be(
     monkeypatch.setattr(resource, "setrlimit", lambda kind, wanted: limits.append(wanted))
     assert raise_limit(needed) == result
     assert limits == given
+
+
+def test_a_group_ends_also_where_an_interrupt_ends_the_wait_for_it() -> None:
+    text = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    with process.stdout:
+        process.stdout.readline()
+        timer = threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            end_group(process, 600)
+    assert process.returncode == -signal.SIGKILL
