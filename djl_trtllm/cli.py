@@ -27,7 +27,7 @@ SUMMARIES = {
     "size": "Estimate what fits into GPU memory: max_num_tokens, KV cache, sequences (docs/sizing.md).",
     "advise": "Name the machines and settings that hold a load, cheapest first, and why the others do not "
     "(docs/advise.md).",
-    "translate": "Translate the configuration of one engine into that of another (docs/translate.md).",
+    "translate": "Translate a file or command line of one engine into that of another (docs/translate.md).",
     "compile": "Compile a checkpoint into an engine directory that `serve` loads without a compiler.",
     "package": "Pack a model directory into a model.tar.gz for `serve` and SageMaker. The same files give the same "
     "bytes.",

@@ -76,21 +76,21 @@ def sglang(package: Path) -> Found:
 def _take_annotated(found: Found, name: str, annotation: ast.expr) -> None:
     """Take in a field such as `A[int, Arg(help="...", aliases=["--tensor-parallel-size"])]`."""
     words = {word.arg: word.value for word in ast.walk(annotation) if isinstance(word, ast.keyword)}
-    parts = annotation.slice.elts if isinstance(annotation, ast.Subscript) and _is_tuple(annotation.slice) else ()
-    if not parts or name.startswith("_") or "no_cli" in words:
+    inside = annotation.slice if isinstance(annotation, ast.Subscript) else None
+    if not isinstance(inside, ast.Tuple) or name.startswith("_") or "no_cli" in words:
         return
-    flags = [text.value for key in ("cli_name", "aliases") for text in _texts(words.get(key))]
-    kind = ast.unparse(parts[0])
-    found.add([flags[0] if "cli_name" in words else name, *flags], kind)
+    flags = [*_texts(words.get("cli_name")), *_texts(words.get("aliases"))]
+    found.add([flags[0] if "cli_name" in words else name, *flags], ast.unparse(inside.elts[0]))
 
 
 def truss(package: Path) -> Found:
     """The paths of `trt_llm` with `inference_stack: v2`, from the models of `truss/base/trt_llm_config.py`."""
     file = package / "base" / "trt_llm_config.py"
+    assigned = [node for node in _walk(file) if isinstance(node, ast.Assign)]
     permitted = {
-        text.value
-        for node in _walk(file)
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "allowed_modify_fields"
+        text
+        for node in assigned
+        if ast.unparse(node.targets[0]) == "allowed_modify_fields"
         for text in _texts(node.value)
     }
     paths = _paths(_classes([file]), "TRTLLMConfigurationV2", "trt_llm.")
@@ -181,8 +181,8 @@ def _take_flags(found: Found, file: Path) -> None:
         if called not in ("add_argument", "add_negatable_bool_argument"):
             continue
         words = {word.arg: word.value for word in call.keywords}
-        flags = [text.value for part in (*call.args, words.get("flag_name")) for text in _texts(part)]
-        flags = [flag for flag in flags if flag.startswith("-")]
+        texts = [text for part in (*call.args, words.get("flag_name")) for text in _texts(part)]
+        flags = [text for text in texts if text.startswith("-")]
         switch = called != "add_argument" or any(
             each in ast.unparse(words.get("action", ast.Constant(""))) for each in (*_SWITCHES, "StoreTrue")
         )
@@ -191,13 +191,10 @@ def _take_flags(found: Found, file: Path) -> None:
             found.add(flags, "bool" if switch else "str" if kind is None else ast.unparse(kind))
 
 
-def _texts(node: ast.expr | None) -> Iterator[ast.Constant]:
-    parts = node.elts if isinstance(node, (ast.List, ast.Tuple)) else [] if node is None else [node]
-    return (part for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str))
-
-
-def _is_tuple(node: ast.expr) -> bool:
-    return isinstance(node, ast.Tuple)
+def _texts(node: ast.expr | None) -> list[str]:
+    """The texts of a constant, or of the members of a list."""
+    parts = node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
+    return [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
 
 
 def _body(file: Path) -> list[ast.stmt]:
@@ -223,7 +220,7 @@ def rows(engine: str, versions: Mapping[str, Path]) -> dict[str, Any]:
     names = found[newest].names
     if engine == "vllm":
         names = {name: kind for name, kind in names.items() if name not in declared_arguments(versions[newest])}
-    parts = {"names": names, "aliases": found[newest].aliases, "dropped": dropped}
+    parts: Mapping[str, Mapping[str, Any]] = {"names": names, "aliases": found[newest].aliases, "dropped": dropped}
     return {"version": newest} | {part: dict(sorted(table.items())) for part, table in parts.items()}
 
 
@@ -252,12 +249,9 @@ def installed() -> Iterator[tuple[str, str, Path]]:
     """The engines of this environment: name, version and package folder."""
     for engine, distributions in _PACKAGES.items():
         spec = importlib.util.find_spec(engine)
-        for name in distributions if spec is not None and spec.submodule_search_locations else ():
-            try:
-                version = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-            yield engine, version, Path(next(iter(spec.submodule_search_locations or ())))
+        places = [] if spec is None else list(spec.submodule_search_locations or ())
+        versions = [d.version for d in importlib.metadata.distributions() if d.metadata["Name"] in distributions]
+        yield from ((engine, version, Path(places[0])) for version in versions[:1] if places)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@ An answer is one page: a row for each machine that holds the load, the lines to 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -55,6 +55,20 @@ class Setting:
     speed: Speed | None
 
     @property
+    def ttft(self) -> float:
+        return math.inf if self.speed is None else self.speed.ttft
+
+    @property
+    def stream(self) -> float:
+        """Output tokens per second of each stream."""
+        return 0.0 if self.speed is None else self.speed.per_stream
+
+    @property
+    def price(self) -> float:
+        """USD per hour; infinite without a price."""
+        return self.machine.hourly_price or math.inf
+
+    @property
     def tokens_per_second(self) -> float:
         return 0.0 if self.speed is None else self.copies * self.speed.tokens_per_second
 
@@ -79,23 +93,23 @@ class Setting:
 
     def misses(self, goals: Goals) -> dict[str, str]:
         """The goals that it does not hold, each with the reason: `memory`, `gpu`, `ttft`, `stream`, `budget`."""
-        price, sizes = self.machine.hourly_price, self.request.sizes
         missed: dict[str, str] = {}
-        if goals.budget is not None and (price is None or price > goals.budget):
-            missed["budget"] = "it has no price" if price is None else f"it costs {price:.2f} USD per hour"
-        if self.machine.host_memory is not None and self.machine.host_memory <= sizes.bytes:
+        if goals.budget is not None and self.price > goals.budget:
+            priced = self.price < math.inf
+            missed["budget"] = f"it costs {self.price:.2f} USD per hour" if priced else "it has no price"
+        if self.machine.host_memory is not None and self.machine.host_memory <= self.request.sizes.bytes:
             gib = f"{self.machine.host_memory / 2**30:.0f} GiB"
             return {"memory": f"the host's memory of {gib} does not hold the checkpoint"} | missed
         if self.machine.gpu_model is None:
             return {"gpu": "the GPU is unknown, and so are its bandwidth and speed; name one with --gpu"} | missed
         if self.speed is None:
             return {"memory": self.found.refusal or "no sequence of this length fits into the KV cache"} | missed
-        if goals.ttft is not None and self.speed.ttft > goals.ttft:
+        if goals.ttft is not None and self.ttft > goals.ttft:
             waiting = self.speed.load.clients - self.speed.running
             why = f", where {waiting} of {self.speed.load.clients} requests wait for room" if waiting else ""
-            missed["ttft"] = f"the first token takes {seconds(self.speed.ttft)}{why}"
-        if goals.stream is not None and self.speed.per_stream < goals.stream:
-            missed["stream"] = f"a stream has {number(self.speed.per_stream)} tokens per second"
+            missed["ttft"] = f"the first token takes {seconds(self.ttft)}{why}"
+        if goals.stream is not None and self.stream < goals.stream:
+            missed["stream"] = f"a stream has {number(self.stream)} tokens per second"
         return missed
 
 
@@ -104,8 +118,13 @@ class Advice:
 
     def __init__(self, request: SizeRequest, machines: Sequence[Machine], goals: Goals, degrees: Sequence[int]) -> None:
         self.request, self.goals, self._degrees = request, goals, degrees
+        narrow = _in_fp8(request)
         self._settings = [
-            setting for machine in machines for setting in _settings_of(request, machine, goals.load, degrees)
+            setting
+            for machine in machines
+            for asked in (request, narrow)
+            if asked is request or (asked is not None and machine.gpu_model and "fp8" in machine.gpu_model.flops)
+            for setting in _settings_of(asked, machine, goals.load, degrees)
         ]
 
     @cached_property
@@ -132,35 +151,26 @@ class Advice:
 
     def _distance(self, setting: Setting) -> tuple[object, ...]:
         missed = setting.misses(self.goals)
-        ttft = math.inf if setting.speed is None else setting.speed.ttft
-        return "memory" in missed, len(missed), ttft, _order(setting)
+        return "memory" in missed, len(missed), setting.ttft, _order(setting)
 
     @property
     def nearest(self) -> list[str]:
         """What would be held if one goal were another, where none holds all."""
-        lines = [self._other_ttft(), self._other_stream(), self._other_budget(), self._fewer_clients()]
-        found = [line for line in lines if line is not None]
-        return found or ["no machine misses a single goal only: relax several of them, or name more machines"]
+        lines = [
+            *self._other("ttft", lambda one: one.ttft, lambda value: f"{math.ceil(100 * value) / 100:g}s"),
+            *self._other("stream", lambda one: -one.stream, lambda value: f"{math.floor(-10 * value) / 10:g}"),
+            *self._other("budget", lambda one: one.price, lambda value: f"{math.ceil(100 * value) / 100:.2f}"),
+            *self._fewer_clients(),
+        ]
+        return lines or ["no machine misses a single goal only: relax several of them, or name more machines"]
 
-    def _missing_only(self, goal: str) -> list[Setting]:
-        return [setting for setting in self._settings if set(setting.misses(self.goals)) == {goal}]
+    def _other(self, goal: str, value: Callable[[Setting], float], write: Callable[[float], str]) -> Iterator[str]:
+        near = [one for one in self._settings if set(one.misses(self.goals)) == {goal} and value(one) < math.inf]
+        if near:
+            best = min(near, key=value)
+            yield f"--{goal} {write(value(best))} is held by {best}"
 
-    def _other_ttft(self) -> str | None:
-        near = [(one.speed.ttft, one) for one in self._missing_only("ttft") if one.speed is not None]
-        best = min(near, key=lambda pair: pair[0], default=None)
-        return None if best is None else f"--ttft {math.ceil(100 * best[0]) / 100:g}s is held by {best[1]}"
-
-    def _other_stream(self) -> str | None:
-        near = [(one.speed.per_stream, one) for one in self._missing_only("stream") if one.speed is not None]
-        best = max(near, key=lambda pair: pair[0], default=None)
-        return None if best is None else f"--stream {math.floor(10 * best[0]) / 10:g} is held by {best[1]}"
-
-    def _other_budget(self) -> str | None:
-        near = [(one.machine.hourly_price, one) for one in self._missing_only("budget")]
-        best = min(((price, one) for price, one in near if price), key=lambda pair: pair[0], default=None)
-        return None if best is None else f"--budget {math.ceil(100 * best[0]) / 100:.2f} is held by {best[1]}"
-
-    def _fewer_clients(self) -> str | None:
+    def _fewer_clients(self) -> Iterator[str]:
         """The most clients, of halves of the number, that one of the machines holds with the other goals."""
         machines = list({setting.machine.name: setting.machine for setting in self._settings}.values())
         clients = self.goals.load.clients // 2
@@ -168,9 +178,9 @@ class Advice:
             goals = replace(self.goals, load=replace(self.goals.load, clients=clients))
             fewer = Advice(self.request, machines, goals, self._degrees)
             if fewer.holding:
-                return f"--clients {clients} is held by {fewer.holding[0]}"
+                yield f"--clients {clients} is held by {fewer.holding[0]}"
+                return
             clients //= 2
-        return None
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -220,36 +230,33 @@ class Advice:
 
 
 def _settings_of(request: SizeRequest, machine: Machine, load: Load, degrees: Sequence[int]) -> Iterator[Setting]:
-    for asked in _precisions(request, machine):
-        for degree in degrees_of(machine, request.sizes, degrees):
-            found = asked.on(machine, degree)
-            ranks = found.estimate.conditions.ranks
-            if machine.gpus is not None and ranks > machine.gpus:
-                continue
-            # More copies than clients have nothing to do.
-            copies = min(load.clients, (machine.gpus or ranks) // ranks)
-            share = replace(load, clients=-(-load.clients // copies))
-            room = found.estimate.sequences_of(load.isl + load.osl, found.max_num_tokens) if found.fits else 0
-            known = room and machine.gpu_model is not None
-            speed = asked.speed_on(machine, found, share) if known else None
-            yield Setting(asked, machine, found, copies, speed)
+    for degree in degrees_of(machine, request.sizes, degrees):
+        found = request.on(machine, degree)
+        ranks = found.estimate.conditions.ranks
+        if machine.gpus is not None and ranks > machine.gpus:
+            continue
+        # More copies than clients have nothing to do.
+        copies = min(load.clients, (machine.gpus or ranks) // ranks)
+        share = replace(load, clients=-(-load.clients // copies))
+        room = found.estimate.sequences_of(load.isl + load.osl, found.max_num_tokens) if found.fits else 0
+        known = room and machine.gpu_model is not None
+        yield Setting(request, machine, found, copies, request.speed_on(machine, found, share) if known else None)
 
 
-def _precisions(request: SizeRequest, machine: Machine) -> Iterator[SizeRequest]:
-    """The request as it is, and with fp8 where the GPU computes in it and the weights are not quantised."""
-    yield request
-    gpu, options = machine.gpu_model, request.config.options
-    stored = request.sizes.quantization or options.quantize or options.quant_algo
-    if gpu is not None and "fp8" in gpu.flops and stored is None and request.engine != "pytorch":
-        config = request.config.replace(Origin.derived("djl-trtllm advise"), quantize=Quantization.FP8)
-        yield replace(request, config=config, settings={**request.settings, "quantize": "fp8"})
+def _in_fp8(request: SizeRequest) -> SizeRequest | None:
+    """The request with weights in fp8; None if they are quantised already, or the engine does not quantise them."""
+    options = request.config.options
+    if request.sizes.quantization or options.quantize or options.quant_algo or request.engine == "pytorch":
+        return None
+    config = request.config.replace(Origin.derived("djl-trtllm advise"), quantize=Quantization.FP8)
+    return replace(request, config=config, settings={**request.settings, "quantize": "fp8"})
 
 
 def _order(setting: Setting) -> tuple[object, ...]:
-    price, conditions = setting.machine.hourly_price, setting.found.estimate.conditions
+    conditions = setting.found.estimate.conditions
     # GPUs without a number cost each.
     gpus = conditions.ranks if setting.machine.gpus is None else 0
-    return price is None, price or 0.0, gpus, conditions.quantization is not None, -setting.tokens_per_second
+    return setting.price, gpus, conditions.quantization is not None, -setting.tokens_per_second
 
 
 def _row(setting: Setting) -> tuple[str, ...]:

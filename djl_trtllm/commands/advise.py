@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from functools import partial
 from typing import Annotated
@@ -58,6 +59,9 @@ def advise(
         degrees = split(tp or ())
         if not all(degree.isdigit() and int(degree) for degree in degrees):
             raise SizingError(f"--tp {','.join(degrees)}: expected numbers of at least 1")
+        for name, value in (("--stream", stream), ("--budget", budget)):
+            if value is not None and not math.isfinite(value):
+                raise SizingError(f"{name} {value}: expected a number")
         flags = {
             "backend": backend,
             "quantize": quantize,

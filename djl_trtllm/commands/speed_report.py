@@ -1,5 +1,6 @@
 """A predicted speed as lines for people and as JSON, for `djl-trtllm size --clients` and `djl-trtllm advise`."""
 
+import math
 from typing import Any
 
 from djl_trtllm.sizing.machines import PRICES
@@ -16,6 +17,9 @@ def seconds(value: float) -> str:
 
 
 def number(value: float) -> str:
+    """`4,534`, `71.4`; `-` for the speed of a stream that has one token."""
+    if math.isinf(value):
+        return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

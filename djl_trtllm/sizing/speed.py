@@ -93,7 +93,7 @@ HOSTS: Mapping[str, HostTimes] = MappingProxyType(
         "tensorrt": HostTimes(_STEP, 1.83e-05),
         "pytorch": _PYTHON,
         # Nothing is fitted to vLLM. Its code is Python like TensorRT-LLM's, and since 0.20 it generates 1.56 times as
-        # much where the host is the limit (vLLM's announcement of Model Runner V2: Qwen3-0.6B on GB200).
+        # much where the host is the limit (vllm.ai/blog, 2026-03-24, Model Runner V2: Qwen3-0.6B on GB200).
         "vllm": HostTimes(_PYTHON.step / _NEW_RUNNER, _PYTHON.sequence / _NEW_RUNNER),
     }
 )

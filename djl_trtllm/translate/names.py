@@ -49,10 +49,15 @@ class EngineNames:
     abbreviates: bool = False
 
     def find(self, spelling: str) -> str | None:
-        """The name that a flag or a key means: `--max-model-len` is `max_model_len`; None where there is none."""
+        """The name that a flag or a key means: `--max-model-len` is `max_model_len`; None where there is none.
+
+        A field of an object has the object's name in front: `--speculative-config.method`.
+        """
+        head, dot, rest = spelling.partition(".")
         bare = spelling.lstrip("-").replace("-", "_")
         known = (name for name in (spelling, bare, self.aliases.get(bare, "")) if name in self.names)
-        return next(known, None) or self._abbreviated(spelling, bare)
+        inside = self.find(head) if dot else None
+        return next(known, None) or self._abbreviated(spelling, bare) or (f"{inside}.{rest}" if inside else None)
 
     def _abbreviated(self, spelling: str, bare: str) -> str | None:
         """The only name that begins so: argparse takes `--gpu-memory-util`."""

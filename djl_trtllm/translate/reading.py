@@ -10,36 +10,39 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from djl_trtllm.config.compat import truss
-from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError
+from djl_trtllm.config.compat import triton, truss
+from djl_trtllm.config.compat.foreign_format import FormatError
 from djl_trtllm.config.options import suggest
 from djl_trtllm.config.sources import Origin, Setting, Source, masked, parse_properties, read_environment, shortened
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
 from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
 from djl_trtllm.translate.names import TITLES, WORKERS, EngineNames, names_of
-from djl_trtllm.translate.rows import dropped, parsed, row_of
+from djl_trtllm.translate.rows import dropped, parsed, row_of, scalar
 
 _LONGEST = 100
 _FILES = ("vllm", "sglang", "trtllm-serve")
+_YAML = (".yaml", ".yml")
 _LINE = Origin.override("command line")
-_STARTS_ELSEWHERE = "it is not the engine's: it starts the process around it"
 _VARIABLE = "a variable of the environment: the target reads others"
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _ENDS = re.compile(r"&{1,2}|\|{1,2}|;|\d?>{1,2}.*|<.*")
+_LINE_ENDS = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*")|(?<!\S)\#[^\n]*|\\\n|\n""", re.DOTALL)
+"""Quoted text, which stays; a comment; a line that goes on; the end of a command."""
 _NUMBER = re.compile(r"-\.?\d.*")
-_SILENT = ("python", "python3", "-m", "-u", "exec")
-_SUBCOMMANDS = {"vllm": ("serve",), "trtllm-serve": ("serve",), "sglang": ("serve",)}
+_SILENT = (";", "python", "python3", "-m", "-u", "exec", "-e", "--env", "export")
+_PROGRAMS = ("vllm", "sglang", "trtllm-serve")
 _MODULES = {
     "vllm.entrypoints.openai.api_server": "vllm",
     "vllm.entrypoints.api_server": "vllm",
     "sglang.launch_server": "sglang",
     **{worker: worker for worker in WORKERS},
 }
+_IMAGE = re.compile(r"(^|/)vllm/vllm|vllm-openai")
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,8 @@ class Given:
     """
 
     text: str
-    value: Any
-    origin: Origin
+    value: Any = None
+    origin: Origin = _LINE
     name: str | None = None
     problem: str = ""
     of_this_server: bool = False
@@ -74,11 +77,11 @@ def read(words: Sequence[str], engine: str | None = None) -> Input:
 
     `engine` is the one that a command line without a program, or a YAML file, is for.
     """
+    if len(words) > 1:
+        return read_command(shlex.join(words), engine)
     path = Path(words[0])
-    if len(words) == 1 and not re.search(r"\s", words[0].strip()) and (path.suffix or path.exists()):
-        return _read_path(path, engine)
-    text = words[0] if len(words) == 1 else shlex.join(words)
-    return read_command(text, engine)
+    is_file = not re.search(r"\s", words[0].strip()) and (path.suffix or path.exists())
+    return _read_path(path, engine) if is_file else read_command(words[0], engine)
 
 
 def _read_path(path: Path, engine: str | None) -> Input:
@@ -95,14 +98,12 @@ def read_text(text: str, path: str, engine: str | None = None) -> Input:
     if suffix == ".properties":
         return _of_sources("lmi", [parse_properties(text, path)])
     if suffix == ".pbtxt":
-        from djl_trtllm.config.compat import triton
-
         return _of_sources("triton", [triton.parse_config(text, path)])
-    if suffix in (".yaml", ".yml") and engine in (None, "truss") and truss.is_truss(text):
+    if suffix not in _YAML:
+        return read_command(text, engine)
+    if engine in (None, "truss") and truss.is_truss(text):
         return _of_sources("truss", truss.parse_config(text, path)[:1])
-    if suffix in (".yaml", ".yml"):
-        return _read_yaml(text, path, engine)
-    return read_command(text, engine)
+    return _read_yaml(text, path, engine)
 
 
 def _of_sources(engine: str, sources: Sequence[Source]) -> Input:
@@ -114,9 +115,8 @@ def _of_sources(engine: str, sources: Sequence[Source]) -> Input:
     for source in sources:
         settings += [_of_setting(setting) for setting in source.settings]
         settings += [Given(each.assignment, None, each.origin, None, each.reason, True) for each in source.ignored]
-        for text in source.unknown:
-            name, _, problem = text.partition(" ")
-            settings.append(Given(name, None, Origin.default(), None, problem))
+        unknown = (text.partition(" ") for text in source.unknown)
+        settings += [Given(name, origin=Origin.default(), problem=problem) for name, _, problem in unknown]
         reasons = {each.reason for each in source.ignored}
         notes += [text for text in (*source.warnings, *source.notes) if not any(reason in text for reason in reasons)]
     return Input(engine, tuple(settings), tuple(notes))
@@ -130,72 +130,67 @@ def _of_setting(setting: Setting) -> Given:
         return Given(setting.assignment, parsed(setting.value), setting.origin, setting.key)
     near, was = suggest(setting.key), names_of("vllm").was(setting.name_in_engine)
     advice = was or (f"did you mean {near}?" if near else "docs/options.md lists them")
-    problem = f"LMI has no such option; {advice}"
-    return Given(setting.assignment, setting.value, setting.origin, None, problem)
+    return Given(setting.assignment, origin=setting.origin, problem=f"LMI has no such option; {advice}")
 
 
 # -- YAML files --------------------------------------------------------------------------------------------------------
 
 
 def _read_yaml(text: str, path: str, engine: str | None) -> Input:
-    """A file of `vllm serve --config`, `sglang.launch_server --config` or `trtllm-serve --config`."""
+    """A file of `--config`: members of a list are one value, and the fields of an object of vLLM are one."""
     try:
         entries = truss.entries(text)
     except FormatError as error:
         raise DjlTrtllmError(f"{path}:{error.line}: {error}") from None
-    chosen = engine or _engine_of([entry.name for entry in entries], path)
-    return Input(chosen, tuple(_of_entries(entries, path, names_of(chosen), chosen)))
+    engine = engine or _engine_of([entry.name for entry in entries], path)
+    found: dict[str, tuple[int, Any]] = {}
+    for entry in entries:
+        head, _, rest = entry.name.partition(".")
+        value: Any = entry.value or None
+        if engine == "vllm" and rest:
+            found.setdefault(head, (entry.line, {}))[1][rest] = scalar(value)
+        elif entry.name in found:
+            line, earlier = found[entry.name]
+            found[entry.name] = (line, [*(earlier if isinstance(earlier, list) else [earlier]), value])
+        else:
+            found[entry.name] = (entry.line, value)
+    names = names_of(engine)
+    settings = (_named(n, value, Origin.file(path, line), names, engine) for n, (line, value) in found.items())
+    return Input(engine, tuple(settings))
 
 
 def _engine_of(names: Sequence[str], path: str) -> str:
     """The engine that has most of the names."""
-    known = {engine: sum(_find(name, names_of(engine)) is not None for name in names) for engine in _FILES}
+    known = {engine: sum(names_of(engine).find(name) is not None for name in names) for engine in _FILES}
     best = [engine for engine, count in known.items() if count and count == max(known.values())]
     if len(best) != 1:
         raise DjlTrtllmError(f"{path}: it may be of {', '.join(best or _FILES)}: say which by --from")
     return best[0]
 
 
-def _of_entries(entries: Iterable[ForeignSetting], path: str, names: EngineNames, engine: str) -> Iterator[Given]:
-    """The settings of a file: members of a list are one value, and the fields of an object of vLLM are one."""
-    found: dict[str, tuple[int, Any]] = {}
-    for entry in entries:
-        head, _, rest = entry.name.partition(".")
-        value: Any = entry.value or None
-        if engine == "vllm" and rest:
-            line, fields = found.setdefault(head, (entry.line, {}))
-            fields[rest] = _scalar(value)
-        elif entry.name in found:
-            line, earlier = found[entry.name]
-            found[entry.name] = (line, [*(earlier if isinstance(earlier, list) else [earlier]), value])
-        else:
-            found[entry.name] = (entry.line, value)
-    for written, (line, value) in found.items():
-        yield _named(written, value, Origin.file(path, line), names, engine)
-
-
-def _scalar(text: str | None) -> Any:
-    return {"true": True, "false": False}.get(text or "", int(text) if text and text.isdigit() else text)
-
-
 # -- command lines -----------------------------------------------------------------------------------------------------
 
 
 def read_command(text: str, engine: str | None = None) -> Input:
-    """What a command line sets, with the variables and the program that stand before the engine's own."""
+    """What a command line sets, with the variables and the program that stand before the engine's own.
+
+    Of several commands the first one of an engine is read, and the others are reported.
+    """
+    one = _LINE_ENDS.sub(lambda match: match[1] or (" ; " if match[0] == "\n" else " "), text)
     try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        words = shlex.split(one)
     except ValueError as error:
         raise DjlTrtllmError(f"{_shown(text, None)}: this is no command line: {error}") from None
-    assigned = [match for match in map(_ASSIGNMENT.fullmatch, words) if match is not None]
-    if words and len(assigned) == len(words):
+    commands = [word for word in words if word != ";"]
+    assigned = [match for match in map(_ASSIGNMENT.fullmatch, commands) if match is not None]
+    if assigned and len(assigned) == len(commands):
         return _of_variables({match[1]: match[2] for match in assigned})
     chosen, start, after = _program(words, engine)
     own = words[after:]
     end = next((place for place, word in enumerate(own) if _ENDS.fullmatch(word)), len(own))
     settings = [*_before(words[:start]), *_flags(own[:end], chosen)]
-    if own[end:] and own[end:] != ["&"]:
-        settings.append(Given(_shown(" ".join(own[end:]), None), None, _LINE, None, "it is the shell's"))
+    if rest := " ".join(own[end:]).strip("&; "):
+        settings.append(Given(_shown(rest, None), problem="it is the shell's"))
     return Input(chosen, tuple(settings))
 
 
@@ -204,7 +199,7 @@ def _of_variables(environ: Mapping[str, str]) -> Input:
     found = _of_sources("lmi", read_environment(environ))
     known = {str(given.origin).rpartition(" ")[2] for given in found.settings}
     known |= {name for name in environ if any(name in note for note in found.notes)}
-    lost = (Given(_shown(n, v), v, _LINE, None, _VARIABLE) for n, v in environ.items() if n not in known)
+    lost = (Given(_shown(n, v), problem=_VARIABLE) for n, v in environ.items() if n not in known)
     return replace(found, settings=(*found.settings, *lost))
 
 
@@ -219,19 +214,14 @@ def _shown(written: str, value: Any) -> str:
 def _program(words: Sequence[str], engine: str | None) -> tuple[str, int, int]:
     """The engine, the place of its program and that of its first argument."""
     for place, word in enumerate(words):
-        program = word.rpartition("/")[2]
-        found = _MODULES.get(word) or (program if program in _SUBCOMMANDS else None)
-        if found is None and re.search(r"(^|[/-])vllm(-openai)?(:|@|$)", program) and "/" in word:
-            found = "vllm"
-        if found is None:
-            continue
-        following = words[place + 1] if place + 1 < len(words) else ""
-        if program in _SUBCOMMANDS and following in _SUBCOMMANDS[program]:
-            return found, place, place + 2
-        if "/" in word and program not in _SUBCOMMANDS and following in ("vllm", "python", "python3"):
-            continue
-        if program not in ("vllm", "sglang") or "/" in word:
-            return found, place, place + 1
+        program, following = word.rpartition("/")[2], words[place + 1 : place + 2]
+        serves = following == ["serve"]
+        if program in _PROGRAMS and (serves or program == "trtllm-serve"):
+            return program, place, place + (2 if serves else 1)
+        if word in _MODULES:
+            return _MODULES[word], place, place + 1
+        if _IMAGE.search(word) and following not in (["vllm"], ["python"], ["python3"]):
+            return "vllm", place, place + 1
     if engine is not None and words and words[0].startswith("-"):
         return engine, 0, 0
     shown, programs = _shown(" ".join(words), None), ", ".join(("vllm serve", "trtllm-serve", *_MODULES))
@@ -242,14 +232,18 @@ def _program(words: Sequence[str], engine: str | None) -> tuple[str, int, int]:
 def _before(words: Sequence[str]) -> Iterator[Given]:
     """What stands before the engine: variables each, the rest together."""
     rest: list[str] = []
-    for before, word in zip(("-e", *words), words, strict=False):
+    leads = True
+    for before, word in zip((";", *words), words, strict=False):
+        leads = leads or before == ";"
         match = _ASSIGNMENT.fullmatch(word)
-        if match is not None and (not rest or before in ("-e", "--env")):
-            yield Given(_shown(match[1], match[2]), match[2], _LINE, None, _VARIABLE)
-        elif word not in _SILENT:
-            rest.append(word)
+        if match is not None and (leads or before in ("-e", "--env", "export")):
+            yield Given(_shown(match[1], match[2]), problem=_VARIABLE)
+            continue
+        leads = False
+        rest += [word] if word not in _SILENT else []
     if rest:
-        yield Given(_shown(" ".join(rest), None), None, _LINE, None, _STARTS_ELSEWHERE)
+        around = "it is not the engine's: it starts the process around it"
+        yield Given(_shown(" ".join(rest), None), problem=around)
 
 
 def _flags(words: Sequence[str], engine: str) -> Iterator[Given]:
@@ -257,28 +251,28 @@ def _flags(words: Sequence[str], engine: str) -> Iterator[Given]:
     while place < len(words):
         word = words[place]
         place += 1
-        if not word.startswith("-") or _NUMBER.fullmatch(word):
-            first = place == 1
-            yield (
-                _named("model", word, _LINE, names, engine)
-                if first
-                else Given(_shown(word, None), None, _LINE, None, "no flag takes it")
-            )
+        if _is_value(word):
+            lost = Given(_shown(word, None), problem="no flag takes it")
+            yield _named("model", word, _LINE, names, engine) if place == 1 else lost
             continue
         flag, joined, text = word.partition("=")
-        name = _find(flag, names) or _find(re.sub("^--no-", "--", flag), names)
+        negated = flag.startswith("--no-") and names.find(flag) is None
+        spelling = f"--{flag.removeprefix('--no-')}" if negated else flag
         values = [text] if joined else []
         for following in itertools.takewhile(_is_value, () if joined else words[place:]):
-            if not _takes(name, names, values, following):
+            if not _takes(names.find(spelling), names, values, following):
                 break
             values.append(following)
             place += 1
-        value: Any = parsed(values[0]) if len(values) == 1 else values or not _negates(flag, names)
-        yield from _expanded(flag, value, names, engine)
+        value: Any = parsed(values[0]) if len(values) == 1 else values or not negated
+        if flag in ("--config", "--extra_llm_api_options"):
+            yield from _config(flag, str(value), engine)
+        else:
+            yield replace(_named(spelling, value, _LINE, names, engine), text=_shown(flag, value or None))
 
 
 def _is_value(word: str) -> bool:
-    return not word.startswith("-") or _NUMBER.fullmatch(word) is not None or word == "-"
+    return not word.startswith("-") or _NUMBER.fullmatch(word) is not None
 
 
 def _takes(name: str | None, names: EngineNames, values: Sequence[str], word: str) -> bool:
@@ -290,42 +284,20 @@ def _takes(name: str | None, names: EngineNames, values: Sequence[str], word: st
     return not values or names.takes_many(name)
 
 
-def _negates(flag: str, names: EngineNames) -> bool:
-    return flag.startswith("--no-") and _find(flag, names) is None
-
-
-def _expanded(flag: str, value: Any, names: EngineNames, engine: str) -> Iterator[Given]:
-    """One flag, or the settings of the file that it names, if that is here."""
-    file = Path(value) if isinstance(value, str) and flag.lstrip("-") in ("config", "extra_llm_api_options") else None
-    if file is not None and file.is_file():
-        yield from _read_path(file, engine).settings
-    elif file is not None:
-        yield Given(_shown(flag, value), value, _LINE, None, "the file is not here: translate it too")
+def _config(flag: str, value: str, engine: str) -> Iterator[Given]:
+    """The settings of the file that a flag names, if that is here."""
+    file = Path(value)
+    if file.suffix in _YAML and file.is_file():
+        yield from _read_path(file, WORKERS.get(engine, engine)).settings
     else:
-        name = f"--{flag.removeprefix('--no-')}" if _negates(flag, names) else flag
-        yield replace(_named(name, value, _LINE, names, engine), text=_shown(flag, value or None))
-
-
-# -- names -------------------------------------------------------------------------------------------------------------
-
-
-def _find(spelling: str, names: EngineNames) -> str | None:
-    """The engine's name; `--speculative-config.method` is a field of an object that it has."""
-    found = names.find(spelling)
-    if found is not None:
-        return found
-    head, _, rest = spelling.partition(".")
-    base = names.find(head) if rest else None
-    return None if base is None else f"{base}.{rest}"
+        yield Given(_shown(flag, value), problem="the file is not here: translate it too")
 
 
 def _named(written: str, value: Any, origin: Origin, names: EngineNames, engine: str) -> Given:
-    name, text = _find(written, names), _shown(written, value)
+    name, text = names.find(written), _shown(written, value)
     if name is not None:
         return Given(text, value, origin, name)
-    gone = dropped(engine, written)
-    if gone is not None:
-        return Given(text, value, origin, None, gone)
     near = names.similar(written)
     advice = f"; did you mean {near}?" if near else ""
-    return Given(text, value, origin, None, f"{names.title} {names.version} has no such name{advice}")
+    problem = dropped(engine, written) or f"{names.title} {names.version} has no such name{advice}"
+    return Given(text, origin=origin, problem=problem)

@@ -95,8 +95,8 @@ def _trtllm_serve(translation: Translation) -> Iterator[str]:
 
 def _truss(translation: Translation) -> Iterator[str]:
     yield "# Truss also needs resources.accelerator, the GPUs: H100:2, for example."
-    names = {str(line.name): line for line in translation.kept}
-    fixed = {"trt_llm.inference_stack": "v2"}
+    names: dict[str, Line | str] = {str(line.name): line for line in translation.kept}
+    fixed: dict[str, Line | str] = {"trt_llm.inference_stack": "v2"}
     if any(".checkpoint_repository." in name for name in names):
         fixed["trt_llm.build.checkpoint_repository.source"] = "HF"
     yield from _yaml(fixed | names)
@@ -109,11 +109,9 @@ def _yaml(leaves: Mapping[str, Line | str], indent: str = "") -> Iterator[str]:
         head, _, rest = path.partition(".")
         heads.setdefault(head, {})[rest] = leaf
     for head, inside in heads.items():
-        leaf = inside.pop("", None)
-        if isinstance(leaf, Line):
-            yield f"{indent}{head}: {_scalar(leaf.value)}  # {summary(leaf)}"
-        elif leaf is not None:
-            yield f"{indent}{head}: {leaf}"
+        if "" in inside:
+            leaf = inside.pop("")
+            yield f"{indent}{head}: " + (leaf if isinstance(leaf, str) else f"{_scalar(leaf.value)}  # {summary(leaf)}")
         if inside:
             yield f"{indent}{head}:"
             yield from _yaml(inside, f"{indent}  ")

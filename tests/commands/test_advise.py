@@ -127,6 +127,12 @@ def test_where_none_holds_it_what_would_be_held_is_said(model: str, goals: tuple
     assert advise(model, *LOAD, *goals, flag, value, *machines).exit_code == 0
 
 
+def test_one_output_token_has_no_speed_of_a_stream(model: str) -> None:
+    found = answered(model, "--osl", "1", "--gpu", "h100")["holding"][0]["speed_of_a_copy"]
+    assert found["tokens_per_second_per_stream"] is None
+    assert "inf" not in advise(model, "--osl", "1", "--gpu", "h100").stdout
+
+
 def test_a_host_that_does_not_hold_the_checkpoint_is_a_reason(tmp_path: Path) -> None:
     big = str(described(tmp_path, **BIG, torch_dtype="float32"))
     found = answered(big, "--instance", "g6e.xlarge")

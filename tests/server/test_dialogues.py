@@ -32,6 +32,5 @@ async def test_an_unknown_path_is_refused_beside_a_dialect_without_paths(
         paths = pages = actions = ()  # type: ignore[assignment]  # fewer than the trial has
 
     monkeypatch.setattr(routes, "DIALECTS", (WithoutPaths(), *DIALECTS))
-    await DIALOGUES.check(
-        "an unknown path is refused as the API does whose paths are like it", hosts, tokenizer, tmp_path
-    )
+    rule = "an unknown path is refused as the API does whose paths are like it"
+    await DIALOGUES.check(rule, hosts, tokenizer, tmp_path)

@@ -63,9 +63,13 @@ class ValueEnd:
         return None
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+"""`json.dumps` makes one for each call, which takes longer than encoding a short text."""
+
+
 def quoted(text: str) -> str:
     """A text as JSON."""
-    return json.dumps(text, ensure_ascii=False)
+    return _ENCODER.encode(text)
 
 
 _HEX = "[0-9a-fA-F]"
@@ -89,6 +93,9 @@ _DIGITS = {"x": 2, "u": 4, "U": 8}
 _WHOLE = "|".join(f"{mark}(?:{_HEX}{{{most}}}|{_HEX}{{0,{most - 1}}}(?!{_HEX}|\\Z))" for mark, most in _DIGITS.items())
 _SEQUENCE = rf"\\(?:{_WHOLE}|[^xuU])"
 _UNLIKE_JSON = re.compile(rf'{_SEQUENCE}|["\x00-\x1f]', re.DOTALL)
+
+
+PYTHON_QUOTES = "'\""
 
 
 def part_of_string(quote: str) -> re.Pattern[str]:
@@ -117,7 +124,7 @@ def as_json(text: str, types: frozenset[str]) -> str:
     if text in _WORDS and (not types or types & {"boolean", "null"}):
         return _WORDS[text]
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = _DECODER.decode(text)
     except (ValueError, RecursionError):
         return _of_python(text) if types & {"array", "object"} else quoted(text)
     if "string" not in types or types & _types_of(value):
@@ -135,6 +142,9 @@ def _of_python(text: str) -> str:
 
 def _refuse(constant: str) -> None:
     raise ValueError(constant)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 def _types_of(value: Any) -> set[str]:
