@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from djl_trtllm.config.options.choices import Backend
-from djl_trtllm.engines.hardware import gpu_memory_in_use
+from djl_trtllm.engines.hardware import read_states
 from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.processes import child_environment, end_group
 
@@ -170,7 +170,7 @@ class Server:
         for each in self.processes:
             with suppress(psutil.Error):
                 total += each.memory_full_info().pss
-        now = gpu_memory_in_use()
+        now = _gpu_memory()
         gpus = None if now is None or self._gpus_before is None else max(0, now - self._gpus_before)
         return Memory(total, gpus)
 
@@ -181,7 +181,7 @@ def serving(engine: Engine, directory: Path, log: Path) -> Iterator[Server]:
 
     `log` gets what it writes. Raises BenchmarkError with its last line if it ends before it is ready.
     """
-    gpus_before, began = gpu_memory_in_use(), time.monotonic()
+    gpus_before, began = _gpu_memory(), time.monotonic()
     command = [engine.python, "-m", "djl_trtllm.cli", "serve", str(directory), "--host", "127.0.0.1", "--port", "0"]
     with log.open("wb") as output:
         # In a session of its own: Ctrl-C is for this command, which ends the server.
@@ -207,6 +207,12 @@ def serving(engine: Engine, directory: Path, log: Path) -> Iterator[Server]:
             check("while it was measured")
     finally:
         end_group(process, _END_SECONDS)
+
+
+def _gpu_memory() -> int | None:
+    """The bytes that all processes use of this machine's GPUs; None without NVML or a GPU."""
+    states = read_states()
+    return sum(state.total - state.free for state in states) if states else None
 
 
 def _is_ready(port: int) -> bool:

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from djl_trtllm.config.sources import read_properties
+from djl_trtllm.engines.hardware import GpuState
 from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.versus.engines import Engine, common_limits, differences, prepare, read_engines, resolve, serving
 from tests.support.processes import survivors
@@ -136,6 +137,15 @@ def test_no_process_of_a_server_is_left(error: type[BaseException] | None, tmp_p
             use()
     engine = int((tmp_path / "log").read_text().split()[1])
     assert not psutil.pid_exists(engine) or survivors([psutil.Process(engine)]) == []
+
+
+def test_the_memory_of_gpus_is_what_came_into_use_since_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = iter([(GpuState(100, 90), GpuState(100, 100)), (GpuState(100, 30), GpuState(100, 60)), ()])
+    monkeypatch.setattr("djl_trtllm.versus.engines.read_states", lambda: next(states))
+    with serving(program(tmp_path / "vllm", READY), tmp_path, tmp_path / "log") as server:
+        assert [server.memory().gpus, server.memory().gpus] == [100, None]
 
 
 def test_a_measured_server_has_nothing_of_a_server_in_production(
