@@ -1,6 +1,6 @@
 """The rounds of a comparison: in each, every engine is started, measured under the same loads, and ended.
 
-The order turns round by round (A B, B A, A B), so that a machine that slows down or warms up counts for all alike.
+The order turns round by round (A B, B A, A B), so that a machine that slows down or warms up does so for all alike.
 """
 
 import math
