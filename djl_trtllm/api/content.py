@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from djl_trtllm.api.parameters import Kind, Problems, show
 from djl_trtllm.config import Options
-from djl_trtllm.config.media import most_images
+from djl_trtllm.config.rules import most_images
 from djl_trtllm.request import ImageSource
 
 Content: TypeAlias = "str | list[dict[str, Any]]"

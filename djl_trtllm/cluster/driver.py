@@ -55,6 +55,8 @@ def serve(task: Task, channel: socket.socket, ending: contextlib.ExitStack) -> N
     planned = preview(parsed.model, os.environ, arguments=as_arguments(parsed.options), offline=True)
     if planned.refusal is not None:
         raise DjlTrtllmError(planned.refusal)
+    if planned.plan is not None:
+        planned.plan.require_runtime()
     cpus = max(os.cpu_count() or 1, _LEAST_CPUS, math.ceil(parsed.cpus_at_most))
     with _reasons("Ray does not start on this machine"):
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, logging_level="warning")
@@ -66,9 +68,7 @@ def serve(task: Task, channel: socket.socket, ending: contextlib.ExitStack) -> N
     try:
         ray.serve.run(build(task.arguments), name=task.app, route_prefix=task.route, logging_config=_QUIET)
     except RuntimeError as error:
-        found = ray.serve.status().applications.get(task.app)
-        said = found.message if found else str(error)
-        raise DjlTrtllmError(f"{task.app} does not start: {_OWN_ERROR.split(said)[-1].strip()}") from error
+        raise DjlTrtllmError(f"{task.app} does not start: {_reason(task.app) or error}") from error
     _tell(channel, runs=drain)
     while _state(task.app) not in (None, "DELETING"):
         if select.select([channel], [], [], _LOOK_SECONDS)[0]:
@@ -77,6 +77,18 @@ def serve(task: Task, channel: socket.socket, ending: contextlib.ExitStack) -> N
     channel.shutdown(socket.SHUT_WR)
     while _state(task.app) is not None:
         time.sleep(_LOOK_SECONDS)
+
+
+def _reason(app: str) -> str:
+    """Why an application has not started: a replica's own reason, or what Serve says of the application."""
+    from ray import serve
+
+    if (found := serve.status().applications.get(app)) is None:
+        return ""
+    # With Ray 2.60 the application has a sentence only, and the deployment the replica's traceback.
+    messages = [*(each.message for each in found.deployments.values()), found.message]
+    own = (parts[-1] for message in messages if len(parts := _OWN_ERROR.split(message)) > 1)
+    return next(own, found.message).strip()
 
 
 @contextlib.contextmanager

@@ -30,11 +30,12 @@ logger = logging.getLogger(__name__)
 
 _FILES = {
     "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": "haproxy.cfg",
-    "RAY_SERVE_HAPROXY_SOCKET_PATH": "admin.sock",
-    "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": "metrics.sock",
+    "RAY_SERVE_HAPROXY_SOCKET_PATH": "a.sock",
+    "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": "m.sock",
     "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": ".",
     "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": "server-state",
 }
+_LONGEST_FOLDER = 20
 _PORTS = {
     "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
     "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
@@ -66,6 +67,15 @@ def environment_of_machine(environ: Mapping[str, str], folder: Path) -> dict[str
         **environ,
         "PATH": path,
     }
+
+
+def _folder_of_sockets() -> str:
+    """The folder for temporary files, or /tmp where that has a long name.
+
+    HAProxy takes paths of sockets of 97 bytes, and Ray adds a folder whose name has 56.
+    """
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 (a folder of our own is made there)
 
 
 def files_of_haproxy(folder: Path) -> dict[str, str]:
@@ -129,7 +139,7 @@ def serve_here(
     with (
         _on_signals(signal.SIG_IGN),
         adopting_orphans(),
-        tempfile.TemporaryDirectory(prefix="djl-trtllm-", ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryDirectory(prefix="djl-", dir=_folder_of_sockets(), ignore_cleanup_errors=True) as folder,
     ):
         environ = environment_of_machine(os.environ, Path(folder))
         spared = below()

@@ -36,7 +36,8 @@ class Recorder:
 
         request = read_request(model, {})
         backend = request.config.options.backend.value
-        name, _, version = (engine or _ENGINES.get(backend, backend)).partition("==")
+        name, _, version = (engine or backend).partition("==")
+        name = _ENGINES.get(name, name)
         if name not in _KNOWN:
             given = f"--engine {engine}" if engine else f"--record {model}: its options have backend={backend}"
             raise BenchmarkError(f"{given}: expected --engine with the server's engine, one of {', '.join(_KNOWN)}")
@@ -53,13 +54,14 @@ class Recorder:
         }
         return cls(request.config.engine_cache_dir, measured)
 
-    def write(self, result: Result) -> None:
-        """Keep the points, and print where they are. Raises SizingError."""
+    def write(self, result: Result, command: str = "") -> None:
+        """Keep the points, and print where they are. `command` is what measured them. Raises SizingError."""
         from djl_trtllm.bench.points import points_of
         from djl_trtllm.bench.report import server_of
         from djl_trtllm.sizing.points import FILE_NAME, write_point
 
-        points = list(points_of(result, {**self.measured, "command": f"djl-trtllm bench {server_of(result.plan)}"}))
+        command = command or f"djl-trtllm bench {server_of(result.plan)}"
+        points = list(points_of(result, {**self.measured, "command": command}))
         for point in points:
             write_point(self.folder, point)
         if points:

@@ -44,6 +44,7 @@ def versus(
     instance: Annotated[
         str | None, typer.Option(metavar="NAME", help="AWS instance type whose price per hour counts, as g6.xlarge.")
     ] = None,
+    record: Annotated[bool, typer.Option("--record", help="Keep what is measured, for size and advise.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Write a picture (SVG).")] = None,
 ) -> None:
@@ -57,8 +58,9 @@ def versus(
         from djl_trtllm.bench.apis import APIS, read_prompts
         from djl_trtllm.bench.client import Target
         from djl_trtllm.bench.report import require_chart, write_chart
-        from djl_trtllm.bench.session import Load, Plan
+        from djl_trtllm.bench.session import Load, Plan, Result
         from djl_trtllm.commands.bench import closed_loops
+        from djl_trtllm.commands.bench_record import Recorder
         from djl_trtllm.versus.engines import read_engines
         from djl_trtllm.versus.report import picture_of
         from djl_trtllm.versus.rounds import compare
@@ -81,7 +83,12 @@ def versus(
             loads=closed_loops("--clients", clients, template),
             template=template,
         )
-        found = compare(model, read_engines(engines), plan, rounds, progress_printer(), _silent)
+        chosen = read_engines(engines)
+        recorders = [Recorder.of(model, engine.name, None) for engine in chosen] if record else []
+        found = compare(model, chosen, plan, rounds, progress_printer(), _silent)
+        for recorder, measured in zip(recorders, found.engines, strict=bool(recorders)):
+            if measured.rounds:
+                recorder.write(Result(plan, loads=measured.middle.figures), f"djl-trtllm versus {model}")
         if plot is not None and found.complete:
             write_chart("--plot", plot, picture_of(found))
     _print(found, priced, as_json=as_json)

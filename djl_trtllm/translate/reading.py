@@ -181,15 +181,16 @@ def read_command(text: str, engine: str | None = None) -> Input:
         words = shlex.split(one)
     except ValueError as error:
         raise DjlTrtllmError(f"{_shown(text, None)}: this is no command line: {error}") from None
-    assigned = [_ASSIGNMENT.fullmatch(word) for word in words if word != ";"]
-    if assigned and all(assigned):
-        return _of_variables({match[1]: match[2] for match in assigned if match is not None})
+    commands = [word for word in words if word != ";"]
+    assigned = [match for match in map(_ASSIGNMENT.fullmatch, commands) if match is not None]
+    if assigned and len(assigned) == len(commands):
+        return _of_variables({match[1]: match[2] for match in assigned})
     chosen, start, after = _program(words, engine)
     own = words[after:]
     end = next((place for place, word in enumerate(own) if _ENDS.fullmatch(word)), len(own))
     settings = [*_before(words[:start]), *_flags(own[:end], chosen)]
-    if set(own[end:]) - {"&", ";"}:
-        settings.append(Given(_shown(" ".join(own[end:]), None), problem="it is the shell's"))
+    if rest := " ".join(own[end:]).strip("&; "):
+        settings.append(Given(_shown(rest, None), problem="it is the shell's"))
     return Input(chosen, tuple(settings))
 
 
@@ -271,7 +272,7 @@ def _flags(words: Sequence[str], engine: str) -> Iterator[Given]:
 
 
 def _is_value(word: str) -> bool:
-    return not word.startswith("-") or _NUMBER.fullmatch(word) is not None or word == "-"
+    return not word.startswith("-") or _NUMBER.fullmatch(word) is not None
 
 
 def _takes(name: str | None, names: EngineNames, values: Sequence[str], word: str) -> bool:

@@ -55,8 +55,7 @@ class Name:
             found = self.values[as_text(value)]
             return None if found == "null" else found
         if self.negated or self.scale != 1:
-            number = isinstance(value, (int, float))
-            if not number:
+            if not isinstance(value, (int, float)):
                 raise ValueError(f"{self.name} needs {'true or false' if self.negated else 'a number'}")
             return not value if self.negated else round(value / self.scale, 3)
         return raw if isinstance(value, str) else value
@@ -131,21 +130,19 @@ def name_in(row: str, engine: str) -> Name | str:
         other = name_in(instead["row"], engine)
         if isinstance(other, str):
             return other
-        near = "; ".join(dict.fromkeys((instead["reason"], *filter(None, [other.near]))))
-        return replace(other, near=near, borrowed=True, values=_through(instead.get("values"), other.values))
+        near, values = "; ".join(filter(None, (instead["reason"], other.near))), other.values
+        if "values" in instead:
+            values = {ours: (values or {}).get(theirs, theirs) for ours, theirs in instead["values"].items()}
+        return replace(other, near=near, borrowed=True, values=values)
     return dropped(engine, row) or f"{names_of(engine).title} has no counterpart"
-
-
-def _through(first: Mapping[str, str] | None, then: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    if first is None:
-        return then
-    return {ours: (then or {}).get(value, value) for ours, value in first.items()}
 
 
 def _own_name(row: str, engine: str) -> Name | None:
     rules = _ROWS.get(row, {})
     base = WORKERS.get(engine, engine)
     column = "dynamo" if engine in WORKERS and "dynamo" in rules else base
+    if engine in WORKERS and row.startswith(f"{engine}."):
+        return Name(row.removeprefix(f"{engine}."))
     written = rules.get(column) or _derived(engine if engine == "lmi" else base, row)
     if written is None:
         return _patched(row) if engine == "truss" else None
@@ -171,12 +168,8 @@ def _patched(row: str) -> Name | None:
 def _derived(engine: str, row: str) -> str | None:
     if engine == "lmi":
         return _lmi_key(row)
-    if engine in ("sglang", "vllm") and "." in row:
-        prefix, _, name = row.partition(".")
-        return name if prefix == engine else None
-    if engine == "trtllm-serve" and row.startswith("trtllm-serve."):
-        return row.partition(".")[2]
-    return _tables()[engine].get(row)
+    private = f"{engine}."  # the row of a name that this engine alone knows, see `row_of`
+    return row.removeprefix(private) if row.startswith(private) else _tables()[engine].get(row)
 
 
 def _lmi_key(row: str) -> str | None:
@@ -193,7 +186,7 @@ def _tables() -> Mapping[str, Mapping[str, str]]:
     """The names that other tables have, by engine and option."""
     places = read_table("options.toml", "djl_trtllm.backends.tensorrt_llm")["places"]
     trtllm = names_of("trtllm-serve").names
-    found: dict[str, dict[str, str]] = {"trtllm-serve": {}, "vllm": {}, "sglang": {}, "triton": {}, "truss": {}}
+    found: dict[str, dict[str, str]] = {engine: {} for engine in TITLES}
     for name, effect in effects_on(Backend.PYTORCH).items():
         if isinstance(effect, Passed) and (path := _path(effect.targets[0], places)) in trtllm:
             found["trtllm-serve"][name] = path
@@ -250,25 +243,14 @@ def row_of(name: str, engine: str) -> str:
         return row_of(name.removeprefix("option."), "vllm")
     if claimed is None and engine in WORKERS and names_of(base).has(name := name.removeprefix("trtllm.")):
         return row_of(name, base)
-    return claimed or f"{base}.{name}"
+    return claimed or f"{engine}.{name}"
 
 
-def nearness(row: str, engine: str) -> str:
-    """The reason why the row means something else in an engine, "" where it does not."""
-    reason: str = _ROWS.get(row, {}).get("near", {}).get(engine, "")
-    return reason
-
-
-def part_of(row: str) -> str | None:
-    """The row without which this one has no line."""
-    found: str | None = _ROWS.get(row, {}).get("part_of")
-    return found
-
-
-def refusal(row: str, value: Any, engine: str) -> str | None:
-    """The reason why LMI has a value of an option and no other engine."""
-    reason: str | None = _ROWS.get(row, {}).get("refused", {}).get(as_text(value))
-    return None if engine == "lmi" else reason
+def rule(row: str, part: str, of: str | None = None) -> str | None:
+    """A part of a row in `rows.toml`, such as `part_of`; of a part with several texts that `of` one engine or value."""
+    found = _ROWS.get(row, {}).get(part)
+    text: str | None = (found or {}).get(of) if of is not None else found
+    return text
 
 
 def _engines() -> list[str]:

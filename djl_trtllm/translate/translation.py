@@ -12,13 +12,12 @@ from djl_trtllm.config.sources import Origin, masked
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.translate.names import TITLES, WORKERS, names_of
 from djl_trtllm.translate.reading import Given, Input
-from djl_trtllm.translate.rows import Name, name_in, nearness, part_of, refusal, row_of
+from djl_trtllm.translate.rows import Name, name_in, row_of, rule
 
 _LMI_NAMES = ("lmi", "triton", "truss")
 """Engines whose settings `config/` reads, with LMI's keys."""
 
 
-_SETS_NOTHING = "it sets nothing, and needs no line"
 _ECHOES = ("max_input_len", "max_output_len")
 """Options that `config/` sets by Truss's max_seq_len, because this server bounds prompts and outputs too."""
 _MANY_NAMES = ("vllm", "dynamo.vllm")
@@ -112,12 +111,14 @@ def _lines(given: Given, source: str, target: str) -> Iterator[Line]:
     here = name_in(row, spoken)
     own = Name(given.name) if isinstance(here, str) else here
     value, raw = own.read(row, given.value)
-    refused = _SETS_NOTHING if value is None and own.values is None else refusal(row, value, target)
+    refused = None if target == "lmi" else rule(row, "refused", as_text(value))
+    if value is None and own.values is None:
+        refused = "it sets nothing, and needs no line"
     if isinstance(there, str) or refused is not None:
         reason = there if isinstance(there, str) else str(refused)
         yield Line(given.text, given.origin, Exactness.LOST, reason, row=row)
         return
-    near = _differing(nearness(row, source) if source in _LMI_NAMES else own.near, there.near)
+    near = _differing(rule(row, "near", source) or "" if source in _LMI_NAMES else own.near, there.near)
     if row == "model_name" and isinstance(value, list) and value and target not in _MANY_NAMES:
         value = raw = value[0]
         near.append("it has one name, which is the first")
@@ -160,8 +161,8 @@ def _wholes(lines: list[Line]) -> list[Line]:
     """The lines, of which those are lost that tune something which is lost itself."""
     lost = {line.row for line in lines if line.exactness is Exactness.LOST and line.row}
     return [
-        Line(line.written, line.origin, Exactness.LOST, f"{whole} is lost", row=line.row)
-        if (whole := part_of(line.row)) in lost
+        Line(line.written, line.origin, Exactness.LOST, f"{whole} is lost")
+        if (whole := rule(line.row, "part_of")) in lost
         else line
         for line in lines
     ]

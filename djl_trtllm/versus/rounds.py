@@ -78,6 +78,11 @@ class Measured:
         return self.spread(lambda each: each.best.tokens_per_second)
 
     @property
+    def middle(self) -> Round:
+        """The round of the median throughput, or the faster one of the two next to it."""
+        return sorted(self.rounds, key=lambda each: each.best.tokens_per_second)[len(self.rounds) // 2]
+
+    @property
     def failed(self) -> int:
         return sum(figures.failed + figures.unfinished for each in self.rounds for figures in each.figures)
 

@@ -32,7 +32,7 @@ from djl_trtllm.api.output_parsers.formats import REASONING, TOOLS
 from djl_trtllm.api.output_parsers.reader import MOST_BLANKS, Markers, ValueEnd, types_in
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.model.chat_template import ChatTemplate
-from tests.api.scripts import seconds
+from tests.api.models import seconds
 from tests.support.dialogues import CASES, FUNCTIONS, WRITERS, Answer, parse, parser, write
 from tests.support.tables import by_table
 

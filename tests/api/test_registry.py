@@ -38,7 +38,7 @@ from djl_trtllm.errors import (
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from djl_trtllm.service.lifecycle import ServedModel
-from tests.api.scripts import check_golden
+from tests.api.models import check_golden
 from tests.server.application import application, body
 from tests.support.in_process import Hosts
 from tests.support.plugin import TRIAL, installed

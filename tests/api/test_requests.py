@@ -28,8 +28,7 @@ from djl_trtllm.api.sampling import read_schema
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.request import GenerationRequest, Guide, OutputChunk, Pooling, Sampling
-from tests.api.models import PlayedModel, PlayedTokenizer
-from tests.api.scripts import EOS, FAILURE, PROMPT, seconds, several
+from tests.api.models import EOS, FAILURE, PROMPT, PlayedModel, PlayedTokenizer, seconds, several
 
 TABLE = Path(__file__).with_name("requests.json")
 ROWS: dict[str, list[dict[str, Any]]] = json.loads(TABLE.read_text())

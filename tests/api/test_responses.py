@@ -43,8 +43,7 @@ from djl_trtllm.api.pooling import score_of
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.errors import GenerationError
 from djl_trtllm.request import Alternative, FinishReason, OutputChunk, RankedToken, SequenceResult, Token
-from tests.api.models import PlayedModel
-from tests.api.scripts import (
+from tests.api.models import (
     END,
     EOS,
     FAILED,
@@ -53,6 +52,7 @@ from tests.api.scripts import (
     STOP,
     TEXT,
     TOKENS,
+    PlayedModel,
     answer,
     client_lines,
     make,

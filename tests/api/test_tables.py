@@ -45,9 +45,7 @@ from djl_trtllm.api.sampling import ADAPTER, NOT_HONOURED, SAMPLING, read_sampli
 from djl_trtllm.config import Options
 from djl_trtllm.errors import RequestError
 from djl_trtllm.request import Sampling
-from tests.api.models import PlayedModel
-from tests.api.scripts import check_golden
-from tests.api.tables import check_descriptions, check_rows, check_tables
+from tests.api.models import PlayedModel, check_descriptions, check_golden, check_rows, check_tables
 from tests.support.plugin import TRIAL, Trial
 from tests.support.tables import by_table
 

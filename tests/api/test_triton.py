@@ -51,8 +51,7 @@ from djl_trtllm.errors import (
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, Sampling, SequenceResult, Token
 from djl_trtllm.service.lifecycle import ServedModel
-from tests.api.models import PlayedModel
-from tests.api.scripts import EOS, FAILED, FAILURE, answer, check_golden
+from tests.api.models import EOS, FAILED, FAILURE, PlayedModel, answer, check_golden
 from tests.server.application import application
 from tests.support.in_process import Hosts
 from tests.support.tables import by_table

@@ -27,7 +27,9 @@ class PlayedServe:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.error: Exception | None = None
-        default = SimpleNamespace(status=SimpleNamespace(value="RUNNING"), message="no room")
+        self.deployment = SimpleNamespace(message="")
+        deployments = {"djl-trtllm-router": SimpleNamespace(message=""), "djl-trtllm": self.deployment}
+        default = SimpleNamespace(status=SimpleNamespace(value="RUNNING"), message="no room", deployments=deployments)
         self.applications: dict[str, Any] = {"default": default}
         monkeypatch.setattr("ray.init", self._noted("init", SimpleNamespace(address_info={"gcs_address": "here"})))
         monkeypatch.setattr("ray.shutdown", self._noted("ray.shutdown"))
@@ -109,9 +111,13 @@ def test_an_application_that_another_removes_ends_it(
     assert serve.calls == [*START, *END]
 
 
-def test_the_last_line_is_the_replicas_own_reason(channel: Channel, model: str, serve: PlayedServe) -> None:
+@pytest.mark.parametrize("of_deployment", [True, False])
+def test_the_last_line_is_the_replicas_own_reason(
+    channel: Channel, model: str, serve: PlayedServe, of_deployment: bool
+) -> None:
     traceback = 'File "application.py", line 1\ndjl_trtllm.errors.EngineError: no GPU is visible\n  - start with --gpus'
-    serve.applications["default"].message = f"failed to start 3 times. Error:\n{traceback}"
+    placed = serve.deployment if of_deployment else serve.applications["default"]
+    placed.message = f"failed to start 3 times. Error:\n{traceback}"
     serve.error = RuntimeError("Deploying failed")
     with pytest.raises(DjlTrtllmError) as error:
         serve_by(channel, model)
@@ -121,6 +127,15 @@ def test_the_last_line_is_the_replicas_own_reason(channel: Channel, model: str, 
 def test_what_this_machine_lacks_is_said_before_ray_starts(channel: Channel, model: str, serve: PlayedServe) -> None:
     with pytest.raises(DjlTrtllmError, match="vLLM"):
         serve_by(channel, model, options={"backend": "vllm"})
+    assert serve.calls == []
+
+
+def test_an_engine_that_is_not_installed_is_said_before_ray_starts(
+    channel: Channel, tiny_stories: Path, serve: PlayedServe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("djl_trtllm.backends.openvino.plan.find_spec", lambda name: None)
+    with pytest.raises(DjlTrtllmError, match="OpenVINO GenAI is not installed"):
+        serve_by(channel, str(tiny_stories))
     assert serve.calls == []
 
 

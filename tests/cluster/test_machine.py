@@ -153,8 +153,18 @@ def test_the_driver_has_the_environment_of_the_machine(served: Serve) -> None:
     with pytest.raises(DjlTrtllmError) as caught:
         served("tell(error=os.environ['RAY_SERVE_HAPROXY_SOCKET_PATH'])")
     folder = Path(str(caught.value)).parent
-    assert folder.name.startswith("djl-trtllm-")
+    assert folder.name.startswith("djl-")
     assert not folder.exists(), "it ends with the cluster"
+
+
+def test_paths_of_sockets_are_short_also_where_the_folder_for_temporary_files_has_a_long_name(
+    served: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a folder with a long name").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a folder with a long name"))
+    with pytest.raises(DjlTrtllmError) as caught:
+        served("tell(error=os.environ['RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH'])")
+    assert len(str(caught.value)) + 57 <= 97, "Ray adds a folder"
 
 
 @pytest.fixture(autouse=True)

@@ -20,10 +20,9 @@ from hypothesis.errors import Unsatisfiable
 from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.routes import OPERATIONS
-from tests.support.client import lmi
+from tests.support.client import lmi, opened
 from tests.support.dialects import Way, tensor, triton_inputs, ways, without_row
 from tests.support.server import Server, free_port, serving
-from tests.support.websocket import opened
 
 PROMPT = "Once upon a time there was a little girl"
 TOKENS = 20

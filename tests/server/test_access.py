@@ -20,7 +20,7 @@ from djl_trtllm.server.connections import Connections
 from djl_trtllm.server.context import ServerContext
 from tests.server.application import application
 from tests.support.asgi import JSON, Connection
-from tests.support.certificates import Certificates
+from tests.support.server import Certificates
 from tests.support.tables import by_table
 
 INFER = ApiKey.of("app", "generate-please", frozenset({Role.INFER}))

@@ -27,7 +27,7 @@ from djl_trtllm.server.grpc_front_end import GrpcServer
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.service.lifecycle import Registry, ServedModel
 from djl_trtllm.telemetry import Telemetry
-from tests.api.scripts import check_golden
+from tests.api.models import check_golden
 from tests.api.test_registry import every_error
 from tests.server.application import Application, application
 from tests.server.test_grpc_stream import message

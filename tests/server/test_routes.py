@@ -32,8 +32,7 @@ from djl_trtllm.service.clients import Clients
 from djl_trtllm.service.lifecycle import Registry, ServedModel, State
 from djl_trtllm.telemetry import Telemetry
 from djl_trtllm.version import __version__
-from tests.api.scripts import check_golden
-from tests.api.tables import dumped
+from tests.api.models import check_golden, dumped
 from tests.server.application import application, body
 from tests.support.asgi import JSON, lifespan
 from tests.support.in_process import PROMPT, Hosts

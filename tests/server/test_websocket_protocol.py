@@ -21,10 +21,10 @@ from djl_trtllm.server.websocket import PATH, BidirectionalStreams, WebSocketPro
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 from tests.server.application import Application, application, body
 from tests.server.application import Peer as HttpPeer
+from tests.support.client import BINARY, CONTINUATION, HANDSHAKE, PING_FRAME, TEXT, frame
 from tests.support.in_process import Hosts
 from tests.support.steps import Delta
 from tests.support.virtual_time import until
-from tests.support.websocket import BINARY, CONTINUATION, HANDSHAKE, PING, TEXT, frame
 
 PONGED = b"\x8a\x00"
 
@@ -90,8 +90,8 @@ class Peer:
 async def test_of_many_small_frames_some_are_read_at_a_time_and_no_more_is_received_meanwhile() -> None:
     peer = await Peer().open()
     assert peer.connections.busy == {peer.protocol}
-    peer.sends(frame(PING) * 2000)
-    peer.sends(frame(PING) * 2000)
+    peer.sends(frame(PING_FRAME) * 2000)
+    peer.sends(frame(PING_FRAME) * 2000)
     for turn in (1, 2, 3):
         assert len(peer.wire.written) == len(PONGED) * 170 * turn + len(PONGED) * (turn * 4 // 6)
         assert "pause" in peer.wire.done
@@ -99,7 +99,7 @@ async def test_of_many_small_frames_some_are_read_at_a_time_and_no_more_is_recei
     await until(lambda: len(peer.wire.written) == len(PONGED) * 4000)
     assert "pause" not in peer.wire.done
     assert peer.connections.context.bodies.used == 0
-    peer.sends(frame(PING))
+    peer.sends(frame(PING_FRAME))
     assert len(peer.wire.written) == len(PONGED) * 4001
     await peer.leave()
 
@@ -138,7 +138,7 @@ async def test_what_is_incomplete_counts_as_memory_of_bodies() -> None:
     peer.sends(message[10_000:])
     assert peer.closed == (1013, "max_body_memory=20000 bytes leave too little for this")
     assert peer.wire.done >= {"close"}
-    peer.sends(frame(PING))
+    peer.sends(frame(PING_FRAME))
     assert peer.received == []
     await peer.leave()
 
@@ -146,7 +146,7 @@ async def test_what_is_incomplete_counts_as_memory_of_bodies() -> None:
 async def test_nothing_is_read_of_a_client_that_does_not_read() -> None:
     peer = await Peer().open()
     peer.protocol.pause_writing()
-    peer.sends(frame(PING))
+    peer.sends(frame(PING_FRAME))
     assert peer.wire.written == b""
     assert "pause" in peer.wire.done
     await asyncio.sleep(10)
@@ -192,7 +192,12 @@ async def test_a_client_that_does_not_answer_pings_is_dropped() -> None:
 
 @pytest.mark.parametrize(
     "part",
-    [frame(BINARY, b"a wolf")[:1], frame(BINARY, b"a wolf")[:-1], frame(TEXT, end=False), frame(PING, b"ab")[:-1]],
+    [
+        frame(BINARY, b"a wolf")[:1],
+        frame(BINARY, b"a wolf")[:-1],
+        frame(TEXT, end=False),
+        frame(PING_FRAME, b"ab")[:-1],
+    ],
 )
 async def test_a_message_has_to_come_to_its_end(part: bytes) -> None:
     peer = await Peer(body_read_timeout=15).open()

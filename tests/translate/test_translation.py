@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from djl_trtllm.config.options import OPTIONS, DeclaredOption
 from djl_trtllm.config.options.option import as_text
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.translate.names import TITLES, names_of
+from djl_trtllm.translate.names import TITLES, WORKERS, names_of
 from djl_trtllm.translate.reading import read_command, read_text
 from djl_trtllm.translate.rows import REPLACED, explained, name_in, nearest, rows
 from djl_trtllm.translate.translation import Exactness, Line, translate
@@ -37,6 +38,13 @@ def line(command: str, target: str, place: int = -1) -> Line:
         ("vllm serve M --cudagraph-capture-sizes 1 2 4", "trtllm-serve", "cuda_graph_config.batch_sizes", [1, 2, 4]),
         ("vllm serve M --speculative-config.method ngram", "trtllm-serve", "speculative_config.decoding_type", "NGram"),
         ("vllm serve M --seed 3", "lmi", "option.seed", 3),
+        ("OPTION_SEED=3", "vllm", "seed", 3),
+        ("vllm serve M --max-model-len 2.5k", "lmi", "option.max_model_len", 2500),
+        ("vllm serve M --max-num-batched-tokens 1m", "lmi", "option.max_num_batched_tokens", 1_000_000),
+        ("vllm serve M --max-num-batched-tokens 1M", "lmi", "option.max_num_batched_tokens", 1 << 20),
+        ("vllm serve M --kv-offloading-size 2", "trtllm-serve", "kv_cache_config.host_cache_size", 2 << 30),
+        ("OPTION_HOST_CACHE_SIZE=1073741824", "vllm", "kv_offloading_size", 1),
+        ("python -m dynamo.sglang --model M --host H", "vllm", "host", "H"),
         ("vllm serve M --gpu-memory-util 0.8", "lmi", "option.gpu_memory_utilization", 0.8),
         ("trtllm-serve M --kv_cache_free_gpu_memory_fraction 0.7", "triton", "kv_cache_free_gpu_mem_fraction", 0.7),
         ("trtllm-serve M --trust_remote_code true", "vllm", "trust_remote_code", True),
@@ -44,6 +52,7 @@ def line(command: str, target: str, place: int = -1) -> Line:
         ("python -m dynamo.trtllm --model M --trtllm.max_num_tokens 4", "vllm", "max_num_batched_tokens", 4),
         ("python -m dynamo.vllm --model M --max-num-seqs 4", "sglang", "max_running_requests", 4),
         ("trtllm-serve M --tp_size 2", "dynamo", "tensor_parallel_size", 2),
+        ("python -m dynamo.vllm --model M --namespace N", "dynamo", "namespace", "N"),
         ("trtllm-serve M --max_input_len 2", "truss", "trt_llm.runtime.patch_kwargs.max_input_len", 2),
         ("vllm serve M --served-model-name a b", "sglang", "served_model_name", "a"),
     ],
@@ -78,6 +87,8 @@ def test_a_setting_becomes_that_of_the_target(command: str, target: str, name: s
         ("vllm serve M other", "lmi", "lost", "no flag"),
         ("vllm serve M --config missing.yaml", "lmi", "lost", "translate it too"),
         ("vllm serve M --host H", "dynamo", "lost", "dynamo.frontend"),
+        ("python -m dynamo.vllm --model M --port 1", "vllm", "lost", "no such name"),
+        ("python -m dynamo.trtllm --model M --namespace N", "trtllm-serve", "lost", "no counterpart"),
         ('vllm serve M --speculative-config \'{"num_speculative_tokens": 3, "method": "x"}\'', "sglang", "lost", ""),
     ],
 )
@@ -124,6 +135,8 @@ def test_a_compiled_engine_is_no_checkpoint_of_another_engine() -> None:
         ("trtllm-serve M", "dynamo.trtllm"),
         ("OPTION_ROLLING_BATCH=lmi-dist", "dynamo.vllm"),
         ("OPTION_ROLLING_BATCH=trtllm", "dynamo.trtllm"),
+        ("OPTION_BACKEND=vllm", "dynamo.vllm"),
+        ("OPTION_ENTRYPOINT=djl_python.lmi_vllm.vllm_async_service", "dynamo.vllm"),
     ],
 )
 def test_dynamos_worker_is_that_of_the_engine_of_the_source(command: str, worker: str) -> None:
@@ -141,6 +154,42 @@ def test_a_yaml_file_is_of_the_engine_that_has_most_of_its_names_unless_that_is_
     assert read_text(text, "x.yaml").engine == "vllm"
     assert read_text("kv_cache_config:\n  dtype: fp8\n", "x.yml").engine == "trtllm-serve"
     assert read_text("tp-size: 8\n", "x.yml", "sglang").engine == "sglang"
+
+
+SCRIPT = """#!/bin/bash
+# vllm serve other, which doesn't count
+export HF_HOME=/cache
+vllm serve M \\
+  --max-num-seqs 8 --speculative-config '{"method": "ngram",
+  "num_speculative_tokens": 3}'  # a comment
+echo done
+"""
+
+
+def test_of_a_script_the_engines_command_is_read_and_the_others_are_reported() -> None:
+    found = translate(read_text(SCRIPT, "start.sh"), "vllm")
+    assert [(each.name, each.value) for each in found.kept] == [
+        ("model", "M"),
+        ("max_num_seqs", 8),
+        ("speculative_config", {"method": "ngram", "num_speculative_tokens": 3}),
+    ]
+    assert [each.written for each in found.lost] == ["HF_HOME=/cache", "echo done"]
+
+
+def test_a_file_that_a_command_line_names_is_read_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "extra.yaml"
+    path.write_text("kv_cache_config:\n  dtype: fp8\n")
+    found = line(f"trtllm-serve M --config {path}", "vllm")
+    assert (found.name, found.value, str(found.origin)) == ("kv_cache_dtype", "fp8", f"{path}:2")
+    script = tmp_path / "again.sh"
+    script.write_text(f"vllm serve M --config {script}\n")
+    assert "translate it too" in translate(read_command(script.read_text()), "lmi").lines[-1].reason
+
+
+def test_numbers_in_objects_stay_numbers_between_files_and_text() -> None:
+    text = "kv-transfer-config:\n  kv_role: kv_both\n  kv_buffer_size: 1.5\n  kv_rank: 0\n"
+    found = translate(read_text(text, "x.yaml", "vllm"), "lmi")
+    assert found.kept[0].value == {"kv_role": "kv_both", "kv_buffer_size": 1.5, "kv_rank": 0}
 
 
 def _values(declared: DeclaredOption) -> st.SearchStrategy[Any]:
@@ -205,10 +254,12 @@ def test_what_replaced_a_name_is_said_of_names_that_the_engine_has_not() -> None
     for engine, names in REPLACED.items():
         assert [name for name in names if name in names_of(engine).names] == []
     assert "--structured-outputs-config.backend" in nearest("--guided-decoding-backend")
+    assert nearest("zzzzzz") == ""
 
 
 def test_an_option_is_explained_in_every_engine_by_any_of_its_names() -> None:
     by_name = [explained(name) for name in ("max_seq_len", "--max-model-len", "context_length", "option.max_model_len")]
     assert by_name[0] is not None
     assert by_name == [by_name[0]] * 4
+    assert set(by_name[0]) == {*TITLES, *WORKERS} - {"dynamo"}
     assert explained("no_such_name") is None

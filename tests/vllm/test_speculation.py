@@ -18,9 +18,8 @@ import pytest
 from tests.support.client import Answer, lmi
 from tests.support.models import PROMPT, TINY_STORIES, link_checkpoint
 from tests.support.processes import wait_until
-from tests.support.reference import SHORT
+from tests.support.reference import SHORT, check_that_a_client_may_leave, said
 from tests.support.server import Server, running
-from tests.support.speculation import check_that_a_client_may_leave, said
 from tests.vllm.conftest import START_SECONDS
 from tests.vllm.test_serving import STREAMS, kill_under
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from djl_trtllm.api.output_parsers.values import PYTHON_QUOTES, as_json, quoted, unescaped, word
+from djl_trtllm.api.output_parsers.reader import PYTHON_QUOTES, as_json, quoted, unescaped, word
 
 if TYPE_CHECKING:
     from djl_trtllm.api.output_parsers.formats import Call, Parameter, ToolFormat

@@ -19,8 +19,8 @@ from djl_trtllm.backends.openvino.compile import COMPILER, OpenVinoSpec, check_e
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache
 from djl_trtllm.backends.speculation import planned_speculation
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization, Task
-from djl_trtllm.config.media import most_images
 from djl_trtllm.config.options.choices import RotaryScaling
+from djl_trtllm.config.rules import most_images
 from djl_trtllm.config.sources import OriginKind
 from djl_trtllm.config.speculation import Method, Speculation
 from djl_trtllm.engines.cache import MANIFEST_FILE, Manifest, OptionValue, installed_versions

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.backends.openvino.executor import OpenVinoExecutor, generation_config
+from djl_trtllm.backends.openvino.executor import OpenVinoExecutor, generation_config, refusal
 from djl_trtllm.backends.openvino.guides import read_vocabulary
-from djl_trtllm.backends.openvino.image_prompts import refusal
 from djl_trtllm.backends.openvino.kv_cache import PrefixCacheMirror
 from djl_trtllm.executor.protocol import Ranked, Refusal, Stats, Submit
 from djl_trtllm.model import Tokenizer

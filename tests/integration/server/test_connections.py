@@ -18,13 +18,12 @@ import tritonclient.grpc as triton
 from websockets.exceptions import ConnectionClosed
 
 from tests.integration.server.conftest import Start, make_model
-from tests.support.client import body, raw_post, read_all, read_until, wordy
+from tests.support.client import PATH, body, opened, raw_post, read_all, read_until, wordy
 from tests.support.dialects import Way, prompt_tensors, ways
 from tests.support.hostile import requests, send
 from tests.support.models import PROMPT, scripted_model
 from tests.support.processes import PATIENCE, wait_until
 from tests.support.server import Server, free_port, serving
-from tests.support.websocket import PATH, opened
 
 LIMITS = {
     "max_header_size": 4096,
