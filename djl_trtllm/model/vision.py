@@ -30,6 +30,14 @@ _PATCHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 _AROUND = ("vision_start_token_id", "vision_end_token_id")
 
 
+class RefusedImageError(ValueError):
+    """An image is not taken. `reason` is size (bytes, pixels, scans or sides), format, damaged or address."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Vision:
     """The processor of the Qwen-VL models: a token for each square of `side` pixels of the image.
@@ -73,12 +81,12 @@ class Vision:
         return cls(config["image_token_id"], patch * merge, least, most, around, config.get("video_token_id"))
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
-        """The size that the processor gives an image. Raises ValueError for one that is too long for it.
+        """The size that the processor gives an image. Raises RefusedImageError for one that is too long for it.
 
         The rule is that of `smart_resize` in transformers 5.0 (models/qwen2_vl/image_processing_qwen2_vl.py).
         """
         if max(width, height) > _LONGEST_SIDES * min(width, height):
-            raise ValueError(f"expected at most {_LONGEST_SIDES} times as long as wide")
+            raise RefusedImageError("size", f"expected at most {_LONGEST_SIDES} times as long as wide")
         side = self.side
         scaled = tuple(round(length / side) * side for length in (width, height))
         pixels = scaled[0] * scaled[1]
@@ -91,16 +99,16 @@ class Vision:
         long, short = max(scaled), min(scaled)
         # Other sizes are scaled once more by the engine, which then has other tokens.
         if not self.least <= long * short <= self.most or long > _LONGEST_SIDES * short:
-            raise ValueError("it is too long for this model's min_pixels and max_pixels")
+            raise RefusedImageError("size", "it is too long for this model's min_pixels and max_pixels")
         return scaled[0], scaled[1]
 
     def tokens(self, width: int, height: int) -> int:
-        """The number of the prompt's tokens that an image takes. Raises ValueError."""
+        """The number of the prompt's tokens that an image takes. Raises RefusedImageError."""
         scaled = self.scaled(width, height)
         return scaled[0] * scaled[1] // self.side**2
 
     def pixels(self, data: bytes) -> Picture:
-        """The image of a file as the processor takes it. Raises ValueError."""
+        """The image of a file as the processor takes it. Raises RefusedImageError."""
         picture = decode(data)
         scaled = self.scaled(*picture.size)
         return picture if picture.size == scaled else picture.resize(scaled, _bicubic())
@@ -149,8 +157,8 @@ def _bicubic() -> Any:
 def decode(data: bytes, most_pixels: int = MOST_PIXELS) -> Picture:
     """The pixels of an image file in RGB, upright, of an animation the first picture.
 
-    Raises ValueError for what is no file of `FORMATS`, has more than `most_pixels`, or is damaged. Lets go of the GIL
-    while it decodes.
+    Raises RefusedImageError for what is no file of `FORMATS`, has more than `most_pixels`, or is damaged. Lets go of the
+    GIL while it decodes.
     """
     from PIL import Image as Pictures
     from PIL import ImageOps, UnidentifiedImageError
@@ -162,27 +170,24 @@ def decode(data: bytes, most_pixels: int = MOST_PIXELS) -> Picture:
             ImageOps.exif_transpose(opened, in_place=True)
             upright: Picture = opened
             return upright if upright.mode == "RGB" else upright.convert("RGB")
-    except _RefusedError as error:
-        raise ValueError(str(error)) from None
+    except RefusedImageError:
+        raise
     except Pictures.DecompressionBombError:  # more than Pillow's own bound, which is higher
-        raise ValueError(f"too many pixels, expected at most {most_pixels:,}") from None
+        raise RefusedImageError("size", f"too many pixels, expected at most {most_pixels:,}") from None
     except UnidentifiedImageError:
-        raise ValueError(f"no file of {', '.join(FORMATS)}") from None
+        raise RefusedImageError("format", f"no file of {', '.join(FORMATS)}") from None
     except Exception as error:  # Pillow's readers raise anything for damaged files
-        raise ValueError(f"a damaged file ({type(error).__name__}: {str(error)[:200]})") from None
-
-
-class _RefusedError(Exception):
-    """A file is too much to decode."""
+        raise RefusedImageError("damaged", f"a damaged file ({type(error).__name__}: {str(error)[:200]})") from None
 
 
 def _check(opened: Picture, data: bytes, most_pixels: int) -> None:
     width, height = opened.size
     if width * height > most_pixels:
-        raise _RefusedError(
+        raise RefusedImageError(
+            "size",
             f"{width} x {height} pixels, expected at most {most_pixels:,}; the images of a request may have "
-            f"{MOST_PIXELS:,} in all"
+            f"{MOST_PIXELS:,} in all",
         )
     # Pillow has another format for one with several images.
     if data.startswith(_JPEG) and data.count(_SCAN) > _MOST_SCANS:
-        raise _RefusedError(f"a JPEG file of more than {_MOST_SCANS} scans")
+        raise RefusedImageError("size", f"a JPEG file of more than {_MOST_SCANS} scans")

@@ -21,7 +21,7 @@ from djl_trtllm.config.sources import OriginKind
 from djl_trtllm.config.speculation import Method, Speculation
 from djl_trtllm.engines.cache import MANIFEST_FILE, Manifest
 from djl_trtllm.engines.hardware import Hardware
-from djl_trtllm.engines.plan import asked_options, planned_length, planned_sequences, shared_fields
+from djl_trtllm.engines.plan import asked_options, planned_length, planned_sequences, planned_text_length, shared_fields
 from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import Layout, ModelKind, ModelShape
 from djl_trtllm.model.checkpoint import read_header
@@ -43,8 +43,6 @@ _NO_COUNTERPART = {
     Quantization.FP8: "CPUs have no 8-bit floating point arithmetic; option.quantize=int8 takes the same memory",
 }
 _WITHOUT_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"})
-_LONGEST_TEXT = 8192
-"""Most tokens of a text that becomes a vector, unless the user allows more: attention takes their square in memory."""
 _POOLED_TOKENS = 1024
 _SEND_SECONDS = 0.004
 """A message costs the server as much as several tokens, and the engine's threads wait for its core meanwhile."""
@@ -182,17 +180,13 @@ class OpenVinoBackend(EngineBackend):
         _check_quantize(config, problems)
         if problems:
             raise ConfigError(problems)
-        shape = replace(layout.shape, max_position_embeddings=head.max_length)
-        if config.is_set("max_seq_len") or config.is_set("max_input_len"):
-            length = planned_length(config, shape, notes)
-        else:
-            length = min(head.max_length or _LONGEST_TEXT, _LONGEST_TEXT)
+        length = planned_text_length(config, layout.shape, head, notes)
         return PoolingPlan(
             **shared_fields(config, layout),
             backend=backend,
             reason=reason,
             task=head.task,
-            dtype=_dtype(config, layout, shape),
+            dtype=_dtype(config, layout, layout.shape),
             quantize="none" if options.quantize is None else options.quantize.value,
             asked=asked_options(config),
             max_sequences=planned_sequences(config),

@@ -18,13 +18,12 @@ from djl_trtllm.config.speculation import Speculation
 from djl_trtllm.engines.cache import Manifest, OptionValue, installed_versions
 from djl_trtllm.engines.plan import DRAFT_FOLDER, EnginePlan
 from djl_trtllm.errors import EngineError
-from djl_trtllm.model.pooling import Head, Pooled
+from djl_trtllm.model.pooling import Head
 from djl_trtllm.progress import format_bytes
 
 _VERSIONS = ("openvino", "openvino-genai", "optimum-intel", "nncf", "djl-trtllm")
 _RUNTIME = ("openvino", "openvino-genai")
 _LOOKUP_NGRAM = 3
-_POOLED = {Pooled.CLS: "first token", Pooled.MEAN: "mean of all tokens", Pooled.LAST: "last token"}
 # With the plugin's own choice (bf16 on some CPUs) greedy output is no longer that of transformers.
 _PRECISION = "f32"
 
@@ -127,11 +126,8 @@ class PoolingPlan(CompiledPlan):
         }
 
     def describe(self) -> str:
-        head = self.head
-        how = f"vectors of the {_POOLED[head.pooled]}" if self.task is Task.EMBED else "scores of pairs"
-        normal = ("normalised" if self.task is Task.EMBED else "through a sigmoid") if head.activates else "as they are"
         return (
-            f"{super().describe()}; {how}, {normal}; texts of up to {self.max_seq_len} tokens, "
+            f"{super().describe()}; {self.head.describe()}; texts of up to {self.max_seq_len} tokens, "
             f"{self.max_num_batched_tokens} tokens per iteration"
         )
 
