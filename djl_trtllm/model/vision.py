@@ -5,8 +5,10 @@ Pixels are counted from a file's header before any is decoded. Pillow is importe
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_PIXELS = 2**25
 """Most pixels of all images of a request. Decoding one image as large takes 130 to 260 MiB, a WebP 540 (measured)."""
+MOST_KEPT = 256 * 2**20
+"""Most bytes of the pixels that an engine process keeps."""
 _MOST_SCANS = 64
 """Most scans of a JPEG file. Each goes over all pixels; progressive files have ten."""
 _JPEG, _SCAN = b"\xff\xd8", b"\xff\xda"
@@ -145,6 +149,41 @@ class Vision:
         return found
 
 
+class ScaledImages:
+    """Images as the processor takes them, kept by the content of their files and the salt of their prompts.
+
+    A conversation sends its images again with each turn. Those of `most_bytes` in all are kept; the one whose last use
+    is longest ago goes first.
+    """
+
+    def __init__(self, vision: Vision, most_bytes: int = MOST_KEPT) -> None:
+        self._vision = vision
+        self._left = most_bytes
+        self._kept: OrderedDict[str, Picture] = OrderedDict()
+
+    def pixels(self, data: bytes, salt: str) -> Picture:
+        """See `Vision.pixels`."""
+        name = content_name(data, salt)
+        if (known := self._kept.get(name)) is not None:
+            self._kept.move_to_end(name)
+            return known
+        picture = self._vision.pixels(data)
+        self._kept[name] = picture
+        self._left -= _pixel_bytes(picture)
+        while self._left < 0:
+            self._left += _pixel_bytes(self._kept.popitem(last=False)[1])
+        return picture
+
+
+def content_name(data: bytes, salt: str) -> str:
+    """The name of a file's content among those of prompts with this salt."""
+    return hashlib.sha256(b"%s\0%s" % (salt.encode(), data)).hexdigest()
+
+
+def _pixel_bytes(picture: Picture) -> int:
+    return 3 * picture.width * picture.height
+
+
 _LEAVE_OUT = "leave the model's own marks of images and videos out of texts"
 
 
@@ -157,8 +196,8 @@ def _bicubic() -> Any:
 def decode(data: bytes, most_pixels: int = MOST_PIXELS) -> Picture:
     """The pixels of an image file in RGB, upright, of an animation the first picture.
 
-    Raises RefusedImageError for what is no file of `FORMATS`, has more than `most_pixels`, or is damaged. Lets go of the
-    GIL while it decodes.
+    Raises RefusedImageError for what is no file of `FORMATS`, has more than `most_pixels`, or is damaged. Lets go of
+    the GIL while it decodes.
     """
     from PIL import Image as Pictures
     from PIL import ImageOps, UnidentifiedImageError

@@ -357,7 +357,7 @@ class OpenVinoExecutor:
             config = self._configuration(request)
             prompt: tuple[Any, ...] = (ov.Tensor(np.array([ids], dtype=np.int64)),)
             if self._image_prompts is not None:
-                prompt = self._image_prompts.arguments(ids, request.images)
+                prompt = self._image_prompts.arguments(ids, request.images, request.cache_salt)
             handle = self._pipeline.add_request(request.request_id, *prompt, config)
         except (RuntimeError, TypeError, ValueError, LookupError, MemoryError) as error:
             self._reject(request, str(error) if self._image_prompts is None else refusal(error))

@@ -6,7 +6,6 @@ that they get here: those of a file's content and of the prompt's salt, as in th
 
 from __future__ import annotations
 
-import hashlib
 import io
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.model.checkpoint import read_object
-from djl_trtllm.model.vision import Vision
+from djl_trtllm.model.vision import ScaledImages, Vision, content_name
 from djl_trtllm.request import Image, Sampling
 
 
@@ -26,6 +25,7 @@ class ImagePrompts:
         if vision is None:
             raise ValueError(f"{directory} does not say how its model takes images")
         self._vision = vision
+        self._scaled = ScaledImages(vision)
         self._render = engine.input_processor.renderer.render_cmpl
         self.forget = engine.reset_mm_cache
         """Empties the cache. Needed where a request ends between `prompt` and `add_request`: vLLM keeps one half of the
@@ -34,10 +34,10 @@ class ImagePrompts:
     def prompt(self, request: Submit) -> dict[str, Any]:
         """The prompt as vLLM's input processor takes it. Raises ValueError, and what vLLM raises."""
         salt, images = request.cache_salt, request.images
-        names = [hashlib.sha256(b"%s\0%s" % (salt.encode(), image.data)).hexdigest() for image in images]
+        names = [content_name(image.data, salt) for image in images]
         given: dict[str, Any] = {
             "prompt_token_ids": self._vision.collapsed(request.prompt_ids, [image.tokens for image in images]),
-            "multi_modal_data": {"image": [self._vision.pixels(image.data) for image in images]},
+            "multi_modal_data": {"image": [self._scaled.pixels(image.data, salt) for image in images]},
             "multi_modal_uuids": {"image": names},
         }
         rendered: dict[str, Any]
