@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(installed_version() is None, reason="vLLM is not installed: scripts/test-vllm has it"),
 ]
 
-HEADS = {"hidden_size": 64, "num_attention_heads": 2}
+HEADS: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 2}
 """vLLM's attention on CPUs has heads of 32 numbers and more."""
 
 
@@ -47,7 +48,7 @@ def served(checkpoint: Path) -> Iterator[Server]:
     ids=["bert", "xlm-roberta", "a decoder"],
 )
 def test_64_requests_of_mixed_lengths_at_once_have_the_vectors_of_transformers(
-    model_type: str, mode: str, normalize: bool, changes: dict[str, object], tmp_path: Path
+    model_type: str, mode: str, normalize: bool, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     checkpoint = write_encoder(tmp_path / "model", model_type, **HEADS, **changes)
     write_modules(checkpoint, mode=mode, normalize=normalize)

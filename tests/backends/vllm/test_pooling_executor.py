@@ -40,7 +40,8 @@ def text(number: int, ids: list[int], **pooling: Any) -> Submit:
 
 
 def finish(executor: Any) -> tuple[dict[int, Any], dict[int, FinishReason]]:
-    vectors, ends = {}, {}
+    vectors: dict[int, Any] = {}
+    ends: dict[int, FinishReason] = {}
     while executor.busy:
         step = executor.step()
         vectors |= {number: np.frombuffer(data, np.float32).tolist() for number, data in step.vectors.items()}
