@@ -2,7 +2,8 @@
 
     python -m benchmarks.fleet_simulation [--streams 1 10 1000 100000]     # fixed fleets
     python -m benchmarks.fleet_simulation --trace burst --streams 1000     # autoscaling: diurnal, burst or a CSV file
-    python -m benchmarks.fleet_simulation --check                          # beside a real server
+    python -m benchmarks.fleet_simulation --streams 179200 --attempts 4 --deaths 1 --at-random     # bad nights
+    python -m benchmarks.fleet_simulation --check                          # beside a real server, and four of them
 
 A replica's places are those of the project's sizing, for a model and a GPU. Its speed is given: the defaults are an
 assumption for an 8-billion-parameter model in FP8 on an H200 (docs/scale.md has the source of each). The rules of
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import random
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,10 +24,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.fleet.arrivals import Lengths, Rate, Request, arrivals, burst, diurnal, read_trace, steady
-from benchmarks.fleet.check import compare
+from benchmarks.fleet.check import Row, compare
+from benchmarks.fleet.measured import compare_fleets
 from benchmarks.fleet.replica import Gpu
 from benchmarks.fleet.rules import Fixed, Keda, Ray, Rule
-from benchmarks.fleet.simulation import ColdStart, Fleet, Result, Simulation
+from benchmarks.fleet.simulation import ColdStart, Fleet, Result, Simulation, Troubles
 from benchmarks.load import percentile
 from djl_trtllm.config import Options
 from djl_trtllm.config.tables import read_table
@@ -98,6 +101,15 @@ def requests_of(arguments: argparse.Namespace, rate: float, seconds: float) -> I
     return arrivals(*kinds[arguments.trace], seconds, lengths, arguments.seed)
 
 
+def troubles_of(arguments: argparse.Namespace, replicas: int, seconds: float) -> Troubles:
+    """What goes wrong in a fleet of about this number of replicas."""
+    chance, now, deaths = random.Random(arguments.seed), 0.0, list[float]()
+    rate = arguments.deaths * replicas / 86_400
+    while rate and (now := now + chance.expovariate(rate)) < seconds:
+        deaths.append(now)
+    return Troubles(arguments.attempts, arguments.pause, tuple(deaths), arguments.at_random)
+
+
 def row_of(result: Result) -> tuple[str, ...]:
     """The figures of a run."""
     first = result.first_tokens()
@@ -108,15 +120,16 @@ def row_of(result: Result) -> tuple[str, ...]:
         f"{result.request_seconds / result.seconds:,.0f}",
         f"{result.tokens_per_second:,.0f}",
         *(f"{percentile(first, share):.2f}" if first else "" for share in (0.5, 0.99)),
-        f"{len(result.of('refused')):,}",
-        f"{len(result.of('cut')):,}",
+        f"{result.attempts['refused']:,}",
+        f"{result.attempts['cut']:,}",
+        f"{len(result.requests) - len(result.of('complete')):,}",
         f"{result.replica_seconds / 3600:.1f}",
     )
 
 
 def table_of(title: str, *names: str) -> Table:
-    figures = ("replicas", "at most", "requests", "streams", "tok/s", "TTFT p50 s", "p99 s", "refused", "cut", "hours")
-    return Table(*names, *figures, title=title)
+    figures = ("replicas", "at most", "requests", "streams", "tok/s", "TTFT p50 s", "p99 s")
+    return Table(*names, *figures, "refused", "cut", "given up", "hours", title=title)
 
 
 def fixed_fleets(arguments: argparse.Namespace) -> Table:
@@ -128,7 +141,9 @@ def fixed_fleets(arguments: argparse.Namespace) -> Table:
         seconds = min(arguments.seconds, _MOST_REQUESTS / rate)
         # The first third fills the replicas.
         replicas = Fixed(replicas_for(fleet, streams))
-        result = Simulation(fleet, replicas, seconds / 3, seconds).run(requests_of(arguments, rate, seconds))
+        troubles = troubles_of(arguments, replicas.least, seconds)
+        simulation = Simulation(fleet, replicas, seconds / 3, seconds, troubles)
+        result = simulation.run(requests_of(arguments, rate, seconds))
         table.add_row(f"{streams:,}", *row_of(result))
     return table
 
@@ -149,24 +164,29 @@ def scaled_fleets(arguments: argparse.Namespace) -> Iterator[Table]:
         table = table_of(f"{arguments.trace}, {streams:,} streams, {least} to {most} replicas", "rule", "cold start s")
         for name, rule in rules.items():
             for each in fleets.values() if name != "fixed" else [fleet]:
-                result = Simulation(each, rule(), end=arguments.seconds).run(
-                    requests_of(arguments, rate, arguments.seconds)
-                )
+                troubles = troubles_of(arguments, least, arguments.seconds)
+                simulation = Simulation(each, rule(), end=arguments.seconds, troubles=troubles)
+                result = simulation.run(requests_of(arguments, rate, arguments.seconds))
                 table.add_row(name, f"{each.cold_start.seconds:.0f}", *row_of(result))
         yield table
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Print simulated beside measured. Returns the exit status."""
+    """Print simulated beside measured, of a replica and of a fleet. Returns the exit status, which is the replica's."""
     rows = compare(arguments.check_seconds, arguments.seed)
-    table = Table("figure", "simulated", "measured", "off by")
-    for row in rows:
-        table.add_row(row.name, f"{row.simulated:.3f}", f"{row.measured:.3f}", f"{row.off:.1%}")
-    Console().print(table)
+    Console().print(_beside("a replica", rows))
+    Console().print(_beside("two to four replicas", compare_fleets(arguments.check_fleet_seconds, arguments.seed)))
     wrong = [row.name for row in rows if row.off > arguments.tolerance]
     if wrong:
         print(f"beyond {arguments.tolerance:.0%}: {', '.join(wrong)}", file=sys.stderr)
     return int(bool(wrong))
+
+
+def _beside(title: str, rows: list[Row]) -> Table:
+    table = Table("figure", "simulated", "measured", "off by", title=title)
+    for row in rows:
+        table.add_row(row.name, f"{row.simulated:.3f}", f"{row.measured:.3f}", f"{row.off:.1%}")
+    return table
 
 
 def positive(text: str) -> int:
@@ -202,8 +222,13 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--compiling", type=float, default=600, help="seconds")
     add("--loading", type=float, default=30, help="seconds")
     add("--drain", type=float, default=130, help="seconds: preStop and shutdown_timeout of the Deployment")
-    add("--check", action="store_true", help="compare one replica with a real server")
+    add("--check", action="store_true", help="compare a replica with a real server, and a fleet with four")
+    add("--attempts", type=positive, default=1, help="of a client whose request was refused or cut")
+    add("--pause", type=float, default=1, help="seconds before a second attempt; doubled before each other")
+    add("--deaths", type=float, default=0, help="of a replica in a day")
+    add("--at-random", action="store_true", help="any replica gets a request, not the least loaded one")
     add("--check-seconds", type=float, default=15)
+    add("--check-fleet-seconds", type=float, default=150)
     add("--tolerance", type=float, default=0.15)
     return parser.parse_args(arguments)
 

@@ -9,16 +9,21 @@ Replicas are of the scripted engine, on a cluster of this machine. Rows come as 
 - turns: conversations at the same time; the share of turns whose replica had the turn before.
 - replica stopped (SIGSTOP): a request every quarter of a second; the slowest of those from 10 s on.
 - request that ends servers: sent again by its client until it is refused; how many replicas it has ended.
-- HAProxy, the router: killed under a request every quarter of a second; how many fail, and for how long.
+- a fleet's life, under a request every quarter of a second: an update, a second application, a replica, the router,
+  HAProxy, a node and the head killed; how many requests fail, and until when.
+- autoscaling: 24 streams at the same time to one replica that may become three.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import os
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,6 +46,7 @@ _EVERY = 0.25
 _POISON = 77
 """`max_new_tokens` of the request that ends the server."""
 _PATIENCE = 120.0
+_SCALED_SECONDS = 110.0
 
 
 class Row(NamedTuple):
@@ -58,22 +64,31 @@ def body(prompt: str, tokens: int = 3) -> dict[str, object]:
 # -- cost --------------------------------------------------------------------------------------------------------------
 
 
-def cluster_cpu(cluster: RayCluster) -> float:
-    """CPU seconds so far of all processes of the cluster but the engines."""
-    total = 0.0
+_KINDS = {
+    "djl_trtllm.executor": "engines",
+    "djl-trtllm-router": "routers",
+    "ServeReplica:": "replicas",
+    "haproxy -": "HAProxy",
+}
+"""What the processes of a cluster are, by what their command lines have in them; others are Ray's own."""
+
+
+def cluster_cpu(cluster: RayCluster) -> dict[str, float]:
+    """CPU seconds so far of all processes of the cluster but the engines, by their kind."""
+    found = dict.fromkeys(("replicas", "routers", "HAProxy", "Ray", "engines"), 0.0)
     for process in cluster.descendants():
-        if "djl_trtllm.executor" not in command(process):
-            try:
-                total += cpu_seconds(process)
-            except psutil.Error:
-                continue
-    return total
+        line = command(process)
+        kind = next((kind for mark, kind in _KINDS.items() if mark in line), "Ray")
+        with contextlib.suppress(psutil.Error):
+            found[kind] += cpu_seconds(process)
+    del found["engines"]
+    return found
 
 
 def cost(cluster: RayCluster, server: Server, streams: int, tokens: int, rounds: int) -> Iterator[Row]:
     """CPU microseconds for a token, on the cluster and of the server alone."""
     of_server: list[float] = []
-    of_cluster: list[float] = []
+    of_cluster: list[dict[str, float]] = []
     with_idle: list[float] = []
     for _ in range(rounds):
         before = cpu_seconds(server.process)
@@ -81,16 +96,21 @@ def cost(cluster: RayCluster, server: Server, streams: int, tokens: int, rounds:
         of_server.append((cpu_seconds(server.process) - before) / (streams * tokens))
         before, began = cluster_cpu(cluster), time.monotonic()
         time.sleep(5)
-        idle = (cluster_cpu(cluster) - before) / (time.monotonic() - began)
+        idle, lasted = cluster_cpu(cluster), time.monotonic() - began
+        rates = {kind: (idle[kind] - before[kind]) / lasted for kind in idle}
         before, began = cluster_cpu(cluster), time.monotonic()
         round_of(cluster.port, streams * REPLICAS, tokens)
-        spent, lasted = cluster_cpu(cluster) - before, time.monotonic() - began
-        with_idle.append(spent / (streams * REPLICAS * tokens))
-        of_cluster.append((spent - idle * lasted) / (streams * REPLICAS * tokens))
-    ratios = [ray / alone for ray, alone in zip(of_cluster, of_server, strict=True)]
-    alone, ray, whole = (statistics.median(each) * 1e6 for each in (of_server, of_cluster, with_idle))
+        after, lasted = cluster_cpu(cluster), time.monotonic() - began
+        count = streams * REPLICAS * tokens
+        with_idle.append((sum(after.values()) - sum(before.values())) / count)
+        of_cluster.append({kind: (after[kind] - before[kind] - rates[kind] * lasted) / count for kind in after})
+    totals = [sum(each.values()) for each in of_cluster]
+    ratios = [ray / alone for ray, alone in zip(totals, of_server, strict=True)]
+    alone, ray, whole = (statistics.median(each) * 1e6 for each in (of_server, totals, with_idle))
     yield Row("CPU for a token, server without Ray", f"{alone:.0f} us")
     yield Row("CPU for a token, 4 replicas, HAProxy, router, Ray", f"{ray:.0f} us, with the idle cluster's {whole:.0f}")
+    parts = {kind: statistics.median(each[kind] for each in of_cluster) * 1e6 for kind in of_cluster[0]}
+    yield Row("of which", ", ".join(f"{kind} {part:.1f}" for kind, part in sorted(parts.items())))
     yield Row(
         "the ratio of both, and of the rounds",
         f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
@@ -113,7 +133,7 @@ def turns(cluster: RayCluster, tokens: int) -> Iterator[Row]:
         return replicas
 
     async def all_of_them() -> list[list[str]]:
-        async with client_of(cluster) as client:
+        async with async_client_of(cluster) as client:
             return await asyncio.gather(*[conversation(client, number) for number in range(_CONVERSATIONS)])
 
     found = asyncio.run(all_of_them())
@@ -125,8 +145,13 @@ def turns(cluster: RayCluster, tokens: int) -> Iterator[Row]:
     yield Row(f"turns of {tokens} tokens at each replica", ", ".join(map(str, counts)))
 
 
-def client_of(cluster: RayCluster) -> httpx.AsyncClient:
-    """A client of the cluster's address."""
+def client_of(cluster: RayCluster) -> httpx.Client:
+    """A client of the cluster's address, one request after the other."""
+    return httpx.Client(base_url=f"http://127.0.0.1:{cluster.port}", timeout=_PATIENCE)
+
+
+def async_client_of(cluster: RayCluster) -> httpx.AsyncClient:
+    """A client of the cluster's address, for many requests at the same time."""
     limits = httpx.Limits(max_connections=500)
     return httpx.AsyncClient(base_url=f"http://127.0.0.1:{cluster.port}", timeout=_PATIENCE, limits=limits)
 
@@ -144,7 +169,10 @@ class Request:
 
 
 def steady(cluster: RayCluster, seconds: float, strike: Callable[[], object]) -> list[Request]:
-    """A request every quarter of a second; `at` is counted from the strike, two seconds after the first."""
+    """A request every quarter of a second, until the strike has returned and at least for this number of seconds.
+
+    `at` is counted from the strike, two seconds after the first request.
+    """
 
     async def one(client: httpx.AsyncClient, began: float, number: int) -> Request:
         at = time.monotonic()
@@ -156,16 +184,16 @@ def steady(cluster: RayCluster, seconds: float, strike: Callable[[], object]) ->
         return Request(at - began, time.monotonic() - at, status)
 
     async def all_of_them() -> list[Request]:
-        async with client_of(cluster) as client:
+        async with async_client_of(cluster) as client:
             began = time.monotonic() + 2
             sent: list[Awaitable[Request]] = []
-            struck = False
-            while time.monotonic() < began + seconds:
-                if time.monotonic() >= began and not struck:
-                    struck = True
-                    strike()
+            struck: asyncio.Task[object] | None = None
+            while time.monotonic() < began + seconds or struck is None or not struck.done():
+                if time.monotonic() >= began and struck is None:
+                    struck = asyncio.create_task(asyncio.to_thread(strike))
                 sent.append(asyncio.ensure_future(one(client, began, len(sent))))
                 await asyncio.sleep(_EVERY)
+            await struck
             return await asyncio.gather(*sent)
 
     return asyncio.run(all_of_them())
@@ -191,7 +219,7 @@ def poison(cluster: RayCluster) -> Iterator[Row]:
     """A request that ends its server is sent until it is refused."""
     before = cluster.replicas()
     statuses = []
-    with httpx.Client(base_url=f"http://127.0.0.1:{cluster.port}", timeout=_PATIENCE) as client:
+    with client_of(cluster) as client:
         for _ in range(6):
             try:
                 statuses.append(client.post("/invocations", json=body("poison", _POISON)).status_code)
@@ -210,17 +238,99 @@ def killed(cluster: RayCluster, what: str, mark: str, most: int, seconds: float)
         for process in [process for process in cluster.descendants() if mark in command(process)][:most]:
             process.kill()
 
-    requests = steady(cluster, seconds, strike)
+    yield struck(cluster, f"{what} killed", strike, seconds)
+
+
+def struck(cluster: RayCluster, what: str, strike: Callable[[], object], seconds: float) -> Row:
+    """How many requests fail, and how long the strike takes."""
+    took = 0.0
+
+    def timed() -> None:
+        nonlocal took
+        began = time.monotonic()
+        strike()
+        took = time.monotonic() - began
+
+    requests = steady(cluster, seconds, timed)
     failed = [each for each in requests if each.status != 200]
-    last = max((each.at for each in failed), default=0.0)
-    yield Row(f"{what} killed: failed", f"{len(failed)} of {len(requests)}, the last {last:.0f} s after it")
+    last = f", the last {max(each.at for each in failed):.0f} s after it" if failed else ""
+    return Row(f"{what}: failed; seconds that it took", f"{len(failed)} of {len(requests)}{last}; {took:.0f}")
+
+
+def life(cluster: RayCluster, model: Path) -> Iterator[Row]:
+    """What happens to a fleet, from the harmless to the end of its head."""
+
+    def update() -> None:
+        cluster.deploy(model, replicas=REPLICAS, direct=True, options={"job_queue_size": 999})
+        cluster.wait_for_replicas(REPLICAS)
+
+    def second() -> None:
+        cluster.deploy(model, app="second", route="/second", replicas=2, direct=True)
+
+    def replica() -> None:
+        cluster.replicas()[0].kill()
+        time.sleep(1)
+        cluster.wait_for_replicas(REPLICAS)
+
+    def node() -> None:
+        cluster.call("add_node")
+        cluster.call("lose_node", cluster.replicas()[0].pid)
+        time.sleep(1)
+        cluster.wait_for_replicas(REPLICAS)
+
+    yield struck(cluster, "rolling update", update, 10)
+    yield struck(cluster, "second application", second, 10)
+    with client_of(cluster) as client:
+        answers = [client.post("/second/invocations", json=body(f"{n} {_WORDS}")) for n in range(12)]
+    replicas = {answer.headers.get("x-replica") for answer in answers}
+    yield Row(
+        "its statuses, and replicas that answered", f"{ {answer.status_code for answer in answers} }, {len(replicas)}"
+    )
+    cluster.call("delete", "second")
+    yield struck(cluster, "replica killed", replica, 10)
+    yield from scaled(cluster, model)
+    yield from killed(cluster, "one router", "djl-trtllm-router", 1, 20)
+    yield from killed(cluster, "all routers", "djl-trtllm-router", 9, 20)
+    yield from killed(cluster, "HAProxy", "haproxy -", 9, 90)
+    yield struck(cluster, "node lost", node, 10)
+    yield struck(cluster, "head lost", lambda: cluster.call("kill_gcs"), 10)
+
+
+def scaled(cluster: RayCluster, model: Path) -> Iterator[Row]:
+    """A replica that may become three, under 24 streams of two seconds, one after the other."""
+    cluster.deploy(model, app="scaled", route="/scaled", autoscale="1:3:8", direct=True)
+    seen: dict[int, float] = {}
+    statuses: Counter[int] = Counter()
+
+    async def stream(client: httpx.AsyncClient, number: int, until: float) -> None:
+        while time.monotonic() < until:
+            answer = await client.post("/scaled/invocations", json=body(f"{number} {_WORDS}", 100))
+            statuses[answer.status_code] += 1
+
+    async def watch(began: float, until: float) -> None:
+        while time.monotonic() < until:
+            running = (await asyncio.to_thread(cluster.states, "scaled")).get("RUNNING", 0)
+            seen.setdefault(running, time.monotonic() - began)
+            await asyncio.sleep(1)
+
+    async def all_of_them() -> None:
+        began, until = time.monotonic(), time.monotonic() + _SCALED_SECONDS
+        async with async_client_of(cluster) as client:
+            await asyncio.gather(watch(began, until), *(stream(client, number, until) for number in range(24)))
+
+    asyncio.run(all_of_them())
+    cluster.call("delete", "scaled")
+    yield Row(
+        "autoscaling from 1 to 3: statuses", ", ".join(f"{count} x {status}" for status, count in statuses.items())
+    )
+    yield Row("replicas, and when they ran", ", ".join(f"{count} at {at:.0f} s" for count, at in sorted(seen.items())))
 
 
 def rows(folder: Path, streams: int, tokens: int, rounds: int) -> Iterator[Row]:
     """All of them."""
     script = {"steps_per_second": 50, "faults": [{"action": "end", "max_new_tokens": _POISON}]}
     model = scripted_model(folder / "model", script, **{"option.max_rolling_batch_size": max(32, streams)})
-    with serving(model) as server, RayCluster(cpus=8) as cluster:
+    with serving(model) as server, RayCluster(nodes=2, cpus=8) as cluster:
         cluster.deploy(model, replicas=REPLICAS, direct=True)
         cluster.wait_for_replicas(REPLICAS)
         yield from cost(cluster, server, streams, tokens, rounds)
@@ -228,9 +338,7 @@ def rows(folder: Path, streams: int, tokens: int, rounds: int) -> Iterator[Row]:
         yield from turns(cluster, 100)
         yield from poison(cluster)
         yield from stopped(cluster)
-        yield from killed(cluster, "one router", "djl-trtllm-router", 1, 20)
-        yield from killed(cluster, "all routers", "djl-trtllm-router", 9, 20)
-        yield from killed(cluster, "HAProxy", "haproxy -", 9, 90)
+        yield from life(cluster, model)
 
 
 def main() -> None:
@@ -239,9 +347,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=500, help="of a stream")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
+    print(f"load of the machine: {os.getloadavg()[0]:.0f}")
     with tempfile.TemporaryDirectory() as folder:
         for row in rows(Path(folder), arguments.streams, arguments.tokens, arguments.rounds):
             Console().print(f"| {row.what} | {row.figure} |", soft_wrap=True)
+    print(f"load of the machine: {os.getloadavg()[0]:.0f}")
 
 
 if __name__ == "__main__":

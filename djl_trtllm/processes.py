@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_LOOK_SECONDS = 0.5
 _COMPILERS = frozenset({"nvcc", "cicc", "ptxas", "ninja", "cc1plus"})
 """Programs that FlashInfer, DeepGEMM, Triton and torch start to compile kernels."""
 
@@ -100,11 +102,53 @@ def end_group(process: subprocess.Popen[bytes], seconds: float) -> None:
     SIGKILL comes after this number of seconds if the leader does not end.
     """
     gone = contextlib.suppress(ProcessLookupError, PermissionError)
-    if process.poll() is None:
+    try:
+        if process.poll() is None:
+            with gone:
+                os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+    finally:
+        # Also where a second Ctrl-C ends the wait.
         with gone:
-            os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-    with gone:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextlib.contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Processes below this one whose parent has ended stay below it, on Linux. They are reaped when all end."""
+    if sys.platform != "linux":
+        yield
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+
+def below() -> set[psutil.Process]:
+    """Return the processes below this one."""
+    return set(psutil.Process().children(recursive=True))
+
+
+def kill_below(spared: set[psutil.Process], seconds: float) -> list[str]:
+    """Kill all processes below this one but these, with those that they start meanwhile; return their names.
+
+    It gives up after this number of seconds.
+    """
+    killed: dict[psutil.Process, str] = {}
+    deadline = time.monotonic() + seconds
+    while (left := below() - spared) and time.monotonic() < deadline:
+        # All names first: the kernel kills some of Ray's processes with the one that has started them.
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    title = (process.cmdline() or [process.name()])[0]
+                    killed.setdefault(process, f"{Path(title).name} ({process.pid})")
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, _LOOK_SECONDS)
+    return list(killed.values())

@@ -1,13 +1,17 @@
-"""Each rule is tried in a process of its own: signals and limits stay with a process."""
+"""Signals and limits of processes, each rule tried in one of its own, and files that are refused by their kind."""
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from djl_trtllm.files import read_file
 from djl_trtllm.processes import raise_limit
 
 BEGIN = """
@@ -85,3 +89,30 @@ def test_the_limit_is_raised_as_far_as_it_is_needed_and_may_be(
     monkeypatch.setattr(resource, "setrlimit", lambda kind, wanted: limits.append(wanted))
     assert raise_limit(needed) == result
     assert limits == given
+
+
+def _write(path: Path) -> None:
+    path.write_bytes(b"abcd")
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "a directory": Path.mkdir,
+    "a FIFO": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "more than 3 bytes": lambda path: _write(path),
+    "symbolic links": lambda path: path.symlink_to(path),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_such_file_is_named(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "file"
+    KINDS[kind](path)
+    with pytest.raises(OSError, match=kind) as caught:
+        read_file(path, 3)
+    assert caught.value.filename == str(path)
+
+
+def test_a_file_may_have_as_many_bytes_as_its_kind(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    assert read_file(tmp_path / "file", 3) == b"abc"

@@ -17,7 +17,10 @@ _SPREAD = 0.7
 
 @dataclass(slots=True)
 class Request:
-    """`started` and `first_token` and `ended` are None until then; `outcome` is complete, refused or cut."""
+    """`started`, `first_token` and `ended` are None until then; `outcome` is complete, refused or cut.
+
+    `attempts` are how often its client has sent it; the rest is of the last time.
+    """
 
     arrived: float
     prompt_tokens: int
@@ -26,6 +29,7 @@ class Request:
     first_token: float | None = None
     ended: float | None = None
     outcome: str = ""
+    attempts: int = 0
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class Row:
     @property
     def off(self) -> float:
         """The difference as a share of what was measured."""
-        return abs(self.simulated - self.measured) / self.measured
+        return abs(self.simulated - self.measured) / (self.measured or 1)
 
 
 Measure = Callable[[Sequence[Request]], Sequence[Request]]

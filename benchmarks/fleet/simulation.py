@@ -1,10 +1,12 @@
-"""The simulation: events in order of time, a router to the least loaded replica, replicas that start, drain and end."""
+"""The simulation: events in order of time, a choice of replicas, replicas that start, drain, die and end."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 import math
+import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -45,13 +47,32 @@ class Fleet:
     drain: float
 
 
+@dataclass(frozen=True)
+class Troubles:
+    """What goes wrong, and what clients do then.
+
+    A client whose request was refused or cut sends it again, until it has done so `attempts` times: after `pause`
+    seconds, then twice as long, and so on. At each time of `deaths` the oldest replica dies, and another one starts.
+    """
+
+    attempts: int = 1
+    pause: float = 1.0
+    deaths: tuple[float, ...] = ()
+    at_random: bool = False
+    """Whether any replica gets a request, as where no router knows their loads, instead of the least loaded one."""
+
+
 @dataclass
 class Result:
-    """What became of the requests, and integrals over the time from `begin` to `end`."""
+    """What became of the requests, and integrals over the time from `begin` to `end`.
+
+    `attempts` are numbers by the outcome: those of requests that were sent again are in it too.
+    """
 
     begin: float
     end: float
     requests: list[Request] = field(default_factory=list)
+    attempts: Counter[str] = field(default_factory=Counter)
     replica_seconds: float = 0.0
     most_replicas: int = 0
     request_seconds: float = 0.0
@@ -75,11 +96,23 @@ class Result:
 class Simulation:
     """`run` simulates all requests to their end, once. The integrals of the result are from `begin` to `end`."""
 
-    def __init__(self, fleet: Fleet, rule: Rule, begin: float = 0.0, end: float = math.inf) -> None:
-        self._fleet, self._rule = fleet, rule
+    def __init__(
+        self,
+        fleet: Fleet,
+        rule: Rule,
+        begin: float = 0.0,
+        end: float = math.inf,
+        troubles: Troubles = Troubles(),
+    ) -> None:
+        self._fleet, self._rule, self._troubles = fleet, rule, troubles
+        self._chance = random.Random(1)
+        self._again = 0
+        """Requests whose clients are to send them again."""
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()
         self._replicas: list[Replica] = []
+        self._ready: list[Replica] = []
+        """Those of them that take requests, the oldest first."""
         self._loads: list[tuple[int, int, Replica]] = []
         self._starting = 0
         self._in_system = 0
@@ -94,6 +127,8 @@ class Simulation:
             self._become_ready(self._new(), 0.0)
         self._arrive(iter(requests))
         self._at(SCRAPE_SECONDS, self._decide)
+        for time in self._troubles.deaths:
+            self._at(time, self._die)
         while self._events:
             now, _, happen = heapq.heappop(self._events)
             self._pass(now)
@@ -127,15 +162,38 @@ class Simulation:
 
         def taken(request: Request, now: float) -> None:
             self.result.requests.append(request)
-            replica = self._least_loaded()
-            if replica is None:
-                request.outcome, request.ended = "refused", now
-            elif replica.add(request, now):
-                self._in_system += 1
-                self._changed(replica, now)
+            self._send(request, now)
             next_one()
 
         next_one()
+
+    def _send(self, request: Request, now: float) -> None:
+        request.attempts += 1
+        replica = self._any() if self._troubles.at_random else self._least_loaded()
+        if replica is not None and replica.add(request, now):
+            self._in_system += 1
+            self._changed(replica, now)
+        else:
+            request.outcome, request.ended = "refused", now
+            self._failed(request, now)
+
+    def _failed(self, request: Request, now: float) -> None:
+        """A request was refused or cut; its client sends it again, or gives up."""
+        self.result.attempts[request.outcome] += 1
+        if request.attempts >= self._troubles.attempts:
+            return
+        request.outcome = ""
+        request.started = request.first_token = request.ended = None
+        self._again += 1
+
+        def again(at: float) -> None:
+            self._again -= 1
+            self._send(request, at)
+
+        self._at(now + self._troubles.pause * 2 ** (request.attempts - 1), again)
+
+    def _any(self) -> Replica | None:
+        return self._chance.choice(self._ready) if self._ready else None
 
     def _least_loaded(self) -> Replica | None:
         """The ready replica with the least to do. Entries of the heap that are no longer true are thrown away."""
@@ -156,7 +214,9 @@ class Simulation:
     def _end_due(self, replica: Replica, changes: int, now: float) -> None:
         if replica.changes != changes:
             return
-        self._in_system -= len(replica.end_due(now))
+        ended = len(replica.end_due(now))
+        self._in_system -= ended
+        self.result.attempts["complete"] += ended
         self._changed(replica, now)
         if replica.draining and not replica.load:
             self._replicas.remove(replica)
@@ -169,14 +229,27 @@ class Simulation:
     def _become_ready(self, replica: Replica, now: float) -> None:
         replica.ready = True
         self._replicas.append(replica)
+        self._ready.append(replica)
         self._changed(replica, now)
 
-    def _serving(self) -> list[Replica]:
-        return [replica for replica in self._replicas if not replica.draining]
+    def _die(self, now: float) -> None:
+        if self._ready:
+            replica = self._ready.pop(0)
+            replica.ready = False
+            self._end(replica, now)
+            self._start(now)
+
+    def _end(self, replica: Replica, now: float) -> None:
+        """A replica is gone, and what it still had is cut."""
+        self._replicas.remove(replica)
+        left = replica.cut(now)
+        self._in_system -= len(left)
+        for request in left:
+            self._failed(request, now)
 
     def _decide(self, now: float) -> None:
         """The rule sees the figures of the last scrape."""
-        serving = self._serving()
+        serving = list(self._ready)
         scraped, self._scraped = self._scraped, [self._figures(each) for each in serving]
         there = len(serving) + self._starting
         wanted = self._rule.wanted(now, there, scraped) if scraped else there
@@ -184,7 +257,7 @@ class Simulation:
             self._start(now)
         for replica in serving[max(1, len(serving) - max(0, there - wanted)) :]:
             self._drain(replica, now)
-        if self._arrivals_left or self._in_system:
+        if self._arrivals_left or self._in_system or self._again:
             self._at(now + SCRAPE_SECONDS, self._decide)
 
     def _figures(self, replica: Replica) -> Figures:
@@ -203,13 +276,13 @@ class Simulation:
 
     def _drain(self, replica: Replica, now: float) -> None:
         replica.draining = True
+        self._ready.remove(replica)
         if not replica.load:
             self._replicas.remove(replica)
             return
 
         def over(at: float) -> None:
             if replica in self._replicas:
-                self._in_system -= len(replica.cut(at))
-                self._replicas.remove(replica)
+                self._end(replica, at)
 
         self._at(now + self._fleet.drain, over)

@@ -228,7 +228,7 @@ _SLACK = 4
 """A replica may have a quarter of a batch more than another: below that, what it saves is more than others lose."""
 _FORWARDED_BY_DEFAULT = ("127.0.0.1", "::1")
 _DOWNSCALE_DELAY = 300
-_MOST_REPLICAS, _MOST_CONCURRENT = 10_000, 100_000
+_AUTOSCALE = re.compile(r"([1-9]\d{0,4}):([1-9]\d{0,4})(?::([1-9]\d{0,4}))?", re.ASCII)
 _FULL_CACHE = 0.95
 """Above this utilisation of its KV cache an engine pauses sequences, even in small batches."""
 _WITHOUT_GPU = (Backend.OPENVINO, Backend.SCRIPTED)
@@ -252,19 +252,16 @@ class Autoscaling(NamedTuple):
     @classmethod
     def parse(cls, text: str, batch_size: int) -> Autoscaling:
         """Read `MIN:MAX[:CONCURRENCY]`; CONCURRENCY is `target_concurrency` by default. Raises ConfigError."""
-        parts = text.split(":")
-        if len(parts) not in (2, 3):
-            raise ConfigError([f"autoscale={text}: expected MIN:MAX or MIN:MAX:CONCURRENCY, such as 1:4:45"])
-        least = _whole(parts[0], text, "MIN", 1, _MOST_REPLICAS)
-        most = _whole(parts[1], text, "MAX", least, _MOST_REPLICAS)
-        given = _whole(parts[2], text, "CONCURRENCY", 1, _MOST_CONCURRENT) if parts[2:] else None
-        return cls(least, most, target_concurrency(batch_size) if given is None else given)
-
-
-def _whole(part: str, text: str, name: str, low: int, high: int) -> int:
-    if not (part.isascii() and part.isdecimal() and len(part) < 10 and low <= int(part) <= high):
-        raise ConfigError([f"autoscale={text}: {name} is {part!r}, expected a whole number from {low} to {high}"])
-    return int(part)
+        found = _AUTOSCALE.fullmatch(text)
+        least, most, concurrency = (int(each or 0) for each in found.groups()) if found else (1, 0, 0)
+        if least > most:
+            raise ConfigError(
+                [
+                    f"autoscale={text}: expected MIN:MAX or MIN:MAX:CONCURRENCY, such as 1:4:45, whole numbers from 1 "
+                    "to 99999 of which MIN is at most MAX"
+                ]
+            )
+        return cls(least, most, concurrency or target_concurrency(batch_size))
 
 
 class ClusterArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -449,8 +446,8 @@ def reserved_gpus(options: Options) -> int:
         )
     ranks = math.prod(int(degree) for degree in degrees)
     ranks_are_actors = options.orchestrator_type is Orchestrator.RAY
-    if of_nodes and (problem := _problem_of_nodes(ranks, of_nodes, spanning=ranks_are_actors)):
-        raise ConfigError([problem])
+    if of_nodes:
+        _require_room(ranks, of_nodes, spanning=ranks_are_actors)
     return 0 if ranks_are_actors else ranks
 
 
@@ -466,26 +463,25 @@ def _gpus_of_nodes() -> dict[str, int]:
     }
 
 
-def _problem_of_nodes(ranks: int, of_nodes: Mapping[str, int], *, spanning: bool) -> str | None:
-    """Why this number of ranks does not fit; None if it does, or if nodes are to come.
+def _require_room(ranks: int, of_nodes: Mapping[str, int], *, spanning: bool) -> None:
+    """Raise ConfigError if the nodes have no room for this number of ranks. Those that are to come may have GPUs.
 
     `spanning`: TensorRT-LLM 1.2 makes a placement group of bundles with as many GPUs as the first node has that Ray
     lists, the first of them on the node of the replica. So every node has to be like it.
     """
-    most = max(of_nodes.values())
+    counts = of_nodes.values()
+    alike = 0 < min(counts) == max(counts)
+    if alike and sum(counts) >= ranks if spanning else ranks <= (max(counts) or ranks):
+        return
+    wanted = f"the same number on each node, the head included, and {ranks} together" if spanning else f"{ranks} on one"
     shown = ", ".join(f"{count} on {node}" for node, count in of_nodes.items())
-    if spanning and (min(of_nodes.values()) < most or not most or sum(of_nodes.values()) < ranks):
-        return (
-            f"option.orchestrator_type=ray with {ranks} ranks: TensorRT-LLM expects the same number of GPUs on each "
-            f"node, the head included, and at least {ranks} together. The cluster has {shown}"
-        )
-    if not spanning and 0 < most < ranks:
-        return (
-            f"a replica reserves {ranks} GPUs on one node, and no node has more than {most}: {shown}. Lower the "
-            "parallel degrees, or let the ranks span nodes with option.orchestrator_type=ray (docs/ray.md). If larger "
-            f"nodes are to come, give the argument gpus: {ranks}"
-        )
-    return None
+    raise ConfigError(
+        [
+            f"{ranks} ranks need GPUs, {wanted}, and the cluster has {shown}: change the parallel degrees, let them "
+            f"span nodes with option.orchestrator_type=ray (docs/ray.md), or give the argument gpus: {ranks} if larger "
+            "nodes are to come"
+        ]
+    )
 
 
 def _number_of_replicas(arguments: ClusterArguments, options: Options) -> dict[str, Any]:

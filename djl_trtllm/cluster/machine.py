@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import json
 import logging
 import os
 import shutil
@@ -13,29 +11,31 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 from packaging.version import Version
 
-from djl_trtllm.cluster.control import Place
+from djl_trtllm.cluster.driver import Task
 from djl_trtllm.cluster.ray_names import NODES
 from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.processes import adopting_orphans, below, kill_below
 
 logger = logging.getLogger(__name__)
 
 _FILES = {
     "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": "haproxy.cfg",
-    "RAY_SERVE_HAPROXY_SOCKET_PATH": "admin.sock",
-    "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": "metrics.sock",
+    "RAY_SERVE_HAPROXY_SOCKET_PATH": "a.sock",
+    "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": "m.sock",
     "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": ".",
     "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": "server-state",
 }
+_LONGEST_FOLDER = 20
 _PORTS = {
     "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
     "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
@@ -67,6 +67,15 @@ def environment_of_machine(environ: Mapping[str, str], folder: Path) -> dict[str
         **environ,
         "PATH": path,
     }
+
+
+def _folder_of_sockets() -> str:
+    """The folder for temporary files, or /tmp where that has a long name.
+
+    HAProxy takes paths of sockets of 97 bytes, and Ray adds a folder whose name has 56.
+    """
+    usual = tempfile.gettempdir()
+    return usual if len(usual) <= _LONGEST_FOLDER else "/tmp"  # noqa: S108 (a folder of our own is made there)
 
 
 def files_of_haproxy(folder: Path) -> dict[str, str]:
@@ -104,66 +113,70 @@ def _programs_of_haproxy() -> tuple[str, ...]:
     return ("haproxy", "socat") if before_its_own else ("haproxy",)
 
 
-_SERVE_AND_RAY_SECONDS = 60.0
-"""How long Serve and Ray may take to end once the replicas have; Serve alone takes up to 30."""
-_END_SECONDS = 10.0
-_LOOK_SECONDS = 0.5
-_DRIVER = (sys.executable, "-m", "djl_trtllm.cluster.control")
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_DRIVER = (sys.executable, "-m", "djl_trtllm.cluster.driver")
 
 
 class _Stopped(Exception):
     """SIGINT or SIGTERM came."""
 
 
-def serve_here(arguments: Mapping[str, Any], place: Place, host: str, port: int, ready: Callable[[], None]) -> None:
+def serve_here(
+    task: Task,
+    ready: Callable[[], None],
+    *,
+    driver: Sequence[str] = _DRIVER,
+    ray_seconds: float = 60.0,
+    end_seconds: float = 10.0,
+) -> None:
     """A cluster of this machine alone, with a model on it. Calls `ready` when the model runs.
 
     It lives until SIGINT or SIGTERM, or until the application is deleted. Then the replicas have the time of their
-    `shutdown_timeout`, and Ray a minute; what is left of them is killed, and at once if another signal comes or the
-    model does not run yet. Raises DjlTrtllmError if the cluster or the model does not start, or Ray ends.
+    `shutdown_timeout`, and Ray has `ray_seconds` (Serve alone takes up to 30); what has not ended `end_seconds` later
+    is killed. It is killed at once if another signal comes or the model does not run yet. Raises DjlTrtllmError if the
+    cluster or the model does not start, or Ray ends.
     """
-    task = {"arguments": arguments, "app": place.app, "route": place.route, "host": host, "port": port}
     error = None
     with (
         _on_signals(signal.SIG_IGN),
-        _adopting_orphans(),
-        tempfile.TemporaryDirectory(prefix="djl-trtllm-", ignore_cleanup_errors=True) as folder,
+        adopting_orphans(),
+        tempfile.TemporaryDirectory(prefix="djl-", dir=_folder_of_sockets(), ignore_cleanup_errors=True) as folder,
     ):
         environ = environment_of_machine(os.environ, Path(folder))
-        spared = _below()
+        spared = below()
         try:
             with _on_signals(_stop):
-                error = _follow(task, environ, ready)
+                error = _follow(task, driver, environ, ready, ray_seconds)
                 # HAProxy does not belong to Ray, and may outlive the one that has started it.
-                psutil.wait_procs(_below() - spared, _END_SECONDS)
+                psutil.wait_procs(below() - spared, end_seconds)
         except _Stopped:
             pass
         finally:
-            if killed := _kill_below(spared):
+            if killed := kill_below(spared, end_seconds):
                 logger.warning("these processes had not ended and were killed: %s", ", ".join(killed))
     if error is not None:
         raise DjlTrtllmError(error)
 
 
-def _follow(task: Mapping[str, Any], environ: Mapping[str, str], ready: Callable[[], None]) -> str | None:
+def _follow(
+    task: Task, program: Sequence[str], environ: Mapping[str, str], ready: Callable[[], None], ray_seconds: float
+) -> str | None:
     """Start the driver and wait until it has ended, or should have. Returns what went wrong. Raises _Stopped."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
             driver = subprocess.Popen(
-                [*_DRIVER, str(theirs.fileno())],
+                [*program, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in a terminal is for this process
             )
-        ours.sendall(json.dumps(task).encode() + b"\n")
+        ours.sendall(msgspec.json.encode(task) + b"\n")
         error: str | None = None
         drain: float | None = None
         try:
             for line in ours.makefile("rb"):
-                message = json.loads(line)
+                message = msgspec.json.decode(line)
                 if "error" in message:
                     error = message["error"]
                 else:
@@ -174,45 +187,10 @@ def _follow(task: Mapping[str, Any], environ: Mapping[str, str], ready: Callable
                 raise
         ours.shutdown(socket.SHUT_WR)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            driver.wait((drain or 0.0) + _SERVE_AND_RAY_SECONDS)
+            driver.wait((drain or 0.0) + ray_seconds)
         if error is None and driver.returncode:
             error = f"the process that runs Ray has ended with status {driver.returncode}"
         return error
-
-
-@contextlib.contextmanager
-def _adopting_orphans() -> Iterator[None]:
-    """Processes below this one whose parent has ended stay below it, on Linux. They are reaped when all end."""
-    if sys.platform != "linux":
-        yield
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0)
-
-
-def _below() -> set[psutil.Process]:
-    return set(psutil.Process().children(recursive=True))
-
-
-def _kill_below(spared: set[psutil.Process]) -> list[str]:
-    """Kill all processes below this one but these, with those that they start meanwhile; return their names."""
-    killed: dict[psutil.Process, str] = {}
-    deadline = time.monotonic() + _END_SECONDS
-    while (left := _below() - spared) and time.monotonic() < deadline:
-        # All names first: the kernel kills some of Ray's processes with the one that has started them.
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    title = (process.cmdline() or [process.name()])[0]
-                    killed.setdefault(process, f"{Path(title).name} ({process.pid})")
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, _LOOK_SECONDS)
-    return list(killed.values())
 
 
 def _stop(number: int, frame: object) -> None:

@@ -9,8 +9,8 @@ engines; ours takes each dialect, is bounded, and knows which requests have ende
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -23,20 +23,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from djl_trtllm.cluster import ray_names
-from djl_trtllm.routing.fleet import Fleet, Load, Question
+from djl_trtllm.routing.affinity import PromptKeys
+from djl_trtllm.routing.fleet import Fleet, Load, Question, Sent
 
 _SESSION = "x-session-id"
 _TRUNCATED = "x-body-truncated"
 _TOGETHER_SECONDS = 0.05
-"""Seconds for which a router collects news before it sends them to the others."""
-
-
-@dataclass
-class Asked:
-    """A question on its way through Ray, to the fleet that answers it."""
-
-    question: Question
-    fleet: Fleet
+"""Seconds for each router of the fleet for which one collects news before it sends them to the others."""
+_MOST_NEWS = 10_000
 
 
 class Router:
@@ -47,8 +41,9 @@ class Router:
 
     def __init__(self, replicas: Any, slack: int) -> None:
         self._replicas = replicas
-        self._fleet = Fleet(slack, self._accuse, self._detour)
-        self._detours: list[tuple[bytes, str]] = []
+        self._fleet = Fleet(slack, self._accuse, self._sent)
+        self._news: deque[Sent] = deque(maxlen=_MOST_NEWS)
+        self._routers = 1
         self._telling: set[asyncio.Task[None]] = set()
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -67,33 +62,39 @@ class Router:
 
     async def moved(self, digest: str, replica: str) -> None:
         """HAProxy has given a request to this replica, because the chosen one had died or did not take it."""
-        await self._ask(Question((), "", digest, replica))
+        await self._ask(Question(PromptKeys(), "", digest, replica))
 
     async def accused(self, digests: list[str], replica: str) -> None:
         """Another router had sent these requests to a replica that died."""
         self._fleet.accuse(digests, replica)
 
     async def _ask(self, question: Question) -> None:
-        async with self._replicas.choose_replica(Asked(question, self._fleet), **ray_names.UNDISPATCHED):
+        async with self._replicas.choose_replica(question, self._fleet, **ray_names.UNDISPATCHED):
             pass
 
-    async def learned(self, beginnings: list[tuple[bytes, str]]) -> None:
-        """Another router has sent prompts with these keys to these replicas, and not where this one would."""
-        for key, replica in beginnings:
-            self._fleet.learn(key, replica)
+    async def heard(self, router: str, news: list[Sent]) -> None:
+        """A router has sent these."""
+        if router != self._name():
+            for sent in news:
+                self._fleet.note(sent)
 
     def _accuse(self, digests: set[str], replica: str) -> None:
         self._background(self._tell("accused", list(digests), replica))
 
-    def _detour(self, key: bytes, replica: str) -> None:
-        self._detours.append((key, replica))
-        if len(self._detours) == 1:
-            self._background(self._tell_detours())
+    def _sent(self, sent: Sent) -> None:
+        self._news.append(sent)
+        if len(self._news) == 1:
+            self._background(self._tell_news())
 
-    async def _tell_detours(self) -> None:
-        await asyncio.sleep(_TOGETHER_SECONDS)
-        detours, self._detours = self._detours, []
-        await self._tell("learned", detours)
+    async def _tell_news(self) -> None:
+        await asyncio.sleep(_TOGETHER_SECONDS * self._routers)
+        news = list(self._news)
+        self._news.clear()
+        await self._tell("heard", self._name(), news)
+
+    @staticmethod
+    def _name() -> str:
+        return str(serve.get_replica_context().replica_id.unique_id)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -104,7 +105,7 @@ class Router:
         """Call a method of all routers."""
         context = serve.get_replica_context()
         routers = serve.get_deployment_handle(context.deployment, context.app_name)
-        await routers.broadcast(method, *arguments).results_async()
+        self._routers = len(await routers.broadcast(method, *arguments).results_async())
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Any to mypy, which does not read Ray
@@ -117,8 +118,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Any to mypy, which d
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """The replica for what a `Router` asks, and all of them for another call."""
-        asked = pending_request.args[0] if pending_request is not None and pending_request.args else None
-        question, fleet = getattr(asked, "question", None), getattr(asked, "fleet", None)
+        question, fleet = pending_request.args if pending_request and len(pending_request.args) == 2 else (None, None)
         if not isinstance(question, Question) or not isinstance(fleet, Fleet) or not candidate_replicas:
             return [candidate_replicas]
         there = {replica.replica_id.to_full_id_str(): replica for replica in candidate_replicas}

@@ -183,6 +183,9 @@ class EnginePlan(ABC):
         """The LoRA adapters that the engine takes; None where it takes none."""
         return None
 
+    def require_runtime(self) -> None:  # noqa: B027  # planning itself looks for most engines
+        """Raise EngineError where this machine lacks what runs the engine, as far as planning has not looked."""
+
     def settled(self, config: Config) -> Config:
         """The configuration from which this was derived, with options that other options set."""
         return config

@@ -5,8 +5,6 @@ tokens count, `sentence_bert_config.json` how long texts may be. A cross-encoder
 classification with one label.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from djl_trtllm.api.base import read_json
+from djl_trtllm.bounded_json import read_json
 from djl_trtllm.errors import InvalidRequestError
 
 _BLOCK = 128
 """Bytes of the shortest beginning: about the tokens of a block of the KV cache, of which there is nothing to reuse
 below one."""
+_TURN_BLOCKS = 32
+"""Blocks that the next turn of a conversation adds at most: a response of about a thousand tokens."""
 _KEY_BYTES = 8
 _PROMPTS = ("messages", "prompt", "inputs", "input", "text_input")
 _BEFORE = ("tools", "system", "instructions")
@@ -22,25 +24,37 @@ _BEFORE = ("tools", "system", "instructions")
 _ADAPTERS = ("adapters", "adapter_id")
 
 
-def prefix_keys(body: bytes) -> tuple[bytes, ...]:
-    """A key for each of several beginnings of the prompt, from short to long; before them its adapter's, if it has one.
+class PromptKeys(NamedTuple):
+    """Keys of beginnings of a prompt, each from short to long.
 
-    The beginnings have 1, 2, 3, 4, 6, 8, 12, ... blocks, so that a prompt of any length has few keys, and two prompts
-    share the key of at least two thirds of what they have in common. A body in which no prompt is found is one itself.
+    `beginnings` have 1, 2, 3, 4, 6, 8, 12, ... blocks, so that a prompt of any length has few keys, and two prompts
+    share the key of at least two thirds of what they have in common; before them is the adapter's key, if the request
+    names one. `ends` are those of the last `_TURN_BLOCKS` blocks, one by one: the last of them is the prompt's own, and
+    the prompt of the turn before is among the others.
     """
-    adapter, prompt = _read(body)
-    hasher = blake2b(digest_size=_KEY_BYTES)
-    keys = []
-    if adapter is not None:
-        # Prompts of another adapter have nothing in the KV cache that this one could use.
-        hasher.update(orjson.dumps(adapter))
-        keys.append(hasher.digest())
-    view, begin = memoryview(prompt), 0
-    for end in _ends(len(prompt)):
-        hasher.update(view[begin:end])
-        keys.append(hasher.digest())
-        begin = end
-    return tuple(keys)
+
+    beginnings: tuple[bytes, ...] = ()
+    ends: tuple[bytes, ...] = ()
+
+    @classmethod
+    def of(cls, body: bytes) -> PromptKeys:
+        """The keys of a request's prompt; a body in which no prompt is found is one itself."""
+        adapter, prompt = _read(body)
+        hasher = blake2b(digest_size=_KEY_BYTES)
+        keys: dict[int, bytes] = {}
+        if adapter is not None:
+            # Prompts of another adapter have nothing in the KV cache that this one could use.
+            hasher.update(orjson.dumps(adapter))
+            keys[0] = hasher.digest()
+        beginnings = [*keys, *_ends(len(prompt))]
+        last = len(prompt) // _BLOCK * _BLOCK
+        ends = range(max(_BLOCK, last - _TURN_BLOCKS * _BLOCK), last + 1, _BLOCK)
+        view, begin = memoryview(prompt), 0
+        for end in sorted({*beginnings, *ends} - keys.keys()):
+            hasher.update(view[begin:end])
+            keys[end] = hasher.digest()
+            begin = end
+        return cls(tuple(keys[end] for end in beginnings), tuple(keys[end] for end in ends))
 
 
 def _ends(length: int) -> Iterator[int]:
@@ -67,7 +81,8 @@ def _read(body: bytes) -> tuple[Any, bytes]:
     members = {**parameters, **given} if type(parameters) is dict else given
     adapter = next((members[name] for name in _ADAPTERS if members.get(name)), None)
     before = b"".join(orjson.dumps(given[name]) for name in _BEFORE if given.get(name))
-    return adapter, before + (prompt.encode() if type(prompt) is str else orjson.dumps(prompt))
+    # Without its last bracket, a list of messages is the beginning of the next turn's.
+    return adapter, before + (prompt.encode() if type(prompt) is str else orjson.dumps(prompt)[:-1])
 
 
 _MOST_KEYS = 100_000
@@ -84,26 +99,24 @@ class Affinity:
         self._most_keys = most_keys
         self._holders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
 
-    def choose(self, keys: Sequence[bytes], loads: Mapping[str, int]) -> str | None:
-        """The replica for a prompt with these keys (`prefix_keys`); None if another choice is as good.
+    def choose(self, keys: Sequence[bytes], loads: Mapping[str, int], earlier: str | None = None) -> str | None:
+        """The replica for a prompt with these keys (`PromptKeys.beginnings`); None if another choice is as good.
 
-        It is the least loaded of those that had the longest known beginning and are not out of balance. For a prompt
-        that is new it is the first of the two that the first key names that is not: several routers choose the same
-        ones without knowing of each other.
+        It is the one that had the `earlier` turn, or the least loaded of those that had the longest known beginning and
+        are not out of balance. For a prompt that is new it is the first of the two that the first key names that is
+        not: several routers choose the same ones without knowing of each other.
         """
         if not keys or not loads:
             return None
         most = min(loads.values()) + self._slack
+        if earlier is not None and loads.get(earlier, most + 1) <= most:
+            return earlier
         for key in reversed(keys):
             holders = [replica for replica in self._holders.get(key, ()) if loads.get(replica, most + 1) <= most]
             if holders:
                 return min(holders, key=loads.__getitem__)
         preferred = (replica for replica in ranked(keys[0], loads)[:2] if loads[replica] <= most)
         return next(preferred, None)
-
-    def knows(self, keys: Iterable[bytes]) -> bool:
-        """Whether any of these beginnings was seen before."""
-        return any(key in self._holders for key in keys)
 
     def learn(self, keys: Iterable[bytes], replica: str) -> None:
         """The replica was sent a prompt with these keys. Keys that were not seen for the longest time are forgotten."""

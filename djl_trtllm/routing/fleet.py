@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 from typing import NamedTuple
 
-from djl_trtllm.routing.affinity import Affinity, prefix_keys, ranked
+from djl_trtllm.routing.affinity import Affinity, PromptKeys, ranked
 from djl_trtllm.routing.suspects import Suspects
 
-_SILENT_SECONDS = 3.0
-"""A replica that does not answer a health check for this time gets no new request until it does."""
-_PAUSE_SECONDS = 1.0
 _CHECK = b"GET /-/healthz HTTP/1.1\r\nHost: replica\r\n\r\n"
+_MOST_TURNS = 10_000
 
 
 class Load(NamedTuple):
@@ -31,7 +29,7 @@ class Load(NamedTuple):
 class Question:
     """A request that is to be routed, and the answer: the replica, and for how many seconds it is refused there."""
 
-    keys: tuple[bytes, ...]
+    prompt: PromptKeys
     session: str
     digest: str
     replica: str = ""
@@ -40,62 +38,125 @@ class Question:
     @classmethod
     def of(cls, body: bytes, session: str = "", truncated: str = "") -> Question:
         """`body` may be a beginning; what is said in `truncated` then distinguishes it from others that begin alike."""
-        return cls(prefix_keys(body), session, blake2b(body + truncated.encode(), digest_size=8).hexdigest())
+        return cls(PromptKeys.of(body), session, blake2b(body + truncated.encode(), digest_size=8).hexdigest())
+
+
+class Sent(NamedTuple):
+    """News for other routers: where a prompt went. `end` is its own key, `before` that of the turn it goes on from."""
+
+    beginning: bytes
+    end: bytes
+    before: bytes
+    replica: str
+
+
+@dataclass
+class _Replica:
+    """What the routers have sent to a replica since its last report, and whether it answers.
+
+    A turn of a conversation says that the turn before it has ended: `turns` counts it where it went, and takes one off
+    where that was. Of other requests, `new`, as many have ended since the report as came before it, `usual`.
+    """
+
+    received: int = 0
+    new: int = 0
+    usual: int = 0
+    turns: int = 0
+    watch: asyncio.Task[None] | None = None
+    silent: bool = False
+
+    def requests(self, load: Load) -> int:
+        """Requests that wait and run now."""
+        if load.received != self.received:
+            self.received, self.usual, self.new, self.turns = load.received, self.new, 0, 0
+        return max(0, load.requests + max(0, self.new - self.usual) + self.turns)
+
+    def forget(self) -> None:
+        if self.watch is not None:
+            self.watch.cancel()
+        self.watch, self.silent = None, False
 
 
 class Fleet:
     """Sends a session to its replica, and a prompt to one that had its beginning, while that is not out of balance.
 
-    Others go to the least loaded one. A replica's load is what it has reported last, with what it was sent since beyond
-    the usual. One that does not answer gets nothing, if others do. `slack` is that of `Affinity`.
+    Others go to the least loaded one. One that has not answered a health check for `silent_seconds` gets nothing, if
+    others do; it is checked every `pause_seconds`. `slack` is that of `Affinity`.
     """
 
     def __init__(
         self,
         slack: int,
         on_death: Callable[[set[str], str], object] = lambda digests, replica: None,
-        on_detour: Callable[[bytes, str], object] = lambda key, replica: None,
+        on_sent: Callable[[Sent], object] = lambda sent: None,
+        *,
+        silent_seconds: float = 3.0,
+        pause_seconds: float = 1.0,
     ) -> None:
         """Callbacks get news for other routers: `on_death` the digests of what a replica was sent before its process
-        ended, `on_detour` the longest key of a new prompt that did not go where all routers would send it."""
+        ended, `on_sent` where each prompt went."""
         self._on_death = on_death
-        self._on_detour = on_detour
+        self._on_sent = on_sent
+        self._silent_seconds = silent_seconds
+        self._pause_seconds = pause_seconds
         self._affinity = Affinity(slack)
         self._suspects = Suspects()
-        self._sent: Counter[str] = Counter()
-        self._received: dict[str, int] = {}
-        self._usual: Counter[str] = Counter()
-        """Requests that each replica received between its last two reports."""
-        self._watches: dict[str, asyncio.Task[None]] = {}
-        self._silent: set[str] = set()
+        self._replicas: dict[str, _Replica] = {}
+        self._turns: OrderedDict[bytes, str] = OrderedDict()
+        """Where the last turn of each conversation went, by the key of its whole prompt."""
 
     def update(self, replicas: Mapping[str, tuple[str, int]], present: Collection[str]) -> None:
         """Replicas have come or gone: host and port of each that has an address, by its name, and the names of all.
 
         Whatever is known of others is forgotten. Call it in the event loop.
         """
-        for name in self._watches.keys() - replicas.keys():
-            self._watches.pop(name).cancel()
-            self._silent.discard(name)
-        for name in {*self._sent, *self._received}.difference(present):
-            self._received.pop(name, None)
-            del self._sent[name], self._usual[name]
+        for name, replica in list(self._replicas.items()):
+            if name not in replicas:
+                replica.forget()
+            if name not in present:
+                del self._replicas[name]
         self._suspects.keep(present)
-        for name in replicas.keys() - self._watches.keys():
-            self._watches[name] = asyncio.get_running_loop().create_task(self._watch(name, *replicas[name]))
+        for name, address in replicas.items():
+            replica = self._replica(name)
+            if replica.watch is None:
+                replica.watch = asyncio.get_running_loop().create_task(self._watch(name, replica, *address))
 
     def route(self, question: Question, loads: Mapping[str, Load]) -> None:
         """Answer the question, or note the answer that another one has given. `loads` has all replicas."""
+        beginnings, ends = question.prompt
+        before = next((end for end in reversed(ends[:-1]) if end in self._turns), b"")
         if not question.replica:
             question.refused_for = self._suspects.refused_for(question.digest)
-            counts = {name: self._count(name, load) for name, load in loads.items()}
-            answering = {name: count for name, count in counts.items() if name not in self._silent}
-            question.replica = self._chosen(question, answering or counts)
+            counts = {name: self._replica(name).requests(load) for name, load in loads.items()}
+            if (earlier := self._turns.get(before)) in counts:
+                counts[earlier] -= 1
+            answering = {name: count for name, count in counts.items() if not self._replica(name).silent}
+            question.replica = self._chosen(question, earlier, answering or counts)
         if question.refused_for:
             return
         self._suspects.sent(question.digest, question.replica)
-        self._affinity.learn(question.keys, question.replica)
-        self._sent[question.replica] += 1
+        self._affinity.learn(beginnings[:-1], question.replica)
+        beginning, end = (keys[-1] if keys else b"" for keys in (beginnings, ends))
+        sent = Sent(beginning, end, before, question.replica)
+        self.note(sent)
+        self._on_sent(sent)
+
+    def note(self, sent: Sent) -> None:
+        """This router or another one has sent a request to a replica."""
+        replica = self._replica(sent.replica)
+        # Once: of several prompts that go on from the same one, the others are no turns.
+        earlier = self._replicas.get(self._turns.pop(sent.before, ""))
+        if earlier is None:
+            replica.new += 1
+        else:
+            earlier.turns -= 1
+            replica.turns += 1
+        if sent.beginning:
+            self._affinity.learn([sent.beginning], sent.replica)
+        if sent.end:
+            self._turns[sent.end] = sent.replica
+        if len(self._turns) > _MOST_TURNS:
+            self._turns.popitem(last=False)
 
     def accuse(self, digests: Iterable[str], replica: str) -> None:
         """Another router has found that a replica died, and had sent these requests there."""
@@ -105,28 +166,16 @@ class Fleet:
         if digests := self._suspects.died(name):
             self._on_death(digests, name)
 
-    def learn(self, key: bytes, replica: str) -> None:
-        """Another router has sent a prompt with this key there."""
-        self._affinity.learn([key], replica)
+    def _replica(self, name: str) -> _Replica:
+        return self._replicas.setdefault(name, _Replica())
 
-    def _chosen(self, question: Question, counts: Mapping[str, int]) -> str:
+    def _chosen(self, question: Question, earlier: str | None, counts: Mapping[str, int]) -> str:
         if question.session:
             return ranked(question.session.encode(), counts)[0]
-        keys = question.keys
-        chosen = self._affinity.choose(keys, counts) or min(counts, key=counts.__getitem__)
-        if keys and not self._affinity.knows(keys) and chosen != ranked(keys[0], counts)[0]:
-            self._on_detour(keys[-1], chosen)
-        return chosen
+        chosen = self._affinity.choose(question.prompt.beginnings, counts, earlier)
+        return chosen or min(counts, key=counts.__getitem__)
 
-    def _count(self, name: str, load: Load) -> int:
-        """Requests of a replica now: of what it was sent since its report, as many have ended as came before that."""
-        if load.received != (before := self._received.get(name)):
-            self._usual[name] = 0 if before is None else load.received - before
-            self._received[name] = load.received
-            self._sent[name] = 0
-        return load.requests + max(0, self._sent[name] - self._usual[name])
-
-    async def _watch(self, name: str, host: str, port: int) -> None:
+    async def _watch(self, name: str, replica: _Replica, host: str, port: int) -> None:
         """Follow whether a replica answers, and notice at once when its process ends.
 
         Nothing is said about one that has never answered: it may be that it cannot be reached from here.
@@ -136,25 +185,46 @@ class Fleet:
         def answered() -> None:
             nonlocal has_answered
             has_answered = True
-            self._silent.discard(name)
+            replica.silent = False
 
         before = _End.NONE
         while True:
             try:
-                end = await _follow(host, port, answered)
+                end = await self._follow(host, port, answered)
             except (OSError, asyncio.TimeoutError) as error:
-                if has_answered:
-                    self._silent.add(name)
-                    if isinstance(error, ConnectionRefusedError):
-                        self._died(name)
-                await asyncio.sleep(_PAUSE_SECONDS)
+                replica.silent = has_answered
+                if has_answered and isinstance(error, ConnectionRefusedError):
+                    self._died(name)
+                await asyncio.sleep(self._pause_seconds)
                 continue
             if has_answered and before is end is _End.UNANSWERED:
-                self._silent.add(name)
+                replica.silent = True
             # After one early end, the next connection says at once whether the process has ended.
             if _End.NONE not in (before, end):
-                await asyncio.sleep(_PAUSE_SECONDS)
+                await asyncio.sleep(self._pause_seconds)
             before = end
+
+    async def _follow(self, host: str, port: int, answered: Callable[[], None]) -> _End:
+        """Check a replica once and wait for a pause, or until its connection ends.
+
+        Raises ConnectionRefusedError if its process has ended, TimeoutError or another OSError if it is silent.
+        """
+        end = _End.UNANSWERED
+        reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), self._silent_seconds)
+        try:
+            writer.write(_CHECK)
+            # Where the connection ends, the next one says why.
+            with contextlib.suppress(ConnectionResetError):
+                if await asyncio.wait_for(reader.readline(), self._silent_seconds):
+                    answered()
+                    end = _End.ANSWERED
+                    try:
+                        await asyncio.wait_for(reader.read(), self._pause_seconds)
+                    except asyncio.TimeoutError:
+                        end = _End.NONE
+        finally:
+            writer.close()
+        return end
 
 
 class _End(Enum):
@@ -163,26 +233,3 @@ class _End(Enum):
     NONE = 0
     ANSWERED = 1
     UNANSWERED = 2
-
-
-async def _follow(host: str, port: int, answered: Callable[[], None]) -> _End:
-    """Check a replica once and wait for a pause, or until its connection ends.
-
-    Raises ConnectionRefusedError if its process has ended, TimeoutError or another OSError if it is silent.
-    """
-    end = _End.UNANSWERED
-    reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _SILENT_SECONDS)
-    try:
-        writer.write(_CHECK)
-        # Where the connection ends, the next one says why.
-        with contextlib.suppress(ConnectionResetError):
-            if await asyncio.wait_for(reader.readline(), _SILENT_SECONDS):
-                answered()
-                end = _End.ANSWERED
-                try:
-                    await asyncio.wait_for(reader.read(), _PAUSE_SECONDS)
-                except asyncio.TimeoutError:
-                    end = _End.NONE
-    finally:
-        writer.close()
-    return end

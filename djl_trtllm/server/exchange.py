@@ -19,9 +19,9 @@ from urllib.parse import parse_qs
 from starlette.types import Receive, Scope, Send
 
 from djl_trtllm.api import Call, Dialect, Reply
-from djl_trtllm.api.base import SMALL
 from djl_trtllm.api.front_end import TARGET_MODEL, by_name, endpoint_error, front_end_error, request_id, with_attributes
 from djl_trtllm.api.registry import DEFAULT
+from djl_trtllm.bounded_json import SMALL
 from djl_trtllm.errors import AuthenticationError, RequestError, RequestTooLargeError
 from djl_trtllm.logs import of_request
 from djl_trtllm.request import OutputChunk

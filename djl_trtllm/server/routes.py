@@ -24,10 +24,10 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from djl_trtllm import errors
 from djl_trtllm.api import Dialect, ModelStatus, RawRequest, Reply
-from djl_trtllm.api.base import SMALL
 from djl_trtllm.api.front_end import front_end_error, returned_attributes
 from djl_trtllm.api.openapi import SERVER, document, read_operations, resolved
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
+from djl_trtllm.bounded_json import SMALL
 from djl_trtllm.config import Options
 from djl_trtllm.logs import RequestContext
 from djl_trtllm.server.access import Role, WrongPort

@@ -23,7 +23,7 @@ from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import Any, ParamSpec, TypeVar
 
-from djl_trtllm.api.base import SMALL
+from djl_trtllm.bounded_json import SMALL
 from djl_trtllm.errors import DjlTrtllmError, ModelError
 from djl_trtllm.processes import allow_more_memory, allow_more_processor_time, leave_end_to_parent, write_no_core_file
 

@@ -177,11 +177,12 @@ def stage_caches(sizes: CheckpointSizes, conditions: Conditions) -> tuple[StageC
     for index, layer in enumerate(sizes.layers):
         split[stage_of(index, len(sizes.layers), stages)].append((index, layer))
     caches = [
-        _cache_of(layers, _bits(sizes, conditions), conditions.attention_windows or (), conditions) for layers in split
+        _cache_of(layers, kv_bits(sizes, conditions), conditions.attention_windows or (), conditions)
+        for layers in split
     ]
     if conditions.draft is not None:
         draft = list(enumerate(conditions.draft.layers))
-        more = _cache_of(draft, _bits(conditions.draft, conditions), (), conditions)
+        more = _cache_of(draft, kv_bits(conditions.draft, conditions), (), conditions)
         last = caches[-1]
         caches[-1] = StageCache(
             last.per_token + more.per_token, (*last.windows, *more.windows), last.state + more.state
@@ -198,7 +199,8 @@ def model_windows(sizes: CheckpointSizes) -> tuple[int, ...]:
     return tuple(attending) if any(attending) else ()
 
 
-def _bits(sizes: CheckpointSizes, conditions: Conditions) -> float:
+def kv_bits(sizes: CheckpointSizes, conditions: Conditions) -> float:
+    """Bits of an element of the KV cache."""
     given = conditions.kv_dtype if conditions.kv_dtype not in (None, "auto") else sizes.kv_quantization
     if given is not None:
         return cache_bits(given)
@@ -231,7 +233,7 @@ def weights_by_stage(sizes: CheckpointSizes, conditions: Conditions) -> tuple[in
     division = Division(conditions.tensor_parallel, shape.num_heads or 0, shape.num_kv_heads or 0, engine)
     bytes_ = [0.0] * stages
     for part in sizes.parts:
-        size = _bytes(part, sizes, conditions)
+        size = part_bytes(part, sizes, conditions)
         stage = 0 if part.layer is None else stage_of(part.layer, shape.num_layers or 1, stages)
         if part.group == "head":
             stage = stages - 1
@@ -241,7 +243,8 @@ def weights_by_stage(sizes: CheckpointSizes, conditions: Conditions) -> tuple[in
     return tuple(-int(-size // 1) for size in bytes_)
 
 
-def _bytes(part: Part, sizes: CheckpointSizes, conditions: Conditions) -> float:
+def part_bytes(part: Part, sizes: CheckpointSizes, conditions: Conditions) -> float:
+    """Bytes of tensors on all ranks together, as they are loaded under these conditions."""
     # Counted tensors are those of the model before it was quantised.
     applied = conditions.quantization if sizes.quantization is None else None if sizes.exact else sizes.quantization
     if part.quantisable and applied:

@@ -17,7 +17,7 @@ from benchmarks.fleet.arrivals import Lengths, Request, arrivals, burst, read_tr
 from benchmarks.fleet.check import PLACES, STEPS_PER_SECOND, compare
 from benchmarks.fleet.replica import Gpu, Replica, Scripted
 from benchmarks.fleet.rules import Figures, Fixed, Keda, Ray, Rule, queries
-from benchmarks.fleet.simulation import ColdStart, Fleet, Simulation
+from benchmarks.fleet.simulation import ColdStart, Fleet, Simulation, Troubles
 from djl_trtllm.api import RawRequest
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.model import Tokenizer
@@ -95,6 +95,47 @@ def test_sequences_that_run_together_share_the_steps_of_their_number() -> None:
     assert replica.next_end(0.0) == pytest.approx(0.3 + 100 * step)
     assert replica.end_due(0.3 + 100 * step) == [first]
     assert replica.next_end(0.3 + 100 * step) == pytest.approx(0.3 + 100 * step + 0.5 / 100)
+
+
+# -- troubles ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attempts", [1, 4])
+def test_clients_that_send_again_get_what_was_refused_in_a_burst(attempts: int) -> None:
+    troubles = Troubles(attempts, pause=60)
+    result = Simulation(fleet(queue=4), Fixed(1), troubles=troubles).run(load(4, factor=4))
+    given_up = [each for each in result.requests if each.outcome == "refused"]
+    assert result.attempts["refused"] == sum(each.attempts - (each.outcome == "complete") for each in result.requests)
+    assert {each.attempts for each in given_up} == {attempts}
+    assert max(each.attempts for each in result.requests) == attempts
+    if attempts > 1:
+        again = [each for each in result.of("complete") if each.attempts > 1]
+        assert again and all(each.started is not None and each.started - each.arrived > 59 for each in again)
+    assert len(given_up) + len(result.of("complete")) == len(result.requests)
+
+
+def test_what_a_replica_had_when_it_died_is_cut_and_goes_elsewhere_if_it_is_sent_again() -> None:
+    requests = load(20, seconds=300)
+    alive = Simulation(fleet(), Fixed(4)).run(load(20, seconds=300))
+    for attempts in (1, 2):
+        troubles = Troubles(attempts, pause=1, deaths=(100.0,))
+        result = Simulation(fleet(), Fixed(4), troubles=troubles).run(load(20, seconds=300))
+        cut = result.attempts["cut"]
+        assert 1 <= cut <= 8 + 10
+        assert len(result.of("cut")) == (cut if attempts == 1 else 0)
+        assert len(result.of("complete")) == len(requests) - len(result.of("cut"))
+        assert statistics.mean(result.first_tokens()) > statistics.mean(alive.first_tokens()), (
+            "for 30 s there are three"
+        )
+
+
+def test_a_choice_at_random_costs_little_where_batches_are_large_and_much_where_they_are_small() -> None:
+    def late(places: int, at_random: bool) -> float:
+        few = Simulation(fleet(places=places), Fixed(8), troubles=Troubles(at_random=at_random))
+        return statistics.mean(few.run(load(0.7 * 8 * places, seconds=60)).first_tokens())
+
+    assert late(4, at_random=True) > 2 * late(4, at_random=False)
+    assert late(256, at_random=True) == pytest.approx(late(256, at_random=False), rel=0.05)
 
 
 # -- rules -------------------------------------------------------------------------------------------------------------

@@ -192,11 +192,11 @@ SPANNING = {"backend": "pytorch", "orchestrator_type": "ray"}
         ((), {"backend": "pytorch", "tensor_parallel_degree": "max"}, r"degree=max .* give a number, or the argument"),
         ((0, 8), {"backend": "auto"}, 8),
         ((0, 0), {"backend": "auto"}, 0),
-        ((0, 4, 2), {"backend": "pytorch"}, r"reserves 8 GPUs on one node, and no node has more than 4: 0 on 10.0.0.1"),
+        ((0, 4, 2), {"backend": "pytorch"}, r"8 ranks need GPUs, 8 on one, and the cluster has 0 on 10.0.0.1"),
         ((0, 0), {"backend": "pytorch"}, 8),  # nodes with GPUs are to come
         ((4, 4), SPANNING, 0),  # TensorRT-LLM reserves them itself
         *(
-            (of_nodes, SPANNING, r"the same number of GPUs on each node, .* at least 8 together")
+            (of_nodes, SPANNING, r"the same number on each node, .* 8 together")
             for of_nodes in ((0, 8), (8, 4), (2, 2), (0, 0))
         ),
     ],

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from djl_trtllm.cluster import machine
-from djl_trtllm.cluster.control import Place
+from djl_trtllm.cluster.driver import Task
 from djl_trtllm.cluster.machine import environment_of_machine, serve_here
 from djl_trtllm.cluster.ray_names import NODES
 from djl_trtllm.errors import DjlTrtllmError
@@ -56,10 +56,10 @@ Serve = Callable[..., int]
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Serve:
+def served() -> Serve:
     """`served(step, ..., at_ready=SIGNAL)`: serve with a driver that does this; how often the model was ready."""
 
-    def serve(*steps: str, at_ready: int | None = None) -> int:
+    def serve(*steps: str, at_ready: int | None = None, ray_seconds: float = 60.0) -> int:
         calls: list[None] = []
 
         def ready() -> None:
@@ -67,18 +67,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Serve:
             if at_ready is not None:
                 os.kill(os.getpid(), at_ready)
 
-        monkeypatch.setattr(machine, "_DRIVER", (sys.executable, "-c", _BEGIN + "\n".join(steps)))
-        serve_here({"model": "DIR", "replicas": 2}, Place("story", "/story"), "127.0.0.1", 8000, ready)
+        driver = (sys.executable, "-c", _BEGIN + "\n".join(steps))
+        task = Task({"model": "DIR", "replicas": 2}, "story", "/story", "127.0.0.1", 8000)
+        serve_here(task, ready, driver=driver, ray_seconds=ray_seconds, end_seconds=5.0)
         return len(calls)
 
     return serve
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not end is killed soon."""
-    monkeypatch.setattr(machine, "_SERVE_AND_RAY_SECONDS", 0.1)
-    monkeypatch.setattr(machine, "_END_SECONDS", 5.0)
 
 
 def test_a_driver_is_told_what_to_serve(served: Serve) -> None:
@@ -118,10 +112,10 @@ def test_another_signal_kills_at_once(served: Serve, log: pytest.LogCaptureFixtu
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to whom they come from")
 def test_what_does_not_end_in_time_is_killed_and_named_also_what_has_left_its_parent(
-    served: Serve, impatient: None, log: pytest.LogCaptureFixture
+    served: Serve, log: pytest.LogCaptureFixture
 ) -> None:
     leave = "subprocess.run(['sh', '-c', 'setsid sleep 1000 &'])"
-    assert served(leave, "tell(runs=0)", "channel.shutdown(socket.SHUT_WR)", "hang()") == 1
+    assert served(leave, "tell(runs=0)", "channel.shutdown(socket.SHUT_WR)", "hang()", ray_seconds=0.1) == 1
     (record,) = log.records
     assert "python" in record.getMessage()
     assert "sleep (" in record.getMessage()
@@ -138,18 +132,15 @@ def test_what_is_killed_with_its_parent_is_named_too(
         time.sleep(0.1)  # the kernel may be faster than we are
 
     monkeypatch.setattr(psutil.Process, "kill", kill_and_wait)
-    monkeypatch.setattr(machine, "_END_SECONDS", 5.0)
     die_with_parent = "import ctypes; die_with_parent = lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL)"
     start = "for _ in range(8): subprocess.Popen(['sleep', '1000'], preexec_fn=die_with_parent)"
     assert served(die_with_parent, start, RUNS, ENDS, "interrupt()", "hang()", at_ready=15) == 1
     assert log.text.count("sleep (") == 8
 
 
-def test_an_error_is_raised_whatever_the_driver_does_then(
-    served: Serve, impatient: None, log: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_is_raised_whatever_the_driver_does_then(served: Serve, log: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DjlTrtllmError, match="no room"):
-        served("tell(error='no room')", "channel.shutdown(socket.SHUT_WR)", "hang()")
+        served("tell(error='no room')", "channel.shutdown(socket.SHUT_WR)", "hang()", ray_seconds=0.1)
     assert "python" in log.text
 
 
@@ -162,8 +153,18 @@ def test_the_driver_has_the_environment_of_the_machine(served: Serve) -> None:
     with pytest.raises(DjlTrtllmError) as caught:
         served("tell(error=os.environ['RAY_SERVE_HAPROXY_SOCKET_PATH'])")
     folder = Path(str(caught.value)).parent
-    assert folder.name.startswith("djl-trtllm-")
+    assert folder.name.startswith("djl-")
     assert not folder.exists(), "it ends with the cluster"
+
+
+def test_paths_of_sockets_are_short_also_where_the_folder_for_temporary_files_has_a_long_name(
+    served: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a folder with a long name").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "a folder with a long name"))
+    with pytest.raises(DjlTrtllmError) as caught:
+        served("tell(error=os.environ['RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH'])")
+    assert len(str(caught.value)) + 57 <= 97, "Ray adds a folder"
 
 
 @pytest.fixture(autouse=True)

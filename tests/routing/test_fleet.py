@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import weakref
 from collections import Counter
@@ -11,8 +12,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from djl_trtllm.routing import fleet as module
-from djl_trtllm.routing.fleet import Fleet, Load, Question
+from djl_trtllm.routing.affinity import PromptKeys, ranked
+from djl_trtllm.routing.fleet import Fleet, Load, Question, Sent
 
 NAMES = "abcd"
 IDLE = dict.fromkeys(NAMES, Load())
@@ -37,23 +38,20 @@ def test_the_next_turn_goes_to_the_replica_of_the_one_before() -> None:
     assert len(set(first)) > 1
 
 
-def test_several_routers_agree_also_where_one_had_to_pass_over_a_replica() -> None:
+def test_several_routers_agree_about_conversations_and_loads() -> None:
     routers: list[Fleet] = []
-    told: list[str] = []
 
-    def tell(key: bytes, replica: str) -> None:
-        told.append(replica)
-        for router in routers:
-            router.learn(key, replica)
+    def tell(sent: Sent, teller: int) -> None:
+        routers[1 - teller].note(sent)
 
-    routers += [Fleet(slack=1, on_detour=tell) for _ in range(2)]
-    turns = [prompt(f"conversation {number} ") for number in range(24)]
-    first = routed(routers[0], *turns)
-    assert 0 < len(told) < len(turns), "where they would agree anyway, nothing is said"
-    longer = [turn.replace(b'"}', b'and so on"}') for turn in turns]
-    loads = {name: Load(0, 24) for name in NAMES}
-    same = [routed(routers[1], turn, loads=loads)[0] for turn in longer]
-    assert sum(one == other for one, other in zip(first, same, strict=True)) >= 22
+    routers += [Fleet(slack=4, on_sent=functools.partial(tell, teller=number)) for number in range(2)]
+    said = [f"conversation {number}: " + "once upon a time " * 20 for number in range(24)]
+    first = routed(routers[0], *[prompt(text, 1) for text in said])
+    for turn in range(1, 7):
+        longer = [prompt(text + turn * "and so on " * 40, 1) for text in said]
+        assert [*routed(routers[turn % 2], *longer[:12]), *routed(routers[1 - turn % 2], *longer[12:])] == first
+    both = [*routed(routers[0], *[b""] * 8), *routed(routers[1], *[b""] * 8)]
+    assert set(Counter([*first, *both]).values()) == {10}, "both know what both have sent"
 
 
 def test_a_session_stays_whatever_it_says() -> None:
@@ -76,12 +74,63 @@ def test_a_report_takes_the_place_of_what_was_sent_before_it() -> None:
 def test_short_requests_that_come_at_the_usual_rate_do_not_add_up_between_reports() -> None:
     fleet = Fleet(slack=2)
     loads = {"a": Load(2, 10), "b": Load(2, 10)}
-    routed(fleet, b"", loads=loads)
+    assert routed(fleet, *[b""] * 80, loads=loads).count("a") == 40
     loads = {"a": Load(2, 50), "b": Load(2, 50)}
     turns = [prompt(f"conversation {number} ") for number in range(99)]
     at_a = next(turn for turn in turns if routed(Fleet(slack=2), turn, loads=loads) == ["a"])
     assert set(routed(fleet, *[at_a] * 42, loads=loads)) == {"a"}
     assert "b" in routed(fleet, *[at_a] * 3, loads=loads)
+
+
+@pytest.mark.parametrize("added", ["and so on " * 14, "and so on " * 300])
+def test_turns_that_come_faster_than_reports_stay_at_their_replicas(added: str) -> None:
+    fleet = Fleet(slack=8)
+    said = [f"conversation {number}: " + "once upon a time " * 20 for number in range(24)]
+    first = routed(fleet, *[prompt(text, 1) for text in said])
+    for turn in range(1, 7):
+        # Those of one replica may all come before those of the others.
+        for name in NAMES:
+            mine = [prompt(text + turn * added, 1) for text, at in zip(said, first, strict=True) if at == name]
+            assert set(routed(fleet, *mine)) <= {name}
+
+
+def test_a_turn_stays_also_where_the_one_before_is_all_that_its_replica_has_more_than_others() -> None:
+    fleet, text = Fleet(slack=0), "once upon a time " * 20
+    assert len(set(routed(fleet, *[prompt(text * (turn + 1), 1) for turn in range(6)]))) == 1
+
+
+def test_a_turn_goes_where_the_one_before_was_and_not_where_another_one_began_like_it() -> None:
+    fleet, shared = Fleet(slack=9), "once upon a time " * 31
+    mine, other = shared + "a" * 200, shared + "b" * 200
+    fleet.route(Question.of(prompt(mine, 1)), {"a": Load()})
+    fleet.route(Question.of(prompt(other, 1)), {"b": Load()})
+    assert routed(fleet, prompt(mine + "more " * 20, 1), loads={"a": Load(5), "b": Load()}) == ["a"]
+
+
+def test_another_router_knows_which_replica_had_a_beginning() -> None:
+    other, shared = Fleet(slack=9), "once upon a time " * 30
+    one = Fleet(slack=9, on_sent=other.note)
+    question = Question.of(prompt(shared + "a" * 200, 1))
+    preferred = ranked(question.prompt.beginnings[0], NAMES)
+    one.route(question, {preferred[-1]: Load()})
+    assert routed(other, prompt(shared + "b" * 200, 1)) != [preferred[-1]], "the longest is the only one that is said"
+    assert routed(other, prompt(shared + "a" * 200, 1)) == [preferred[-1]]
+
+
+def test_a_turn_that_goes_elsewhere_is_no_more_where_the_one_before_was() -> None:
+    fleet, text = Fleet(slack=1), "once upon a time " * 20
+    (first,) = routed(fleet, prompt(text, 1))
+    busy = {name: Load(5 if name == first else 0) for name in "ab"}
+    (second,) = routed(fleet, prompt(text + text, 1), loads=busy)
+    assert second != first
+    assert routed(fleet, b"", loads={first: Load(0), second: Load(0)}) == [first]
+
+
+def test_prompts_that_go_on_from_the_same_one_are_counted_each() -> None:
+    fleet, text = Fleet(slack=2), "once upon a time " * 20
+    routed(fleet, prompt(text, 1))
+    counts = [routed(fleet, *[prompt(text + f"{n} " * 200, 1) for n in range(16)]).count(name) for name in NAMES]
+    assert sum(counts) == 16 and max(counts) - min(counts) <= 4
 
 
 @contextlib.asynccontextmanager
@@ -111,16 +160,15 @@ async def becomes(condition: Callable[[], bool]) -> None:
     await asyncio.wait_for(poll(), 30)
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.05)
+def quick(slack: int = 2, pause_seconds: float = 0.05) -> Fleet:
+    """A fleet that finds a silent replica soon."""
+    return Fleet(slack, silent_seconds=0.2, pause_seconds=pause_seconds)
 
 
 @pytest.mark.parametrize("stays", [True, False])
 def test_a_replica_that_does_not_answer_gets_nothing_until_it_does(stays: bool) -> None:
     async def story() -> None:
-        fleet, silent, asked = Fleet(slack=2), False, Counter[str]()
+        fleet, silent, asked = quick(), False, Counter[str]()
         async with (
             listening(lambda: asked.update("a") is None and not silent, stays) as (_, one),
             listening(lambda: True) as (_, two),
@@ -144,13 +192,9 @@ def test_a_replica_that_does_not_answer_gets_nothing_until_it_does(stays: bool) 
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_replica_that_ends_each_connection_at_once_is_asked_twice_and_then_after_pauses(
-    monkeypatch: pytest.MonkeyPatch, answers: bool
-) -> None:
-    monkeypatch.setattr(module, "_PAUSE_SECONDS", 600.0)
-
+def test_a_replica_that_ends_each_connection_at_once_is_asked_twice_and_then_after_pauses(answers: bool) -> None:
     async def story() -> None:
-        fleet, asked = Fleet(slack=2), Counter[str]()
+        fleet, asked = quick(pause_seconds=600.0), Counter[str]()
         async with listening(lambda: asked.update("a") is None and answers, stays=False) as (_, port):
             fleet.update({"a": ("127.0.0.1", port)}, "a")
             await becomes(lambda: asked["a"] >= 2)
@@ -170,8 +214,8 @@ def test_nothing_is_kept_of_a_replica_that_is_gone_whether_it_had_an_address_or_
         fleet = Fleet(slack=2)
         name, moved = Name("a"), Name("gone")
         fleet.update({}, [name])
-        fleet.route(Question((), "", "one"), {name: Load(1, 1)})
-        fleet.route(Question((), "", "two", moved), {name: Load(1, 1)})
+        fleet.route(Question(PromptKeys(), "", "one"), {name: Load(1, 1)})
+        fleet.route(Question(PromptKeys(), "", "two", moved), {name: Load(1, 1)})
         left = [weakref.ref(name), weakref.ref(moved)]
         del name, moved
         fleet.update({}, NAMES[1:])
@@ -194,7 +238,7 @@ def test_what_was_sent_to_a_replica_without_an_address_counts_while_it_is_there(
 
 def test_a_request_that_ended_two_replicas_is_refused_wherever_it_was_sent() -> None:
     async def story() -> None:
-        fleet, bad = Fleet(slack=2), prompt("bad")
+        fleet, bad = quick(), prompt("bad")
         async with contextlib.AsyncExitStack() as stack:
             asked: Counter[str] = Counter()
 
@@ -214,7 +258,7 @@ def test_a_request_that_ended_two_replicas_is_refused_wherever_it_was_sent() -> 
             (chosen,) = routed(fleet, bad)
             other = next(name for name in NAMES if name != chosen)
             # HAProxy does so too: it takes another replica than the router had chosen.
-            fleet.route(Question((), "", Question.of(bad).digest, other), IDLE)
+            fleet.route(Question(PromptKeys(), "", Question.of(bad).digest, other), IDLE)
             for name in (chosen, other):
                 server, _ = servers[name]
                 server.close()
@@ -229,3 +273,10 @@ def test_a_request_that_ended_two_replicas_is_refused_wherever_it_was_sent() -> 
 
 def test_bodies_that_differ_beyond_what_the_router_sees_are_different_requests() -> None:
     assert Question.of(b"the same", truncated="8/10").digest != Question.of(b"the same", truncated="8/11").digest
+
+
+def test_a_report_has_what_a_router_heard_of_before_its_first_one() -> None:
+    fleet = Fleet(slack=2)
+    for _ in range(8):
+        fleet.note(Sent(b"", b"", b"", "a"))
+    assert routed(fleet, b"", loads={"a": Load(5, 8), "b": Load(6, 8)}) == ["a"]

@@ -5,7 +5,11 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.routing.affinity import prefix_keys
+from djl_trtllm.routing.affinity import PromptKeys
+
+
+def prefix_keys(body: bytes) -> tuple[bytes, ...]:
+    return PromptKeys.of(body).beginnings
 
 
 def keys(**body: Any) -> tuple[bytes, ...]:
@@ -30,7 +34,17 @@ def test_prompts_that_begin_alike_have_their_first_keys_in_common(name: str) -> 
 def test_the_next_turn_of_a_conversation_has_the_keys_of_the_one_before() -> None:
     said = [{"role": "user", "content": f"{number} " * 100} for number in range(3)]
     first, second = keys(messages=said[:2], temperature=0), keys(model="m", messages=said, stream=True)
-    assert common(first, second) == len(first) - 1 or common(first, second) == len(first)
+    assert common(first, second) == len(first)
+
+
+@pytest.mark.parametrize("added", [1, 10, 31])
+@pytest.mark.parametrize("length", [1, 5, 100])
+def test_the_prompt_that_another_one_goes_on_from_is_known_by_its_end(length: int, added: int) -> None:
+    shorter, longer = "a" * 128 * length, "b" * 128 * added
+    first, second = (PromptKeys.of(json.dumps({"prompt": text}).encode()) for text in (shorter, shorter + longer))
+    assert first.ends[-1] in second.ends[:-1]
+    assert second.ends[-1] not in first.ends
+    assert len(second.ends) <= 33
 
 
 def test_at_least_two_thirds_of_what_prompts_share_have_common_keys() -> None:

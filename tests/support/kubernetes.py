@@ -53,7 +53,7 @@ def check(found: Object) -> None:
         kubernetes_validate.validate(found, CORE, strict=True)
         return
     jsonschema.validate(found, {"$ref": f"#/$defs/{kind}", "$defs": FIELDS["$defs"]})
-    if _CRDS is not None:
+    if _CRDS is not None and name in _crds():
         jsonschema.validate(found, _crds()[name])
     for template in _pod_templates(found):
         kubernetes_validate.validate(

@@ -21,7 +21,6 @@ import pytest
 from packaging.version import Version
 
 from djl_trtllm.cluster import build
-from djl_trtllm.cluster.control import current_cluster
 from djl_trtllm.cluster.machine import files_of_haproxy
 from djl_trtllm.cluster.ray_names import NODES, ROUTER
 from tests.support.processes import survivors, wait_until
@@ -225,8 +224,6 @@ class Driver:
     def __init__(self, port: int, cpus: int, nodes: int) -> None:
         self._cpus = cpus
         self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
-        # Ray notes the cluster there, and makes the folder only for clusters that have their files in it.
-        current_cluster().parent.mkdir(parents=True, exist_ok=True)
         head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": self._folder.name}
         # Ray notes the address of the newest cluster in its usual folder, and does not make it.
         os.makedirs(os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), "ray"), exist_ok=True)

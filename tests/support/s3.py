@@ -158,8 +158,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._write(key, body)
             elif self.command == "POST":
                 self._delete_all(body)
-            elif not key and "uploads" in parse_qs(url.query, keep_blank_values=True):
-                self._list_uploads()
+            elif not key and "uploads" in (asked := parse_qs(url.query, keep_blank_values=True)):
+                self._list_uploads(asked.get("prefix", [""])[0])
             elif not key:
                 self._list(parse_qs(url.query, keep_blank_values=True))
             else:
@@ -187,10 +187,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.store.put(key, body)
             self._head(200, 0, {"ETag": self.store.objects[key].etag})
 
-    def _list_uploads(self) -> None:
+    def _list_uploads(self, prefix: str) -> None:
         entries = "".join(
             f"<Upload><Key>{escape(key)}</Key><UploadId>{upload}</UploadId></Upload>"
             for upload, key in self.store.uploads.items()
+            if key.startswith(prefix)
         )
         self._check("UPLOADS", "", 0, 0)
         self._respond(f"<ListMultipartUploadsResult>{entries}</ListMultipartUploadsResult>")
@@ -218,6 +219,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _delete_all(self, body: bytes) -> None:
         keys = [unescape(key) for key in re.findall(r"<Key>(.*?)</Key>", body.decode())]
         self._check("POST", "", 0, len(keys))
+        if not 1 <= len(keys) <= _PAGE:
+            raise Fault(400, "MalformedXML")
         with self.store.lock:
             for key in keys:
                 self.store.objects.pop(key, None)

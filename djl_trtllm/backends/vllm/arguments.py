@@ -15,8 +15,8 @@ from djl_trtllm.backends.effects import Effects, Passed, Target, read_effects
 from djl_trtllm.backends.extra_options import Library, options_of, read_extra_options, read_settings
 from djl_trtllm.backends.vllm.names import OWNER, arguments_of, declared_objects, installed_package
 from djl_trtllm.config import Config, DType, KvCacheDType, Quantization, Task
-from djl_trtllm.config.media import most_images
 from djl_trtllm.config.options.choices import GuidedDecoding
+from djl_trtllm.config.rules import most_images
 from djl_trtllm.config.sources import Origin
 from djl_trtllm.config.speculation import Speculation
 from djl_trtllm.engines.hardware import Hardware
@@ -25,6 +25,7 @@ from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import Layout
 from djl_trtllm.model.pooling import Head
 from djl_trtllm.model.vision import Vision
+from djl_trtllm.sizing.tensors import indivisible_heads
 
 EFFECTS: Effects = read_effects(__package__, "vllm")
 """On vLLM (`option.backend=vllm`)."""
@@ -196,7 +197,7 @@ def engine_arguments(
         "tokenizer": str(layout.tokenizer_dir or layout.path),
         "max_num_seqs": planned_sequences(config),
         "max_model_len": _longest(config, layout, notes),
-        "tensor_parallel_size": _tensor_parallel(config, hardware, problems),
+        "tensor_parallel_size": _tensor_parallel(config, layout, hardware, problems),
         "structured_outputs_config": {"backend": _LIBRARIES.get(options.guided_decoding_backend, "xgrammar")},
         **_passed(config),
         **extra,
@@ -274,16 +275,17 @@ def _longest(config: Config, layout: Layout, notes: list[str]) -> int:
     return planned_length(config, layout.shape, notes)
 
 
-def _tensor_parallel(config: Config, hardware: Hardware, problems: list[str]) -> int:
+def _tensor_parallel(config: Config, layout: Layout, hardware: Hardware, problems: list[str]) -> int:
     asked, here = config.options.tensor_parallel_degree, len(hardware.gpus)
     pipeline = config.options.pipeline_parallel_degree
-    if asked == "max":
-        return max(1, here // pipeline)
-    if hardware.gpus and asked * pipeline > here:
+    degree = max(1, here // pipeline) if asked == "max" else asked
+    if hardware.gpus and degree * pipeline > here:
         named = [n for n in ("tensor_parallel_degree", "pipeline_parallel_degree") if config.is_set(n)]
         setting = " and ".join(config.format_setting(name) for name in named)
-        problems.append(f"{setting}: {asked * pipeline} GPUs are needed, and {here} can be used here")
-    return asked
+        problems.append(f"{setting}: {degree * pipeline} GPUs are needed, and {here} can be used here")
+    elif problem := indivisible_heads(layout.shape.num_heads, layout.shape.num_kv_heads, degree):
+        problems.append(f"{config.format_setting('tensor_parallel_degree')}: {problem}")
+    return degree
 
 
 def _batched_tokens(config: Config, problems: list[str]) -> int | None:

@@ -29,6 +29,7 @@ from djl_trtllm.backends.vllm.arguments import (
     with_speculation,
 )
 from djl_trtllm.backends.vllm.names import architectures, installed_package, installed_version, known_versions
+from djl_trtllm.backends.vllm.ranks import REASONS
 from djl_trtllm.config import Backend, Config, Task
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.config.speculation import Method
@@ -158,6 +159,8 @@ class CheckpointPlan(EnginePlan):
     kernels: str
     on_gpus: bool
 
+    reasons = REASONS
+
     def executor_options(self) -> dict[str, Any]:
         return {
             "arguments": self.arguments,
@@ -165,6 +168,8 @@ class CheckpointPlan(EnginePlan):
                 "VLLM_CACHE_ROOT": self.kernels,
                 "TORCHINDUCTOR_CACHE_DIR": f"{self.kernels}/torchinductor",
                 "VLLM_NO_USAGE_STATS": "1",  # otherwise it sends usage statistics
+                # Otherwise a rank's title is written over its environment, by which processes left behind are found.
+                "SPT_NOENV": "1",
             },
             "max_sequences": self.max_sequences,
         }

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from djl_trtllm.backends.json_grammar import as_grammar, with_options
 from djl_trtllm.backends.vllm.image_prompts import ImagePrompts
 from djl_trtllm.backends.vllm.names import arguments_of
+from djl_trtllm.backends.vllm.ranks import Ranks
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.executor.guides import GuideGate
 from djl_trtllm.executor.protocol import End, Feature, Limits, Logprob, Ranked, Refusal, Stats, Step, Submit, Try
@@ -62,6 +63,7 @@ _ARGUMENTS = {
 """Fields of `Sampling` and their arguments of vLLM's SamplingParams."""
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p")
 """The same for sequences that are not greedy, whose temperature is 0."""
+SAMPLING = frozenset({"do_sample", "seed", *_SAMPLED})
 
 FEATURES: frozenset[str] = frozenset(
     {
@@ -102,6 +104,19 @@ _WITHOUT = {
 """Features that vLLM does without if such a request fails: speculation has no min_p, `max_logprobs` may be 0."""
 
 
+def checks_sampled_drafts() -> bool:
+    """Whether vLLM on a CPU checks the drafts of a sampled sequence with the parameters of its request.
+
+    0.32 without Triton writes them, for each drafted token, into a copy: what it then reads is other memory, so that
+    tokens are wrong and a `top_k` ends the engine process. Greedy drafts need none.
+    """
+    from torch import int32, tensor
+    from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
+
+    expanded = expand_batch_to_tokens(tensor([0.5, 0.25]), tensor([1, 3], dtype=int32), 3)
+    return bool(expanded.tolist() == [0.5, 0.25, 0.25])
+
+
 def sampling_arguments(request: Submit) -> dict[str, Any]:
     """Return the keyword arguments of SamplingParams, without the guide. Stop strings are the server's."""
     sampling = request.sampling
@@ -124,8 +139,11 @@ def sampling_arguments(request: Submit) -> dict[str, Any]:
     return arguments
 
 
-def load_engine(arguments: dict[str, Any], environment: Mapping[str, str]) -> Any:
-    """vLLM's LLMEngine with its core in this process. `environment` are variables that it gets unless they are set."""
+def load_engine(arguments: dict[str, Any], environment: Mapping[str, str], ranks: Ranks) -> Any:
+    """vLLM's LLMEngine with its core in this process. `environment` are variables that it gets unless they are set.
+
+    Raises RankError, and what vLLM raises.
+    """
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     for name, value in environment.items():
         os.environ.setdefault(name, value)
@@ -134,11 +152,12 @@ def load_engine(arguments: dict[str, Any], environment: Mapping[str, str]) -> An
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    return LLMEngine.from_engine_args(
-        EngineArgs(**_with_objects(arguments, arguments_of(vllm.__version__))),
-        # Of defaults that depend on what vLLM is used for, those of a server.
-        usage_context=UsageContext.OPENAI_API_SERVER,
-    )
+    with ranks.loading():
+        return LLMEngine.from_engine_args(
+            EngineArgs(**_with_objects(arguments, arguments_of(vllm.__version__))),
+            # Of defaults that depend on what vLLM is used for, those of a server.
+            usage_context=UsageContext.OPENAI_API_SERVER,
+        )
 
 
 def described(engine: Any) -> dict[str, Any]:
@@ -176,7 +195,8 @@ class VllmExecutor:
         lookahead: int,
         images: bool = False,
     ) -> None:
-        engine = load_engine(arguments, environment)
+        self._ranks = Ranks()
+        engine = load_engine(arguments, environment, self._ranks)
         from vllm import SamplingParams
         from vllm import exceptions as vllm_exceptions
         from vllm.lora.request import LoRARequest
@@ -213,8 +233,11 @@ class VllmExecutor:
             tries_guides=True,
             draft_tokens=getattr(configuration.speculative_config, "num_speculative_tokens", 0),
         )
-        lost = self._warm_up() | ({Feature.STRUCTURAL_TAG} if guides != GuidedDecoding.XGRAMMAR else set())
-        self.features = (FEATURES | GUIDES | (IMAGES if images else set())) - lost
+        lost = frozenset[str]() if guides == GuidedDecoding.XGRAMMAR else frozenset({Feature.STRUCTURAL_TAG})
+        if self._speculates and str(configuration.device_config.device_type) == "cpu" and not checks_sampled_drafts():
+            lost |= SAMPLING
+            print("sampled requests are refused: this vLLM checks their drafts with wrong parameters", flush=True)
+        self.features = (FEATURES | GUIDES | (IMAGES if images else set())) - self._warm_up(lost)
         if configuration.lora_config is not None:
             # Where an adapter runs, vLLM gives the rows of a prompt the adapters of the batch: the sizes do not fit.
             self.features = self.features - {"prompt_logprobs"} | {Feature.ADAPTERS}
@@ -227,6 +250,10 @@ class VllmExecutor:
         """End what runs beside the engine; it also ends with this process."""
         self._guides.close()
         self._core.shutdown()
+
+    def check(self) -> None:
+        """Raise if a rank has ended: vLLM itself waits for the others first."""
+        self._ranks.check()
 
     @property
     def busy(self) -> bool:
@@ -293,11 +320,15 @@ class VllmExecutor:
             )
         )
 
-    def _warm_up(self) -> frozenset[str]:
-        """Run the first requests; returns the features of those that fail. Raises for one that any client may send."""
-        lost: frozenset[str] = frozenset()
+    def _warm_up(self, lost: frozenset[str]) -> frozenset[str]:
+        """Run the first requests; returns `lost` and the features of those that fail.
+
+        Raises for one that any client may send.
+        """
         seen = {} if self._images is None else {"a request with an image": self._images.first()}
         for kind, request in (_FIRST | seen).items():
+            if request.sampling.do_sample and "do_sample" in lost:
+                continue
             began = time.monotonic()
             self._add(request)
             errors = [end.error for end in self._to_end() if end.error is not None]
@@ -344,7 +375,7 @@ class VllmExecutor:
                 _TASKS,
                 lora_request=None if adapter is None else self._lora(adapter),
             )
-            _check_bounds(parameters, self._vocabulary)
+            _check_bounds(processed.sampling_params, self._vocabulary)
             processed.external_req_id = name
             self._core.add_request(processed)
         except self._losses:

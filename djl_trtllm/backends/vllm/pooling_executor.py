@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from djl_trtllm.backends.vllm.executor import described, load_engine
+from djl_trtllm.backends.vllm.ranks import Ranks
 from djl_trtllm.executor.pooling import PoolingExecutor, Vectors
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.request import Pooling, Sampling
@@ -26,7 +27,8 @@ class VllmPoolingExecutor(PoolingExecutor):
     def __init__(
         self, *, arguments: dict[str, Any], environment: Mapping[str, str], task: Any, max_seq_len: int, **limits: Any
     ) -> None:
-        engine = load_engine(arguments, environment)
+        self._ranks = Ranks()
+        engine = load_engine(arguments, environment, self._ranks)
         from vllm import PoolingParams
 
         self._core, self._input_processor = engine.engine_core, engine.input_processor
@@ -40,6 +42,10 @@ class VllmPoolingExecutor(PoolingExecutor):
 
     def close(self) -> None:
         self._core.shutdown()
+
+    def check(self) -> None:
+        """Raise if a rank has ended, see `VllmExecutor.check`."""
+        self._ranks.check()
 
     def compute(self, batch: Sequence[Submit]) -> Vectors:
         names = [self._add(request) for request in batch]

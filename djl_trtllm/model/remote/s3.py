@@ -93,20 +93,26 @@ def client() -> Any:
 PATIENCE_SECONDS = 120.0
 """Seconds for which a store that is asked too often is asked again, where nothing else says how long."""
 _THROTTLED = {"SlowDown", "ServiceUnavailable", "RequestLimitExceeded", "TooManyRequests", "Throttling", "503", "429"}
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+FIRST_PAUSE_SECONDS, _LONGEST_PAUSE = 0.5, 30.0
 
 _Answer = TypeVar("_Answer")
 
 
-def patiently(call: Callable[[], _Answer], until: float, wait: Callable[[float], object] = time.sleep) -> _Answer:
+def patiently(
+    call: Callable[[], _Answer],
+    until: float,
+    wait: Callable[[float], object] = time.sleep,
+    first_pause: float = FIRST_PAUSE_SECONDS,
+) -> _Answer:
     """Return the result of `call`; call it again while the store says that it is asked too often, until `until`.
 
     botocore's own attempts end after seconds, and at once where many threads have used up what its client may repeat.
-    `until` is a time of `time.monotonic`; no repetition begins after it, or after `wait(seconds)` was true.
+    `until` is a time of `time.monotonic`; no repetition begins after it, or after `wait(seconds)` was true. Each pause
+    is twice as long as the one before, from about `first_pause` seconds to 30.
     """
     from botocore.exceptions import ClientError
 
-    pause = _FIRST_PAUSE
+    pause = first_pause
     while True:
         try:
             return call()
@@ -117,7 +123,9 @@ def patiently(call: Callable[[], _Answer], until: float, wait: Callable[[float],
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def listed(address: S3Address, patience: float = PATIENCE_SECONDS) -> list[Any]:
+def listed(
+    address: S3Address, patience: float = PATIENCE_SECONDS, first_pause: float = FIRST_PAUSE_SECONDS
+) -> list[Any]:
     """The objects below an address as S3 lists them, by key. Raises DownloadError.
 
     Asks for the prefix with its slash: policies name it so (`s3:prefix`), and directory buckets take no other one.
@@ -128,7 +136,7 @@ def listed(address: S3Address, patience: float = PATIENCE_SECONDS) -> list[Any]:
         return [entry for page in pages for entry in page.get("Contents", ())]
 
     with download_errors(address):
-        return patiently(all_pages, time.monotonic() + patience)
+        return patiently(all_pages, time.monotonic() + patience, first_pause=first_pause)
 
 
 @contextmanager

@@ -193,7 +193,6 @@ class PartialFile:
 
 # -- checksums ---------------------------------------------------------------------------------------------------------
 
-_CHUNK = 4 << 20
 _ENCRYPTED = ("aws:kms", "aws:kms:dsse")
 
 
@@ -223,13 +222,13 @@ def claim_of(head: Mapping[str, Any], part_size: Callable[[], int]) -> Claim | N
     return Claim("MD5", etag, part_size() if "-" in etag else 0)
 
 
-def matches(claim: Claim, path: Path) -> bool:
-    """Return whether the file has that checksum; reads all of it. Raises OSError."""
+def matches(claim: Claim, path: Path, chunk_bytes: int = 4 << 20) -> bool:
+    """Return whether the file has that checksum; reads all of it, in chunks. Raises OSError."""
     if not claim.part_size:
-        return _written(claim.algorithm, _digest(claim.algorithm, _chunks(path))) == claim.value
+        return _written(claim.algorithm, _digest(claim.algorithm, _chunks(path, chunk_bytes))) == claim.value
     size = path.stat().st_size
     starts = range(0, max(size, 1), claim.part_size)
-    digests = [_digest(claim.algorithm, _chunks(path, start, claim.part_size)) for start in starts]
+    digests = [_digest(claim.algorithm, _chunks(path, chunk_bytes, start, claim.part_size)) for start in starts]
     whole = _digest(claim.algorithm, iter([b"".join(digests)]))
     return f"{_written(claim.algorithm, whole)}-{len(digests)}" == claim.value
 
@@ -264,12 +263,12 @@ def _digest(algorithm: str, chunks: Iterator[bytes]) -> bytes:
     return value.to_bytes(8 if algorithm == "CRC64NVME" else 4, "big")
 
 
-def _chunks(path: Path, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+def _chunks(path: Path, chunk_bytes: int, start: int = 0, length: int | None = None) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as file:
         file.seek(start)
         left = length
         while left is None or left > 0:
-            chunk = file.read(_CHUNK if left is None else min(_CHUNK, left))
+            chunk = file.read(chunk_bytes if left is None else min(chunk_bytes, left))
             if not chunk:
                 return
             yield chunk
@@ -281,11 +280,9 @@ RECORD = ".djl-trtllm-download.json"
 """The last file of a complete download: what was downloaded from where."""
 
 _CONNECTIONS = 64
-_PART_BYTES = 16 << 20
 _READ_BYTES = 256 << 10
 """Each read is written at once. 64 connections with 512 kB each are too much for caches, see performance.md."""
 _FAILURES = 6
-_FIRST_BACKOFF_SECONDS = 0.2
 _LISTINGS = 3
 _SPARE_BYTES = 256 << 20
 _GONE = (404, 412, 416)
@@ -316,13 +313,16 @@ def download(
     *,
     select: Callable[[Iterable[str]], list[str]] = needed,
     patience: float = s3.PATIENCE_SECONDS,
+    first_pause: float = s3.FIRST_PAUSE_SECONDS,
+    part_bytes: int = 16 << 20,
 ) -> Path:
     """Download the files under an address, or the one object it names, to a directory below `folder`.
 
     Lists the objects each time and downloads those that are new or changed. An interrupted download continues where it
     stopped. The directory is named after address and content, and appears when every file is complete and has S3's
     checksum. Other processes that want the same address wait. A store that is asked too often is asked again for
-    `patience` seconds.
+    `patience` seconds, and so is one that breaks off: after `first_pause` seconds, then twice as long, and so on. A
+    request is for at most `part_bytes`.
 
     Raises DownloadError: no such object, no access, no disk space, or objects that keep failing.
     """
@@ -332,7 +332,7 @@ def download(
 
     home = folder / f"{address.key.rpartition('/')[2] or address.bucket}-{_short(str(address))}"
     for _ in range(_LISTINGS):
-        objects = list_objects(address, select, patience=patience)
+        objects = list_objects(address, select, patience=patience, first_pause=first_pause)
         final = home / _short("\n".join(f"{o.name} {o.size} {o.etag}" for o in objects))
         if (final / RECORD).is_file():
             return final
@@ -340,7 +340,8 @@ def download(
             home.mkdir(parents=True, exist_ok=True)
             with acquire(FileLock(home / ".lock"), report):
                 if not (final / RECORD).is_file():
-                    _Download(address, objects, final, progress, time.monotonic() + patience).run()
+                    until = time.monotonic() + patience
+                    _Download(address, objects, final, progress, until, first_pause, part_bytes).run()
                 return final
         except _ChangedError as error:
             progress(f"{address}: {error} was replaced during the download; listing the objects again")
@@ -354,15 +355,16 @@ def list_objects(
     select: Callable[[Iterable[str]], list[str]] = needed,
     *,
     patience: float = s3.PATIENCE_SECONDS,
+    first_pause: float = s3.FIRST_PAUSE_SECONDS,
 ) -> list[RemoteObject]:
     """The objects below an address, sorted by name, or the one that it names.
 
-    A store that is asked too often is asked again for `patience` seconds. Raises DownloadError, also if there are none.
+    `patience` and `first_pause` are those of `download`. Raises DownloadError, also if there are none.
     """
     prefix = address.below("")
     below = {
         name: RemoteObject(name, entry["Key"], int(entry["Size"]), entry["ETag"])
-        for entry in s3.listed(address, patience)
+        for entry in s3.listed(address, patience, first_pause)
         if (name := entry["Key"].removeprefix(prefix))
     }
     if not below and (itself := _object(address, patience)) is not None:
@@ -410,6 +412,8 @@ class _Download:
     progress: Callable[[str], None]
     until: float
     """The time (`time.monotonic`) at which to give up a store that is asked too often."""
+    first_pause: float
+    part_bytes: int
 
     def __post_init__(self) -> None:
         self.partial = self.final.with_name(f".{self.final.name}.partial")
@@ -423,7 +427,7 @@ class _Download:
         self.partial.mkdir(parents=True, exist_ok=True)
         self._take_over_unchanged()
         arrivals = [
-            _Arrival(object_, PartialFile(self.partial / object_.name, object_.size, object_.etag, _PART_BYTES))
+            _Arrival(object_, PartialFile(self.partial / object_.name, object_.size, object_.etag, self.part_bytes))
             for object_ in self.objects
         ]
         missing = sum(arrival.file.missing_bytes for arrival in arrivals)
@@ -543,7 +547,7 @@ class _Download:
                 f"{self.address}: {object_.name} broke off at byte {at:,} of {object_.size:,}, {failures} times in a "
                 f"row ({problem}); what has arrived is kept, and the next start continues from there"
             )
-        self.stop.wait(_FIRST_BACKOFF_SECONDS * 2 ** (failures - 1))
+        self.stop.wait(self.first_pause * 2 ** (failures - 1))
 
     def _complete(self, arrival: _Arrival) -> None:
         """Compare the complete file with S3's checksum and give it its name."""
@@ -567,7 +571,8 @@ class _Download:
         return self._patiently(self.client.head_object, Key=object_.key, **arguments)
 
     def _patiently(self, call: Callable[..., Any], **arguments: Any) -> Any:
-        return s3.patiently(partial(call, Bucket=self.address.bucket, **arguments), self.until, self.stop.wait)
+        ask = partial(call, Bucket=self.address.bucket, **arguments)
+        return s3.patiently(ask, self.until, self.stop.wait, self.first_pause)
 
     def _is_right(self, file: PartialFile, claim: Claim) -> bool:
         if claim.algorithm == "CRC64NVME" and not claim.part_size:

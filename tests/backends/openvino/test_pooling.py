@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.backends.openvino.plan import PoolingPlan
+from djl_trtllm.backends.openvino.backend import PoolingPlan
 from djl_trtllm.backends.planning import plan_fitted
 from djl_trtllm.config import Backend, Config, Quantization, Task
 from djl_trtllm.engines.hardware import Hardware

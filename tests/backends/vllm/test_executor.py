@@ -334,7 +334,27 @@ def test_what_a_configuration_of_vllm_excludes_is_no_feature_and_the_rest_is_ser
 
 
 @fake_only
-def test_tokens_of_drafts_are_counted_by_request_and_what_was_proposed_in_all(shared: Any, tiny_stories: Path) -> None:
+@pytest.mark.parametrize("right", [True, False])
+def test_sampling_is_no_feature_where_drafts_are_checked_with_wrong_parameters(
+    shared: Any, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch, right: bool
+) -> None:
+    from djl_trtllm.backends.vllm import executor as module
+
+    monkeypatch.setattr(module, "checks_sampled_drafts", lambda: right)
+    paths = {"model": str(tiny_stories), "tokenizer": str(tiny_stories)}
+    executor = make(**paths, speculative_config={"method": "ngram"})
+    assert ("do_sample" in executor.features, "top_k" in executor.features) == (right, right)
+    assert len(generate(executor, PROMPTS[0], 4).ids) == 4
+    assert "do_sample" in make(**paths).features, "without speculation nothing is checked"
+
+
+@fake_only
+def test_tokens_of_drafts_are_counted_by_request_and_what_was_proposed_in_all(
+    shared: Any, tiny_stories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from djl_trtllm.backends.vllm import executor as module
+
+    monkeypatch.setattr(module, "checks_sampled_drafts", lambda: True)
     given = {"speculative_config": {"method": "ngram"}, "per_request_spec_decode_metrics": "summary"}
     executor = make(model=str(tiny_stories), tokenizer=str(tiny_stories), **given)
     drafted: dict[int, int | None] = {}

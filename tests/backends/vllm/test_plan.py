@@ -172,6 +172,14 @@ def test_what_vllm_would_not_take_is_one_line_before_it_starts(roomy: Path, opti
     assert said in problem
 
 
+@pytest.mark.parametrize(("degree", "gpus"), [(3, 8), ("max", 3)])
+def test_heads_that_cannot_be_divided_are_one_line_before_vllm_starts(
+    roomy: Path, degree: int | str, gpus: int
+) -> None:
+    (problem,) = refused(roomy, machine(gpus=gpus), tensor_parallel_degree=degree)
+    assert "attention heads cannot be divided among 3 GPUs" in problem and str(degree) in problem
+
+
 def test_a_wrong_argument_in_a_file_is_said_with_file_and_line(roomy: Path, tmp_path: Path) -> None:
     file = tmp_path / "engine.yaml"
     file.write_text("max_logprobs: 5\ncompilation_confg:\n  level: 3\n")

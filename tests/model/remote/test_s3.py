@@ -27,7 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.errors import DownloadError
-from djl_trtllm.model.remote import s3, s3_download
+from djl_trtllm.model.remote import s3
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
 from djl_trtllm.model.remote.s3_download import Claim, PartialFile, claim_of, crc64, joined_crc64, matches
 from tests.support.s3 import Store
@@ -115,7 +115,7 @@ def asked(*answers: str, until: float = 1e9) -> tuple[list[float], str]:
         return "well"
 
     try:
-        return waited, s3.patiently(call, until, waited.append)
+        return waited, s3.patiently(call, until, waited.append, first_pause=1.0)
     except ClientError as error:
         return waited, error.response["Error"]["Code"]
 
@@ -358,13 +358,12 @@ def test_the_etag_of_what_is_encrypted_with_a_customers_key_is_no_md5() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["SHA256", "SHA1", "CRC32", "MD5"])
-def test_a_file_is_compared_as_a_whole(file: Path, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_download, "_CHUNK", 300)  # files are read in several pieces
+def test_a_file_is_compared_as_a_whole(file: Path, algorithm: str) -> None:
     digest = digest_of(algorithm, STORED)
     claim = Claim(algorithm, digest.hex() if algorithm == "MD5" else encoded(digest))
-    assert matches(claim, file)
+    assert matches(claim, file, chunk_bytes=300), "it is read in several pieces"
     file.write_bytes(STORED[:-1] + b"x")
-    assert not matches(claim, file)
+    assert not matches(claim, file, chunk_bytes=300)
 
 
 @pytest.mark.parametrize("algorithm", CHECK)
@@ -379,15 +378,12 @@ def test_cyclic_checksums_have_the_values_of_the_catalogue(file: Path, algorithm
 @pytest.mark.parametrize("size", [len(STORED), 1, 0])
 @pytest.mark.parametrize("part_size", [4000, 256, len(STORED), len(STORED) + 1])
 @pytest.mark.parametrize("algorithm", ["SHA256", "CRC32", "MD5"])
-def test_a_file_is_compared_part_by_part(
-    file: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, part_size: int, size: int
-) -> None:
-    monkeypatch.setattr(s3_download, "_CHUNK", 300)
+def test_a_file_is_compared_part_by_part(file: Path, algorithm: str, part_size: int, size: int) -> None:
     file.write_bytes(STORED[:size])
     parts = [digest_of(algorithm, STORED[at : min(at + part_size, size)]) for at in range(0, max(size, 1), part_size)]
     digest = digest_of(algorithm, b"".join(parts))
     value = digest.hex() if algorithm == "MD5" else encoded(digest)
-    assert matches(Claim(algorithm, f"{value}-{len(parts)}", part_size), file)
+    assert matches(Claim(algorithm, f"{value}-{len(parts)}", part_size), file, chunk_bytes=300)
     assert not matches(Claim(algorithm, f"{value}-{len(parts) + 1}", part_size), file)
     assert not matches(Claim(algorithm, f"{value}-{len(parts)}", part_size + 1), file) or len(parts) == 1
 

@@ -21,7 +21,6 @@ from urllib3 import HTTPConnectionPool
 from urllib3.connection import HTTPConnection
 
 from djl_trtllm.errors import DownloadError
-from djl_trtllm.model.remote import s3, s3_download
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.model.remote.s3_download import RECORD, Body, download, list_objects
 from tests.support.processes import wait_until
@@ -41,16 +40,15 @@ CONTENT = {
 
 
 @pytest.fixture(autouse=True)
-def model(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model in the store, in parts of 64 kB."""
+def model(store: Store) -> None:
+    """A model in the store."""
     for name, content in CONTENT.items():
         store.put(f"team/story/{name}", content)
-    monkeypatch.setattr(s3_download, "_PART_BYTES", PART)
-    monkeypatch.setattr(s3_download, "_FIRST_BACKOFF_SECONDS", 0.001)
 
 
-def fetch(tmp_path: Path, address: S3Address = ADDRESS) -> Path:
-    return download(address, tmp_path / "downloads", lambda line: None)
+def fetch(tmp_path: Path, address: S3Address = ADDRESS, part_bytes: int = PART) -> Path:
+    """Download in parts of 64 kB."""
+    return download(address, tmp_path / "downloads", lambda line: None, first_pause=0.001, part_bytes=part_bytes)
 
 
 @contextmanager
@@ -232,7 +230,6 @@ def test_a_prefix_of_many_pages_is_listed_whole(store: Store) -> None:
 def test_a_store_that_is_asked_too_often_is_waited_for(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr(s3, "_FIRST_PAUSE", 0.001)
     refused = iter(range(20))  # more than botocore repeats
 
     def fault(request: Request) -> None:
@@ -281,8 +278,7 @@ def test_no_credentials_and_no_store_are_reported(
 def test_a_killed_download_is_gone_on_with(store: Store, tmp_path: Path) -> None:
     store.bytes_per_second = 16_000
     program = (
-        "from tests.model.remote.test_s3_download import *; s3_download._PART_BYTES = PART // 16; "
-        f"download(ADDRESS, Path({str(tmp_path / 'downloads')!r}), print)"
+        f"from tests.model.remote.test_s3_download import *; fetch(Path({str(tmp_path)!r}), part_bytes=PART // 16)"
     )
     process = subprocess.Popen([sys.executable, "-c", program], env=dict(os.environ), cwd=Path(__file__).parents[3])
     try:
@@ -291,11 +287,10 @@ def test_a_killed_download_is_gone_on_with(store: Store, tmp_path: Path) -> None
         process.kill()
         process.wait()
     assert no_complete_directory(tmp_path)
-    s3_download._PART_BYTES = PART // 16
     here = noted(tmp_path)
     store.bytes_per_second = 0
     store.requests.clear()
-    assert contents(fetch(tmp_path)) == CONTENT
+    assert contents(fetch(tmp_path, part_bytes=PART // 16)) == CONTENT
     assert not here & {(request.key, request.start // (PART // 16)) for request in store.gets()}
 
 

@@ -23,6 +23,7 @@ from djl_trtllm.api.dialects.triton import description, inference
 from djl_trtllm.api.dialects.triton.description import VERSION, is_decoupled, refuse_tensor_parameters
 from djl_trtllm.api.openapi import STRING, list_of, members, read_operations
 from djl_trtllm.api.parameters import Problems, show
+from djl_trtllm.bounded_json import parse_json
 from djl_trtllm.config.compat.triton import repository_files
 from djl_trtllm.request import OutputChunk, Token
 
@@ -57,7 +58,7 @@ def read_body(request: base.RawRequest, limit: int) -> bytes:
 
 def read_object(data: bytes, what: str = "the body") -> dict[str, Any]:
     """JSON that is an object. Raises InvalidRequestError."""
-    value = base.parse_json(data, what)
+    value = parse_json(data, what)
     if type(value) is not dict:
         raise errors.InvalidRequestError(f"{what} is {show(value)}: expected a JSON object")
     return value

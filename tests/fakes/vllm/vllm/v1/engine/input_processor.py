@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import TokensInput
 from vllm.lora.request import LoRARequest
@@ -31,6 +33,8 @@ class InputProcessor:
         assert prompt["type"] in ("token", "multimodal") and supported_tasks == ("generate",)
         if len(prompt["prompt_token_ids"]) >= self._max_model_len:
             raise VLLMClientError("the prompt is longer than the maximum model length")
+        # As 0.32 does, whatever `skip_clone` says.
+        params = copy.copy(params)
         spellings = [text for word in params.bad_words for text in (word, f" {word}")]
         params.bad_words_token_ids = [list(text.encode()) for text in spellings]
         params.all_stop_token_ids = {1, *params.stop_token_ids}
