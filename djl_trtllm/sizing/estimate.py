@@ -115,7 +115,7 @@ _OF_CUDA = 0.995
 """What CUDA sees of the memory that NVML reports: 139.80 of 140.40 GiB of an H200, 79.18 of 79.65 of an H100."""
 _LARGE_GPU = 70 * GIB
 _VLLM_TOKENS = MappingProxyType({True: 8192, False: 2048})
-"""vLLM's default of max_num_batched_tokens on a large GPU and on others (0.26, `get_batch_defaults`; A100: as others)."""
+"""vLLM's default of max_num_batched_tokens on a large GPU and on others, an A100 among them (`get_batch_defaults`)."""
 
 
 def usual_vllm_tokens(gpu_memory: int) -> int:
