@@ -29,6 +29,7 @@ LIMITS = ("max_rolling_batch_size", "max_input_len", "max_output_len", "max_seq_
 """Options that are the same on all engines: where they differ, the smallest value is set."""
 _FILE = "serving.properties"
 _LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
+_RESTARTS = re.compile(r"^djl_trtllm_executor_restarts_total(?:{.*})? ([\d.]+)$", re.MULTILINE)
 _LOG_TIME = re.compile(r"^[\d-]+ [\d:,]+ [A-Z]+ [\w.]+: ")
 _POLL_SECONDS = 0.05
 _CONFIG_SECONDS = 600
@@ -158,12 +159,16 @@ class Server:
     def __init__(self, process: psutil.Popen, port: int, seconds: float, gpus_before: int | None) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.seconds = seconds
-        self._process, self._gpus_before = process, gpus_before
+        self._process, self._port, self._gpus_before = process, port, gpus_before
 
     @property
     def processes(self) -> list[psutil.Process]:
         """The server's process and all that it has started."""
         return [self._process, *self._process.children(recursive=True)]
+
+    def restarts(self) -> int:
+        """How often the server has replaced its engine process."""
+        return sum(int(float(count)) for count in _RESTARTS.findall(_get(self._port, "/metrics")[1]))
 
     def memory(self) -> Memory:
         total = 0
@@ -196,7 +201,7 @@ def serving(engine: Engine, directory: Path, log: Path) -> Iterator[Server]:
 
     try:
         port = 0
-        while not (port and _is_ready(port)):
+        while not (port and _get(port, "/ping")[0] == http.client.OK):
             check("while it started")
             time.sleep(_POLL_SECONDS)
             if not port and (found := _LISTENING.search(log.read_text(errors="replace"))):
@@ -215,13 +220,15 @@ def _gpu_memory() -> int | None:
     return sum(state.total - state.free for state in states) if states else None
 
 
-def _is_ready(port: int) -> bool:
+def _get(port: int, path: str) -> tuple[int, str]:
+    """The status and the body of a page; status 0 where nobody answers."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request("GET", "/ping")
-        return connection.getresponse().status == http.client.OK
-    except OSError:
-        return False
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return 0, ""
     finally:
         connection.close()
 

@@ -143,6 +143,8 @@ def compare(
                         say(f"{name} is ready after {server.seconds:.1f} s")
                         result = _measure(replace(plan, target=Target.parse(server.url, {}), seed=number), say, show)
                         found.warnings += [f"{name}: {text}" for text in result.warnings]
+                        if server.restarts():
+                            found.warnings.append(f"{name}: the engine process was lost and replaced in a round")
                         if result.interrupted:
                             raise KeyboardInterrupt
                         if not any(figures.succeeded for figures in result.figures):

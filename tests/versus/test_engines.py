@@ -23,6 +23,8 @@ class Ping(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
+        if self.path == "/metrics":
+            self.wfile.write(b'djl_trtllm_executor_restarts_total{model="a"} 2.0\\nx 1\\n')
 
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ping)
 print(f"listening on http://127.0.0.1:{server.server_port}", flush=True)
@@ -126,7 +128,7 @@ def test_a_server_that_ends_while_it_is_measured_is_quoted_in_place_of_what_its_
 def test_no_process_of_a_server_is_left(error: type[BaseException] | None, tmp_path: Path) -> None:
     def use() -> None:
         with serving(program(tmp_path / "vllm", READY), tmp_path, tmp_path / "log") as server:
-            assert server.memory().host > 1_000_000 and server.seconds > 0
+            assert server.memory().host > 1_000_000 and server.seconds > 0 and server.restarts() == 2
             if error is not None:
                 raise error
 
