@@ -28,7 +28,7 @@ def speed_lines(speed: Speed, hourly_price: float | None) -> list[str]:
     waiting = speed.load.clients - speed.running
     lines = [
         f"speed with {speed.load}: {number(speed.tokens_per_second)} output tokens per second in all, "
-        f"{number(speed.per_stream)} of each stream; most of the time goes to {speed.limit}",
+        f"{number(speed.per_stream)} of each stream; the largest part of the time goes to {speed.limit}",
         f"  first token after {seconds(speed.ttft)}, or {seconds(speed.ttft_of_burst)} for the last one if all send at "
         f"once; {seconds(speed.itl)} between two tokens",
     ]
