@@ -39,7 +39,7 @@ class Load:
 
 
 _MOST = 10_000_000
-_PROMPT_TOKENS = 8192
+PROMPT_TOKENS = 8192
 """Prompt tokens of one step, by default of both engines."""
 _BUSIEST = 0.95
 
@@ -200,10 +200,6 @@ class Speed:
         """Tokens per second of one stream once it has its first token."""
         return 1 / self.itl if self.itl else math.inf
 
-    def dollars(self, hourly_price: float) -> float:
-        """USD per million output tokens, on a machine of this price that does nothing else."""
-        return hourly_price / 3600 / self.tokens_per_second * 1e6
-
 
 @dataclass(frozen=True)
 class Roofline:
@@ -224,7 +220,7 @@ class Roofline:
         step = (wave - reading) / load.osl
         busy = min(_BUSIEST, reading / wave)
         # Prompts that are read in the same steps have their first tokens together; others wait in a queue (M/D/1).
-        together = max(1.0, min(running, _PROMPT_TOKENS / load.isl))
+        together = max(1.0, min(running, PROMPT_TOKENS / load.isl))
         first = step + prompt * (together + 1) / 2 + busy / (2 * (1 - busy)) * prompt * together
         first = min(first, reading + step)
         waves = (load.clients - running) / running

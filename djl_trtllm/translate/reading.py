@@ -25,7 +25,6 @@ from djl_trtllm.translate.names import TITLES, WORKERS, EngineNames, names_of
 from djl_trtllm.translate.rows import dropped, parsed, row_of, scalar
 
 _LONGEST = 100
-_FILES = ("vllm", "sglang", "trtllm-serve")
 _YAML = (".yaml", ".yml")
 _LINE = Origin.override("command line")
 _ENVIRONMENT = "a variable of the environment: the target reads others"
@@ -168,10 +167,10 @@ def _read_yaml(text: str, path: str, engine: str | None) -> Input:
 
 def _engine_of(names: Sequence[str], path: str) -> str:
     """The engine that has most of the names."""
-    known = {engine: sum(names_of(engine).find(name) is not None for name in names) for engine in _FILES}
+    known = {engine: sum(names_of(engine).find(name) is not None for name in names) for engine in _PROGRAMS}
     best = [engine for engine, count in known.items() if count and count == max(known.values())]
     if len(best) != 1:
-        raise DjlTrtllmError(f"{path}: it may be of {', '.join(best or _FILES)}: say which by --from")
+        raise DjlTrtllmError(f"{path}: it may be of {', '.join(best or _PROGRAMS)}: say which by --from")
     return best[0]
 
 

@@ -16,8 +16,6 @@ from djl_trtllm.translate.rows import Name, name_in, name_in_lmi_of_vllm, row_of
 
 _LMI_NAMES = ("lmi", "triton", "truss")
 """Engines whose settings `config/` reads, with LMI's keys."""
-LMI_ENGINES = {"vllm": "vllm", "sglang": "vllm", "dynamo.vllm": "vllm", "dynamo.sglang": "vllm"}
-"""What LMI runs in place of an engine, if that is not TensorRT-LLM."""
 _ECHOES = ("max_input_len", "max_output_len")
 """Options that `config/` sets by Truss's max_seq_len, because this server bounds prompts and outputs too."""
 _MANY_NAMES = ("vllm", "dynamo.vllm")
@@ -75,6 +73,11 @@ def engine_named(name: str) -> str:
     return name
 
 
+def engine_of_lmi(source: str) -> str:
+    """The engine that LMI is to run in place of another one: `vllm` or `trtllm`."""
+    return "vllm" if WORKERS.get(source, source) in ("vllm", "sglang") else "trtllm"
+
+
 def translate(given: Input, target: str) -> Translation:
     """The settings of one engine as those of `target`; of Dynamo's workers the one that runs the source's engine."""
     target = _worker(given) if target == "dynamo" else engine_named(target)
@@ -104,8 +107,8 @@ def _lines(given: Given, source: str, target: str) -> Iterator[Line]:
     row = row_of(given.name, spoken)
     if source == "truss" and row in _ECHOES and ".max_seq_len=" in given.text and target != "lmi":
         return
-    vllm_runs = target == "lmi" and LMI_ENGINES.get(source) == "vllm"
-    there = name_in_lmi_of_vllm(row) if vllm_runs else name_in(row, target)
+    passes = target == "lmi" and engine_of_lmi(source) == "vllm"
+    there = name_in_lmi_of_vllm(row) if passes else name_in(row, target)
     if isinstance(given.value, dict) and isinstance(there, str):
         fields = list(_fields(given, row, spoken, target))
         kept = [line for line in fields if line.exactness is not Exactness.LOST]

@@ -13,7 +13,7 @@ from typing import Any
 
 from djl_trtllm.config.options.option import as_text
 from djl_trtllm.translate.names import TITLES, WORKERS
-from djl_trtllm.translate.translation import LMI_ENGINES, Line, Translation
+from djl_trtllm.translate.translation import Line, Translation, engine_of_lmi
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./$][\w./@+$-]*(:[\w./@+$-]+)*")
 _NAMED, _BRACED = re.compile(r"^\$(\w+)$"), r"${\1}"
@@ -48,7 +48,7 @@ def _one_line(text: str) -> str:
 def _properties(translation: Translation) -> Iterator[str]:
     if translation.source != "lmi":
         yield "# The engine that LMI is to run."
-        yield f"option.rolling_batch={LMI_ENGINES.get(translation.source, 'trtllm')}"
+        yield f"option.rolling_batch={engine_of_lmi(translation.source)}"
     for line in translation.kept:
         value = json.dumps(line.value) if isinstance(line.value, (dict, list)) and not _plain_list(line.value) else None
         yield f"# {summary(line)}"

@@ -11,7 +11,7 @@ import pytest
 from djl_trtllm.errors import SizingError
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import Conditions
-from djl_trtllm.sizing.machines import GPUS, GpuModel
+from djl_trtllm.sizing.machines import GPUS, GpuModel, usd_per_million
 from djl_trtllm.sizing.points import Point
 from djl_trtllm.sizing.speed import HOSTS, Load, Rank, Roofline, Speed, corrected
 from tests.commands.conftest import BIG
@@ -145,7 +145,7 @@ def test_the_times_of_a_request_add_up_to_its_share_of_the_tokens() -> None:
     lasts = found.ttft + (LOAD.osl - 1) * found.itl
     assert found.tokens_per_second == pytest.approx(LOAD.clients * LOAD.osl / lasts)
     assert found.ttft < found.ttft_of_burst
-    assert found.dollars(3.6) == pytest.approx(1000 / found.tokens_per_second)
+    assert usd_per_million(3.6, found.tokens_per_second) == pytest.approx(1000 / found.tokens_per_second)
 
 
 def test_clients_without_room_wait_and_add_nothing() -> None:
