@@ -191,6 +191,8 @@ def read_command(text: str, engine: str | None = None) -> Input:
     assigned = [match for match in map(_ASSIGNMENT.fullmatch, commands) if match is not None]
     if assigned and len(assigned) == len(commands):
         return _of_variables({match[1]: match[2] for match in assigned})
+    if not commands:
+        raise DjlTrtllmError("there is nothing to translate: expected a command line of an engine, and found no word")
     chosen, start, after = _program(words, engine)
     before, own = _expanded(words[:start], words[after:])
     end = next((place for place, word in enumerate(own) if _ENDS.fullmatch(word)), len(own))
@@ -206,7 +208,6 @@ def _of_variables(environ: Mapping[str, str]) -> Input:
     """The variables of LMI's container; those that it does not know are reported."""
     found = _of_sources("lmi", read_environment(environ))
     known = {str(given.origin).rpartition(" ")[2] for given in found.settings}
-    known |= {name for name in environ if any(name in note for note in found.notes)}
     lost = (Given(_shown(n, v), problem=_ENVIRONMENT) for n, v in environ.items() if n not in known)
     return replace(found, settings=(*found.settings, *lost))
 

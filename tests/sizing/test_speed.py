@@ -178,6 +178,8 @@ def test_what_the_largest_part_of_the_time_goes_to_is_named() -> None:
     # Prompts take less than half of the time here, and more than anything else.
     assert speed(Load(2048, 256, 64)).limit == "reading prompts"
     assert speed(Load(4000, 100, 64)).limit == "reading prompts"
+    # Each stage of a pipeline reads its weights for its part of the sequences.
+    assert speed(Load(2000, 200, 32), pipeline_parallel=2).limit == "reading the weights"
     assert speed(Load(10, 100, 1)).limit == "reading the weights"
     assert speed(Load(100, 100, 2), tensor_parallel=8).limit == "starting kernels and all-reduces"
     assert (

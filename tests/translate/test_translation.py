@@ -63,6 +63,8 @@ def line(command: str, target: str, place: int = -1) -> Line:
         ("sglang serve --attention-backend trtllm_mla", "dynamo", "attention_backend", "trtllm_mla"),
         ("vllm serve M --load-format bitsandbytes", "lmi", "option.load_format", "bitsandbytes"),
         ("export N=8\nvllm serve M --max-num-seqs $N", "sglang", "max_running_requests", 8),
+        ("docker run vllm/vllm-openai vllm serve M", "sglang", "model_path", "M"),
+        ("sglang serve --quantization $Q", "vllm", "quantization", "$Q"),
         ("vllm serve M --max-num-seqs ${UNSET}", "sglang", "max_running_requests", "${UNSET}"),
     ],
 )
@@ -224,6 +226,21 @@ def test_a_name_that_triton_has_not_is_lost_with_its_place() -> None:
     text += 'parameters { key: "nonsense" value: { string_value: "1" } }\n'
     found = translate(read_text(text, "config.pbtxt"), "vllm").lost[-1]
     assert (found.written, str(found.origin)) == ("nonsense", "config.pbtxt:3")
+
+
+def test_each_variable_before_the_program_is_reported_wherever_its_command_stands() -> None:
+    found = translate(read_command("cd /x\nHF_HOME=/x\nVLLM_USE_V1=1 vllm serve M"), "sglang")
+    assert [each.written for each in found.lost] == ["HF_HOME=/x", "VLLM_USE_V1=1", "cd /x"]
+
+
+def test_a_flag_that_is_repeated_with_its_value_is_one_line() -> None:
+    found = translate(read_command("vllm serve M --max-num-seqs 8 --max-num-seqs 8"), "sglang")
+    assert ([each.value for each in found.kept], found.lost) == (["M", 8], ())
+
+
+def test_an_object_without_end_is_text() -> None:
+    deep = "[" * 100_000
+    assert line(f"vllm serve M --hf-overrides '{deep}'", "vllm").value == deep
 
 
 def test_a_variable_with_a_secret_is_not_put_in() -> None:

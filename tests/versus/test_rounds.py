@@ -42,8 +42,9 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return started
 
 
-def compare(engines: list[Engine]) -> rounds.Versus:
-    return rounds.compare("m", engines, versus().plan, 3, lambda text: None, lambda progress: None)
+def compare(engines: list[Engine], said: list[str] | None = None) -> rounds.Versus:
+    said = [] if said is None else said
+    return rounds.compare("m", engines, versus().plan, 3, said.append, lambda progress: None)
 
 
 def test_the_order_turns_and_whole_rounds_are_kept_of_engines_that_all_have_one(starts: list[str]) -> None:
@@ -51,6 +52,12 @@ def test_the_order_turns_and_whole_rounds_are_kept_of_engines_that_all_have_one(
     assert starts == ["a", "b", "b", "a"]
     assert [len(each.rounds) for each in found.engines] == [1, 2]
     assert "a: the server ended" in str(found.failure)
+
+
+def test_each_engine_is_asked_for_its_answers_once(starts: list[str]) -> None:
+    said: list[str] = []
+    compare(ENGINES, said)
+    assert [text.split()[0] for text in said if "answers" in text] == ["a", "b"]
 
 
 def test_an_engine_without_a_round_is_an_error(starts: list[str]) -> None:
