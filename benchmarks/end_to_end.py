@@ -56,7 +56,7 @@ class RawExecutor:
 
     def __init__(self, model: Model) -> None:
         script = str(Path(__file__).parent / "raw_openvino.py")
-        self._process = subprocess.Popen(
+        self.process = psutil.Popen(
             [sys.executable, script, json.dumps(model.start.options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -64,21 +64,21 @@ class RawExecutor:
         )
         self._read()
 
-    def run(self, prompts: list[list[int]], tokens: int) -> float:
+    def run(self, prompts: list[list[int]], tokens: int, *, logprobs: bool = True) -> float:
         """Tokens per second."""
-        assert self._process.stdin is not None
-        request = {"prompts": prompts, "tokens": tokens, "logprobs": True}
-        print(json.dumps(request), file=self._process.stdin, flush=True)
+        assert self.process.stdin is not None
+        request = {"prompts": prompts, "tokens": tokens, "logprobs": logprobs}
+        print(json.dumps(request), file=self.process.stdin, flush=True)
         answer = json.loads(self._read())
         return float(answer["tokens"] / answer["seconds"])
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
     def _read(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
         if not line:
             sys.exit("the raw executor ended")
         return line

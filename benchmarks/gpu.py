@@ -1,18 +1,20 @@
 """vLLM's engine on a GPU behind four front ends: no HTTP, vLLM's Python and Rust servers, and this server.
 
     python -m benchmarks.gpu MODEL [--kinds alone ceiling lmi openai rust python] [--streams 1 64 256]
-                             [--tokens 256] [--rounds 5] [--memory 0.2] [--one-at-a-time]
+                             [--tokens 256] [--rounds 5] [--memory 0.2] [--one-at-a-time] [--tensor-parallel 1 2]
 
 MODEL is what `python -m benchmarks.gpu_model DIRECTORY` makes: a Llama with random weights. All servers are started
 first, each with its share `--memory` of the GPU, and then loaded in turns, so that each meets the same machine;
-where the model is too large for that, `--one-at-a-time` starts each for its own rounds. A load is a number of
-streams at once, each with a prompt of its own of about 114 tokens and exactly `--tokens` tokens of output.
+where the model is too large for that, `--one-at-a-time` starts each for its own rounds. With several degrees of
+`--tensor-parallel` each kind is there once for each. A load is a number of streams at once, each with a prompt of its
+own of about 114 tokens and exactly `--tokens` tokens of output.
 
 `alone` is vLLM's EngineCore in a loop, without HTTP and with idle neighbours; `ceiling` is the same beside three busy
 processes, as a server and a client are, which is what a front end can reach at best. CPU seconds are those of a
-server's process tree but for the process that holds GPU memory, per 65,536 tokens. First tokens and intervals between
-chunks are the client's. The figures are medians over the rounds, the lowest and highest in brackets; the first round
-of each is left out.
+server's process tree but for its engine: processes that hold GPU memory and the process that started them, per 65,536
+tokens. First tokens and intervals between chunks are the client's. The figures are medians over the rounds, the lowest
+and highest in brackets; the first round of each is left out. The last table has the memory that each server holds on
+each GPU after its rounds, the tokens that this server's KV cache holds, and what `djl-trtllm size` says of both.
 """
 
 from __future__ import annotations
@@ -24,10 +26,14 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -132,14 +138,29 @@ def prompts(streams: int) -> list[str]:
     return [_PROMPT.format(number=next(_numbers)) * _REPEATED for _ in range(streams)]
 
 
+def users_of_gpus() -> list[dict[int, int]]:
+    """The bytes that each process holds, by GPU."""
+    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    users = map(pynvml.nvmlDeviceGetComputeRunningProcesses, handles)
+    return [{each.pid: each.usedGpuMemory or 0 for each in found} for found in users]
+
+
+def memory_of(process: psutil.Process) -> list[int]:
+    """The bytes that a server's processes hold on each GPU."""
+    own = {each.pid for each in (process, *process.children(recursive=True))}
+    return [sum(held for pid, held in users.items() if pid in own) for users in users_of_gpus()]
+
+
 def front_end_seconds(process: psutil.Process) -> float:
-    """CPU time of a server's processes but for those that hold GPU memory."""
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-    engines = {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+    """CPU time of a server's processes but for those of its engine."""
+    processes = [process, *process.children(recursive=True)]
+    users = {pid for found in users_of_gpus() for pid in found}
     total = 0.0
-    for each in (process, *process.children(recursive=True)):
+    for each in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            if each.pid not in engines:
+            # With several GPUs the engine's own process is above those that hold their memory.
+            is_engine = each.pid in users or any(child.pid in users for child in each.children())
+            if not is_engine or (each == process and each.pid not in users):
                 times = each.cpu_times()
                 total += times.user + times.system
     return total
@@ -148,7 +169,7 @@ def front_end_seconds(process: psutil.Process) -> float:
 # -- the engine without HTTP -------------------------------------------------------------------------------------------
 
 
-def engine_alone(model: str, memory: float) -> None:
+def engine_alone(model: str, memory: float, degree: int) -> None:
     """A process with vLLM's EngineCore: reads `STREAMS TOKENS` lines, and prints the tokens per second of each load."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from tokenizers import Tokenizer
@@ -159,7 +180,8 @@ def engine_alone(model: str, memory: float) -> None:
 
     tokenizer = Tokenizer.from_file(f"{model}/tokenizer.json")
     arguments = EngineArgs(model=model, tokenizer=model, max_num_seqs=512, max_model_len=_MODEL_LENGTH)
-    for name, value in {"load_format": "dummy", "gpu_memory_utilization": memory, "disable_log_stats": True}.items():
+    given = {"load_format": "dummy", "gpu_memory_utilization": memory, "tensor_parallel_size": degree}
+    for name, value in {**given, "disable_log_stats": True}.items():
         setattr(arguments, name, value)
     engine = LLMEngine.from_engine_args(arguments, usage_context=UsageContext.OPENAI_API_SERVER)
     print("ready", flush=True)
@@ -213,8 +235,9 @@ class Alone:
 
 
 @contextlib.contextmanager
-def alone(model: Path, memory: float) -> Iterator[subprocess.Popen[str]]:
+def alone(model: Path, memory: float, degree: int) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "benchmarks.gpu", str(model), "--memory", str(memory), "--engine"]
+    command += ["--tensor-parallel", str(degree)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -236,31 +259,63 @@ class Served:
     """A server that is loaded through one of its APIs."""
 
     def __init__(self, process: psutil.Process, port: int, api: str) -> None:
-        self._process, self._port, self._api = process, port, api
+        self.process, self.port, self._api = process, port, api
 
     def measure(self, streams: int, tokens: int) -> Round:
-        before = front_end_seconds(self._process)
-        found = uvloop.run(load(self._port, self._api, streams, tokens))
-        used = front_end_seconds(self._process) - before
+        before = front_end_seconds(self.process)
+        found = uvloop.run(load(self.port, self._api, streams, tokens))
+        used = front_end_seconds(self.process) - before
         found.cpu_seconds = used * _CPU_TOKENS / (streams * tokens)
         return found
 
 
-def ours(model: Path, memory: float) -> tuple[list[str], str, dict[str, str]]:
+def ours(model: Path, memory: float, degree: int) -> tuple[list[str], str, dict[str, str]]:
     """The command of this server, the path that says whether it is ready, and its environment."""
-    options = {
+    environ = options(memory, degree)
+    return [sys.executable, "-m", "djl_trtllm", "serve", str(model), "--log-level", "warning"], "/ping", environ
+
+
+def options(memory: float, degree: int) -> dict[str, str]:
+    """The variables of this server's options."""
+    given = {
         "BACKEND": "vllm",
         "LOAD_FORMAT": "dummy",
         "GPU_MEMORY_UTILIZATION": str(memory),
         "MAX_ROLLING_BATCH_SIZE": "512",
         "MAX_MODEL_LEN": str(_MODEL_LENGTH),
         "MODEL_NAME": "m",
+        "TENSOR_PARALLEL_DEGREE": str(degree),
     }
-    environ = {f"OPTION_{name}": value for name, value in options.items()}
-    return [sys.executable, "-m", "djl_trtllm", "serve", str(model), "--log-level", "warning"], "/ping", environ
+    return {f"OPTION_{name}": value for name, value in given.items()}
 
 
-def theirs(model: Path, memory: float) -> tuple[list[str], str, dict[str, str]]:
+def estimated(model: Path, memory: float, degree: int) -> tuple[int, int]:
+    """The bytes of each GPU that `djl-trtllm size` says this server takes, and the tokens of its KV cache.
+
+    Of config.json alone, because the checkpoint has no weights.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copyfile(model / "config.json", Path(folder) / "config.json")
+        command = [sys.executable, "-m", "djl_trtllm", "size", folder, "--json"]
+        done = subprocess.run(command, env={**os.environ, **options(memory, degree)}, capture_output=True, check=True)
+    found = json.loads(done.stdout)
+    parts: dict[str, int] = found["memory_per_gpu"]
+    total = sum(size for name, size in parts.items() if name != "unused")
+    return total, parts["kv_cache"] // found["kv_bytes_per_token"]
+
+
+def kv_tokens(port: int) -> int:
+    """The tokens that this server's KV cache holds, by its metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+        text = page.read().decode()
+    blocks, tokens = (
+        float(re.findall(rf"^djl_trtllm_kv_cache_{name}{{.*}} (.*)$", text, re.MULTILINE)[0])
+        for name in ("blocks", "tokens_per_block")
+    )
+    return int(blocks * tokens)
+
+
+def theirs(model: Path, memory: float, degree: int) -> tuple[list[str], str, dict[str, str]]:
     """The command of vLLM's server."""
     flags = {
         "served-model-name": "m",
@@ -268,38 +323,40 @@ def theirs(model: Path, memory: float) -> tuple[list[str], str, dict[str, str]]:
         "gpu-memory-utilization": memory,
         "max-model-len": _MODEL_LENGTH,
         "max-num-seqs": 512,
+        "tensor-parallel-size": degree,
     }
     arguments = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
     return [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), *arguments], "/health", {}
 
 
-def rust(model: Path, memory: float) -> tuple[list[str], str, dict[str, str]]:
+def rust(model: Path, memory: float, degree: int) -> tuple[list[str], str, dict[str, str]]:
     """The command of vLLM's server with its Rust front end."""
-    return *theirs(model, memory)[:2], {"VLLM_USE_RUST_FRONTEND": "1"}
+    return *theirs(model, memory, degree)[:2], {"VLLM_USE_RUST_FRONTEND": "1"}
 
 
 SERVERS = {"lmi": (ours, "lmi"), "openai": (ours, "openai"), "rust": (rust, "openai"), "python": (theirs, "openai")}
 """How each kind of measurement is served, and through which API it is loaded."""
 KINDS = ("alone", "ceiling", *SERVERS)
+OURS = ("lmi", "openai")
 
 
 class Running:
-    """Starts what is measured, each once."""
+    """Starts what is measured, each once; `degree` is the number of GPUs."""
 
-    def __init__(self, stack: ExitStack, model: Path, memory: float) -> None:
-        self._stack, self._model, self._memory = stack, model, memory
+    def __init__(self, stack: ExitStack, model: Path, memory: float, degree: int) -> None:
+        self._stack, self._shape = stack, (model, memory, degree)
         self._engine: subprocess.Popen[str] | None = None
         self._servers: dict[Any, tuple[psutil.Process, int]] = {}
 
     def start(self, kind: str) -> Alone | Served:
         if kind not in SERVERS:
             if self._engine is None:
-                self._engine = self._stack.enter_context(alone(self._model, self._memory))
+                self._engine = self._stack.enter_context(alone(*self._shape))
             return Alone(self._engine, _NEIGHBOURS if kind == "ceiling" else 0)
         command, api = SERVERS[kind]
         if command not in self._servers:
             port = free_port()
-            arguments, ready, environ = command(self._model, self._memory)
+            arguments, ready, environ = command(*self._shape)
             process = self._stack.enter_context(started([*arguments, "--port", str(port)], port, ready, **environ))
             self._servers[command] = (process, port)
         return Served(*self._servers[command], api)
@@ -328,8 +385,20 @@ def print_table(model: str, streams: int, tokens: int, found: dict[str, list[Rou
     Console(width=120).print(table)
 
 
+def print_memory(measured: dict[str, list[int]], tokens: dict[str, int], estimates: dict[str, tuple[int, int]]) -> None:
+    gpus = [f"GPU {number}, MiB" for number in range(pynvml.nvmlDeviceGetCount())]
+    table = Table("", *gpus, "size says", "tokens of KV cache", "size says")
+    for name, held in measured.items():
+        row = [f"{each >> 20:,}" for each in held]
+        if name in estimates:
+            total, kv = estimates[name]
+            row += [f"{total >> 20:,}", f"{tokens[name]:,}", f"{kv:,}"]
+        table.add_row(name, *row)
+    Console(width=120).print(table)
+
+
 def main() -> None:
-    """Measure, and print a table for each number of streams."""
+    """Measure, and print a table for each number of streams, and one of the memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
@@ -338,26 +407,41 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory", type=float, default=0.2, help="each engine's share of the GPU's memory")
     parser.add_argument("--one-at-a-time", action="store_true", help="start each server for its own rounds")
+    parser.add_argument("--tensor-parallel", nargs="+", type=int, default=[1], help="GPUs of each engine")
     parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    model, memory, degrees = options.model, options.memory, options.tensor_parallel
     if options.engine:
-        engine_alone(str(options.model), options.memory)
+        engine_alone(str(model), memory, *degrees)
         return
     pynvml.nvmlInit()
     found: dict[int, dict[str, list[Round]]] = {streams: {} for streams in options.streams}
-    groups = [[kind] for kind in options.kinds] if options.one_at_a_time else [options.kinds]
-    for group in groups:
+    held: dict[str, list[int]] = {}
+    tokens: dict[str, int] = {}
+    estimates: dict[str, tuple[int, int]] = {}
+    all_kinds = [(kind, degree) for kind in options.kinds for degree in degrees]
+    for group in [[each] for each in all_kinds] if options.one_at_a_time else [all_kinds]:
         with ExitStack() as stack:
-            running = Running(stack, options.model, options.memory)
-            measured = {kind: running.start(kind) for kind in group}
+            running = {degree: Running(stack, model, memory, degree) for degree in degrees}
+            measured = {label(*each, degrees): running[each[1]].start(each[0]) for each in group}
             for streams in options.streams:
                 for number in range(options.rounds + 1):
-                    for kind, each in measured.items():
+                    for name, each in measured.items():
                         result = each.measure(streams, options.tokens)
                         if number:
-                            found[streams].setdefault(kind, []).append(result)
+                            found[streams].setdefault(name, []).append(result)
+            servers = {name: each for name, each in measured.items() if isinstance(each, Served)}
+            held |= {name: memory_of(each.process) for name, each in servers.items()}
+            ours_here = [label(*each, degrees) for each in group if each[0] in OURS]
+            tokens |= {name: kv_tokens(servers[name].port) for name in ours_here}
+        estimates |= {label(*each, degrees): estimated(model, memory, each[1]) for each in group if each[0] in OURS}
     for streams in options.streams:
-        print_table(options.model.name, streams, options.tokens, found[streams])
+        print_table(model.name, streams, options.tokens, found[streams])
+    print_memory(held, tokens, estimates)
+
+
+def label(kind: str, degree: int, degrees: list[int]) -> str:
+    return f"{kind}, {degree} GPU{'s' if degree > 1 else ''}" if len(degrees) > 1 else kind
 
 
 if __name__ == "__main__":

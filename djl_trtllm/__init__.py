@@ -1,7 +1,5 @@
 """TensorRT-LLM model handler for DJL Serving and SageMaker."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -23,7 +23,11 @@ SUMMARIES = {
     "bench": "Measure a server under load: throughput, time to first token, inter-token latency "
     "(docs/benchmarking.md).",
     "quality": "Compare the greedy answers of two models or servers to the same prompts (docs/quality.md).",
+    "versus": "Measure one model on several engines behind this server, in turns (docs/versus.md).",
     "size": "Estimate what fits into GPU memory: max_num_tokens, KV cache, sequences (docs/sizing.md).",
+    "advise": "Name the machines and settings that hold a load, cheapest first, and why the others do not "
+    "(docs/advise.md).",
+    "translate": "Translate a file or command line of one engine into that of another (docs/translate.md).",
     "compile": "Compile a checkpoint into an engine directory that `serve` loads without a compiler.",
     "package": "Pack a model directory into a model.tar.gz for `serve` and SageMaker. The same files give the same "
     "bytes.",

@@ -104,7 +104,14 @@ class EngineMismatchError(EngineError):
 
 
 class ExecutorError(DjlTrtllmError):
-    """The engine process failed."""
+    """The engine process failed.
+
+    `killed`: SIGKILL ended it, which did not come from the server but from the kernel or a person.
+    """
+
+    def __init__(self, message: str, *, killed: bool = False) -> None:
+        super().__init__(message)
+        self.killed = killed
 
 
 class ExecutorStartError(ExecutorError):

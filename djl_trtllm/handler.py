@@ -6,8 +6,6 @@ DJL's Python engine calls `handle` with its whole list of requests, again and ag
 compatibility; async mode (`djl_trtllm.async_handler`) handles failures better (docs/deploying.md).
 """
 
-from __future__ import annotations
-
 import logging
 import socket
 from collections.abc import Callable

@@ -8,8 +8,6 @@ a control character is shown by its escape, and what follows a line end is inden
 one of the log. JSON escapes both. A thread writes, so that the code that logs never waits for a slow reader.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import queue

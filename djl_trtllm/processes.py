@@ -102,14 +102,17 @@ def end_group(process: subprocess.Popen[bytes], seconds: float) -> None:
     SIGKILL comes after this number of seconds if the leader does not end.
     """
     gone = contextlib.suppress(ProcessLookupError, PermissionError)
-    if process.poll() is None:
+    try:
+        if process.poll() is None:
+            with gone:
+                os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+    finally:
+        # Also where a second Ctrl-C ends the wait.
         with gone:
-            os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-    with gone:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @contextlib.contextmanager

@@ -129,6 +129,11 @@ class Trait:
 _SERVER = Trait(honoured_by="server", part_of=None, resume=Resume.UNCHANGED)
 _TOKENWISE = Trait(honoured_by="engine", part_of=None, resume=Resume.UNCHANGED)
 _LENGTH = Trait(honoured_by="engine", part_of=None, resume=Resume.ADJUSTED)
+_SAMPLING = replace(
+    _TOKENWISE,
+    advice="this engine is greedy only as it is set up, see its log; send 'do_sample': false or 'temperature': 0 "
+    "(chat requests sample by default)",
+)
 _SAMPLED = Trait(honoured_by="engine", part_of=PartOf("do_sample", implied=True), resume=Resume.UNCHANGED)
 _SEED = Trait(
     honoured_by="engine",
@@ -248,7 +253,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
     max_new_tokens: Annotated[int, _LENGTH] = 0
     min_new_tokens: Annotated[int, _LENGTH] = 0
-    do_sample: Annotated[bool, _TOKENWISE] = False
+    do_sample: Annotated[bool, _SAMPLING] = False
     temperature: Annotated[float, _SAMPLED] = 1.0
     top_k: Annotated[int, _SAMPLED] = 0
     """0 means the whole vocabulary."""

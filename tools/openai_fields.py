@@ -20,7 +20,7 @@ from openai.types.responses import response_create_params as responses
 import djl_trtllm.backends.openvino.executor as openvino
 import djl_trtllm.backends.vllm.executor as vllm
 from djl_trtllm.api.base import RawRequest
-from djl_trtllm.api.bodies import Body
+from djl_trtllm.api.dialects.lmi.dialect import Body
 from djl_trtllm.api.dialects.openai.dialect import CHAT_FIELDS, COMPLETION_FIELDS, parameters
 from djl_trtllm.api.kept import Kept
 from djl_trtllm.api.parameters import IGNORED, Table

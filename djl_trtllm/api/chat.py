@@ -4,8 +4,6 @@ Tools, tool choices and messages have OpenAI's form here, which is what chat tem
 turns it into this one first.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 from collections.abc import Callable

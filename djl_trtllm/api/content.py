@@ -5,15 +5,13 @@ A content is a text, or a list of parts where it has images: `{"type": "text", "
 them, when the request is admitted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from djl_trtllm.api.parameters import Kind, Problems, show
 from djl_trtllm.config import Options
-from djl_trtllm.config.media import most_images
+from djl_trtllm.config.rules import most_images
 from djl_trtllm.request import ImageSource
 
 Content: TypeAlias = "str | list[dict[str, Any]]"

@@ -148,6 +148,8 @@ HUGGING_FACE_STATUSES: Mapping[type[errors.RequestError], int] = MappingProxyTyp
 
 HUGGING_FACE_ERRORS: dict[type[errors.RequestError], str] = {
     errors.RequestError: "validation",
+    errors.AuthenticationError: "authentication",
+    errors.ForbiddenError: "authentication",
     errors.OverloadedError: "overloaded",
     errors.NotReadyError: "unhealthy",
     errors.RequestTimeoutError: "incomplete_generation",

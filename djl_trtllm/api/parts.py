@@ -1,7 +1,5 @@
 """Answers in parts, for APIs whose response is a list: reasoning, text and tool calls, in the order of the output."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum

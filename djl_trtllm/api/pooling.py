@@ -3,8 +3,6 @@
 A vector becomes JSON when it arrives, so that the last one of a large response costs no more than the others.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -13,7 +11,7 @@ import orjson
 
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.base import ModelContext, Prompt, ResponseEncoder
-from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, show
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems
 from djl_trtllm.request import GenerationRequest, OutputChunk, Pooling
 
 T = TypeVar("T")
@@ -96,23 +94,6 @@ def scores(
 
 
 DIMENSIONS = Parameter(("dimensions",), kinds.integer(1, _MOST_DIMENSIONS), "dimensions")
-
-
-def read_ids(value: Any, model: ModelContext, problems: Problems, name: str) -> list[str | list[int]]:
-    """One text or several, each as text or as token ids."""
-    expected = f"expected a text, a list of token ids, or a list of up to {MOST_TEXTS} of either"
-    items = [value] if type(value) is str or (type(value) is list and value and type(value[0]) is int) else value
-    if type(items) is not list or not 0 < len(items) <= MOST_TEXTS:
-        problems.invalid.append(f"'{name}' is {show(value)}: {expected}")
-        return []
-    size = model.tokenizer.vocab_size
-    for item in items:
-        if type(item) is str:
-            continue
-        if type(item) is not list or not item or not all(type(id_) is int and 0 <= id_ < size for id_ in item):
-            problems.invalid.append(f"'{name}' has {show(item)}: {expected}, with ids of 0 to {size - 1}")
-            return []
-    return items
 
 
 def vector_json(vector: bytes) -> bytes:

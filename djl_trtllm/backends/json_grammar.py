@@ -8,10 +8,11 @@ in `JsonGrammar.not_followed`: no list of what xgrammar ignores has to be kept b
 
 import json
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from djl_trtllm.backends.pattern_grammar import FORMATS, Pattern, PatternError, counted, digits, literal, ranged
@@ -128,6 +129,47 @@ def grammar_of(schema: str) -> JsonGrammar:
     return JsonGrammar(_text({"root": root} | converter.rules), tuple(converter.not_followed))
 
 
+_PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|\{\d+|\w+|[()|?*]')
+_Needs: TypeAlias = "list[list[str | _Needs]]"
+
+
+def _endless(rules: Mapping[str, str]) -> set[str]:
+    """The rules whose texts have no end, because each of their alternatives needs such a rule."""
+    needs = {name: _needs(body) for name, body in reversed(list(rules.items()))}  # what is referred to comes later
+    found = 1
+    while found:
+        left = len(needs)
+        for name in [name for name, alternatives in needs.items() if _has_end(alternatives, needs)]:
+            del needs[name]
+        found = left - len(needs)
+    return set(needs)
+
+
+def _has_end(alternatives: _Needs, endless: Container[str]) -> bool:
+    return any(
+        all(piece not in endless if isinstance(piece, str) else _has_end(piece, endless) for piece in pieces)
+        for pieces in alternatives
+    )
+
+
+def _needs(body: str) -> _Needs:
+    """The alternatives of a rule, each a list of the rules and groups that it cannot do without."""
+    groups: list[_Needs] = [[[]]]
+    for piece in _PIECE.findall(body):
+        if piece == "(":
+            groups.append([[]])
+        elif piece == ")":
+            group = groups.pop()
+            groups[-1][-1].append(group)
+        elif piece == "|":
+            groups[-1].append([])
+        elif piece in ("?", "*", "{0"):
+            groups[-1][-1].pop()
+        elif piece[0] != "{":
+            groups[-1][-1].append(piece)
+    return groups[0]
+
+
 def _text(rules: dict[str, str]) -> str:
     return "\n".join(f"{name} ::= {body}" for name, body in (_BASE | rules).items())
 
@@ -139,6 +181,7 @@ class _Converter:
         self._names: dict[str, str] = {}
         self._schema = schema
         self._references: dict[str, str] = {}
+        self._recursive = False
         self._left = _MOST_SCHEMAS
         self._kinds: dict[str, Callable[[dict[str, Any], str], str]] = {
             "string": self._string,
@@ -149,7 +192,14 @@ class _Converter:
         }
 
     def root(self) -> str:
-        return self._reference("#")
+        """The rule of the whole schema. Raises SchemaError."""
+        name = self._reference("#")
+        if self._recursive:
+            endless = _endless(self.rules)
+            for pointer, rule in self._references.items():
+                if rule in endless:
+                    raise SchemaError(f"no value fits {pointer}: it has to contain itself, without end")
+        return name
 
     def _rule(self, body: str) -> str:
         """The name of a rule; equal ones are one, which xgrammar compiles once."""
@@ -219,14 +269,17 @@ class _Converter:
             self.rules[name] = self._convert(target, pointer)
             if self._is_itself(name):
                 raise _wrong(f"{where}/$ref", pointer, "a part of the schema that does not refer to itself at once")
+        self._recursive |= not self.rules[self._references[pointer]]  # it is being made
         return self._references[pointer]
 
     def _is_itself(self, name: str) -> bool:
-        """Whether a rule is another one's name, and so on, up to its own."""
-        body = self.rules[name]
-        while body != name and body in self.rules:
-            body = self.rules[body]
-        return body == name
+        """Whether an alternative of a rule is another one's name, and so on, up to its own."""
+        waiting, seen = [name], set[str]()
+        while waiting and name not in seen:
+            found = (self.rules.keys() & self.rules[waiting.pop()].split(" | ")) - seen
+            seen |= found
+            waiting += found
+        return name in seen
 
     def _resolved(self, schema: Any, where: str) -> dict[str, Any]:
         """The schema with the keywords of what it refers to."""
@@ -262,8 +315,10 @@ class _Converter:
         if name == "oneOf" and not _exclusive(items):
             self._leave_out(name, where)
         found: list[str] = []
+        bare = not self._has_assertions(own, but="")
         for at, item in enumerate(items):
-            merged = _merged(own, item)
+            # A reference stays one: it may be to a part in which this stands.
+            merged = schema[name][at] if bare else _merged(own, item)
             if merged is None:
                 self._leave_out(name, where)
                 return self._convert(own, where)

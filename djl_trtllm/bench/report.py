@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from djl_trtllm.bench.figures import Distribution, Figures
-from djl_trtllm.bench.session import SHARE, Progress, Result
+from djl_trtllm.bench.session import SHARE, Plan, Progress, Result
 from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.version import __version__
 
@@ -104,12 +104,17 @@ def counting(result: Result) -> str:
     return "How tokens are counted: " + "; ".join(sorted(kinds)) + "." if kinds else ""
 
 
+def server_of(plan: Plan) -> str:
+    """The server's address, without a key."""
+    scheme = "https" if plan.target.tls else "http"
+    return f"{scheme}://{plan.target.host}:{plan.target.port}{plan.target.prefix}"
+
+
 def as_json(result: Result) -> dict[str, Any]:
     plan, sweep = result.plan, result.sweep
-    scheme = "https" if plan.target.tls else "http"
     return {
         "version": __version__,
-        "server": f"{scheme}://{plan.target.host}:{plan.target.port}{plan.target.prefix}",
+        "server": server_of(plan),
         "api": plan.api,
         "model": result.model,
         "dataset": plan.dataset,

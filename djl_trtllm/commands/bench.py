@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from djl_trtllm.bench.session import Load, Plan, Progress, Result
 
 app = typer.Typer(add_completion=False)
+_record = partial(typer.Option, rich_help_panel="Keep what is measured, for djl-trtllm size and advise")
+_RECORD = "Keep a point for each load: MODEL is what the server serves, a checkpoint or a directory with its options."
+_ENGINE = "The server's engine: tensorrt_llm, vllm or openvino, with its version. Default: the one that MODEL names."
 
 
 @app.command()
@@ -55,6 +59,11 @@ def bench(
     seed: Annotated[int, typer.Option(help="Seed of prompts and arrival times.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report with plots.")] = None,
+    record: Annotated[str | None, _record(metavar="MODEL", help=_RECORD)] = None,
+    engine: Annotated[str | None, _record(metavar="NAME[==VERSION]", help=_ENGINE)] = None,
+    gpu: Annotated[
+        str | None, _record(metavar="NAME[:COUNT]", help="The server's GPUs. Default: this machine's.")
+    ] = None,
 ) -> None:
     """Measure a server under load: throughput, time to first token, inter-token latency (docs/benchmarking.md).
 
@@ -68,6 +77,7 @@ def bench(
         from djl_trtllm.bench.client import Target
         from djl_trtllm.bench.report import page, require_chart, write_chart
         from djl_trtllm.bench.session import Load, Plan
+        from djl_trtllm.commands.bench_record import Recorder
 
         if api not in APIS:
             raise BenchmarkError(f"--api {api}: expected one of {', '.join(APIS)}")
@@ -78,6 +88,9 @@ def bench(
                 raise BenchmarkError(f"{name} {value:g}: expected seconds, above 0")
         if html is not None:
             require_chart("--html", html)
+        if record is None and (engine or gpu):
+            raise BenchmarkError(f"{'--engine' if engine else '--gpu'}: only with --record MODEL; add that")
+        recorder = None if record is None else Recorder.of(record, engine, gpu)
         template = Load(
             duration=None if requests else duration,
             requests=requests,
@@ -102,7 +115,9 @@ def bench(
         result = _measure(plan)
         if html is not None:
             write_chart("--html", html, page(result))
-    _print(result, as_json=as_json)
+        _print(result, as_json=as_json)
+        if recorder is not None:
+            recorder.write(result)
     raise typer.Exit(_status(result))
 
 
@@ -156,11 +171,16 @@ def _status(result: Result) -> int:
 
 def _loads(template: Load, concurrency: str | None, rate: str | None) -> tuple[Load, ...]:
     if concurrency is not None:
-        counts = _numbers("--concurrency", concurrency)
-        if any(count != int(count) for count in counts):
-            raise BenchmarkError(f"--concurrency {concurrency}: expected whole numbers")
-        return tuple(replace(template, concurrency=int(count)) for count in counts)
+        return closed_loops("--concurrency", concurrency, template)
     return tuple(replace(template, rate=each) for each in _numbers("--rate", rate)) if rate is not None else ()
+
+
+def closed_loops(option: str, text: str, template: Load) -> tuple[Load, ...]:
+    """Loads with the numbers of clients that `option` has, separated by commas. Raises BenchmarkError."""
+    counts = _numbers(option, text)
+    if any(count != int(count) for count in counts):
+        raise BenchmarkError(f"{option} {text}: expected whole numbers")
+    return tuple(replace(template, concurrency=int(count)) for count in counts)
 
 
 def _numbers(option: str, text: str) -> list[float]:

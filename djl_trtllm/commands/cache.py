@@ -9,8 +9,7 @@ from rich.console import Console
 
 from djl_trtllm.commands.console import errors_for_the_reader, progress_printer, say
 from djl_trtllm.config import load
-from djl_trtllm.engines.cache import EngineCache, Manifest
-from djl_trtllm.engines.leftovers import find_leftovers
+from djl_trtllm.engines.cache import EngineCache, Manifest, find_leftovers
 from djl_trtllm.errors import EngineError, EngineMismatchError
 from djl_trtllm.model.remote.s3 import S3Address
 from djl_trtllm.progress import format_bytes

@@ -38,7 +38,7 @@ _FIND = "Find max_num_tokens by building, loading and serving the model here; go
 
 _OF_FORMULA = {"max_batch", "max_input", "alpha"}
 _OF_MEASURE = {"memory", "requests", "request_tokens", "precision", "fresh"}
-_OF_ESTIMATE = {"gpu", "gpu_memory", "instance", "compare", "plot", "sequences", "strict"}
+_OF_ESTIMATE = {"gpu", "gpu_memory", "instance", "compare", "plot", "sequences", "clients", "strict"}
 
 
 @app.command()
@@ -56,7 +56,7 @@ def size(
     pp: Annotated[int | None, _machine("--pp", help="Pipeline parallel degree.")] = None,
     quantize: Annotated[str | None, _model(metavar="METHOD", help="As option.quantize, such as fp8.")] = None,
     kv_cache_dtype: Annotated[str | None, _model(metavar="TYPE", help="As option.kv_cache_dtype, such as fp8.")] = None,
-    backend: Annotated[str | None, _model(help="tensorrt (an engine, the default) or pytorch.")] = None,
+    backend: Annotated[str | None, _model(help="tensorrt (an engine, the default), pytorch or vllm.")] = None,
     isl: Annotated[int | None, _model("--isl", help="Prompt tokens of a sequence.")] = None,
     osl: Annotated[int | None, _model("--osl", help="Output tokens of a sequence.")] = None,
     max_num_tokens: Annotated[
@@ -64,6 +64,7 @@ def size(
     ] = None,
     max_seq_len: Annotated[int | None, _model(metavar="N", help="As option.max_seq_len.")] = None,
     sequences: Annotated[int | None, _model(min=1, help="Sequences that are to fit at a time.")] = None,
+    clients: Annotated[int | None, _model(min=1, help="Clients at a time: predict the speed too.")] = None,
     lmi: Annotated[str, _model(metavar="VERSION", help="Measured table: 0.28 or 0.27.")] = "0.28",
     compare: Annotated[bool, _output("--compare", help=_COMPARE)] = False,
     as_json: Annotated[bool, _output("--json", help="Print JSON.")] = False,
@@ -113,15 +114,16 @@ def size(
         if measure:
             unused = _OF_ESTIMATE | ({"tp"} if len(degrees) > 1 else set())
             _refuse(context, unused, "--measure measures this machine, with one degree: leave out {}")
-            _measure_here(_named(model), settings, memory, (requests, request_tokens), precision, fresh, as_json)
+            _measure_here(named_model(model), settings, memory, (requests, request_tokens), precision, fresh, as_json)
             return
         _refuse(context, _OF_MEASURE, "{}: only with --measure; add that, or leave out what needs it")
-        request = read_request(_named(model), settings, lmi)
+        request = read_request(named_model(model), settings, lmi)
         named = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=not compare)
         if compare or len(named) != 1 or len(degrees) > 1:
+            _refuse(context, {"clients"}, "{}: the speed is of one machine and degree; djl-trtllm advise compares many")
             fits = _print_comparison(request, named, degrees, sequences, as_json=as_json, plot=plot)
         else:
-            fits = _print_report(request, named[0], sequences, as_json=as_json, plot=plot)
+            fits = _print_report(request, named[0], sequences, clients, as_json=as_json, plot=plot)
     if strict and not fits:
         raise typer.Exit(1)
 
@@ -142,7 +144,8 @@ def _refuse(context: typer.Context, unused: set[str], message: str) -> None:
         raise SizingError(message.format(", ".join(given)))
 
 
-def _named(model: str | None) -> str:
+def named_model(model: str | None) -> str:
+    """Return the model that the arguments or the environment name. Raises SizingError without one."""
     found = find_model(model)
     if found is None:
         raise SizingError("no model given: name a checkpoint directory, a model of the Hugging Face hub or s3://...")
@@ -171,11 +174,22 @@ def _print_formula(max_batch: int | None, max_input: int | None, alpha: float, *
 
 
 def _print_report(
-    request: SizeRequest, machine: Machine, sequences: int | None, *, as_json: bool, plot: Path | None
+    request: SizeRequest,
+    machine: Machine,
+    sequences: int | None,
+    clients: int | None,
+    *,
+    as_json: bool,
+    plot: Path | None,
 ) -> bool:
     from djl_trtllm.commands.size_report import SizeReport
+    from djl_trtllm.sizing.speed import Load
 
-    report = SizeReport(request, machine, request.on(machine, request.degree_on(machine)))
+    found = request.on(machine, request.degree_on(machine))
+    speed = None
+    if clients is not None and found.fits:
+        speed = request.speed_on(machine, found, Load(request.input_len, request.output_len, clients))
+    report = SizeReport(request, machine, found, speed)
     if plot is not None:
         from djl_trtllm.commands.size_report import draw
 

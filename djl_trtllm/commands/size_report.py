@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from djl_trtllm.commands.speed_report import speed_json, speed_lines
 from djl_trtllm.config import Config, load
 from djl_trtllm.config.options.choices import Backend
 from djl_trtllm.config.speculation import speculation_of
@@ -16,8 +17,9 @@ from djl_trtllm.listing import columns
 from djl_trtllm.model import ModelKind, inspect
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
-from djl_trtllm.sizing.estimate import warnings_of
+from djl_trtllm.sizing.estimate import Conditions, usual_vllm_tokens, warnings_of
 from djl_trtllm.sizing.machines import PRICES, Machine, aws_machines, gpu_found, of_gpu, of_instance, of_memory
+from djl_trtllm.sizing.points import Point, fingerprint, precision_of, read_points
 from djl_trtllm.sizing.recommendation import (
     DEFAULT_LMI,
     Candidate,
@@ -30,6 +32,7 @@ from djl_trtllm.sizing.recommendation import (
     recommend,
     smallest,
 )
+from djl_trtllm.sizing.speed import HOSTS, Load, Rank, Roofline, Speed, corrected
 
 _WIDENED, _WIDENED_BATCH = 4096, 256
 """The lengths and the batch to which a max_num_tokens that a user sets raises them."""
@@ -37,6 +40,7 @@ _GIB = 1 << 30
 _DRIVERS = 2 * _GIB
 """Memory in use that is no warning: the driver keeps half a GiB of a large GPU, and a program's context as much."""
 _FP8_SINCE = (8, 9)
+_ENGINES = {"tensorrt": "TensorRT engine", "pytorch": "PyTorch", "vllm": "vLLM"}
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,13 @@ class SizeRequest:
     def compiled(self) -> bool:
         return self.config.options.backend in (Backend.AUTO, Backend.TENSORRT)
 
+    def _tokens(self, conditions: Conditions) -> int | None:
+        """The tokens of an iteration that are sized as they are: the options', or vLLM's own."""
+        options = self.config.options
+        if conditions.backend != "vllm":
+            return options.max_num_tokens
+        return options.max_num_tokens or options.max_num_batched_tokens or usual_vllm_tokens(conditions.gpu_memory)
+
     def degree_on(self, machine: Machine) -> int:
         """Return the options' tensor parallel degree; `max` is the number of GPUs. Raises SizingError."""
         degree = self.config.options.tensor_parallel_degree
@@ -125,10 +136,42 @@ class SizeRequest:
         )
         conditions = replace(conditions, max_batch_size=max(_WIDENED_BATCH, conditions.max_batch_size))
         found = recommend(self.sizes, conditions, machine.known, gpu=machine.gpu, lmi=self.lmi)
-        return replace(found, wanted=self.config.options.max_num_tokens)
+        return replace(found, wanted=self._tokens(conditions))
+
+    @property
+    def engine(self) -> str:
+        """The engine whose speed is predicted: one of `HOSTS`. Raises SizingError for another one."""
+        backend = self.config.options.backend
+        engine = "tensorrt" if self.compiled else str(backend.value)
+        if engine not in HOSTS:
+            raise SizingError(f"option.backend={engine}: speed is predicted for {', '.join(HOSTS)}")
+        return engine
+
+    @cached_property
+    def points(self) -> list[Point]:
+        """The measured points of this model and engine, on any GPUs. Raises SizingError for a broken file."""
+        engine = "vllm" if self.engine == "vllm" else "tensorrt_llm"
+        model = fingerprint(self.sizes)
+        return [
+            point
+            for point in read_points(self.config.engine_cache_dir)
+            if (point.model, point.engine) == (model, engine)
+        ]
+
+    def speed_on(self, machine: Machine, found: Recommendation, load: Load) -> Speed:
+        """The speed of one copy of the model, where it fits. Raises SizingError for GPUs that are not in the table."""
+        gpu, conditions = machine.gpu_model, found.estimate.conditions
+        if gpu is None:
+            raise SizingError(f"{machine.name}: its bandwidth is unknown, so no speed is predicted; name it with --gpu")
+        room = found.estimate.sequences_of(load.isl + load.osl, found.max_num_tokens) if found.fits else 0
+        roofline = Roofline(Rank.of(self.sizes, conditions, gpu), HOSTS[self.engine])
+        precision = precision_of(self.sizes, conditions.quantization, conditions.kv_dtype)
+        known = (gpu.name, conditions.ranks, precision)
+        near = [point for point in self.points if (point.gpu, point.gpus, point.precision) == known]
+        return corrected(roofline, load, min(room, conditions.max_batch_size), near)
 
 
-def read_request(model: str, settings: Mapping[str, str], lmi: str) -> SizeRequest:
+def read_request(model: str, settings: Mapping[str, str], lmi: str = DEFAULT_LMI) -> SizeRequest:
     """Read a model's options and the headers of its weights. Raises ModelError and ConfigError."""
     arguments = [f"option.{name}={value}" for name, value in settings.items()]
     environ = {name: value for name, value in os.environ.items() if name != "HF_MODEL_ID"}
@@ -229,6 +272,7 @@ class SizeReport:
     request: SizeRequest
     machine: Machine
     found: Recommendation
+    speed: Speed | None = None
 
     @property
     def tokens(self) -> int:
@@ -329,13 +373,15 @@ class SizeReport:
             "memory_per_gpu": self.memory,
             "kv_bytes_per_token": estimate.kv_bytes_per_token,
             "sequences": {"input": request.input_len, "output": request.output_len, "count": self.sequences},
+            "speed": None if self.speed is None else speed_json(self.speed, self.machine.hourly_price),
             "options": {f"option.{name}": value for name, value in self.settings.items()},
             "warnings": list(self.warnings),
         }
 
     def lines(self) -> list[str]:
         """The report for people, without warnings; the lines to paste are its end."""
-        parts = [self._model_lines(), self._memory_lines(), self._capacity_lines(), self._option_lines()]
+        speed = [] if self.speed is None else speed_lines(self.speed, self.machine.hourly_price)
+        parts = [self._model_lines(), self._memory_lines(), self._capacity_lines(), speed, self._option_lines()]
         return [line for part in parts if part for line in ("", *part)][1:]
 
     def _model_lines(self) -> list[str]:
@@ -360,15 +406,18 @@ class SizeReport:
         third = [
             f"on {self.machine}{cost}; tensor parallel {conditions.tensor_parallel}",
             *([f"pipeline parallel {conditions.pipeline_parallel}"] if conditions.pipeline_parallel > 1 else []),
-            "TensorRT engine" if self.request.compiled else "PyTorch",
+            _ENGINES[conditions.backend],
         ]
         return [", ".join(first), ", ".join(second), ", ".join(third)]
 
     def _memory_lines(self) -> list[str]:
-        total, needed = self.found.estimate.conditions.gpu_memory, sum(self.memory.values())
+        conditions = self.found.estimate.conditions
+        total, needed = conditions.gpu_memory, sum(self.memory.values())
         notes = {
             "activations": f"for max_num_tokens {self.tokens}" if self.tokens else "",
-            "kv_cache": f"{self.found.estimate.conditions.fraction:g} of what the others leave",
+            "kv_cache": f"in {conditions.utilization:g} of the GPU"
+            if conditions.backend == "vllm"
+            else f"{conditions.fraction:g} of what the others leave",
         }
         rows = [("memory of each GPU", "GiB", "share", "")]
         for part, size in self.memory.items():

@@ -209,11 +209,20 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Ignored:
+    """One entry of another server's file that sets nothing here: as it may be shown, its place, and the reason."""
+
+    assignment: str
+    origin: Origin
+    reason: str
+
+
+@dataclass(frozen=True)
 class Source:
     """The settings of one layer in the order in which they were written, and the errors of reading them.
 
     `unknown` are names that the layer's format does not have: warnings, or problems with `option.strict`.
-    `notes` need no action.
+    `notes` need no action. `ignored` are entries that set nothing, which are in `warnings` and `notes` too.
     """
 
     layer: Layer
@@ -222,6 +231,7 @@ class Source:
     problems: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 The machine that compiles holds a lease, and a dead machine loses it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """The server's end of an engine process: starts it, exchanges messages, detects its death."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -389,15 +387,16 @@ class ExecutorClient(asyncio.Protocol):
         # A process that is ending needs a moment; one that only closed its socket is of no use any more.
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), 1.0)
+        killed = self._failure is None and self._process.returncode == -signal.SIGKILL
         self._kill_process()
         await self._collect_process()
         message = self._describe_end()
         if self._ready.done():
-            self._on_death(ExecutorDiedError(message))
+            self._on_death(ExecutorDiedError(message, killed=killed))
         else:
             if _NO_MEMORY.search(message):
                 message += _MEMORY_ADVICE
-            self._ready.set_exception(ExecutorStartError(message))
+            self._ready.set_exception(ExecutorStartError(message, killed=killed))
 
     def _find_reason(self, line: str) -> None:
         if self._ready.done() or self._reasons_pattern is None or len(self._reasons) == _MOST_REASONS:

@@ -98,7 +98,11 @@ class GuideTrier(Protocol):
 
 
 class Executor(AnyExecutor, Protocol):
-    """An engine whose iterations this process runs."""
+    """An engine whose iterations this process runs.
+
+    It may have the `check` of `AsyncExecutor`: an iteration that waits for processes of the engine's may not see that
+    one of them has ended.
+    """
 
     @property
     def busy(self) -> bool:
@@ -489,6 +493,16 @@ def _watch(
             return
 
 
+def _guard(channel: Channel, executor: AsyncExecutor) -> NoReturn:
+    """Check the engine until it is lost; the iteration that runs then is left where it hangs."""
+    while True:
+        time.sleep(_CHECK_SECONDS)
+        try:
+            executor.check()
+        except Exception as error:
+            _fail(channel, error)
+
+
 def _fail(channel: Channel, error: Exception) -> NoReturn:
     """End the process and report the reason to the server."""
     traceback.print_exception(error)
@@ -515,7 +529,10 @@ def main() -> NoReturn:
     apply_bound()
     # What this process prints for a request is marked from now on.
     sys.stdout, sys.stderr = (cast(TextIO, MarkedOutput(stream)) for stream in (sys.stdout, sys.stderr))
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    # A process that an engine forks would keep the connection open, and the server would not see the end of this one.
+    os.register_at_fork(after_in_child=connection.close)
+    channel = Channel(connection)
     try:
         start = next(channel.receive(block=True))
         assert isinstance(start, Start), f"expected Start, got {start!r}"
@@ -524,6 +541,8 @@ def main() -> NoReturn:
         if hasattr(executor, "run"):
             run_async(channel, executor)
         else:
+            if hasattr(executor, "check"):
+                threading.Thread(target=_guard, args=(channel, executor), name="engine-watch", daemon=True).start()
             channel.send(_settled(executor))
             run(channel, executor, HeldOutput(start.stream_interval, start.send_interval))
     except Disconnected:

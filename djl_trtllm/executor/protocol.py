@@ -13,8 +13,6 @@ What an executor promises:
   two steps. An engine process that is silent for longer is hung.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import itertools

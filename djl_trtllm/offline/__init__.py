@@ -31,8 +31,15 @@ from djl_trtllm.offline.arguments import (
     SchedulerConfig,
     TorchCompileConfig,
 )
-from djl_trtllm.offline.llm import LLM, CompletionOutput, Logprob, RequestOutput
-from djl_trtllm.offline.vectors import EmbeddingOutput, PoolingRequestOutput, ScoringOutput
+from djl_trtllm.offline.llm import (
+    LLM,
+    CompletionOutput,
+    EmbeddingOutput,
+    Logprob,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringOutput,
+)
 
 __all__ = [
     "LLM",

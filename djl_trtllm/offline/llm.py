@@ -1,4 +1,7 @@
-"""`LLM`: offline batches in Python, under the names of TensorRT-LLM's LLM API."""
+"""`LLM`: offline batches in Python, under the names of TensorRT-LLM's LLM API.
+
+The results of `LLM.embed` and `LLM.score` have vLLM's names.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,13 @@ import os
 import queue
 import threading
 import weakref
+from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from rich.console import Console
@@ -32,7 +36,6 @@ from djl_trtllm.config.sources import as_arguments
 from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError, NotReadyError, OverloadedError, RequestError
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.offline.arguments import SamplingParams, flattened
-from djl_trtllm.offline.vectors import EmbeddingOutput, PoolingRequestOutput, ScoringOutput
 from djl_trtllm.progress import batch_progress
 from djl_trtllm.request import FINISH_WORDS, FinishReason, GenerationRequest, OutputChunk, RankedToken
 from djl_trtllm.service.lifecycle import ModelService
@@ -41,6 +44,41 @@ from djl_trtllm.service.model import Model, open_remote, open_source, prepare
 T = TypeVar("T")
 
 # -- results -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The vector of a text, as float32."""
+
+    embedding: list[float]
+
+    @classmethod
+    def of(cls, vector: bytes) -> EmbeddingOutput:
+        return cls(array("f", vector).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """The score of a pair of texts."""
+
+    score: float
+
+    @classmethod
+    def of(cls, vector: bytes) -> ScoringOutput:
+        return cls(array("f", vector)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRequestOutput(Generic[T]):
+    """The result of one text or pair.
+
+    `outputs` is None where it failed, and `error` why; `prompt_tokens` is the number of its tokens.
+    """
+
+    request_id: int
+    outputs: T | None
+    prompt_tokens: int
+    error: DjlTrtllmError | None
 
 
 class OfflineResult(ResponseEncoder):

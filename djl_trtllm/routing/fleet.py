@@ -136,7 +136,8 @@ class Fleet:
             return
         self._suspects.sent(question.digest, question.replica)
         self._affinity.learn(beginnings[:-1], question.replica)
-        sent = Sent(*(keys[-1] if keys else b"" for keys in (beginnings, ends)), before, question.replica)
+        beginning, end = (keys[-1] if keys else b"" for keys in (beginnings, ends))
+        sent = Sent(beginning, end, before, question.replica)
         self.note(sent)
         self._on_sent(sent)
 

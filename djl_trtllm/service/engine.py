@@ -96,7 +96,8 @@ def _shown(size: int) -> str:
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 10.0
 _FORGIVEN_AFTER_SECONDS = 600.0
-"""After this time the death of an engine process no longer counts against `retry_threshold`."""
+"""After this time the death of an engine process no longer counts against `retry_threshold`. One that was killed from
+outside counts if none has worked for this time."""
 _IDLE_SECONDS = 10.0
 """An engine process that was ready for this time, and had nothing to do at its end, did not fail at its start."""
 _FIRST_PAUSE_SECONDS = 30.0
@@ -146,8 +147,10 @@ class Engine:
         self._clients: set[ExecutorClient] = set()
         """Engine processes that are not closed: the present one, and those that end their last requests."""
         self._ready_at = 0.0
-        self._deaths: list[float] = []
-        """Failed starts, and losses of engine processes that had not proved themselves."""
+        self._deaths: list[tuple[float, bool]] = []
+        """Failed starts, and losses of engine processes that had not proved themselves; whether they were killed."""
+        self._worked_at = 0.0
+        """When the last one that had proved itself was lost, at first when the first one was ready."""
         self._pause = _FIRST_PAUSE_SECONDS
         self._replacing: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
@@ -158,6 +161,7 @@ class Engine:
     async def start(self) -> None:
         """Start the first engine process. Raises ExecutorStartError, and what `Model.texts` raises."""
         self._attach(await self._spawn())
+        self._worked_at = self._ready_at
         self._checking = asyncio.get_running_loop().create_task(self._check())
 
     def stop_replacing(self) -> None:
@@ -271,6 +275,7 @@ class Engine:
         proved = loss.proved or (idle and ready_for >= _IDLE_SECONDS)
         if proved:
             self._pause = _FIRST_PAUSE_SECONDS
+            self._worked_at = asyncio.get_running_loop().time()
         explained = loss.guilty is not None and loss.guilty.explains
         if explained:
             self._deaths.clear()
@@ -281,12 +286,12 @@ class Engine:
         threshold, failed = self._model.options.retry_threshold, False
         while True:
             now = asyncio.get_running_loop().time()
-            self._deaths = [death for death in self._deaths if now - death < _FORGIVEN_AFTER_SECONDS]
+            self._deaths = [death for death in self._deaths if now - death[0] < _FORGIVEN_AFTER_SECONDS]
             if counted:
-                self._deaths.append(now)
+                self._deaths.append((now, error.killed))
             tries = len(self._deaths)
             pause = min(_FIRST_BACKOFF_SECONDS * 2 ** (max(tries, 1) - 1), _LONGEST_BACKOFF_SECONDS)
-            if failed := failed or (counted and tries > threshold):
+            if failed := failed or (counted and self._failures(now) > threshold):
                 pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
                 if not self._on_failed(error, pause if threshold else None):
                     return
@@ -305,6 +310,11 @@ class Engine:
                 continue
             self._attach(client)
             return
+
+    def _failures(self, now: float) -> int:
+        """How many engine processes count against `retry_threshold`."""
+        excusing = self._model.options.retry_threshold and now - self._worked_at < _FORGIVEN_AFTER_SECONDS
+        return sum(not (killed and excusing) for _, killed in self._deaths)
 
     # -- recycling -------------------------------------------------------------------------------------------------
 

@@ -20,11 +20,20 @@ _INSTANCE = re.compile(r"(?:ml\.)?(?P<family>[a-z][\w-]*)\.(?P<size>[\w-]+)", re
 
 @dataclass(frozen=True)
 class GpuModel:
-    """A kind of GPU. `memory` is the total in bytes that NVML reports, `nvml` what NVML's name begins with."""
+    """A kind of GPU. `memory` is the total in bytes that NVML reports, `nvml` what NVML's name begins with.
+
+    `bandwidth` is that of the memory in bytes per second, `link` that between two GPUs in one direction. `flops` are
+    the operations per second on dense matrices, by `bf16`, `fp8` and `fp4`, for the formats that the GPU computes in.
+    """
 
     name: str
     memory: int
     compute_capability: tuple[int, int]
+    bandwidth: float
+    link: float
+    flops: Mapping[str, float]
+    grace: bool = False
+    """Whether NVIDIA's Grace is the host."""
     nvml: str = ""
     aliases: tuple[str, ...] = ()
 
@@ -56,7 +65,18 @@ class Prices(NamedTuple):
 
 def _gpu(name: str, row: Mapping[str, Any]) -> GpuModel:
     major, minor = row["compute_capability"]
-    return GpuModel(name, row["memory_mib"] * _MIB, (major, minor), row["nvml"], tuple(row.get("aliases", ())))
+    flops = {number_format: 1e12 * tflops for number_format, tflops in row["tflops"].items()}
+    return GpuModel(
+        name=name,
+        memory=row["memory_mib"] * _MIB,
+        compute_capability=(major, minor),
+        bandwidth=1e9 * row["bandwidth"],
+        link=1e9 * row["link"],
+        flops=MappingProxyType(flops),
+        grace=row.get("grace", False),
+        nvml=row["nvml"],
+        aliases=tuple(row.get("aliases", ())),
+    )
 
 
 def _instance(name: str, row: Mapping[str, Any]) -> Instance:
@@ -164,6 +184,10 @@ class Machine:
     @property
     def hourly_price(self) -> float | None:
         return self.known.hourly_price if isinstance(self.known, Instance) else None
+
+    @property
+    def gpu_model(self) -> GpuModel | None:
+        return self.known.gpu if isinstance(self.known, Instance) else self.known
 
     @property
     def host_memory(self) -> int | None:

@@ -63,10 +63,21 @@ def tensors_of(header: Mapping[str, Any], source: object) -> Iterable[WeightTens
 
 def weight_bits(quantization: str) -> float:
     """Bits per weight of a matrix, by a value of option.quantize or a name of TensorRT-LLM. Raises SizingError."""
-    text = quantization.lower()
+    known = [*_TABLE["quantize"], *_TABLE["weights"]]
+    return _of(WEIGHT_FORMATS, _format_name(quantization), quantization, "a quantisation", known)
+
+
+def _format_name(quantization: str) -> str:
     names: Mapping[str, str] = _TABLE["quantize"]
-    name = names.get(text, text).lower()
-    return _of(WEIGHT_FORMATS, name, quantization, "a quantisation", [*names, *_TABLE["weights"]])
+    return names.get(quantization.lower(), quantization).lower()
+
+
+def compute_format(quantization: str | None) -> str:
+    """The format that matrices of such weights are multiplied in: `bf16`, `fp8` or `fp4`. Raises SizingError."""
+    if quantization is None:
+        return "bf16"
+    computes: Mapping[str, str] = _TABLE["computes"]
+    return computes.get(_format_name(quantization).upper(), "bf16")
 
 
 def cache_bits(dtype: str) -> float:
@@ -188,7 +199,7 @@ def indivisible_heads(heads: int | None, kv_heads: int | None, ranks: int) -> st
     """Why attention cannot be divided among this number of GPUs, with what to do; None if it can, or is not known.
 
     TensorRT-LLM asserts it in `layers/attention.py`, `_torch/modules/attention.py` and `duplicate_kv_weight`, once the
-    weights are being loaded.
+    weights are being loaded; vLLM in `verify_with_parallel_config` and its models.
     """
     if heads and heads % ranks:
         return (

@@ -8,8 +8,6 @@ use, and its phases as children: receive, queue, prefill, decode. Metrics have t
 conventions.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator
@@ -66,7 +64,7 @@ class SpanTraces:
         # Times are on a clock that does not jump; the difference to that of the calendar is the present one.
         now, offset = time.monotonic(), time.time_ns() - time.monotonic_ns()
         generated = request.generated()
-        error = request.error or ("" if generated is None else generated.error)
+        error = request.any_error()
         span = self._tracer.start_span(
             SPAN,
             # SageMaker passes no other header on.
@@ -198,7 +196,7 @@ class OtelMetrics:
         if request.quiet or request.reads or not request.dialect:
             return
         generated = request.generated()
-        error = request.error or ("" if generated is None else generated.error)
+        error = request.any_error()
         if request.failed:
             error = error or str(request.status)
         attributes: dict[str, Any] = {"gen_ai.provider.name": SERVICE}

@@ -53,7 +53,6 @@ class Generated(NamedTuple):
     first_token: float | None
     last_token: float | None
     reasons: tuple[str, ...]
-    error: str
     resumes: int = 0
     reseeded: bool = False
     accepted_tokens: int | None = None
@@ -129,7 +128,6 @@ class ServedRequest:
             min([record.first_token_at for record in records if record.first_token_at is not None], default=None),
             max([record.last_token_at for record in records if record.last_token_at is not None], default=None),
             tuple(dict.fromkeys([FINISH_WORDS[record.reason] for record in records if record.reason is not None])),
-            next((record.error for record in records if record.error), ""),
             sum([record.resumes for record in records]),
             any(record.reseeded for record in records),
             sum(accepted) if accepted else None,

@@ -27,7 +27,7 @@ from djl_trtllm.errors import (
     RequestTimeoutError,
 )
 from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, Sampling, SequenceResult, Token
-from tests.api.scripts import FAILED, FAILURE, answer, several
+from tests.api.models import FAILED, FAILURE, answer, several
 from tests.support.models import WordEncoder
 from tests.support.plugin import TRIAL
 from tests.support.tables import by_table

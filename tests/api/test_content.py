@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from djl_trtllm.api import RawRequest
-from djl_trtllm.api.dialects.messages.dialect import MESSAGES
+from djl_trtllm.api.dialects.messages import MESSAGES
 from djl_trtllm.api.dialects.openai.dialect import OPENAI
-from djl_trtllm.api.dialects.responses.dialect import RESPONSES
+from djl_trtllm.api.dialects.responses import RESPONSES
 from djl_trtllm.api.dialects.truss import TRUSS
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError

@@ -15,8 +15,23 @@ from djl_trtllm.api.dialects.lmi.custom import FormattedEncoder, TokenEncoder
 from djl_trtllm.api.dialects.lmi.responses import lmi_token
 from djl_trtllm.errors import GenerationError
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
-from tests.api.models import STREAM, WHOLE, load, parse
-from tests.api.scripts import END, EOS, FAILED, FAILURE, PROMPT, STOP, TEXT, TOKENS, answer, make, several
+from tests.api.models import (
+    END,
+    EOS,
+    FAILED,
+    FAILURE,
+    PROMPT,
+    STOP,
+    STREAM,
+    TEXT,
+    TOKENS,
+    WHOLE,
+    answer,
+    load,
+    make,
+    parse,
+    several,
+)
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
 

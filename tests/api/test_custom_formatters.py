@@ -12,8 +12,7 @@ import pytest
 from djl_trtllm.api.dialects.lmi.custom import CustomFormatters, FormattedEncoder, TokenEncoder, load_custom
 from djl_trtllm.api.registry import LMI
 from djl_trtllm.errors import InvalidRequestError, ModelError, NotReadyError
-from tests.api.models import HEAD, STREAM, WHOLE, load, parse, parse_bytes
-from tests.api.scripts import EOS, FAILURE, TEXT, answer, several
+from tests.api.models import EOS, FAILURE, HEAD, STREAM, TEXT, WHOLE, answer, load, parse, parse_bytes, several
 from tests.support.tables import by_table
 
 pytestmark = pytest.mark.usefixtures("clean_imports")

@@ -31,7 +31,7 @@ from djl_trtllm.errors import (
     UnknownModelError,
 )
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult
-from tests.api.scripts import EOS, FAILED, PROMPT, TOKENS
+from tests.api.models import EOS, FAILED, PROMPT, TOKENS
 from tests.support.tables import by_table
 
 

@@ -31,10 +31,10 @@ from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, GuideKind, OutputChunk, SequenceResult, Token
 from djl_trtllm.service.model import Model
-from tests.api.scripts import FAILURE, check_golden, parse_lines
+from tests.api.models import FAILURE, check_golden, parse_lines
+from tests.support.dialogues import parse
 from tests.support.in_process import played_model
 from tests.support.tables import table
-from tests.support.tool_calls import parse
 
 HERMES = "{# <tool_call> #}{% if tools %}{{ tools | tojson }}{% endif %}{{ messages | tojson }}"
 MISTRAL = HERMES.replace("<tool_call>", "[TOOL_CALLS]")

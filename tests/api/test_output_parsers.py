@@ -29,13 +29,12 @@ from djl_trtllm.api.output_parsers import (
     with_reasoning,
 )
 from djl_trtllm.api.output_parsers.formats import REASONING, TOOLS
-from djl_trtllm.api.output_parsers.reader import MOST_BLANKS, Markers
-from djl_trtllm.api.output_parsers.values import ValueEnd, types_in
+from djl_trtllm.api.output_parsers.reader import MOST_BLANKS, Markers, ValueEnd, types_in
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.model.chat_template import ChatTemplate
-from tests.api.scripts import seconds
+from tests.api.models import seconds
+from tests.support.dialogues import CASES, FUNCTIONS, WRITERS, Answer, parse, parser, write
 from tests.support.tables import by_table
-from tests.support.tool_calls import CASES, FUNCTIONS, WRITERS, Answer, parse, parser, write
 
 MakeParser = Callable[[], OutputParser]
 hermes = partial(parser, "hermes")
@@ -463,6 +462,16 @@ def test_no_text_is_an_error_and_no_split_changes_it(writer: str, data: st.DataO
     whole = parse(make(), text)
     assert parse(make(), *text) == whole
     assert parse(make(), *(text[start:end] for start, end in pairwise([0, *cuts, len(text)]))) == whole
+
+
+@pytest.mark.parametrize("writer", [writer for writer in WRITERS if writer != "openai"])
+def test_calls_in_their_usual_form_behind_another_one_are_read_at_once(writer: str) -> None:
+    """Each has its arguments in one piece; read in steps, they come in several, or take ten times as long."""
+    calls = [("look", {"s": f"at {number}", "other": number}) for number in range(5)]
+    events = parser(writer).feed(write(writer, "", calls, ""))
+    starts = [at for at, event in enumerate(events) if isinstance(event, CallStart)]
+    assert [later - sooner for sooner, later in pairwise(starts[1:])] == [2, 2, 2]
+    assert parse(parser(writer), write(writer, "", calls, "")).values() == [list(call) for call in calls]
 
 
 @pytest.mark.parametrize("size", [16, 1 << 20])

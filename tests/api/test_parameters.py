@@ -21,6 +21,7 @@ from djl_trtllm.api.parameters import (
     STRINGS_OR_NONE,
     TEXT,
     TOKEN_IDS,
+    UNSUPPORTED,
     Kind,
     Parameter,
     Problems,
@@ -31,6 +32,7 @@ from djl_trtllm.api.parameters import (
     read_object,
     show,
 )
+from djl_trtllm.api.sampling import SAMPLING
 from djl_trtllm.config import Options
 from djl_trtllm.config.options.choices import UnknownParameters
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
@@ -492,3 +494,7 @@ def test_a_field_in_the_wrong_place_is_refused_either_way() -> None:
     problems = Problems.of(WARN)
     UNKNOWN_TABLE.read({"stream": True}, problems, "parameter")
     assert problems.invalid == ["'stream' belongs beside 'parameters'"] and problems.headers == ()
+
+
+def test_no_sampling_parameter_is_also_one_that_is_not_supported() -> None:
+    assert {name for row in SAMPLING for name in row.names} & UNSUPPORTED.keys() == set()

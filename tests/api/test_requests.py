@@ -19,8 +19,8 @@ from hypothesis import given as draws
 from hypothesis import strategies as st
 
 from djl_trtllm.api import Call, Dialect, RawRequest, ResponseEncoder
-from djl_trtllm.api.bodies import LinesEncoder
 from djl_trtllm.api.dialects.lmi.dialect import INPUTS_PARAMETERS
+from djl_trtllm.api.dialects.lmi.responses import LinesEncoder
 from djl_trtllm.api.dialects.tgi import PARAMETERS
 from djl_trtllm.api.parameters import Table
 from djl_trtllm.api.registry import DIALECTS, LMI
@@ -28,8 +28,7 @@ from djl_trtllm.api.sampling import read_schema
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.request import GenerationRequest, Guide, OutputChunk, Pooling, Sampling
-from tests.api.models import PlayedModel, PlayedTokenizer
-from tests.api.scripts import EOS, FAILURE, PROMPT, seconds, several
+from tests.api.models import EOS, FAILURE, PROMPT, PlayedModel, PlayedTokenizer, seconds, several
 
 TABLE = Path(__file__).with_name("requests.json")
 ROWS: dict[str, list[dict[str, Any]]] = json.loads(TABLE.read_text())

@@ -1,4 +1,4 @@
-"""What every encoder makes of scripted output, step by step: the table is `responses.json`, UPDATE_GOLDEN=1 writes it.
+"""Every encoder's bytes for scripted output, step by step: the table is `responses.json`, UPDATE_GOLDEN=1 writes it.
 
 A line of the table is what one chunk adds to the response, so that a change of any byte, or of when it is sent, shows.
 """
@@ -9,35 +9,41 @@ import itertools
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.api import RawRequest, ResponseEncoder
-from djl_trtllm.api.bodies import LinesEncoder
-from djl_trtllm.api.chat import Parsing
+from djl_trtllm.api.base import Prompt
+from djl_trtllm.api.chat import Parsing, ToolUse
 from djl_trtllm.api.choices import Response
 from djl_trtllm.api.dialects.lmi.dialect import FORMATTERS
-from djl_trtllm.api.dialects.messages.encoder import MessageEncoder
+from djl_trtllm.api.dialects.lmi.responses import LinesEncoder
+from djl_trtllm.api.dialects.messages import MessageEncoder
 from djl_trtllm.api.dialects.openai.responses import (
     ChatEncoder,
     ChatStreamEncoder,
     CompletionEncoder,
     CompletionStreamEncoder,
 )
-from djl_trtllm.api.dialects.responses.encoder import Answer, AnswerEncoder
+from djl_trtllm.api.dialects.rerank import ScoreEncoder
+from djl_trtllm.api.dialects.responses import Answer, AnswerEncoder
 from djl_trtllm.api.dialects.tgi import GenerateEncoder, GenerateStreamEncoder, Shown, Timing
 from djl_trtllm.api.dialects.triton.dialect import parse_generate
 from djl_trtllm.api.dialects.truss import TextEncoder, WholeTextEncoder
-from djl_trtllm.config import ReasoningFormat
+from djl_trtllm.api.output_parsers import call_parser, tool_format
+from djl_trtllm.api.parts import PartsEncoder
+from djl_trtllm.api.pooling import score_of
+from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.errors import GenerationError
 from djl_trtllm.request import Alternative, FinishReason, OutputChunk, RankedToken, SequenceResult, Token
-from tests.api.models import PlayedModel
-from tests.api.scripts import (
+from tests.api.models import (
     END,
     EOS,
     FAILED,
@@ -46,12 +52,15 @@ from tests.api.scripts import (
     STOP,
     TEXT,
     TOKENS,
+    PlayedModel,
     answer,
     client_lines,
     make,
     parse_lines,
+    seconds,
     several,
 )
+from tests.integration.server.test_agents import joined, parts
 
 TABLE = Path(__file__).with_name("responses.json")
 PLAIN = Parsing(None, ReasoningFormat.NONE)
@@ -302,3 +311,131 @@ def test_log_probabilities_are_encoded_as_they_come(case: str) -> None:
     assert encoder.encode(OutputChunk(0, [RankedToken(4, "four", -0.5, False, top)], None)) == b""
     top.clear()
     assert b"five" in encoder.encode(OutputChunk(0, [], ended(FinishReason.STOP, 1)))
+
+
+CALL = '<tool_call>\n{"name": "sky.weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+OUTPUT = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}"
+FORMAT = tool_format(ToolCallFormat.HERMES, "")
+assert FORMAT is not None
+
+
+def parsing(*, parallel: bool = True) -> Parsing:
+    assert FORMAT is not None
+    tools = ToolUse(partial(call_parser, FORMAT, {"sky.weather": {}}), FORMAT, parallel=parallel)
+    return Parsing(tools, ReasoningFormat.QWEN3)
+
+
+def message_parts(*, stream: bool, parallel: bool = True, omits: bool = False) -> PartsEncoder:
+    return MessageEncoder("0123", "story", parsing(parallel=parallel), stream=stream, omits_thinking=omits)
+
+
+def response_parts(*, stream: bool, parallel: bool = True, omits: bool = False) -> PartsEncoder:
+    answer = Answer("0123", {"model": "story"}, {"sky.weather": ("sky", "weather")}, encodes_reasoning=omits)
+    return AnswerEncoder(answer, parsing(parallel=parallel), stream=stream, logprobs=False)
+
+
+def answered(encoder: PartsEncoder, pieces: list[str], reason: FinishReason = FinishReason.END_TOKEN) -> Any:
+    """The body, or what the events join to."""
+    encoder.begin(Prompt("The wolf", 7))
+    chunks = [OutputChunk(0, [Token(5, piece, None, False)], None) for piece in pieces]
+    end = SequenceResult(reason, len(pieces) + 1, None, None, cached_tokens=4)
+    data = b"".join([encoder.encode(chunk) for chunk in (*chunks, OutputChunk(0, [], end))]).decode()
+    if not encoder.stream:
+        return json.loads(data)
+    events = [json.loads(line.removeprefix("data: ")) for line in data.split("\n") if line.startswith("data: ")]
+    return joined(events) if events[0]["type"] == "message_start" else events[-1]["response"]
+
+
+def plain(answer: Any) -> Any:
+    """Without what is another one every time."""
+    return [
+        {name: value for name, value in part.items() if name not in ("id", "call_id")}
+        for part in answer.get("content") or answer["output"]
+    ]
+
+
+CUTS = st.lists(st.integers(0, len(OUTPUT)), max_size=6)
+
+
+@pytest.mark.parametrize("made", [message_parts, response_parts])
+@given(CUTS, st.booleans())
+def test_events_join_to_the_whole_body(made: Any, cuts: list[int], parallel: bool) -> None:
+    bounds = [0, *sorted(cuts), len(OUTPUT)]
+    pieces = [OUTPUT[begin:end] for begin, end in itertools.pairwise(bounds)]
+    whole = answered(made(stream=False, parallel=parallel), [OUTPUT])
+    streamed = answered(made(stream=True, parallel=parallel), pieces)
+    assert plain(streamed) == plain(whole)
+    assert [kind for kind, _ in parts(whole)].count("") == 2 and len(parts(whole)) == 3 + parallel
+
+
+def test_thinking_and_calls_have_the_form_of_messages() -> None:
+    answer = answered(message_parts(stream=False), [OUTPUT])
+    assert answer["stop_reason"] == "tool_use"
+    assert [block["type"] for block in answer["content"]] == ["thinking", "text", "tool_use", "tool_use"]
+    assert answer["content"][0]["thinking"] == "Hm." and answer["content"][2]["input"] == {"city": "Rome"}
+    assert (answer["usage"]["input_tokens"], answer["usage"]["cache_read_input_tokens"]) == (3, 4)
+    for stream in (False, True):
+        hidden = answered(message_parts(stream=stream, omits=True), [OUTPUT])["content"][0]
+        assert hidden["thinking"] == "" and "Hm" not in json.dumps(hidden)
+
+
+def test_functions_get_their_namespaces_back_in_responses() -> None:
+    answer = answered(response_parts(stream=False, omits=True), [OUTPUT])
+    reasoning, text, call, _ = answer["output"]
+    assert reasoning["content"][0]["text"] == "Hm." and reasoning["encrypted_content"]
+    assert text["content"][0]["text"] == "I look."
+    assert (call["namespace"], call["name"]) == ("sky", "weather")
+    assert answer["usage"]["input_tokens_details"]["cached_tokens"] == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_limit_cut_off_is_not_complete(stream: bool) -> None:
+    cut = OUTPUT[: OUTPUT.index('"Rome')]
+    answer = answered(response_parts(stream=stream), [cut], FinishReason.LENGTH)
+    assert [answer["status"], *(item["status"] for item in answer["output"])] == [
+        *("incomplete", "completed", "completed", "incomplete")
+    ]
+    answer = answered(message_parts(stream=False), [cut], FinishReason.LENGTH)
+    assert answer["stop_reason"] == "max_tokens" and answer["content"][-1]["input"] == {"INVALID_JSON": '{"city": '}
+
+
+def test_what_a_limit_did_not_cut_off_is_complete_in_each_event() -> None:
+    encoder = response_parts(stream=True)
+    encoder.begin(Prompt("The wolf", 7))
+    end = SequenceResult(FinishReason.LENGTH, 1, None, None)
+    events = encoder.encode(OutputChunk(0, [Token(5, OUTPUT[:-30], None, False)], end)).decode().split("\n")
+    items = [json.loads(event[6:])["item"]["status"] for event in events if '"response.output_item.done"' in event]
+    assert items == ["completed"] * 3 + ["incomplete"]
+
+
+@pytest.mark.parametrize("made", [message_parts, response_parts])
+def test_the_cost_grows_with_the_answer_and_no_faster(made: Any) -> None:
+    def encode(count: int) -> None:
+        encoder = made(stream=True)
+        for _ in range(count):
+            encoder.encode(OutputChunk(0, [Token(5, "The wolf. " * 400, None, False)], None))
+
+    short, long = (seconds(partial(encode, count)) for count in (128, 2048))
+    assert long < 80 * short  # 16 times as long; 256 if each token cost as much as all before it
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("made", [message_parts, response_parts])
+def test_an_answer_without_output_is_an_empty_text(made: Any, stream: bool) -> None:
+    assert parts(answered(made(stream=stream), [])) == [("", "")]
+
+
+ENDED = SequenceResult(FinishReason.CANCELLED, 0, None, None)
+
+
+def test_an_end_without_a_vector_is_no_result() -> None:
+    encoder = ScoreEncoder(2, "story", 0)
+    score = np.float32(0.25).tobytes()
+    assert encoder.encode(OutputChunk(0, [], ENDED)) == b""
+    assert encoder.encode(OutputChunk(0, [], ENDED, generation=1, vector=score)) == b""
+    assert b'"score":0.25' in encoder.encode(OutputChunk(0, [], ENDED, vector=score))
+
+
+@pytest.mark.parametrize("score", [0.1, -3.5, 1e-30, float("inf")])
+def test_a_score_has_the_digits_of_its_32_bits(score: float) -> None:
+    assert score_of(np.float32(score).tobytes()) == score

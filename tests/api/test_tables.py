@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import orjson
 import pytest
 
-from djl_trtllm.api import Dialect, RawRequest
+from djl_trtllm import errors
+from djl_trtllm.api import Dialect, Operation, RawRequest
 from djl_trtllm.api.chat import TOOLS
-from djl_trtllm.api.dialects import embeddings, rerank, tei, tgi, truss
-from djl_trtllm.api.dialects.lmi import vectors
-from djl_trtllm.api.dialects.lmi.dialect import BESIDE_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS
-from djl_trtllm.api.dialects.messages import dialect as messages
+from djl_trtllm.api.dialects import embeddings, messages, rerank, tei, tgi, truss
+from djl_trtllm.api.dialects import responses as answers
+from djl_trtllm.api.dialects.lmi.dialect import BESIDE_FIELDS, INPUTS_FIELDS, INPUTS_PARAMETERS, VECTOR_FIELDS
 from djl_trtllm.api.dialects.openai import dialect as openai
-from djl_trtllm.api.dialects.responses import dialect as answers
 from djl_trtllm.api.dialects.triton.inference import (
     BLS_INPUTS,
     FIELDS,
@@ -24,20 +26,34 @@ from djl_trtllm.api.dialects.triton.inference import (
     NOT_PRODUCED,
     OUTPUTS,
 )
-from djl_trtllm.api.openapi import describe
-from djl_trtllm.api.parameters import Problems, Table
-from djl_trtllm.api.registry import DIALECTS
+from djl_trtllm.api.openapi import (
+    INTEGER,
+    NULL,
+    STRING,
+    any_of,
+    describe,
+    document,
+    joined,
+    members,
+    request_errors,
+    resolved,
+    schema_of,
+)
+from djl_trtllm.api.parameters import TEXT, Parameter, Problems, Table, integer
+from djl_trtllm.api.registry import DEFAULT, DIALECTS
 from djl_trtllm.api.sampling import ADAPTER, NOT_HONOURED, SAMPLING, read_sampling
+from djl_trtllm.config import Options
+from djl_trtllm.errors import RequestError
 from djl_trtllm.request import Sampling
-from tests.api.models import PlayedModel
-from tests.api.scripts import check_golden
-from tests.api.tables import check_descriptions, check_rows, check_tables
+from tests.api.models import PlayedModel, check_descriptions, check_golden, check_rows, check_tables
+from tests.support.plugin import TRIAL, Trial
+from tests.support.tables import by_table
 
 TABLES: dict[str, dict[str, Table]] = {
     "lmi": {
         "inputs": INPUTS_FIELDS,
         "parameters": INPUTS_PARAMETERS,
-        "vectors": vectors.FIELDS,
+        "vectors": VECTOR_FIELDS,
     },
     "openai": {
         "chat": openai.CHAT_FIELDS,
@@ -106,3 +122,183 @@ def test_any_input_of_tritons_generate_may_be_in_a_list() -> None:
     assert schema["properties"].keys() == {*FIELDS.rows, "id", "parameters"}
     assert schema["properties"]["top_k"]["anyOf"] == [FIELDS.schema()["properties"]["top_k"], {"type": "array"}]
     assert schema["properties"]["id"] == {}
+
+
+@by_table("value", "schema")
+def test_the_schema_of_a_value(value: object, schema: object) -> None:
+    assert schema_of(value) == schema
+
+
+def test_an_object_is_closed() -> None:
+    assert members({"a": STRING}, optional={"b": INTEGER}) == {
+        "type": "object",
+        "properties": {"a": STRING, "b": INTEGER},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+
+
+def test_joined_objects_have_the_members_of_both_and_require_those_that_both_have() -> None:
+    one, other = schema_of({"a": 1, "b": None}), schema_of({"b": "x", "c": 1})
+    assert joined(one, other) == {
+        "type": "object",
+        "properties": {"a": INTEGER, "b": any_of(NULL, STRING), "c": INTEGER},
+        "required": ["b"],
+        "additionalProperties": False,
+    }
+    assert joined(one, one) == one
+
+
+def test_other_schemas_become_alternatives() -> None:
+    assert joined(STRING, NULL) == {"anyOf": [STRING, NULL]}
+    assert joined(any_of(STRING, NULL), any_of(NULL, INTEGER)) == {"anyOf": [STRING, NULL, INTEGER]}
+    assert joined(members({}), STRING) == {"anyOf": [members({}), STRING]}
+
+
+class Described(Trial):
+    """A dialect with tables."""
+
+    tables = MappingProxyType(
+        {"/trial": (Table((Parameter(("a", "b"), integer(1, 5), "a"),)), Table((Parameter(("c",), TEXT, "c"),)))}
+    )
+    descriptions = MappingProxyType(
+        {
+            "/trial": Operation("Try", {"text/plain": {}}, {"text/lines": STRING}, {"deep": STRING}, {"a": 1}),
+            "GET /trial/models": Operation("The models", responses={"text/lines": STRING}, errors={503: "Not yet"}),
+        }
+    )
+
+
+def described(
+    *dialects: Dialect, own: Mapping[str, Operation] = MappingProxyType({}), **options: Any
+) -> dict[str, Any]:
+    return document(dialects, own, Options(**options), DEFAULT)
+
+
+def references(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Every object in a description that has a reference."""
+    if isinstance(value, dict):
+        if "$ref" in value:
+            yield value
+        for item in value.values():
+            yield from references(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from references(item)
+
+
+def test_every_path_of_every_dialect_is_described() -> None:
+    made = described(*DIALECTS, TRIAL)
+    for dialect in (*DIALECTS, TRIAL):
+        for path in (*dialect.paths, *dialect.actions):
+            assert made["paths"][path]["post"]["tags"] == [type(dialect).__name__]
+        for path in dialect.pages:
+            assert made["paths"][path]["get"]["tags"] == [type(dialect).__name__]
+    assert [tag["name"] for tag in made["tags"]] == ["Server", *(type(each).__name__ for each in (*DIALECTS, TRIAL))]
+    assert (made["openapi"], made["info"]["title"]) == ("3.1.0", "djl-trtllm")
+
+
+def test_operations_have_names_of_their_own_and_references_lead_somewhere() -> None:
+    made = described(*DIALECTS, TRIAL)
+    names = [each["operationId"] for methods in made["paths"].values() for each in methods.values()]
+    assert len(set(names)) == len(names)
+    found = list(references(made))
+    assert found
+    assert all(resolved(made, each) for each in found)
+    assert resolved(made, {"a": 1}) == {"a": 1}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: type(dialect).__name__)
+def test_every_body_of_a_dialect_has_its_members_and_its_paths_have_summaries(dialect: Dialect) -> None:
+    for path in (*dialect.paths, *dialect.actions):
+        operation = describe(dialect, path)
+        assert operation.summary
+        for kind, schema in operation.bodies.items():
+            for each in schema.get("anyOf", [schema]) if kind == "application/json" else ():
+                assert each["properties"], path
+    others = [("GET", path) for path in dialect.pages] + [("DELETE", path) for path in dialect.removals]
+    assert all(describe(dialect, path, method).summary for method, path in others)
+    named = {f"{method} {path}" for method, path in others}
+    assert dialect.descriptions.keys() <= {*dialect.paths, *dialect.actions, *named}
+    assert dialect.tables.keys() <= {*dialect.paths, *dialect.actions}
+
+
+def test_a_dialect_that_says_nothing_has_a_description() -> None:
+    made = described(TRIAL)
+    operation = made["paths"]["/trial/{model}/stream"]["post"]
+    assert operation["requestBody"] == {"content": {"*/*": {}}, "required": False}
+    assert operation["responses"]["200"] == {"description": "OK", "content": {"*/*": {}}}
+    (model,) = operation["parameters"]
+    assert (model["name"], model["in"], model["required"]) == ("model", "path", True)
+    assert "requestBody" not in made["paths"]["/trial/models"]["get"]
+    assert resolved(made, operation["responses"]["429"])["content"] == {"text/plain": {"schema": STRING}}
+
+
+def test_a_body_is_that_of_the_tables() -> None:
+    made = described(Described())
+    operation = made["paths"]["/trial"]["post"]
+    content = operation["requestBody"]["content"]
+    assert operation["requestBody"]["required"] is True
+    assert content["text/plain"] == {}
+    assert content["application/json"]["example"] == {"a": 1}
+    one, other = resolved(made, content["application/json"]["schema"])["anyOf"]
+    assert (list(one["properties"]), list(other["properties"])) == (["a", "b"], ["c"])
+    assert operation["summary"] == "Try"
+    assert operation["responses"]["200"]["content"] == {"text/lines": {"schema": STRING}}
+    assert [each["name"] for each in operation["parameters"]] == ["deep", "model_name"]
+
+
+def test_what_a_page_says_of_a_status_is_in_the_place_of_the_errors() -> None:
+    responses = described(Described())["paths"]["/trial/models"]["get"]["responses"]
+    assert responses["503"]["description"] == "Not yet"
+    # Of errors, a page has those of finding a model, and defects.
+    assert sorted(responses) == ["200", "404", "500", "503"]
+
+
+def test_errors_are_those_that_the_dialect_makes() -> None:
+    made = described(DEFAULT, throttle_error_http_code=499)
+    responses = made["paths"]["/invocations"]["post"]["responses"]
+    assert sorted(responses) == ["200", "400", "401", "403", "404", "413", "424", "429", "499", "500", "503"]
+    overloaded = resolved(made, responses["499"])
+    assert overloaded["description"] == "The request queue is full"
+    assert list(overloaded["headers"]) == ["Retry-After"]
+    schema = overloaded["content"]["application/json"]["schema"]
+    assert sorted(schema["required"]) == ["code", "message", "queue_capacity", "queue_depth", "type"]
+    assert "is malformed" in resolved(made, responses["424"])["description"]
+
+
+def test_errors_of_sagemakers_path_are_sagemakers() -> None:
+    made = described(DEFAULT)
+    responses = made["paths"]["/endpoints/{endpoint}/invocations"]["post"]["responses"]
+    assert sorted(responses) == ["200", "400", "424"]
+    schema = resolved(made, responses["424"])["content"]["application/json"]["schema"]
+    assert schema["required"] == ["Message", "OriginalMessage", "OriginalStatusCode"]
+
+
+def test_own_paths_have_the_errors_of_defects() -> None:
+    operation = Operation("Look", responses={"application/json": members({"a": STRING})}, errors={409: "Taken"})
+    made = described(own={"PUT /own/{name}": operation})
+    own = made["paths"]["/own/{name}"]["put"]
+    assert (own["operationId"], own["tags"], own["summary"]) == ("Server_put_own_name", ["Server"], "Look")
+    assert list(own["responses"]) == ["200", "409", "500"]
+    assert resolved(made, own["responses"]["500"])["description"] == "A defect of the server"
+    assert own["responses"]["409"] == {"description": "Taken", "content": {"application/json": {}}}
+    assert list(own["responses"]["200"]["content"]) == ["application/json"]
+
+
+def test_there_is_an_error_of_every_class() -> None:
+    classes = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RequestError)} - {
+        RequestError
+    }
+    assert {type(error) for error in request_errors()} == classes
+
+
+def test_a_response_without_a_body_is_described() -> None:
+    made = described(own={"GET /own": Operation("Look", responses={})})
+    assert made["paths"]["/own"]["get"]["responses"]["200"] == {"description": "OK"}
+
+
+def test_of_components_with_one_name_the_later_ones_are_numbered() -> None:
+    components = described(DEFAULT)["components"]["responses"]
+    assert {"Lmi_424", "Lmi_424_2", "Lmi_413"} <= components.keys()
+    assert not {"Lmi_413_2", "Lmi_424_3"} & components.keys()

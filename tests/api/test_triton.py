@@ -1,24 +1,60 @@
 from __future__ import annotations
 
+import gzip
+import struct
+import zlib
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 
+from djl_trtllm.api import Call, Prompt, RawRequest
 from djl_trtllm.api.base import ModelStatus
 from djl_trtllm.api.dialects.triton import description
 from djl_trtllm.api.dialects.triton.description import refuse_tensor_parameters
-from djl_trtllm.api.dialects.triton.dialect import TRITON
+from djl_trtllm.api.dialects.triton.dialect import (
+    TRITON,
+    accepted_encoding,
+    compress,
+    parse_infer,
+    read_body,
+    read_id,
+    read_object,
+    read_parameters,
+)
+from djl_trtllm.api.dialects.triton.inference import (
+    ALWAYS,
+    MOST_ELEMENTS,
+    NOT_PRODUCED,
+    OUTPUTS,
+    BatchEncoder,
+    InferenceRequest,
+    SequenceOutput,
+    Tensor,
+    check_input,
+    check_outputs,
+    from_bytes,
+    from_json,
+    output_tensors,
+    to_bytes,
+)
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.config import Options
-from djl_trtllm.errors import InvalidRequestError, UnknownModelError, UnsupportedParameterError
+from djl_trtllm.errors import (
+    InvalidRequestError,
+    RequestTooLargeError,
+    UnknownModelError,
+    UnsupportedParameterError,
+)
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.request import FinishReason
+from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, Sampling, SequenceResult, Token
 from djl_trtllm.service.lifecycle import ServedModel
-from tests.api.models import PlayedModel
-from tests.api.scripts import check_golden
+from tests.api.models import EOS, FAILED, FAILURE, PlayedModel, answer, check_golden
 from tests.server.application import application
 from tests.support.in_process import Hosts
+from tests.support.tables import by_table
 from tests.support.virtual_time import in_virtual_time
 
 BODY = b'{"text_input": "the wolf", "max_tokens": 2}'
@@ -180,3 +216,290 @@ def test_parameters_of_tensors_are_refused_by_name() -> None:
         refuse_tensor_parameters(["colour"], "output 'y'")
     with pytest.raises(InvalidRequestError, match=r"expected binary_data$"):
         refuse_tensor_parameters(["binary_data", "a"], "output 'y'", "binary_data")
+
+
+TOKENS = [Token(1, "a", -0.5, False), Token(2, "b", None, False)]
+
+
+def test_every_output_of_the_ensemble_is_there_or_known_not_to_be() -> None:
+    names = {output.name for output in OUTPUTS}
+    assert len(names | NOT_PRODUCED) == 17
+    assert set(ALWAYS) < names
+
+
+class Encoder(BatchEncoder):
+    def _body(self) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cumulative", "rows", "total"),
+    [(False, -1.0, [0.0, 0.0], 0.0), (True, -1.0, [-0.5, 0.0], -1.0), (True, None, [-0.5, 0.0], 0.0)],
+)
+def test_log_probabilities_are_0_unless_they_are_wanted(
+    wanted: bool, cumulative: float | None, rows: list[float], total: float
+) -> None:
+    encoder = Encoder([InferenceRequest(GenerationRequest(sampling=Sampling()), 1, wanted, False, None)], ALWAYS)
+    encoder.begin(Prompt("a prompt", 2))
+    encoder.encode(OutputChunk(0, TOKENS, SequenceResult(FinishReason.LENGTH, 2, cumulative, None)))
+    shown = [(name, tensor.data) for name, tensor in encoder.tensors().items()]
+    assert shown == [("text_output", ["ab"]), ("cum_log_probs", [total]), ("output_log_probs", rows)]
+
+
+def test_a_text_for_each_sequence_and_rows_of_equal_length() -> None:
+    sequences = [SequenceOutput("a", [-1.0], -1.0), SequenceOutput("bc", [-2.0, -3.0], -5.0)]
+    log_probabilities = [-1.0, 0.0, -2.0, -3.0]
+    assert output_tensors(sequences, [0], [0, 1]) == {
+        "text_output": Tensor("text_output", "BYTES", (2,), ["a", "bc"]),
+        "cum_log_probs": Tensor("cum_log_probs", "FP32", (1, 2), [-1.0, -5.0]),
+        "output_log_probs": Tensor("output_log_probs", "FP32", (1, 2, 2), log_probabilities),
+        "batch_index": Tensor("batch_index", "INT32", (1, 1), [0]),
+        "sequence_index": Tensor("sequence_index", "INT32", (1, 2), [0, 1]),
+    }
+    shapes = [tensor.shape for tensor in output_tensors(sequences, [0, 1], [0]).values()]
+    assert shapes == [(2,), (2, 1), (2, 1, 2), (2, 1), (2, 1)]
+
+
+def test_an_index_has_a_batch_dimension() -> None:
+    index = output_tensors([SequenceOutput("a", [])], [3], [1])["batch_index"]
+    assert index == Tensor("batch_index", "INT32", (1, 1), [3])
+
+
+def test_inputs_are_known_and_those_that_are_refused_are_small() -> None:
+    check_input("text_input", "ensemble", 10**9)
+    check_input("lora_weights", "ensemble", 256)
+    with pytest.raises(UnsupportedParameterError, match=r"'lora_weights' is .*register the adapter"):
+        check_input("lora_weights", "ensemble", 257)
+    with pytest.raises(InvalidRequestError, match="unexpected inference input \"hen\" for model 'ensemble'"):
+        check_input("hen", "ensemble", 1)
+
+
+def test_outputs_are_those_that_are_named_or_the_usual_ones() -> None:
+    assert check_outputs([], "ensemble") == ALWAYS
+    assert check_outputs(["batch_index", "text_output", "text_output"], "ensemble") == ("batch_index", "text_output")
+    with pytest.raises(UnsupportedParameterError, match="output 'context_logits' is not available"):
+        check_outputs(["context_logits"], "ensemble")
+    for name in ("hen", None, ["text_output"]):
+        with pytest.raises(InvalidRequestError, match="unexpected inference output"):
+            check_outputs([name], "ensemble")
+
+
+def test_outputs_that_are_there_are_named() -> None:
+    names = "'text_output', 'cum_log_probs', 'output_log_probs', 'batch_index', 'sequence_index'"
+    with pytest.raises(UnsupportedParameterError, match=f"expected {names}$"):
+        check_outputs(["context_logits"], "ensemble")
+
+
+NUMBERS = {
+    "INT8": np.int8,
+    "INT16": np.int16,
+    "INT32": np.int32,
+    "INT64": np.int64,
+    "UINT8": np.uint8,
+    "UINT16": np.uint16,
+    "UINT32": np.uint32,
+    "UINT64": np.uint64,
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+    "BOOL": np.bool_,
+}
+
+
+@pytest.mark.parametrize("datatype", NUMBERS)
+def test_every_datatype_is_read_and_written_as_numpy_does(datatype: str) -> None:
+    array: Any = np.array([[1, 0, 1], [1, 1, 0]], NUMBERS[datatype])
+    tensor = from_bytes("x", datatype, [2, 3], array.tobytes())
+    assert tensor == Tensor("x", datatype, (2, 3), array.ravel().tolist())
+    assert to_bytes(tensor) == array.tobytes()
+
+
+def test_bf16_is_the_upper_half_of_a_float() -> None:
+    raw = struct.pack("<f", 0.5)[2:] + struct.pack("<f", -3.0)[2:]
+    assert from_bytes("x", "BF16", [2], raw).data == [0.5, -3.0]
+
+
+def test_strings_follow_their_lengths() -> None:
+    raw = b"\x03\0\0\0abc\0\0\0\0\x02\0\0\0" + "é".encode()
+    tensor = from_bytes("x", "BYTES", [1, 3], raw)
+    assert tensor.data == ["abc", "", "é"]
+    assert to_bytes(tensor) == raw
+
+
+@by_table("datatype", "shape", "raw", "message")
+def test_bytes_that_are_no_such_tensor_are_refused(datatype: Any, shape: Any, raw: bytes, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"input 'x'.*") as caught:
+        from_bytes("x", datatype, shape, raw)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [[1, 2, 3, 4], [[1, 2], [3, 4]], [[[1], [2]], [[3], [4]]]])
+def test_json_is_flat_or_nested(data: Any) -> None:
+    assert from_json("x", "INT32", [2, 2], data) == Tensor("x", "INT32", (2, 2), [1, 2, 3, 4])
+
+
+def test_json_of_one_element_needs_no_list() -> None:
+    assert from_json("x", "BYTES", [1, 1], "a").data == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "message"),
+    [
+        ("INT32", [1, 2], "has 2 elements: expected 1"),
+        ("INT32", ["1"], 'has "1": expected elements of INT32'),
+        ("INT32", [True], "has true"),
+        ("INT32", None, "has null"),
+        ("BOOL", [1], "expected elements of BOOL"),
+        ("BYTES", [1], "expected elements of BYTES"),
+        ("BYTES", [[[[[[[[[[["a"]]]]]]]]]]], "expected elements of BYTES"),
+        ("FP32", [{}], "has {}"),
+        ("INT32", [1] * (MOST_ELEMENTS + 1), f"has {MOST_ELEMENTS + 1} elements: expected 1"),
+        ("INT32", [[1] * (MOST_ELEMENTS + 1)], "has too many elements: expected 1"),
+    ],
+)
+def test_json_that_is_no_such_tensor_is_refused(datatype: str, data: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match="input 'x'") as caught:
+        from_json("x", datatype, [1], data)
+    assert message in str(caught.value)
+
+
+def test_a_tensor_has_at_most_8192_elements_however_they_are_nested() -> None:
+    for data in ([1] * 8192, [[1] * 8192], [[1] * 4096] * 2):
+        assert len(from_json("x", "INT32", [8192], data).data) == 8192
+    with pytest.raises(InvalidRequestError, match=r"has 8193 elements, of the shape .*: expected at most 8192"):
+        from_json("x", "INT32", [8193], [1] * 8193)
+
+
+def test_no_more_strings_are_read_than_the_shape_says() -> None:
+    with pytest.raises(InvalidRequestError, match="has 1 elements in 5 of its 10 bytes: expected 1 elements"):
+        from_bytes("x", "BYTES", [1], b"\x01\0\0\0a" * 2)
+
+
+PLAIN = b'{"a": 1}' * 10
+
+
+def request(body: bytes, encoding: str) -> RawRequest:
+    return RawRequest(body, {"content-encoding": encoding})
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("", PLAIN),
+        ("identity", PLAIN),
+        ("gzip", gzip.compress(PLAIN, mtime=0)),
+        ("GZIP ", gzip.compress(PLAIN, mtime=0)),
+        ("deflate", zlib.compress(PLAIN)),
+    ],
+)
+def test_compressed_bodies_are_unpacked(encoding: str, body: bytes) -> None:
+    assert read_body(request(body, encoding), len(PLAIN)) == PLAIN
+
+
+def test_no_more_is_unpacked_than_the_limit() -> None:
+    bomb = gzip.compress(bytes(10_000_000))
+    with pytest.raises(RequestTooLargeError, match="larger than max_request_size=1000 bytes"):
+        read_body(request(bomb, "gzip"), 1000)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "message"),
+    [
+        ("gzip", b"no", "not valid gzip"),
+        ("deflate", zlib.compress(PLAIN)[:-1], "it has no end"),
+        ("gzip", gzip.compress(PLAIN, mtime=0) + b"x", "or more after it"),
+        ("br", PLAIN, "the content-encoding is \"br\": expected 'gzip', 'deflate'"),
+    ],
+)
+def test_a_body_that_cannot_be_unpacked_is_refused(encoding: str, body: bytes, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        read_body(request(body, encoding), 1000)
+
+
+@pytest.mark.parametrize("data", [b"", b"[1]", b"nonsense", b"\xff", b'"a"', b"[" * 100_000, b'{"a":' * 5000])
+def test_json_that_is_no_object_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^the body "):
+        read_object(data)
+
+
+def test_parameters_and_id_have_their_types() -> None:
+    assert read_object(b'{"id": "7"}') == {"id": "7"}
+    assert (read_parameters({}), read_parameters({"parameters": {"a": 1}})) == ({}, {"a": 1})
+    assert (read_id({}), read_id({"id": "7"})) == ("", "7")
+    with pytest.raises(InvalidRequestError, match=r"'parameters' is \[\]: expected an object"):
+        read_parameters({"parameters": []})
+    with pytest.raises(InvalidRequestError, match="'id' is 7: expected a string"):
+        read_id({"id": 7})
+
+
+@pytest.mark.parametrize(
+    ("header", "encoding"),
+    [("", ""), ("gzip;q=0.5, br", "gzip"), ("deflate", "deflate"), ("Deflate, GZIP", "gzip"), ("br", "")],
+)
+def test_the_response_is_compressed_as_the_client_wants(header: str, encoding: str) -> None:
+    assert accepted_encoding(RawRequest(b"", {"accept-encoding": header})) == encoding
+
+
+def test_what_is_compressed_can_be_unpacked() -> None:
+    unpack: dict[str, Any] = {"gzip": gzip.decompress, "deflate": zlib.decompress}
+    for encoding, function in unpack.items():
+        assert function(compress(PLAIN, encoding)) == PLAIN
+
+
+def test_a_response_is_compressed_fast_and_always_the_same() -> None:
+    body = bytes(number * number % 251 for number in range(20_000))
+    assert compress(body, "gzip") == gzip.compress(body, 1, mtime=0) != gzip.compress(body, 2, mtime=0)
+    assert compress(body, "deflate") == zlib.compress(body, 1)
+
+
+INPUTS: list[dict[str, Any]] = [
+    {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["a wolf"]},
+    {"name": "max_tokens", "shape": [1, 1], "datatype": "INT32", "data": [5]},
+]
+
+
+def infer(body: bytes | None = None, limit: int = 10_000, **headers: str) -> Call:
+    properties = {name.replace("_", "-"): value for name, value in headers.items()}
+    data = orjson.dumps({"inputs": INPUTS}) if body is None else body
+    request = RawRequest(data, properties, "/v2/models/{model}/infer")
+    return parse_infer(request, PlayedModel(Options(max_request_size=limit)), "ensemble")
+
+
+@pytest.mark.parametrize(("encoding", "unpack"), [("gzip", gzip.decompress), ("deflate", zlib.decompress)])
+def test_the_response_is_compressed_if_the_client_accepts_it(encoding: str, unpack: Any) -> None:
+    call = infer(accept_encoding=encoding)
+    assert unpack(answer(call.encoder, EOS)) == answer(infer().encoder, EOS)
+    assert call.late_headers() == (("Content-Encoding", encoding),)
+
+
+def test_an_error_has_a_status() -> None:
+    encoder = infer().encoder
+    assert answer(encoder, FAILED) == encoder.error(FAILURE) == b""
+
+
+def test_a_body_is_unpacked_no_further_than_the_limit() -> None:
+    with pytest.raises(RequestTooLargeError):
+        infer(gzip.compress(bytes(100_000)), 1000, content_encoding="gzip")
+
+
+def column(name: str, values: list[Any]) -> dict[str, Any]:
+    return {"name": name, "datatype": "UINT64", "shape": [len(values), 1], "data": values}
+
+
+def batch(**columns: list[int]) -> Call:
+    texts = {"name": "text_input", "datatype": "BYTES", "shape": [64, 1], "data": ["a"] * 64}
+    given = [texts, *(column(name, values) for name, values in columns.items())]
+    return infer(orjson.dumps({"inputs": given}))
+
+
+def test_rows_of_a_batch_are_named_and_bounded() -> None:
+    seeds = [2**63 + number for number in range(64)]
+    calls = batch(max_tokens=[3] * 64, num_return_sequences=[2] * 64, random_seed=seeds)
+    assert [each.sampling.seed for each in calls.requests] == seeds
+    for columns, told in (
+        ({"max_tokens": [*[3] * 63, 0]}, "prompt 63: 'max_tokens' is 0"),
+        ({"max_tokens": [3] * 64, "num_return_sequences": [3] * 64}, "192 sequences for 64 prompts: .* at most 128"),
+        ({"max_tokens": [3] * 64, "num_return_sequences": [*[1] * 63, 2]}, "differ in 'num_return_sequences'"),
+    ):
+        with pytest.raises(InvalidRequestError, match=told):
+            batch(**columns)

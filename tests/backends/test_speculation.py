@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from djl_trtllm.backends.openvino.plan import OpenVinoPlan
+from djl_trtllm.backends.openvino.backend import OpenVinoPlan
 from djl_trtllm.commands.size_report import read_request
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan

@@ -10,7 +10,7 @@ import pytest
 from djl_trtllm.bench import client as module
 from djl_trtllm.bench.client import Client, Counted, EventReader, Reader, Stream, Target, TokenReader, clock, fetch
 from djl_trtllm.errors import BenchmarkError
-from tests.support.certificates import Certificates
+from tests.support.server import Certificates
 from tests.support.stub_http import HEAD, Answer, Asked, chunked, streamed, stub_server, usage_events, whole
 from tests.support.tables import by_table
 

@@ -1,19 +1,24 @@
-"""langchain-openai's chat and text models, and langchain-aws's SagemakerEndpoint over boto3."""
+"""LangChain's chat and text models, SagemakerEndpoint over boto3, and published clients of embeddings and reranking."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import boto3
+import httpx
+import numpy as np
 import pytest
 from langchain_aws.llms import SagemakerEndpoint
 from langchain_aws.llms.sagemaker_endpoint import LLMContentHandler
 from langchain_openai import ChatOpenAI, OpenAI
 
 from tests.clients.conftest import MODEL, PROMPT, TOKENS
-from tests.support.server import Server
+from tests.clients.test_agents import PROGRAMS, ROOT, loops
+from tests.support.encoders import scripted_encoder
+from tests.support.server import Server, serving
 
 
 class ContentHandler(LLMContentHandler):  # type: ignore[misc]
@@ -80,3 +85,24 @@ def test_sagemakers_endpoint(runtime: Any, story: str) -> None:
     streaming = SagemakerEndpoint(content_handler=StreamHandler(), streaming=True, **given)
     assert "".join(streaming.stream(PROMPT)) == story
     assert streaming.invoke(PROMPT) == story
+
+
+TEXTS = ["The wolf", "A little girl", "The grandmother was ill in bed"]
+"""The texts of `embedding_clients.py`."""
+
+
+def test_each_client_gets_the_same_vectors_and_ranks(tmp_path: Path) -> None:
+    python = ROOT / ".venv-embeddings" / "bin" / "python"
+    with (
+        serving(scripted_encoder(tmp_path / "encoder")) as embedding,
+        serving(scripted_encoder(tmp_path / "reranker", labels=1)) as reranking,
+    ):
+        found = loops(python, PROGRAMS / "embedding_clients.py", embedding.url, reranking.url, folder=tmp_path)
+        vectors = httpx.post(embedding.url + "/embed", json={"inputs": TEXTS}, trust_env=False).json()
+        body = {"query": "Who?", "texts": TEXTS}
+        ranks = httpx.post(reranking.url + "/rerank", json=body, trust_env=False).json()
+    cohere = found.pop()
+    assert cohere["found"] == [each["index"] for each in ranks]
+    assert len(found) == 5
+    for client in found:
+        assert np.allclose(client["found"], vectors, atol=1e-6), client["client"]

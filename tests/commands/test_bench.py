@@ -10,6 +10,10 @@ from typer.testing import CliRunner
 
 from djl_trtllm import cli
 from djl_trtllm.bench import session
+from djl_trtllm.sizing.checkpoint import CheckpointSizes
+from djl_trtllm.sizing.points import FILE_NAME, fingerprint, read_points
+from tests.commands.conftest import described
+from tests.sizing.configs import llama
 from tests.support.stub_http import OpenAiStub
 from tests.support.tables import by_table
 
@@ -93,3 +97,54 @@ def test_a_wrong_flag_is_an_error_that_names_it(arguments: tuple[str, ...], erro
     result = bench("http://127.0.0.1:1", "--model", "m", *arguments)
     assert result.exit_code == 1
     assert error in " ".join(result.stderr.split())
+
+
+# -- measured points --
+
+
+def _recorded(model: Path, *words: str, fails_after: int | None = None) -> Result:
+    stub = OpenAiStub() if fails_after is None else OpenAiStub(fails_after=fails_after)
+    with stub.serving() as url:
+        return bench(url, "--concurrency", "1,2", *SMALL, "--record", str(model), *words, BENCH_API_KEY="secret")
+
+
+def test_a_bench_records_a_point_for_each_number_of_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTION_ENGINE_CACHE_DIR", str(tmp_path / "cache"))
+    model = described(tmp_path / "model")
+    (model / "serving.properties").write_text("option.backend=vllm\noption.kv_cache_dtype=fp8\n")
+    result = _recorded(model, "--engine", "vllm==0.26.0", "--gpu", "h100:2")
+    assert result.exit_code == 0, result.output
+    points = read_points(tmp_path / "cache")
+    assert [(point.clients, point.osl) for point in points] == [(1, 4), (2, 4)]
+    assert all(point.isl != 10 for point in points), "the server's count of the prompt's tokens, not the one asked for"
+    same = {(point.engine, point.version, point.gpu, point.gpus, point.precision) for point in points}
+    assert same == {("vllm", "0.26.0", "H100", 2, "bfloat16, kv fp8")}
+    assert {point.model for point in points} == {fingerprint(CheckpointSizes.from_config(llama()))}
+    assert all(point.tokens_per_second > 0 and point.ttft_p50 and point.ttft_p99 for point in points)
+    assert "secret" not in (tmp_path / "cache" / FILE_NAME).read_text()
+    assert str(tmp_path / "cache" / FILE_NAME) in result.stderr
+    assert result.stdout.startswith("clients")
+
+
+def test_the_engine_is_the_one_that_the_models_options_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTION_ENGINE_CACHE_DIR", str(tmp_path / "cache"))
+    model = described(tmp_path / "model")
+    (model / "serving.properties").write_text("option.backend=pytorch\noption.tensor_parallel_degree=4\n")
+    assert _recorded(model, "--gpu", "h200").exit_code == 0
+    assert {(point.engine, point.gpus) for point in read_points(tmp_path / "cache")} == {("tensorrt_llm", 4)}
+
+
+def test_loads_with_failures_are_no_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPTION_ENGINE_CACHE_DIR", str(tmp_path / "cache"))
+    model = described(tmp_path / "model")
+    result = _recorded(model, "--engine", "vllm", "--gpu", "h100", fails_after=3)
+    assert "nothing to record" in result.stderr
+    assert read_points(tmp_path / "cache") == []
+
+
+@by_table("flags", "message")
+def test_what_cannot_be_recorded_is_refused_before_the_load(tmp_path: Path, flags: list[str], message: str) -> None:
+    model = str(described(tmp_path / "model"))
+    result = bench("http://127.0.0.1:1", *(word.replace("MODEL", model) for word in flags))
+    assert result.exit_code == 1
+    assert message in result.stderr.replace("\n  ", " ")

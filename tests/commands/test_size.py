@@ -114,6 +114,34 @@ def test_the_command_reproduces_the_published_capacities(tmp_path: Path, monkeyp
     assert max(errors) <= 0.08
 
 
+def test_the_speed_of_a_load_is_predicted_on_request(model: str) -> None:
+    load = ("--gpu", "h100", "--isl", "1000", "--osl", "1000")
+    assert told(model, *load)["speed"] is None
+    few, many = (told(model, *load, "--clients", clients)["speed"] for clients in ("1", "64"))
+    assert many["tokens_per_second"] > 10 * few["tokens_per_second"]
+    assert (many["clients"], many["isl"], many["osl"], many["running"]) == (64, 1000, 1000, 64)
+    short = told(model, "--gpu", "h100", "--isl", "100", "--osl", "100", "--clients", "10000")
+    assert short["speed"]["running"] == 256
+    lines = size(model, *load, "--clients", "64").stdout
+    assert f"{many['tokens_per_second']:,.0f} output tokens per second" in lines
+    assert lines.splitlines()[-1].startswith("option.")
+
+
+def test_a_price_makes_dollars_of_the_speed(model: str) -> None:
+    found = told(model, "--instance", "p5.4xlarge", "--clients", "64")
+    expected = found["machine"]["usd_per_hour"] / 3600 / found["speed"]["tokens_per_second"] * 1e6
+    assert found["speed"]["usd_per_million_tokens"] == pytest.approx(expected)
+
+
+def test_a_file_of_points_that_cannot_be_read_is_an_error(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPTION_ENGINE_CACHE_DIR", str(tmp_path))
+    (tmp_path / "points.json").write_text("{}")
+    result = size(model, "--gpu", "h100", "--clients", "1")
+    assert (result.exit_code, str(tmp_path / "points.json") in result.stderr) == (1, True)
+
+
 def test_the_other_table_may_be_used(model: str) -> None:
     assert told(model, "--instance", "g5.12xl", "--lmi", "0.27")["measured"] is None
 

@@ -18,11 +18,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.certificates import Certificates
 from tests.support.client import JSON, body
 from tests.support.models import scripted_model, without_sagemakers_model
 from tests.support.processes import wait_until
-from tests.support.server import START_SECONDS, free_port
+from tests.support.server import START_SECONDS, Certificates, free_port
 from tests.support.tables import by_table
 
 ENTRYPOINT = Path(__file__).parent.parent.parent / "docker" / "entrypoint.sh"

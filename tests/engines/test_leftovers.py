@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.engines.leftovers import Leftover, find_leftovers
+from djl_trtllm.engines.cache import Leftover, find_leftovers
 from djl_trtllm.model import work_directory
 from djl_trtllm.model.work_directory import TEMPORARY_PREFIX, marked
 from tests.engines.helpers import KEY, build, locked

@@ -437,6 +437,7 @@ class System:
         monkeypatch.setattr(ctypes, "CDLL", lambda name: libc)
         monkeypatch.setattr(host, "gc", Mock())
         monkeypatch.setattr(os, "_exit", self._end)
+        monkeypatch.setattr(os, "register_at_fork", lambda **hooks: None)  # it would keep the connection
         for name in ("stdout", "stderr"):
             monkeypatch.setattr(sys, name, getattr(sys, name))  # what the host puts in their place goes again
         # By no other place is it known which socket is the server's.

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +20,10 @@ from typing import Any
 import psutil
 import pytest
 
+from djl_trtllm.backends.scripted.executor import ScriptedExecutor
 from djl_trtllm.executor import client
 from djl_trtllm.executor.client import ProcessEnvironment
+from djl_trtllm.executor.protocol import Step
 from djl_trtllm.model.work_directory import folder_in_memory, is_abandoned
 from djl_trtllm.request import FinishReason
 from tests.executor.kit import Probe, has_ended, run_checked
@@ -82,6 +85,51 @@ def test_an_engine_process_outlives_signals_to_its_process_group_but_not_its_ser
         assert await probe.end_of(1) == [FinishReason.LENGTH]
         probe.client._transport.abort()
         assert "exited with status 0" in await probe.death()
+        await probe.client.close()
+
+    run_async(body)
+
+
+class Forking(ScriptedExecutor):
+    """Its process has a child that was forked and that outlives it, as vLLM's ranks may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if os.fork() == 0:
+            time.sleep(600)
+
+
+def test_the_end_of_an_engine_process_is_seen_though_what_it_forked_lives_on(run_async: Runner) -> None:
+    async def body() -> None:
+        probe = Probe(hang_timeout=FOR_EVER)
+        await probe.start(f"{__name__}:{Forking.__name__}")
+        child = psutil.Process(probe.client.pid).children()[0]
+        psutil.Process(probe.client.pid).kill()
+        assert "it was killed by SIGKILL" in await probe.death()
+        assert has_ended(child)
+        await probe.client.close()
+
+    run_async(body)
+
+
+class Hanging(ScriptedExecutor):
+    """An iteration of it hangs, as one of vLLM's does that waits for a rank which has ended."""
+
+    def step(self) -> Step:
+        time.sleep(600)
+        raise AssertionError
+
+    def check(self) -> None:
+        if self.busy:
+            raise RuntimeError("a rank is gone")
+
+
+def test_an_engine_is_checked_while_an_iteration_of_it_hangs(run_async: Runner) -> None:
+    async def body() -> None:
+        probe = Probe(hang_timeout=FOR_EVER)
+        await probe.start(f"{__name__}:{Hanging.__name__}")
+        probe.submit(1, 2)
+        assert "a rank is gone" in await probe.death()
         await probe.client.close()
 
     run_async(body)

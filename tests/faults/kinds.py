@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -25,6 +26,10 @@ from tests.support.s3 import Store, s3_server, variables
 from tests.support.server import Server, free_port
 
 
+def _has_another(server: Server, before: list[psutil.Process]) -> bool:
+    return server.hosts() not in ([], before)
+
+
 def engine_killed(case: Case) -> Iterator[Row]:
     with case.server() as server:
 
@@ -34,6 +39,15 @@ def engine_killed(case: Case) -> Iterator[Row]:
 
         name = f"engine killed, {case.times} times in a row"
         yield row_of(name, case.engine, server, case.streams, repeated(case.times, strike))
+
+        def kill_at_once(load: Load) -> None:
+            for _ in range(case.times):
+                server.host().kill()
+                wait_until(partial(_has_another, server, server.hosts()), what="a new engine process")
+            load.wait_for_parts(4 * case.streams)
+
+        name = f"engine killed as it loads, {case.times} times"
+        yield row_of(name, case.engine, server, case.streams, kill_at_once)
 
 
 # -- the engine process stops (SIGSTOP) and is replaced after option.executor_hang_timeout -----------------------------

@@ -16,7 +16,7 @@ from djl_trtllm.errors import ConfigError, DjlTrtllmError, SizingError
 from djl_trtllm.finder.toolkit import max_token_finder
 from djl_trtllm.finder.trial import TrialLoad
 from tests.finder.conftest import Played, model_with
-from tests.support.hub_server import Hub, hub_server
+from tests.support.stub_http import Hub, hub_server
 from tests.support.tables import by_table
 
 ROOT = Path(__file__).parents[2]

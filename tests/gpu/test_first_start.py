@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from djl_trtllm.request import FinishReason
 from tests.backends.tensorrt_llm.kit import PROMPT, Machine, in_processes
 from tests.executor.kit import Probe
 from tests.fakes.installation import fake_tensorrt_llm, worker_processes
+from tests.gpu.kit import NOISE, figure, memory
 from tests.support.server import Server
 
 pytestmark = [
@@ -35,24 +35,12 @@ SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 40, "
 GIB = 1 << 30
 SOON = 10.0
 """Seconds in which the memory of an engine process that has ended is free."""
-NOISE = 200
-"""MiB by which a GPU's used memory changes by itself."""
-
-
-def figure(what: str, value: float, unit: str = "s") -> None:
-    print(f"\nmeasured: {what}: {value:.2f} {unit}", flush=True)
-
-
-def memory(which: str) -> int:
-    """MiB of the first GPU: "used" or "total"."""
-    asked = ["nvidia-smi", f"--query-gpu=memory.{which}", "--format=csv,noheader,nounits"]
-    return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
 async def memory_is_back(before: int, what: str) -> None:
     began = time.monotonic()
-    while memory("used") > before + NOISE:
-        assert time.monotonic() - began < SOON, f"{memory('used')} MiB are used after {what}, {before} were before"
+    while memory("used")[0] > before + NOISE:
+        assert time.monotonic() - began < SOON, f"{memory('used')[0]} MiB are used after {what}, {before} were before"
         await asyncio.sleep(0.1)
     figure(f"memory is back after {what}", time.monotonic() - began)
 
@@ -142,11 +130,11 @@ async def test_without_a_warm_up_the_first_request_waits_for_its_kernel(
 @in_processes
 async def test_an_engine_that_is_lost_gives_its_memory_back(machine: Machine, action: str, message: str) -> Probe:
     """Two ranks, both on the first GPU where there is one."""
-    before = memory("used")
+    before = memory("used")[0]
     fault = {"action": action, "at_token": 2, "max_new_tokens": 77}
     script = {"gpu_bytes": 5 * GIB, "steps_per_second": 50, "faults": [fault]}
     probe = await machine.start(script=script, gpus=2, arguments={"tensor_parallel_size": 2})
-    held = memory("used") - before
+    held = memory("used")[0] - before
     figure("MiB that two ranks of 5 GiB and the engine process's context hold", held, "MiB")
     assert held > 5 * 1024
     probe.submit(1, 77, PROMPT)
@@ -156,9 +144,9 @@ async def test_an_engine_that_is_lost_gives_its_memory_back(machine: Machine, ac
 
 
 def test_a_rank_that_is_killed_is_replaced_though_it_had_most_of_the_memory(tmp_path: Path, tiny_stories: Path) -> None:
-    size = int(memory("total") * 0.6) << 20
+    size = int(memory("total")[0] * 0.6) << 20
     with served(tmp_path, tiny_stories, gpu_bytes=size, steps_per_second=100) as server:
-        figure("MiB that are used", memory("used"), "MiB")
+        figure("MiB that are used", memory("used")[0], "MiB")
         with ThreadPoolExecutor() as pool:
             answer = pool.submit(server.generate, 500)
             time.sleep(2)

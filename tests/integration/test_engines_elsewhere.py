@@ -14,10 +14,10 @@ import pytest
 
 from tests.engines.helpers import write_checkpoint
 from tests.fakes.installation import fake_tensorrt_llm
-from tests.support.hub_server import Hub, hub_server
 from tests.support.models import without_sagemakers_model
 from tests.support.s3 import MOTO_BUCKET, Store, client, keys, moto_server, s3_server, variables
 from tests.support.server import Server, environment, run_cli, serving
+from tests.support.stub_http import Hub, hub_server
 from tests.support.tables import by_table
 
 PROMPT = "the little red riding hood"

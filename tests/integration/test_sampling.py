@@ -18,9 +18,8 @@ from tests.integration.test_load import kill_under, requests
 from tests.support import reference as golden
 from tests.support.client import lmi
 from tests.support.processes import wait_until
-from tests.support.reference import DOCUMENT, SHORT
+from tests.support.reference import DOCUMENT, SHORT, check_that_a_client_may_leave, said
 from tests.support.server import Server, serving
-from tests.support.speculation import check_that_a_client_may_leave, said
 from tests.support.tables import by_table, table
 
 END = 2

@@ -17,7 +17,7 @@ from djl_trtllm.errors import LayoutError, ModelError
 from djl_trtllm.model import ModelKind, handle_requirements, inspect, inspect_config, layout
 from djl_trtllm.model.adapter import AdapterLimits, check_adapter
 from djl_trtllm.model.layout import old_engine
-from tests.support.adapters import lora_tensors, write_adapter
+from tests.support.models import lora_tensors, write_adapter
 from tests.support.tables import by_table
 
 HF = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}

@@ -1,37 +1,45 @@
-"""`LLM`: prompts of all kinds, and the bundled model on OpenVINO."""
+"""`LLM`: prompts of all kinds on OpenVINO, vectors and scores; and `djl_trtllm` has its names."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
-from djl_trtllm import LLM, KvCacheConfig, SamplingParams
+import djl_trtllm
+from djl_trtllm import LLM, KvCacheConfig, SamplingParams, offline
 from djl_trtllm.api import Prompt
+from djl_trtllm.backends.scripted.executor import vector_of
 from djl_trtllm.errors import (
     ConfigError,
+    EngineError,
     ExecutorError,
     GenerationError,
     InvalidRequestError,
     NotReadyError,
     PromptTooLongError,
     RequestTimeoutError,
+    UnsupportedTaskError,
 )
-from djl_trtllm.model import Tokenizer
+from djl_trtllm.model import Tokenizer, load_tokenizer
 from djl_trtllm.offline.llm import CompletionOutput, OfflineResult, RequestOutput, open_offline_model
 from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, Sampling, SequenceResult, Token
 from tests.offline.conftest import PROMPT, Make, Processes, repeated, stories
+from tests.support.encoders import QUERY, TEXTS, scripted_encoder
 from tests.support.models import scripted_model
 from tests.support.processes import survivors, wait_until
 
@@ -326,3 +334,85 @@ def test_a_deadline_that_the_program_sets_counts(make: Make) -> None:
     llm = make({"steps_per_second": 50}, predict_timeout=0.1)
     (output,) = llm.generate(stories(1), SamplingParams(max_tokens=5000, ignore_eos=True))
     assert isinstance(output.error, RequestTimeoutError)
+
+
+REFUSED: list[tuple[str, Callable[[LLM], object]]] = [
+    ("truncate_prompt_tokens is 0", lambda llm: llm.embed("a", truncate_prompt_tokens=0)),
+    ("truncate_prompt_tokens is -2", lambda llm: llm.embed("a", truncate_prompt_tokens=-2)),
+    ("truncate_prompt_tokens is 515", lambda llm: llm.score("a", "b", truncate_prompt_tokens=515)),
+    ("dimensions is 0", lambda llm: llm.embed("a", dimensions=0)),
+    ("prompts[1] is 5", lambda llm: llm.embed(["a", 5])),  # type: ignore[list-item]
+    ("data_1[0] is None", lambda llm: llm.score([None], "b")),  # type: ignore[list-item]
+    ("data_2[1] is b'b'", lambda llm: llm.score("a", ["b", b"b"])),  # type: ignore[list-item]
+]
+
+
+def test_texts_become_vectors_in_their_order_and_one_that_fails_has_an_error(tmp_path: Path) -> None:
+    model = scripted_encoder(tmp_path)
+    tokenizer = load_tokenizer(model)
+    texts = [*TEXTS[:20], " ".join(TEXTS), *TEXTS[20:25]]
+    with LLM(model) as llm:
+        (whole,) = llm.embed(texts[20], truncate_prompt_tokens=-1, use_tqdm=False)
+        for name, refused_call in REFUSED:
+            with pytest.raises(InvalidRequestError, match=re.escape(name)):
+                refused_call(llm)
+        found = llm.embed(texts, dimensions=5, use_tqdm=False)
+        (cut,) = llm.embed(texts[20], truncate_prompt_tokens=7, use_tqdm=False)
+        (refused,) = llm.score(QUERY, TEXTS[0], use_tqdm=False)
+    assert isinstance(refused.error, UnsupportedTaskError)
+    assert cut.prompt_tokens == 7
+    assert whole.prompt_tokens == 514
+    failed = found.pop(20)
+    assert (failed.outputs, type(failed.error).__name__) == (None, "PromptTooLongError")
+    for text, output in zip([*TEXTS[:25]], found, strict=True):
+        ids = tokenizer.encode(text)
+        vector = vector_of(ids, 8)[:5]
+        assert output.outputs is not None and output.error is None
+        assert output.prompt_tokens == len(ids)
+        assert np.allclose(output.outputs.embedding, vector / np.linalg.norm(vector), atol=1e-6)
+
+
+def test_a_model_of_lower_case_texts_needs_a_tokenizer_that_makes_them(tmp_path: Path) -> None:
+    model = scripted_encoder(tmp_path)
+    (model / "sentence_bert_config.json").write_text('{"max_seq_length": 128, "do_lower_case": true}')
+    open_offline_model(model, {}).texts()
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = False
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(EngineError, match="do_lower_case"):
+        open_offline_model(model, {}).texts()
+
+
+def test_pairs_become_scores(tmp_path: Path) -> None:
+    with LLM(scripted_encoder(tmp_path, labels=1)) as llm:
+        one_with_each = llm.score(QUERY, TEXTS[:3], use_tqdm=False)
+        pairs = llm.score([QUERY] * 3, TEXTS[:3], use_tqdm=False)
+        with pytest.raises(InvalidRequestError, match="data_1"):
+            llm.score([QUERY] * 2, TEXTS[:3])
+    scores = [output.outputs.score for output in one_with_each if output.outputs is not None]
+    assert len(set(scores)) == 3 and all(0 < score < 1 for score in scores)
+    assert [output.outputs for output in pairs] == [output.outputs for output in one_with_each]
+
+
+def test_every_name_of_the_offline_api_is_one_of_the_package() -> None:
+    names: dict[str, object] = {}
+    exec("from djl_trtllm import *", names)
+    del names["__builtins__"]
+    assert names.pop("create_app") is djl_trtllm.create_app
+    assert names == {"__version__": djl_trtllm.__version__} | {name: getattr(offline, name) for name in offline.__all__}
+
+
+@pytest.mark.parametrize("name", ["Path", "BatchingTypes", "run_prompts"])
+def test_no_other_name_is(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"module 'djl_trtllm' has no attribute '{name}'"):
+        getattr(djl_trtllm, name)
+
+
+def test_what_is_not_of_the_api_does_not_load_it() -> None:
+    program = (
+        "import sys, djl_trtllm\n"
+        "from djl_trtllm import errors, __version__\n"
+        "hasattr(djl_trtllm, 'nothing')\n"
+        "assert 'djl_trtllm.offline' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

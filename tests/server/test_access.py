@@ -15,12 +15,12 @@ from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.config import Options
 from djl_trtllm.errors import AuthenticationError, ConfigError, ForbiddenError
 from djl_trtllm.server.access import Access, ApiKey, Role, WrongPort, read_access
+from djl_trtllm.server.app import Handshake, tls_arguments
 from djl_trtllm.server.connections import Connections
 from djl_trtllm.server.context import ServerContext
-from djl_trtllm.server.tls import Handshake, tls_arguments
 from tests.server.application import application
 from tests.support.asgi import JSON, Connection
-from tests.support.certificates import Certificates
+from tests.support.server import Certificates
 from tests.support.tables import by_table
 
 INFER = ApiKey.of("app", "generate-please", frozenset({Role.INFER}))

@@ -27,8 +27,8 @@ from djl_trtllm.server.grpc_front_end import GrpcServer
 from djl_trtllm.server.metrics import ServerCounts
 from djl_trtllm.service.lifecycle import Registry, ServedModel
 from djl_trtllm.telemetry import Telemetry
-from tests.api.scripts import check_golden
-from tests.api.test_registry_errors import errors
+from tests.api.models import check_golden
+from tests.api.test_registry import every_error
 from tests.server.application import Application, application
 from tests.server.test_grpc_stream import message
 from tests.support.in_process import Hosts, PlayedHost
@@ -505,7 +505,7 @@ def test_every_error_of_the_tree(hosts: Hosts, tokenizer: Tokenizer, failing: Fa
     async def test(_: Application, __: Any, client: Client) -> None:
         hosts.alone = False
         calls, streams = [], []
-        for name, error in errors():
+        for name, error in every_error():
             failing.error, failing.begun = error, False
             with pytest.raises(grpc.aio.AioRpcError) as raised:
                 await client.infer(message(stream=False))

@@ -14,7 +14,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from djl_trtllm.server.exchange import CONNECTION, REST
-from tests.server.http_peer import CHUNKED, GET, POST, Peer
+from tests.server.application import CHUNKED, GET, POST, Peer
 from tests.support.client import raw_post
 from tests.support.tables import by_table
 from tests.support.virtual_time import until

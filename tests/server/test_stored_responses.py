@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from djl_trtllm.api.base import Call, ModelContext, RawRequest
-from djl_trtllm.api.dialects.responses.dialect import Responses
+from djl_trtllm.api.dialects.responses import Responses
 from djl_trtllm.bounded_json import SMALL
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.access import Access, ApiKey

@@ -1,18 +1,30 @@
-"""Limits of one WebSocket, on a transport and a clock of the test's own."""
+"""Limits of one WebSocket on a played transport and clock, and SageMaker's bidirectional streaming."""
 
 from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
+import orjson
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from djl_trtllm.server.websocket import WebSocketProtocol
-from tests.server import http_peer
+from djl_trtllm.config import Options
+from djl_trtllm.model import Tokenizer
+from djl_trtllm.request import FinishReason
+from djl_trtllm.server.access import Access, ApiKey, Role
+from djl_trtllm.server.context import BodyMemory, ServerContext
+from djl_trtllm.server.websocket import PATH, BidirectionalStreams, WebSocketProtocol
+from djl_trtllm.telemetry import ServedRequest, Telemetry
+from tests.server.application import Application, application, body
+from tests.server.application import Peer as HttpPeer
+from tests.support.client import BINARY, CONTINUATION, HANDSHAKE, PING_FRAME, TEXT, frame
+from tests.support.in_process import Hosts
+from tests.support.steps import Delta
 from tests.support.virtual_time import until
-from tests.support.websocket import BINARY, CONTINUATION, HANDSHAKE, PING, TEXT, frame
 
 PONGED = b"\x8a\x00"
 
@@ -23,7 +35,7 @@ class Peer:
     def __init__(self, head: bytes = b"", **options: Any) -> None:
         self.received: list[bytes | str] = []
         self._done = asyncio.Event()
-        self.http = http_peer.Peer(self._answer, **{"max_header_size": 65536, "max_header_count": 100, **options})
+        self.http = HttpPeer(self._answer, **{"max_header_size": 65536, "max_header_count": 100, **options})
         self.connections = self.http.connections
         self.wire = self.http.wire
         self.http.sends(HANDSHAKE + head + b"\r\n")
@@ -78,8 +90,8 @@ class Peer:
 async def test_of_many_small_frames_some_are_read_at_a_time_and_no_more_is_received_meanwhile() -> None:
     peer = await Peer().open()
     assert peer.connections.busy == {peer.protocol}
-    peer.sends(frame(PING) * 2000)
-    peer.sends(frame(PING) * 2000)
+    peer.sends(frame(PING_FRAME) * 2000)
+    peer.sends(frame(PING_FRAME) * 2000)
     for turn in (1, 2, 3):
         assert len(peer.wire.written) == len(PONGED) * 170 * turn + len(PONGED) * (turn * 4 // 6)
         assert "pause" in peer.wire.done
@@ -87,7 +99,7 @@ async def test_of_many_small_frames_some_are_read_at_a_time_and_no_more_is_recei
     await until(lambda: len(peer.wire.written) == len(PONGED) * 4000)
     assert "pause" not in peer.wire.done
     assert peer.connections.context.bodies.used == 0
-    peer.sends(frame(PING))
+    peer.sends(frame(PING_FRAME))
     assert len(peer.wire.written) == len(PONGED) * 4001
     await peer.leave()
 
@@ -126,7 +138,7 @@ async def test_what_is_incomplete_counts_as_memory_of_bodies() -> None:
     peer.sends(message[10_000:])
     assert peer.closed == (1013, "max_body_memory=20000 bytes leave too little for this")
     assert peer.wire.done >= {"close"}
-    peer.sends(frame(PING))
+    peer.sends(frame(PING_FRAME))
     assert peer.received == []
     await peer.leave()
 
@@ -134,7 +146,7 @@ async def test_what_is_incomplete_counts_as_memory_of_bodies() -> None:
 async def test_nothing_is_read_of_a_client_that_does_not_read() -> None:
     peer = await Peer().open()
     peer.protocol.pause_writing()
-    peer.sends(frame(PING))
+    peer.sends(frame(PING_FRAME))
     assert peer.wire.written == b""
     assert "pause" in peer.wire.done
     await asyncio.sleep(10)
@@ -180,7 +192,12 @@ async def test_a_client_that_does_not_answer_pings_is_dropped() -> None:
 
 @pytest.mark.parametrize(
     "part",
-    [frame(BINARY, b"a wolf")[:1], frame(BINARY, b"a wolf")[:-1], frame(TEXT, end=False), frame(PING, b"ab")[:-1]],
+    [
+        frame(BINARY, b"a wolf")[:1],
+        frame(BINARY, b"a wolf")[:-1],
+        frame(TEXT, end=False),
+        frame(PING_FRAME, b"ab")[:-1],
+    ],
 )
 async def test_a_message_has_to_come_to_its_end(part: bytes) -> None:
     peer = await Peer(body_read_timeout=15).open()
@@ -260,3 +277,333 @@ async def test_what_comes_before_the_answer_to_the_handshake_and_cannot_be_kept_
     peer.sends(b"x" * 1000)
     assert "abort" in peer.wire.done
     await peer.leave()
+
+
+class Socket:
+    """A WebSocket of a client, and what it receives."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        path: str = PATH,
+        query: bytes = b"",
+        *,
+        replies: bool = False,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        port: int = 8080,
+        client: str = "127.0.0.1",
+    ) -> None:
+        """`replies`: the server may refuse the handshake with a response of its own."""
+        self.sent: list[Message] = []
+        self._received: asyncio.Queue[Message] = asyncio.Queue()
+        self._received.put_nowait({"type": "websocket.connect"})
+        self.gone = False
+        scope = {
+            "type": "websocket",
+            "scheme": "ws",
+            "path": path,
+            "query_string": query,
+            "headers": [(b"content-length", b"0"), (b"x-team", b"blue"), *headers],
+            "server": ("127.0.0.1", port),
+            "client": (client, 5000),
+            "extensions": {"websocket.http.response": {}} if replies else {},
+        }
+        self.task = asyncio.ensure_future(app(scope, self._received.get, self._send))
+
+    async def _send(self, message: Message) -> None:
+        if self.gone:
+            raise OSError("the client is gone")
+        self.sent.append(message)
+
+    def message(self, content: bytes | str) -> None:
+        kind = "text" if isinstance(content, str) else "bytes"
+        self._received.put_nowait({"type": "websocket.receive", kind: content})
+
+    def leave(self) -> None:
+        self._received.put_nowait({"type": "websocket.disconnect", "code": 1000})
+
+    @property
+    def answers(self) -> list[bytes | str]:
+        return [each.get("text") or each["bytes"] for each in self.sent if each["type"] == "websocket.send"]
+
+    @property
+    def closed(self) -> int:
+        """The code of its close; 0 while it is open."""
+        return next((each["code"] for each in self.sent if each["type"] == "websocket.close"), 0)
+
+
+@asynccontextmanager
+async def served(
+    tokenizer: Tokenizer, limit: int = 5000, memory: BodyMemory | None = None, idle: float = 3600, **options: Any
+) -> AsyncIterator[tuple[Application, ASGIApp]]:
+    async with application(tokenizer, **options) as inner:
+        context = ServerContext(Options(max_request_size=limit, websocket_idle_timeout=idle))
+        context.bodies = memory or context.bodies
+        yield inner, BidirectionalStreams(inner.app, context)
+
+
+@pytest.mark.parametrize("text", [True, False])
+async def test_a_message_is_a_request_and_its_response_is_of_the_same_kind(
+    hosts: Hosts, tokenizer: Tokenizer, text: bool
+) -> None:
+    hosts.alone = True
+    async with served(tokenizer) as (_, app):
+        socket = Socket(app)
+        socket.message(body(2).decode() if text else body(2))
+        await until(lambda: len(socket.answers) == 1)
+        (answer,) = socket.answers
+        assert isinstance(answer, str if text else bytes)
+        assert orjson.loads(answer).keys() == {"generated_text"}
+        assert socket.sent[0] == {"type": "websocket.accept"}
+        socket.leave()
+        await socket.task
+        assert socket.closed == 0
+
+
+async def test_every_part_of_a_stream_is_a_message(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with served(tokenizer) as (_, app):
+        socket = Socket(app)
+        socket.message(body(3, stream=True))
+        await until(lambda: bool(hosts.last.submitted))
+        for count in (1, 2, 3):
+            hosts.last.step()
+            await until(lambda count=count: len(socket.answers) == count)  # type: ignore[misc]
+        assert b"generated_text" in bytes(socket.answers[-1])  # type: ignore[arg-type]
+        socket.leave()
+        await socket.task
+
+
+async def test_messages_are_answered_in_their_order(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with served(tokenizer) as (_, app):
+        socket = Socket(app)
+        socket.message(body(1))
+        socket.message(body(2))
+        await until(lambda: bool(hosts.last.submitted))
+        assert len(hosts.last.submitted) == 1
+        hosts.last.step()
+        await until(lambda: len(hosts.last.submitted) == 2)
+        assert len(socket.answers) == 1
+        socket.leave()
+        await socket.task
+
+
+async def test_an_error_is_a_message_and_the_socket_stays_open(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.alone = True
+    async with served(tokenizer) as (inner, app):
+        socket = Socket(app)
+        for content in (b"{", b"", b'{"inputs": 1}', b"x" * 1001):
+            socket.message(content)
+        await until(lambda: len(socket.answers) == 4)
+        assert [orjson.loads(answer)["code"] for answer in socket.answers] == [424, 424, 424, 413]
+        inner.registry.models["story"].refuse_new()
+        socket.message(body(2))
+        await until(lambda: len(socket.answers) == 5)
+        assert orjson.loads(socket.answers[-1])["code"] == 529
+        socket.leave()
+        await socket.task
+
+
+async def test_the_query_of_the_handshake_names_the_model(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.alone = True
+    async with served(tokenizer) as (inner, app):
+        await inner.load(tokenizer, "fable")
+        for query, count in ((b"model_name=fable", 1), (b"", 1)):
+            socket = Socket(app, query=query)
+            socket.message(body(2))
+            await until(lambda: bool(socket.answers))  # noqa: B023
+            assert len(hosts.made[1].submitted) == count
+            socket.leave()
+            await socket.task
+        assert b"model_name is required" in bytes(socket.answers[0])  # type: ignore[arg-type]
+
+
+async def test_a_client_that_leaves_ends_what_it_asked_for(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with served(tokenizer) as (_, app):
+        socket = Socket(app)
+        socket.message(body(4, stream=True))
+        await until(lambda: bool(hosts.last.submitted))
+        socket.leave()
+        await socket.task
+        assert len(hosts.last.cancelled) == 1
+
+
+async def test_a_client_that_cannot_be_written_to_is_given_up(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with served(tokenizer) as (_, app):
+        socket = Socket(app)
+        socket.message(body(4, stream=True))
+        await until(lambda: bool(hosts.last.submitted))
+        socket.gone = True
+        hosts.last.step()
+        await asyncio.wait({socket.task})
+        assert len(hosts.last.cancelled) == 1
+
+
+async def test_messages_count_as_bodies_while_they_wait(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    memory = BodyMemory(3000)
+    async with served(tokenizer, memory=memory) as (_, app):
+        socket = Socket(app)
+        socket.message(body(4, stream=True))
+        await until(lambda: bool(hosts.last.submitted))
+        assert memory.used == 0
+        socket.message(b"x" * 1400)
+        await until(lambda: memory.used == 1400)
+        socket.message(b"x" * 200)
+        await socket.task
+        assert socket.closed == 1013
+        assert memory.used == 0
+
+
+@pytest.mark.parametrize("messages", [[b"{}"] * 18, [b"x" * 2001] * 4])
+async def test_a_client_that_sends_more_than_may_wait_is_closed(
+    hosts: Hosts, tokenizer: Tokenizer, messages: list[bytes]
+) -> None:
+    async with served(tokenizer, limit=5000) as (_, app):
+        socket = Socket(app)
+        socket.message(body(4, stream=True))
+        await until(lambda: bool(hosts.last.submitted))
+        for message in messages:
+            socket.message(message)
+        await socket.task
+        assert socket.closed == 1008
+        assert len(hosts.last.cancelled) == 1
+
+
+async def test_a_response_that_cannot_be_finished_closes_the_socket(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with served(tokenizer) as (_, app):
+        socket = Socket(app)
+        socket.message(body(4, stream=True, output_formatter="none"))
+        await until(lambda: bool(hosts.last.submitted))
+        for _ in range(3):
+            hosts.last.step()
+        request_id = hosts.last.submitted[0].request_id
+        hosts.last.send(Delta(request_id, [], None, FinishReason.ERROR, error="broken"))
+        await socket.task
+        assert socket.closed == 1011
+
+
+async def test_a_defect_closes_the_socket_and_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def defect(*_: object) -> None:
+        raise KeyError("secret")
+
+    socket = Socket(BidirectionalStreams(defect, ServerContext(Options())))
+    socket.message(b"{}")
+    await socket.task
+    assert socket.closed == 1011
+    assert "answering a message of a WebSocket failed" in caplog.text
+    assert "secret" not in str(socket.sent)
+
+
+async def test_other_paths_and_too_many_sockets_are_refused(
+    hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("djl_trtllm.server.websocket._MOST_SOCKETS", 1)
+    async with served(tokenizer) as (_, app):
+        other = Socket(app, path="/invocations", replies=True)
+        await other.task
+        assert (other.sent[0]["type"], other.sent[0]["status"]) == ("websocket.http.response.start", 404)
+        assert orjson.loads(other.sent[1]["body"])["message"] == "there is no WebSocket at /invocations"
+        plain = Socket(app, path="/invocations")
+        await plain.task
+        assert [message["type"] for message in plain.sent] == ["websocket.close"]
+        first = Socket(app)
+        await until(lambda: bool(first.sent))
+        second = Socket(app, replies=True)
+        await second.task
+        assert second.sent[0]["status"] == 503
+        first.leave()
+        await first.task
+        third = Socket(app)
+        await until(lambda: bool(third.sent))
+        assert third.sent == [{"type": "websocket.accept"}]
+        third.leave()
+        await third.task
+
+
+async def test_a_client_leaves_sockets_for_others(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with served(tokenizer) as (_, app):
+        flood = [Socket(app, replies=True) for _ in range(600)]
+        await until(lambda: all(socket.sent for socket in flood))
+        opened = [socket for socket in flood if socket.sent[0]["type"] == "websocket.accept"]
+        assert len(opened) == 256
+        other = Socket(app, client="10.0.0.7")
+        await until(lambda: bool(other.sent))
+        assert other.sent == [{"type": "websocket.accept"}]
+        for socket in (*opened, other):
+            socket.leave()
+            await socket.task
+
+
+async def test_a_socket_that_is_idle_for_too_long_is_closed(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with served(tokenizer, idle=50) as (_, app):
+        busy, idle = Socket(app), Socket(app)
+        busy.message(body(4, stream=True))
+        await asyncio.sleep(49)
+        idle.message(b"{}")
+        await asyncio.sleep(49)
+        assert (busy.closed, idle.closed) == (0, 0)
+        await idle.task
+        assert idle.closed == 1001
+        hosts.last.step(4)
+        await asyncio.sleep(49)
+        assert busy.closed == 0
+        await busy.task
+        assert busy.closed == 1001
+
+
+async def test_http_passes_through(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    hosts.alone = True
+    async with served(tokenizer) as (inner, app):
+        inner.client._app = app
+        assert (await inner.client.post("/invocations", body(2))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "port", "status"),
+    [
+        ([], 8080, 401),
+        ([(b"authorization", b"Bearer another")], 8080, 401),
+        ([(b"x-api-key", b"scrape-please")], 8080, 403),
+        ([(b"x-api-key", b"generate-please")], 8081, 404),
+    ],
+)
+async def test_a_handshake_needs_the_key_and_the_port_of_a_request(
+    headers: list[tuple[bytes, bytes]], port: int, status: int
+) -> None:
+    keys = (
+        ApiKey.of("app", "generate-please", frozenset({Role.INFER})),
+        ApiKey.of("prometheus", "scrape-please", frozenset({Role.METRICS})),
+    )
+
+    async def application(*_: object) -> None:
+        raise AssertionError("no message is answered")
+
+    app = BidirectionalStreams(application, ServerContext(Options(), access=Access(keys, management_port=8081)))
+    refused = Socket(app, query=b"x-api-key=generate-please", replies=True, headers=headers, port=port)
+    refused.message(b"{}")
+    await refused.task
+    assert [message["type"] for message in refused.sent] == [
+        "websocket.http.response.start",
+        "websocket.http.response.body",
+    ]
+    assert refused.sent[0]["status"] == orjson.loads(refused.sent[1]["body"])["code"] == status
+    assert ((b"www-authenticate", b"Bearer") in refused.sent[0]["headers"]) == (status == 401)
+    accepted = Socket(app, headers=[(b"x-api-key", b"generate-please")])
+    await until(lambda: bool(accepted.sent))
+    assert accepted.sent == [{"type": "websocket.accept"}]
+    accepted.leave()
+    await accepted.task
+
+
+async def test_a_refused_handshake_is_told_with_its_id() -> None:
+    async def application(*_: object) -> None:
+        raise AssertionError("no message is answered")
+
+    told: list[ServedRequest] = []
+
+    class Told(Telemetry):
+        def ended(self, request: ServedRequest) -> None:
+            told.append(request)
+
+    app = BidirectionalStreams(application, ServerContext(Options(request_id_header_key="x-trace"), telemetry=Told()))
+    await Socket(app, path="/elsewhere", headers=[(b"x-trace", b"r-1")]).task
+    assert [(each.id, each.path, each.status) for each in told] == [("r-1", "/elsewhere", 404)]

@@ -31,8 +31,8 @@ from djl_trtllm.service.model import Model
 from tests.engines.helpers import gpu_machine
 from tests.service.conftest import Stage, played
 from tests.support import models
-from tests.support.adapters import write_adapter
 from tests.support.in_process import ask, state_of
+from tests.support.models import write_adapter
 from tests.support.virtual_time import in_virtual_time, until
 
 # -- loading -----------------------------------------------------------------------------------------------------------

@@ -1,13 +1,17 @@
-"""The way of a request into the rolling batch."""
+"""The way of a request into the rolling batch, and calls in a process apart."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
+import os
+import signal
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -16,9 +20,13 @@ from msgspec.structs import replace
 from djl_trtllm.api import Call, Prompt
 from djl_trtllm.config import Task
 from djl_trtllm.errors import (
+    BuildError,
+    ConfigError,
+    DjlTrtllmError,
     ExecutorStartError,
     GenerationError,
     InvalidRequestError,
+    ModelError,
     NotReadyError,
     OverloadedError,
     PromptTooLongError,
@@ -30,10 +38,11 @@ from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, GenerationRequest, Pooling, Sampling, Token
 from djl_trtllm.service.lifecycle import ModelService, State
-from djl_trtllm.service.model import Model, Texts
+from djl_trtllm.service.model import Model, Texts, open_source, prepare, prepare_apart
+from djl_trtllm.service.work import BoundedCalls
 from tests.service.conftest import TOKENIZER, Stage, played
 from tests.support.in_process import PROMPT, Asked, ask, state_of
-from tests.support.models import WordEncoder
+from tests.support.models import TINY_STORIES, WordEncoder
 from tests.support.steps import Delta
 from tests.support.virtual_time import until
 
@@ -356,6 +365,32 @@ async def test_others_have_the_event_loop_while_many_texts_are_queued(stage: Sta
     assert sorted(update.generation for update in asked.updates) == list(range(200))
 
 
+@played
+async def test_texts_of_a_call_that_ends_start_in_no_place_of_another(stage: Stage) -> None:
+    service = await stage.load(task=Task.EMBED, max_rolling_batch_size=2, job_queue_size=10)
+    service.cancel(await service.generate(of_texts(6), Asked()))
+    while service.load_now:
+        stage.last.step()
+    assert len(stage.last.submitted) == 2
+    assert service.batch is not None and service.batch.idle
+
+
+@pytest.mark.parametrize(("dimensions", "asked", "fits"), [(2048, None, True), (2049, None, False), (4096, 2048, True)])
+@played
+async def test_more_numbers_than_a_response_may_have_are_refused_before_anything_is_computed(
+    stage: Stage, dimensions: int, asked: int | None, fits: bool
+) -> None:
+    service = await stage.load(task=Task.EMBED, job_queue_size=2048)
+    stage.last.limits = replace(stage.last.limits, dimensions=dimensions)
+    requests = [GenerationRequest(prompt_ids=[3], pooling=Pooling("embed", None, asked)) for _ in range(2048)]
+    if fits:
+        service.cancel(await service.generate(Call(tuple(requests), WordEncoder()), Asked()))
+        return
+    with pytest.raises(InvalidRequestError, match="send fewer texts"):
+        await service.generate(Call(tuple(requests), WordEncoder()), Asked())
+    assert stage.last.submitted == [] and service.load_now == 0
+
+
 @pytest.mark.parametrize(("texts", "tokens", "beside"), [(1, 1, False), (8, 8, False), (40, 1, True), (1, 2100, True)])
 @played
 async def test_the_ids_of_many_texts_are_packed_beside_the_event_loop(
@@ -444,3 +479,92 @@ async def test_a_seed_that_the_engine_ignores_is_warned_of_in_the_response(stage
     await asyncio.sleep(1)
     assert other.with_warnings(call(do_sample=True, seed=3)).headers == (OWN,)
     await loading
+
+
+ERRORS = (
+    ConfigError(["a is wrong", "b is wrong"], ["c is odd"]),
+    BuildError("it failed", Path("build.log"), ["the last line"], "no memory", "add some"),
+    ModelError("no such model"),
+)
+
+
+def warn(text: str) -> int:
+    logging.getLogger("djl_trtllm.test").info("not so important")
+    logging.getLogger("djl_trtllm.test").warning("%s of process %d", text, os.getpid())
+    return os.getpid()
+
+
+def fail(number: int) -> None:
+    raise ERRORS[number]
+
+
+def divide() -> float:
+    return 1 / 0
+
+
+def work_for_ever() -> None:
+    while True:
+        pass
+
+
+def take_memory() -> bytearray:
+    return bytearray(1 << 30)
+
+
+def end() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_call_returns_its_result_and_its_log_from_another_process(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "djl_trtllm")
+    with BoundedCalls("the model") as calls:
+        first, second = calls(warn, "one"), calls.later(warn, "two")()
+    assert first == second != os.getpid()
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"one of process {first}", f"two of process {first}"]
+
+
+@pytest.mark.parametrize("number", range(len(ERRORS)))
+def test_an_expected_error_arrives_as_it_was_raised(number: int) -> None:
+    with BoundedCalls("the model") as calls, pytest.raises(DjlTrtllmError) as raised:
+        calls(fail, number)
+    assert (type(raised.value), str(raised.value)) == (type(ERRORS[number]), str(ERRORS[number]))
+    assert vars(raised.value) == vars(ERRORS[number])
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [(divide, "ZeroDivisionError"), (work_for_ever, "1 seconds"), (take_memory, "300,000,000"), (end, "status -9")],
+)
+def test_what_a_call_may_not_take_is_an_error_of_the_model(work: Callable[[], Any], said: str) -> None:
+    bounded = BoundedCalls("the model", seconds=1, memory=300_000_000)
+    with bounded as calls, pytest.raises(ModelError, match=said) as raised:
+        calls(work)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_the_process_imports_nothing_from_where_the_server_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("djl_trtllm", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    with BoundedCalls("the model") as calls:
+        assert calls(os.getcwd) == str(tmp_path)
+
+
+def test_a_model_is_prepared_apart_as_it_is_here(tmp_path: Path) -> None:
+    environ = {"OPTION_BACKEND": "scripted", "OPTION_MODEL_ID": str(TINY_STORIES)}
+
+    def opened(**keywords: Any) -> Any:
+        return open_source(tmp_path, environ, **keywords)
+
+    apart, here = prepare_apart(str(tmp_path), opened), prepare(opened())
+    assert (apart.config, apart.start, apart.limits) == (here.config, here.start, here.limits)
+    text = "Once upon a time, ünï 🐺"
+    ids = here.tokenizer.encode(text)
+    assert apart.tokenizer.encode(text) == ids and apart.tokenizer.decode(ids) == here.tokenizer.decode(ids)
+    assert [apart.tokenizer.texts[id_] for id_ in ids] == [here.tokenizer.texts[id_] for id_ in ids]
+    assert apart.tokenizer.end_ids == here.tokenizer.end_ids and apart.vocab_size == here.vocab_size
+    chat = [{"role": "user", "content": "hello"}]
+    assert here.tokenizer.chat_source() and apart.tokenizer.render_chat(chat) == here.tokenizer.render_chat(chat)

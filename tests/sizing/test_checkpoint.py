@@ -17,8 +17,8 @@ from djl_trtllm.errors import LayoutError
 from djl_trtllm.sizing.checkpoint import CheckpointSizes, expected_tensors
 from djl_trtllm.sizing.estimate import GIB, Conditions, Estimate, warnings_of
 from tests.sizing.configs import deepseek, llama, nemotron_h
-from tests.support.hub_server import Hub, hub_server
 from tests.support.s3 import Store, s3, store
+from tests.support.stub_http import Hub, hub_server
 
 __all__ = ["s3", "store"]
 

@@ -1,4 +1,4 @@
-"""Requests and answers over HTTP: as bytes on a socket, and by a client that notes when every part came."""
+"""Requests and answers over HTTP and WebSockets: as bytes, and by clients that note when every part came."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import json
 import socket
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from websockets.sync.client import ClientConnection, connect
 
 from tests.support.models import PROMPT
 
@@ -151,3 +154,25 @@ async def _read(
             return
     await reader.readline()
     answer.complete = True
+
+
+HANDSHAKE = (
+    b"GET /invocations-bidirectional-stream HTTP/1.1\r\nHost: localhost\r\n"
+    b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+"""A handshake without the empty line at its end."""
+PATH = "/invocations-bidirectional-stream"
+CONTINUATION, TEXT, BINARY, PING_FRAME = 0, 1, 2, 9
+
+
+def frame(kind: int, data: bytes = b"", *, end: bool = True) -> bytes:
+    """A client's frame, with a mask that changes nothing."""
+    size = bytes([0x80 | len(data)]) if len(data) < 126 else b"\xfe" + struct.pack("!H", len(data))
+    return bytes([0x80 * end | kind]) + size + bytes(4) + data
+
+
+def opened(port: int, path: str = PATH, *, scheme: str = "ws", **options: Any) -> ClientConnection:
+    """A socket of the library, which waits for the server without limits of its own: a machine may be busy."""
+    limits = {"proxy": None, "max_size": None, "open_timeout": None, "ping_interval": None}
+    return connect(f"{scheme}://127.0.0.1:{port}{path}", **limits, **options)

@@ -27,9 +27,7 @@ from typing import Any
 import grpc
 
 from djl_trtllm.api.dialects.triton.rpc import SERVICE, ModelInferRequest
-from tests.support.client import PING, body, lmi, raw_post, wordy
-from tests.support.websocket import BINARY, CONTINUATION, HANDSHAKE, frame
-from tests.support.websocket import PING as PING_FRAME
+from tests.support.client import BINARY, CONTINUATION, HANDSHAKE, PING, PING_FRAME, body, frame, lmi, raw_post, wordy
 
 # -- clients of Triton's gRPC that send what is refused, and clients that open streams and read nothing ----------------
 

@@ -23,8 +23,7 @@ import orjson
 
 from djl_trtllm.api import RawRequest
 from djl_trtllm.api.registry import DEFAULT
-from djl_trtllm.backends.scripted.executor import FEATURES, ScriptedExecutor
-from djl_trtllm.backends.scripted.pooling_executor import ScriptedPoolingExecutor
+from djl_trtllm.backends.scripted.executor import FEATURES, ScriptedExecutor, ScriptedPoolingExecutor
 from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.config import Backend, Config, Options, Task
@@ -207,9 +206,9 @@ class PlayedHost:
         """An iteration of the test's own."""
         self._on_steps([step_of(deltas, self._executor.stats())])
 
-    def die(self, message: str = "it was killed by SIGKILL") -> None:
-        """The host's end."""
-        self._on_death(ExecutorDiedError(f"the engine process (pid {self.pid}) is gone: {message}"))
+    def die(self, message: str = "it was killed by SIGSEGV", *, killed: bool = False) -> None:
+        """The host's end; with `killed` something outside brought it about."""
+        self._on_death(ExecutorDiedError(f"the engine process (pid {self.pid}) is gone: {message}", killed=killed))
 
     def _stepped(self) -> Step:
         step = self._executor.step()

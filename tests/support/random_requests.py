@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from djl_trtllm.api.dialects import embeddings as embeddings
+from djl_trtllm.api.dialects import messages as messages
 from djl_trtllm.api.dialects import rerank as rerank
+from djl_trtllm.api.dialects import responses as responses
 from djl_trtllm.api.dialects import tei as tei
 from djl_trtllm.api.dialects import tgi as tgi
 from djl_trtllm.api.dialects import truss as truss
 from djl_trtllm.api.dialects.lmi import dialect as lmi
-from djl_trtllm.api.dialects.messages import dialect as messages
 from djl_trtllm.api.dialects.openai import dialect as openai
-from djl_trtllm.api.dialects.responses import dialect as responses
 from djl_trtllm.api.dialects.triton import inference as triton
 from djl_trtllm.api.parameters import IGNORED, Parameter, Table
 from tests.support.models import PROMPT

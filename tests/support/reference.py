@@ -1,4 +1,4 @@
-"""Prompts for the bundled model, and what Hugging Face transformers says on the same checkpoint, in float32.
+"""Prompts for the bundled model, what transformers answers in float32, and what servers that speculate answer.
 
 `python -m tests.support.reference` writes what it generates into golden.json: tests that compare with the file need
 neither torch nor transformers, and one test compares the file with transformers.
@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tests.engines.helpers import write_tokenizer
+from tests.support.client import Answer, lmi, raw_post, read_until
 from tests.support.models import TINY_STORIES
+from tests.support.processes import wait_until
+from tests.support.server import Server
 
 DOCUMENT = "tell me a story of the little red riding hood"
 """The prompt of the LMI document's first request."""
@@ -254,3 +257,28 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+def said(answer: Answer) -> tuple[int, list[int], str, dict[str, Any]]:
+    """All that a response says, but for figures of drafts and the last digits of log-probabilities."""
+    found = answer.json
+    details = found["details"]
+    tokens = details.pop("tokens")
+    accepted = details.pop("accepted_tokens", None)
+    details.pop("drafted_tokens", None)
+    assert accepted is None or 0 <= accepted < len(tokens)
+    assert all(token["log_prob"] is not None for token in tokens)
+    return answer.status, [token["id"] for token in tokens], found["generated_text"], details
+
+
+def check_that_a_client_may_leave(speculating: Server, server: Server) -> None:
+    """A client that leaves a stream ends its own sequence, and the answers to others stay those of `server`."""
+    cancelled = speculating.finished("cancelled")
+    with speculating.connect() as leaving:
+        endless = lmi(SHORT[0], stream=True, max_new_tokens=400, ignore_eos=True)
+        leaving.sendall(raw_post(json.dumps(endless).encode()))
+        read_until(leaving, b'"token"')
+    asked = [lmi(text, max_new_tokens=60, details=True) for text in SHORT[:6]]
+    assert [said(each) for each in speculating.together(asked)] == [said(each) for each in server.together(asked)]
+    wait_until(lambda: speculating.finished("cancelled") == cancelled + 1, what="the request is cancelled")
+    wait_until(lambda: speculating.metric("running") == 0)

@@ -1,4 +1,4 @@
-"""Real servers, started as a user starts them, looked at from outside, and left with nothing behind.
+"""Real servers, started as a user starts them and left with nothing behind, and certificates for those with TLS.
 
 `with serving(model) as server:` is a server that is ready. When the block ends it has to be as it was at the
 beginning, SIGTERM has to end it with status 0, and no process of it may be left. `with Server(model) as server:` is one
@@ -108,8 +108,8 @@ _USUAL = {
 """Servers of Triton repositories run beside each other."""
 _LEEWAY = 2
 """A connection is one descriptor, and a new host may have taken another number of pipes."""
-POOL = min(32, (os.cpu_count() or 1) + 4)
-"""Threads that asyncio keeps for what blocks, as soon as there was work for all of them."""
+POOL = min(32, (os.cpu_count() or 1) + 4) + 10
+"""Threads that asyncio keeps for what blocks, as soon as there was work for all of them, and ten that read images."""
 
 _running: list[Server] = []
 
@@ -350,3 +350,46 @@ def check_leaks() -> None:
     """Check every server that runs."""
     for server in _running:
         server.check_leaks()
+
+
+class Certificates:
+    """An authority, a server's certificate for 127.0.0.1 that it signed, and a client's."""
+
+    def __init__(self, folder: Path, days: int = 60) -> None:
+        self._folder = folder
+        self._days = days
+        self.authority = folder / "authority.pem"
+        self._openssl(
+            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", str(days)),
+            *("-subj", "/CN=authority", "-keyout", "authority.key", "-out", "authority.pem"),
+        )
+        self.certificate, self.key = self._signed("server", "subjectAltName=IP:127.0.0.1,DNS:localhost")
+        self.client, self.client_key = self._signed("client", "subjectAltName=DNS:client")
+        self.locked_key = folder / "locked.key"
+        self._openssl("ec", "-in", str(self.key), "-aes128", "-passout", "pass:secret", "-out", "locked.key")
+
+    def _signed(self, name: str, extension: str) -> tuple[Path, Path]:
+        (self._folder / f"{name}.ext").write_text(extension)
+        self._openssl(
+            *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}"),
+            *("-keyout", f"{name}.key", "-out", f"{name}.csr"),
+        )
+        self._openssl(
+            *(
+                "x509",
+                "-req",
+                "-in",
+                f"{name}.csr",
+                "-CA",
+                "authority.pem",
+                "-CAkey",
+                "authority.key",
+                "-days",
+                str(self._days),
+            ),
+            *("-CAcreateserial", "-extfile", f"{name}.ext", "-out", f"{name}.pem"),
+        )
+        return self._folder / f"{name}.pem", self._folder / f"{name}.key"
+
+    def _openssl(self, *arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=self._folder, check=True, capture_output=True)

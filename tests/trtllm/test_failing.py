@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.adapters import write_adapter
+from tests.support.models import write_adapter
 from tests.trtllm.conftest import START_SECONDS, Installation, MakeModel, ask, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * START_SECONDS)]

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.backends.vllm.names import installed_version
-from tests.support.adapters import write_adapter
-from tests.support.models import link_checkpoint
+from tests.support.models import link_checkpoint, write_adapter
 from tests.support.random_requests import ADAPTER
 from tests.support.server import Server, running
 

@@ -13,7 +13,7 @@ from djl_trtllm.backends.planning import plan_fitted
 from djl_trtllm.config import resolve
 from djl_trtllm.config.sources import read_arguments
 from djl_trtllm.model import inspect
-from tests.config.test_public import DATA, in_environment, sources, written
+from tests.config.test_documents import DATA, in_environment, sources, written
 from tests.support.server import Server, running
 from tests.vllm.conftest import START_SECONDS
 
@@ -30,17 +30,28 @@ REPLACED = (
 )
 """What says how the weights of a model are stored, names other models, or is for its machine."""
 HERE = ["option.tensor_parallel_degree=1", "option.max_model_len=512"]
+COUNT = int(os.environ.get("PUBLIC_FILES", "30"))
+NOT_HERE = {"prepare.py#qwen3-8b-lmcache": "LMCache is not installed"}
 FILES: list[dict[str, Any]] = [
     file for file in yaml.safe_load((DATA / "lmi.yaml").read_text()) if "by vLLM" in file["verdict"]
 ]
-SERVED = ("deploying-your-endpoint.md", "Gemma-3-27B-Instruct.ipynb", "prepare.py#minimax-m2")
-"""One set in the environment, one of the async mode, one with many settings."""
 
 
 def fitting(file: dict[str, Any]) -> dict[str, str]:
     """What a file sets, but for what belongs to its own model and machine."""
     names = {name: name.lower().removeprefix("option_").removeprefix("option.") for name in file["set"]}
     return {name: value for name, value in file["set"].items() if names[name] not in REPLACED}
+
+
+def name_of(file: dict[str, Any]) -> str:
+    """The last part of a file's place, as `Fine_Tuning.ipynb`."""
+    return str(file["where"]).split("/")[-1]
+
+
+def served() -> list[dict[str, Any]]:
+    """The files to start: of those that set the same, one, and those with most settings first."""
+    distinct = {tuple(sorted(fitting(file).items())): file for file in FILES if name_of(file) not in NOT_HERE}
+    return sorted(distinct.values(), key=lambda file: -len(file["set"]))[:COUNT]
 
 
 def test_vllm_takes_the_arguments_that_each_file_becomes(model: Path) -> None:
@@ -55,9 +66,8 @@ def test_vllm_takes_the_arguments_that_each_file_becomes(model: Path) -> None:
         assert EngineArgs(**arguments).create_engine_config().scheduler_config.max_num_seqs == plan.max_sequences
 
 
-@pytest.mark.parametrize("name", SERVED)
-def test_a_file_is_served(model: Path, tmp_path: Path, name: str) -> None:
-    (file,) = [file for file in FILES if file["where"].endswith(name)]
+@pytest.mark.parametrize("file", served(), ids=name_of)
+def test_a_file_is_served(model: Path, tmp_path: Path, file: dict[str, Any]) -> None:
     settings = fitting(file)
     environ = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"), "HF_HUB_OFFLINE": "1"}
     lines = []

@@ -1,4 +1,4 @@
-"""vLLM with prompt lookup answers as vLLM without it, and says what its drafts have proposed.
+"""vLLM with prompt lookup or a draft model answers as vLLM alone, and says what its drafts have proposed.
 
 `python -m benchmarks.speculation equal --backend vllm` compares 200 outputs.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -15,11 +16,10 @@ from typing import Any
 import pytest
 
 from tests.support.client import Answer, lmi
-from tests.support.models import PROMPT, link_checkpoint
+from tests.support.models import PROMPT, TINY_STORIES, link_checkpoint
 from tests.support.processes import wait_until
-from tests.support.reference import SHORT
+from tests.support.reference import SHORT, check_that_a_client_may_leave, said
 from tests.support.server import Server, running
-from tests.support.speculation import check_that_a_client_may_leave, said
 from tests.vllm.conftest import START_SECONDS
 from tests.vllm.test_serving import STREAMS, kill_under
 
@@ -33,13 +33,23 @@ ENVIRON = {
     "OPTION_MAX_ROLLING_BATCH_SIZE": "32",
     "OPTION_EXECUTOR_HANG_TIMEOUT": "300",
     "OPTION_MODEL_LOADING_TIMEOUT": str(START_SECONDS),
-    "OPTION_SPECULATIVE_CONFIG": '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}',
 }
+WAYS: dict[str, dict[str, Any]] = {
+    "ngram": {"prompt_lookup_max": 3},
+    "draft_model": {"model": str(TINY_STORIES)},
+}
+"""The draft is the model itself."""
 
 
-@pytest.fixture(scope="module")
-def speculating(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    environ = ENVIRON | {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
+@pytest.fixture(scope="module", params=list(WAYS))
+def speculating(
+    server: Server, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Server]:
+    way = {"method": request.param, "num_speculative_tokens": 3, **WAYS[request.param]}
+    environ = ENVIRON | {
+        "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
+        "OPTION_SPECULATIVE_CONFIG": json.dumps(way),
+    }
     scratch: Path = tmp_path_factory.mktemp("scratch")
     with running(Server(link_checkpoint(scratch / "story"), environ, scratch), START_SECONDS) as started:
         yield started
@@ -82,6 +92,14 @@ def test_what_drafts_proposed_is_in_the_usage_the_log_and_the_metrics(speculatin
     for name in ("vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_draft_tokens_total"):
         assert re.search(rf"^{name}{{.*}} [1-9]", page, re.MULTILINE)
     wait_until(lambda: speculating.says(f"accepted_tokens={accepted} drafted_tokens={drafted} "))
+
+
+def test_a_sampled_request_is_answered_or_refused_by_name_and_ends_no_engine(speculating: Server) -> None:
+    restarts = speculating.metric("executor_restarts_total")
+    text = "Tom and Sue saw a dog. Tom and Sue saw a cat. Tom and Sue saw a"
+    answer = speculating.post(text, max_new_tokens=30, do_sample=True, top_k=5, temperature=0.1, seed=1)
+    assert answer.status_code == 200 or "do_sample" in answer.text
+    assert speculating.metric("executor_restarts_total") == restarts
 
 
 def test_a_client_that_leaves_ends_its_sequence_and_no_other(server: Server, speculating: Server) -> None:

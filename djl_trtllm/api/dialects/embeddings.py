@@ -1,7 +1,5 @@
 """OpenAI's embeddings, with the parameters that vLLM adds (`vllm/entrypoints/pooling/embed/protocol.py`)."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -15,7 +13,7 @@ from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.choices import error_object
 from djl_trtllm.api.front_end import OPENAI_PREFIXES
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
 from djl_trtllm.api.pooling import (
     COMMON,
     DIMENSIONS,
@@ -24,7 +22,6 @@ from djl_trtllm.api.pooling import (
     embeddings,
     joined,
     kept_tokens,
-    read_ids,
     vector_json,
 )
 
@@ -83,6 +80,23 @@ class EmbeddingsEncoder(PooledEncoder[bytes]):
         return joined(b'{"object":"list","data":[', results, b"]," + rest[1:])
 
 
+def _read_texts(value: Any, model: base.ModelContext, problems: Problems) -> list[str | list[int]]:
+    """One text or several, each as text or as token ids."""
+    expected = f"expected a text, a list of token ids, or a list of up to {MOST_TEXTS} of either"
+    items = [value] if type(value) is str or (type(value) is list and value and type(value[0]) is int) else value
+    if type(items) is not list or not 0 < len(items) <= MOST_TEXTS:
+        problems.invalid.append(f"'input' is {show(value)}: {expected}")
+        return []
+    size = model.tokenizer.vocab_size
+    for item in items:
+        if type(item) is str:
+            continue
+        if type(item) is not list or not item or not all(type(id_) is int and 0 <= id_ < size for id_ in item):
+            problems.invalid.append(f"'input' has {show(item)}: {expected}, with ids of 0 to {size - 1}")
+            return []
+    return items
+
+
 class Embeddings(base.Dialect):
     """`/v1/embeddings`."""
 
@@ -98,7 +112,7 @@ class Embeddings(base.Dialect):
     def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
         payload, problems = read_object(request, "input"), Problems.of(model.options)
         values = FIELDS.read(payload, problems, "field")
-        texts = read_ids(payload.get("input"), model, problems, "input")
+        texts = _read_texts(payload.get("input"), model, problems)
         truncate = kept_tokens(values, model, problems)
         problems.raise_any()
         requests = embeddings(

@@ -5,8 +5,6 @@ Sources: `vllm/entrypoints/pooling/scoring/protocol.py`; `router/src/http/types.
 `/rerank` has the address of vLLM's: a body with `texts` is its. The best documents come first.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Sequence

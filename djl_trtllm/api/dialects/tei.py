@@ -4,8 +4,6 @@ Source: `router/src/http/types.rs` and `server.rs`. Clients are LlamaIndex's `Te
 huggingface_hub's `feature_extraction`.
 """
 
-from __future__ import annotations
-
 from types import MappingProxyType
 
 from djl_trtllm import errors

@@ -25,15 +25,9 @@ from djl_trtllm.api.sampling import ADAPTER, MOST_TOKENS, NOT_HONOURED, SAMPLING
 from djl_trtllm.request import FINISH_WORDS, OutputChunk, SequenceResult, Token
 from djl_trtllm.version import __version__
 
-_ERROR_TYPES: dict[type[errors.RequestError], str] = {
-    **HUGGING_FACE_ERRORS,
-    errors.AuthenticationError: "authentication",
-    errors.ForbiddenError: "authentication",
-}
-
 
 def _error_body(message: str, error: errors.RequestError | None) -> dict[str, str]:
-    return {"error": message, "error_type": base.nearest_row(_ERROR_TYPES, error)}
+    return {"error": message, "error_type": base.nearest_row(HUGGING_FACE_ERRORS, error)}
 
 
 # Source: `generate_internal` in `router/src/server.rs` of TGI (003eaec). Its `x-compute-type` is the name of the

@@ -1,7 +1,7 @@
 """Tool calls and reasoning in generated text, found while it arrives.
 
-How models write them are rows of `formats.toml`. `reader` reads text that is still arriving, `calls` finds calls in any
-of the formats, `values` has what becomes JSON, `reasoning` separates reasoning.
+How models write them are rows of `formats.toml`. `reader` reads text and values that are still arriving, `calls` finds
+calls in any of the formats, `reasoning` separates reasoning.
 """
 
 import functools

@@ -11,6 +11,7 @@ from djl_trtllm.api.output_parsers.reader import (
     BLANKS,
     LONGEST_HEAD,
     MOST_BLANKS,
+    PYTHON_QUOTES,
     CallArguments,
     CallStart,
     Content,
@@ -19,9 +20,15 @@ from djl_trtllm.api.output_parsers.reader import (
     NoMatch,
     Reader,
     Waiting,
+    as_json,
     markers,
+    member_of,
+    part_of_string,
+    quoted,
+    types_in,
+    unescaped,
+    word,
 )
-from djl_trtllm.api.output_parsers.values import as_json, member_of, part_of_string, quoted, types_in, unescaped, word
 
 _ARGUMENTS = ("arguments", "parameters")
 _B = f"[{BLANKS}]*"
@@ -38,7 +45,7 @@ _ELEMENT_END = Markers(">")
 _OPENING = {"{": "}", "[": "]", "(": ")"}
 _KEY_ENDS = Markers(*",:={}[]()\"'<")
 _WORD_ENDS = Markers(*BLANKS, *_KEY_ENDS.texts)
-_PARTS_OF_STRINGS = {quote: part_of_string(quote) for quote in "'\""}
+_PARTS_OF_STRINGS = {quote: part_of_string(quote) for quote in PYTHON_QUOTES}
 
 
 @dataclass(slots=True)
@@ -134,6 +141,8 @@ class CallParser(Reader):
         found = False
         while (call := (yield from self._choose())) and (yield from self._several(call, names)):
             found = True
+            if not call.listed:
+                self._repeated(call)
             yield from self.skip_blanks()
             if call.listed or not (call.opener or self.format.between):
                 break
@@ -165,6 +174,7 @@ class CallParser(Reader):
         """Read a call, or a list of calls whose opener is read. False if there is none: what was held is content."""
         found = yield from self._one(call, names)
         while found and call.listed:
+            self._repeated(call)
             if (yield from self.skip_blanks()) != ",":
                 yield from self._optional("]")
                 break
@@ -173,6 +183,17 @@ class CallParser(Reader):
             if not (yield from self._one(call, None)):
                 break
         return found
+
+    def _repeated(self, call: Call) -> None:
+        """Read more calls of this kind, as long as they are whole and in their usual form."""
+        usual = self.format.usual(call)
+        names = self.tools if self.format.alone and not call.listed else None
+        while (found := usual.read(self.text, self.at, self._types_of)) is not None:
+            name, arguments, end = found
+            if names is not None and name not in names:
+                return
+            self.at = end
+            self.events += (CallStart(name), CallArguments(arguments))
 
     def _one(self, call: Call, names: Container[str] | None) -> Generator[None, None, bool]:
         self._started = False

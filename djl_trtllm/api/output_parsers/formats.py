@@ -6,10 +6,11 @@ import re
 import secrets
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from djl_trtllm.api.output_parsers.reader import Markers, markers
+from djl_trtllm.api.output_parsers.usual import UsualCall
 from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.config.tables import read_table
 
@@ -84,6 +85,7 @@ class ToolFormat:
     markers: tuple[str, ...] = ()
     template: Sequence[Sequence[str]] = ()
     id: str = ""
+    _usual: dict[str, UsualCall] = field(default_factory=dict, compare=False)
 
     @classmethod
     def read(cls, row: dict[str, Any]) -> ToolFormat:
@@ -103,6 +105,13 @@ class ToolFormat:
         """What calls begin with: their section, or themselves."""
         own = () if self.section and not self.bare else (call.opener for call in self.call)
         return markers(*filter(None, (self.section, *own)))
+
+    def usual(self, call: Call) -> UsualCall:
+        """The usual form of a call behind another one."""
+        kind = f"{call.opener}${call.body}"
+        if kind not in self._usual:
+            self._usual[kind] = UsualCall(call, self)
+        return self._usual[kind]
 
     def new_id(self) -> str:
         """The id of a call."""

@@ -6,8 +6,6 @@ checkpoint's configuration and tokenizer files. The manifest is the parent's. Th
 the compiler with (`COMPILER`) and how it checks the compiler's output.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from importlib.util import find_spec

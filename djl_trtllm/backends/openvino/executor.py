@@ -3,12 +3,15 @@
 Beyond the protocol, the caller must never submit more requests than their KV cache blocks (prompt and whole output,
 plus one block each) fit into `Limits.kv_blocks`. An iteration that can schedule nothing loses every live request
 (`IGNORED`); the rolling batch's admission prevents that.
-"""
 
-from __future__ import annotations
+OpenVINO GenAI takes prompts with images as text, which it tokenises, and pixels, which its processor reads. The ids of
+the server become the text that gives the same ids again. After a prompt the engine takes no tokens, so that
+a sequence that goes on in another process begins anew there (`Limits.repeats`).
+"""
 
 import secrets
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +23,54 @@ from openvino_genai.py_openvino_genai import ContinuousBatchingPipeline, Generat
 
 from djl_trtllm.backends.openvino.compile import NO_ATTENTION, has_tokenizer, takes_images
 from djl_trtllm.backends.openvino.guides import CompiledGuides, GuideCompiler, read_vocabulary, structured_output
-from djl_trtllm.backends.openvino.image_prompts import ImagePrompts, refusal
-from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS
-from djl_trtllm.backends.openvino.prefix_cache import PrefixCacheMirror, PromptSalts
+from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, PrefixCacheMirror, PromptSalts
 from djl_trtllm.backends.openvino.prompt_scorer import PromptScorer
+from djl_trtllm.errors import LayoutError
 from djl_trtllm.executor.guides import GuideGate
 from djl_trtllm.executor.protocol import Feature, Limits, Refusal, Stats, Step, Submit, Try
-from djl_trtllm.request import FinishReason, Sampling
+from djl_trtllm.model.checkpoint import read_object
+from djl_trtllm.model.vision import ScaledImages, Vision
+from djl_trtllm.request import FinishReason, Image, Sampling
+
+_MARK = "<ov_genai_"
+"""The beginning of OpenVINO GenAI's own marks of images and videos, which it replaces in any text."""
+
+
+def refusal(error: Exception) -> str | Refusal:
+    """The reason why a prompt could not be started.
+
+    OpenVINO's processor refuses prompts that the server takes.
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    if isinstance(error, MemoryError):
+        return f"the engine's memory is not enough for the prompt: {lines[-1]}"
+    return Refusal(f"the prompt is refused: {lines[-1]}")
+
+
+class ImagePrompts:
+    """The prompts of an engine that takes images. `tokenizer` is the pipeline's."""
+
+    def __init__(self, engine_dir: Path, tokenizer: Any) -> None:
+        vision = Vision.find(engine_dir, read_object(engine_dir / "config.json", LayoutError))
+        if vision is None:
+            raise ValueError(f"{engine_dir} does not say how its model takes images: compile it again")
+        self._vision = vision
+        self._scaled = ScaledImages(vision)
+        self._tokenizer = tokenizer
+
+    def arguments(self, ids: Sequence[int], images: Sequence[Image], salt: str) -> tuple[str, list[ov.Tensor]]:
+        """The text and the images of a prompt, as `add_request` takes them. Raises ValueError."""
+        given = self._vision.collapsed(ids, [image.tokens for image in images])
+        text = self._tokenizer.decode(given, skip_special_tokens=False)
+        if _MARK in text:
+            raise ValueError(f"leave '{_MARK}' out of texts: OpenVINO GenAI's own marks of images begin with it")
+        # `add_request` adds special tokens, too.
+        if self._tokenizer.encode(text).input_ids.data[0].tolist() != given:
+            raise ValueError("its tokens are not those of a text, and this engine takes texts only")
+        # In the order rows, columns, colours.
+        pixels = [np.array(self._scaled.pixels(image.data, salt)) for image in images]
+        return text, [ov.Tensor(each[np.newaxis]) for each in pixels]
+
 
 _GUIDE_PROGRAM = "djl_trtllm.backends.openvino.guides"
 _WAIT_SECONDS = 0.005
@@ -357,7 +401,7 @@ class OpenVinoExecutor:
             config = self._configuration(request)
             prompt: tuple[Any, ...] = (ov.Tensor(np.array([ids], dtype=np.int64)),)
             if self._image_prompts is not None:
-                prompt = self._image_prompts.arguments(ids, request.images)
+                prompt = self._image_prompts.arguments(ids, request.images, request.cache_salt)
             handle = self._pipeline.add_request(request.request_id, *prompt, config)
         except (RuntimeError, TypeError, ValueError, LookupError, MemoryError) as error:
             self._reject(request, str(error) if self._image_prompts is None else refusal(error))

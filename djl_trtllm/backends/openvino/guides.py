@@ -5,8 +5,6 @@ pipeline. So a guide is tried in a process (`python -m djl_trtllm.backends.openv
 a thread if it can be used, and only then does its request reach the pipeline, which finds the compiled guide.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

@@ -2,8 +2,6 @@
 its last text, so that nothing could join them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ prefix cache, and are wrong for a request that is not the first of its batch (op
 piece of a prompt in each iteration of the engine, so that the sequences of the pipeline go on meanwhile.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait

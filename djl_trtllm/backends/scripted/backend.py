@@ -43,7 +43,7 @@ class ScriptedPlan(EnginePlan):
 class ScriptedPoolingPlan(ScriptedPlan):
     """The plan of a model that embeds or scores."""
 
-    executor = "djl_trtllm.backends.scripted.pooling_executor:ScriptedPoolingExecutor"
+    executor = "djl_trtllm.backends.scripted.executor:ScriptedPoolingExecutor"
 
     def executor_options(self) -> dict[str, Any]:
         return {

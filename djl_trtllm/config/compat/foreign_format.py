@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from djl_trtllm.config.sources import Layer, Origin, Setting, Source, is_secret_key, masked, shortened
+from djl_trtllm.config.sources import Ignored, Layer, Origin, Setting, Source, is_secret_key, masked, shortened
 
 _LONGEST = 60
 
@@ -84,6 +84,12 @@ class Reading:
             tuple(self.problems),
             tuple(self.unknown),
             tuple(self._lines(self._ignored)),
+            tuple(
+                Ignored(text, Origin.file(self.path, line), reason)
+                for reasons in (self._to_act_on, self._ignored)
+                for reason, entries in reasons.items()
+                for text, line in entries.items()
+            ),
         )
 
     def _lines(self, reasons: dict[str, dict[str, int]]) -> Iterator[str]:

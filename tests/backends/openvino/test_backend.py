@@ -15,9 +15,8 @@ import pytest
 
 from djl_trtllm.backends.base import effects_on
 from djl_trtllm.backends.effects import has_effect
-from djl_trtllm.backends.openvino.backend import OpenVinoBackend
+from djl_trtllm.backends.openvino.backend import OpenVinoBackend, OpenVinoPlan
 from djl_trtllm.backends.openvino.kv_cache import KvCachePlan, plan_kv_cache
-from djl_trtllm.backends.openvino.plan import OpenVinoPlan
 from djl_trtllm.backends.planning import choose_backend, plan_engine
 from djl_trtllm.config import Backend, Config
 from djl_trtllm.config.options import OPTIONS
@@ -139,7 +138,7 @@ def test_what_is_not_installed_is_named_with_how_to_install_it(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in the image for GPUs; planning for another machine goes on."""
-    monkeypatch.setattr("djl_trtllm.backends.openvino.plan.find_spec", lambda name: None)
+    monkeypatch.setattr("djl_trtllm.backends.openvino.backend.find_spec", lambda name: None)
     made = planned(checkpoint, backend="openvino").at(tmp_path)
     with pytest.raises(
         EngineError, match=r"^backend openvino \(option\.backend=openvino.*pip install 'djl-trtllm\[cpu"

@@ -1,4 +1,4 @@
-"""The bundled engine, and every trap of OpenVINO GenAI that the executor guards against."""
+"""The bundled engine, every trap of OpenVINO GenAI that the executor guards against, and refused images."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.backends.openvino.executor import OpenVinoExecutor, generation_config
+from djl_trtllm.backends.openvino.executor import OpenVinoExecutor, generation_config, refusal
 from djl_trtllm.backends.openvino.guides import read_vocabulary
-from djl_trtllm.backends.openvino.prefix_cache import PrefixCacheMirror
-from djl_trtllm.executor.protocol import Ranked, Stats, Submit
+from djl_trtllm.backends.openvino.kv_cache import PrefixCacheMirror
+from djl_trtllm.executor.protocol import Ranked, Refusal, Stats, Submit
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, Sampling
 from tests.backends.openvino import executor_options
@@ -420,3 +420,19 @@ def test_without_eviction_it_reuses_the_longest_remembered_beginning(known: list
     whole = range(4, len(prompt), 4)
     expected = max((end for end in whole if any(ids[:end] == prompt[:end] for ids in known)), default=0)
     assert cache.reused_tokens(prompt) == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(RuntimeError("Check failed:\nno such image\n"), "no such image"), (IndexError(), "IndexError")],
+)
+def test_what_is_wrong_with_a_prompt_is_its_clients_to_change(error: Exception, told: str) -> None:
+    found = refusal(error)
+    assert isinstance(found, Refusal)
+    assert told in str(found)
+
+
+def test_too_little_memory_is_no_fault_of_the_prompt() -> None:
+    found = refusal(MemoryError("std::bad_alloc"))
+    assert not isinstance(found, Refusal)
+    assert "std::bad_alloc" in found

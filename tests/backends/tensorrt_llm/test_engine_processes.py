@@ -22,7 +22,7 @@ from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind
 from tests.backends.tensorrt_llm.kit import BACKENDS, LONG, PROMPT, Machine, in_processes, rank
 from tests.executor.kit import Probe, run_checked
 from tests.fakes import installation
-from tests.support.adapters import write_adapter
+from tests.support.models import write_adapter
 from tests.support.tables import by_table
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm.backends.planning import plan_engine
-from djl_trtllm.backends.tensorrt_llm import extra_options
+from djl_trtllm.backends.tensorrt_llm import plan
 from djl_trtllm.backends.tensorrt_llm.names import build_arguments
 from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan
 from djl_trtllm.errors import ConfigError
@@ -58,8 +58,8 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (package / "llmapi" / "llm_args.py").write_text(LLM_ARGS)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.delitem(sys.modules, "tensorrt_llm", raising=False)
-    extra_options._installed.cache_clear()
-    monkeypatch.setattr(extra_options, "_installed", extra_options._installed.__wrapped__)
+    plan._installed.cache_clear()
+    monkeypatch.setattr(plan, "_installed", plan._installed.__wrapped__)
 
 
 def planned(model: Path, given: Any, version: str = "1.4.0rc1", **options: object) -> TensorRtLlmPlan:
@@ -103,9 +103,9 @@ def test_what_options_make_something_else_is_refused_by_both_names(
     roomy: Path, monkeypatch: pytest.MonkeyPatch, given: Any, options: dict[str, str], named: str | None
 ) -> None:
     # An argument of a later version, which is no option.
-    known = extra_options._tabled("LLM.pytorch", "1.2.1")
+    known = plan._tabled("LLM.pytorch", "1.2.1")
     cuda = {**known["CudaGraphConfig"], "capture": "int"}
-    monkeypatch.setattr(extra_options, "_tabled", lambda *_: {**known, "CudaGraphConfig": cuda})
+    monkeypatch.setattr(plan, "_tabled", lambda *_: {**known, "CudaGraphConfig": cuda})
     if named is None:
         planned(roomy, given, "1.2.1", **options)
     else:

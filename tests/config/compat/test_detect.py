@@ -8,7 +8,7 @@ from djl_trtllm.config import Layer, Source, load, names_configuration, read_sou
 from djl_trtllm.config.compat import detect
 from djl_trtllm.config.compat.detect import read_model
 from djl_trtllm.config.compat.foreign_format import ForeignSetting, Reading, presets
-from djl_trtllm.config.sources import MASK, Origin, Setting
+from djl_trtllm.config.sources import MASK, Ignored, Origin, Setting
 from djl_trtllm.errors import ConfigError
 
 OLD = Path(__file__).parents[1] / "old"
@@ -203,6 +203,12 @@ def test_an_entry_becomes_a_setting_or_an_answer() -> None:
             "beam_wid (f:3) is not a setting of Triton and has no effect; remove it, or set the option that you mean",
         ),
         ("f: a=1 (line 3), c=2 (line 5): not", "f: b (line 4): else"),
+        (
+            Ignored("hf_token", Origin.file("f", 3), "set it elsewhere"),
+            Ignored("a=1", Origin.file("f", 3), "not"),
+            Ignored("c=2", Origin.file("f", 5), "not"),
+            Ignored("b", Origin.file("f", 4), "else"),
+        ),
     )
 
 

@@ -107,6 +107,8 @@ def worker_main(
         engine = worker_cls(settings, rank)
         mpi_barrier()  # collective operations, such as those that make NCCL's communicator
         peers = _connect(rank, world_size, barrier)
+        if settings.script["all_reduce"]:
+            gpu.join(rank, world_size, f"{barrier}-ranks", settings.script["all_reduce"])
     except Exception as error:
         logger.error(f"Failed to initialize executor on rank {rank}: {error}")
         logger.error(traceback.format_exc())
@@ -147,6 +149,7 @@ def _connect(rank: int, world_size: int, barrier: str) -> list[Connection]:
 def _follow(leader: Connection) -> None:
     try:
         while leader.recv_bytes() == b"step":
+            gpu.all_reduce()
             leader.send_bytes(b"done")
     except (EOFError, OSError):  # as in `_step_together`
         time.sleep(1e9)
@@ -158,6 +161,7 @@ def _step_together(peers: list[Connection], word: bytes) -> None:
         for peer in peers:
             peer.send_bytes(word)
         if word == b"step":
+            gpu.all_reduce()
             for peer in peers:
                 peer.recv_bytes()
     except (EOFError, OSError):

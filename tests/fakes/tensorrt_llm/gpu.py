@@ -1,4 +1,4 @@
-"""What a rank does on a GPU: kernels that are compiled at their first use, and memory that is really held.
+"""What a rank does on a GPU: kernels compiled at their first use, memory that is really held, collective operations.
 
 Kernels are those of FlashInfer, or a program named `nvcc` that sleeps: the kernel is kept where FlashInfer keeps its.
 """
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 _held: list[Any] = []
+_communicators: list[Any] = []
+"""The tensor that the ranks add up, once they have met."""
 
 
 def sample(compiles: float | str) -> None:
@@ -59,6 +61,28 @@ def open_context() -> None:
     import torch
 
     _held.append(torch.cuda.Stream())
+
+
+def join(rank: int, ranks: int, meeting: str, backend: str) -> None:
+    """Make the communicator of all ranks, NCCL's for `backend="nccl"`; `meeting` is a path that all of them know."""
+    import torch
+    import torch.distributed
+
+    device = f"cuda:{rank % torch.cuda.device_count()}" if backend == "nccl" else "cpu"
+    torch.distributed.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+    _communicators.append(torch.ones(1 << 16, device=device))
+    all_reduce()
+
+
+def all_reduce() -> None:
+    """The collective operation of an iteration, if there is a communicator. Without one of the ranks it never ends."""
+    if _communicators:
+        import torch
+        import torch.distributed
+
+        ranks, summed = torch.distributed.get_world_size(), _communicators[0].clone()
+        torch.distributed.all_reduce(summed)
+        assert int(summed[-1].item()) == ranks
 
 
 def fail(action: str) -> None:

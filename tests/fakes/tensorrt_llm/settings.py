@@ -50,6 +50,7 @@ DEFAULTS: dict[str, Any] = {
     "memory": None,
     "compiles": 0,
     "gpu_bytes": 0,
+    "all_reduce": None,
     "faults": [],
 }
 """What a script may hold.
@@ -63,7 +64,8 @@ DEFAULTS: dict[str, Any] = {
 - `sampled`: chance decides where sampled requests begin: the seed, or the one generator of samplers that ignore it.
 - `memory`: what takes how much of the GPU (`memory.MemoryModel`); building, loading and iterations then run out of it.
 - `compiles`: seconds for which the first iteration with a sampled request compiles; "flashinfer": it really does.
-- `gpu_bytes`: what each rank really takes of a GPU.
+- `gpu_bytes`: what each rank really takes of a GPU. `all_reduce`: "nccl", or another backend of torch.distributed, for
+  a collective operation in each iteration of several ranks.
 - `faults`: `{"action": ..., "at_token": 0, "max_new_tokens": ...}`, before token `at_token` of a request whose
   SamplingParams.max_tokens is `max_new_tokens` (of any, where that is not given). Actions: "error" (of the request,
   with `message`), "forward" (of the iteration, with `message`), "cuda" (of all iterations from now on), "raise" (the

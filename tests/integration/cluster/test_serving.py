@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from tests.integration.cluster.conftest import SCRIPTED
-from tests.support.adapters import write_adapter
 from tests.support.client import lmi
-from tests.support.models import tensorrt_llm_model
+from tests.support.models import tensorrt_llm_model, write_adapter
 from tests.support.processes import wait_until
 from tests.support.ray_cluster import RayCluster
 from tests.support.server import Server

@@ -20,7 +20,7 @@ import pytest
 from djl_trtllm.api.dialects.lmi import dialect as lmi
 from djl_trtllm.config import Options
 from djl_trtllm.request import FINISH_WORDS, FinishReason, OutputChunk, SequenceResult, Token
-from tests.api.scripts import EOS, FAILED, FAILURE, PROMPT, STOP, answer, several
+from tests.api.models import EOS, FAILED, FAILURE, PROMPT, STOP, answer, several
 from tests.integration.djl.engines import djl_python
 
 pytestmark = pytest.mark.slow

@@ -14,11 +14,9 @@ from websockets.sync.client import ClientConnection
 from websockets.typing import Origin
 
 from djl_trtllm.api.dialects.triton import rpc
-from tests.support.certificates import Certificates
-from tests.support.client import JSON, body
+from tests.support.client import JSON, body, opened
 from tests.support.models import scripted_model
-from tests.support.server import Server, free_port, running, serving
-from tests.support.websocket import opened
+from tests.support.server import Certificates, Server, free_port, running, serving
 
 KEYS = "".join(
     f"- {{name: {name}, key: {name}-secret, roles: [{role}]}}\n"

@@ -16,7 +16,7 @@ import numpy as np
 import openai
 import pytest
 
-from djl_trtllm.backends.scripted.pooling_executor import vector_of
+from djl_trtllm.backends.scripted.executor import vector_of
 from djl_trtllm.model import Tokenizer, load_tokenizer
 from tests.support.client import Answer, exchange
 from tests.support.encoders import QUERY, TEXTS, scripted_encoder

@@ -23,11 +23,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from djl_trtllm.api.dialects.triton import rpc
 from tests.project.test_dashboards import FOLDER, board, queries
-from tests.support.client import JSON, lmi
+from tests.support.client import JSON, lmi, opened
 from tests.support.models import scripted_model
 from tests.support.processes import wait_until
 from tests.support.server import Server, free_port, serving
-from tests.support.websocket import opened
 from tests.telemetry.requests import TRACEPARENT
 
 SECRET = "a-prompt-that-nobody-reads"

@@ -21,12 +21,11 @@ from djl_trtllm.backends.tensorrt_llm.names import KNOWN_VERSIONS, members
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.model import Tokenizer
 from tests.fakes.installation import fake_tensorrt_llm, worker_processes
-from tests.support.adapters import write_adapter
 from tests.support.client import Answer, exchange
 from tests.support.dialects import Way, ways
 from tests.support.encoders import scripted_encoder
 from tests.support.in_process import played_model
-from tests.support.models import PROMPT, tensorrt_llm_model
+from tests.support.models import PROMPT, tensorrt_llm_model, write_adapter
 from tests.support.processes import wait_until
 from tests.support.random_requests import ADAPTER, FORMS, MOST_TOKENS, POOLED, RandomRequest, random_request
 from tests.support.server import Server, serving

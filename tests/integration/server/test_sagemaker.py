@@ -14,9 +14,8 @@ from botocore.exceptions import EventStreamError
 
 from djl_trtllm.model import Tokenizer
 from tests.integration.server.conftest import Start
-from tests.support.adapters import lora_tensors, write_adapter
 from tests.support.client import body
-from tests.support.models import PROMPT, scripted_model, tensorrt_llm_model
+from tests.support.models import PROMPT, lora_tensors, scripted_model, tensorrt_llm_model, write_adapter
 from tests.support.sagemaker_front import runtime_of
 from tests.support.server import Server, serving
 

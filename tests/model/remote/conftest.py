@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hub_server import Hub, hub_server
 from tests.support.s3 import s3, store
+from tests.support.stub_http import Hub, hub_server
 
 __all__ = ["s3", "store"]
 

@@ -18,8 +18,8 @@ from djl_trtllm.model.remote.fetch import (
     tokenizer_files,
     upload,
 )
-from tests.support.hub_server import Hub
 from tests.support.s3 import Fault, Request, Store
+from tests.support.stub_http import Hub
 from tests.support.tables import by_table
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"[]"}

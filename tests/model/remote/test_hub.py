@@ -31,7 +31,7 @@ from djl_trtllm.model.remote.fetch import (
     tokenizer_files,
 )
 from djl_trtllm.progress import ProgressMeter
-from tests.support.hub_server import Hub
+from tests.support.stub_http import Hub
 from tests.support.tables import by_table
 
 COMMIT = "0123456789"

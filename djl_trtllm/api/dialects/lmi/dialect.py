@@ -14,16 +14,17 @@ Where DJL's documents leave it open, or DJL differs by version:
 - The encoder: `parameters.output_formatter`, else the option, else `json`, or for streams `jsonlines` (`sse` with
   `tgi_compat`). An unknown name is logged and ignored. Where the request does not name one, its `Accept` decides
   between lines and events (`front_end.prefers_events`).
-- `prompt` and `messages` are OpenAI's completions and chat, as in LMI's async mode (`api.bodies`). A formatter's name
-  says there whether a stream is in lines or events.
+- `prompt` and `messages` are OpenAI's completions and chat, as in LMI's async mode (djl_python 0.33 and later), which
+  identifies bodies by their members (`BODIES` in `api/registry.py`) and sends streams as lines. A formatter's name says
+  there whether a stream is in lines or events.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from msgspec.structs import replace
@@ -32,13 +33,55 @@ from djl_trtllm import errors
 from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
-from djl_trtllm.api.bodies import Body, LinesEncoder, find_body
-from djl_trtllm.api.dialects.lmi import responses, vectors
+from djl_trtllm.api.dialects.lmi import responses
 from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events
 from djl_trtllm.api.openapi import any_of, read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, show
+from djl_trtllm.api.pooling import TEXTS, VectorsEncoder, embeddings
 from djl_trtllm.bounded_json import read_json
 from djl_trtllm.config import Options, Task
+
+
+class Body(NamedTuple):
+    """A body that an address takes: one with `member`, and with `mark`, a header or a member, if that is given.
+
+    It is parsed as the body of `path` of `dialect`, or if that is None, as the address's own. The first row that fits
+    is the one, so a row with a `mark` stands before that without. It is for models of one `task`.
+    """
+
+    member: str
+    dialect: base.Dialect | None = None
+    path: str = ""
+    mark: str = ""
+    task: Task = Task.GENERATE
+
+    def fits(self, payload: Mapping[str, Any], properties: Mapping[str, str]) -> bool:
+        marked = not self.mark or self.mark in properties or self.mark in payload
+        return marked and payload.get(self.member) is not None
+
+
+def find_body(
+    bodies: Sequence[Body], payload: Mapping[str, Any], properties: Mapping[str, str], task: Task
+) -> Body | None:
+    """The row of a payload to a model of a task, None if it has none of the members of any task.
+
+    Raises InvalidRequestError for several of them, and for members of other tasks alone.
+    """
+    others = [body for body in bodies if body.task is not task and body.fits(payload, properties)]
+    bodies = [body for body in bodies if body.task is task]
+    if others and not any(body.fits(payload, properties) for body in bodies):
+        named = " or ".join(dict.fromkeys(f"'{body.member}'" for body in bodies))
+        raise errors.InvalidRequestError(
+            f"the body has '{others[0].member}', and this model is for option.task={task}: expected {named}"
+        )
+    members = list(dict.fromkeys(body.member for body in bodies if payload.get(body.member) is not None))
+    if len(members) > 1:
+        named = " and ".join(f"'{member}'" for member in members)
+        raise errors.InvalidRequestError(
+            f"the body has {named}: expected one of them, which are bodies of different APIs"
+        )
+    return next((body for body in bodies if body.fits(payload, properties)), None)
+
 
 _FORMATTER = (Parameter(("output_formatter",), kinds.TEXT, "output_formatter"),)
 # litellm sends the address that its requests go to along with their parameters.
@@ -80,6 +123,16 @@ INPUTS_FIELDS = Table(
     required=("inputs",),
 )
 """Top level of `{"inputs", "parameters", "stream"}`."""
+
+VECTOR_FIELDS = Table(
+    (
+        Parameter(("inputs",), TEXTS, "texts"),
+        Parameter(("parameters",), neutral=({},), advice="embeddings have none"),
+        Parameter(("model",), kinds.TEXT, IGNORED),
+    ),
+    required=("inputs",),
+)
+"""`{"inputs": text or texts}` to a model that embeds, as DJL's `TextEmbeddingServingTranslator` has it."""
 
 _logger = logging.getLogger(__name__)
 
@@ -282,7 +335,7 @@ class Lmi(base.Dialect):
         self._bodies = bodies
         others = {body.path: body.dialect for body in bodies if body.dialect is not None}
         tables = (table for path, dialect in others.items() for table in dialect.tables[path])
-        self.tables = dict.fromkeys(self.paths, (INPUTS_FIELDS, *tables, vectors.FIELDS))
+        self.tables = dict.fromkeys(self.paths, (INPUTS_FIELDS, *tables, VECTOR_FIELDS))
         whole = [dialect.descriptions[path].responses[_JSON] for path, dialect in others.items()]
         self.descriptions = {
             path: own._replace(responses={**own.responses, _JSON: any_of(own.responses[_JSON], *whole)})
@@ -318,7 +371,7 @@ class Lmi(base.Dialect):
             body = find_body(self._bodies, payload, request.properties, task)
         if task is Task.EMBED and body is not None and body.dialect is None:
             with _prefixed():
-                call = vectors.parse(payload, model)
+                call = _parse_texts(payload, model)
         elif body is None and task is Task.SCORE:
             raise errors.InvalidRequestError(
                 f"{PREFIX}Received payload {show(payload)}: expected 'query' with 'documents' or 'texts', or 'text_1' "
@@ -363,6 +416,15 @@ def _prefixed() -> Iterator[None]:
         raise
 
 
+def _parse_texts(payload: Mapping[str, Any], model: base.ModelContext) -> base.Call:
+    problems = Problems.of(model.options)
+    values = VECTOR_FIELDS.read(payload, problems, "field")
+    problems.raise_any()
+    requests = embeddings(values["texts"])
+    encoder = VectorsEncoder(len(requests), single=type(payload["inputs"]) is str)
+    return base.Call(requests, encoder, problems.headers)
+
+
 def _of_other(
     dialect: base.Dialect, path: str, payload: dict[str, Any], request: base.RawRequest, model: base.ModelContext
 ) -> base.Call:
@@ -382,4 +444,4 @@ def _of_other(
     events = (named or _CHAT.get(option or "", option)) == "sse"
     if not named and (preferred := prefers_events(request.properties)) is not None:
         events = preferred
-    return call._replace(encoder=LinesEncoder(call.encoder)) if call.encoder.stream and not events else call
+    return call._replace(encoder=responses.LinesEncoder(call.encoder)) if call.encoder.stream and not events else call

@@ -16,7 +16,7 @@ right; its id is -1 if nothing was generated. The token of an error has id -1, `
 `error_msg`, as DJL documents.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -243,6 +243,35 @@ class PlainTextEncoder(PresentingEncoder):
             text = self._presentation.shown_text(text)
         self._begun = True
         return text.encode()
+
+
+_EVENT = b"data: "
+_DONE = b"[DONE]"
+
+
+class LinesEncoder(ResponseEncoder):
+    """The events of another encoder as lines of JSON: without `data: ` and without `[DONE]`."""
+
+    stream = True
+    content_type = JSONLINES
+
+    def __init__(self, events: ResponseEncoder) -> None:
+        self._events = events
+        self.wants_prompt_tokens = events.wants_prompt_tokens
+
+    def begin(self, prompt: Prompt) -> None:
+        self._events.begin(prompt)
+
+    def encode(self, chunk: OutputChunk) -> bytes:
+        return _lines_of(self._events.encode(chunk).split(b"\n"))
+
+    def error(self, error: errors.RequestError) -> bytes:
+        return _lines_of(self._events.error(error).split(b"\n"))
+
+
+def _lines_of(events: Iterable[bytes]) -> bytes:
+    data = (line[len(_EVENT) :] for line in events if line.startswith(_EVENT))
+    return b"".join([line + b"\n" for line in data if line != _DONE])
 
 
 def _end_details(presentation: Presentation, finished: SequenceResult) -> dict[str, Any]:

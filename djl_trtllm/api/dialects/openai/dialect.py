@@ -6,8 +6,6 @@ request samples unless its temperature is 0, because OpenAI's default temperatur
 vLLM's `/tokenize` and `/detokenize` are actions.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

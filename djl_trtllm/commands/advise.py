@@ -1,0 +1,94 @@
+"""`djl-trtllm advise`: which machines and settings hold a load, cheapest first, and why the others do not."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from djl_trtllm.commands.console import errors_for_the_reader, print_json, warn
+from djl_trtllm.commands.size import ModelArgument, named_model
+from djl_trtllm.errors import SizingError
+
+app = typer.Typer(add_completion=False)
+_goal = partial(typer.Option, rich_help_panel="What is to be held")
+_machine = partial(typer.Option, rich_help_panel="Machines; without any, all AWS instance types")
+_model = partial(typer.Option, rich_help_panel="Model")
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|)", re.IGNORECASE)
+
+
+@app.command()
+def advise(
+    model: ModelArgument = None,
+    clients: Annotated[int, _goal(min=1, help="Clients that send one request after another.")] = 1,
+    isl: Annotated[int, _goal("--isl", min=1, help="Prompt tokens of a request.")] = 1024,
+    osl: Annotated[int, _goal("--osl", min=1, help="Output tokens of a request.")] = 256,
+    ttft: Annotated[
+        str | None, _goal("--ttft", metavar="TIME", help="Time to the first token, as 1s or 500ms.")
+    ] = None,
+    stream: Annotated[
+        float | None, _goal(min=0.001, help="Output tokens per second of each stream, such as 20.")
+    ] = None,
+    budget: Annotated[float | None, _goal(min=0, metavar="USD", help="USD per hour, of one machine.")] = None,
+    gpu: Annotated[list[str] | None, _machine(metavar="NAME[:COUNT]", help="GPU, such as h200.")] = None,
+    gpu_memory: Annotated[
+        str | None, _machine(metavar="BYTES", help="A GPU of which only the memory is known.")
+    ] = None,
+    instance: Annotated[
+        list[str] | None, _machine(metavar="TYPE", help="AWS instance type, such as g5.12xlarge.")
+    ] = None,
+    tp: Annotated[list[str] | None, _machine("--tp", metavar="N", help="Tensor parallel degrees to try.")] = None,
+    quantize: Annotated[str | None, _model(metavar="METHOD", help="As option.quantize, such as fp8.")] = None,
+    kv_cache_dtype: Annotated[str | None, _model(metavar="TYPE", help="As option.kv_cache_dtype, such as fp8.")] = None,
+    backend: Annotated[str | None, _model(help="tensorrt (an engine, the default), pytorch or vllm.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Name the machines and settings that hold a load, cheapest first, and why the others do not (docs/advise.md).
+
+    Exit status: 0, or 1 if none holds it or the model does not exist.
+    """
+    with errors_for_the_reader():
+        from djl_trtllm.commands.advice import Advice, Goals
+        from djl_trtllm.commands.size_report import machines_of, read_request
+        from djl_trtllm.sizing.machines import aws_machines, split
+        from djl_trtllm.sizing.speed import Load
+
+        degrees = split(tp or ())
+        if not all(degree.isdigit() and int(degree) for degree in degrees):
+            raise SizingError(f"--tp {','.join(degrees)}: expected numbers of at least 1")
+        for name, value in (("--stream", stream), ("--budget", budget)):
+            if value is not None and not math.isfinite(value):
+                raise SizingError(f"{name} {value}: expected a number")
+        flags = {
+            "backend": backend,
+            "quantize": quantize,
+            "kv_cache_dtype": kv_cache_dtype,
+            "max_input_len": str(isl),
+            "max_output_len": str(osl),
+        }
+        goals = Goals(Load(isl, osl, clients), None if ttft is None else _seconds(ttft), stream, budget)
+        request = read_request(named_model(model), {name: value for name, value in flags.items() if value is not None})
+        if request.shortened is not None:
+            raise SizingError(request.shortened)
+        machines = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=False) or aws_machines()
+        advice = Advice(request, machines, goals, [int(degree) for degree in degrees])
+        if as_json:
+            print_json(advice.as_json())
+        else:
+            print("\n".join(advice.lines()))
+            if not request.sizes.exact:
+                warn("the weights were counted from config.json: their files are not known, or are not safetensors")
+        held = bool(advice.holding)
+    if not held:
+        raise typer.Exit(1)
+
+
+def _seconds(text: str) -> float:
+    match = _DURATION.fullmatch(text.strip())
+    value = 0.0 if match is None else float(match["number"]) / (1000 if match["unit"].lower() == "ms" else 1)
+    if not 0 < value < 1e6:
+        raise SizingError(f"--ttft {text}: expected a time above 0, as 1s or 500ms")
+    return value

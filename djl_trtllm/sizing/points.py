@@ -1,0 +1,146 @@
+"""Measured points: how fast a model was on a machine under a load, in a file that a user may read, edit and delete.
+
+    {"points": [{"model": "1f0c...", "name": "llama-8b", "engine": "vllm", "version": "0.26.0", "gpu": "H100",
+                 "gpus": 1, "precision": "bfloat16", "isl": 114, "osl": 256, "clients": 256,
+                 "tokens_per_second": 18681.0, ...}]}
+
+The file is `points.json` in the engine cache (`Config.engine_cache_dir`). `bench --record` and `versus` write points,
+`size` and `advise` correct their predictions by them.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from djl_trtllm.errors import SizingError
+from djl_trtllm.files import read_file
+from djl_trtllm.sizing.checkpoint import CheckpointSizes
+
+FILE_NAME = "points.json"
+MOST_POINTS = 1_000
+"""A further point drops the oldest."""
+_MOST_BYTES = 1 << 21
+_LOCK_SECONDS = 10.0
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
+_Count = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+
+
+class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The speed of one model on one machine under one load, in seconds and tokens per second.
+
+    A point with the same model, engine, version, GPUs, precision and load takes the place of an earlier one.
+    """
+
+    model: _Name
+    """`fingerprint` of the checkpoint."""
+    name: _Name
+    """The model as it was named, for readers."""
+    engine: _Name
+    """`tensorrt_llm`, `vllm` or `openvino`."""
+    version: Annotated[str, msgspec.Meta(max_length=100)]
+    """The engine's version; empty if it is unknown."""
+    gpu: _Name
+    """A name of `gpus.toml`; another name, such as that of a CPU, corrects nothing."""
+    gpus: _Count
+    precision: _Name
+    """`precision_of` the weights and the KV cache, such as `fp8`."""
+    isl: _Count
+    osl: _Count
+    """Tokens of each prompt and of each output."""
+    clients: _Count
+    """Requests that ran at a time."""
+    tokens_per_second: _Positive
+    """Output tokens of all clients."""
+    command: Annotated[str, msgspec.Meta(max_length=2000)]
+    """The command that measured it."""
+    date: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+    ttft_p50: _Positive | None = None
+    ttft_p99: _Positive | None = None
+    itl: _Positive | None = None
+    """Median seconds between two tokens of a stream."""
+
+    @property
+    def _what(self) -> tuple[object, ...]:
+        machine = (self.gpu, self.gpus, self.precision)
+        return (self.model, self.engine, self.version, *machine, self.isl, self.osl, self.clients)
+
+    def replaces(self, other: "Point") -> bool:
+        return self._what == other._what
+
+    @property
+    def origin(self) -> str:
+        """Where the point comes from, as `vllm 0.26.0, djl-trtllm bench ..., 2026-11-27`."""
+        return f"{f'{self.engine} {self.version}'.strip()}, {self.command}, {self.date}"
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    points: list[Point]
+
+
+def fingerprint(sizes: CheckpointSizes) -> str:
+    """What a model's speed depends on beside its precision: equal for checkpoints whose layers have the same sizes."""
+    shape = sizes.shape
+    numbers = (shape.num_layers, shape.hidden, shape.num_heads, shape.head_dim, shape.intermediate, shape.vocab_size)
+    text = repr((numbers, sizes.experts, sizes.experts_per_token, sizes.layers))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def precision_of(sizes: CheckpointSizes, quantization: str | None = None, kv_dtype: str | None = None) -> str:
+    """The weights' format, then the KV cache's if it is quantised: `bfloat16`, `fp8`, `fp8, kv fp8`.
+
+    `quantization` and `kv_dtype` are applied while the model is loaded; None or `auto` leaves what is stored.
+    """
+    weights = quantization or sizes.quantization or sizes.shape.dtype or "bfloat16"
+    cache = sizes.kv_quantization if kv_dtype in (None, "auto") else kv_dtype
+    return weights.lower() + (f", kv {cache.lower()}" if cache else "")
+
+
+def read_points(folder: Path) -> list[Point]:
+    """The points in `folder`, oldest first; none if there is no file. Raises SizingError for a file of another kind."""
+    path = folder / FILE_NAME
+    try:
+        content = read_file(path, _MOST_BYTES)
+        points = msgspec.json.decode(content, type=_File).points
+        if len(points) > MOST_POINTS:
+            raise ValueError(f"it has {len(points):,} points, expected at most {MOST_POINTS:,}")
+        return points
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, RecursionError) as error:
+        raise SizingError(
+            f"the measured points, {path}, cannot be read: {error}; correct the file or delete it"
+        ) from None
+
+
+def write_point(folder: Path, point: Point) -> Path:
+    """Add a point to the file in `folder`, and return the file's path; it is replaced as a whole.
+
+    Raises SizingError for a point out of bounds, for a file that is not one of points, and if it cannot be written.
+    """
+    path, temporary = folder / FILE_NAME, folder / f".{FILE_NAME}.{os.getpid()}"
+    try:
+        msgspec.convert(msgspec.to_builtins(point), Point)
+    except msgspec.ValidationError as error:
+        raise SizingError(f"the measurement cannot be kept: {error}") from None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Two runs may end at the same moment, and neither's point is to be lost.
+        with FileLock(folder / f".{FILE_NAME}.lock", timeout=_LOCK_SECONDS):
+            kept = [other for other in read_points(folder) if not point.replaces(other)]
+            content = msgspec.json.encode(_File([*kept, point][-MOST_POINTS:]))
+            try:
+                temporary.write_bytes(msgspec.json.format(content))
+                temporary.replace(path)
+            finally:
+                temporary.unlink(missing_ok=True)
+    except (OSError, Timeout) as error:
+        raise SizingError(
+            f"the measured points, {path}, cannot be written: {error}; set option.engine_cache_dir to a writable folder"
+        ) from error
+    return path

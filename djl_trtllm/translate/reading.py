@@ -1,0 +1,303 @@
+"""Reads what one engine is started with: a file, or a command line with what stands around it.
+
+For example `docker run --gpus all vllm/vllm-openai --model X -tp 2` is vLLM's, with `model` and `tensor_parallel_size`,
+and what docker takes before the image is reported as not translated.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from djl_trtllm.config.compat import triton, truss
+from djl_trtllm.config.compat.foreign_format import FormatError
+from djl_trtllm.config.options import suggest
+from djl_trtllm.config.sources import Origin, Setting, Source, masked, parse_properties, read_environment, shortened
+from djl_trtllm.errors import ConfigError, DjlTrtllmError
+from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
+from djl_trtllm.translate.names import TITLES, WORKERS, EngineNames, names_of
+from djl_trtllm.translate.rows import dropped, parsed, row_of, scalar
+
+_LONGEST = 100
+_FILES = ("vllm", "sglang", "trtllm-serve")
+_YAML = (".yaml", ".yml")
+_LINE = Origin.override("command line")
+_VARIABLE = "a variable of the environment: the target reads others"
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_ENDS = re.compile(r"&{1,2}|\|{1,2}|;|\d?>{1,2}.*|<.*")
+_LINE_ENDS = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*")|(?<!\S)\#[^\n]*|\\\n|\n""", re.DOTALL)
+"""Quoted text, which stays; a comment; a line that goes on; the end of a command."""
+_NUMBER = re.compile(r"-\.?\d.*")
+_SILENT = (";", "python", "python3", "-m", "-u", "exec", "-e", "--env", "export")
+_PROGRAMS = ("vllm", "sglang", "trtllm-serve")
+_MODULES = {
+    "vllm.entrypoints.openai.api_server": "vllm",
+    "vllm.entrypoints.api_server": "vllm",
+    "sglang.launch_server": "sglang",
+    **{worker: worker for worker in WORKERS},
+}
+_IMAGE = re.compile(r"(^|/)vllm/vllm|vllm-openai")
+
+
+@dataclass(frozen=True)
+class Given:
+    """One setting. `text` is what was written, as it may be shown; `name` is the engine's name of it.
+
+    Without a name, `problem` says why it has no counterpart anywhere, or why it sets nothing on this server.
+    """
+
+    text: str
+    value: Any = None
+    origin: Origin = _LINE
+    name: str | None = None
+    problem: str = ""
+    of_this_server: bool = False
+
+
+@dataclass(frozen=True)
+class Input:
+    """What was read. `engine` is the one whose names the settings have; LMI's are also those of Triton and Truss here.
+
+    `notes` are remarks of reading that are about no single setting.
+    """
+
+    engine: str
+    settings: tuple[Given, ...]
+    notes: tuple[str, ...] = ()
+
+
+def read(words: Sequence[str], engine: str | None = None) -> Input:
+    """What a file, or the words of a command line, set. Raises `DjlTrtllmError` for what no engine reads.
+
+    `engine` is the one that a command line without a program, or a YAML file, is for.
+    """
+    if len(words) > 1:
+        return read_command(shlex.join(words), engine)
+    path = Path(words[0])
+    is_file = not re.search(r"\s", words[0].strip()) and (path.suffix or path.exists())
+    return _read_path(path, engine) if is_file else read_command(words[0], engine)
+
+
+def _read_path(path: Path, engine: str | None) -> Input:
+    try:
+        text = read_file(path, MOST_SETTINGS_BYTES).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DjlTrtllmError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return read_text(text, str(path), engine)
+
+
+def read_text(text: str, path: str, engine: str | None = None) -> Input:
+    """What the text of a file sets; `path` is shown, and says by its end which kind it is."""
+    suffix = Path(path).suffix
+    if suffix == ".properties":
+        return _of_sources("lmi", [parse_properties(text, path)])
+    if suffix == ".pbtxt":
+        return _of_sources("triton", [triton.parse_config(text, path)])
+    if suffix not in _YAML:
+        return read_command(text, engine)
+    if engine in (None, "truss") and truss.is_truss(text):
+        return _of_sources("truss", truss.parse_config(text, path)[:1])
+    return _read_yaml(text, path, engine)
+
+
+def _of_sources(engine: str, sources: Sequence[Source]) -> Input:
+    """Settings that `config/` has read: they have LMI's keys, whatever the file is."""
+    if problems := [problem for source in sources for problem in source.problems]:
+        raise ConfigError(problems)
+    settings: list[Given] = []
+    notes: list[str] = []
+    for source in sources:
+        settings += [_of_setting(setting) for setting in source.settings]
+        settings += [Given(each.assignment, None, each.origin, None, each.reason, True) for each in source.ignored]
+        unknown = (text.partition(" ") for text in source.unknown)
+        settings += [Given(name, origin=Origin.default(), problem=problem) for name, _, problem in unknown]
+        reasons = {each.reason for each in source.ignored}
+        notes += [text for text in (*source.warnings, *source.notes) if not any(reason in text for reason in reasons)]
+    return Input(engine, tuple(settings), tuple(notes))
+
+
+def _of_setting(setting: Setting) -> Given:
+    row = row_of(setting.key, "lmi")
+    if setting.name == "gpt_model_path" or setting.name.endswith(".engine_repository"):
+        return Given(setting.assignment, setting.value, setting.origin, "compiled_engine")
+    if not row.startswith("vllm.") or row.removeprefix("vllm.") in names_of("vllm").names:
+        return Given(setting.assignment, parsed(setting.value), setting.origin, setting.key)
+    near, was = suggest(setting.key), names_of("vllm").was(setting.name_in_engine)
+    advice = was or (f"did you mean {near}?" if near else "docs/options.md lists them")
+    return Given(setting.assignment, origin=setting.origin, problem=f"LMI has no such option; {advice}")
+
+
+# -- YAML files --------------------------------------------------------------------------------------------------------
+
+
+def _read_yaml(text: str, path: str, engine: str | None) -> Input:
+    """A file of `--config`: members of a list are one value, and the fields of an object of vLLM are one."""
+    try:
+        entries = truss.entries(text)
+    except FormatError as error:
+        raise DjlTrtllmError(f"{path}:{error.line}: {error}") from None
+    engine = engine or _engine_of([entry.name for entry in entries], path)
+    found: dict[str, tuple[int, Any]] = {}
+    for entry in entries:
+        head, _, rest = entry.name.partition(".")
+        value: Any = entry.value or None
+        if engine == "vllm" and rest:
+            found.setdefault(head, (entry.line, {}))[1][rest] = scalar(value)
+        elif entry.name in found:
+            line, earlier = found[entry.name]
+            found[entry.name] = (line, [*(earlier if isinstance(earlier, list) else [earlier]), value])
+        else:
+            found[entry.name] = (entry.line, value)
+    names = names_of(engine)
+    settings = (_named(n, value, Origin.file(path, line), names, engine) for n, (line, value) in found.items())
+    return Input(engine, tuple(settings))
+
+
+def _engine_of(names: Sequence[str], path: str) -> str:
+    """The engine that has most of the names."""
+    known = {engine: sum(names_of(engine).find(name) is not None for name in names) for engine in _FILES}
+    best = [engine for engine, count in known.items() if count and count == max(known.values())]
+    if len(best) != 1:
+        raise DjlTrtllmError(f"{path}: it may be of {', '.join(best or _FILES)}: say which by --from")
+    return best[0]
+
+
+# -- command lines -----------------------------------------------------------------------------------------------------
+
+
+def read_command(text: str, engine: str | None = None) -> Input:
+    """What a command line sets, with the variables and the program that stand before the engine's own.
+
+    Of several commands the first one of an engine is read, and the others are reported.
+    """
+    one = _LINE_ENDS.sub(lambda match: match[1] or (" ; " if match[0] == "\n" else " "), text)
+    try:
+        words = shlex.split(one)
+    except ValueError as error:
+        raise DjlTrtllmError(f"{_shown(text, None)}: this is no command line: {error}") from None
+    commands = [word for word in words if word != ";"]
+    assigned = [match for match in map(_ASSIGNMENT.fullmatch, commands) if match is not None]
+    if assigned and len(assigned) == len(commands):
+        return _of_variables({match[1]: match[2] for match in assigned})
+    chosen, start, after = _program(words, engine)
+    own = words[after:]
+    end = next((place for place, word in enumerate(own) if _ENDS.fullmatch(word)), len(own))
+    settings = [*_before(words[:start]), *_flags(own[:end], chosen)]
+    if rest := " ".join(own[end:]).strip("&; "):
+        settings.append(Given(_shown(rest, None), problem="it is the shell's"))
+    return Input(chosen, tuple(settings))
+
+
+def _of_variables(environ: Mapping[str, str]) -> Input:
+    """The variables of LMI's container; those that it does not know are reported."""
+    found = _of_sources("lmi", read_environment(environ))
+    known = {str(given.origin).rpartition(" ")[2] for given in found.settings}
+    known |= {name for name in environ if any(name in note for note in found.notes)}
+    lost = (Given(_shown(n, v), problem=_VARIABLE) for n, v in environ.items() if n not in known)
+    return replace(found, settings=(*found.settings, *lost))
+
+
+def _shown(written: str, value: Any) -> str:
+    """`NAME=VALUE` with secrets masked, and shortened."""
+    if value is None or value is True or value == []:
+        return shortened(masked("", written), _LONGEST)
+    text = value if isinstance(value, str) else json.dumps(value)
+    return f"{written}={shortened(masked(written, text), _LONGEST)}"
+
+
+def _program(words: Sequence[str], engine: str | None) -> tuple[str, int, int]:
+    """The engine, the place of its program and that of its first argument."""
+    for place, word in enumerate(words):
+        program, following = word.rpartition("/")[2], words[place + 1 : place + 2]
+        serves = following == ["serve"]
+        if program in _PROGRAMS and (serves or program == "trtllm-serve"):
+            return program, place, place + (2 if serves else 1)
+        if word in _MODULES:
+            return _MODULES[word], place, place + 1
+        if _IMAGE.search(word) and following not in (["vllm"], ["python"], ["python3"]):
+            return "vllm", place, place + 1
+    if engine is not None and words and words[0].startswith("-"):
+        return engine, 0, 0
+    shown, programs = _shown(" ".join(words), None), ", ".join(("vllm serve", "trtllm-serve", *_MODULES))
+    advice = f"or its flags alone with --from, which is one of {', '.join(TITLES)}"
+    raise DjlTrtllmError(f"{shown}: expected a file, or a command line with one of {programs}, {advice}")
+
+
+def _before(words: Sequence[str]) -> Iterator[Given]:
+    """What stands before the engine: variables each, the rest together."""
+    rest: list[str] = []
+    leads = True
+    for before, word in zip((";", *words), words, strict=False):
+        leads = leads or before == ";"
+        match = _ASSIGNMENT.fullmatch(word)
+        if match is not None and (leads or before in ("-e", "--env", "export")):
+            yield Given(_shown(match[1], match[2]), problem=_VARIABLE)
+            continue
+        leads = False
+        rest += [word] if word not in _SILENT else []
+    if rest:
+        around = "it is not the engine's: it starts the process around it"
+        yield Given(_shown(" ".join(rest), None), problem=around)
+
+
+def _flags(words: Sequence[str], engine: str) -> Iterator[Given]:
+    names, place = names_of(engine), 0
+    while place < len(words):
+        word = words[place]
+        place += 1
+        if _is_value(word):
+            lost = Given(_shown(word, None), problem="no flag takes it")
+            yield _named("model", word, _LINE, names, engine) if place == 1 else lost
+            continue
+        flag, joined, text = word.partition("=")
+        negated = flag.startswith("--no-") and names.find(flag) is None
+        spelling = f"--{flag.removeprefix('--no-')}" if negated else flag
+        values = [text] if joined else []
+        for following in itertools.takewhile(_is_value, () if joined else words[place:]):
+            if not _takes(names.find(spelling), names, values, following):
+                break
+            values.append(following)
+            place += 1
+        value: Any = parsed(values[0]) if len(values) == 1 else values or not negated
+        if flag in ("--config", "--extra_llm_api_options"):
+            yield from _config(flag, str(value), engine)
+        else:
+            yield replace(_named(spelling, value, _LINE, names, engine), text=_shown(flag, value or None))
+
+
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") or _NUMBER.fullmatch(word) is not None
+
+
+def _takes(name: str | None, names: EngineNames, values: Sequence[str], word: str) -> bool:
+    """Whether a flag takes a further word as value."""
+    if name is None or name not in names.names:
+        return not values
+    if names.is_switch(name):
+        return not values and word.lower() in ("true", "false")
+    return not values or names.takes_many(name)
+
+
+def _config(flag: str, value: str, engine: str) -> Iterator[Given]:
+    """The settings of the file that a flag names, if that is here."""
+    file = Path(value)
+    if file.suffix in _YAML and file.is_file():
+        yield from _read_path(file, WORKERS.get(engine, engine)).settings
+    else:
+        yield Given(_shown(flag, value), problem="the file is not here: translate it too")
+
+
+def _named(written: str, value: Any, origin: Origin, names: EngineNames, engine: str) -> Given:
+    name, text = names.find(written), _shown(written, value)
+    if name is not None:
+        return Given(text, value, origin, name)
+    near = names.similar(written)
+    advice = f"; did you mean {near}?" if near else ""
+    problem = dropped(engine, written) or f"{names.title} {names.version} has no such name{advice}"
+    return Given(text, origin=origin, problem=problem)

@@ -1,0 +1,183 @@
+"""Turns settings of one engine into those of another: each becomes a line with its origin, exactness and reason."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from djl_trtllm.config.options.option import as_text
+from djl_trtllm.config.sources import Origin, masked
+from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.translate.names import TITLES, WORKERS, names_of
+from djl_trtllm.translate.reading import Given, Input
+from djl_trtllm.translate.rows import Name, name_in, row_of, rule
+
+_LMI_NAMES = ("lmi", "triton", "truss")
+"""Engines whose settings `config/` reads, with LMI's keys."""
+
+
+_ECHOES = ("max_input_len", "max_output_len")
+"""Options that `config/` sets by Truss's max_seq_len, because this server bounds prompts and outputs too."""
+_MANY_NAMES = ("vllm", "dynamo.vllm")
+
+
+class Exactness(str, enum.Enum):
+    """Whether the target does the same with the line, something near, or has no line for it."""
+
+    SAME = "same"
+    NEAR = "near"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Line:
+    """What became of one setting. `written` is the setting as it was; a lost one has no `name` and `value`.
+
+    `row` is the row of `rows.toml` between the two.
+    """
+
+    written: str
+    origin: Origin
+    exactness: Exactness
+    reason: str = ""
+    name: str | None = None
+    value: Any = None
+    row: str = ""
+
+
+@dataclass(frozen=True)
+class Translation:
+    """The lines for `target`, in the order of the source, and remarks of reading it."""
+
+    source: str
+    target: str
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def lost(self) -> tuple[Line, ...]:
+        return tuple(line for line in self.lines if line.exactness is Exactness.LOST)
+
+    @property
+    def kept(self) -> tuple[Line, ...]:
+        return tuple(line for line in self.lines if line.exactness is not Exactness.LOST)
+
+
+def engine_named(name: str) -> str:
+    """The engine of this name. Raises `DjlTrtllmError`."""
+    if name not in (*TITLES, *WORKERS):
+        known = ", ".join((*TITLES, *WORKERS))
+        raise DjlTrtllmError(f"{name} is no engine that is known here: expected one of {known}")
+    return name
+
+
+def translate(given: Input, target: str) -> Translation:
+    """The settings of one engine as those of `target`; of Dynamo's workers the one that runs the source's engine."""
+    target = _worker(given) if target == "dynamo" else engine_named(target)
+    lines = [line for each in given.settings for line in _lines(each, given.engine, target)]
+    return Translation(given.engine, target, tuple(_once(_wholes(lines))), given.notes)
+
+
+def _worker(given: Input) -> str:
+    """Dynamo's worker for the engine that the source runs on."""
+    for worker, engine in WORKERS.items():
+        if given.engine in (worker, engine):
+            return worker
+    chosen = " ".join(str(each.value) for each in given.settings if each.name and row_of(each.name, "lmi") in _CHOOSES)
+    return "dynamo.vllm" if "vllm" in chosen or "lmi-dist" in chosen else "dynamo.trtllm"
+
+
+_CHOOSES = ("backend", "rolling_batch", "entry_point")
+
+
+def _lines(given: Given, source: str, target: str) -> Iterator[Line]:
+    if given.name is None:
+        elsewhere = given.of_this_server and target != "lmi"
+        reason = f"{names_of(target).title} has no counterpart" if elsewhere else given.problem
+        yield Line(given.text, given.origin, Exactness.LOST, reason)
+        return
+    spoken = "lmi" if source in _LMI_NAMES else source
+    row = row_of(given.name, spoken)
+    if source == "truss" and row in _ECHOES and ".max_seq_len=" in given.text and target != "lmi":
+        return
+    there = name_in(row, target)
+    if isinstance(given.value, dict) and isinstance(there, str):
+        fields = list(_fields(given, row, spoken, target))
+        kept = [line for line in fields if line.exactness is not Exactness.LOST]
+        yield from fields if kept else [Line(given.text, given.origin, Exactness.LOST, there, row=row)]
+        return
+    here = name_in(row, spoken)
+    own = Name(given.name) if isinstance(here, str) else here
+    value, raw = own.read(row, given.value)
+    refused = None if target == "lmi" else rule(row, "refused", as_text(value))
+    if value is None and own.values is None:
+        refused = "it sets nothing, and needs no line"
+    if isinstance(there, str) or refused is not None:
+        reason = there if isinstance(there, str) else str(refused)
+        yield Line(given.text, given.origin, Exactness.LOST, reason, row=row)
+        return
+    near = _differing(rule(row, "near", source) or "" if source in _LMI_NAMES else own.near, there.near)
+    if row == "model_name" and isinstance(value, list) and value and target not in _MANY_NAMES:
+        value = raw = value[0]
+        near.append("it has one name, which is the first")
+    try:
+        written = there.write(value, raw)
+    except ValueError as error:
+        yield Line(given.text, given.origin, Exactness.LOST, str(error), row=row)
+        return
+    reason = "" if source == target else "; ".join(near)
+    exactness = Exactness.NEAR if reason else Exactness.SAME
+    yield Line(given.text, given.origin, exactness, reason, there.name, written, row)
+
+
+def _differing(first: str, second: str) -> list[str]:
+    """The reasons of one side only: what is near in both engines in the same way is the same between them."""
+    sides = [[part for part in side.split("; ") if part] for side in (first, second)]
+    both = set(sides[0]) & set(sides[1])
+    return [part for part in dict.fromkeys((*sides[0], *sides[1])) if part not in both]
+
+
+def _fields(given: Given, row: str, spoken: str, target: str) -> Iterator[Line]:
+    """The fields of an object that the target does not have as a whole, each on its own."""
+    whole = name_in(row, "vllm" if spoken == "lmi" else spoken)
+    prefix = given.name if isinstance(whole, str) else whole.name
+    for path, value in _leaves(given.value, f"{prefix}."):
+        text = f"{given.text.partition('=')[0]} {path}={masked(path, as_text(value))}"
+        each = replace(given, name=path, value=value, text=text)
+        yield from _lines(each, "vllm" if spoken == "lmi" else spoken, target)
+
+
+def _leaves(fields: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value if value != {} else None
+
+
+def _wholes(lines: list[Line]) -> list[Line]:
+    """The lines, of which those are lost that tune something which is lost itself."""
+    lost = {line.row for line in lines if line.exactness is Exactness.LOST and line.row}
+    return [
+        Line(line.written, line.origin, Exactness.LOST, f"{whole} is lost")
+        if (whole := rule(line.row, "part_of")) in lost
+        else line
+        for line in lines
+    ]
+
+
+def _once(lines: list[Line]) -> Iterator[Line]:
+    """Of lines for one name the one that is the same, else the last, as engines read repeated flags."""
+    best: dict[str | None, Line] = {}
+    for line in lines:
+        earlier = best.get(line.name)
+        if earlier is None or earlier.exactness is line.exactness or line.exactness is Exactness.SAME:
+            best[line.name] = line
+    for line in lines:
+        winner = best[line.name]
+        if line.name is None or line is winner:
+            yield line
+        elif (winner.written, winner.value) != (line.written, line.value):
+            yield Line(line.written, line.origin, Exactness.LOST, f"{winner.written} sets {line.name}")

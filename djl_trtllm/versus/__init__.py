@@ -1,0 +1,1 @@
+"""`djl-trtllm versus`: one model on several engines behind this server, measured in turns."""

@@ -1,0 +1,195 @@
+"""`djl-trtllm advise`: which machines hold a load, cheapest first, and why the others do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from djl_trtllm.cli import app
+from djl_trtllm.config import load
+from djl_trtllm.sizing.checkpoint import CheckpointSizes
+from djl_trtllm.sizing.points import Point, fingerprint, write_point
+from tests.commands.conftest import BIG, described
+from tests.sizing.configs import llama, qwen3_32b_fp8
+from tests.support.tables import by_table
+
+LOAD = ("--clients", "64", "--isl", "2048", "--osl", "256")
+FEW = ("--instance", "g4dn.xlarge,g6.xlarge,g6e.xlarge,p5.4xlarge,p4d.24xlarge")
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("HF_MODEL_ID", "OPTION_MODEL_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OPTION_ENGINE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(described(tmp_path / "model"))
+
+
+def advise(*words: str) -> Any:
+    return CliRunner().invoke(app, ["advise", *words])
+
+
+def answered(*words: str) -> Any:
+    return json.loads(advise(*words, "--json").stdout)
+
+
+def test_the_machines_that_hold_a_load_come_cheapest_first_with_lines_to_paste(model: str) -> None:
+    result = advise(model, *LOAD, "--ttft", "1s")
+    assert result.exit_code == 0
+    table, pasted, failing, _ = result.stdout.split("\n\n")[1:]
+    prices = [float(line.split()[-2]) for line in table.splitlines()[1:] if " x " in line]
+    assert prices == sorted(prices)
+    assert table.splitlines()[1].startswith("g6e.xlarge")
+    lines = [line for line in pasted.splitlines() if line.startswith("option.")]
+    config = load(None, {}, arguments=lines)
+    assert config.options.tensor_parallel_degree == 1
+    assert config.options.max_input_len >= 2048
+    assert "g5.xlarge" in failing
+
+
+def test_each_machine_is_named_once_held_or_with_its_reason(model: str) -> None:
+    found = answered(model, *LOAD, "--ttft", "1s", "--stream", "20", "--budget", "10", *FEW)
+    held = [one["machine"] for one in found["holding"]]
+    reasons = {one["machine"]: one["reason"] for one in found["not_holding"]}
+    assert held == ["p5.4xlarge"]
+    assert set(held) | set(reasons) == set(FEW[1].split(","))
+    assert "out of memory" in reasons["g4dn.xlarge"]
+    assert "the first token takes" in reasons["g6.xlarge"]
+    assert "wait for room" in reasons["g6.xlarge"]
+    assert reasons["g6e.xlarge"].startswith("a stream has")
+    assert reasons["p4d.24xlarge"] == "it costs 21.96 USD per hour"
+
+
+def test_of_machines_with_the_same_gpus_one_is_named(model: str) -> None:
+    found = answered(model, "--instance", "g6e.2xlarge,g6e.xlarge")
+    assert [one["machine"] for one in found["holding"]] == ["g6e.xlarge"]
+    assert found["not_holding"] == []
+
+
+def test_the_reason_is_that_of_a_setting_that_fits_if_one_does(tmp_path: Path) -> None:
+    big = str(described(tmp_path, **BIG))
+    found = answered(big, "--instance", "p5.4xlarge", "--ttft", "1ms", "--stream", "1000")
+    assert found["not_holding"][0]["reason"].startswith("the first token takes")
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"), [("option.pipeline_parallel_degree=2\n", ()), ("", ("--tp", "8")), ("", ("--tp", "3"))]
+)
+def test_a_machine_with_too_few_gpus_is_named_too(model: str, options: str, flags: tuple[str, ...]) -> None:
+    (Path(model) / "serving.properties").write_text(options)
+    found = answered(model, "--instance", "p5.4xlarge", *flags)
+    assert [one["machine"] for one in found["not_holding"]] == ["p5.4xlarge"]
+    assert "its 1 GPU" in found["not_holding"][0]["reason"]
+
+
+def test_all_clients_are_served_by_as_many_copies_as_there_is_room_for(model: str) -> None:
+    (found,) = answered(model, *LOAD, "--instance", "g6e.12xlarge", "--tp", "1")["holding"]
+    assert (found["copies"], found["speed_of_a_copy"]["clients"]) == (4, 16)
+    assert found["tokens_per_second"] == pytest.approx(4 * found["speed_of_a_copy"]["tokens_per_second"])
+    dollars = found["usd_per_hour"] / 3600 / found["tokens_per_second"] * 1e6
+    assert found["usd_per_million_tokens"] == pytest.approx(dollars)
+    (uneven,) = answered(model, "--clients", "10", "--instance", "g6e.12xlarge", "--tp", "1")["holding"]
+    assert (uneven["copies"], uneven["speed_of_a_copy"]["clients"]) == (4, 3)
+    (alone,) = answered(model, "--clients", "2", "--instance", "g6e.12xlarge", "--tp", "1")["holding"]
+    assert (alone["copies"], alone["speed_of_a_copy"]["clients"]) == (2, 1)
+    assert "--replicas 4" in advise(model, *LOAD, "--instance", "g6e.12xlarge", "--tp", "1").stdout
+
+
+def test_weights_stay_as_they_are_unless_only_fp8_holds_the_load(model: str) -> None:
+    def quantised(*words: str) -> list[Any]:
+        found = answered(model, *LOAD, "--instance", "p5.4xlarge", *words)["holding"]
+        return [one["options"].get("option.quantize") for one in found]
+
+    assert quantised() == [None]
+    assert quantised("--stream", "42") == ["fp8"]
+    assert quantised("--stream", "42", "--backend", "pytorch") == []
+    assert quantised("--quantize", "int8", "--stream", "30") == ["int8"]
+
+
+def test_a_checkpoint_that_is_quantised_is_not_quantised_again(tmp_path: Path) -> None:
+    path = tmp_path / "quantised"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(qwen3_32b_fp8()))
+    found = answered(str(path), "--gpu", "h200")["holding"]
+    assert [one["options"].get("option.quantize") for one in found] == [None]
+
+
+def test_gpus_without_a_number_are_as_few_as_hold_it(tmp_path: Path) -> None:
+    big = str(described(tmp_path, **BIG))
+    (found,) = answered(big, "--gpu", "h100")["holding"]
+    degree, method = (found["options"][f"option.{name}"] for name in ("tensor_parallel_degree", "quantize"))
+    assert (degree, method) == ("1", "fp8")
+    (found,) = answered(big, "--backend", "pytorch", "--gpu", "h100")["holding"]
+    assert found["options"]["option.tensor_parallel_degree"] == "2"
+    (found,) = answered(big, "--backend", "pytorch", "--gpu", "h100", "--stream", "40")["holding"]
+    assert found["options"]["option.tensor_parallel_degree"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("goals", "held"),
+    [
+        (("--ttft", "20ms", "--stream", "30"), "--ttft 0.12s is held by p5.4xlarge, tp 1, fp8"),
+        (("--stream", "80", "--budget", "10"), "--stream"),
+        (("--budget", "1"), "--budget 1.87 is held by g6e.xlarge, tp 1, as stored"),
+        (("--ttft", "150ms", "--stream", "100", "--budget", "10"), "--clients 16 is held by p5.4xlarge, tp 1, fp8"),
+    ],
+)
+def test_where_none_holds_it_what_would_be_held_is_said(model: str, goals: tuple[str, ...], held: str) -> None:
+    machines = ("--instance", "g6e.xlarge,p5.4xlarge", "--tp", "1")
+    result = advise(model, *LOAD, *goals, *machines)
+    assert result.exit_code == 1
+    assert held in result.stdout
+    assert "option." not in result.stdout
+    nearest = answered(model, *LOAD, *goals, *machines)["nearest"]
+    assert any(line.startswith(held) for line in nearest)
+    flag, value = next(line for line in nearest if line.startswith(held)).split(" is held")[0].split()
+    assert advise(model, *LOAD, *goals, flag, value, *machines).exit_code == 0
+
+
+def test_one_output_token_has_no_speed_of_a_stream(model: str) -> None:
+    found = answered(model, "--osl", "1", "--gpu", "h100")["holding"][0]["speed_of_a_copy"]
+    assert found["tokens_per_second_per_stream"] is None
+    assert "inf" not in advise(model, "--osl", "1", "--gpu", "h100").stdout
+
+
+def test_a_host_that_does_not_hold_the_checkpoint_is_a_reason(tmp_path: Path) -> None:
+    big = str(described(tmp_path, **BIG, torch_dtype="float32"))
+    found = answered(big, "--instance", "g6e.xlarge")
+    assert found["not_holding"][0]["reason"] == "the host's memory of 32 GiB does not hold the checkpoint"
+    assert found["nearest"] == ["no machine misses a single goal only: relax several of them, or name more machines"]
+
+
+def test_a_gpu_of_which_only_the_memory_is_known_has_no_speed(model: str) -> None:
+    found = answered(model, "--gpu-memory", "80GB", "--gpu", "h100")
+    assert [one["machine"] for one in found["holding"]] == ["H100"]
+    assert found["not_holding"][0]["reason"].startswith("the GPU is unknown")
+
+
+def test_a_measured_point_moves_the_answer(model: str, tmp_path: Path) -> None:
+    before = answered(model, *LOAD, "--instance", "p5.4xlarge", "--tp", "1")["holding"][0]
+    sizes = CheckpointSizes.from_config(llama())
+    same = {"version": "1.0", "gpu": "H100", "gpus": 1, "precision": "bfloat16", "isl": 2048, "osl": 256, "clients": 64}
+    measured = {"tokens_per_second": 2 * before["tokens_per_second"], "command": "bench", "date": "2026-11-27"}
+    point = Point(model=fingerprint(sizes), name="m", engine="tensorrt_llm", **same, **measured)  # type: ignore[arg-type]
+    write_point(tmp_path / "cache", point)
+    after = answered(model, *LOAD, "--instance", "p5.4xlarge", "--tp", "1")["holding"][0]
+    assert after["tokens_per_second"] == pytest.approx(measured["tokens_per_second"])
+    assert "tensorrt_llm 1.0, bench, 2026-11-27" in after["speed_of_a_copy"]["corrected_by"]
+    for others in (("p5.4xlarge", "--backend", "vllm"), ("p5.4xlarge", "--quantize", "fp8"), ("g6e.xlarge",)):
+        other = answered(model, *LOAD, "--tp", "1", "--instance", *others)["holding"][0]
+        assert other["speed_of_a_copy"]["corrected_by"] is None
+
+
+@by_table("flags", "message")
+def test_what_cannot_be_advised_on_is_refused(model: str, flags: list[str], message: str) -> None:
+    result = advise(model, *flags)
+    assert result.exit_code == 1
+    assert message in result.stderr.replace("\n  ", " ")

