@@ -81,7 +81,7 @@ def _figures(result: Result) -> dict[str, float]:
 
 @dataclass
 class _Replica:
-    """A server, and what was last reported of it to the router."""
+    """A server, and its last report to the router."""
 
     name: str
     server: Server
