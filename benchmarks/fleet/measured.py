@@ -81,7 +81,7 @@ def _figures(result: Result) -> dict[str, float]:
 
 @dataclass
 class _Replica:
-    """A server, and what the router was told of it last."""
+    """A server, and what was last reported of it to the router."""
 
     name: str
     server: Server
