@@ -14,7 +14,7 @@ processes, as a server and a client are, which is what a front end can reach at 
 server's process tree but for its engine: processes that hold GPU memory and the process that started them, per 65,536
 tokens. First tokens and intervals between chunks are the client's. The figures are medians over the rounds, the lowest
 and highest in brackets; the first round of each is left out. The last table has the memory that each server holds on
-each GPU after its rounds, and what `djl-trtllm size` says for this server there.
+each GPU after its rounds, the tokens that this server's KV cache holds, and what `djl-trtllm size` says of both.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -255,11 +259,11 @@ class Served:
     """A server that is loaded through one of its APIs."""
 
     def __init__(self, process: psutil.Process, port: int, api: str) -> None:
-        self.process, self._port, self._api = process, port, api
+        self.process, self.port, self._api = process, port, api
 
     def measure(self, streams: int, tokens: int) -> Round:
         before = front_end_seconds(self.process)
-        found = uvloop.run(load(self._port, self._api, streams, tokens))
+        found = uvloop.run(load(self.port, self._api, streams, tokens))
         used = front_end_seconds(self.process) - before
         found.cpu_seconds = used * _CPU_TOKENS / (streams * tokens)
         return found
@@ -285,12 +289,30 @@ def options(memory: float, degree: int) -> dict[str, str]:
     return {f"OPTION_{name}": value for name, value in given.items()}
 
 
-def estimated(model: Path, memory: float, degree: int) -> int:
-    """The bytes of each GPU that `djl-trtllm size` says this server takes."""
-    command = [sys.executable, "-m", "djl_trtllm", "size", str(model), "--json"]
-    done = subprocess.run(command, env={**os.environ, **options(memory, degree)}, capture_output=True, check=True)
-    parts: dict[str, int] = json.loads(done.stdout)["memory_per_gpu"]
-    return sum(size for name, size in parts.items() if name != "unused")
+def estimated(model: Path, memory: float, degree: int) -> tuple[int, int]:
+    """The bytes of each GPU that `djl-trtllm size` says this server takes, and the tokens of its KV cache.
+
+    Of config.json alone, because the checkpoint has no weights.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copyfile(model / "config.json", Path(folder) / "config.json")
+        command = [sys.executable, "-m", "djl_trtllm", "size", folder, "--json"]
+        done = subprocess.run(command, env={**os.environ, **options(memory, degree)}, capture_output=True, check=True)
+    found = json.loads(done.stdout)
+    parts: dict[str, int] = found["memory_per_gpu"]
+    total = sum(size for name, size in parts.items() if name != "unused")
+    return total, parts["kv_cache"] // found["kv_bytes_per_token"]
+
+
+def kv_tokens(port: int) -> int:
+    """The tokens that this server's KV cache holds, by its metrics."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+        text = page.read().decode()
+    blocks, tokens = (
+        float(re.findall(rf"^djl_trtllm_kv_cache_{name}{{.*}} (.*)$", text, re.MULTILINE)[0])
+        for name in ("blocks", "tokens_per_block")
+    )
+    return int(blocks * tokens)
 
 
 def theirs(model: Path, memory: float, degree: int) -> tuple[list[str], str, dict[str, str]]:
@@ -363,11 +385,15 @@ def print_table(model: str, streams: int, tokens: int, found: dict[str, list[Rou
     Console(width=120).print(table)
 
 
-def print_memory(measured: dict[str, list[int]], estimates: dict[str, int]) -> None:
-    table = Table("", *(f"GPU {number}, MiB" for number in range(pynvml.nvmlDeviceGetCount())), "size says")
+def print_memory(measured: dict[str, list[int]], tokens: dict[str, int], estimates: dict[str, tuple[int, int]]) -> None:
+    gpus = [f"GPU {number}, MiB" for number in range(pynvml.nvmlDeviceGetCount())]
+    table = Table("", *gpus, "size says", "tokens of KV cache", "size says")
     for name, held in measured.items():
-        estimate = f"{estimates[name] >> 20:,}" if name in estimates else ""
-        table.add_row(name, *(f"{each >> 20:,}" for each in held), estimate)
+        row = [f"{each >> 20:,}" for each in held]
+        if name in estimates:
+            total, kv = estimates[name]
+            row += [f"{total >> 20:,}", f"{tokens[name]:,}", f"{kv:,}"]
+        table.add_row(name, *row)
     Console(width=120).print(table)
 
 
@@ -391,7 +417,8 @@ def main() -> None:
     pynvml.nvmlInit()
     found: dict[int, dict[str, list[Round]]] = {streams: {} for streams in options.streams}
     held: dict[str, list[int]] = {}
-    estimates: dict[str, int] = {}
+    tokens: dict[str, int] = {}
+    estimates: dict[str, tuple[int, int]] = {}
     all_kinds = [(kind, degree) for kind in options.kinds for degree in degrees]
     for group in [[each] for each in all_kinds] if options.one_at_a_time else [all_kinds]:
         with ExitStack() as stack:
@@ -403,11 +430,14 @@ def main() -> None:
                         result = each.measure(streams, options.tokens)
                         if number:
                             found[streams].setdefault(name, []).append(result)
-            held |= {name: memory_of(each.process) for name, each in measured.items() if isinstance(each, Served)}
+            servers = {name: each for name, each in measured.items() if isinstance(each, Served)}
+            held |= {name: memory_of(each.process) for name, each in servers.items()}
+            ours_here = [label(*each, degrees) for each in group if each[0] in OURS]
+            tokens |= {name: kv_tokens(servers[name].port) for name in ours_here}
         estimates |= {label(*each, degrees): estimated(model, memory, each[1]) for each in group if each[0] in OURS}
     for streams in options.streams:
         print_table(model.name, streams, options.tokens, found[streams])
-    print_memory(held, estimates)
+    print_memory(held, tokens, estimates)
 
 
 def label(kind: str, degree: int, degrees: list[int]) -> str:

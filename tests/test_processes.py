@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from djl_trtllm.files import read_file
-from djl_trtllm.processes import raise_limit
+from djl_trtllm.processes import end_group, raise_limit
 
 BEGIN = """
 import resource, signal
@@ -89,6 +91,19 @@ def test_the_limit_is_raised_as_far_as_it_is_needed_and_may_be(
     monkeypatch.setattr(resource, "setrlimit", lambda kind, wanted: limits.append(wanted))
     assert raise_limit(needed) == result
     assert limits == given
+
+
+def test_a_group_ends_also_where_an_interrupt_ends_the_wait_for_it() -> None:
+    text = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    with process.stdout:
+        process.stdout.readline()
+        timer = threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            end_group(process, 600)
+    assert process.returncode == -signal.SIGKILL
 
 
 def _write(path: Path) -> None:

@@ -195,6 +195,20 @@ def supported(request: GenerationRequest, limits: Limits, features: frozenset[st
     return request
 
 
+MOST_NUMBERS = 2**22
+"""Numbers of all vectors in a response: as JSON they are some 46 MB, of which there are two copies for a moment."""
+
+
+def require_vectors_fit(requests: Sequence[GenerationRequest], limits: Limits) -> None:
+    """Raise InvalidRequestError for a call whose vectors have more than `MOST_NUMBERS` numbers together."""
+    asked = [limits.dimensions if each.pooling is None else each.pooling.dimensions for each in requests]
+    if (numbers := sum(each or limits.dimensions for each in asked)) > MOST_NUMBERS:
+        raise InvalidRequestError(
+            f"the vectors of {len(requests)} texts have {numbers:,} numbers: expected at most {MOST_NUMBERS:,} in a "
+            "response; send fewer texts, or ask for fewer 'dimensions'"
+        )
+
+
 @functools.lru_cache(maxsize=8)
 def refusals(limits: Limits, features: frozenset[str]) -> Mapping[str, str]:
     """Why `supported` refuses a request that sets one field, or has a guide of one kind, by the field or the kind.

@@ -352,6 +352,7 @@ class RollingBatch:
             request.adapter,
             images=len(images),
             image_tokens=sum(image.tokens for image in images),
+            image_bytes=sum(len(image.data) for image in images),
         )
         state = RequestState(request.sampling, sequences, consumer, record)
         blocks = self._sequence_limits.blocks(len(prompt_ids), max_new_tokens)
@@ -401,9 +402,10 @@ class RollingBatch:
         elif len(self._running) < running or len(self._trials) < trials:
             self._schedule()
 
-    def cancel(self, state: RequestState) -> None:
-        """End a request whose client has disconnected."""
-        self._abort(state, FinishReason.CANCELLED, None)
+    def cancel(self, *states: RequestState) -> None:
+        """End the requests of a client that has disconnected; nothing starts in their places before all have ended."""
+        for state in states:
+            self._abort(state, FinishReason.CANCELLED, None)
         self._search()
 
     def expire(self, timeout: float) -> None:

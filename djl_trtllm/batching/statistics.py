@@ -104,6 +104,8 @@ class RequestRecord:
     images: int = 0
     image_tokens: int = 0
     """Tokens of the prompt that are its images."""
+    image_bytes: int = 0
+    """Bytes of their files."""
 
     queue_time = _Duration("arrived", "started")
     time_to_first_token = _Duration("arrived", "first_token_at")
@@ -157,6 +159,11 @@ class Statistics:
     """Sequences by finish reason."""
     prompt_tokens: int = 0
     reused_prompt_tokens: int = 0
+    images: int = 0
+    image_tokens: int = 0
+    image_bytes: int = 0
+    refused_images: Counter[str] = field(default_factory=Counter)
+    """Images that were not taken, by `RefusedImageError.reason`."""
     generated_tokens: int = 0
     accepted_tokens: int = 0
     """Generated tokens that drafts proposed."""
@@ -187,6 +194,9 @@ class Statistics:
         self.requests += 1
         self.last_request_at = time.time()
         self.prompt_tokens += record.prompt_tokens
+        self.images += record.images
+        self.image_tokens += record.image_tokens
+        self.image_bytes += record.image_bytes
         record.number, record.model = self.requests, self.model
         self.live[record.number] = record
 

@@ -118,6 +118,7 @@ class Advice:
 
     def __init__(self, request: SizeRequest, machines: Sequence[Machine], goals: Goals, degrees: Sequence[int]) -> None:
         self.request, self.goals, self._degrees = request, goals, degrees
+        self._machines = machines
         narrow = _in_fp8(request)
         self._settings = [
             setting
@@ -140,14 +141,25 @@ class Advice:
         return list(best.values())
 
     @cached_property
-    def failing(self) -> list[tuple[Setting, str]]:
-        """The other machines in the same order, each with what the setting that comes nearest misses."""
+    def failing(self) -> list[tuple[str, str, str]]:
+        """The other machines in the same order: name, the setting that comes nearest, and what it misses."""
         holding = {setting.gpus for setting in self.holding}
         nearest: dict[object, Setting] = {}
         for setting in sorted(self._settings, key=self._distance):
             if setting.gpus not in holding:
                 nearest.setdefault(setting.gpus, setting)
-        return [(one, "; ".join(one.misses(self.goals).values())) for one in sorted(nearest.values(), key=_order)]
+        tried = {setting.machine.name for setting in self._settings}
+        return [
+            *(
+                (one.machine.name, str(one), "; ".join(one.misses(self.goals).values()))
+                for one in sorted(nearest.values(), key=_order)
+            ),
+            *(
+                (one.name, one.name, f"its {one.gpus} GPU{'s' if one.gpus != 1 else ''} cannot divide the model so")
+                for one in self._machines
+                if one.name not in tried
+            ),
+        ]
 
     def _distance(self, setting: Setting) -> tuple[object, ...]:
         missed = setting.misses(self.goals)
@@ -172,11 +184,10 @@ class Advice:
 
     def _fewer_clients(self) -> Iterator[str]:
         """The most clients, of halves of the number, that one of the machines holds with the other goals."""
-        machines = list({setting.machine.name: setting.machine for setting in self._settings}.values())
         clients = self.goals.load.clients // 2
         while clients:
             goals = replace(self.goals, load=replace(self.goals.load, clients=clients))
-            fewer = Advice(self.request, machines, goals, self._degrees)
+            fewer = Advice(self.request, self._machines, goals, self._degrees)
             if fewer.holding:
                 yield f"--clients {clients} is held by {fewer.holding[0]}"
                 return
@@ -196,8 +207,7 @@ class Advice:
             "prices": str(PRICES),
             "holding": [_as_json(setting) for setting in self.holding],
             "not_holding": [
-                {"machine": setting.machine.name, "setting": str(setting), "reason": reason}
-                for setting, reason in self.failing
+                {"machine": name, "setting": setting, "reason": reason} for name, setting, reason in self.failing
             ],
             "nearest": [] if self.holding else self.nearest,
         }
@@ -210,7 +220,7 @@ class Advice:
         else:
             lines += ["None of these machines holds it. What would be held:", *(f"  {one}" for one in self.nearest), ""]
         if self.failing:
-            lines += ["Not held by:", *(f"  {setting}: {reason}" for setting, reason in self.failing), ""]
+            lines += ["Not held by:", *(f"  {setting}: {reason}" for _, setting, reason in self.failing), ""]
         return [*lines, f"Prices: {PRICES}. {HINT}"]
 
     def _table(self) -> list[str]:

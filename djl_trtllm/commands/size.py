@@ -56,7 +56,7 @@ def size(
     pp: Annotated[int | None, _machine("--pp", help="Pipeline parallel degree.")] = None,
     quantize: Annotated[str | None, _model(metavar="METHOD", help="As option.quantize, such as fp8.")] = None,
     kv_cache_dtype: Annotated[str | None, _model(metavar="TYPE", help="As option.kv_cache_dtype, such as fp8.")] = None,
-    backend: Annotated[str | None, _model(help="tensorrt (an engine, the default) or pytorch.")] = None,
+    backend: Annotated[str | None, _model(help="tensorrt (an engine, the default), pytorch or vllm.")] = None,
     isl: Annotated[int | None, _model("--isl", help="Prompt tokens of a sequence.")] = None,
     osl: Annotated[int | None, _model("--osl", help="Output tokens of a sequence.")] = None,
     max_num_tokens: Annotated[

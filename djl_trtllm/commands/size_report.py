@@ -17,7 +17,7 @@ from djl_trtllm.listing import columns
 from djl_trtllm.model import ModelKind, inspect
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
-from djl_trtllm.sizing.estimate import warnings_of
+from djl_trtllm.sizing.estimate import Conditions, usual_vllm_tokens, warnings_of
 from djl_trtllm.sizing.machines import PRICES, Machine, aws_machines, gpu_found, of_gpu, of_instance, of_memory
 from djl_trtllm.sizing.points import Point, fingerprint, precision_of, read_points
 from djl_trtllm.sizing.recommendation import (
@@ -40,6 +40,7 @@ _GIB = 1 << 30
 _DRIVERS = 2 * _GIB
 """Memory in use that is no warning: the driver keeps half a GiB of a large GPU, and a program's context as much."""
 _FP8_SINCE = (8, 9)
+_ENGINES = {"tensorrt": "TensorRT engine", "pytorch": "PyTorch", "vllm": "vLLM"}
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,13 @@ class SizeRequest:
     def compiled(self) -> bool:
         return self.config.options.backend in (Backend.AUTO, Backend.TENSORRT)
 
+    def _tokens(self, conditions: Conditions) -> int | None:
+        """The tokens of an iteration that are sized as they are: the options', or vLLM's own."""
+        options = self.config.options
+        if conditions.backend != "vllm":
+            return options.max_num_tokens
+        return options.max_num_tokens or options.max_num_batched_tokens or usual_vllm_tokens(conditions.gpu_memory)
+
     def degree_on(self, machine: Machine) -> int:
         """Return the options' tensor parallel degree; `max` is the number of GPUs. Raises SizingError."""
         degree = self.config.options.tensor_parallel_degree
@@ -128,7 +136,7 @@ class SizeRequest:
         )
         conditions = replace(conditions, max_batch_size=max(_WIDENED_BATCH, conditions.max_batch_size))
         found = recommend(self.sizes, conditions, machine.known, gpu=machine.gpu, lmi=self.lmi)
-        return replace(found, wanted=self.config.options.max_num_tokens)
+        return replace(found, wanted=self._tokens(conditions))
 
     @property
     def engine(self) -> str:
@@ -398,15 +406,18 @@ class SizeReport:
         third = [
             f"on {self.machine}{cost}; tensor parallel {conditions.tensor_parallel}",
             *([f"pipeline parallel {conditions.pipeline_parallel}"] if conditions.pipeline_parallel > 1 else []),
-            "TensorRT engine" if self.request.compiled else "PyTorch",
+            _ENGINES[conditions.backend],
         ]
         return [", ".join(first), ", ".join(second), ", ".join(third)]
 
     def _memory_lines(self) -> list[str]:
-        total, needed = self.found.estimate.conditions.gpu_memory, sum(self.memory.values())
+        conditions = self.found.estimate.conditions
+        total, needed = conditions.gpu_memory, sum(self.memory.values())
         notes = {
             "activations": f"for max_num_tokens {self.tokens}" if self.tokens else "",
-            "kv_cache": f"{self.found.estimate.conditions.fraction:g} of what the others leave",
+            "kv_cache": f"in {conditions.utilization:g} of the GPU"
+            if conditions.backend == "vllm"
+            else f"{conditions.fraction:g} of what the others leave",
         }
         rows = [("memory of each GPU", "GiB", "share", "")]
         for part, size in self.memory.items():

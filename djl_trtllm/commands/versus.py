@@ -61,6 +61,7 @@ def versus(
         from djl_trtllm.bench.session import Load, Plan, Result
         from djl_trtllm.commands.bench import closed_loops
         from djl_trtllm.commands.bench_record import Recorder
+        from djl_trtllm.engines.hardware import read_states
         from djl_trtllm.versus.engines import read_engines
         from djl_trtllm.versus.report import picture_of
         from djl_trtllm.versus.rounds import compare
@@ -84,6 +85,8 @@ def versus(
             template=template,
         )
         chosen = read_engines(engines)
+        if record and not read_states():
+            raise BenchmarkError("--record: points are of NVIDIA GPUs, and this machine has none; leave it out")
         recorders = [Recorder.of(model, engine.name, None) for engine in chosen] if record else []
         found = compare(model, chosen, plan, rounds, progress_printer(), _silent)
         for recorder, measured in zip(recorders, found.engines, strict=bool(recorders)):

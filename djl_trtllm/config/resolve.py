@@ -294,7 +294,7 @@ def _forbidden(declared: DeclaredOption, setting: Setting) -> str:
 def _take_the_engine_that_lmi_names(draft: _Draft) -> None:
     """`rolling_batch` or `entryPoint` names vLLM, as in most files for LMI, unless `backend` names an engine.
 
-    A model that embeds or scores is not served by vLLM here.
+    A model that embeds or scores has other engines, too: what is installed here decides.
     """
     named = engine_named(draft.values.get)
     if draft.value("task") in (Task.EMBED, Task.SCORE):

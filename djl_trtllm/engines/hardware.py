@@ -89,15 +89,6 @@ def visible_gpus(
     return _visible(devices, environ), driver
 
 
-def gpu_memory_in_use() -> int | None:
-    """The bytes that all processes together use of this machine's GPUs; None without NVML or a GPU."""
-
-    def used(nvml: Any, handles: list[Any]) -> int | None:
-        return sum(int(nvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles) if handles else None
-
-    return _ask_nvml(used)
-
-
 _T = TypeVar("_T")
 
 

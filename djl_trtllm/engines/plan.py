@@ -22,6 +22,7 @@ from djl_trtllm.errors import ModelError
 from djl_trtllm.files import MOST_JSON_BYTES, read_file
 from djl_trtllm.model import Layout, ModelShape
 from djl_trtllm.model.adapter import AdapterLimits
+from djl_trtllm.model.pooling import Head
 
 _MOST_THREADS = 8
 _SAFETENSORS = ("*.safetensors", "*.safetensors.index.json")
@@ -108,6 +109,8 @@ def _has_own_code(checkpoint: Path) -> bool:
     return isinstance(config, dict) and "auto_map" in config
 
 
+_LONGEST_TEXT = 8192
+"""Most tokens of a text that becomes a vector, unless the user allows more: attention takes their square in memory."""
 DRAFT_FOLDER = "draft"
 """The folder for a compiled draft model in the engine's directory."""
 
@@ -301,3 +304,10 @@ def planned_length(config: Config, shape: ModelShape, notes: list[str]) -> int:
         asked = " and ".join(config.format_setting(name) for name in names)
         notes.append(f"the longest sequence is {context} tokens, the model's context, and not {wanted} as from {asked}")
     return context
+
+
+def planned_text_length(config: Config, shape: ModelShape, head: Head, notes: list[str]) -> int:
+    """Tokens of the longest text that becomes a vector or a score; adds to `notes` as `planned_length` does."""
+    if config.is_set("max_seq_len") or config.is_set("max_input_len"):
+        return planned_length(config, replace(shape, max_position_embeddings=head.max_length), notes)
+    return min(head.max_length or _LONGEST_TEXT, _LONGEST_TEXT)

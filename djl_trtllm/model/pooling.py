@@ -58,6 +58,9 @@ _POOLED = {
 """Names in a Pooling module's config.json: members that are true, and values of `pooling_mode`."""
 
 
+_SHOWN = {Pooled.CLS: "first token", Pooled.MEAN: "mean of all tokens", Pooled.LAST: "last token"}
+
+
 @dataclass(frozen=True)
 class Head:
     """The steps that follow the layers of a model that embeds or scores.
@@ -71,6 +74,12 @@ class Head:
     activates: bool
     max_length: int | None
     pad_id: int
+
+    def describe(self) -> str:
+        """What comes of a text, such as "vectors of the last token, normalised"."""
+        if self.task is Task.SCORE:
+            return f"scores of pairs, {'through a sigmoid' if self.activates else 'as they are'}"
+        return f"vectors of the {_SHOWN[self.pooled]}, {'normalised' if self.activates else 'as they are'}"
 
 
 def find_task(asked: Task, layout: Layout) -> Task:

@@ -5,8 +5,10 @@ Pixels are counted from a file's header before any is decoded. Pillow is importe
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_PIXELS = 2**25
 """Most pixels of all images of a request. Decoding one image as large takes 130 to 260 MiB, a WebP 540 (measured)."""
+MOST_KEPT = 256 * 2**20
+"""Most bytes of the pixels that an engine process keeps."""
 _MOST_SCANS = 64
 """Most scans of a JPEG file. Each goes over all pixels; progressive files have ten."""
 _JPEG, _SCAN = b"\xff\xd8", b"\xff\xda"
@@ -28,6 +32,14 @@ _LONGEST_SIDES = 200
 """How many times as long as wide an image may be, as in transformers' processor of Qwen-VL."""
 _PATCHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 _AROUND = ("vision_start_token_id", "vision_end_token_id")
+
+
+class RefusedImageError(ValueError):
+    """An image is not taken. `reason` is size (bytes, pixels, scans or sides), format, damaged or address."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -73,12 +85,12 @@ class Vision:
         return cls(config["image_token_id"], patch * merge, least, most, around, config.get("video_token_id"))
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
-        """The size that the processor gives an image. Raises ValueError for one that is too long for it.
+        """The size that the processor gives an image. Raises RefusedImageError for one that is too long for it.
 
         The rule is that of `smart_resize` in transformers 5.0 (models/qwen2_vl/image_processing_qwen2_vl.py).
         """
         if max(width, height) > _LONGEST_SIDES * min(width, height):
-            raise ValueError(f"expected at most {_LONGEST_SIDES} times as long as wide")
+            raise RefusedImageError("size", f"expected at most {_LONGEST_SIDES} times as long as wide")
         side = self.side
         scaled = tuple(round(length / side) * side for length in (width, height))
         pixels = scaled[0] * scaled[1]
@@ -91,16 +103,16 @@ class Vision:
         long, short = max(scaled), min(scaled)
         # Other sizes are scaled once more by the engine, which then has other tokens.
         if not self.least <= long * short <= self.most or long > _LONGEST_SIDES * short:
-            raise ValueError("it is too long for this model's min_pixels and max_pixels")
+            raise RefusedImageError("size", "it is too long for this model's min_pixels and max_pixels")
         return scaled[0], scaled[1]
 
     def tokens(self, width: int, height: int) -> int:
-        """The number of the prompt's tokens that an image takes. Raises ValueError."""
+        """The number of the prompt's tokens that an image takes. Raises RefusedImageError."""
         scaled = self.scaled(width, height)
         return scaled[0] * scaled[1] // self.side**2
 
     def pixels(self, data: bytes) -> Picture:
-        """The image of a file as the processor takes it. Raises ValueError."""
+        """The image of a file as the processor takes it. Raises RefusedImageError."""
         picture = decode(data)
         scaled = self.scaled(*picture.size)
         return picture if picture.size == scaled else picture.resize(scaled, _bicubic())
@@ -137,6 +149,41 @@ class Vision:
         return found
 
 
+class ScaledImages:
+    """Images as the processor takes them, kept by the content of their files and the salt of their prompts.
+
+    A conversation sends its images again with each turn. Those of `most_bytes` in all are kept; the one whose last use
+    is longest ago goes first.
+    """
+
+    def __init__(self, vision: Vision, most_bytes: int = MOST_KEPT) -> None:
+        self._vision = vision
+        self._left = most_bytes
+        self._kept: OrderedDict[str, Picture] = OrderedDict()
+
+    def pixels(self, data: bytes, salt: str) -> Picture:
+        """See `Vision.pixels`."""
+        name = content_name(data, salt)
+        if (known := self._kept.get(name)) is not None:
+            self._kept.move_to_end(name)
+            return known
+        picture = self._vision.pixels(data)
+        self._kept[name] = picture
+        self._left -= _pixel_bytes(picture)
+        while self._left < 0:
+            self._left += _pixel_bytes(self._kept.popitem(last=False)[1])
+        return picture
+
+
+def content_name(data: bytes, salt: str) -> str:
+    """The name of a file's content among those of prompts with this salt."""
+    return hashlib.sha256(b"%s\0%s" % (salt.encode(), data)).hexdigest()
+
+
+def _pixel_bytes(picture: Picture) -> int:
+    return 3 * picture.width * picture.height
+
+
 _LEAVE_OUT = "leave the model's own marks of images and videos out of texts"
 
 
@@ -149,8 +196,8 @@ def _bicubic() -> Any:
 def decode(data: bytes, most_pixels: int = MOST_PIXELS) -> Picture:
     """The pixels of an image file in RGB, upright, of an animation the first picture.
 
-    Raises ValueError for what is no file of `FORMATS`, has more than `most_pixels`, or is damaged. Lets go of the GIL
-    while it decodes.
+    Raises RefusedImageError for what is no file of `FORMATS`, has more than `most_pixels`, or is damaged. Lets go of
+    the GIL while it decodes.
     """
     from PIL import Image as Pictures
     from PIL import ImageOps, UnidentifiedImageError
@@ -162,27 +209,24 @@ def decode(data: bytes, most_pixels: int = MOST_PIXELS) -> Picture:
             ImageOps.exif_transpose(opened, in_place=True)
             upright: Picture = opened
             return upright if upright.mode == "RGB" else upright.convert("RGB")
-    except _RefusedError as error:
-        raise ValueError(str(error)) from None
+    except RefusedImageError:
+        raise
     except Pictures.DecompressionBombError:  # more than Pillow's own bound, which is higher
-        raise ValueError(f"too many pixels, expected at most {most_pixels:,}") from None
+        raise RefusedImageError("size", f"too many pixels, expected at most {most_pixels:,}") from None
     except UnidentifiedImageError:
-        raise ValueError(f"no file of {', '.join(FORMATS)}") from None
+        raise RefusedImageError("format", f"no file of {', '.join(FORMATS)}") from None
     except Exception as error:  # Pillow's readers raise anything for damaged files
-        raise ValueError(f"a damaged file ({type(error).__name__}: {str(error)[:200]})") from None
-
-
-class _RefusedError(Exception):
-    """A file is too much to decode."""
+        raise RefusedImageError("damaged", f"a damaged file ({type(error).__name__}: {str(error)[:200]})") from None
 
 
 def _check(opened: Picture, data: bytes, most_pixels: int) -> None:
     width, height = opened.size
     if width * height > most_pixels:
-        raise _RefusedError(
+        raise RefusedImageError(
+            "size",
             f"{width} x {height} pixels, expected at most {most_pixels:,}; the images of a request may have "
-            f"{MOST_PIXELS:,} in all"
+            f"{MOST_PIXELS:,} in all",
         )
     # Pillow has another format for one with several images.
     if data.startswith(_JPEG) and data.count(_SCAN) > _MOST_SCANS:
-        raise _RefusedError(f"a JPEG file of more than {_MOST_SCANS} scans")
+        raise RefusedImageError("size", f"a JPEG file of more than {_MOST_SCANS} scans")

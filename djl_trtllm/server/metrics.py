@@ -202,7 +202,7 @@ class MetricsPage(Collector):
         yield stall
 
     def _reasons(self, models: Sequence[ModelFigures]) -> Iterator[Metric]:
-        """Counters by finish reason, under our own names."""
+        """Counters by reason, under our own names."""
         for name, field, text in _BY_REASON:
             counts = [
                 ([model.name, FINISH_WORDS[reason]], count)
@@ -210,6 +210,13 @@ class MetricsPage(Collector):
                 for reason, count in sorted(getattr(model.statistics, field).items())
             ]
             yield from _known(CounterMetricFamily(_PREFIX + name, text, labels=["model", "reason"]), counts)
+        refused = [
+            ([model.name, reason], count)
+            for model in models
+            for reason, count in sorted(model.statistics.refused_images.items())
+        ]
+        text = "Images that were not taken: size, format, damaged, address."
+        yield from _known(CounterMetricFamily(_PREFIX + "refused_images", text, labels=["model", "reason"]), refused)
 
     def _outcomes(self, models: Sequence[ModelFigures]) -> Iterator[Metric]:
         """Counters of successes and of errors, under TensorRT-LLM's names."""

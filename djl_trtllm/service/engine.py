@@ -97,7 +97,7 @@ _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 10.0
 _FORGIVEN_AFTER_SECONDS = 600.0
 """After this time the death of an engine process no longer counts against `retry_threshold`. One that was killed from
-outside is a failure only if none has worked for this time."""
+outside counts if none has worked for this time."""
 _IDLE_SECONDS = 10.0
 """An engine process that was ready for this time, and had nothing to do at its end, did not fail at its start."""
 _FIRST_PAUSE_SECONDS = 30.0

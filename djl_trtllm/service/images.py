@@ -14,12 +14,13 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from urllib.parse import urlsplit
 
 from djl_trtllm.errors import InvalidRequestError
-from djl_trtllm.model.vision import MOST_PIXELS, Vision, decode
+from djl_trtllm.model.vision import MOST_PIXELS, RefusedImageError, Vision, decode
 from djl_trtllm.request import Image, ImageSource
 from djl_trtllm.service.work import WorkerThreads
 
@@ -31,8 +32,10 @@ _PIECE = 65_536
 _HEADERS = {"Accept": "image/png, image/jpeg, image/webp, image/gif", "User-Agent": "djl-trtllm"}
 
 
-async def read_images(sources: Sequence[ImageSource], vision: Vision, most_bytes: int) -> tuple[Image, ...]:
-    """The images, with at most `most_bytes` and `MOST_PIXELS` in all.
+async def read_images(
+    sources: Sequence[ImageSource], vision: Vision, most_bytes: int, refused: Counter[str]
+) -> tuple[Image, ...]:
+    """The images, with at most `most_bytes` and `MOST_PIXELS` in all. One that is not taken counts in `refused`.
 
     Raises InvalidRequestError, which names the content part.
     """
@@ -46,7 +49,8 @@ async def read_images(sources: Sequence[ImageSource], vision: Vision, most_bytes
                 read = partial(_checked, await _FETCHING.run(partial(_fetch, source.url, most_bytes)), most_pixels)
             data, width, height = await _DECODING.run(read)
             tokens = vision.tokens(width, height)
-        except ValueError as error:
+        except ValueError as error:  # others than our own are of addresses
+            refused[error.reason if isinstance(error, RefusedImageError) else "address"] += 1
             raise InvalidRequestError(f"'{source.place}' is an image that cannot be read: {error}") from None
         most_bytes -= len(data)
         most_pixels -= width * height
@@ -55,21 +59,21 @@ async def read_images(sources: Sequence[ImageSource], vision: Vision, most_bytes
 
 
 def _checked(data: bytes, most_pixels: int) -> tuple[bytes, int, int]:
-    """The file, and the size of its image. Raises ValueError."""
+    """The file, and the size of its image. Raises RefusedImageError."""
     return data, *decode(data, most_pixels).size
 
 
 def _decoded(url: str, most_bytes: int, most_pixels: int) -> tuple[bytes, int, int]:
-    """The file in a `data:` URL, and the size of its image. Raises ValueError."""
+    """The file in a `data:` URL, and the size of its image. Raises RefusedImageError."""
     head, comma, text = url.partition(",")
     if not comma or not head.endswith(";base64"):
-        raise ValueError("expected data:image/...;base64, and the file in base64")
+        raise RefusedImageError("format", "expected data:image/...;base64, and the file in base64")
     if len(text) * 3 // 4 > most_bytes:
-        raise ValueError(_TOO_LARGE.format(most_bytes))
+        raise RefusedImageError("size", _TOO_LARGE.format(most_bytes))
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise ValueError(f"no base64 ({error})") from None
+        raise RefusedImageError("format", f"no base64 ({error})") from None
     return _checked(data, most_pixels)
 
 
@@ -80,24 +84,27 @@ _TOO_LARGE = "more than the {} bytes that the images of a request have left (max
 
 
 def _fetch(address: str, most_bytes: int) -> bytes:
-    """The file at an address, whose host the operator allows. Redirects are not followed. Raises ValueError."""
+    """The file at an address, whose host the operator allows. Redirects are not followed. Raises RefusedImageError."""
     url = urlsplit(address)
     connection = _Connection(url.hostname or "", url.port, tls=url.scheme == "https")
     try:
         connection.request("GET", (url.path or "/") + (url.query and f"?{url.query}"), headers=_HEADERS)
         with connection.getresponse() as response:
             if response.status != http.client.OK:
-                raise ValueError(f"its server answered with {response.status}; redirects are not followed")
+                raise RefusedImageError(
+                    "address", f"its server answered with {response.status}; redirects are not followed"
+                )
             data = bytearray()
             while piece := response.read1(_PIECE):
                 data += piece
                 if len(data) > most_bytes:
-                    raise ValueError(_TOO_LARGE.format(most_bytes))
+                    raise RefusedImageError("size", _TOO_LARGE.format(most_bytes))
                 connection.require_time()
         connection.require_time()  # a connection that was shut looks like the end of the file
         return bytes(data)
     except (OSError, http.client.HTTPException) as error:
-        raise ValueError(f"it cannot be fetched within {_FETCH_SECONDS:g} seconds ({type(error).__name__})") from None
+        problem = f"it cannot be fetched within {_FETCH_SECONDS:g} seconds ({type(error).__name__})"
+        raise RefusedImageError("address", problem) from None
     finally:
         connection.end()
 
@@ -123,7 +130,8 @@ class _Connection(http.client.HTTPConnection):
         found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         for *_, address in found:
             if not _is_public(str(address[0])):
-                raise ValueError(f"the host {self.host} has the address {address[0]}, which is not a public one")
+                problem = f"the host {self.host} has the address {address[0]}, which is not a public one"
+                raise RefusedImageError("address", problem)
         family, kind, protocol, _, address = found[0]
         left = self.require_time()
         opened = socket.socket(family, kind, protocol)

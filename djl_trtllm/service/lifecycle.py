@@ -33,7 +33,7 @@ import msgspec
 
 from djl_trtllm import errors
 from djl_trtllm.api import Call, Dialect, ModelContext, Prompt, RawRequest, ResponseEncoder
-from djl_trtllm.batching.admission import refusals, supported
+from djl_trtllm.batching.admission import refusals, require_vectors_fit, supported
 from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.batching.statistics import Statistics
@@ -234,6 +234,8 @@ class ModelService:
         if batch is None or self.state not in (State.READY, State.RECOVERING):
             raise self._not_ready()
         requests = [self._supported(request) for request in call.requests]
+        if requests[0].pooling is not None and self._engine is not None:
+            require_vectors_fit(requests, self._engine.limits)
         adapters = [None if request.adapter is None else self.adapters.find(request.adapter) for request in requests]
         sequences = sum(request.sampling.sequences for request in requests)
         batch.admit(sequences, call.origin.client)
@@ -304,10 +306,8 @@ class ModelService:
 
     def cancel(self, states: Sequence[RequestState]) -> None:
         """End the requests of a call whose client has disconnected."""
-        # In reverse order, so that the end of one does not start a later one.
-        for state in reversed(states):
-            if self.batch is not None and not state.done:
-                self.batch.cancel(state)
+        if self.batch is not None and (left := [state for state in states if not state.done]):
+            self.batch.cancel(*left)
 
     def _supported(self, request: GenerationRequest) -> GenerationRequest:
         """The request as the engine can run it. Raises UnsupportedParameterError."""
@@ -319,7 +319,7 @@ class ModelService:
     def prompts(self) -> PromptReader:
         """The reader of this worker's prompts, made at the first request."""
         if self._prompts is None:
-            self._prompts = PromptReader(self.model)
+            self._prompts = PromptReader(self.model, self.statistics)
         return self._prompts
 
     async def _read_prompts(

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
+from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, PromptTooLongError, RequestTimeoutError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.model.chat_template import LENGTH_BYTES, RENDERED, framed
@@ -56,10 +57,11 @@ class ReadPrompt(NamedTuple):
 class PromptReader:
     """Reads the prompts of one model's requests. All methods run on the event loop."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, statistics: Statistics) -> None:
         self._tokenizer: Tokenizer = model.tokenizer
         self._max_input_len = model.limits.max_input_len
         self._vision = model.vision
+        self._refused = statistics.refused_images
         self._most_bytes = model.options.max_request_size
         self._timeout = model.options.predict_timeout
         self._template_timeout = model.options.chat_template_timeout
@@ -74,7 +76,7 @@ class PromptReader:
             raise InvalidRequestError("'truncate' is given and the messages have images: leave it out")
         images: tuple[Image, ...] = ()
         if request.images and self._vision is not None:
-            images = await self.in_time(read_images(request.images, self._vision, self._most_bytes))
+            images = await self.in_time(read_images(request.images, self._vision, self._most_bytes, self._refused))
         text, ids = request.prompt, request.prompt_ids
         if ids is None:
             if request.messages is not None:

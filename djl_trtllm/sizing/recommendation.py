@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import cached_property
 from types import MappingProxyType
 
-from djl_trtllm.config import Config, DType, KvCacheDType
+from djl_trtllm.config import Backend, Config, DType, KvCacheDType
 from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import SizingError
 from djl_trtllm.model.checkpoint import ModelShape
@@ -48,6 +48,7 @@ def halvings(max_num_tokens: int) -> Iterator[int]:
 
 FREE_MEMORY_FRACTION = 0.95
 """Share for the KV cache of the memory that the loaded model leaves, where no option says another."""
+_VLLM_SHARE = 0.9
 _BFLOAT16_SINCE = (8, 0)
 _DTYPES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
 
@@ -63,7 +64,7 @@ def conditions_of(
     compiled: bool = True,
     draft: CheckpointSizes | None = None,
 ) -> Conditions:
-    """The conditions of a model with these options; `compiled` for an engine, false for PyTorch."""
+    """The conditions of a model with these options; `compiled` for an engine, false for PyTorch and vLLM."""
     options = config.options
     longest = options.max_seq_len or options.max_input_len + options.max_output_len
     longest = min(longest, shape.max_position_embeddings or longest)
@@ -85,7 +86,8 @@ def conditions_of(
         attention_windows=options.max_attention_window,
         draft=draft,
         lora=_lora(config),
-        backend="tensorrt" if compiled else "pytorch",
+        backend="tensorrt" if compiled else "vllm" if options.backend is Backend.VLLM else "pytorch",
+        utilization=_VLLM_SHARE if options.gpu_memory_utilization is None else options.gpu_memory_utilization,
     )
 
 
@@ -256,7 +258,8 @@ class Recommendation:
         """Return where the number comes from."""
         if self.wanted is not None:
             where = f"half of the estimate of {self.maximum}" if self.row is None else str(self.row)
-            return f"option.max_num_tokens; recommended is {replace(self, wanted=None).max_num_tokens}, {where}"
+            own = ", or vLLM's own" if self.estimate.conditions.backend == "vllm" else ""
+            return f"option.max_num_tokens{own}; recommended is {replace(self, wanted=None).max_num_tokens}, {where}"
         capped = f", at most {MOST} used" if self.max_num_tokens == MOST else ""
         if self.row is None:
             return f"half of the estimate of {self.maximum} for {self.place}{capped}"
@@ -310,13 +313,14 @@ def recommend(
 ) -> Recommendation:
     """`machine` is None for GPUs that are not in the table; `gpu` names them then. Raises SizingError.
 
-    Rows are of plain models: neither quantised nor spread over groups of GPUs, without beams, adapters and drafts.
+    Rows are of plain models on TensorRT-LLM: neither quantised nor spread over groups of GPUs, without beams, adapters
+    and drafts.
     """
     dtype = conditions.dtype or sizes.shape.dtype
     plain = conditions.pipeline_parallel == conditions.max_beam_width == 1 and not (conditions.lora or conditions.draft)
     unquantised = conditions.quantization is None and sizes.quantization is None
     row = None
-    if machine is not None and plain and unquantised:
+    if machine is not None and plain and unquantised and conditions.backend != "vllm":
         row = look_up(sizes.shape, sizes.experts, dtype, machine, conditions.tensor_parallel, lmi)
     if gpu is None and machine is not None:
         gpu = machine.gpu.name if isinstance(machine, Instance) else machine.name

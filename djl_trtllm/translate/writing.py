@@ -18,6 +18,7 @@ from djl_trtllm.translate.translation import Line, Translation
 _PLAIN = re.compile(r"[A-Za-z0-9_./$][\w./@+$-]*(:[\w./@+$-]+)*")
 _NAMED, _BRACED = re.compile(r"^\$(\w+)$"), r"${\1}"
 """A variable of the shell, and a placeholder as config.pbtxt has it, where a number is not known yet."""
+_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
 _NO_TEXTS = ("yes", "no", "on", "off", "null", "y", "n")
 _PROGRAMS = {
     "sglang": "python -m sglang.launch_server",
@@ -52,7 +53,7 @@ def _properties(translation: Translation) -> Iterator[str]:
     for line in translation.kept:
         value = json.dumps(line.value) if isinstance(line.value, (dict, list)) and not _plain_list(line.value) else None
         yield f"# {summary(line)}"
-        yield f"{line.name}={value or as_text(line.value)}".replace("\\", "\\\\")
+        yield f"{line.name}={value or as_text(line.value)}".translate(_ESCAPES)
 
 
 def _plain_list(value: Any) -> bool:
@@ -70,7 +71,7 @@ def _pbtxt(translation: Translation) -> Iterator[str]:
         text = json.dumps(as_text(line.value))
         yield f"# {summary(line)}"
         if line.name == "max_batch_size":
-            yield f"max_batch_size: {_NAMED.sub(_BRACED, as_text(line.value))}"
+            yield f"max_batch_size: {_NAMED.sub(_BRACED, _one_line(as_text(line.value)))}"
         elif line.name == "decoupled":
             yield f"model_transaction_policy {{ decoupled: {as_text(line.value)} }}"
         else:
@@ -87,7 +88,7 @@ def _trtllm_serve(translation: Translation) -> Iterator[str]:
     flags = [line for line in translation.kept if str(line.name).startswith("--") or line.name == "model"]
     words = [word for line in flags if line.name != "model" for word in _words(str(line.name), line.value, "")]
     model = next((as_text(line.value) for line in flags if line.name == "model"), "MODEL")
-    yield "# Start it by: " + shlex.join(["trtllm-serve", model, *words, "--config", "FILE.yaml"])
+    yield "# Start it by: " + _one_line(shlex.join(["trtllm-serve", model, *words, "--config", "FILE.yaml"]))
     for line in flags:
         yield f"#   {summary(line)}"
     yield from _yaml({str(line.name): line for line in translation.kept if line not in flags})

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from djl_trtllm.config.options.choices import Backend
-from djl_trtllm.engines.hardware import gpu_memory_in_use
+from djl_trtllm.engines.hardware import read_states
 from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.processes import child_environment, end_group
 
@@ -29,6 +29,7 @@ LIMITS = ("max_rolling_batch_size", "max_input_len", "max_output_len", "max_seq_
 """Options that are the same on all engines: where they differ, the smallest value is set."""
 _FILE = "serving.properties"
 _LISTENING = re.compile(r"listening on http://127\.0\.0\.1:(\d+)")
+_RESTARTS = re.compile(r"^djl_trtllm_executor_restarts_total(?:{.*})? ([\d.]+)$", re.MULTILINE)
 _LOG_TIME = re.compile(r"^[\d-]+ [\d:,]+ [A-Z]+ [\w.]+: ")
 _POLL_SECONDS = 0.05
 _CONFIG_SECONDS = 600
@@ -158,19 +159,23 @@ class Server:
     def __init__(self, process: psutil.Popen, port: int, seconds: float, gpus_before: int | None) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self.seconds = seconds
-        self._process, self._gpus_before = process, gpus_before
+        self._process, self._port, self._gpus_before = process, port, gpus_before
 
     @property
     def processes(self) -> list[psutil.Process]:
         """The server's process and all that it has started."""
         return [self._process, *self._process.children(recursive=True)]
 
+    def restarts(self) -> int:
+        """How often the server has replaced its engine process."""
+        return sum(int(float(count)) for count in _RESTARTS.findall(_get(self._port, "/metrics")[1]))
+
     def memory(self) -> Memory:
         total = 0
         for each in self.processes:
             with suppress(psutil.Error):
                 total += each.memory_full_info().pss
-        now = gpu_memory_in_use()
+        now = _gpu_memory()
         gpus = None if now is None or self._gpus_before is None else max(0, now - self._gpus_before)
         return Memory(total, gpus)
 
@@ -181,7 +186,7 @@ def serving(engine: Engine, directory: Path, log: Path) -> Iterator[Server]:
 
     `log` gets what it writes. Raises BenchmarkError with its last line if it ends before it is ready.
     """
-    gpus_before, began = gpu_memory_in_use(), time.monotonic()
+    gpus_before, began = _gpu_memory(), time.monotonic()
     command = [engine.python, "-m", "djl_trtllm.cli", "serve", str(directory), "--host", "127.0.0.1", "--port", "0"]
     with log.open("wb") as output:
         # In a session of its own: Ctrl-C is for this command, which ends the server.
@@ -196,7 +201,7 @@ def serving(engine: Engine, directory: Path, log: Path) -> Iterator[Server]:
 
     try:
         port = 0
-        while not (port and _is_ready(port)):
+        while not (port and _get(port, "/ping")[0] == http.client.OK):
             check("while it started")
             time.sleep(_POLL_SECONDS)
             if not port and (found := _LISTENING.search(log.read_text(errors="replace"))):
@@ -209,13 +214,21 @@ def serving(engine: Engine, directory: Path, log: Path) -> Iterator[Server]:
         end_group(process, _END_SECONDS)
 
 
-def _is_ready(port: int) -> bool:
+def _gpu_memory() -> int | None:
+    """The bytes that all processes use of this machine's GPUs; None without NVML or a GPU."""
+    states = read_states()
+    return sum(state.total - state.free for state in states) if states else None
+
+
+def _get(port: int, path: str) -> tuple[int, str]:
+    """The status and the body of a page; status 0 where nobody answers."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request("GET", "/ping")
-        return connection.getresponse().status == http.client.OK
-    except OSError:
-        return False
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException):
+        return 0, ""
     finally:
         connection.close()
 

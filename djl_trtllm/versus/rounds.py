@@ -1,6 +1,6 @@
 """The rounds of a comparison: in each, every engine is started, measured under the same loads, and ended.
 
-The order turns round by round (A B, B A, A B), so that a machine that slows down or warms up does so for all alike.
+The order turns round by round (A B, B A, A B), so that a machine that slows down affects all alike.
 """
 
 import math
@@ -143,6 +143,8 @@ def compare(
                         say(f"{name} is ready after {server.seconds:.1f} s")
                         result = _measure(replace(plan, target=Target.parse(server.url, {}), seed=number), say, show)
                         found.warnings += [f"{name}: {text}" for text in result.warnings]
+                        if server.restarts():
+                            found.warnings.append(f"{name}: the engine process was lost and replaced in a round")
                         if result.interrupted:
                             raise KeyboardInterrupt
                         if not any(figures.succeeded for figures in result.figures):

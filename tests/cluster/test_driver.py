@@ -133,7 +133,7 @@ def test_what_this_machine_lacks_is_said_before_ray_starts(channel: Channel, mod
 def test_an_engine_that_is_not_installed_is_said_before_ray_starts(
     channel: Channel, tiny_stories: Path, serve: PlayedServe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("djl_trtllm.backends.openvino.plan.find_spec", lambda name: None)
+    monkeypatch.setattr("djl_trtllm.backends.openvino.backend.find_spec", lambda name: None)
     with pytest.raises(DjlTrtllmError, match="OpenVINO GenAI is not installed"):
         serve_by(channel, str(tiny_stories))
     assert serve.calls == []

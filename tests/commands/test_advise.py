@@ -68,12 +68,36 @@ def test_each_machine_is_named_once_held_or_with_its_reason(model: str) -> None:
     assert reasons["p4d.24xlarge"] == "it costs 21.96 USD per hour"
 
 
+def test_of_machines_with_the_same_gpus_one_is_named(model: str) -> None:
+    found = answered(model, "--instance", "g6e.2xlarge,g6e.xlarge")
+    assert [one["machine"] for one in found["holding"]] == ["g6e.xlarge"]
+    assert found["not_holding"] == []
+
+
+def test_the_reason_is_that_of_a_setting_that_fits_if_one_does(tmp_path: Path) -> None:
+    big = str(described(tmp_path, **BIG))
+    found = answered(big, "--instance", "p5.4xlarge", "--ttft", "1ms", "--stream", "1000")
+    assert found["not_holding"][0]["reason"].startswith("the first token takes")
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"), [("option.pipeline_parallel_degree=2\n", ()), ("", ("--tp", "8")), ("", ("--tp", "3"))]
+)
+def test_a_machine_with_too_few_gpus_is_named_too(model: str, options: str, flags: tuple[str, ...]) -> None:
+    (Path(model) / "serving.properties").write_text(options)
+    found = answered(model, "--instance", "p5.4xlarge", *flags)
+    assert [one["machine"] for one in found["not_holding"]] == ["p5.4xlarge"]
+    assert "its 1 GPU" in found["not_holding"][0]["reason"]
+
+
 def test_all_clients_are_served_by_as_many_copies_as_there_is_room_for(model: str) -> None:
     (found,) = answered(model, *LOAD, "--instance", "g6e.12xlarge", "--tp", "1")["holding"]
     assert (found["copies"], found["speed_of_a_copy"]["clients"]) == (4, 16)
     assert found["tokens_per_second"] == pytest.approx(4 * found["speed_of_a_copy"]["tokens_per_second"])
     dollars = found["usd_per_hour"] / 3600 / found["tokens_per_second"] * 1e6
     assert found["usd_per_million_tokens"] == pytest.approx(dollars)
+    (uneven,) = answered(model, "--clients", "10", "--instance", "g6e.12xlarge", "--tp", "1")["holding"]
+    assert (uneven["copies"], uneven["speed_of_a_copy"]["clients"]) == (4, 3)
     (alone,) = answered(model, "--clients", "2", "--instance", "g6e.12xlarge", "--tp", "1")["holding"]
     assert (alone["copies"], alone["speed_of_a_copy"]["clients"]) == (2, 1)
     assert "--replicas 4" in advise(model, *LOAD, "--instance", "g6e.12xlarge", "--tp", "1").stdout
@@ -100,6 +124,9 @@ def test_a_checkpoint_that_is_quantised_is_not_quantised_again(tmp_path: Path) -
 
 def test_gpus_without_a_number_are_as_few_as_hold_it(tmp_path: Path) -> None:
     big = str(described(tmp_path, **BIG))
+    (found,) = answered(big, "--gpu", "h100")["holding"]
+    degree, method = (found["options"][f"option.{name}"] for name in ("tensor_parallel_degree", "quantize"))
+    assert (degree, method) == ("1", "fp8")
     (found,) = answered(big, "--backend", "pytorch", "--gpu", "h100")["holding"]
     assert found["options"]["option.tensor_parallel_degree"] == "2"
     (found,) = answered(big, "--backend", "pytorch", "--gpu", "h100", "--stream", "40")["holding"]
@@ -156,8 +183,9 @@ def test_a_measured_point_moves_the_answer(model: str, tmp_path: Path) -> None:
     after = answered(model, *LOAD, "--instance", "p5.4xlarge", "--tp", "1")["holding"][0]
     assert after["tokens_per_second"] == pytest.approx(measured["tokens_per_second"])
     assert "tensorrt_llm 1.0, bench, 2026-11-27" in after["speed_of_a_copy"]["corrected_by"]
-    other = answered(model, *LOAD, "--instance", "p5.4xlarge", "--tp", "1", "--backend", "vllm")["holding"][0]
-    assert other["speed_of_a_copy"]["corrected_by"] is None
+    for others in (("p5.4xlarge", "--backend", "vllm"), ("p5.4xlarge", "--quantize", "fp8"), ("g6e.xlarge",)):
+        other = answered(model, *LOAD, "--tp", "1", "--instance", *others)["holding"][0]
+        assert other["speed_of_a_copy"]["corrected_by"] is None
 
 
 @by_table("flags", "message")

@@ -116,6 +116,7 @@ def test_a_bench_records_a_point_for_each_number_of_clients(tmp_path: Path, monk
     assert result.exit_code == 0, result.output
     points = read_points(tmp_path / "cache")
     assert [(point.clients, point.osl) for point in points] == [(1, 4), (2, 4)]
+    assert all(point.isl != 10 for point in points), "the server's count of the prompt's tokens, not the one asked for"
     same = {(point.engine, point.version, point.gpu, point.gpus, point.precision) for point in points}
     assert same == {("vllm", "0.26.0", "H100", 2, "bfloat16, kv fp8")}
     assert {point.model for point in points} == {fingerprint(CheckpointSizes.from_config(llama()))}
@@ -136,7 +137,7 @@ def test_the_engine_is_the_one_that_the_models_options_name(tmp_path: Path, monk
 def test_loads_with_failures_are_no_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTION_ENGINE_CACHE_DIR", str(tmp_path / "cache"))
     model = described(tmp_path / "model")
-    result = _recorded(model, "--engine", "vllm", "--gpu", "h100", fails_after=1)
+    result = _recorded(model, "--engine", "vllm", "--gpu", "h100", fails_after=3)
     assert "nothing to record" in result.stderr
     assert read_points(tmp_path / "cache") == []
 

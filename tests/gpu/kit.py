@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import random
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -59,7 +59,10 @@ def used_bytes() -> list[int]:
 
 
 class FreedMemory:
-    """When the memory of all GPUs was what it had been before, though another engine takes it again soon after."""
+    """When the memory of all GPUs was what it had been before, though another engine takes it again soon after.
+
+    Nothing else may use the GPUs meanwhile.
+    """
 
     def __init__(self, before: list[int]) -> None:
         self._most = [used + (NOISE << 20) for used in before]
@@ -142,29 +145,26 @@ async def _kill_under(
 # -- memory that is taken ----------------------------------------------------------------------------------------------
 
 
-def _hold(gpu: int, share: float, ready: Any, over: Any) -> None:
-    import torch
-
-    free, _ = torch.cuda.mem_get_info(gpu)
-    held = torch.empty(int(free * share), dtype=torch.uint8, device=f"cuda:{gpu}")
-    ready.set()
-    over.wait()
-    del held
+_HOLD = """
+import sys, torch
+gpu, share = int(sys.argv[1]), float(sys.argv[2])
+held = torch.empty(int(torch.cuda.mem_get_info(gpu)[0] * share), dtype=torch.uint8, device=f"cuda:{gpu}")
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 @contextmanager
 def taken(gpu: int, share: float = 0.97) -> Iterator[None]:
     """Another process has this share of a GPU's free memory."""
-    context = multiprocessing.get_context("spawn")
-    ready, over = context.Event(), context.Event()
-    process = context.Process(target=_hold, args=(gpu, share, ready, over))
-    process.start()
-    try:
-        assert ready.wait(120)
-        yield
-    finally:
-        over.set()
-        process.join()
+    command = [sys.executable, "-c", _HOLD, str(gpu), str(share)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield
+        finally:
+            process.stdin.close()
 
 
 def check_that_it_says(server: Server, *said: str) -> None:

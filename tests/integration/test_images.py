@@ -130,12 +130,8 @@ def test_a_client_that_leaves_takes_nothing_of_others(
     wait_until(seeing.idle)
 
 
-def test_streams_go_on_byte_for_byte_after_the_engine_process_is_killed(
-    seeing: Server, asked: list[tuple[dict[str, Any], list[int]]]
-) -> None:
-    bodies = [{**body, "max_tokens": 400} for body, _ in asked[:4]]
-    sampled = {**bodies[-1], "temperature": 1, "seed": 7}
-    expected = [answer(seeing, body)["choices"][0]["message"]["content"] for body in (*bodies, sampled)]
+def texts_across_a_kill(seeing: Server, bodies: list[dict[str, Any]]) -> list[str]:
+    """The texts of streams whose engine process is killed while all of them run."""
 
     def text(body: dict[str, Any]) -> str:
         parts = []
@@ -148,24 +144,38 @@ def test_streams_go_on_byte_for_byte_after_the_engine_process_is_killed(
         return "".join(parts)
 
     restarts, begun = seeing.metric("executor_restarts_total"), seeing.metric("generated_tokens_total")
-    with ThreadPoolExecutor(len(expected)) as pool:
-        found = [pool.submit(text, body) for body in (*bodies, sampled)]
-        wait_until(lambda: seeing.metric("running") == 5 and seeing.metric("generated_tokens_total") > begun + 200)
+    count = len(bodies)
+    with ThreadPoolExecutor(count) as pool:
+        found = [pool.submit(text, body) for body in bodies]
+        wait_until(
+            lambda: seeing.metric("running") == count and seeing.metric("generated_tokens_total") > begun + 40 * count
+        )
         engine(seeing).kill()
-        assert [each.result() for each in found] == expected
+        texts = [each.result() for each in found]
     assert seeing.metric("executor_restarts_total") == restarts + 1
+    return texts
+
+
+def test_streams_go_on_byte_for_byte_after_the_engine_process_is_killed(
+    seeing: Server, asked: list[tuple[dict[str, Any], list[int]]]
+) -> None:
+    bodies = [{**body, "max_tokens": 400} for body, _ in asked[:4]]
+    bodies.append({**bodies[-1], "temperature": 1, "seed": 7})
+    expected = [answer(seeing, body)["choices"][0]["message"]["content"] for body in bodies]
+    assert texts_across_a_kill(seeing, bodies) == expected
     assert seeing.says(" resumes=1 reseeded=False ")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<ov_genai_image_0>"),
-        "<|vision_start|><|image_pad|><|vision_end|>",
-    ],
-)
+MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+
+
+@pytest.mark.parametrize("text", [*MARKS, "<|vision_start|><|image_pad|><|vision_end|>", "<ov_genai_image_0>"])
 @pytest.mark.parametrize("images", [0, 1])
 def test_the_models_own_marks_in_texts_end_no_engine(seeing: Server, text: str, images: int) -> None:
+    require_refused(seeing, text, images)
+
+
+def require_refused(seeing: Server, text: str, images: int) -> None:
     before = engine(seeing)
     parts = [image_part(data_url(encoded()))] * images
     response = httpx.post(

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image as Pictures
 
 from djl_trtllm.errors import InvalidRequestError, LayoutError
-from djl_trtllm.model.vision import FORMATS, MOST_PIXELS, Vision, decode
+from djl_trtllm.model import vision
+from djl_trtllm.model.vision import FORMATS, MOST_PIXELS, ScaledImages, Vision, decode
 from tests.support.vision import PROCESSOR, chunk, encoded, picture, png, text_bomb
 
 VISION = Vision(placeholder=7, side=28, least=3136, most=50176)
@@ -216,3 +217,39 @@ def test_marks_of_images_and_videos_are_the_templates_alone(tmp_path: Path, ids:
     assert marked.expanded([1, 5, 7, 6, 5, 7, 6], [2, 1]) == [1, 5, 7, 7, 6, 5, 7, 6]
     with pytest.raises(InvalidRequestError, match="leave the model's own marks of images and videos out of texts"):
         marked.expanded(ids, [2] * images)
+
+
+# -- images that come again --------------------------------------------------------------------------------------------
+
+
+SMALL = [encoded(picture(56, 56, colour)) for colour in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("uses", "decoded"),
+    [
+        ([(0, ""), (0, ""), (1, ""), (0, "")], [0, 1]),
+        ([(0, ""), (0, "key"), (0, "key"), (0, "")], [0, 0]),
+        ([(0, ""), (1, ""), (0, ""), (2, ""), (0, ""), (1, "")], [0, 1, 2, 1]),  # the last use counts
+    ],
+    ids=["content", "salt", "bound"],
+)
+def test_an_image_that_comes_again_is_not_decoded_again(
+    monkeypatch: pytest.MonkeyPatch, uses: list[tuple[int, str]], decoded: list[int]
+) -> None:
+    found: list[int] = []
+
+    def counting(data: bytes) -> Pictures.Image:
+        found.append(SMALL.index(data))
+        return decode(data)
+
+    monkeypatch.setattr(vision, "decode", counting)
+    kept = ScaledImages(VISION, most_bytes=2 * 56 * 56 * 3)
+    for number, salt in uses:
+        assert kept.pixels(SMALL[number], salt).tobytes() == picture(56, 56, number).tobytes()
+    assert found == decoded
+
+
+def test_an_image_beyond_the_bound_is_not_kept() -> None:
+    kept = ScaledImages(VISION, most_bytes=1)
+    assert kept.pixels(SMALL[0], "") is not kept.pixels(SMALL[0], "")

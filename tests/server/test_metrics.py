@@ -52,6 +52,8 @@ def known_statistics() -> Statistics:
         {FinishReason.END_TOKEN: 2, FinishReason.STOP: 3, FinishReason.LENGTH: 4, FinishReason.CANCELLED: 5}
     )
     statistics.prompt_tokens, statistics.reused_prompt_tokens, statistics.generated_tokens = 14, 15, 16
+    statistics.images, statistics.image_tokens, statistics.image_bytes = 21, 22, 23
+    statistics.refused_images.update(size=24)
     statistics.accepted_tokens = 9
     return statistics
 

@@ -7,6 +7,7 @@ import ipaddress
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from djl_trtllm.model.vision import Vision
 from djl_trtllm.request import Image, ImageSource
 from djl_trtllm.service import images
 from djl_trtllm.service.images import read_images
-from tests.support.vision import data_url, encoded, picture
+from tests.support.vision import data_url, encoded, picture, png
 
 VISION = Vision(placeholder=7, side=28, least=3136, most=50176)
 FILE = encoded(picture(84, 56))
@@ -27,13 +28,36 @@ MOST = 100_000
 
 def read(*urls: str, most_bytes: int = MOST) -> tuple[Image, ...]:
     sources = [ImageSource(url, f"messages[0].content[{at}]") for at, url in enumerate(urls)]
-    return asyncio.run(read_images(sources, VISION, most_bytes))
+    return asyncio.run(read_images(sources, VISION, most_bytes, COUNTED))
+
+
+COUNTED: Counter[str] = Counter()
 
 
 def refusal(*urls: str, most_bytes: int = MOST) -> str:
+    counted = COUNTED.total()
     with pytest.raises(InvalidRequestError) as caught:
         read(*urls, most_bytes=most_bytes)
+    assert COUNTED.total() == counted + 1
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        (data_url(encoded(picture(804, 4))), "size"),
+        (data_url(png(20_000, 20_000)), "size"),
+        ("data:image/png;base64,AAAA", "format"),
+        ("data:image/png,abc", "format"),
+        (data_url(FILE[:-200]), "damaged"),
+        ("http://127.0.0.1:1/a.png", "address"),
+        ("http://localhost:99999/a.png", "address"),
+    ],
+)
+def test_an_image_that_is_not_taken_counts_by_its_reason(url: str, reason: str) -> None:
+    counted = COUNTED[reason]
+    refusal(url)
+    assert COUNTED[reason] == counted + 1
 
 
 def test_images_come_in_order_with_their_sizes_and_tokens() -> None:

@@ -14,6 +14,7 @@ from unittest import mock
 import psutil
 import pytest
 
+from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, PromptTooLongError, RequestTimeoutError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.service.prompts import ChatRenderer, PromptReader
@@ -174,7 +175,7 @@ def lengths(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Lengths:
 
 
 def reader(tokenizer: Tokenizer, **options: Any) -> PromptReader:
-    return PromptReader(played_model(tokenizer, **options))
+    return PromptReader(played_model(tokenizer, **options), Statistics())
 
 
 @in_virtual_time

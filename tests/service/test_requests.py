@@ -365,6 +365,32 @@ async def test_others_have_the_event_loop_while_many_texts_are_queued(stage: Sta
     assert sorted(update.generation for update in asked.updates) == list(range(200))
 
 
+@played
+async def test_texts_of_a_call_that_ends_start_in_no_place_of_another(stage: Stage) -> None:
+    service = await stage.load(task=Task.EMBED, max_rolling_batch_size=2, job_queue_size=10)
+    service.cancel(await service.generate(of_texts(6), Asked()))
+    while service.load_now:
+        stage.last.step()
+    assert len(stage.last.submitted) == 2
+    assert service.batch is not None and service.batch.idle
+
+
+@pytest.mark.parametrize(("dimensions", "asked", "fits"), [(2048, None, True), (2049, None, False), (4096, 2048, True)])
+@played
+async def test_more_numbers_than_a_response_may_have_are_refused_before_anything_is_computed(
+    stage: Stage, dimensions: int, asked: int | None, fits: bool
+) -> None:
+    service = await stage.load(task=Task.EMBED, job_queue_size=2048)
+    stage.last.limits = replace(stage.last.limits, dimensions=dimensions)
+    requests = [GenerationRequest(prompt_ids=[3], pooling=Pooling("embed", None, asked)) for _ in range(2048)]
+    if fits:
+        service.cancel(await service.generate(Call(tuple(requests), WordEncoder()), Asked()))
+        return
+    with pytest.raises(InvalidRequestError, match="send fewer texts"):
+        await service.generate(Call(tuple(requests), WordEncoder()), Asked())
+    assert stage.last.submitted == [] and service.load_now == 0
+
+
 @pytest.mark.parametrize(("texts", "tokens", "beside"), [(1, 1, False), (8, 8, False), (40, 1, True), (1, 2100, True)])
 @played
 async def test_the_ids_of_many_texts_are_packed_beside_the_event_loop(

@@ -24,6 +24,7 @@ from djl_trtllm.sizing.estimate import (
     lora_bytes,
     model_windows,
     stage_caches,
+    usual_vllm_tokens,
     warnings_of,
     weights_by_stage,
 )
@@ -513,3 +514,41 @@ def test_a_prompt_as_long_as_the_number_needs_no_chunks() -> None:
     fitting = Estimate(EXACT, Conditions(80 * GIB, max_input_len=3000))
     assert not any("longest prompt" in text for text in warnings_of(fitting, 3000))
     assert any("longest prompt" in text for text in warnings_of(fitting, 2999))
+
+
+# Hidden size, MLP, layers and heads; share of the GPU and ranks; MiB that each rank held, and tokens of the KV cache.
+ON_H200 = [
+    ((2048, 8192, 16, 32), 0.2, 1, 31_086, 827_072),
+    ((4096, 14336, 32, 32), 0.4, 1, 59_482, 340_080),
+    ((4096, 14336, 32, 32), 0.4, 2, 59_960, 797_136),
+    ((8192, 28672, 8, 64), 0.4, 1, 60_980, 1_332_928),
+    ((8192, 28672, 8, 64), 0.4, 2, 61_140, 3_157_120),
+]
+"""`benchmarks.gpu` with vLLM 0.26 (docs/sizing.md, "On a GPU")."""
+
+
+@pytest.mark.parametrize(("shape", "share", "ranks", "held", "tokens"), ON_H200)
+def test_vllm_takes_what_was_measured_on_h200(
+    shape: tuple[int, int, int, int], share: float, ranks: int, held: int, tokens: int
+) -> None:
+    hidden, inner, layers, heads = shape
+    sizes = CheckpointSizes.from_config(
+        llama()
+        | {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "num_key_value_heads": 8}
+        | {"num_attention_heads": heads, "head_dim": hidden // heads, "vocab_size": 32000, "tie_word_embeddings": True}
+    )
+    memory = gpu_named("h200").memory
+    conditions = Conditions(memory, ranks, max_batch_size=512, backend="vllm", utilization=share)
+    estimate, iteration = Estimate(sizes, conditions), usual_vllm_tokens(memory)
+    fixed = estimate.weights + estimate.logits + estimate.communication + estimate.overhead
+    total = fixed + estimate.activations(iteration) + estimate.kv_bytes(iteration)
+    assert total / MIB == pytest.approx(held, rel=0.03)
+    assert estimate.kv_tokens(iteration) == pytest.approx(tokens, rel=0.003)
+
+
+def test_a_share_of_the_whole_gpu_leaves_what_vllm_takes_beside_it() -> None:
+    conditions = Conditions(80 * GIB, backend="vllm", utilization=1.0)
+    estimate = Estimate(LLAMA, conditions)
+    parts = estimate.weights + estimate.logits + estimate.communication + estimate.overhead
+    assert parts + estimate.activations(8192) + estimate.kv_bytes(8192) == 80 * GIB
+    assert (usual_vllm_tokens(80 * GIB), usual_vllm_tokens(24 * GIB)) == (8192, 2048)

@@ -14,6 +14,7 @@ from djl_trtllm.sizing.estimate import Conditions
 from djl_trtllm.sizing.machines import GPUS, GpuModel
 from djl_trtllm.sizing.points import Point
 from djl_trtllm.sizing.speed import HOSTS, Load, Rank, Roofline, Speed, corrected
+from tests.commands.conftest import BIG
 from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h
 from tools.sizing import fit_speed
 from tools.sizing.check_speed import Row, halves, rows, summary
@@ -155,6 +156,47 @@ def test_clients_without_room_wait_and_add_nothing() -> None:
         speed(room=0)
 
 
+@pytest.mark.parametrize(("clients", "seconds"), [(1, 0.40677), (5, 0.5467), (25, 0.68869), (50, 0.83451)])
+def test_published_times_to_the_first_token_are_predicted(clients: int, seconds: float) -> None:
+    """NVIDIA NIM 1.8, Llama 3.3 70B in fp8 on two H100: first tokens of the rows in tools/sizing/speeds.toml."""
+    of: dict[str, Any] = {"quantization": "fp8", "tensor_parallel": 2, "config": llama(**BIG)}
+    assert speed(Load(5000, 500, clients), **of).ttft == pytest.approx(seconds, rel=0.15)
+
+
+def test_a_single_client_has_no_neighbours_to_wait_for() -> None:
+    alone = speed(replace(LOAD, clients=1))
+    assert alone.ttft == alone.ttft_of_burst
+
+
+def test_the_last_of_a_burst_waits_for_whole_waves() -> None:
+    fitting = speed(replace(LOAD, clients=48))
+    wave = fitting.ttft + (LOAD.osl - 1) * fitting.itl
+    assert speed(room=48).ttft_of_burst == pytest.approx(fitting.ttft_of_burst + wave)
+
+
+def test_what_most_of_the_time_goes_to_is_named() -> None:
+    assert speed(Load(4000, 100, 64)).limit == "reading prompts"
+    assert speed(Load(10, 100, 1)).limit == "reading the weights"
+    assert speed(Load(100, 100, 2), tensor_parallel=8).limit == "starting kernels and all-reduces"
+    assert (
+        speed(Load(10, 1000, 200), engine="pytorch", config=llama(num_hidden_layers=2)).limit == "the host's own work"
+    )
+
+
+def test_attention_in_a_prompt_looks_back_as_far_as_the_window() -> None:
+    def first(window: int) -> float:
+        return speed(Load(8000, 1, 1), config=gemma3(sliding_window=window)).ttft
+
+    assert first(8000) == pytest.approx(first(100_000), rel=1e-4)
+    quarter = (first(8000) - first(4000)) / (first(8000) - first(1))
+    assert quarter == pytest.approx(0.25, abs=0.01)
+
+
+def test_a_head_that_is_the_embedding_is_read_as_one_that_is_not() -> None:
+    tied = speed(config=llama(tie_word_embeddings=True))
+    assert tied.itl == pytest.approx(speed().itl)
+
+
 def test_one_output_token_has_no_interval() -> None:
     found = speed(Load(100, 1, 4))
     assert (found.itl, found.per_stream) == (0.0, float("inf"))
@@ -195,6 +237,13 @@ def test_a_measured_time_to_the_first_token_corrects_that() -> None:
     found = _corrected(msgspec.structs.replace(POINT, ttft_p50=0.5))
     assert found.ttft == pytest.approx(0.5)
     assert found.tokens_per_second == pytest.approx(5000)
+
+
+def test_a_point_counts_as_it_was_measured_though_less_fits_here() -> None:
+    factor = 5000 / speed().tokens_per_second
+    found = corrected(roofline(), LOAD, 32, [POINT])
+    assert found.tokens_per_second == pytest.approx(factor * speed(room=32).tokens_per_second)
+    assert found.ttft_of_burst / speed(room=32).ttft_of_burst == pytest.approx(1 / factor)
 
 
 @pytest.mark.parametrize("name", ["clients", "isl", "osl"])

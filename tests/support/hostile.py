@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -16,6 +17,7 @@ import httpx
 from tests.support.client import PING, raw_post
 from tests.support.processes import InBackground, wait_until
 from tests.support.server import Server
+from tests.support.vision import chunk, data_url, encoded, image_part, png, text_bomb
 
 # -- A client that behaves, and what it sees: the time of /ping and of the first token, and the server's memory --------
 
@@ -39,6 +41,11 @@ class Times:
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process, in nanoseconds' resolution (clock_getcpuclockid(3))."""
     return time.clock_gettime((~pid << 3) | 2)
+
+
+def loop_seconds(pid: int) -> float:
+    """CPU time of a process' main thread, in which a server's event loop runs (proc_pid_schedstat: nanoseconds)."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 @dataclass
@@ -173,6 +180,7 @@ def requests() -> Iterator[Hostile]:
     yield from _prompts()
     yield from _parameters()
     yield from _other_dialects()
+    yield from _images()
 
 
 def _post(body: Any, path: str = "/invocations", *headers: str) -> bytes:
@@ -317,3 +325,16 @@ def _other_dialects() -> Iterator[Hostile]:
     yield Hostile("a text of 6 MB to tokenise", 400, _post({"prompt": "the wolf " * (6 * _MB // 9)}, "/tokenize"))
     yield Hostile("a million ids to decode", 400, _post({"tokens": [1] * 1_000_000}, "/detokenize"))
     yield Hostile("a model that is not there", 404, _post({"inputs": "a"}, "/predictions/" + "a" * 5000))
+
+
+def _images() -> Iterator[Hostile]:
+    def chat(*urls: str) -> bytes:
+        return _chat({"role": "user", "content": [image_part(url) for url in urls]})
+
+    yield Hostile("a PNG of 20,000 x 20,000", 400, chat(data_url(png(20_000, 20_000, chunk(b"IDAT", b"")))))
+    yield Hostile("a zip bomb as PNG", 400, chat(data_url(text_bomb(100 * _MB))))
+    yield Hostile("an SVG", 400, chat("data:image/svg+xml;base64,PHN2Zy8+"))
+    yield Hostile("an image at a loopback address", 400, chat("http://127.0.0.1:8080/a.png"))
+    yield Hostile("an image at this machine's name", 400, chat("http://localhost:1/a.png"))
+    yield Hostile("200 images", 400, chat(*[data_url(encoded())] * 200))
+    yield Hostile("4 MB that are no image", 400, chat(data_url(bytes(3 * _MB))))

@@ -108,8 +108,8 @@ _USUAL = {
 """Servers of Triton repositories run beside each other."""
 _LEEWAY = 2
 """A connection is one descriptor, and a new host may have taken another number of pipes."""
-POOL = min(32, (os.cpu_count() or 1) + 4)
-"""Threads that asyncio keeps for what blocks, as soon as there was work for all of them."""
+POOL = min(32, (os.cpu_count() or 1) + 4) + 10
+"""Threads that asyncio keeps for what blocks, as soon as there was work for all of them, and ten that read images."""
 
 _running: list[Server] = []
 

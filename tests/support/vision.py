@@ -130,11 +130,11 @@ def write_vision_checkpoint(path: Path) -> Path:
     )
     tokenizer.chat_template = _QWEN
     ids = {name: tokenizer.convert_tokens_to_ids(name) for name in _SPECIAL}
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    rope = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0}
     text = {
         **sizes,
-        "num_key_value_heads": 2,
+        "num_key_value_heads": 1,
         "vocab_size": len(tokenizer),
         "max_position_embeddings": 2048,
         "rope_parameters": rope,

@@ -41,6 +41,12 @@ def test_a_properties_file_has_lists_objects_and_backslashes_as_it_reads_them() 
     assert values["option.speculative_config"] == '{"method": "mtp"}'
 
 
+@pytest.mark.parametrize("target", ["lmi", "vllm", "trtllm-serve", "truss", "triton"])
+def test_a_line_end_in_a_value_begins_no_line_of_its_own(target: str) -> None:
+    found = text("vllm serve 'M\ntrust-remote-code: true' --max-num-seqs '4\nx: 1' --port '5\nx: 1'", target)
+    assert [each for each in found.splitlines() if each.startswith(("trust", "x: 1"))] == []
+
+
 def test_a_truss_has_its_stack_and_the_source_of_its_checkpoint() -> None:
     assert yaml.safe_load(text("vllm serve M", "truss"))["trt_llm"] == {
         "inference_stack": "v2",

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from djl_trtllm.config.sources import read_properties
+from djl_trtllm.engines.hardware import GpuState
 from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.versus.engines import Engine, common_limits, differences, prepare, read_engines, resolve, serving
 from tests.support.processes import survivors
@@ -22,6 +23,8 @@ class Ping(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
+        if self.path == "/metrics":
+            self.wfile.write(b'djl_trtllm_executor_restarts_total{model="a"} 2.0\\nx 1\\n')
 
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ping)
 print(f"listening on http://127.0.0.1:{server.server_port}", flush=True)
@@ -125,7 +128,7 @@ def test_a_server_that_ends_while_it_is_measured_is_quoted_in_place_of_what_its_
 def test_no_process_of_a_server_is_left(error: type[BaseException] | None, tmp_path: Path) -> None:
     def use() -> None:
         with serving(program(tmp_path / "vllm", READY), tmp_path, tmp_path / "log") as server:
-            assert server.memory().host > 1_000_000 and server.seconds > 0
+            assert server.memory().host > 1_000_000 and server.seconds > 0 and server.restarts() == 2
             if error is not None:
                 raise error
 
@@ -136,6 +139,15 @@ def test_no_process_of_a_server_is_left(error: type[BaseException] | None, tmp_p
             use()
     engine = int((tmp_path / "log").read_text().split()[1])
     assert not psutil.pid_exists(engine) or survivors([psutil.Process(engine)]) == []
+
+
+def test_the_memory_of_gpus_is_what_came_into_use_since_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = iter([(GpuState(100, 90), GpuState(100, 100)), (GpuState(100, 30), GpuState(100, 60)), ()])
+    monkeypatch.setattr("djl_trtllm.versus.engines.read_states", lambda: next(states))
+    with serving(program(tmp_path / "vllm", READY), tmp_path, tmp_path / "log") as server:
+        assert [server.memory().gpus, server.memory().gpus] == [100, None]
 
 
 def test_a_measured_server_has_nothing_of_a_server_in_production(

@@ -31,19 +31,19 @@ from djl_trtllm.engines.plan import (
     asked_options,
     planned_length,
     planned_sequences,
+    planned_text_length,
     shared_fields,
 )
 from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import Layout, ModelKind, ModelShape
 from djl_trtllm.model.checkpoint import read_header
-from djl_trtllm.model.pooling import Head, Pooled, find_head, find_task
+from djl_trtllm.model.pooling import Head, find_head, find_task
 from djl_trtllm.model.vision import Vision
 from djl_trtllm.progress import format_bytes
 
 _VERSIONS = ("openvino", "openvino-genai", "optimum-intel", "nncf", "djl-trtllm")
 _RUNTIME = ("openvino", "openvino-genai")
 _LOOKUP_NGRAM = 3
-_POOLED = {Pooled.CLS: "first token", Pooled.MEAN: "mean of all tokens", Pooled.LAST: "last token"}
 # With the plugin's own choice (bf16 on some CPUs) greedy output is no longer that of transformers.
 _PRECISION = "f32"
 
@@ -146,11 +146,8 @@ class PoolingPlan(CompiledPlan):
         }
 
     def describe(self) -> str:
-        head = self.head
-        how = f"vectors of the {_POOLED[head.pooled]}" if self.task is Task.EMBED else "scores of pairs"
-        normal = ("normalised" if self.task is Task.EMBED else "through a sigmoid") if head.activates else "as they are"
         return (
-            f"{super().describe()}; {how}, {normal}; texts of up to {self.max_seq_len} tokens, "
+            f"{super().describe()}; {self.head.describe()}; texts of up to {self.max_seq_len} tokens, "
             f"{self.max_num_batched_tokens} tokens per iteration"
         )
 
@@ -248,8 +245,6 @@ _NO_COUNTERPART = {
     Quantization.FP8: "CPUs have no 8-bit floating point arithmetic; option.quantize=int8 takes the same memory",
 }
 _WITHOUT_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"})
-_LONGEST_TEXT = 8192
-"""Most tokens of a text that becomes a vector, unless the user allows more: attention takes their square in memory."""
 _POOLED_TOKENS = 1024
 _SEND_SECONDS = 0.004
 """A message costs the server as much as several tokens, and the engine's threads wait for its core meanwhile."""
@@ -387,17 +382,13 @@ class OpenVinoBackend(EngineBackend):
         _check_quantize(config, problems)
         if problems:
             raise ConfigError(problems)
-        shape = replace(layout.shape, max_position_embeddings=head.max_length)
-        if config.is_set("max_seq_len") or config.is_set("max_input_len"):
-            length = planned_length(config, shape, notes)
-        else:
-            length = min(head.max_length or _LONGEST_TEXT, _LONGEST_TEXT)
+        length = planned_text_length(config, layout.shape, head, notes)
         return PoolingPlan(
             **shared_fields(config, layout),
             backend=backend,
             reason=reason,
             task=head.task,
-            dtype=_dtype(config, layout, shape),
+            dtype=_dtype(config, layout, layout.shape),
             quantize="none" if options.quantize is None else options.quantize.value,
             asked=asked_options(config),
             max_sequences=planned_sequences(config),

@@ -29,7 +29,7 @@ from djl_trtllm.errors import LayoutError
 from djl_trtllm.executor.guides import GuideGate
 from djl_trtllm.executor.protocol import Feature, Limits, Refusal, Stats, Step, Submit, Try
 from djl_trtllm.model.checkpoint import read_object
-from djl_trtllm.model.vision import Vision
+from djl_trtllm.model.vision import ScaledImages, Vision
 from djl_trtllm.request import FinishReason, Image, Sampling
 
 _MARK = "<ov_genai_"
@@ -55,9 +55,10 @@ class ImagePrompts:
         if vision is None:
             raise ValueError(f"{engine_dir} does not say how its model takes images: compile it again")
         self._vision = vision
+        self._scaled = ScaledImages(vision)
         self._tokenizer = tokenizer
 
-    def arguments(self, ids: Sequence[int], images: Sequence[Image]) -> tuple[str, list[ov.Tensor]]:
+    def arguments(self, ids: Sequence[int], images: Sequence[Image], salt: str) -> tuple[str, list[ov.Tensor]]:
         """The text and the images of a prompt, as `add_request` takes them. Raises ValueError."""
         given = self._vision.collapsed(ids, [image.tokens for image in images])
         text = self._tokenizer.decode(given, skip_special_tokens=False)
@@ -66,11 +67,9 @@ class ImagePrompts:
         # `add_request` adds special tokens, too.
         if self._tokenizer.encode(text).input_ids.data[0].tolist() != given:
             raise ValueError("its tokens are not those of a text, and this engine takes texts only")
-        return text, [self._tensor(image) for image in images]
-
-    def _tensor(self, image: Image) -> ov.Tensor:
-        """The pixels, in the order rows, columns, colours."""
-        return ov.Tensor(np.array(self._vision.pixels(image.data))[np.newaxis])
+        # In the order rows, columns, colours.
+        pixels = [np.array(self._scaled.pixels(image.data, salt)) for image in images]
+        return text, [ov.Tensor(each[np.newaxis]) for each in pixels]
 
 
 _GUIDE_PROGRAM = "djl_trtllm.backends.openvino.guides"
@@ -402,7 +401,7 @@ class OpenVinoExecutor:
             config = self._configuration(request)
             prompt: tuple[Any, ...] = (ov.Tensor(np.array([ids], dtype=np.int64)),)
             if self._image_prompts is not None:
-                prompt = self._image_prompts.arguments(ids, request.images)
+                prompt = self._image_prompts.arguments(ids, request.images, request.cache_salt)
             handle = self._pipeline.add_request(request.request_id, *prompt, config)
         except (RuntimeError, TypeError, ValueError, LookupError, MemoryError) as error:
             self._reject(request, str(error) if self._image_prompts is None else refusal(error))

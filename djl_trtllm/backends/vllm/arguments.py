@@ -14,14 +14,17 @@ from typing import Any
 from djl_trtllm.backends.effects import Effects, Passed, Target, read_effects
 from djl_trtllm.backends.extra_options import Library, options_of, read_extra_options, read_settings
 from djl_trtllm.backends.vllm.names import OWNER, arguments_of, declared_objects, installed_package
-from djl_trtllm.config import Config, DType, KvCacheDType, Quantization
+from djl_trtllm.config import Config, DType, KvCacheDType, Quantization, Task
 from djl_trtllm.config.options.choices import GuidedDecoding
+from djl_trtllm.config.rules import most_images
 from djl_trtllm.config.sources import Origin
 from djl_trtllm.config.speculation import Speculation
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import planned_length, planned_sequences
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import Layout
+from djl_trtllm.model.pooling import Head
+from djl_trtllm.model.vision import Vision
 from djl_trtllm.sizing.tensors import indivisible_heads
 
 EFFECTS: Effects = read_effects(__package__, "vllm")
@@ -49,8 +52,9 @@ _OURS = {
     "enable_lora": "set option.enable_lora",
     "structured_outputs_config": "set option.guided_decoding_backend",
     "reasoning_parser": "set option.reasoning_parser: the server finds reasoning",
-    "runner": "text is generated here, and no other model is served",
-    "convert": "text is generated here, and no other model is served",
+    "runner": "set option.task",
+    "convert": "set option.task",
+    "pooler_config": "the files of the model say how it pools",
     "disable_log_stats": "the server shows vLLM's figures",
     "stream_interval": "set option.stream_interval",
     "override_generation_config": "requests say how they are sampled",
@@ -73,6 +77,8 @@ _OPTIONS = options_of(EFFECTS, {Target(OWNER, argument): option for argument, op
 _COUNTS_DRAFTS = "per_request_spec_decode_metrics"
 """The argument by which vLLM counts what drafts propose for each request."""
 _SEQUENCES = 256
+_POOLED_TOKENS = 2048
+"""Tokens of texts in an iteration, unless the user says another number."""
 _FITTED = -1
 """`max_model_len` of a model whose context vLLM lowers to what the KV cache holds."""
 _NO_COUNTERPART = "vLLM does not quantise so; serve a checkpoint that is quantised, or set option.quantize=fp8"
@@ -171,6 +177,10 @@ def with_extra_arguments(config: Config, version: str, notes: list[str]) -> tupl
     return config, found
 
 
+def takes_images(config: Config, layout: Layout) -> bool:
+    return most_images(config.options.limit_mm_per_prompt) > 0 and Vision.find(layout.path, layout.config) is not None
+
+
 def engine_arguments(
     config: Config,
     layout: Layout,
@@ -207,9 +217,12 @@ def engine_arguments(
         notes.append(f"{config.format_setting('quantize')}: {config.format_setting('quantization')} applies")
     elif options.quantize is not None:
         arguments |= _quantized(config, layout, problems)
-    if config.options.limit_mm_per_prompt is not None and any(arguments.get("limit_mm_per_prompt", {}).values()):
+    most = most_images(options.limit_mm_per_prompt)
+    if Vision.find(layout.path, layout.config) is not None:
+        arguments["limit_mm_per_prompt"] = {"image": most, "video": 0, **arguments.get("limit_mm_per_prompt", {})}
+    elif options.limit_mm_per_prompt is not None and most:
         setting = config.format_setting("limit_mm_per_prompt")
-        problems.append(f"{setting}: only text is served, no images, videos or sounds; leave it out")
+        problems.append(f"{setting}: only text is served with this model, no images, videos or sounds; leave it out")
     known = arguments_of(version)
     if "speculative_config" in arguments and _COUNTS_DRAFTS in known:
         arguments.setdefault(_COUNTS_DRAFTS, "summary")
@@ -217,6 +230,18 @@ def engine_arguments(
         del arguments[name]
         problems.append(f"{_origin_of(config, name)}: vLLM {version} has no {OWNER}.{name}; leave it out")
     return arguments
+
+
+def pooling_arguments(arguments: Mapping[str, Any], head: Head, length: int) -> dict[str, Any]:
+    """The arguments of a model that embeds or scores, from those of one that generates.
+
+    An iteration takes a text of `length` tokens as a whole.
+    """
+    tokens = max(length, arguments.get("max_num_batched_tokens", _POOLED_TOKENS))
+    pooling: dict[str, Any] = {"runner": "pooling", "max_model_len": length, "max_num_batched_tokens": tokens}
+    if head.task is Task.EMBED:
+        pooling["pooler_config"] = {"seq_pooling_type": head.pooled.name}
+    return {name: value for name, value in arguments.items() if name != "structured_outputs_config"} | pooling
 
 
 def _passed(config: Config) -> dict[str, Any]:

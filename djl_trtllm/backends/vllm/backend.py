@@ -21,24 +21,29 @@ from djl_trtllm.backends.speculation import planned_speculation
 from djl_trtllm.backends.vllm.arguments import (
     EFFECTS,
     engine_arguments,
+    pooling_arguments,
     settable,
+    takes_images,
     with_extra_arguments,
     with_own_defaults,
     with_speculation,
 )
 from djl_trtllm.backends.vllm.names import architectures, installed_package, installed_version, known_versions
 from djl_trtllm.backends.vllm.ranks import REASONS
-from djl_trtllm.config import Backend, Config
+from djl_trtllm.config import Backend, Config, Task
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.config.speculation import Method
 from djl_trtllm.engines.hardware import Hardware, release_of
-from djl_trtllm.engines.plan import EnginePlan, planned_length, planned_sequences, shared_fields
+from djl_trtllm.engines.plan import EnginePlan, planned_length, planned_sequences, planned_text_length, shared_fields
 from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import Layout, ModelKind
 from djl_trtllm.model.adapter import AdapterLimits
+from djl_trtllm.model.pooling import Head, find_head, find_task
 
 _TABLES = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_SUPPORTED_MODELS")
 """Tables of vLLM's registry whose models generate text."""
+_POOLING_TABLES = ("_EMBEDDING_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS")
+"""Those whose models embed or score."""
 _MOST_LOOKAHEAD = 16
 _SPECULATES = (Method.NGRAM, Method.DRAFT, Method.EAGLE3, Method.EAGLE, Method.MTP, Method.MEDUSA)
 _SHOWN = 3
@@ -49,6 +54,7 @@ class VllmBackend(EngineBackend):
 
     effects: Mapping[str, Effects] = MappingProxyType({Backend.VLLM.value: EFFECTS})
     automatic = (Backend.VLLM.value,)
+    tasks = frozenset({Task.GENERATE, Task.EMBED, Task.SCORE})
 
     def inspect(self, hardware: Hardware) -> Hardware:
         found = None if installed_package() is None else installed_version()
@@ -101,7 +107,7 @@ class VllmBackend(EngineBackend):
 
     def plan(
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
-    ) -> VllmPlan:
+    ) -> CheckpointPlan:
         """Derive the plan. Raises EngineError, and ConfigError with all problems."""
         problems: list[str] = []
         notes: list[str] = []
@@ -112,34 +118,47 @@ class VllmBackend(EngineBackend):
         arguments = engine_arguments(config, layout, hardware, version, extra, problems, notes)
         if problems:
             raise ConfigError(problems)
-        options = config.options
-        return VllmPlan(
+        shared: dict[str, Any] = {
             **shared_fields(config, layout),
-            backend=backend,
-            reason=reason,
+            "backend": backend,
+            "reason": reason,
+            "max_sequences": planned_sequences(config),
+            "kernels": str(config.engine_cache_dir / "vllm"),
+            "on_gpus": bool(hardware.gpus),
+        }
+        if (task := find_task(config.options.task, layout)) is not Task.GENERATE:
+            head = find_head(task, layout)
+            length = planned_text_length(config, layout.shape, head, notes)
+            arguments = pooling_arguments(arguments, head, length)
+            return VllmPoolingPlan(
+                **shared,
+                task=task,
+                notes=tuple(notes),
+                max_seq_len=length,
+                max_input_len=length,
+                arguments=arguments,
+                head=head,
+            )
+        return VllmPlan(
+            **shared,
             notes=tuple(notes),
-            max_sequences=planned_sequences(config),
             max_seq_len=planned_length(config, layout.shape, []),
-            max_input_len=options.max_input_len,
+            max_input_len=config.options.max_input_len,
             arguments=arguments,
-            guides=options.guided_decoding_backend or GuidedDecoding.XGRAMMAR,
-            kernels=str(config.engine_cache_dir / "vllm"),
+            guides=config.options.guided_decoding_backend or GuidedDecoding.XGRAMMAR,
             adapter_limits_=_adapter_limits(config, layout),
-            on_gpus=bool(hardware.gpus),
+            images=takes_images(config, layout),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmPlan(EnginePlan):
+class CheckpointPlan(EnginePlan):
     """A checkpoint that vLLM runs with `arguments`; what it compiles is kept in the folder `kernels`."""
 
     arguments: dict[str, Any]
-    guides: str
     kernels: str
-    adapter_limits_: AdapterLimits | None
     on_gpus: bool
 
-    executor = "djl_trtllm.backends.vllm.executor:VllmExecutor"
     reasons = REASONS
 
     def executor_options(self) -> dict[str, Any]:
@@ -152,15 +171,8 @@ class VllmPlan(EnginePlan):
                 # Otherwise a rank's title is written over its environment, by which processes left behind are found.
                 "SPT_NOENV": "1",
             },
-            "tokenizer_dir": str(self.tokenizer_dir),
-            "guides": self.guides,
             "max_sequences": self.max_sequences,
-            "lookahead": min(_MOST_LOOKAHEAD, max(2, self.max_sequences // 4)),
         }
-
-    @property
-    def adapter_limits(self) -> AdapterLimits | None:
-        return self.adapter_limits_
 
     @property
     def gpus(self) -> int:
@@ -170,14 +182,60 @@ class VllmPlan(EnginePlan):
 
     def describe(self) -> str:
         where = f"on {self.gpus} GPU{'s' if self.gpus > 1 else ''}" if self.on_gpus else "on the CPU"
-        return (
-            f"{super().describe()}; {where}, up to {self.max_sequences} sequences of {self.max_seq_len} tokens, as far "
-            "as the KV cache holds them"
-        )
+        return f"{super().describe()}; {where}"
 
     def details(self) -> tuple[str, ...]:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
         return (f"vLLM runs EngineArgs({shown})",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmPlan(CheckpointPlan):
+    """The plan of a model that generates."""
+
+    guides: str
+    adapter_limits_: AdapterLimits | None
+    images: bool = False
+
+    executor = "djl_trtllm.backends.vllm.executor:VllmExecutor"
+
+    def executor_options(self) -> dict[str, Any]:
+        return super().executor_options() | {
+            "tokenizer_dir": str(self.tokenizer_dir),
+            "guides": self.guides,
+            "lookahead": min(_MOST_LOOKAHEAD, max(2, self.max_sequences // 4)),
+            "images": self.images,
+        }
+
+    @property
+    def adapter_limits(self) -> AdapterLimits | None:
+        return self.adapter_limits_
+
+    def describe(self) -> str:
+        return (
+            f"{super().describe()}, up to {self.max_sequences} sequences of {self.max_seq_len} tokens, as far as the "
+            "KV cache holds them"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmPoolingPlan(CheckpointPlan):
+    """The plan of a model that embeds or scores; `head` says how."""
+
+    head: Head
+
+    executor = "djl_trtllm.backends.vllm.pooling_executor:VllmPoolingExecutor"
+
+    def executor_options(self) -> dict[str, Any]:
+        return super().executor_options() | {
+            "task": self.task.value,
+            "activates": self.head.activates,
+            "max_seq_len": self.max_seq_len,
+            "max_num_tokens": self.arguments["max_num_batched_tokens"],
+        }
+
+    def describe(self) -> str:
+        return f"{super().describe()}; {self.head.describe()}; texts of up to {self.max_seq_len} tokens"
 
 
 def _adapter_limits(config: Config, layout: Layout) -> AdapterLimits | None:
@@ -216,7 +274,8 @@ def _check_architecture(layout: Layout, hardware: Hardware) -> None:
     if package is None or not asked or "auto_map" in config:
         return
     tables = architectures(package)
-    known = {name for table in _TABLES for name in tables.get(table, ())}
+    pools = find_task(Task.AUTO, layout) is not Task.GENERATE
+    known = {name for table in _TABLES + _POOLING_TABLES * pools for name in tables.get(table, ())}
     if not known or any(name in known or _is_of_transformers(name) for name in asked):
         return
     near = difflib.get_close_matches(asked[0], sorted(known), _SHOWN)

@@ -16,9 +16,11 @@ import re
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from djl_trtllm.backends.json_grammar import as_grammar, with_options
+from djl_trtllm.backends.vllm.image_prompts import ImagePrompts
 from djl_trtllm.backends.vllm.names import arguments_of
 from djl_trtllm.backends.vllm.ranks import Ranks
 from djl_trtllm.config.options.choices import GuidedDecoding
@@ -81,6 +83,8 @@ FEATURES: frozenset[str] = frozenset(
 """The features that vLLM honours, see `Ready.features`."""
 GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.STRUCTURAL_TAG})
 """Those that it also honours where it can use the tokenizer for guides; structural tags are xgrammar's."""
+IMAGES: frozenset[str] = frozenset({"images"})
+"""Those that it also honours with a model that takes images."""
 
 _FIRST = {
     "a greedy request": Submit(0, [1, 1], Sampling(2, repetition_penalty=1.1, presence_penalty=0.1)),
@@ -95,6 +99,7 @@ _WITHOUT = {
     "a request with min_p": frozenset({"min_p"}),
     "a request with the likeliest tokens": frozenset({"top_logprobs"}),
     "a request with a guide": GUIDES,
+    "a request with an image": IMAGES,
 }
 """Features that vLLM does without if such a request fails: speculation has no min_p, `max_logprobs` may be 0."""
 
@@ -134,6 +139,38 @@ def sampling_arguments(request: Submit) -> dict[str, Any]:
     return arguments
 
 
+def load_engine(arguments: dict[str, Any], environment: Mapping[str, str], ranks: Ranks) -> Any:
+    """vLLM's LLMEngine with its core in this process. `environment` are variables that it gets unless they are set.
+
+    Raises RankError, and what vLLM raises.
+    """
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    import vllm
+    from vllm import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    with ranks.loading():
+        return LLMEngine.from_engine_args(
+            EngineArgs(**_with_objects(arguments, arguments_of(vllm.__version__))),
+            # Of defaults that depend on what vLLM is used for, those of a server.
+            usage_context=UsageContext.OPENAI_API_SERVER,
+        )
+
+
+def described(engine: Any) -> dict[str, Any]:
+    """What the engine is and runs on, for `Ready.details`."""
+    import vllm
+
+    return {
+        "vLLM": vllm.__version__,
+        "device": str(engine.vllm_config.device_config.device_type),
+        "precision": str(engine.vllm_config.model_config.dtype).removeprefix("torch."),
+    }
+
+
 class _Sequence:
     __slots__ = ("begun", "request_id", "top", "wants_logprobs")
 
@@ -156,31 +193,22 @@ class VllmExecutor:
         guides: str,
         max_sequences: int,
         lookahead: int,
+        images: bool = False,
     ) -> None:
-        os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        for name, value in environment.items():
-            os.environ.setdefault(name, value)
-        import vllm
-        from vllm import EngineArgs, SamplingParams
+        self._ranks = Ranks()
+        engine = load_engine(arguments, environment, self._ranks)
+        from vllm import SamplingParams
         from vllm import exceptions as vllm_exceptions
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import StructuredOutputsParams
-        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.exceptions import EngineDeadError
-        from vllm.v1.engine.llm_engine import LLMEngine
 
         self._sampling_params, self._structured_outputs = SamplingParams, StructuredOutputsParams
         self._lora_request = LoRARequest
         self._losses = (EngineDeadError,)
         self._wrong = (ValueError, TypeError, getattr(vllm_exceptions, "VLLMClientError", ValueError))
-        self._ranks = Ranks()
-        with self._ranks.loading():
-            engine = LLMEngine.from_engine_args(
-                EngineArgs(**_with_objects(arguments, arguments_of(vllm.__version__))),
-                # Of defaults that depend on what vLLM is used for, those of a server.
-                usage_context=UsageContext.OPENAI_API_SERVER,
-            )
         self._core, self._input_processor = engine.engine_core, engine.input_processor
+        self._images = ImagePrompts(Path(arguments["model"]), engine) if images else None
         configuration = engine.vllm_config
         self._vocabulary: int = configuration.model_config.get_vocab_size()
         self._kv_blocks: int = configuration.cache_config.num_gpu_blocks or 0
@@ -209,14 +237,12 @@ class VllmExecutor:
         if self._speculates and str(configuration.device_config.device_type) == "cpu" and not checks_sampled_drafts():
             lost |= SAMPLING
             print("sampled requests are refused: this vLLM checks their drafts with wrong parameters", flush=True)
-        self.features = (FEATURES | GUIDES) - self._warm_up(lost)
+        self.features = (FEATURES | GUIDES | (IMAGES if images else set())) - self._warm_up(lost)
         if configuration.lora_config is not None:
             # Where an adapter runs, vLLM gives the rows of a prompt the adapters of the batch: the sizes do not fit.
             self.features = self.features - {"prompt_logprobs"} | {Feature.ADAPTERS}
         self.details = {
-            "vLLM": vllm.__version__,
-            "device": str(configuration.device_config.device_type),
-            "precision": str(configuration.model_config.dtype).removeprefix("torch."),
+            **described(engine),
             "KV cache": f"{self._kv_blocks} blocks of {self.limits.block_size} tokens",
         }
 
@@ -299,7 +325,8 @@ class VllmExecutor:
 
         Raises for one that any client may send.
         """
-        for kind, request in _FIRST.items():
+        seen = {} if self._images is None else {"a request with an image": self._images.first()}
+        for kind, request in (_FIRST | seen).items():
             if request.sampling.do_sample and "do_sample" in lost:
                 continue
             began = time.monotonic()
@@ -336,11 +363,14 @@ class VllmExecutor:
     def _add(self, request: Submit) -> None:
         name, adapter = next(self._names), request.adapter
         salt = {"cache_salt": request.cache_salt} if request.cache_salt else {}
+        prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids), **salt}
         try:
             parameters = self._parameters(request)
+            if request.images and self._images is not None:
+                prompt = self._images.prompt(request)
             processed = self._input_processor.process_inputs(
                 name,
-                {"type": "token", "prompt_token_ids": list(request.prompt_ids), **salt},
+                prompt,
                 parameters,
                 _TASKS,
                 lora_request=None if adapter is None else self._lora(adapter),
@@ -350,11 +380,14 @@ class VllmExecutor:
             self._core.add_request(processed)
         except self._losses:
             raise
-        except self._wrong as error:
-            self._refuse(request, Refusal(str(error)))
         except Exception as error:
-            traceback.print_exception(error)
-            self._refuse(request, f"{type(error).__name__}: {error}")
+            if request.images and self._images is not None:
+                self._images.forget()
+            if isinstance(error, self._wrong):
+                self._refuse(request, Refusal(str(error)))
+            else:
+                traceback.print_exception(error)
+                self._refuse(request, f"{type(error).__name__}: {error}")
         else:
             self._sequences[name] = _Sequence(request)
 

@@ -65,7 +65,7 @@ def test_a_quantisation_that_openvino_does_not_have_is_refused(encoder: Path) ->
         planned(encoder, quantize=Quantization.FP8)
 
 
-@pytest.mark.parametrize("backend", [Backend.TENSORRT, Backend.PYTORCH, Backend.VLLM])
+@pytest.mark.parametrize("backend", [Backend.TENSORRT, Backend.PYTORCH])
 def test_an_engine_that_runs_no_such_models_is_refused_with_those_that_do(encoder: Path, backend: Backend) -> None:
     machine = gpu_machine()
     with pytest.raises(EngineError, match=r"option\.task=embed.*openvino"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from djl_trtllm.executor.protocol import Refusal, Submit, Try
-from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
+from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Image, Sampling
 from tests.backends.vllm import FAKE, IS_INSTALLED
 from tests.support.steps import Output, deltas_of, unreadable
+from tests.support.vision import encoded, picture, seeing_model
 
 END = 2
 PROMPTS = [[1, 300 + 7 * k, 500, *range(600, 610 + 3 * k)] for k in range(6)]
@@ -21,7 +23,7 @@ PROMPTS = [[1, 300 + 7 * k, 500, *range(600, 610 + 3 * k)] for k in range(6)]
 def make(**arguments: Any) -> Any:
     from djl_trtllm.backends.vllm.executor import VllmExecutor
 
-    guides = arguments.pop("guides", "xgrammar")
+    guides, images = arguments.pop("guides", "xgrammar"), arguments.pop("images", False)
     given = {
         "max_num_seqs": 8,
         "max_model_len": 1024,
@@ -37,6 +39,7 @@ def make(**arguments: Any) -> Any:
         guides=guides,
         max_sequences=8,
         lookahead=2,
+        images=images,
     )
 
 
@@ -372,3 +375,52 @@ def test_tokens_of_drafts_are_counted_by_request_and_what_was_proposed_in_all(
     assert tokens[0] == generate(shared, PROMPTS[0], 8).ids
     assert (executor.stats().drafts, executor.stats().draft_tokens) == (6, 18)
     assert (shared.stats().drafts, shared.stats().draft_tokens) == (None, None)
+
+
+@pytest.fixture
+def seeing(shared: Any, tmp_path: Path) -> Any:
+    """The executor of a model that takes images, whose placeholder is the fake's."""
+    from vllm.renderers.base import MARK
+
+    model = seeing_model(tmp_path / "seeing")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"image_token_id": MARK}))
+    return make(model=str(model), tokenizer=str(model), images=True)
+
+
+def prompt_with(*colours: int, salt: str = "", tokens: int = 4, **given: Any) -> Submit:
+    """A prompt with a small image of each colour; the server has counted `tokens` for each."""
+    from vllm.renderers.base import MARK
+
+    images = tuple(Image(encoded(picture(56, 56, colour)), 56, 56, tokens) for colour in colours)
+    ids = [5, *[MARK] * tokens * len(images), 7]
+    return Submit(1, ids, Sampling(3), images=images, cache_salt=salt, **given)
+
+
+@fake_only
+def test_images_are_a_feature_of_models_that_take_them_and_their_tokens_the_prompts(seeing: Any, shared: Any) -> None:
+    assert seeing.features - shared.features == {"images"}
+    seeing.submit(prompt_with(1, 2))
+    (request,) = seeing._core.requests.values()
+    assert request.prompt_token_ids == prompt_with(1, 2).prompt_ids
+    assert len(finish(seeing)[1].ids) == 3
+
+
+@fake_only
+def test_vllm_knows_an_image_again_by_its_content_and_the_prompts_salt(seeing: Any) -> None:
+    known = seeing._input_processor.renderer.cached
+    known.clear()
+    for request in (prompt_with(1), prompt_with(1), prompt_with(2), prompt_with(1, salt="key"), prompt_with(2, 1)):
+        seeing.submit(request)
+        finish(seeing)
+    first, again, other, salted, *both = known
+    assert first == again and both == [other, first]
+    assert len({first, other, salted}) == 3
+
+
+@fake_only
+@pytest.mark.parametrize("wrong", [{"logit_bias": ((9999, 1.0),)}, {"tokens": 6}], ids=["parameter", "tokens"])
+def test_a_refused_request_with_images_leaves_vllms_caches_alike(seeing: Any, wrong: dict[str, Any]) -> None:
+    seeing.submit(prompt_with(1, **wrong))
+    assert isinstance(finish(seeing)[1].end.error, Refusal)
+    assert seeing._input_processor.renderer.cached == []

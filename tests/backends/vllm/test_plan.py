@@ -11,15 +11,17 @@ import pytest
 
 from djl_trtllm.backends.base import backend_named, this_machine
 from djl_trtllm.backends.planning import choose_backend, plan_fitted, with_effects
-from djl_trtllm.backends.vllm.backend import VllmPlan
+from djl_trtllm.backends.vllm.backend import VllmPlan, VllmPoolingPlan
 from djl_trtllm.backends.vllm.names import arguments_of, known_versions
-from djl_trtllm.config import Backend
+from djl_trtllm.config import Backend, Task
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import inspect
 from tests.backends.vllm import FAKE
 from tests.config.helpers import from_text
 from tests.engines.helpers import CPU_ONLY, configured, gpu_machine
+from tests.support.encoders import scripted_encoder, write_modules
+from tests.support.vision import seeing_model
 from tools.vllm.names import differences, members_of
 
 
@@ -295,7 +297,9 @@ def test_an_architecture_that_vllm_lacks_is_said_from_config_json(
     package = tmp_path / "site" / "vllm"
     (package / "model_executor" / "models").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('the server imports it')")
-    registry = '_TEXT_GENERATION_MODELS = {"LlamaForCausalLM": ("llama", "L")}\n_EMBEDDING_MODELS = {"BertModel": ()}\n'
+    registry = (
+        '_TEXT_GENERATION_MODELS = {"LlamaForCausalLM": ("llama", "L")}\n_REWARD_MODELS = {"BertModelWithHead": ()}\n'
+    )
     (package / "model_executor" / "models" / "registry.py").write_text(registry)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     assert planned(roomy).backend == Backend.VLLM
@@ -305,11 +309,78 @@ def test_an_architecture_that_vllm_lacks_is_said_from_config_json(
     for path in roomy.iterdir():
         (other / path.name).symlink_to(path)
     (other / "config.json").unlink()
-    for architecture, said in (("LlamaForCausalLN", "it has LlamaForCausalLM"), ("BertModel", "generates no text")):
+    for architecture, said in (
+        ("LlamaForCausalLN", "it has LlamaForCausalLM"),
+        ("BertModelWithHead", "generates no text"),
+    ):
         (other / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
         with pytest.raises(EngineError) as caught:
             planned(other)
         assert str(other / "config.json") in str(caught.value) and said in str(caught.value)
+
+
+# -- images, vectors and scores ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "limits", "images"),
+    [
+        ({}, {"image": 16, "video": 0}, True),
+        ({"limit_mm_per_prompt": {"image": 3}}, {"image": 3, "video": 0}, True),
+        ({"limit_mm_per_prompt": {"image": {"count": 2, "width": 64}}}, {"image": {"count": 2, "width": 64}}, True),
+        ({"limit_mm_per_prompt": {"image": 0}}, {"image": 0, "video": 0}, False),
+    ],
+)
+def test_a_model_that_takes_images_gets_the_limits_of_requests(
+    tmp_path: Path, options: dict[str, Any], limits: dict[str, Any], images: bool
+) -> None:
+    plan = planned(seeing_model(tmp_path / "model"), **options)
+    assert plan.arguments["limit_mm_per_prompt"] == {"video": 0, **limits}
+    assert plan.executor_options()["images"] is images
+
+
+def pooling_plan(checkpoint: Path, **options: Any) -> VllmPoolingPlan:
+    _, plan = plan_fitted(configured(backend="vllm", **options), inspect(checkpoint), machine())
+    assert isinstance(plan, VllmPoolingPlan)
+    return plan
+
+
+def test_the_files_of_a_model_that_embeds_decide_what_vllm_gets(tmp_path: Path) -> None:
+    checkpoint = write_modules(scripted_encoder(tmp_path), mode="cls_token", normalize=False, length=128)
+    plan = pooling_plan(checkpoint)
+    assert plan.arguments == {
+        "model": str(checkpoint),
+        "tokenizer": str(checkpoint),
+        "runner": "pooling",
+        "pooler_config": {"seq_pooling_type": "CLS"},
+        "max_num_seqs": 256,
+        "max_model_len": 128,
+        "max_num_batched_tokens": 2048,
+        "tensor_parallel_size": 1,
+    }
+    given = plan.executor_options()
+    assert [given[name] for name in ("task", "activates", "max_seq_len", "max_num_tokens")] == [
+        "embed",
+        False,
+        128,
+        2048,
+    ]
+    assert "first token" in plan.describe()
+
+
+def test_an_iteration_has_room_for_the_longest_text(tmp_path: Path) -> None:
+    checkpoint = scripted_encoder(tmp_path)
+    assert pooling_plan(checkpoint, max_num_tokens=256).arguments["max_num_batched_tokens"] == 514
+    assert pooling_plan(checkpoint, max_num_tokens=600).arguments["max_num_batched_tokens"] == 600
+
+
+def test_a_cross_encoder_and_a_model_that_generates_are_pooled_where_the_task_says_so(
+    tmp_path: Path, roomy: Path
+) -> None:
+    scoring = pooling_plan(scripted_encoder(tmp_path, labels=1))
+    assert scoring.task is Task.SCORE and "pooler_config" not in scoring.arguments
+    decoder = pooling_plan(roomy, task="embed")
+    assert decoder.arguments["pooler_config"] == {"seq_pooling_type": "LAST"}
 
 
 # -- names -------------------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ OTHERS: dict[str, Callable[[Path], None]] = {
 QUIET = 200
 """Answers of /ping before all registrations, for comparison: the machine may be busy."""
 MOST_SECONDS = 0.1
-"""Processor time that the server may use during a /ping: what holds it up, however busy the machine is."""
+"""Processor time that the server may use during a /ping: what holds it up, on a busy machine too."""
 
 
 @pytest.fixture(scope="module")

@@ -44,11 +44,18 @@ def post(server: Server, body: dict[str, Any]) -> httpx.Response:
     return server.http.post("/v1/chat/completions", json=body)
 
 
-def test_tokens_of_images_are_in_usage_log_and_live_page(seeing: Server) -> None:
+def test_tokens_of_images_are_in_usage_log_and_metrics(seeing: Server) -> None:
+    names = ("images_total", "image_tokens_total", "image_bytes_total", "refused_images_total")
+    post(seeing, chat(image_part(data_url(b"no image"))))
+    before = list(map(seeing.metric, names))
     plain = post(seeing, chat()).json()["usage"]["prompt_tokens"]
-    found = post(seeing, chat(image_part(data_url(encoded(picture(84, 56)))), image_part(data_url(encoded()))))
+    files = encoded(picture(84, 56)), encoded()
+    found = post(seeing, chat(*(image_part(data_url(file)) for file in files)))
     assert found.json()["usage"]["prompt_tokens"] == plain + 6 + 4
     wait_until(lambda: seeing.says(f"prompt_tokens={plain + 10} images=2 image_tokens=10 "))
+    post(seeing, chat(image_part(data_url(b"no image"))))
+    counted = [after - before for before, after in zip(before, map(seeing.metric, names), strict=True)]
+    assert counted == [2, 10, sum(map(len, files)), 1]
 
 
 HOSTILE = {

@@ -8,10 +8,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 
 __version__ = "0.32.0"
-__all__ = ["EngineArgs", "SamplingParams"]
+__all__ = ["EngineArgs", "PoolingParams", "SamplingParams"]
 
 
 class EngineArgs(SimpleNamespace):

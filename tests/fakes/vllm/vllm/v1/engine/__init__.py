@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 from vllm.lora.request import LoRARequest
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
 from vllm.v1.metrics.stats import PrefillStats, RequestSpecDecodeMetrics, SchedulerStats
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
@@ -23,10 +25,11 @@ class FinishReason(IntEnum):
 class EngineCoreRequest:
     request_id: str
     prompt_token_ids: list[int]
-    sampling_params: SamplingParams
+    sampling_params: SamplingParams | None
     lora_request: LoRARequest | None
     external_req_id: str | None = None
     cache_salt: str | None = None
+    pooling_params: PoolingParams | None = None
 
 
 @dataclass
@@ -37,6 +40,7 @@ class EngineCoreOutput:
     new_prompt_logprobs_tensors: LogprobsTensors | None = None
     finish_reason: FinishReason | None = None
     prefill_stats: PrefillStats | None = None
+    pooling_output: Any = None
     spec_decode_metrics: RequestSpecDecodeMetrics | None = None
 
 

@@ -13,6 +13,19 @@ from vllm.v1.spec_decode.metrics import SpecDecodingStats
 VOCABULARY, BLOCKS, END = 2048, 64, 2
 
 
+class Tensor:
+    """As much of torch's as the executor uses."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values = values
+
+    def float(self) -> Tensor:
+        return self
+
+    def numpy(self) -> np.ndarray:
+        return self._values
+
+
 class InprocClient:
     """One token of each request in an iteration; output comes an iteration late. `lost` ends the engine.
 
@@ -28,12 +41,17 @@ class InprocClient:
         self._max_num_seqs = max_num_seqs
         self._tokens: dict[str, list[int]] = {}
         self._late: list[EngineCoreOutput] = []
+        self._pooled: list[EngineCoreRequest] = []
         self._prompts: list[tuple[str | None, list[int]]] = []
 
     def add_request(self, request: EngineCoreRequest) -> None:
         if self.lost is not None:
             raise EngineDeadError
-        assert request.external_req_id is not None and request.request_id not in self.requests
+        assert request.request_id not in self.requests
+        if request.pooling_params is not None:
+            self._pooled.insert(0, request)
+            return
+        assert request.external_req_id is not None
         self.requests[request.request_id] = request
         self._tokens[request.request_id] = []
 
@@ -47,6 +65,8 @@ class InprocClient:
     def get_output(self) -> EngineCoreOutputs:
         if self.lost is not None:
             raise self.lost
+        if self._pooled:  # the last one first
+            return EngineCoreOutputs([self._vector(self._pooled.pop(0))])
         queries = hits = 0
         drafted = SpecDecodingStats() if self._speculates else None
         late, self._late = self._late, []
@@ -75,6 +95,17 @@ class InprocClient:
         usage = min(1.0, len(self.requests) / BLOCKS)
         waiting = max(0, len(self.requests) - self._max_num_seqs)
         return EngineCoreOutputs(late, SchedulerStats(waiting, 0, usage, PrefixCacheStats(queries, hits), drafted))
+
+    def _vector(self, request: EngineCoreRequest) -> EngineCoreOutput:
+        """Numbers that follow from the prompt; a score is the number of tokens in its second text."""
+        ids, params = np.array(request.prompt_token_ids, np.float32), request.pooling_params
+        assert params.use_activation is False
+        vector = np.array([ids.sum(), len(ids), ids[-1]], np.float32)
+        if params.task == "classify":
+            begin = (params.extra_kwargs or {}).get("compressed_token_type_ids", len(ids))
+            vector = np.array([len(ids) - begin], np.float32)
+        output = Tensor(vector)
+        return EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.STOP, pooling_output=output)
 
     def _next(self, request: EngineCoreRequest, prefill: PrefillStats | None) -> EngineCoreOutput:
         params, tokens = request.sampling_params, self._tokens[request.request_id]

@@ -5,6 +5,8 @@ import copy
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import TokensInput
 from vllm.lora.request import LoRARequest
+from vllm.pooling_params import PoolingParams
+from vllm.renderers.base import BaseRenderer
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest
 
@@ -12,16 +14,23 @@ from vllm.v1.engine import EngineCoreRequest
 class InputProcessor:
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
+        self.renderer = BaseRenderer()
 
     def process_inputs(
         self,
         request_id: str,
         prompt: TokensInput,
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         supported_tasks: tuple[str, ...],
         lora_request: LoRARequest | None = None,
     ) -> EngineCoreRequest:
-        assert prompt["type"] == "token" and supported_tasks == ("generate",)
+        salt = prompt.get("cache_salt")
+        if isinstance(params, PoolingParams):
+            assert supported_tasks == (params.task,)
+            return EngineCoreRequest(
+                request_id, prompt["prompt_token_ids"], None, None, cache_salt=salt, pooling_params=params
+            )
+        assert prompt["type"] in ("token", "multimodal") and supported_tasks == ("generate",)
         if len(prompt["prompt_token_ids"]) >= self._max_model_len:
             raise VLLMClientError("the prompt is longer than the maximum model length")
         # As 0.32 does, whatever `skip_clone` says.
@@ -31,5 +40,4 @@ class InputProcessor:
         params.all_stop_token_ids = {1, *params.stop_token_ids}
         if max(params.logit_bias or (0,)) >= 2048:
             raise VLLMClientError("token_id(s) in logit_bias contain out-of-vocab token ids")
-        salt = prompt.get("cache_salt")
         return EngineCoreRequest(request_id, prompt["prompt_token_ids"], params, lora_request, cache_salt=salt)

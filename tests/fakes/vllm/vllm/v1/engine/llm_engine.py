@@ -25,6 +25,9 @@ class LLMEngine:
             getattr(arguments, "per_request_spec_decode_metrics", "none") != "none",
         )
 
+    def reset_mm_cache(self) -> None:
+        self.input_processor.renderer.cached.clear()
+
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, usage_context: UsageContext) -> LLMEngine:
         assert usage_context is UsageContext.OPENAI_API_SERVER
