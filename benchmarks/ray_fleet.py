@@ -91,9 +91,9 @@ def cost(cluster: RayCluster, server: Server, streams: int, tokens: int, rounds:
     of_cluster: list[dict[str, float]] = []
     with_idle: list[float] = []
     for _ in range(rounds):
-        before = cpu_seconds(server.process)
+        alone_before = cpu_seconds(server.process)
         round_of(server.port, streams, tokens)
-        of_server.append((cpu_seconds(server.process) - before) / (streams * tokens))
+        of_server.append((cpu_seconds(server.process) - alone_before) / (streams * tokens))
         before, began = cluster_cpu(cluster), time.monotonic()
         time.sleep(5)
         idle, lasted = cluster_cpu(cluster), time.monotonic() - began
