@@ -288,10 +288,10 @@ def life(cluster: RayCluster, model: Path) -> Iterator[Row]:
     )
     cluster.call("delete", "second")
     yield struck(cluster, "replica killed", replica, 10)
-    yield from scaled(cluster, model)
     yield from killed(cluster, "one router", "djl-trtllm-router", 1, 20)
     yield from killed(cluster, "all routers", "djl-trtllm-router", 9, 20)
     yield from killed(cluster, "HAProxy", "haproxy -", 9, 90)
+    yield from scaled(cluster, model)
     yield struck(cluster, "node lost", node, 10)
     yield struck(cluster, "head lost", lambda: cluster.call("kill_gcs"), 10)
 
