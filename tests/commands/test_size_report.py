@@ -63,7 +63,9 @@ def test_a_configuration_file_or_an_archive_names_the_model_too(tmp_path: Path) 
         request(tmp_path / "missing")
 
 
-@pytest.mark.parametrize(("backend", "engine"), [("auto", "tensorrt"), ("tensorrt",) * 2, ("pytorch",) * 2, ("vllm",) * 2])
+@pytest.mark.parametrize(
+    ("backend", "engine"), [("auto", "tensorrt"), ("tensorrt",) * 2, ("pytorch",) * 2, ("vllm",) * 2]
+)
 def test_the_backend_decides_what_is_estimated(tmp_path: Path, backend: str, engine: str) -> None:
     found = request(described(tmp_path), backend=backend).on(of_gpu("h100"), 1)
     assert found.estimate.conditions.backend == engine
