@@ -173,6 +173,22 @@ async def test_what_fails_meanwhile_ends_the_process(host: PlayedHost, error: Ex
     assert (host.process.kills, host.environment.cleared, host.probe.deaths) == (1, 1, [])
 
 
+@played
+async def test_a_process_that_ends_after_its_engine_is_loaded_and_before_all_else_is_a_start_error(
+    host: PlayedHost,
+) -> None:
+    async def meanwhile() -> None:
+        host.process.say(READY)
+        await settled()
+        host.process.end(-9)
+        await asyncio.sleep(5)
+
+    with pytest.raises(ExecutorStartError, match="killed by SIGKILL") as caught:
+        await host.client.start(Start(models.SCRIPTED, {}), 30, meanwhile=meanwhile)
+    assert caught.value.killed
+    assert host.probe.deaths == []
+
+
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
