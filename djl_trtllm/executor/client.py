@@ -120,9 +120,10 @@ _MOST_REASONS = 5
 class ExecutorClient(asyncio.Protocol):
     """One engine process. It is used once: a dead process is replaced by a new client.
 
-    `on_steps` gets the iterations that arrived together. `on_death` is called once, when a process ends after `start` has
-    returned, for any other reason than `close`. Both run on the event loop. `busy` returns whether requests are unfinished: a
-    process that is then silent for `hang_timeout` seconds, or does not answer a ping for as long, is killed.
+    `on_steps` gets the iterations that arrived together. `on_death` is called once, when a process ends after `start`
+    has returned, for any other reason than `close`. Both run on the event loop. `busy` returns whether requests are
+    unfinished: a process that is then silent for `hang_timeout` seconds, or does not answer a ping for as long, is
+    killed.
     """
 
     def __init__(
