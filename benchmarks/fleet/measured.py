@@ -13,7 +13,7 @@ import re
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def _figures(result: Result) -> dict[str, float]:
 
 @dataclass
 class _Replica:
-    """A server, and what was last reported of it to the router."""
+    """A server, and its last report to the router."""
 
     name: str
     server: Server
@@ -133,8 +133,8 @@ class _Servers:
                 replica.client.close()
             await asyncio.to_thread(self._stack.close)
 
-    def _background(self, work: object) -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[arg-type]  # coroutines only
+    def _background(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -389,7 +389,7 @@ def seeing(shared: Any, tmp_path: Path) -> Any:
 
 
 def prompt_with(*colours: int, salt: str = "", tokens: int = 4, **given: Any) -> Submit:
-    """A prompt with a small image of each colour, for which the server has counted so many tokens."""
+    """A prompt with a small image of each colour; the server has counted `tokens` for each."""
     from vllm.renderers.base import MARK
 
     images = tuple(Image(encoded(picture(56, 56, colour)), 56, 56, tokens) for colour in colours)
