@@ -16,7 +16,8 @@ from djl_trtllm.api.output_parsers.reader import PYTHON_QUOTES, as_json, quoted,
 if TYPE_CHECKING:
     from djl_trtllm.api.output_parsers.formats import Call, Parameter, ToolFormat
 
-_B = r"[ \t\r\n]{0,64}"
+_B = r"[ \t\r\n]{0,64}(?![ \t\r\n])"
+"""All blanks up to what comes next, at most 64: in one way, so that blanks beside each other cost no more."""
 _FLAT = r'\{[^"{}\[\]<]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^"{}\[\]<]*)*\}'
 """A JSON object without others in it."""
 _OBJECT = rf'\{{{_B}"name"{_B}:{_B}"([A-Za-z0-9_.-]+)"{_B},{_B}"(?:arguments|parameters)"{_B}:{_B}({_FLAT}){_B}\}}'
