@@ -250,24 +250,24 @@ def test_a_failure_of_openvinos_export_is_classified(line: str, cause: str) -> N
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Path:
+def written(tmp_path: Path) -> Path:
     return write_engine_files(tmp_path / "engine")
 
 
-def problem_of(engine: Path) -> str:
+def problem_of(written: Path) -> str:
     with pytest.raises(EngineMismatchError) as caught:
-        check_engine(engine)
+        check_engine(written)
     assert "copy it again, or compile it again" in str(caught.value)
     return str(caught.value).partition("\n  - ")[2].splitlines()[0]
 
 
-def test_a_whole_engine_is_its_manifest_and_needs_none(engine: Path) -> None:
-    assert check_engine(engine) is None
-    manifest = Manifest.of(engine, backend="openvino", checkpoint="x", options={}, versions={}, platform="x86_64")
-    manifest.write(engine)
-    assert check_engine(engine) == manifest
-    (engine / "openvino_model.bin").write_bytes(bytes(999))
-    assert problem_of(engine).startswith("openvino_model.bin: truncated, 999 of 1000 bytes")
+def test_a_whole_engine_is_its_manifest_and_needs_none(written: Path) -> None:
+    assert check_engine(written) is None
+    manifest = Manifest.of(written, backend="openvino", checkpoint="x", options={}, versions={}, platform="x86_64")
+    manifest.write(written)
+    assert check_engine(written) == manifest
+    (written / "openvino_model.bin").write_bytes(bytes(999))
+    assert problem_of(written).startswith("openvino_model.bin: truncated, 999 of 1000 bytes")
 
 
 @pytest.mark.parametrize(
@@ -275,28 +275,28 @@ def test_a_whole_engine_is_its_manifest_and_needs_none(engine: Path) -> None:
     [([(0, 10), (500, 100), (20, 30)], 600), ([], 1)],
 )
 def test_the_weights_reach_as_far_as_the_furthest_constant_and_are_never_empty(
-    engine: Path, constants: list[tuple[int, int]], needed: int
+    written: Path, constants: list[tuple[int, int]], needed: int
 ) -> None:
     data = "".join(f'<data element_type="f16" offset="{at}" size="{size}" />' for at, size in constants)
-    (engine / "openvino_model.xml").write_text(f"<net>{data}</net>\n")
-    (engine / "openvino_model.bin").write_bytes(bytes(needed))
-    assert check_engine(engine) is None
-    (engine / "openvino_model.bin").write_bytes(bytes(needed - 1))
+    (written / "openvino_model.xml").write_text(f"<net>{data}</net>\n")
+    (written / "openvino_model.bin").write_bytes(bytes(needed))
+    assert check_engine(written) is None
+    (written / "openvino_model.bin").write_bytes(bytes(needed - 1))
     expected = f"openvino_model.bin: truncated, {needed - 1} bytes where openvino_model.xml refers to {needed}"
-    assert problem_of(engine) == expected
+    assert problem_of(written) == expected
 
 
-def test_files_that_are_missing_cut_off_or_cannot_be_read_are_named(engine: Path) -> None:
-    xml, weights = engine / "openvino_model.xml", engine / "openvino_model.bin"
+def test_files_that_are_missing_cut_off_or_cannot_be_read_are_named(written: Path) -> None:
+    xml, weights = written / "openvino_model.xml", written / "openvino_model.bin"
     weights.unlink()
-    assert problem_of(engine) == "openvino_model.bin: missing"
+    assert problem_of(written) == "openvino_model.bin: missing"
     weights.symlink_to(weights.name)
-    assert "openvino_model.bin: " in problem_of(engine) and "symbolic links" in problem_of(engine)
+    assert "openvino_model.bin: " in problem_of(written) and "symbolic links" in problem_of(written)
     xml.write_bytes(xml.read_bytes()[:40])
-    assert problem_of(engine).startswith("openvino_model.xml: not a complete OpenVINO model, 40 bytes")
+    assert problem_of(written).startswith("openvino_model.xml: not a complete OpenVINO model, 40 bytes")
     xml.write_text("net></net>")
-    assert problem_of(engine).startswith("openvino_model.xml: not a complete OpenVINO model, 10 bytes")
+    assert problem_of(written).startswith("openvino_model.xml: not a complete OpenVINO model, 10 bytes")
     xml.unlink()
-    assert problem_of(engine) == "openvino_model.xml: missing"
+    assert problem_of(written) == "openvino_model.xml: missing"
     xml.mkdir()
-    assert problem_of(engine).startswith("openvino_model.xml: cannot be read (")
+    assert problem_of(written).startswith("openvino_model.xml: cannot be read (")
