@@ -79,7 +79,9 @@ def _pbtxt(translation: Translation) -> Iterator[str]:
 
 
 def _vllm(translation: Translation) -> Iterator[str]:
-    yield "# Start it by: vllm serve --config FILE.yaml"
+    # Without a name vLLM serves a model of its own choice.
+    model = "" if any(line.name == "model" for line in translation.kept) else "MODEL "
+    yield f"# Start it by: vllm serve {model}--config FILE.yaml"
     dashed = {str(line.name).partition("."): line for line in translation.kept}
     yield from _yaml({head.replace("_", "-") + dot + rest: line for (head, dot, rest), line in dashed.items()})
 
