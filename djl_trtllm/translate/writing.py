@@ -146,7 +146,7 @@ _TYPED = "trtllm."
 
 
 def _words(flag: str, value: Any, off: str) -> list[str]:
-    """The words of one flag; a switch that is off has `off` in front, and is left out where that is empty."""
+    """The words of one flag; a switch that is off begins with `off`, and is left out if `off` is empty."""
     switch = as_text(value)
     if switch in ("true", "false") and not flag.startswith(f"--{_TYPED}"):
         return [flag] if switch == "true" else [f"{off}{flag.removeprefix('--')}"] if off else []
