@@ -91,9 +91,9 @@ def cost(cluster: RayCluster, server: Server, streams: int, tokens: int, rounds:
     of_cluster: list[dict[str, float]] = []
     with_idle: list[float] = []
     for _ in range(rounds):
-        before = cpu_seconds(server.process)
+        alone_before = cpu_seconds(server.process)
         round_of(server.port, streams, tokens)
-        of_server.append((cpu_seconds(server.process) - before) / (streams * tokens))
+        of_server.append((cpu_seconds(server.process) - alone_before) / (streams * tokens))
         before, began = cluster_cpu(cluster), time.monotonic()
         time.sleep(5)
         idle, lasted = cluster_cpu(cluster), time.monotonic() - began
@@ -288,10 +288,10 @@ def life(cluster: RayCluster, model: Path) -> Iterator[Row]:
     )
     cluster.call("delete", "second")
     yield struck(cluster, "replica killed", replica, 10)
-    yield from scaled(cluster, model)
     yield from killed(cluster, "one router", "djl-trtllm-router", 1, 20)
     yield from killed(cluster, "all routers", "djl-trtllm-router", 9, 20)
     yield from killed(cluster, "HAProxy", "haproxy -", 9, 90)
+    yield from scaled(cluster, model)
     yield struck(cluster, "node lost", node, 10)
     yield struck(cluster, "head lost", lambda: cluster.call("kill_gcs"), 10)
 

@@ -216,9 +216,10 @@ def shown(names: list[str]) -> str:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A tiny checkpoint with a context as long as the models of the files have."""
+    """A tiny checkpoint that has a context as long, and as many heads, as the models of the files."""
     path = write_checkpoint(tmp_path / "model")
-    config = json.loads((path / "config.json").read_text()) | {"max_position_embeddings": 1 << 18}
+    like_theirs = {"max_position_embeddings": 1 << 18, "num_attention_heads": 32, "num_key_value_heads": 8}
+    config = json.loads((path / "config.json").read_text()) | like_theirs
     (path / "config.json").write_text(json.dumps(config))
     return path
 

@@ -29,57 +29,57 @@ def kept(installation: Installation, backend: str, make_model: MakeModel) -> Ite
 
 
 @pytest.fixture
-def server(kept: KeptServer) -> Server:
+def beam_server(kept: KeptServer) -> Server:
     """A server of models with three beams."""
     return kept.get()
 
 
-def refusal(server: Server, **parameters: Any) -> str:
-    refused = ask(server, PROMPT, max_new_tokens=8, **parameters)
+def refusal(beam_server: Server, **parameters: Any) -> str:
+    refused = ask(beam_server, PROMPT, max_new_tokens=8, **parameters)
     assert refused.status_code == 424, refused.text
-    assert ask(server, PROMPT, max_new_tokens=8).status_code == 200  # it goes on
+    assert ask(beam_server, PROMPT, max_new_tokens=8).status_code == 200  # it goes on
     message: str = refused.json()["error"]
     return message
 
 
-def beams(server: Server, **parameters: Any) -> dict[str, Any]:
-    return server.answer(PROMPT, max_new_tokens=16, num_beams=BEAMS, **parameters)
+def beams(beam_server: Server, **parameters: Any) -> dict[str, Any]:
+    return beam_server.answer(PROMPT, max_new_tokens=16, num_beams=BEAMS, **parameters)
 
 
-def test_a_plain_request_is_answered(server: Server, backend: str) -> None:
+def test_a_plain_request_is_answered(beam_server: Server, backend: str) -> None:
     """On PyTorch with the best of all beams."""
-    answer = server.answer(PROMPT, max_new_tokens=16)
+    answer = beam_server.answer(PROMPT, max_new_tokens=16)
     assert 0 < answer["details"]["generated_tokens"] <= 16
     if backend != "tensorrt":
-        assert answer["generated_text"] == beams(server)["generated_text"]
+        assert answer["generated_text"] == beams(beam_server)["generated_text"]
 
 
-def test_a_plain_stream_is_whole(server: Server) -> None:
-    lines = ask(server, PROMPT, stream=True, max_new_tokens=16, details=True).text.splitlines()
-    whole = server.answer(PROMPT, max_new_tokens=16)
+def test_a_plain_stream_is_whole(beam_server: Server) -> None:
+    lines = ask(beam_server, PROMPT, stream=True, max_new_tokens=16, details=True).text.splitlines()
+    whole = beam_server.answer(PROMPT, max_new_tokens=16)
     assert json.loads(lines[-1])["generated_text"] == whole["generated_text"]
     assert [json.loads(line)["token"]["id"] for line in lines] == [t["id"] for t in whole["details"]["tokens"]]
 
 
-def test_several_of_the_beams_are_returned(server: Server) -> None:
-    details = beams(server, n=2)["details"]
+def test_several_of_the_beams_are_returned(beam_server: Server) -> None:
+    details = beams(beam_server, n=2)["details"]
     assert len(details["best_of_sequences"]) == 1
 
 
-def test_beams_have_details(server: Server, backend: str) -> None:
+def test_beams_have_details(beam_server: Server, backend: str) -> None:
     """On a compiled engine their log-probabilities would end it."""
-    logprobs = [token["log_prob"] for token in beams(server)["details"]["tokens"]]
+    logprobs = [token["log_prob"] for token in beams(beam_server)["details"]["tokens"]]
     if backend == "tensorrt":
         assert logprobs and set(logprobs) == {None}
-        plain = server.answer(PROMPT, max_new_tokens=16)["details"]["tokens"]
+        plain = beam_server.answer(PROMPT, max_new_tokens=16)["details"]["tokens"]
         assert all(token["log_prob"] <= 0 for token in plain)
     else:
         assert all(logprob is None or logprob <= 0 for logprob in logprobs)
 
 
-def test_log_probabilities_of_beams_are_refused_where_there_are_none(server: Server, backend: str) -> None:
+def test_log_probabilities_of_beams_are_refused_where_there_are_none(beam_server: Server, backend: str) -> None:
     chat = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 8, "num_beams": BEAMS, "logprobs": True}
-    answer = server.http.post("/invocations", json=chat)
+    answer = beam_server.http.post("/invocations", json=chat)
     if backend == "tensorrt":
         assert answer.status_code == 424
         assert (
@@ -87,22 +87,22 @@ def test_log_probabilities_of_beams_are_refused_where_there_are_none(server: Ser
         )
     else:
         assert answer.status_code == 200, answer.text
-    assert ask(server, PROMPT, max_new_tokens=8).status_code == 200
+    assert ask(beam_server, PROMPT, max_new_tokens=8).status_code == 200
 
 
-def test_other_numbers_of_beams_are_refused_on_pytorch(server: Server, backend: str) -> None:
+def test_other_numbers_of_beams_are_refused_on_pytorch(beam_server: Server, backend: str) -> None:
     if backend == "tensorrt":
-        assert ask(server, PROMPT, max_new_tokens=8, num_beams=2).status_code == 200
+        assert ask(beam_server, PROMPT, max_new_tokens=8, num_beams=2).status_code == 200
         return
     told = f"this engine runs every request with {BEAMS} beams (option.max_beam_width): "
-    assert refusal(server, num_beams=2) == f"{told}'num_beams' ('beam_width') is 2, expected 3, or none"
-    assert refusal(server, do_sample=True).startswith(f"{told}beams are not sampled")
-    assert refusal(server, n=5).startswith(f"{told}'n' or 'best_of' is 5, expected at most 3")
+    assert refusal(beam_server, num_beams=2) == f"{told}'num_beams' ('beam_width') is 2, expected 3, or none"
+    assert refusal(beam_server, do_sample=True).startswith(f"{told}beams are not sampled")
+    assert refusal(beam_server, n=5).startswith(f"{told}'n' or 'best_of' is 5, expected at most 3")
 
 
-def test_what_the_runtime_checks_is_refused_before(server: Server) -> None:
+def test_what_the_runtime_checks_is_refused_before(beam_server: Server) -> None:
     assert "'length_penalty' is -0.5: expected a number from 0 to 10" in refusal(
-        server, num_beams=BEAMS, length_penalty=-0.5
+        beam_server, num_beams=BEAMS, length_penalty=-0.5
     )
-    assert "'top_p' is 0" in refusal(server, do_sample=True, top_p=0)
-    assert refusal(server, num_beams=BEAMS, guided_regex="a+").startswith("a guide with beams")
+    assert "'top_p' is 0" in refusal(beam_server, do_sample=True, top_p=0)
+    assert refusal(beam_server, num_beams=BEAMS, guided_regex="a+").startswith("a guide with beams")

@@ -340,6 +340,8 @@ class TensorRtLlmExecutor:
                 sampling["guided_decoding"] = self._guided_params(**guide_arguments(message.guide, self._guide_library))
             if message.logit_bias:
                 sampling["embedding_bias"] = self._biases.tensor(message.logit_bias)
+            if self._speculates:
+                sampling["return_perf_metrics"] = True  # has the tokens that drafts proposed
             parameters = self._sampling_params(**sampling)
             lora = None if adapter is None else self._lora_request(adapter.name, adapter.id, adapter.path)
         except Exception as error:  # nothing has reached the engine

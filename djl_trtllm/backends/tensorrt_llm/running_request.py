@@ -172,7 +172,7 @@ class RunningRequest:
             return
         if finish is FinishReason.STOP:
             self._restore_end(request_id, output)
-        self._end(request_id, finish)
+        self._end(request_id, finish, drafted=_drafted(output) if self.speculates else None)
 
     def _restore_end(self, request_id: int, output: Any) -> None:
         """The id that ended a sequence is its last, also where TensorRT-LLM leaves it out, with its log-probability."""
@@ -181,8 +181,20 @@ class RunningRequest:
         if isinstance(ended_by, int) and not (output.token_ids and output.token_ids[-1] in ends):
             self._step_buffer.step.add(request_id, [ended_by])
 
-    def _end(self, request_id: int, finish: FinishReason, error: str | Refusal | None = None) -> None:
-        self._step_buffer.step.end(request_id, finish, error)
+    def _end(
+        self, request_id: int, finish: FinishReason, error: str | Refusal | None = None, drafted: int | None = None
+    ) -> None:
+        self._step_buffer.step.end(request_id, finish, error, drafted)
+
+
+def _drafted(output: Any) -> int | None:
+    """The tokens that drafts proposed for an output; None where TensorRT-LLM does not count them.
+
+    The C++ runtime and sampler count them. PyTorch's own sampler does so since #17082 (July 2026); before, the number
+    is 0 for all requests.
+    """
+    figures = getattr(output.request_perf_metrics, "speculative_decoding", None)
+    return getattr(figures, "total_draft_tokens", None) or None
 
 
 def _without_waiting(get: Coroutine[Any, Any, Any]) -> Any:

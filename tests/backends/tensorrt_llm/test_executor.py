@@ -114,6 +114,13 @@ async def test_a_request_is_handed_over_and_its_tokens_come_back(make: MakeEngin
 
 
 @played
+async def test_a_speculating_engine_is_asked_for_what_drafts_proposed(make: MakeEngine) -> None:
+    engine = await make.begun(arguments={"speculative_config": {"decoding_type": "NGram"}})
+    engine.submit(1)
+    assert engine.llm.calls[0]["sampling_params"].return_perf_metrics is True
+
+
+@played
 async def test_guides_adapters_and_beams_are_handed_over(make: MakeEngine) -> None:
     engine = await make.begun("1.2.1", backend="tensorrt")
     engine.submit(1, guide=Guide(GuideKind.REGEX, "a+"), adapter=Adapter("french", 3, "adapters/french"))

@@ -167,6 +167,7 @@ class Output:
     prompt_logprobs: list[Any] = field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    request_perf_metrics: Any = None
 
 
 class Result:
@@ -489,3 +490,31 @@ def test_tokens_beyond_the_iterations_of_a_request_are_those_of_drafts(
 
     played(follow, steps=steps)
     assert [step.accepted for step in steps] == accepted
+
+
+@pytest.mark.parametrize(
+    ("speculates", "counted", "drafted"),
+    [
+        (True, 12, 12),
+        (True, 0, None),  # as PyTorch's sampler says of all requests until July 2026
+        (True, None, None),
+        (False, 12, None),
+    ],
+)
+def test_what_drafts_proposed_is_said_at_the_end_of_a_request_where_it_is_counted(
+    speculates: bool, counted: int | None, drafted: int | None
+) -> None:
+    steps: list[Step] = []
+
+    async def follow(request: RunningRequest) -> None:
+        request.speculates = speculates
+        result: Any = Result(say(7), say(8, 9, end="length"))
+        result.decoding_iter = 2
+        if counted is not None:
+            figures = SimpleNamespace(total_draft_tokens=counted)
+            result.outputs[0].request_perf_metrics = SimpleNamespace(speculative_decoding=figures)
+        request.follow(result)
+        await result.play()
+
+    played(follow, steps=steps)
+    assert [end.drafted for step in steps for end in step.ends] == [drafted]

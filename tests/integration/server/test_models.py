@@ -42,7 +42,7 @@ def _running(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture
-def server(_running: Server) -> Iterator[Server]:
+def registering(_running: Server) -> Iterator[Server]:
     """A server with the model `scripted` and a model store; whatever a test registers is gone after it."""
     yield _running
     for model in _running.http.get("/models").json()["models"]:
@@ -52,73 +52,73 @@ def server(_running: Server) -> Iterator[Server]:
     assert _running.ping() == 200
 
 
-def register(server: Server, url: str, **values: str) -> httpx.Response:
-    return server.http.post("/models", params={"url": url, **values})
+def register(registering: Server, url: str, **values: str) -> httpx.Response:
+    return registering.http.post("/models", params={"url": url, **values})
 
 
-def invoke(server: Server, model: str) -> httpx.Response:
-    return server.http.post(f"/models/{model}/invoke", content=body(3), headers=JSON)
+def invoke(registering: Server, model: str) -> httpx.Response:
+    return registering.http.post(f"/models/{model}/invoke", content=body(3), headers=JSON)
 
 
-def test_a_registered_model_serves_in_an_engine_process_of_its_own(server: Server) -> None:
-    assert invoke(server, "red").status_code == 404
-    answer = register(server, "red")
+def test_a_registered_model_serves_in_an_engine_process_of_its_own(registering: Server) -> None:
+    assert invoke(registering, "red").status_code == 404
+    answer = register(registering, "red")
     assert (answer.status_code, answer.json()) == (200, {"status": 'Model "red" registered.'})
-    assert invoke(server, "red").json()["generated_text"]
-    assert server.http.post("/predictions/red", content=body(3), headers=JSON).status_code == 200
-    assert len(server.hosts()) == 2
-    listed = {model["modelName"]: model for model in server.http.get("/models").json()["models"]}
+    assert invoke(registering, "red").json()["generated_text"]
+    assert registering.http.post("/predictions/red", content=body(3), headers=JSON).status_code == 200
+    assert len(registering.hosts()) == 2
+    listed = {model["modelName"]: model for model in registering.http.get("/models").json()["models"]}
     assert listed["red"] == {"modelName": "red", "modelUrl": "red", "status": "READY"}
-    assert server.http.delete("/models/red").json() == {"status": 'Model "red" unregistered'}
-    assert invoke(server, "red").status_code == 404
-    assert len(server.hosts()) == 1
+    assert registering.http.delete("/models/red").json() == {"status": 'Model "red" unregistered'}
+    assert invoke(registering, "red").status_code == 404
+    assert len(registering.hosts()) == 1
 
 
 @pytest.mark.slow
-def test_scaling_adds_and_removes_engine_processes_and_loses_nothing(server: Server) -> None:
-    register(server, "red", min_worker="2")
-    assert len(server.hosts()) == 3
-    finished = server.finished("length")
-    connections = [server.connect() for _ in range(12)]
+def test_scaling_adds_and_removes_engine_processes_and_loses_nothing(registering: Server) -> None:
+    register(registering, "red", min_worker="2")
+    assert len(registering.hosts()) == 3
+    finished = registering.finished("length")
+    connections = [registering.connect() for _ in range(12)]
     for connection in connections:
         connection.sendall(raw_post(body(60), "Connection: close", path="/models/red/invoke"))
-    wait_until(lambda: server.metric("running", model="red") + server.finished("length") == finished + 12)
-    assert server.http.put("/models/red", params={"min_worker": "1"}).status_code == 200
-    assert server.http.put("/models/red", params={"min_worker": "3", "max_worker": "3"}).status_code == 200
+    wait_until(lambda: registering.metric("running", model="red") + registering.finished("length") == finished + 12)
+    assert registering.http.put("/models/red", params={"min_worker": "1"}).status_code == 200
+    assert registering.http.put("/models/red", params={"min_worker": "3", "max_worker": "3"}).status_code == 200
     for connection in connections:
         assert read_all(connection).startswith(b"HTTP/1.1 200")
         connection.close()
-    (described,) = server.http.get("/models/red").json()[0]["models"]
+    (described,) = registering.http.get("/models/red").json()[0]["models"]
     assert [worker["status"] for worker in described["workerGroups"][0]["workers"]] == ["READY"] * 3
-    assert server.metric("workers", model="red") == 3
+    assert registering.metric("workers", model="red") == 3
 
 
-def test_a_model_that_goes_while_it_is_scaled_leaves_nothing(server: Server) -> None:
-    register(server, "late")
+def test_a_model_that_goes_while_it_is_scaled_leaves_nothing(registering: Server) -> None:
+    register(registering, "late")
     scaled: list[int] = []
 
     def scale() -> None:
-        put = httpx.put(f"{server.url}/models/late?min_worker=2", timeout=300, trust_env=False)
+        put = httpx.put(f"{registering.url}/models/late?min_worker=2", timeout=300, trust_env=False)
         scaled.append(put.status_code)
 
     thread = threading.Thread(target=scale)
     thread.start()
-    wait_until(lambda: len(server.hosts()) == 3, what="a host that is being started")
-    assert server.http.delete("/models/late").status_code == 200
+    wait_until(lambda: len(registering.hosts()) == 3, what="a host that is being started")
+    assert registering.http.delete("/models/late").status_code == 200
     thread.join()
     assert scaled == [500]
-    wait_until(lambda: len(server.hosts()) == 1, what="the end of the hosts")
+    wait_until(lambda: len(registering.hosts()) == 1, what="the end of the hosts")
 
 
-def test_an_engine_process_that_dies_costs_its_own_worker_only(server: Server) -> None:
-    register(server, "red", min_worker="2")
+def test_an_engine_process_that_dies_costs_its_own_worker_only(registering: Server) -> None:
+    register(registering, "red", min_worker="2")
 
     def first_worker() -> dict[str, object]:
-        described = server.http.get("/models/red").json()[0]["models"][0]
+        described = registering.http.get("/models/red").json()[0]["models"][0]
         worker: dict[str, object] = described["workerGroups"][0]["workers"][0]
         return worker
 
     killed = int(str(first_worker()["pid"]))
     os.kill(killed, signal.SIGKILL)
     wait_until(lambda: first_worker()["pid"] != killed, what="that the server notices")
-    assert [invoke(server, name).status_code for name in ("red", "scripted") * 4] == [200] * 8
+    assert [invoke(registering, name).status_code for name in ("red", "scripted") * 4] == [200] * 8
