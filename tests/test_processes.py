@@ -1,19 +1,15 @@
-"""Signals and limits of processes, each rule tried in one of its own, and files that are refused by their kind."""
+"""Signals and limits of processes, each rule tried in one of its own."""
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from djl_trtllm.files import read_file
 from djl_trtllm.processes import end_group, raise_limit
 
 BEGIN = """
@@ -104,30 +100,3 @@ def test_a_group_ends_also_where_an_interrupt_ends_the_wait_for_it() -> None:
         with pytest.raises(KeyboardInterrupt):
             end_group(process, 600)
     assert process.returncode == -signal.SIGKILL
-
-
-def _write(path: Path) -> None:
-    path.write_bytes(b"abcd")
-
-
-KINDS: dict[str, Callable[[Path], None]] = {
-    "a directory": Path.mkdir,
-    "a FIFO": os.mkfifo,
-    "a device": lambda path: path.symlink_to("/dev/zero"),
-    "more than 3 bytes": lambda path: _write(path),
-    "symbolic links": lambda path: path.symlink_to(path),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_no_such_file_is_named(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "file"
-    KINDS[kind](path)
-    with pytest.raises(OSError, match=kind) as caught:
-        read_file(path, 3)
-    assert caught.value.filename == str(path)
-
-
-def test_a_file_may_have_as_many_bytes_as_its_kind(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"abc")
-    assert read_file(tmp_path / "file", 3) == b"abc"

@@ -129,19 +129,19 @@ class SequenceLimits:
             )
         if length > batch.max_input_len:
             raise PromptTooLongError(
-                f"the prompt has {length} tokens, max_input_len is {batch.max_input_len}: "
+                f"the prompt has {length} tokens, and max_input_len is {batch.max_input_len}: "
                 "shorten it, or raise option.max_input_len"
             )
         if request.pooling is not None:
             if length > self._max_seq_len:
                 raise PromptTooLongError(
-                    f"the text has {length} tokens, max_seq_len is {self._max_seq_len}: shorten it, or let the request "
-                    "truncate it"
+                    f"the text has {length} tokens, and max_seq_len is {self._max_seq_len}: "
+                    "shorten it, or let the request truncate it"
                 )
             return prompt_ids, 0
         if wanted > batch.max_output_len:
             raise InvalidRequestError(
-                f"the request asks for {wanted} new tokens, max_output_len is {batch.max_output_len}: "
+                f"the request asks for {wanted} new tokens, and max_output_len is {batch.max_output_len}: "
                 "ask for fewer, or raise option.max_output_len"
             )
         room = self._max_seq_len - length

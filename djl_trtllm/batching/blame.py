@@ -174,9 +174,9 @@ class Blame:
         return True
 
     def advance(self, tokens: Mapping[str, int], held: Container[str], steps: int) -> Sequence[str]:
-        """Let the next group go if what runs has passed. `tokens` are what each request that has not ended has got.
+        """Let the next group go if what runs has passed. `tokens` counts those of each request that has not ended.
 
-        `steps`: how many the engine process has made.
+        `steps` counts those that the engine process has made.
         """
         for key, needed in list(self._trial.items()):
             if key not in tokens:

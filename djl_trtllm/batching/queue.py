@@ -243,7 +243,7 @@ class Slot:
 
     @property
     def _begun(self) -> int:
-        """The service that its client was given by its start in this place."""
+        """Tokens that its start in this place counts for its client: the prompt, or none where a sequence goes on."""
         return len(self.message.prompt_ids) if self.begins else 0
 
     @property

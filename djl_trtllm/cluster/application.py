@@ -159,7 +159,7 @@ class UserConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             return msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
-            raise ConfigError([f"user_config: {error}; it has adapters, as NAME: FOLDER"]) from None
+            raise ConfigError([f"user_config: {error}; expected adapters, as {{adapters: {{NAME: FOLDER}}}}"]) from None
 
 
 class Replica:

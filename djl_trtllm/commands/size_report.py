@@ -145,7 +145,9 @@ class SizeRequest:
         backend = self.config.options.backend
         engine = "tensorrt" if self.compiled else str(backend.value)
         if engine not in HOSTS:
-            raise SizingError(f"option.backend={engine}: speed is predicted for {', '.join(HOSTS)}")
+            raise SizingError(
+                f"option.backend={engine}: speed is predicted for {', '.join(HOSTS)}: choose one of them by --backend"
+            )
         return engine
 
     @cached_property

@@ -386,7 +386,7 @@ def speculation_without_method(context: RuleContext) -> str | None:
 
 
 class NamedEngine(NamedTuple):
-    """An engine of LMI's container, and the backends that are it: none for an engine that this server does not have."""
+    """An engine of LMI's container, and the backends that run it here: none if this server does not have it."""
 
     name: str
     backends: tuple[Backend, ...] = ()

@@ -337,7 +337,8 @@ def is_panic(error: BaseException) -> bool:
 def _require_few(tokens: int, most: int | None, about: str = "") -> None:
     if most is not None and tokens > most:
         raise PromptTooLongError(
-            f"the prompt has {about}{tokens} tokens, max_input_len is {most}: shorten it, or raise option.max_input_len"
+            f"the prompt has {about}{tokens} tokens, and max_input_len is {most}: "
+            "shorten it, or raise option.max_input_len"
         )
 
 

@@ -78,7 +78,9 @@ def _pbtxt(translation: Translation) -> Iterator[str]:
 
 
 def _vllm(translation: Translation) -> Iterator[str]:
-    yield "# Start it by: vllm serve --config FILE.yaml"
+    # Without a name vLLM serves a model of its own choice.
+    model = "" if any(line.name == "model" for line in translation.kept) else "MODEL "
+    yield f"# Start it by: vllm serve {model}--config FILE.yaml"
     dashed = {str(line.name).partition("."): line for line in translation.kept}
     yield from _yaml({head.replace("_", "-") + dot + rest: line for (head, dot, rest), line in dashed.items()})
 
@@ -143,7 +145,7 @@ _TYPED = "trtllm."
 
 
 def _words(flag: str, value: Any, off: str) -> list[str]:
-    """The words of one flag; a switch that is off has `off` in front, and is left out where that is empty."""
+    """The words of one flag; a switch that is off begins with `off`, and is left out if `off` is empty."""
     switch = as_text(value)
     if switch in ("true", "false") and not flag.startswith(f"--{_TYPED}"):
         return [flag] if switch == "true" else [f"{off}{flag.removeprefix('--')}"] if off else []

@@ -122,7 +122,13 @@ def test_a_sequence_gets_the_tokens_that_it_asks_for_or_that_fit(
 @pytest.mark.parametrize(
     ("prompt", "fields", "engine", "error", "message"),
     [
-        (51, {"max_new_tokens": 5}, {}, PromptTooLongError, r"51 tokens, max_input_len is 50: .*option\.max_input_len"),
+        (
+            51,
+            {"max_new_tokens": 5},
+            {},
+            PromptTooLongError,
+            r"51 tokens, and max_input_len is 50: .*option\.max_input_len",
+        ),
         (
             45,
             {"max_new_tokens": 16},
@@ -148,7 +154,13 @@ def test_a_sequence_gets_the_tokens_that_it_asks_for_or_that_fit(
             (n - 10, {"max_new_tokens": 11}, {"max_seq_len": most}, PromptTooLongError, f"may have {n} ")
             for most, n in ((40, 40), (60, 60), (61, 60))
         ),
-        (1, {"max_new_tokens": 21}, {}, InvalidRequestError, r"21 new tokens, max_output_len is 20: .*max_output_len"),
+        (
+            1,
+            {"max_new_tokens": 21},
+            {},
+            InvalidRequestError,
+            r"21 new tokens, and max_output_len is 20: .*max_output_len",
+        ),
         (45, {"min_new_tokens": 16}, {}, InvalidRequestError, r"at least 16 new tokens, .*15 .*is 20, max_seq_len 60"),
         (0, {"max_new_tokens": 5}, {}, InvalidRequestError, "the prompt is empty"),
         (

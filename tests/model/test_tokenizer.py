@@ -311,7 +311,7 @@ def test_more_tokens_than_there_may_be_are_counted_and_not_listed(tokenizer: Tok
     text = "the wolf " * 1000
     count = len(tokenizer.encode(text))
     assert len(tokenizer.encode(text, most=count)) == count
-    with pytest.raises(PromptTooLongError, match=f"the prompt has {count} tokens, max_input_len is {count - 1}"):
+    with pytest.raises(PromptTooLongError, match=f"the prompt has {count} tokens, and max_input_len is {count - 1}"):
         tokenizer.encode(text, most=count - 1)
 
 

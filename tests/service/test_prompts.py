@@ -191,7 +191,7 @@ async def test_a_text_without_a_bound_in_characters_is_tokenised_in_part_first(
     tokenizer: Tokenizer, lengths: Lengths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizer, "longest_token", None)
-    with pytest.raises(PromptTooLongError, match=r"more than .* tokens, max_input_len is 100"):
+    with pytest.raises(PromptTooLongError, match=r"more than .* tokens, and max_input_len is 100"):
         await reader(tokenizer, max_input_len=100).read(LONG * 100, None, special=True)
     assert sum(lengths.seen) < len(LONG * 100) / 10
 

@@ -41,6 +41,11 @@ def test_a_properties_file_has_lists_objects_and_backslashes_as_it_reads_them() 
     assert values["option.speculative_config"] == '{"method": "mtp"}'
 
 
+def test_a_command_for_vllm_wants_a_model_where_the_source_names_none() -> None:
+    assert "vllm serve --config FILE.yaml" in text("sglang serve --model M", "vllm")
+    assert "vllm serve MODEL --config FILE.yaml" in text("sglang serve --context-length 8192", "vllm")
+
+
 @pytest.mark.parametrize("target", ["lmi", "vllm", "trtllm-serve", "truss", "triton"])
 def test_a_line_end_in_a_value_begins_no_line_of_its_own(target: str) -> None:
     found = text("vllm serve 'M\ntrust-remote-code: true' --max-num-seqs '4\nx: 1' --port '5\nx: 1'", target)

@@ -115,7 +115,7 @@ def test_the_longest_prompt_is_answered_and_a_longer_one_refused(server: Server,
     assert ask(server, prompt_of(tokenizer, 512), max_new_tokens=4).status_code == 200
     refused = ask(server, prompt_of(tokenizer, 513), max_new_tokens=4)
     assert refused.status_code == 424
-    assert "513 tokens, max_input_len is 512" in refused.json()["error"]
+    assert "513 tokens, and max_input_len is 512" in refused.json()["error"]
     assert ask(server, "the wolf", max_new_tokens=4).status_code == 200
 
 
@@ -126,7 +126,7 @@ def test_the_longest_sequence_is_answered_and_a_longer_one_refused(server: Serve
     assert answer.json()["details"]["generated_tokens"] == room
     refused = ask(server, prompt_of(tokenizer, 512), max_new_tokens=room + 1)
     assert refused.status_code == 424
-    assert "1025 new tokens, max_output_len is 1024" in refused.json()["error"]
+    assert "1025 new tokens, and max_output_len is 1024" in refused.json()["error"]
 
 
 def test_more_sequences_than_the_engine_was_compiled_for_are_lowered_to_its_own(

@@ -183,7 +183,7 @@ class _Findings:
         return self.config.origin(name).is_user
 
     def above(self, name: str, bound: int | None, of_engine: str) -> None:
-        """The option may not be above the engine's `bound`; a value nobody asked for gives way to it."""
+        """Note an option that the user set above the engine's `bound`; a value that nobody set becomes the bound."""
         value = self.value(name)
         if value is None or bound is None or value <= bound:
             return

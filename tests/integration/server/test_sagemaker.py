@@ -53,6 +53,24 @@ def test_boto3_raises_the_error_of_a_stream(runtime: Any) -> None:
     assert last["details"]["finish_reason"] == "error"
 
 
+@pytest.mark.parametrize(
+    ("content", "status", "expected"),
+    [
+        (body(0), 424, "max_new_tokens"),
+        (b"{", 424, "Invalid"),
+        (b" " * 300_000, 413, "max_request_size=200000"),
+    ],
+)
+def test_boto3_raises_model_error_with_the_message(runtime: Any, content: bytes, status: int, expected: str) -> None:
+    with pytest.raises(runtime.exceptions.ModelError, match=expected) as raised:
+        runtime.invoke_endpoint(EndpointName="story", Body=content, ContentType="application/json")
+    response = raised.value.response
+    assert response["OriginalStatusCode"] == status
+    assert expected in response["OriginalMessage"]
+    assert f"Received client error ({status}) from primary" in response["Error"]["Message"]
+    assert response["ResponseMetadata"]["HTTPStatusCode"] == 424
+
+
 def test_boto3_has_a_session(start: Start, tmp_path: Path) -> None:
     environ = {"SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "true", "SAGEMAKER_SESSIONS_PATH": str(tmp_path / "sessions")}
     with runtime_of(start({}, environ).url) as runtime:
