@@ -90,9 +90,16 @@ _KNOWN = {"\\n": "\\n", "\\t": "\\t", "\\r": "\\r", "\\b": "\\b", "\\f": "\\f", 
 _KNOWN |= {"\\\n": "", "\\\\": "\\\\", "\\'": "'", '\\"': '\\"', '"': '\\"', "\n": "\\n"}
 """Escape sequences of Python, and characters that JSON escapes, as they are in JSON."""
 _DIGITS = {"x": 2, "u": 4, "U": 8}
-_WHOLE = "|".join(f"{mark}(?:{_HEX}{{{most}}}|{_HEX}{{0,{most - 1}}}(?!{_HEX}|\\Z))" for mark, most in _DIGITS.items())
-_SEQUENCE = rf"\\(?:{_WHOLE}|[^xuU])"
-_UNLIKE_JSON = re.compile(rf'{_SEQUENCE}|["\x00-\x1f]', re.DOTALL)
+
+
+def _sequences(unless: str) -> str:
+    """Escape sequences, too short ones only where this does not follow, because their digits may go on there."""
+    short = {mark: f"{_HEX}{{{most}}}|{_HEX}{{0,{most - 1}}}(?!{unless})" for mark, most in _DIGITS.items()}
+    return rf"\\(?:{'|'.join(f'{mark}(?:{digits})' for mark, digits in short.items())}|[^xuU])"
+
+
+_SEQUENCE = _sequences(rf"{_HEX}|\Z")
+_UNLIKE_JSON = re.compile(rf'{_sequences(_HEX)}|["\x00-\x1f]', re.DOTALL)
 
 
 PYTHON_QUOTES = "'\""
