@@ -147,11 +147,13 @@ THINKING = (
     ),
     Parameter(("include_reasoning",), neutral=(True,)),
     *(
-        Parameter((name,), advice="no engine here bounds reasoning: use 'max_tokens', or 'enable_thinking' for none")
+        Parameter(
+            (name,), advice="this server does not bound reasoning: use 'max_tokens', or 'enable_thinking' for none"
+        )
         for name in ("thinking", "reasoning", "thinking_token_budget", "thinking_budget", "max_thinking_tokens")
     ),
 )
-"""Rows of what becomes keywords of a chat template that has them, and of what no engine does."""
+"""Rows of what becomes keywords of a chat template that has them, and of what is refused."""
 
 
 _PARSERS = [name for name in ToolCallFormat.all_values() if name not in ("auto", "none")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from djl_trtllm.api.output_parsers import (
@@ -474,6 +475,39 @@ def test_calls_in_their_usual_form_behind_another_one_are_read_at_once(writer: s
     assert parse(parser(writer), write(writer, "", calls, "")).values() == [list(call) for call in calls]
 
 
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_call_in_its_usual_form_behind_another_one_takes_few_steps(writer: str) -> None:
+    """Steps are calls of Python's functions; read in steps, such a call takes more than twenty."""
+
+    def steps(count: int) -> int:
+        own, text = parser(writer), write(writer, "", [("look", {"s": "at you"})] * count, "")
+        seen: list[str] = []
+        before = sys.getprofile()
+        sys.setprofile(lambda _, event, __: seen.append(event))
+        try:
+            own.feed(text)
+        finally:
+            sys.setprofile(before)
+        return seen.count("call")
+
+    steps(3)  # the first time patterns are compiled
+    assert (steps(60) - steps(20)) / 40 < 16
+
+
+@given(text=st.lists(st.sampled_from([*'\\"ndux4é \n\t\0', "\\'", "\\\\", "\\n", "\u2028"]), max_size=8).map("".join))
+@example("\\'")
+@example('"\\"')
+@example('\\\\"')
+@example("\n")
+def test_a_string_of_python_means_the_same_in_every_call(text: str) -> None:
+    """The first call is read in steps, the others at once if they are in their usual form."""
+    output = "[" + ", ".join([f"look(s='{text}')"] * 3) + "]"
+    found = parse(parser("llama4_pythonic"), output)
+    assert parse(parser("llama4_pythonic"), *output) == found
+    first, *others = found.calls
+    assert len(others) < 2 or others == [first, first]
+
+
 @pytest.mark.parametrize("size", [16, 1 << 20])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_the_cost_grows_with_the_output_and_no_faster(writer: str, size: int) -> None:
@@ -486,6 +520,18 @@ def test_the_cost_grows_with_the_output_and_no_faster(writer: str, size: int) ->
 
     short, long = (cost(output(length)) for length in (1 << 13, 1 << 17))
     assert long < 80 * short  # 16 times as long; 256 if each piece cost as much as all before it
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_blanks_in_a_call_without_an_end_cost_no_more_than_other_text(writer: str) -> None:
+    calls = write(writer, "", [("look", {"s": "\n" * 8192})] * 2, "")
+    whole, _, _ = calls.rpartition("n" if "\\n" in calls else "\n")
+    first, name, second = whole.rpartition("look")
+
+    def cost(blanks: str) -> float:
+        return seconds(lambda: parse(parser(writer), first + name + blanks + second))
+
+    assert cost(60 * " ") < 20 * cost("")
 
 
 @pytest.mark.parametrize(

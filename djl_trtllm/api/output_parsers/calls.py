@@ -188,12 +188,8 @@ class CallParser(Reader):
         """Read more calls of this kind, as long as they are whole and in their usual form."""
         usual = self.format.usual(call)
         names = self.tools if self.format.alone and not call.listed else None
-        while (found := usual.read(self.text, self.at, self._types_of)) is not None:
-            name, arguments, end = found
-            if names is not None and name not in names:
-                return
-            self.at = end
-            self.events += (CallStart(name), CallArguments(arguments))
+        events, self.at = usual.read(self.text, self.at, self._types_of, names)
+        self.events += events
 
     def _one(self, call: Call, names: Container[str] | None) -> Generator[None, None, bool]:
         self._started = False

@@ -21,6 +21,7 @@ from djl_trtllm.api.output_parsers.reader import (
     Reasoning,
     Waiting,
 )
+from djl_trtllm.api.output_parsers.usual import FLAT
 
 
 class ReasoningParser(Reader):
@@ -90,11 +91,19 @@ class ReasoningParser(Reader):
         self.events += self._answer.feed(self.take(end))
 
 
+_FEW = f"[{BLANKS}]{{0,64}}"
+_NAME = r"([\w.-]{1,256})"
 _HEADER = Markers("<|start|>", "<|channel|>")
 _MESSAGE = Markers("<|message|>")
 _ENDS = Markers("<|end|>", "<|call|>", "<|return|>", *_HEADER.texts)
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=(functions\.)?([\w.-]{1,256})")
+_COMMENTARY = r"<\|channel\|>commentary"
+_USUAL_CALL = re.compile(
+    rf"{_FEW}<\|start\|>assistant(?:{_COMMENTARY} to=functions\.{_NAME}| to=functions\.{_NAME}{_COMMENTARY})"
+    rf"(?: ?<\|constrain\|>json| json)?<\|message\|>{_FEW}({FLAT}){_FEW}<\|(?:call|end|return)\|>",
+    re.DOTALL,
+)
 
 
 class ChannelParser(Reader):
@@ -114,6 +123,8 @@ class ChannelParser(Reader):
             yield from self.skip_blanks()
             begun = yield from self.stands("to=")  # the prompt has the beginning of the header
             while True:
+                if self.tools is not None and not begun:
+                    self._usual_calls()
                 opener = "" if begun else (yield from self.up_to(_HEADER, Content))[1]
                 begun = False
                 try:
@@ -122,6 +133,12 @@ class ChannelParser(Reader):
                     self.say(opener)
                     continue
                 yield from self._message(opener + header)
+
+    def _usual_calls(self) -> None:
+        """Read calls, as long as they are whole and in their usual form."""
+        while (found := _USUAL_CALL.match(self.text, self.at)) is not None:
+            self.events += (CallStart(found[1] or found[2]), CallArguments(found[3]))
+            self.at = found.end()
 
     def _message(self, header: str) -> Waiting:
         name, kind = self._recipient(header)

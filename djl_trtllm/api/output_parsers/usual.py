@@ -8,20 +8,33 @@ that it costs no more than that.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
-from djl_trtllm.api.output_parsers.reader import PYTHON_QUOTES, as_json, quoted, unescaped, word
+from djl_trtllm.api.output_parsers.reader import (
+    PYTHON_QUOTES,
+    CallArguments,
+    CallStart,
+    Event,
+    as_json,
+    quoted,
+    unescaped,
+    word,
+)
 
 if TYPE_CHECKING:
     from djl_trtllm.api.output_parsers.formats import Call, Parameter, ToolFormat
 
-_B = r"[ \t\r\n]{0,64}"
-_FLAT = r'\{[^"{}\[\]<]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^"{}\[\]<]*)*\}'
+_B = r"[ \t\r\n]{0,64}(?![ \t\r\n])"
+"""All blanks up to what comes next, at most 64: in one way, so that blanks beside each other cost no more."""
+FLAT = r'\{[^"{}\[\]<]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^"{}\[\]<]*)*\}'
 """A JSON object without others in it."""
-_OBJECT = rf'\{{{_B}"name"{_B}:{_B}"([A-Za-z0-9_.-]+)"{_B},{_B}"(?:arguments|parameters)"{_B}:{_B}({_FLAT}){_B}\}}'
+_OBJECT = rf'\{{{_B}"name"{_B}:{_B}"([A-Za-z0-9_.-]+)"{_B},{_B}"(?:arguments|parameters)"{_B}:{_B}({FLAT}){_B}\}}'
 _KEY = r"([\w.-]{1,256})"
-_WORD = r"""[^\s,:={}\[\]()"'<]{1,256}"""
+_QUOTES = PYTHON_QUOTES + "<"
+"""What strings begin with."""
+_ESCAPED = r"nrtbf\\" + PYTHON_QUOTES
+_WORD = rf"[^\s,:={{}}\[\]\(){_QUOTES}]{{1,256}}"
 
 TypesOf = Callable[[str, str], frozenset[str]]
 
@@ -30,52 +43,70 @@ class UsualCall:
     """A call of a format behind another one of its kind, from what stands between them on."""
 
     def __init__(self, call: Call, own: ToolFormat) -> None:
-        self._parameter, self._escaped = own.parameter, own.quotes and own.quotes[0] in PYTHON_QUOTES
-        self._item: re.Pattern[str] | None = None
-        body = _FLAT
+        self._pair: Callable[[str, tuple[str, ...], TypesOf], str | None] = self._typed
+        self._quote, item, between = "", "", _B
         if call.body in ("parameters", "elements") and own.parameter is not None:
             item = _written(own.parameter, named=call.body == "elements")
-            self._item, body = re.compile(item, re.DOTALL), f"(?:{_B}{_without_groups(item)})*"
+            if own.parameter.text_end:
+                self._pair = self._marked
         elif call.body == "literal":
-            item = rf"{_KEY}{_B}[:=]{_B}(?:{'|'.join(map(_string, own.quotes))}|({_WORD}))"
-            bare = _without_groups(item)
-            self._item, body = re.compile(item), f"(?:{_B}{bare}(?:{_B},{_B}{bare})*)?"
-        self._name = 2 if own.name.groups and call.name_ends is not None else 1
-        self._body = self._name + 1
-        name = f"({own.name.pattern}){_B}{re.escape(call.middle)}{_B}({body})"
+            item = rf"{_KEY}{_B}[:=]{_B}({'|'.join([*map(_string, own.quotes), _WORD])})"
+            between, self._pair, self._quote = f"{_B},{_B}", self._literal, own.quotes[0]
+        self._item = re.compile(item, re.DOTALL) if item else None
+        body = f"({FLAT})"
+        if item:  # most calls have one, and need no second search
+            body = f"(?:{_B}{item}((?:{between}{_without_groups(item)})*)|)"
+        self._name = 1 if own.name.groups and call.name_ends is not None else 0
+        name = f"({own.name.pattern}){_B}{re.escape(call.middle)}{_B}{body}"
         ends = "".join(_B + re.escape(closer) for closer in call.closers)
         pattern = f"{_between(call, own)}{_B}{_OBJECT if call.name_ends is None else name}{ends}"
         self._pattern = re.compile(pattern, re.DOTALL)
 
-    def read(self, text: str, at: int, types_of: TypesOf) -> tuple[str, str, int] | None:
-        """The name, the arguments and the end of a call whose usual form stands at a place."""
-        found = self._pattern.match(text, at)
-        if found is None:
-            return None
-        name, body = found[self._name], found[self._body]
-        if self._item is not None:
-            pairs = [self._pair(name, item, types_of) for item in self._item.findall(body)]
-            if None in pairs:
-                return None
-            body = f"{{{', '.join(filter(None, pairs))}}}"
-        return name, body, found.end()
+    def read(self, text: str, at: int, types_of: TypesOf, names: Container[str] | None) -> tuple[list[Event], int]:
+        """Read the calls of `names` (of any, if None) that stand at a place; returns them and where they end."""
+        match, position, items, pair = self._pattern.match, self._name, self._item, self._pair
+        events: list[Event] = []
+        start = CallStart("")
+        while (found := match(text, at)) is not None:
+            groups = found.groups("")
+            name, arguments = groups[position], groups[-1]
+            if names is not None and name not in names:
+                break
+            if items is not None:
+                first = groups[position + 1 : -1]
+                pairs = pair(name, first, types_of) if first[0] else ""
+                if arguments:
+                    several = [pairs, *(pair(name, item, types_of) for item in items.findall(arguments))]
+                    pairs = None if None in several else ", ".join(filter(None, several))
+                if pairs is None:
+                    break
+                arguments = f"{{{pairs}}}"
+            if name != start.name:
+                start = CallStart(name)
+            events += (start, CallArguments(arguments))
+            at = found.end()
+        return events, at
 
-    def _pair(self, name: str, item: tuple[str, ...], types_of: TypesOf) -> str | None:
-        """A key and a value as JSON; None where they have to be read in steps."""
-        key, *rest = item
-        if self._parameter is None:
-            *strings, bare = rest
-            text = "".join(strings)
-            shown = word(bare) if bare else f'"{unescaped(text)}"' if self._escaped else quoted(text)
-            return f"{quoted(key)}: {shown}"
-        if self._parameter.text_end:
-            is_text, value = rest
-            return f"{quoted(key)}: {quoted(value) if is_text == 'true' else as_json(value, frozenset())}"
-        value, *closed = rest
+    # -- a key and a value as JSON; None where they have to be read in steps ------------------------------------------
+
+    def _literal(self, _: str, item: tuple[str, ...], __: TypesOf) -> str:
+        key, value = item
+        if value[0] not in _QUOTES:
+            return f'"{key}": {word(value)}'
+        if self._quote in PYTHON_QUOTES:
+            return f'"{key}": "{_from_python(value[1:-1])}"'
+        return f'"{key}": {quoted(value[len(self._quote) : -len(self._quote)])}'
+
+    def _marked(self, _: str, item: tuple[str, ...], __: TypesOf) -> str:
+        key, is_text, value = item
+        return f'"{key}": {quoted(value) if is_text == "true" else as_json(value, frozenset())}'
+
+    def _typed(self, name: str, item: tuple[str, ...], types_of: TypesOf) -> str | None:
+        key, value, *closed = item
         if closed and (closed != [key] or value.isspace()):
             return None
         types = types_of(name, key)
-        return f"{quoted(key)}: {quoted(value) if types == {'string'} else as_json(value, types)}"
+        return f'"{key}": {quoted(value) if types == {"string"} else as_json(value, types)}'
 
 
 def _between(call: Call, own: ToolFormat) -> str:
@@ -101,12 +132,19 @@ def _written(parameter: Parameter, *, named: bool) -> str:
 
 
 def _string(quote: str) -> str:
-    """A string, without the escape sequences that may have too few digits."""
+    """A string, without escape sequences that JSON lacks."""
     end, first = re.escape(quote), re.escape(quote[0])
     if quote in PYTHON_QUOTES:
-        return rf"{end}([^{first}\\]*(?:\\[^xuU][^{first}\\]*)*){end}"
-    return f"{end}([^{first}]*){end}"
+        return rf"{end}[^{first}\\]*(?:\\[{_ESCAPED}][^{first}\\]*)*{end}"
+    return f"{end}[^{first}]*{end}"
 
 
 def _without_groups(pattern: str) -> str:
     return re.sub(r"(?<!\\)\((?!\?)", "(?:", pattern)
+
+
+def _from_python(text: str) -> str:
+    """The inside of such a string, as that of a JSON string: of most, only the quotes differ."""
+    if "\\\\" in text or not text.isprintable():
+        return unescaped(text)
+    return text.replace('"', '\\"').replace('\\\\"', '\\"').replace("\\'", "'")
