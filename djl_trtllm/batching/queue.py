@@ -243,7 +243,7 @@ class Slot:
 
     @property
     def _begun(self) -> int:
-        """Tokens that its start in this place counts for its client: the prompt, or none where a sequence goes on."""
+        """Tokens that its client is charged for at its start in this place: the prompt, or none where it goes on."""
         return len(self.message.prompt_ids) if self.begins else 0
 
     @property

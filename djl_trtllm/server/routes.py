@@ -353,7 +353,7 @@ class Routes:
     async def root(self, exchange: Exchange) -> Reply:
         """Say what this server is, for people who open its address in a browser."""
         models = [{"name": model.name, "state": model.state.value} for model in self._registry.models.values()]
-        apis = {type(dialect).__name__: list(dict.fromkeys(dialect.all_paths)) for dialect in DIALECTS}
+        apis = {dialect.name: list(dict.fromkeys(dialect.all_paths)) for dialect in DIALECTS}
         links = {
             "docs": "/docs",
             "openapi": "/openapi.json",

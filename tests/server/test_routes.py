@@ -480,8 +480,10 @@ async def test_every_example_is_answered(
 async def test_the_version_and_the_links_of_the_root() -> None:
     async with application() as served:
         assert (await served.client.get("/version")).json == {"version": __version__}
-        for link in (await served.client.get("/")).json["links"].values():
+        about = (await served.client.get("/")).json
+        for link in about["links"].values():
             assert (await served.client.get(link)).status == 200
+        assert list(about["apis"]) == [dialect.name for dialect in DIALECTS]
 
 
 async def test_the_page_shows_every_operation_and_loads_nothing() -> None:
