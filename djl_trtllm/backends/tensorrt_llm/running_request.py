@@ -188,7 +188,7 @@ class RunningRequest:
 
 
 def _drafted(output: Any) -> int | None:
-    """The tokens that drafts proposed for an output; None where TensorRT-LLM does not count them.
+    """The tokens that drafts proposed for an output; None where TensorRT-LLM keeps no count.
 
     The C++ runtime and sampler count them. PyTorch's own sampler does so since #17082 (July 2026); before, the number
     is 0 for all requests.
