@@ -226,7 +226,8 @@ class Driver:
         self._folder = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
         head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": self._folder.name}
         # Ray notes the address of the newest cluster in its usual folder, and does not make it.
-        os.makedirs(os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), "ray"), exist_ok=True)
+        usual = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+        os.makedirs(os.path.join(usual, "ray"), exist_ok=True)
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         self._nodes: dict[str, Any] = {}
         self._has_gcs = True
