@@ -9,9 +9,10 @@ in `JsonGrammar.not_followed`: no list of what xgrammar ignores has to be kept b
 import json
 import math
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import lru_cache
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
@@ -130,44 +131,56 @@ def grammar_of(schema: str) -> JsonGrammar:
 
 
 _PIECE = re.compile(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|\{\d+|\w+|[()|?*]')
-_Needs: TypeAlias = "list[list[str | _Needs]]"
+_Needs: TypeAlias = dict[str, list[list[str]]]
+"""The alternatives of rules and groups, each with the rules, groups and texts that it cannot do without."""
 
 
-def _endless(rules: Mapping[str, str]) -> set[str]:
-    """The rules whose texts have no end, because each of their alternatives needs such a rule."""
-    needs = {name: _needs(body) for name, body in reversed(list(rules.items()))}  # what is referred to comes later
-    found = 1
-    while found:
-        left = len(needs)
-        for name in [name for name, alternatives in needs.items() if _has_end(alternatives, needs)]:
-            del needs[name]
-        found = left - len(needs)
-    return set(needs)
-
-
-def _has_end(alternatives: _Needs, endless: Container[str]) -> bool:
-    return any(
-        all(piece not in endless if isinstance(piece, str) else _has_end(piece, endless) for piece in pieces)
-        for pieces in alternatives
-    )
-
-
-def _needs(body: str) -> _Needs:
-    """The alternatives of a rule, each a list of the rules and groups that it cannot do without."""
-    groups: list[_Needs] = [[[]]]
+def _needs(name: str, body: str) -> _Needs:
+    """The alternatives of a rule, and those of the groups in it."""
+    found: _Needs = {name: [[]]}
+    inside = [name]
     for piece in _PIECE.findall(body):
         if piece == "(":
-            groups.append([[]])
+            inside.append(f"{name}({len(found)}")
+            found[inside[-1]] = [[]]
         elif piece == ")":
-            group = groups.pop()
-            groups[-1][-1].append(group)
+            group = inside.pop()
+            found[inside[-1]][-1].append(group)
         elif piece == "|":
-            groups[-1].append([])
+            found[inside[-1]].append([])
         elif piece in ("?", "*", "{0"):
-            groups[-1][-1].pop()
+            found[inside[-1]][-1].pop()
         elif piece[0] != "{":
-            groups[-1][-1].append(piece)
-    return groups[0]
+            found[inside[-1]][-1].append(piece)
+    return found
+
+
+def _endless(needs: _Needs) -> set[str]:
+    """The rules and groups whose texts have no end, because each of their alternatives needs such a one.
+
+    Each alternative counts down what it waits for (Dowling and Gallier, 1984), so this is as fast as reading them.
+    """
+    endless = set(needs)
+    ended: list[str] = []
+    owners: list[str] = []
+    counts: list[int] = []
+    waiting: dict[str, list[int]] = {name: [] for name in needs}
+    for name, alternatives in needs.items():
+        for pieces in alternatives:
+            rules = [piece for piece in pieces if piece in needs]
+            for rule in rules:
+                waiting[rule].append(len(counts))
+            owners.append(name)
+            counts.append(len(rules))
+            ended += [] if rules else [name]
+    while ended:
+        name = ended.pop()
+        if name in endless:
+            endless.remove(name)
+            for at in waiting[name]:
+                counts[at] -= 1
+                ended += [] if counts[at] else [owners[at]]
+    return endless
 
 
 def _text(rules: dict[str, str]) -> str:
@@ -195,11 +208,23 @@ class _Converter:
         """The rule of the whole schema. Raises SchemaError."""
         name = self._reference("#")
         if self._recursive:
-            endless = _endless(self.rules)
-            for pointer, rule in self._references.items():
-                if rule in endless:
-                    raise SchemaError(f"no value fits {pointer}: it has to contain itself, without end")
+            self._require_ends()
         return name
+
+    def _require_ends(self) -> None:
+        """Raise SchemaError for a part of the schema that refers to itself at once, or whose values have no end."""
+        needs: _Needs = {}
+        for name, body in self.rules.items():
+            needs |= _needs(name, body)
+        try:
+            TopologicalSorter({name: [each[0] for each in needs[name] if len(each) == 1] for name in needs}).prepare()
+        except CycleError as error:
+            pointer = next(pointer for pointer, rule in self._references.items() if rule in error.args[1])
+            raise SchemaError(f"{pointer} refers to itself at once: expected an object or an array between") from None
+        endless = _endless(needs)
+        for pointer, rule in self._references.items():
+            if rule in endless:
+                raise SchemaError(f"no value fits {pointer}: it has to contain itself, without end")
 
     def _rule(self, body: str) -> str:
         """The name of a rule; equal ones are one, which xgrammar compiles once."""
@@ -267,19 +292,8 @@ class _Converter:
                 return "value"
             name = self._references[pointer] = self._rule("")
             self.rules[name] = self._convert(target, pointer)
-            if self._is_itself(name):
-                raise _wrong(f"{where}/$ref", pointer, "a part of the schema that does not refer to itself at once")
         self._recursive |= not self.rules[self._references[pointer]]  # it is being made
         return self._references[pointer]
-
-    def _is_itself(self, name: str) -> bool:
-        """Whether an alternative of a rule is another one's name, and so on, up to its own."""
-        waiting, seen = [name], set[str]()
-        while waiting and name not in seen:
-            found = (self.rules.keys() & self.rules[waiting.pop()].split(" | ")) - seen
-            seen |= found
-            waiting += found
-        return name in seen
 
     def _resolved(self, schema: Any, where: str) -> dict[str, Any]:
         """The schema with the keywords of what it refers to."""

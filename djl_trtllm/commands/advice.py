@@ -14,7 +14,7 @@ from djl_trtllm.commands.speed_report import HINT, number, seconds, speed_json
 from djl_trtllm.config.options.choices import Quantization
 from djl_trtllm.config.sources import Origin
 from djl_trtllm.listing import columns
-from djl_trtllm.sizing.machines import PRICES, Machine
+from djl_trtllm.sizing.machines import PRICES, Machine, usd_per_million
 from djl_trtllm.sizing.recommendation import Recommendation, degrees_of
 from djl_trtllm.sizing.speed import Load, Speed
 
@@ -76,7 +76,7 @@ class Setting:
     def dollars(self) -> float | None:
         """USD per million output tokens."""
         price = self.machine.hourly_price
-        return None if price is None or self.speed is None else self.speed.dollars(price / self.copies)
+        return None if price is None or self.speed is None else usd_per_million(price, self.tokens_per_second)
 
     @property
     def gpus(self) -> tuple[str, int | None]:

@@ -113,9 +113,9 @@ def bench(
             most_clients=max_concurrency,
         )
         result = _measure(plan)
+        _print(result, as_json=as_json)
         if html is not None:
             write_chart("--html", html, page(result))
-        _print(result, as_json=as_json)
         if recorder is not None:
             recorder.write(result)
     raise typer.Exit(_status(result))

@@ -67,9 +67,9 @@ def quality(
             Thresholds(agreement, kl, perplexity),
             progress_printer(),
         )
+        _print(report, as_json=as_json)
         if plot is not None:
             write_chart("--plot", plot, picture_of(report))
-    _print(report, as_json=as_json)
     raise typer.Exit(3 if report.differs else 0)
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.commands.speed_report import speed_json, speed_lines
-from djl_trtllm.config import Config, load
+from djl_trtllm.config import Config, Task, load
 from djl_trtllm.config.options.choices import Backend
 from djl_trtllm.config.speculation import speculation_of
 from djl_trtllm.engines.hardware import GpuState, read_states
 from djl_trtllm.errors import LayoutError, SizingError
 from djl_trtllm.listing import columns
 from djl_trtllm.model import ModelKind, inspect
+from djl_trtllm.model.pooling import task_of
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import Conditions, usual_vllm_tokens, warnings_of
@@ -159,7 +160,14 @@ class SizeRequest:
         ]
 
     def speed_on(self, machine: Machine, found: Recommendation, load: Load) -> Speed:
-        """The speed of one copy of the model, where it fits. Raises SizingError for GPUs that are not in the table."""
+        """The speed of one copy of the model, where it fits.
+
+        Raises SizingError for GPUs that are not in the table, and for models that do not generate.
+        """
+        if (task := task_of(self.sizes.shape)) is not Task.GENERATE:
+            raise SizingError(
+                f"{self.sizes.source} has the task {task.value}: speeds are predicted for models that generate"
+            )
         gpu, conditions = machine.gpu_model, found.estimate.conditions
         if gpu is None:
             raise SizingError(f"{machine.name}: its bandwidth is unknown, so no speed is predicted; name it with --gpu")

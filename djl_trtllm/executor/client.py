@@ -120,9 +120,10 @@ _MOST_REASONS = 5
 class ExecutorClient(asyncio.Protocol):
     """One engine process. It is used once: a dead process is replaced by a new client.
 
-    `on_steps` gets the iterations that arrived together. `on_death` is called once, when a process that was ready ends
-    for any other reason than `close`. Both run on the event loop. `busy` returns whether requests are unfinished: a
-    process that is then silent for `hang_timeout` seconds, or does not answer a ping for as long, is killed.
+    `on_steps` gets the iterations that arrived together. `on_death` is called once, when a process ends after `start`
+    has returned, for any other reason than `close`. Both run on the event loop. `busy` returns whether requests are
+    unfinished: a process that is then silent for `hang_timeout` seconds, or does not answer a ping for as long, is
+    killed.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class ExecutorClient(asyncio.Protocol):
         """The first lines of the log that say why the load fails."""
         self._failure: str | None = None
         self._environment = ProcessEnvironment()
-        self._closing = False
+        self._started = self._closing = False
         self._pinged = False
         self._silent_for = 0.0
         self._idle_for = 0.0
@@ -183,12 +184,15 @@ class ExecutorClient(asyncio.Protocol):
             if meanwhile is not None:
                 await meanwhile()
             ready = await self._loaded(timeout)
+            if self._burial is not None:  # it has ended since it was ready
+                await self._burial
+                ready = await self._ready
         except BaseException:
             await self.kill()
             raise
         self.limits, self.details, self.features = ready.limits, ready.details, ready.features
-        if not self._gone.done():
-            self._watch()
+        self._started = True
+        self._watch()
 
     async def close(self, timeout: float = 5.0) -> None:
         """End the process, by force if it takes longer than `timeout` seconds."""
@@ -391,12 +395,14 @@ class ExecutorClient(asyncio.Protocol):
         self._kill_process()
         await self._collect_process()
         message = self._describe_end()
-        if self._ready.done():
+        if self._started:
             self._on_death(ExecutorDiedError(message, killed=killed))
-        else:
-            if _NO_MEMORY.search(message):
-                message += _MEMORY_ADVICE
-            self._ready.set_exception(ExecutorStartError(message, killed=killed))
+            return
+        if _NO_MEMORY.search(message):
+            message += _MEMORY_ADVICE
+        if self._ready.done():
+            self._ready = self._loop.create_future()
+        self._ready.set_exception(ExecutorStartError(message, killed=killed))
 
     def _find_reason(self, line: str) -> None:
         if self._ready.done() or self._reasons_pattern is None or len(self._reasons) == _MOST_REASONS:

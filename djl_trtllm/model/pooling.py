@@ -89,7 +89,11 @@ def find_task(asked: Task, layout: Layout) -> Task:
         return asked
     if _modules(layout.path) is not None:
         return Task.EMBED
-    shape = ModelShape.from_config(config)
+    return task_of(ModelShape.from_config(config))
+
+
+def task_of(shape: ModelShape) -> Task:
+    """Return the task that a model's config.json alone shows."""
     if (shape.architecture or "").endswith("ForSequenceClassification"):
         return Task.SCORE
     return Task.EMBED if shape.model_type in _ENCODERS else Task.GENERATE

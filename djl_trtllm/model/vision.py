@@ -177,7 +177,8 @@ class ScaledImages:
 
 def content_name(data: bytes, salt: str) -> str:
     """The name of a file's content among those of prompts with this salt."""
-    return hashlib.sha256(b"%s\0%s" % (salt.encode(), data)).hexdigest()
+    group = hashlib.sha256(salt.encode())
+    return hashlib.sha256(group.digest() + hashlib.sha256(data).digest()).hexdigest()
 
 
 def _pixel_bytes(picture: Picture) -> int:

@@ -2,6 +2,7 @@
 
 import datetime
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,11 @@ class Prices(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind}, {self.region}, {self.date.isoformat()}"
+
+
+def usd_per_million(hourly_price: float, tokens_per_second: float) -> float:
+    """The price of a million output tokens at this throughput, on a machine that does nothing else; inf without any."""
+    return hourly_price / 3600 / tokens_per_second * 1e6 if tokens_per_second else math.inf
 
 
 def _gpu(name: str, row: Mapping[str, Any]) -> GpuModel:

@@ -35,11 +35,11 @@ class Load:
                 raise SizingError(f"{name} {getattr(self, name)}: expected a number from 1 to {_MOST:,}")
 
     def __str__(self) -> str:
-        return f"{self.clients} clients of {self.isl} + {self.osl} tokens"
+        return f"{self.clients} client{'s' if self.clients > 1 else ''} of {self.isl} + {self.osl} tokens"
 
 
 _MOST = 10_000_000
-_PROMPT_TOKENS = 8192
+PROMPT_TOKENS = 8192
 """Prompt tokens of one step, by default of both engines."""
 _BUSIEST = 0.95
 
@@ -178,8 +178,9 @@ class Rank:
 class Speed:
     """What the clients of a load notice, in seconds and output tokens per second; the mean of all requests.
 
-    `running` of the clients have a request that runs, the others wait for one to end. `limit` says what most
-    of the time goes to, and `origin` the measured point that the prediction was corrected by, if any.
+    `running` of the clients have a request that runs, the others wait for one to end. `limit` is what the
+    largest part of the time goes to, of parts that may overlap; `origin` is the measured point that corrected the
+    prediction, if any.
     """
 
     load: Load
@@ -198,10 +199,6 @@ class Speed:
     def per_stream(self) -> float:
         """Tokens per second of one stream once it has its first token."""
         return 1 / self.itl if self.itl else math.inf
-
-    def dollars(self, hourly_price: float) -> float:
-        """USD per million output tokens, on a machine of this price that does nothing else."""
-        return hourly_price / 3600 / self.tokens_per_second * 1e6
 
 
 @dataclass(frozen=True)
@@ -223,12 +220,13 @@ class Roofline:
         step = (wave - reading) / load.osl
         busy = min(_BUSIEST, reading / wave)
         # Prompts that are read in the same steps have their first tokens together; others wait in a queue (M/D/1).
-        together = max(1.0, min(running, _PROMPT_TOKENS / load.isl))
+        together = max(1.0, min(running, PROMPT_TOKENS / load.isl))
         first = step + prompt * (together + 1) / 2 + busy / (2 * (1 - busy)) * prompt * together
         first = min(first, reading + step)
         waves = (load.clients - running) / running
         parts = self._step(running / self.rank.stages, load.isl + load.osl / 2)
-        limit = "reading prompts" if 2 * reading > wave else max(parts, key=lambda name: parts[name])
+        steps = self.rank.stages * load.osl
+        spent = {"reading prompts": reading} | {name: steps * part for name, part in parts.items()}
         return Speed(
             load=load,
             running=running,
@@ -236,7 +234,7 @@ class Roofline:
             ttft_of_burst=reading + step + math.ceil(waves) * wave,
             itl=(wave - first) / (load.osl - 1) if load.osl > 1 else 0.0,
             tokens_per_second=running * load.osl / wave,
-            limit=limit,
+            limit=max(spent, key=lambda name: spent[name]),
         )
 
     def wave(self, load: Load) -> float:

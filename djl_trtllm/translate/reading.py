@@ -25,14 +25,18 @@ from djl_trtllm.translate.names import TITLES, WORKERS, EngineNames, names_of
 from djl_trtllm.translate.rows import dropped, parsed, row_of, scalar
 
 _LONGEST = 100
-_FILES = ("vllm", "sglang", "trtllm-serve")
 _YAML = (".yaml", ".yml")
 _LINE = Origin.override("command line")
-_VARIABLE = "a variable of the environment: the target reads others"
+_ENVIRONMENT = "a variable of the environment: the target reads others"
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _ENDS = re.compile(r"&{1,2}|\|{1,2}|;|\d?>{1,2}.*|<.*")
 _LINE_ENDS = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*")|(?<!\S)\#[^\n]*|\\\n|\n""", re.DOTALL)
 """Quoted text, which stays; a comment; a line that goes on; the end of a command."""
+_LEVEL = re.compile(r"-O(?:=?(\w+))?")
+"""vLLM takes `-O3` for `--optimization-level=3`."""
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_UNKNOWN = re.compile(r"(.+?) \((.+):(\d+)\) (.+)", re.DOTALL)
+"""`NAME (FILE:LINE) is not a setting of ...`, as `config/compat` says it."""
 _NUMBER = re.compile(r"-\.?\d.*")
 _SILENT = (";", "python", "python3", "-m", "-u", "exec", "-e", "--env", "export")
 _PROGRAMS = ("vllm", "sglang", "trtllm-serve")
@@ -113,10 +117,12 @@ def _of_sources(engine: str, sources: Sequence[Source]) -> Input:
     settings: list[Given] = []
     notes: list[str] = []
     for source in sources:
-        settings += [_of_setting(setting) for setting in source.settings]
+        # Of Truss's two names of the model the one that clients use counts, as in `config/`.
+        ordered = sorted(source.settings, key=lambda setting: engine == "truss" and setting.name != "model_name")
+        settings += [_of_setting(setting) for setting in ordered]
         settings += [Given(each.assignment, None, each.origin, None, each.reason, True) for each in source.ignored]
-        unknown = (text.partition(" ") for text in source.unknown)
-        settings += [Given(name, origin=Origin.default(), problem=problem) for name, _, problem in unknown]
+        unknown = filter(None, map(_UNKNOWN.fullmatch, source.unknown))
+        settings += [Given(m[1], origin=Origin.file(m[2], int(m[3])), problem=f"it {m[4]}") for m in unknown]
         reasons = {each.reason for each in source.ignored}
         notes += [text for text in (*source.warnings, *source.notes) if not any(reason in text for reason in reasons)]
     return Input(engine, tuple(settings), tuple(notes))
@@ -161,10 +167,10 @@ def _read_yaml(text: str, path: str, engine: str | None) -> Input:
 
 def _engine_of(names: Sequence[str], path: str) -> str:
     """The engine that has most of the names."""
-    known = {engine: sum(names_of(engine).find(name) is not None for name in names) for engine in _FILES}
+    known = {engine: sum(names_of(engine).find(name) is not None for name in names) for engine in _PROGRAMS}
     best = [engine for engine, count in known.items() if count and count == max(known.values())]
     if len(best) != 1:
-        raise DjlTrtllmError(f"{path}: it may be of {', '.join(best or _FILES)}: say which by --from")
+        raise DjlTrtllmError(f"{path}: it may be of {', '.join(best or _PROGRAMS)}: say which by --from")
     return best[0]
 
 
@@ -185,10 +191,14 @@ def read_command(text: str, engine: str | None = None) -> Input:
     assigned = [match for match in map(_ASSIGNMENT.fullmatch, commands) if match is not None]
     if assigned and len(assigned) == len(commands):
         return _of_variables({match[1]: match[2] for match in assigned})
+    if not commands:
+        raise DjlTrtllmError("there is nothing to translate: expected a command line of an engine, and found no word")
     chosen, start, after = _program(words, engine)
-    own = words[after:]
+    before, own = _expanded(words[:start], words[after:])
     end = next((place for place, word in enumerate(own) if _ENDS.fullmatch(word)), len(own))
-    settings = [*_before(words[:start]), *_flags(own[:end], chosen)]
+    # A flag wins over the file of --config, wherever that stands.
+    flags = sorted(_flags(own[:end], chosen), key=lambda given: given.origin == _LINE)
+    settings = [*_before(before), *flags]
     if rest := " ".join(own[end:]).strip("&; "):
         settings.append(Given(_shown(rest, None), problem="it is the shell's"))
     return Input(chosen, tuple(settings))
@@ -198,8 +208,7 @@ def _of_variables(environ: Mapping[str, str]) -> Input:
     """The variables of LMI's container; those that it does not know are reported."""
     found = _of_sources("lmi", read_environment(environ))
     known = {str(given.origin).rpartition(" ")[2] for given in found.settings}
-    known |= {name for name in environ if any(name in note for note in found.notes)}
-    lost = (Given(_shown(n, v), problem=_VARIABLE) for n, v in environ.items() if n not in known)
+    lost = (Given(_shown(n, v), problem=_ENVIRONMENT) for n, v in environ.items() if n not in known)
     return replace(found, settings=(*found.settings, *lost))
 
 
@@ -229,6 +238,24 @@ def _program(words: Sequence[str], engine: str | None) -> tuple[str, int, int]:
     raise DjlTrtllmError(f"{shown}: expected a file, or a command line with one of {programs}, {advice}")
 
 
+def _expanded(before: Sequence[str], own: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before the program and those after it, with variables of the shell that are set before put in.
+
+    A secret is not put in, because no name says of it what it is.
+    """
+    matches = ((word, _ASSIGNMENT.fullmatch(word)) for word in before)
+    found = {match[1]: (word, match[2]) for word, match in matches if match and masked(match[1], match[2]) == match[2]}
+    used: set[str] = set()
+
+    def value(match: re.Match[str]) -> str:
+        word, text = found.get(match[1] or match[2], ("", match[0]))
+        used.add(word)
+        return text
+
+    expanded = [_VARIABLE.sub(value, word) for word in own]
+    return [word for word in before if word not in used], expanded
+
+
 def _before(words: Sequence[str]) -> Iterator[Given]:
     """What stands before the engine: variables each, the rest together."""
     rest: list[str] = []
@@ -237,7 +264,7 @@ def _before(words: Sequence[str]) -> Iterator[Given]:
         leads = leads or before == ";"
         match = _ASSIGNMENT.fullmatch(word)
         if match is not None and (leads or before in ("-e", "--env", "export")):
-            yield Given(_shown(match[1], match[2]), problem=_VARIABLE)
+            yield Given(_shown(match[1], match[2]), problem=_ENVIRONMENT)
             continue
         leads = False
         rest += [word] if word not in _SILENT else []
@@ -247,10 +274,12 @@ def _before(words: Sequence[str]) -> Iterator[Given]:
 
 
 def _flags(words: Sequence[str], engine: str) -> Iterator[Given]:
-    names, place = names_of(engine), 0
+    names, base, place = names_of(engine), WORKERS.get(engine, engine), 0
     while place < len(words):
         word = words[place]
         place += 1
+        if base == "vllm" and (level := _LEVEL.fullmatch(word)):
+            word = "--optimization-level" + (f"={level[1]}" if level[1] else "")
         if _is_value(word):
             lost = Given(_shown(word, None), problem="no flag takes it")
             yield _named("model", word, _LINE, names, engine) if place == 1 else lost

@@ -61,10 +61,15 @@ class Name:
         return raw if isinstance(value, str) else value
 
     def read(self, row: str, value: Any) -> tuple[Any, Any]:
-        """The option's value of one that this engine writes, and that value as others may write it."""
+        """The option's value of one that this engine writes, and that value as others may write it.
+
+        Raises NotAValueError for a value that the option does not have.
+        """
         text = "null" if value is None else as_text(value)
         if self.values is not None:
             inverse = {theirs: ours for ours, theirs in self.values.items()}
+            if text not in inverse and _has_words(row) and not _PLACEHOLDER.search(text):
+                raise NotAValueError(f"it is a word of {self.name}")
             ours = _typed(row, inverse.get(text, text))
             return ours, ours
         ours = _typed(row, value)
@@ -75,8 +80,18 @@ class Name:
         return ours, ours if not isinstance(ours, str) else value
 
 
+_PLACEHOLDER = re.compile(r"\$\w|\${")
+"""The beginning of a variable of the shell, or of a placeholder of Triton's scripts, which may be any value."""
+
+
+def _has_words(row: str) -> bool:
+    """Whether an option takes any text, and each engine knows some words only."""
+    declared = OPTIONS.get(row)
+    return declared is None or not declared.type.choices or "words" in _ROWS[row]
+
+
 def _typed(row: str, value: Any) -> Any:
-    """The value of an option by its type; other text as it is."""
+    """The value of an option by its type. Raises NotAValueError for other text."""
     declared, text = OPTIONS.get(row), as_text(value)
     if isinstance(value, dict) or value is None or (isinstance(value, list) and declared and not declared.type.many):
         return value
@@ -84,7 +99,11 @@ def _typed(row: str, value: Any) -> Any:
         try:
             return as_plain(declared.type.parse(text, declared.option))
         except NotAValueError:
-            return _human(text) if declared.type.base is int else value
+            if declared.type.base is int and (number := _human(text)) is not None:
+                return number
+            if _PLACEHOLDER.search(text):
+                return value
+            raise
     return scalar(value)
 
 
@@ -99,10 +118,10 @@ def scalar(value: Any) -> Any:
 _UNITS = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
-def _human(text: str) -> Any:
-    """vLLM takes `8k` for 8000 and `8K` for 8192."""
+def _human(text: str) -> int | None:
+    """The number of `8k`, which is 8000 for vLLM, or of `8K`, which is 8192; None for other text."""
     digits, unit = text[:-1], text[-1:]
-    return int(float(digits) * _UNITS[unit]) if unit in _UNITS and digits.replace(".", "", 1).isdigit() else text
+    return int(float(digits) * _UNITS[unit]) if unit in _UNITS and digits.replace(".", "", 1).isdigit() else None
 
 
 def as_plain(value: Any) -> Any:
@@ -255,6 +274,17 @@ def rule(row: str, part: str, of: str | None = None) -> str | None:
 
 def _engines() -> list[str]:
     return [*(engine for engine in TITLES if engine != "dynamo"), *WORKERS]
+
+
+def name_in_lmi_of_vllm(row: str) -> Name | str:
+    """The row's name in LMI where it runs vLLM: an option without effect there is passed on by vLLM's own name."""
+    declared = OPTIONS.get(row)
+    if declared is None or declared.option.effect_everywhere or row in effects_on(Backend.VLLM):
+        return name_in(row, "lmi")
+    there = name_in(row, "vllm")
+    if isinstance(there, str) or there.name in tabled_arguments(known_versions()[-1]):
+        return there if isinstance(there, str) else replace(there, name=f"option.{there.name}")
+    return "LMI has no counterpart where it runs vLLM"
 
 
 def explained(spelling: str) -> Mapping[str, Name | str] | None:

@@ -7,20 +7,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from djl_trtllm.config.options.option import as_text
+from djl_trtllm.config.options.option import NotAValueError, as_text
 from djl_trtllm.config.sources import Origin, masked
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.translate.names import TITLES, WORKERS, names_of
 from djl_trtllm.translate.reading import Given, Input
-from djl_trtllm.translate.rows import Name, name_in, row_of, rule
+from djl_trtllm.translate.rows import Name, name_in, name_in_lmi_of_vllm, row_of, rule
 
 _LMI_NAMES = ("lmi", "triton", "truss")
 """Engines whose settings `config/` reads, with LMI's keys."""
-
-
 _ECHOES = ("max_input_len", "max_output_len")
 """Options that `config/` sets by Truss's max_seq_len, because this server bounds prompts and outputs too."""
 _MANY_NAMES = ("vllm", "dynamo.vllm")
+_FIND_METHOD = ("lmi", "vllm", "dynamo.vllm")
+"""Engines that find the method of speculation by the draft model."""
 
 
 class Exactness(str, enum.Enum):
@@ -73,11 +73,16 @@ def engine_named(name: str) -> str:
     return name
 
 
+def engine_of_lmi(source: str) -> str:
+    """The engine that LMI is to run in place of another one: `vllm` or `trtllm`."""
+    return "vllm" if WORKERS.get(source, source) in ("vllm", "sglang") else "trtllm"
+
+
 def translate(given: Input, target: str) -> Translation:
     """The settings of one engine as those of `target`; of Dynamo's workers the one that runs the source's engine."""
     target = _worker(given) if target == "dynamo" else engine_named(target)
     lines = [line for each in given.settings for line in _lines(each, given.engine, target)]
-    return Translation(given.engine, target, tuple(_once(_wholes(lines))), given.notes)
+    return Translation(given.engine, target, tuple(_once(_wholes(lines, target))), given.notes)
 
 
 def _worker(given: Input) -> str:
@@ -102,7 +107,8 @@ def _lines(given: Given, source: str, target: str) -> Iterator[Line]:
     row = row_of(given.name, spoken)
     if source == "truss" and row in _ECHOES and ".max_seq_len=" in given.text and target != "lmi":
         return
-    there = name_in(row, target)
+    passes = target == "lmi" and engine_of_lmi(source) == "vllm"
+    there = name_in_lmi_of_vllm(row) if passes else name_in(row, target)
     if isinstance(given.value, dict) and isinstance(there, str):
         fields = list(_fields(given, row, spoken, target))
         kept = [line for line in fields if line.exactness is not Exactness.LOST]
@@ -110,26 +116,40 @@ def _lines(given: Given, source: str, target: str) -> Iterator[Line]:
         return
     here = name_in(row, spoken)
     own = Name(given.name) if isinstance(here, str) else here
-    value, raw = own.read(row, given.value)
-    refused = None if target == "lmi" else rule(row, "refused", as_text(value))
-    if value is None and own.values is None:
-        refused = "it sets nothing, and needs no line"
-    if isinstance(there, str) or refused is not None:
-        reason = there if isinstance(there, str) else str(refused)
-        yield Line(given.text, given.origin, Exactness.LOST, reason, row=row)
+    if given.value is None and own.values is None:
+        there = "it sets nothing, and needs no line"
+    if isinstance(there, str):
+        yield Line(given.text, given.origin, Exactness.LOST, there, row=row)
         return
     near = _differing(rule(row, "near", source) or "" if source in _LMI_NAMES else own.near, there.near)
-    if row == "model_name" and isinstance(value, list) and value and target not in _MANY_NAMES:
-        value = raw = value[0]
-        near.append("it has one name, which is the first")
     try:
-        written = there.write(value, raw)
+        written = _written(own, there, row, given.value, source, target)
     except ValueError as error:
         yield Line(given.text, given.origin, Exactness.LOST, str(error), row=row)
         return
-    reason = "" if source == target else "; ".join(near)
+    if row == "model_name" and isinstance(written, list) and written and target not in _MANY_NAMES:
+        written = written[0]
+        near.append("it has one name, which is the first")
+    reason = "; ".join(near)
     exactness = Exactness.NEAR if reason else Exactness.SAME
     yield Line(given.text, given.origin, exactness, reason, there.name, written, row)
+
+
+def _written(own: Name, there: Name, row: str, value: Any, source: str, target: str) -> Any:
+    """The value as the target writes it. Raises ValueError for one that the target does not have, or may not have."""
+    engines = {WORKERS.get(each, each) for each in (source, target)}
+    try:
+        ours, raw = own.read(row, value)
+    except NotAValueError as error:
+        # What only one engine knows stays as it is where it runs the target too: LMI hands its words to vLLM.
+        if (len(engines) == 1 and own.values == there.values) or (there.values is None and engines <= {"lmi", "vllm"}):
+            return value
+        if there.values is None:
+            raise ValueError(f"no other engine is known to have this value: {error}") from None
+        return there.write(value, value)
+    if target != "lmi" and (refused := rule(row, "refused", as_text(ours))):
+        raise ValueError(refused)
+    return there.write(ours, raw)
 
 
 def _differing(first: str, second: str) -> list[str]:
@@ -157,14 +177,19 @@ def _leaves(fields: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
             yield f"{prefix}{name}", value if value != {} else None
 
 
-def _wholes(lines: list[Line]) -> list[Line]:
-    """The lines, of which those are lost that tune something which is lost itself."""
-    lost = {line.row for line in lines if line.exactness is Exactness.LOST and line.row}
+def _wholes(lines: list[Line], target: str) -> list[Line]:
+    """The lines, of which those are lost that tune something which is lost itself, or which the target has to know."""
+    kept = {line.row for line in lines if line.exactness is not Exactness.LOST}
+    lost = {line.row for line in lines} - kept
+
+    def why(line: Line) -> str:
+        whole = rule(line.row, "part_of")
+        if whole is None or whole in kept or (whole not in lost and target in _FIND_METHOD):
+            return ""
+        return f"{whole} is lost" if whole in lost else f"the target needs {whole}, which is not set"
+
     return [
-        Line(line.written, line.origin, Exactness.LOST, f"{whole} is lost")
-        if (whole := rule(line.row, "part_of")) in lost
-        else line
-        for line in lines
+        Line(line.written, line.origin, Exactness.LOST, reason) if (reason := why(line)) else line for line in lines
     ]
 
 
@@ -173,7 +198,8 @@ def _once(lines: list[Line]) -> Iterator[Line]:
     best: dict[str | None, Line] = {}
     for line in lines:
         earlier = best.get(line.name)
-        if earlier is None or earlier.exactness is line.exactness or line.exactness is Exactness.SAME:
+        again = earlier is not None and line.row == earlier.row
+        if earlier is None or again or earlier.exactness is line.exactness or line.exactness is Exactness.SAME:
             best[line.name] = line
     for line in lines:
         winner = best[line.name]

@@ -13,7 +13,7 @@ from typing import Any
 
 from djl_trtllm.config.options.option import as_text
 from djl_trtllm.translate.names import TITLES, WORKERS
-from djl_trtllm.translate.translation import Line, Translation
+from djl_trtllm.translate.translation import Line, Translation, engine_of_lmi
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./$][\w./@+$-]*(:[\w./@+$-]+)*")
 _NAMED, _BRACED = re.compile(r"^\$(\w+)$"), r"${\1}"
@@ -24,7 +24,6 @@ _PROGRAMS = {
     "sglang": "python -m sglang.launch_server",
     **{worker: f"python -m {worker}" for worker in WORKERS},
 }
-_CHOOSES_ENGINE = {"vllm": "vllm", "sglang": "vllm", "dynamo.vllm": "vllm", "dynamo.sglang": "vllm"}
 
 
 def rendered(translation: Translation) -> str:
@@ -49,7 +48,7 @@ def _one_line(text: str) -> str:
 def _properties(translation: Translation) -> Iterator[str]:
     if translation.source != "lmi":
         yield "# The engine that LMI is to run."
-        yield f"option.rolling_batch={_CHOOSES_ENGINE.get(translation.source, 'trtllm')}"
+        yield f"option.rolling_batch={engine_of_lmi(translation.source)}"
     for line in translation.kept:
         value = json.dumps(line.value) if isinstance(line.value, (dict, list)) and not _plain_list(line.value) else None
         yield f"# {summary(line)}"

@@ -8,7 +8,7 @@ from typing import Any
 from djl_trtllm.bench.figures import Figures
 from djl_trtllm.bench.report import Chart, Line, number, picture
 from djl_trtllm.progress import format_bytes
-from djl_trtllm.sizing.machines import PRICES, Instance
+from djl_trtllm.sizing.machines import PRICES, Instance, usd_per_million
 from djl_trtllm.version import __version__
 from djl_trtllm.versus.rounds import Measured, Round, Spread, Versus
 
@@ -21,12 +21,6 @@ _BY_LOAD: dict[str, Value] = {
     "ITL p99 ms": lambda figures: 1000 * figures.itl.percentile(0.99),
 }
 _SHOWN = 60
-
-
-def usd_per_million(instance: Instance, tokens_per_second: float) -> float:
-    """The price of a million output tokens at this throughput on an instance that has a price; inf without tokens."""
-    assert instance.hourly_price is not None  # the command line has made sure
-    return instance.hourly_price / (tokens_per_second * 3600) * 1e6 if tokens_per_second else math.inf
 
 
 def by_load(measured: Measured, load: int, value: Value) -> Spread:
@@ -58,7 +52,8 @@ def table(found: Versus, instance: Instance | None) -> list[list[str]]:
 
 
 def _price(instance: Instance, each: Round) -> float:
-    return usd_per_million(instance, each.best.tokens_per_second)
+    assert instance.hourly_price is not None  # the command line has made sure
+    return usd_per_million(instance.hourly_price, each.best.tokens_per_second)
 
 
 def _spread(spread: Spread) -> str:

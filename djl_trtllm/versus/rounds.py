@@ -99,6 +99,8 @@ class Versus:
     """Limits that differed, and what was set for all."""
     warnings: list[str] = field(default_factory=list)
     interrupted: bool = False
+    failure: BenchmarkError | None = None
+    """Why the last round is not whole."""
 
     @property
     def complete(self) -> bool:
@@ -128,8 +130,8 @@ def compare(
 ) -> Versus:
     """Measure a model on each engine, in turns. `plan.target` is replaced by each server's own.
 
-    Ctrl-C ends the running server and leaves the rounds that are whole. Raises BenchmarkError if an engine cannot serve
-    the model, or answers no request.
+    Ctrl-C ends the running server and leaves the rounds that are whole, and so does an engine that cannot serve the
+    model, or answers no request. Raises BenchmarkError for one before every engine has a round.
     """
     found = Versus(model, plan, [Measured(engine) for engine in engines])
     with TemporaryDirectory(prefix="djl-trtllm-versus-") as scratch:
@@ -155,6 +157,10 @@ def compare(
                             _ask(measured, server, plan.timeout)
         except KeyboardInterrupt:
             found.interrupted = True
+        except BenchmarkError as error:
+            if not found.complete:
+                raise
+            found.failure = error
     found.warnings = list(dict.fromkeys(found.warnings))
     return found
 

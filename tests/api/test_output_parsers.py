@@ -522,6 +522,18 @@ def test_the_cost_grows_with_the_output_and_no_faster(writer: str, size: int) ->
     assert long < 80 * short  # 16 times as long; 256 if each piece cost as much as all before it
 
 
+@pytest.mark.parametrize("writer", WRITERS)
+def test_blanks_in_a_call_without_an_end_cost_no_more_than_other_text(writer: str) -> None:
+    calls = write(writer, "", [("look", {"s": "\n" * 8192})] * 2, "")
+    whole, _, _ = calls.rpartition("n" if "\\n" in calls else "\n")
+    first, name, second = whole.rpartition("look")
+
+    def cost(blanks: str) -> float:
+        return seconds(lambda: parse(parser(writer), first + name + blanks + second))
+
+    assert cost(60 * " ") < 20 * cost("")
+
+
 @pytest.mark.parametrize(
     ("schema", "types"),
     [

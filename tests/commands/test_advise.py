@@ -193,3 +193,9 @@ def test_what_cannot_be_advised_on_is_refused(model: str, flags: list[str], mess
     result = advise(model, *flags)
     assert result.exit_code == 1
     assert message in result.stderr.replace("\n  ", " ")
+
+
+def test_no_speed_is_predicted_of_a_model_that_does_not_generate(tmp_path: Path) -> None:
+    encoder = described(tmp_path / "encoder", model_type="bert")
+    result = advise(str(encoder), "--isl", "100", "--osl", "10", "--gpu", "l4")
+    assert (result.exit_code, "embed" in result.stderr) == (1, True)

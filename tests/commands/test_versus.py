@@ -10,6 +10,7 @@ from djl_trtllm import cli
 from djl_trtllm.commands.bench_record import Recorder
 from djl_trtllm.engines import hardware
 from djl_trtllm.engines.hardware import GpuState
+from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.versus import rounds
 from tests.support.tables import by_table
 from tests.versus.test_report import measured, versus
@@ -44,6 +45,16 @@ def test_failed_requests_and_interrupts_decide_the_status(found: rounds.Versus) 
     found.engines[1].rounds.clear()
     result = run()
     assert (result.exit_code, result.stdout) == (130, "")
+
+
+def test_what_was_measured_is_shown_before_what_went_wrong(found: rounds.Versus, tmp_path: Path) -> None:
+    found.failure = BenchmarkError("openvino: the server ended")
+    result = run()
+    assert (result.exit_code, "most tok/s" in result.stdout, "the server ended" in result.stderr) == (1, True, True)
+    found.failure = None
+    (tmp_path / "plot.svg").mkdir()
+    result = run("--plot", str(tmp_path / "plot.svg"))
+    assert (result.exit_code, "most tok/s" in result.stdout, "--plot" in result.stderr) == (1, True, True)
 
 
 def test_the_round_of_the_median_throughput_is_recorded_of_each_engine(

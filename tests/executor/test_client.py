@@ -173,6 +173,26 @@ async def test_what_fails_meanwhile_ends_the_process(host: PlayedHost, error: Ex
     assert (host.process.kills, host.environment.cleared, host.probe.deaths) == (1, 1, [])
 
 
+@pytest.mark.parametrize("seconds", [0, 5], ids=["meanwhile it is cleared away", "and is gone"])
+@played
+async def test_a_process_that_ends_after_its_engine_is_loaded_and_before_all_else_is_a_start_error(
+    host: PlayedHost, seconds: float
+) -> None:
+    host.loop.executor_seconds = lambda: 1.0
+
+    async def meanwhile() -> None:
+        host.process.say(READY)
+        await settled()
+        host.process.end(-9)
+        await settled()
+        await asyncio.sleep(seconds)
+
+    with pytest.raises(ExecutorStartError, match="killed by SIGKILL") as caught:
+        await host.client.start(Start(models.SCRIPTED, {}), 30, meanwhile=meanwhile)
+    assert caught.value.killed
+    assert host.probe.deaths == []
+
+
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
@@ -375,6 +395,7 @@ async def test_a_busy_engine_process_is_killed_when_it_was_silent_for_the_timeou
     assert SILENT.format(f"{hang_timeout:g}") in await host.probe.death(timeout=1000)
     assert host.process.kills == 1
     assert host.process.killed_at - began == pytest.approx(hang_timeout + tick / 4)
+    assert not host.probe.deaths[0].killed, "by this server, for its own fault"
 
 
 @started_8_seconds

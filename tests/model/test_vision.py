@@ -11,7 +11,7 @@ from PIL import Image as Pictures
 
 from djl_trtllm.errors import InvalidRequestError, LayoutError
 from djl_trtllm.model import vision
-from djl_trtllm.model.vision import FORMATS, MOST_PIXELS, ScaledImages, Vision, decode
+from djl_trtllm.model.vision import FORMATS, MOST_PIXELS, ScaledImages, Vision, content_name, decode
 from tests.support.vision import PROCESSOR, chunk, encoded, picture, png, text_bomb
 
 VISION = Vision(placeholder=7, side=28, least=3136, most=50176)
@@ -248,6 +248,11 @@ def test_an_image_that_comes_again_is_not_decoded_again(
     for number, salt in uses:
         assert kept.pixels(SMALL[number], salt).tobytes() == picture(56, 56, number).tobytes()
     assert found == decoded
+
+
+def test_a_salt_and_a_file_have_no_name_in_common_with_others_of_the_same_bytes() -> None:
+    assert content_name(b"GIF89a\0GIF89a", "key") != content_name(b"GIF89a", "key\0GIF89a")
+    assert len({content_name(data, salt) for data in SMALL[:2] for salt in ("", "a", "b")}) == 6
 
 
 def test_an_image_beyond_the_bound_is_not_kept() -> None:

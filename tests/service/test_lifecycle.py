@@ -247,6 +247,7 @@ async def test_engine_processes_that_are_killed_before_they_have_worked_fail_no_
     stage: Stage, loading: bool
 ) -> None:
     """Example: an operator's script, or the kernel for memory, kills ten of them as soon as they are there."""
+    await asyncio.sleep(700)
     service = await stage.load()
     asked = [await ask(service, tokens=20, prompt=f"{number} wolves") for number in range(20)]
     if loading:
@@ -273,6 +274,17 @@ async def test_engine_processes_that_are_killed_fail_a_model_that_has_not_worked
         stage.last.die(killed=True)
         await until(lambda: state_of(service) is not State.RECOVERING)
     assert seconds <= now() <= seconds + 11
+
+
+@played
+async def test_engine_processes_that_are_killed_after_others_have_worked_for_long_fail_no_model(stage: Stage) -> None:
+    service = await stage.load()
+    await asyncio.sleep(1000)
+    for _ in range(6):
+        stage.last.die(killed=True)
+        assert state_of(service) is State.RECOVERING
+        await until(lambda: state_of(service) is not State.RECOVERING)
+        assert state_of(service) is State.READY
 
 
 @played

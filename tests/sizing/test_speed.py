@@ -11,7 +11,7 @@ import pytest
 from djl_trtllm.errors import SizingError
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import Conditions
-from djl_trtllm.sizing.machines import GPUS, GpuModel
+from djl_trtllm.sizing.machines import GPUS, GpuModel, usd_per_million
 from djl_trtllm.sizing.points import Point
 from djl_trtllm.sizing.speed import HOSTS, Load, Rank, Roofline, Speed, corrected
 from tests.commands.conftest import BIG
@@ -145,7 +145,7 @@ def test_the_times_of_a_request_add_up_to_its_share_of_the_tokens() -> None:
     lasts = found.ttft + (LOAD.osl - 1) * found.itl
     assert found.tokens_per_second == pytest.approx(LOAD.clients * LOAD.osl / lasts)
     assert found.ttft < found.ttft_of_burst
-    assert found.dollars(3.6) == pytest.approx(1000 / found.tokens_per_second)
+    assert usd_per_million(3.6, found.tokens_per_second) == pytest.approx(1000 / found.tokens_per_second)
 
 
 def test_clients_without_room_wait_and_add_nothing() -> None:
@@ -174,8 +174,12 @@ def test_the_last_of_a_burst_waits_for_whole_waves() -> None:
     assert speed(room=48).ttft_of_burst == pytest.approx(fitting.ttft_of_burst + wave)
 
 
-def test_what_most_of_the_time_goes_to_is_named() -> None:
+def test_what_the_largest_part_of_the_time_goes_to_is_named() -> None:
+    # Prompts take less than half of the time here, and more than anything else.
+    assert speed(Load(2048, 256, 64)).limit == "reading prompts"
     assert speed(Load(4000, 100, 64)).limit == "reading prompts"
+    # Each stage of a pipeline reads its weights for its part of the sequences.
+    assert speed(Load(2000, 200, 32), pipeline_parallel=2).limit == "reading the weights"
     assert speed(Load(10, 100, 1)).limit == "reading the weights"
     assert speed(Load(100, 100, 2), tensor_parallel=8).limit == "starting kernels and all-reduces"
     assert (

@@ -55,6 +55,17 @@ def line(command: str, target: str, place: int = -1) -> Line:
         ("python -m dynamo.vllm --model M --namespace N", "dynamo", "namespace", "N"),
         ("trtllm-serve M --max_input_len 2", "truss", "trt_llm.runtime.patch_kwargs.max_input_len", 2),
         ("vllm serve M --served-model-name a b", "sglang", "served_model_name", "a"),
+        ("vllm serve M --served-model-name c --served-model-name a b", "sglang", "served_model_name", "a"),
+        ("vllm serve M -O3", "vllm", "optimization_level", 3),
+        ("vllm serve M -O 3", "dynamo", "optimization_level", 3),
+        ("vllm serve M --max-model-len auto", "vllm", "max_model_len", "auto"),
+        ("vllm serve M --cudagraph-capture-sizes 1 2", "lmi", "option.cudagraph_capture_sizes", [1, 2]),
+        ("sglang serve --attention-backend trtllm_mla", "dynamo", "attention_backend", "trtllm_mla"),
+        ("vllm serve M --load-format bitsandbytes", "lmi", "option.load_format", "bitsandbytes"),
+        ("export N=8\nvllm serve M --max-num-seqs $N", "sglang", "max_running_requests", 8),
+        ("docker run vllm/vllm-openai vllm serve M", "sglang", "model_path", "M"),
+        ("sglang serve --quantization $Q", "vllm", "quantization", "$Q"),
+        ("vllm serve M --max-num-seqs ${UNSET}", "sglang", "max_running_requests", "${UNSET}"),
     ],
 )
 def test_a_setting_becomes_that_of_the_target(command: str, target: str, name: str, value: Any) -> None:
@@ -73,6 +84,15 @@ def test_a_setting_becomes_that_of_the_target(command: str, target: str, name: s
         ("trtllm-serve M --enable_chunked_prefill", "vllm", "near", "max-model-len"),
         ("trtllm-serve M --enable_chunked_prefill", "lmi", "near", "max-model-len"),
         ("vllm serve M --kv-cache-dtype fp8_e5m2", "trtllm-serve", "lost", "auto, fp8, nvfp4"),
+        ("vllm serve M --max-model-len auto", "trtllm-serve", "lost", "value"),
+        ("sglang serve --chunked-prefill-size -1", "vllm", "lost", "value"),
+        ("sglang serve --attention-backend trtllm_mla", "vllm", "lost", "value"),
+        ("sglang serve --tool-call-parser qwen25", "lmi", "lost", "value"),
+        ("sglang serve --ep 8", "lmi", "lost", "enable-expert-parallel"),
+        ("trtllm-serve M --ep_size 8", "lmi", "same", ""),
+        ("sglang serve --dp 2", "vllm", "near", "tp-size"),
+        ("OPTION_SPECULATIVE_DRAFT_MODEL=D", "vllm", "same", ""),
+        ("OPTION_SPECULATIVE_DRAFT_MODEL=D", "trtllm-serve", "lost", "speculative_decoding_mode"),
         ("vllm serve M --api-key SECRET", "sglang", "lost", "not copied"),
         ("OPTION_TENSOR_PARALLEL_DEGREE=max", "vllm", "lost", "number"),
         ("OPTION_HF_TOKEN=hf_abcdefghijkl", "vllm", "lost", "HF_TOKEN"),
@@ -179,11 +199,53 @@ def test_of_a_script_the_engines_command_is_read_and_the_others_are_reported() -
 def test_a_file_that_a_command_line_names_is_read_with_it(tmp_path: Path) -> None:
     path = tmp_path / "extra.yaml"
     path.write_text("kv_cache_config:\n  dtype: fp8\n")
-    found = line(f"trtllm-serve M --config {path}", "vllm")
+    found = line(f"trtllm-serve M --config {path}", "vllm", 0)
     assert (found.name, found.value, str(found.origin)) == ("kv_cache_dtype", "fp8", f"{path}:2")
     script = tmp_path / "again.sh"
     script.write_text(f"vllm serve M --config {script}\n")
     assert "translate it too" in translate(read_command(script.read_text()), "lmi").lines[-1].reason
+
+
+@pytest.mark.parametrize("command", ["vllm serve M {} --max-num-seqs 8", "vllm serve M --max-num-seqs 8 {}"])
+def test_a_flag_wins_over_the_file_that_the_command_line_names(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("max-num-seqs: 4\nmodel: N\n")
+    found = translate(read_command(command.format(f"--config {path}")), "sglang")
+    assert {each.name: each.value for each in found.kept} == {"model_path": "M", "max_running_requests": 8}
+    assert [str(each.origin) for each in found.lost] == [f"{path}:1", f"{path}:2"]
+
+
+def test_of_the_names_of_a_truss_the_one_that_clients_use_counts() -> None:
+    text = "trt_llm:\n  runtime:\n    served_model_name: seen\nmodel_name: truss\n"
+    found = translate(read_text(text, "config.yaml"), "vllm")
+    assert [(each.name, each.value) for each in found.kept] == [("served_model_name", "seen")]
+
+
+def test_a_name_that_triton_has_not_is_lost_with_its_place() -> None:
+    text = 'name: "m"\nparameters { key: "gpt_model_path" value: { string_value: "/e" } }\n'
+    text += 'parameters { key: "nonsense" value: { string_value: "1" } }\n'
+    found = translate(read_text(text, "config.pbtxt"), "vllm").lost[-1]
+    assert (found.written, str(found.origin)) == ("nonsense", "config.pbtxt:3")
+
+
+def test_each_variable_before_the_program_is_reported_wherever_its_command_stands() -> None:
+    found = translate(read_command("cd /x\nHF_HOME=/x\nVLLM_USE_V1=1 vllm serve M"), "sglang")
+    assert [each.written for each in found.lost] == ["HF_HOME=/x", "VLLM_USE_V1=1", "cd /x"]
+
+
+def test_a_flag_that_is_repeated_with_its_value_is_one_line() -> None:
+    found = translate(read_command("vllm serve M --max-num-seqs 8 --max-num-seqs 8"), "sglang")
+    assert ([each.value for each in found.kept], found.lost) == (["M", 8], ())
+
+
+def test_an_object_without_end_is_text() -> None:
+    deep = "[" * 100_000
+    assert line(f"vllm serve M --hf-overrides '{deep}'", "vllm").value == deep
+
+
+def test_a_variable_with_a_secret_is_not_put_in() -> None:
+    found = rendered(translate(read_command("HF_TOKEN=SECRET-WORD; vllm serve M --revision $HF_TOKEN"), "sglang"))
+    assert "SECRET-WORD" not in found
 
 
 def test_numbers_in_objects_stay_numbers_between_files_and_text() -> None:

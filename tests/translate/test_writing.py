@@ -37,7 +37,7 @@ def test_a_properties_file_has_lists_objects_and_backslashes_as_it_reads_them() 
     command = """vllm serve 'a\\b' --cudagraph-capture-sizes 1 2 --speculative-config '{"method": "mtp"}'"""
     values = {setting.key: setting.value for setting in parse_properties(text(command, "lmi"), "x").settings}
     assert values["option.model_id"] == "a\\b"
-    assert values["option.cuda_graph_batch_sizes"] == "1,2"
+    assert values["option.cudagraph_capture_sizes"] == "1,2"
     assert values["option.speculative_config"] == '{"method": "mtp"}'
 
 

@@ -20,12 +20,11 @@ from djl_trtllm.config.tables import read_table
 from djl_trtllm.listing import columns
 from djl_trtllm.sizing.estimate import Conditions, Estimate
 from djl_trtllm.sizing.machines import GPUS
-from djl_trtllm.sizing.speed import HOSTS, SHARES, GpuShares, HostTimes, Load, Rank, Roofline
+from djl_trtllm.sizing.speed import HOSTS, PROMPT_TOKENS, SHARES, GpuShares, HostTimes, Load, Rank, Roofline
 from tools.sizing.check_tables import model_sizes
 
 SEED = 15
 NEAR = 0.25
-_PROMPT_TOKENS = 8192
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def _row(table: dict[str, Any], column: Sequence[Any], row: Sequence[float], num
     )
     batch = requests
     if table.get("offered"):
-        held = Estimate(model_sizes(table["model"]), conditions).sequences_of(isl + osl, _PROMPT_TOKENS)
+        held = Estimate(model_sizes(table["model"]), conditions).sequences_of(isl + osl, PROMPT_TOKENS)
         batch = min(requests, table["batch"], max(1, held))
     speed = 1000 / published if table.get("first_token") else published
     if table.get("per_gpu"):

@@ -25,7 +25,8 @@ from djl_trtllm.api.output_parsers.reader import (
 if TYPE_CHECKING:
     from djl_trtllm.api.output_parsers.formats import Call, Parameter, ToolFormat
 
-_B = r"[ \t\r\n]{0,64}"
+FEW_BLANKS = _B = r"[ \t\r\n]{0,64}(?![ \t\r\n])"
+"""All blanks up to what comes next, at most 64: in one way, so that blanks beside each other cost no more."""
 FLAT = r'\{[^"{}\[\]<]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^"{}\[\]<]*)*\}'
 """A JSON object without others in it."""
 _OBJECT = rf'\{{{_B}"name"{_B}:{_B}"([A-Za-z0-9_.-]+)"{_B},{_B}"(?:arguments|parameters)"{_B}:{_B}({FLAT}){_B}\}}'

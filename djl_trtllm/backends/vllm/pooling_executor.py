@@ -40,9 +40,6 @@ class VllmPoolingExecutor(PoolingExecutor):
         super().__init__(task=task, dimensions=dimensions, max_seq_len=longest, **limits)
         self.details = described(engine)
 
-    def close(self) -> None:
-        self._core.shutdown()
-
     def check(self) -> None:
         """Raise if a rank has ended, see `VllmExecutor.check`."""
         self._ranks.check()

@@ -403,6 +403,7 @@ def test_images_are_a_feature_of_models_that_take_them_and_their_tokens_the_prom
     seeing.submit(prompt_with(1, 2))
     (request,) = seeing._core.requests.values()
     assert request.prompt_token_ids == prompt_with(1, 2).prompt_ids
+    assert request.cache_salt is None
     assert len(finish(seeing)[1].ids) == 3
 
 
@@ -413,6 +414,9 @@ def test_vllm_knows_an_image_again_by_its_content_and_the_prompts_salt(seeing: A
     for request in (prompt_with(1), prompt_with(1), prompt_with(2), prompt_with(1, salt="key"), prompt_with(2, 1)):
         seeing.submit(request)
         finish(seeing)
+    seeing.submit(prompt_with(1, salt="key"))
+    assert [each.cache_salt for each in seeing._core.requests.values()] == ["key"], "for the prefix cache"
+    *known, _ = known
     first, again, other, salted, *both = known
     assert first == again and both == [other, first]
     assert len({first, other, salted}) == 3

@@ -61,6 +61,7 @@ def test_a_load_that_fails_after_a_rank_has_ended_names_the_rank(start: Start) -
         time.sleep(0.5)
         first.kill()  # as vLLM does with the others, before it raises
         first.join()
+        time.sleep(0.5)
         raise ValueError("see the log")
     assert "rank 0" not in str(caught.value)
     assert isinstance(caught.value.__cause__, ValueError)
