@@ -21,7 +21,7 @@ from djl_trtllm.api.output_parsers.reader import (
     Reasoning,
     Waiting,
 )
-from djl_trtllm.api.output_parsers.usual import FLAT
+from djl_trtllm.api.output_parsers.usual import FEW_BLANKS, FLAT
 
 
 class ReasoningParser(Reader):
@@ -91,7 +91,6 @@ class ReasoningParser(Reader):
         self.events += self._answer.feed(self.take(end))
 
 
-_FEW = f"[{BLANKS}]{{0,64}}"
 _NAME = r"([\w.-]{1,256})"
 _HEADER = Markers("<|start|>", "<|channel|>")
 _MESSAGE = Markers("<|message|>")
@@ -100,8 +99,8 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=(functions\.)?([\w.-]{1,256})")
 _COMMENTARY = r"<\|channel\|>commentary"
 _USUAL_CALL = re.compile(
-    rf"{_FEW}<\|start\|>assistant(?:{_COMMENTARY} to=functions\.{_NAME}| to=functions\.{_NAME}{_COMMENTARY})"
-    rf"(?: ?<\|constrain\|>json| json)?<\|message\|>{_FEW}({FLAT}){_FEW}<\|(?:call|end|return)\|>",
+    rf"{FEW_BLANKS}<\|start\|>assistant(?:{_COMMENTARY} to=functions\.{_NAME}| to=functions\.{_NAME}{_COMMENTARY})"
+    rf"(?: ?<\|constrain\|>json| json)?<\|message\|>{FEW_BLANKS}({FLAT}){FEW_BLANKS}<\|(?:call|end|return)\|>",
     re.DOTALL,
 )
 

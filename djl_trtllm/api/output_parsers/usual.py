@@ -25,7 +25,7 @@ from djl_trtllm.api.output_parsers.reader import (
 if TYPE_CHECKING:
     from djl_trtllm.api.output_parsers.formats import Call, Parameter, ToolFormat
 
-_B = r"[ \t\r\n]{0,64}(?![ \t\r\n])"
+FEW_BLANKS = _B = r"[ \t\r\n]{0,64}(?![ \t\r\n])"
 """All blanks up to what comes next, at most 64: in one way, so that blanks beside each other cost no more."""
 FLAT = r'\{[^"{}\[\]<]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^"{}\[\]<]*)*\}'
 """A JSON object without others in it."""
