@@ -86,6 +86,13 @@ async def test_a_response_that_is_not_to_be_stored_is_not(hosts: Hosts, tokenize
         assert (await call(served, "GET", made["id"], JSON)).status == 404
 
 
+async def test_a_member_with_one_value_is_repeated_as_that_value(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    """A request may say 0 for false."""
+    async with application(tokenizer) as served:
+        made = await ask(served, hosts, JSON, input="The wolf", background=0)
+        assert made["background"] is False
+
+
 async def test_a_stored_conversation_is_bounded_as_a_body(hosts: Hosts, tokenizer: Tokenizer) -> None:
     async with application(tokenizer, max_request_size=2000) as served:
         made: Any = {"id": None}

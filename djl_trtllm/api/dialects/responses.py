@@ -558,6 +558,7 @@ def _members(payload: dict[str, Any], model: ModelContext, *, stores: bool) -> d
     given = {name: value for name, value in payload.items() if value is not None}
     members = {name: given.get(name) for name in (*repeated, "safety_identifier", "user")}
     members |= {name: given.get(name, value) for name, value in defaults.items()}
+    members["background"] = False  # a request may say 0
     return members | {"created_at": int(time.time()), "model": model.name, "service_tier": "default", "store": stores}
 
 
