@@ -152,7 +152,7 @@ def _read_yaml(text: str, path: str, engine: str | None) -> Input:
     found: dict[str, tuple[int, Any]] = {}
     for entry in entries:
         head, _, rest = entry.name.partition(".")
-        value: Any = entry.value or None
+        value: Any = entry.value or ({} if entry.is_collection else None)
         if engine == "vllm" and rest:
             found.setdefault(head, (entry.line, {}))[1][rest] = scalar(value)
         elif entry.name in found:

@@ -186,6 +186,14 @@ echo done
 """
 
 
+def test_an_empty_object_is_not_null() -> None:
+    """TensorRT-LLM takes its defaults for CUDA graphs for `{}`, and none for null."""
+    read = [read_text(f"cuda_graph_config: {value}\n", "x.yaml", "trtllm-serve") for value in ("null", "{}")]
+    null, empty = (translate(each, "vllm").lines[0] for each in read)
+    assert (null.name, null.value) == ("enforce_eager", True)
+    assert empty.exactness is Exactness.LOST
+
+
 def test_of_a_script_the_engines_command_is_read_and_the_others_are_reported() -> None:
     found = translate(read_text(SCRIPT, "start.sh"), "vllm")
     assert [(each.name, each.value) for each in found.kept] == [

@@ -22,11 +22,15 @@ class FormatError(ValueError):
 
 @dataclass(frozen=True)
 class ForeignSetting:
-    """One value of a file: its name on that server, its text, and its line, which begins at 1."""
+    """One value of a file: its name on that server, its text, and its line, which begins at 1.
+
+    An empty collection (`{}`) has the text "", as null has.
+    """
 
     name: str
     value: str
     line: int
+    is_collection: bool = False
 
     @property
     def assignment(self) -> str:

@@ -93,7 +93,7 @@ def _walk(node: yaml.Node, name: str, depth: int) -> Iterator[ForeignSetting]:
         null = node.tag == "tag:yaml.org,2002:null"
         yield ForeignSetting(name, "" if null else node.value, line)
     else:
-        yield ForeignSetting(name, "", line)
+        yield ForeignSetting(name, "", line, is_collection=True)
 
 
 def _hint(text: str, line: int) -> str:
