@@ -161,7 +161,7 @@ def row(
         load.run(timed)
     unreachable = sum(each.startswith("503: ") and "router_unreachable" in each for each in load.failed)
     counts = f"{load.cut} cut off after they had begun, {len(load.failed)} others"
-    note = "; ".join([counts, *load.failed[:1]])[:300]
+    note = "; ".join([counts, *dict.fromkeys(load.failed)])[:300]
     return Row(
         f"ray: {fault}",
         case.engine,
