@@ -120,7 +120,7 @@ def against(python: Path, model: Path, counts: Sequence[int], tokens: int, runs:
 
 
 def _processor_seconds(process: psutil.Process) -> float:
-    """Of a process and those below it."""
+    """Processor seconds of a process and those below it."""
     return sum(cpu_seconds(each) for each in (process, *process.children(recursive=True)))
 
 

@@ -88,7 +88,7 @@ def _count(data: bytes) -> bytes:
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """The data in pieces, none of which ends within an escape."""
+    """The data in pieces. No piece ends within an escape."""
     begin = 0
     while begin < len(data):
         end = begin + _PIECE

@@ -196,7 +196,7 @@ def supported(request: GenerationRequest, limits: Limits, features: frozenset[st
 
 
 MOST_NUMBERS = 2**22
-"""Numbers of all vectors in a response: as JSON they are some 46 MB, of which there are two copies for a moment."""
+"""Numbers of all vectors in a response: as JSON they are some 46 MB, and memory has two copies for a moment."""
 
 
 def require_vectors_fit(requests: Sequence[GenerationRequest], limits: Limits) -> None:

@@ -11,7 +11,7 @@ from djl_trtllm.sizing.points import Point
 
 
 def points_of(result: Result, measured: Mapping[str, Any]) -> Iterator[Point]:
-    """A point for each load of clients that send one request after another, of which every request succeeded.
+    """A point for each load of clients that send one request after another, if every request succeeded.
 
     `measured` has the fields of a point that a client of a server does not see: `model`, `name`, `engine`, `version`,
     `gpu`, `gpus`, `precision` and `command`.

@@ -85,7 +85,7 @@ class Vision:
         return cls(config["image_token_id"], patch * merge, least, most, around, config.get("video_token_id"))
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
-        """The size that the processor gives an image. Raises RefusedImageError for one that is too long for it.
+        """The size that the processor gives an image. Raises RefusedImageError for an image that is too long.
 
         The rule is that of `smart_resize` in transformers 5.0 (models/qwen2_vl/image_processing_qwen2_vl.py).
         """

@@ -340,7 +340,7 @@ class Handshake(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         loop = asyncio.get_running_loop()
-        # Of idle connections the one that is so longest has the earliest deadline. `start_tls` enforces that of the
+        # The connection that is idle longest has the earliest deadline. `start_tls` enforces the deadline of the
         # handshake.
         self.deadline = loop.time() + self._connections.options.keep_alive_timeout
         self._connections.enter(self)

@@ -251,7 +251,7 @@ class Roofline:
         return _longest(gpu, parts["the host's own work"])
 
     def _step(self, sequences: float, length: float) -> dict[str, float]:
-        """Seconds of the parts of a step, of which some overlap."""
+        """Seconds of each part of a step. Some parts overlap, so a step takes less than their sum."""
         rank, shares = self.rank, self.shares
         bandwidth = rank.gpu.bandwidth * shares.bandwidth
         touched = 1 - (1 - rank.chosen) ** sequences

@@ -238,7 +238,7 @@ def rows() -> tuple[str, ...]:
 
 @cache
 def _claims(engine: str) -> Mapping[str, str]:
-    """The row of each name of an engine; where several have it, the one that is the same there."""
+    """The row of each name of an engine. Several rows may have a name: a row that means the same there comes first."""
     found: dict[str, tuple[tuple[bool, bool], str]] = {}
     for row in rows():
         own = _own_name(row, engine)

@@ -178,7 +178,7 @@ def _leaves(fields: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
 
 
 def _wholes(lines: list[Line], target: str) -> list[Line]:
-    """The lines, of which those are lost that tune something which is lost itself, or which the target has to know."""
+    """The lines. A line is lost too if it tunes a setting that is lost, or that the target needs and does not have."""
     kept = {line.row for line in lines if line.exactness is not Exactness.LOST}
     lost = {line.row for line in lines} - kept
 
@@ -194,7 +194,7 @@ def _wholes(lines: list[Line], target: str) -> list[Line]:
 
 
 def _once(lines: list[Line]) -> Iterator[Line]:
-    """Of lines for one name the one that is the same, else the last, as engines read repeated flags."""
+    """One line for each name: the exact one, or else the last one, because the last of repeated flags wins."""
     best: dict[str | None, Line] = {}
     for line in lines:
         earlier = best.get(line.name)

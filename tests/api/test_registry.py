@@ -270,7 +270,7 @@ def every_error() -> Iterator[tuple[str, BaseException]]:
     """Each error with its name: those of the tree, ones without their further members, and a defect."""
     seen: set[str] = set()
     for error in request_errors():
-        # Of the two messages, the first.
+        # Some errors have two messages: the first one is taken.
         name = type(error).__name__ + (" without a name" if getattr(error, "name", "") is None else "")
         if name not in seen:
             seen.add(name)

@@ -236,7 +236,7 @@ def on_vllm(config: Config, model: Path) -> Config:
 
 
 def verdict(kind: str, where: str, settings: Mapping[str, Any], model: Path) -> tuple[str, list[str]]:
-    """What becomes of a file, and the settings of which nothing becomes anything."""
+    """The verdict on a file, and its settings that are neither used nor reported."""
     text, names = written(kind, settings)
     path, found = sources(kind, where, text, settings)
     by = ""

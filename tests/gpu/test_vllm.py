@@ -76,7 +76,7 @@ def state(server: Server) -> tuple[int, int, int]:
 
 
 async def churn(server: Server, seconds: float) -> int:
-    """Keep 128 clients busy with requests of random lengths, a third of which they leave; returns their number."""
+    """Keep 128 clients busy with requests of random lengths. They leave a third. Returns the number of requests."""
     over = time.monotonic() + seconds
     chance = random.Random(5)
     numbers = iter(range(1 << 30))

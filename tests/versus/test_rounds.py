@@ -20,7 +20,7 @@ ENGINES = [Engine("a", "python"), Engine("b", "python")]
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The engines that were started, of which the fourth does not become ready."""
+    """The engines that were started. The fourth one does not become ready."""
     started: list[str] = []
 
     @contextmanager

@@ -41,7 +41,7 @@ class LogprobsPart(NamedTuple):
         """The part of an echoed prompt."""
         offsets, end = [], 0
         for token in tokens:
-            # A token that begins the prompt need not be in its text, nor one that is a part of a character.
+            # The text may lack the first token of the prompt, and tokens that are parts of a character.
             found = text.find(token.text, end, end + len(token.text) + _LONGEST_GAP)
             offsets.append(end if found < 0 else found)
             end = end if found < 0 else found + len(token.text)
