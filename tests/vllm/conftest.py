@@ -16,6 +16,9 @@ from tests.support.server import Server, running
 START_SECONDS = 1800
 """Importing vLLM for the first time takes minutes where two cores are shared."""
 
+ON_CPU = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"), "HF_HUB_OFFLINE": "1"}
+"""The environment of a server here: the KV cache has a GiB, unless the caller says how much."""
+
 FILE = """\
 engine=Python
 option.rolling_batch=vllm
@@ -44,6 +47,5 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    environ = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"), "HF_HUB_OFFLINE": "1"}
-    with running(Server(model, environ, tmp_path_factory.mktemp("scratch")), START_SECONDS) as started:
+    with running(Server(model, ON_CPU, tmp_path_factory.mktemp("scratch")), START_SECONDS) as started:
         yield started

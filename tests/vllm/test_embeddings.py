@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from djl_trtllm.backends.vllm.names import installed_version
 from tests.integration.test_embeddings import CLOSE, together
 from tests.support.encoders import QUERY, TEXTS, embeddings, scores, write_encoder, write_modules
 from tests.support.server import Server, running
-from tests.vllm.conftest import START_SECONDS
+from tests.vllm.conftest import ON_CPU, START_SECONDS
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,8 +31,7 @@ def served(checkpoint: Path) -> Iterator[Server]:
     options = {"backend": "vllm", "dtype": "fp32", "enforce_eager": True, "model_loading_timeout": START_SECONDS}
     lines = [f"option.{name}={value}\n" for name, value in options.items()]
     (checkpoint / "serving.properties").write_text("".join(lines))
-    environ = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"), "HF_HUB_OFFLINE": "1"}
-    with running(Server(checkpoint, environ, checkpoint.parent), START_SECONDS) as server:
+    with running(Server(checkpoint, ON_CPU, checkpoint.parent), START_SECONDS) as server:
         yield server
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from tests.integration.test_images import (
 )
 from tests.support.server import Server, running
 from tests.support.vision import write_vision_checkpoint
-from tests.vllm.conftest import START_SECONDS
+from tests.vllm.conftest import ON_CPU, START_SECONDS
 
 __all__ = [
     "asked",
@@ -62,8 +61,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def seeing(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    environ = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"), "HF_HUB_OFFLINE": "1"}
-    with running(Server(checkpoint, environ, tmp_path_factory.mktemp("scratch")), START_SECONDS) as started:
+    with running(Server(checkpoint, ON_CPU, tmp_path_factory.mktemp("scratch")), START_SECONDS) as started:
         yield started
 
 

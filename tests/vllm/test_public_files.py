@@ -15,7 +15,7 @@ from djl_trtllm.config.sources import read_arguments
 from djl_trtllm.model import inspect
 from tests.config.test_documents import DATA, in_environment, sources, written
 from tests.support.server import Server, running
-from tests.vllm.conftest import START_SECONDS
+from tests.vllm.conftest import ON_CPU, START_SECONDS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -69,7 +69,7 @@ def test_vllm_takes_the_arguments_that_each_file_becomes(model: Path) -> None:
 @pytest.mark.parametrize("file", served(), ids=name_of)
 def test_a_file_is_served(model: Path, tmp_path: Path, file: dict[str, Any]) -> None:
     settings = fitting(file)
-    environ = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"), "HF_HUB_OFFLINE": "1"}
+    environ = dict(ON_CPU)
     lines = []
     if in_environment(settings):
         environ |= settings

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from tests.support.models import PROMPT, TINY_STORIES, link_checkpoint
 from tests.support.processes import wait_until
 from tests.support.reference import SHORT, check_that_a_client_may_leave, said
 from tests.support.server import Server, running
-from tests.vllm.conftest import START_SECONDS
+from tests.vllm.conftest import ON_CPU, START_SECONDS
 from tests.vllm.test_serving import STREAMS, kill_under
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -46,10 +45,7 @@ def speculating(
     server: Server, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Server]:
     way = {"method": request.param, "num_speculative_tokens": 3, **WAYS[request.param]}
-    environ = ENVIRON | {
-        "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
-        "OPTION_SPECULATIVE_CONFIG": json.dumps(way),
-    }
+    environ = ENVIRON | ON_CPU | {"OPTION_SPECULATIVE_CONFIG": json.dumps(way)}
     scratch: Path = tmp_path_factory.mktemp("scratch")
     with running(Server(link_checkpoint(scratch / "story"), environ, scratch), START_SECONDS) as started:
         yield started
