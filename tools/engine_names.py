@@ -128,7 +128,7 @@ def dynamo(package: Path) -> Found:
     return found
 
 
-_WORKERS = ("vllm", "sglang", "trtllm")
+_WORKERS = tuple(worker.removeprefix("dynamo.") for worker in translate_names.WORKERS)
 
 
 def trtllm_serve(folder: Path) -> Found:
