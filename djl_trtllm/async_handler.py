@@ -14,9 +14,10 @@ from typing import Any
 
 from djl_trtllm.config import Options
 from djl_trtllm.djl import worker
-from djl_trtllm.djl.items import Item, ItemWriter
 from djl_trtllm.djl.worker import (
     METRICS_SECONDS,
+    Item,
+    ItemWriter,
     Metrics,
     Stream,
     Streams,

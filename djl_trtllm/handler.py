@@ -12,8 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 from djl_trtllm.djl import worker
-from djl_trtllm.djl.items import QUIET, Item, content, count, text
-from djl_trtllm.djl.worker import RollingWorker, is_passive, load_status, open_worker_model, require_mode
+from djl_trtllm.djl.worker import (
+    QUIET,
+    Item,
+    RollingWorker,
+    content,
+    count,
+    is_passive,
+    load_status,
+    open_worker_model,
+    require_mode,
+    text,
+)
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.service.lifecycle import ModelService
 

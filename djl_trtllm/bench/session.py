@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import datetime
 import math
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,8 +22,9 @@ from djl_trtllm.bench.apis import (
     tokens_per_word,
 )
 from djl_trtllm.bench.client import Client, Counted, Stream, Target, clock
-from djl_trtllm.bench.figures import Figures
+from djl_trtllm.bench.figures import Distribution, Figures
 from djl_trtllm.processes import raise_limit
+from djl_trtllm.sizing.points import Point
 
 _TICK = 0.25
 _PAUSE = 0.1
@@ -434,3 +436,37 @@ def _prompts(plan: Plan, chance: random.Random, per_word: float) -> Iterator[Pro
     if plan.dataset == "synthetic":
         return synthetic(chance, plan.prompt_tokens, plan.output_tokens, per_word)
     return of_file(Path(plan.dataset), plan.output_tokens, chance, per_word)
+
+
+# -- what was measured as points of `djl_trtllm.sizing`, which `bench --record` and `versus` keep ---------------------
+
+
+def points_of(result: Result, measured: Mapping[str, Any]) -> Iterator[Point]:
+    """A point for each load of clients that send one request after another, if every request succeeded.
+
+    `measured` has the fields of a point that a client of a server does not see: `model`, `name`, `engine`, `version`,
+    `gpu`, `gpus`, `precision` and `command`.
+    """
+    for figures in result.figures:
+        if figures.concurrency is not None and figures.complete and figures.succeeded and not figures.failed:
+            yield _point(result, figures, measured)
+
+
+def _point(result: Result, figures: Figures, measured: Mapping[str, Any]) -> Point:
+    counted = figures.prompts_counted
+    return Point(
+        **measured,
+        isl=max(1, round(figures.prompt_tokens / counted) if counted else result.plan.prompt_tokens),
+        osl=max(1, round(figures.output_tokens / figures.succeeded)),
+        clients=figures.concurrency or 1,
+        tokens_per_second=figures.tokens_per_second,
+        ttft_p50=_percentile(figures.ttft, 0.5),
+        ttft_p99=_percentile(figures.ttft, 0.99),
+        itl=_percentile(figures.itl, 0.5),
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+    )
+
+
+def _percentile(values: Distribution, share: float) -> float | None:
+    value = values.percentile(share)
+    return None if math.isnan(value) else value

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.choices import Backend, ChatGlmVersion, QuantAlgorithm, Quantization, SchedulerPolicy
 from djl_trtllm.config.sources import Config
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import ConfigError
+from djl_trtllm.files import read_table
 
 _IMAGES = 16
 """The most images of a request by default."""

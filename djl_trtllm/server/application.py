@@ -29,9 +29,10 @@ from djl_trtllm.errors import ConfigError, DjlTrtllmError
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.model.work_directory import sweep_temporary_directories
 from djl_trtllm.server.context import ServerContext
+from djl_trtllm.server.exchange import Generation, SessionRequests
 from djl_trtllm.server.management import ModelRoutes
 from djl_trtllm.server.metrics import MetricsPage
-from djl_trtllm.server.routes import Routes, SessionRequests
+from djl_trtllm.server.routes import Routes
 from djl_trtllm.server.websocket import BidirectionalStreams
 from djl_trtllm.service import engine
 from djl_trtllm.service import model as models
@@ -214,7 +215,8 @@ class Application:
         self._models = ModelRoutes(self.registry, store, options.shutdown_timeout)
         self._stall = Histogram()
         metrics = MetricsPage(self.registry, self.context.counts, self._stall)
-        routes = Routes(self.context, self._models, metrics, SessionRequests(open_sessions(options)))
+        generation = Generation(self.context, SessionRequests(open_sessions(options)))
+        routes = Routes(self.context, self._models, metrics, generation)
         self.monitor = routes.monitor
         self._asgi: ASGIApp = BidirectionalStreams(routes.router(self.lifespan), self.context)
         if origins := self.context.access.origins:

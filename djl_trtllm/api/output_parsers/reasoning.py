@@ -5,7 +5,7 @@ import re
 from collections.abc import Container
 
 from djl_trtllm.api.output_parsers.calls import CallParser
-from djl_trtllm.api.output_parsers.formats import Thinking
+from djl_trtllm.api.output_parsers.formats import FEW_BLANKS, FLAT, Thinking
 from djl_trtllm.api.output_parsers.reader import (
     BLANKS,
     MOST_BLANKS,
@@ -21,7 +21,6 @@ from djl_trtllm.api.output_parsers.reader import (
     Reasoning,
     Waiting,
 )
-from djl_trtllm.api.output_parsers.usual import FEW_BLANKS, FLAT
 
 
 class ReasoningParser(Reader):

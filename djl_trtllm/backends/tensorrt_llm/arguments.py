@@ -22,8 +22,8 @@ from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.config.options.choices import AwqFormat, Choice, GuidedDecoding, KvCacheType, PluginDType
 from djl_trtllm.config.speculation import Speculation
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.engines.hardware import release_of
+from djl_trtllm.files import read_table
 from djl_trtllm.sizing.recommendation import FREE_MEMORY_FRACTION
 
 ENGINE: Effects = read_effects(__package__, "both", "engine")

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, create_model
 
 from djl_trtllm.config.options.choices import Choice, OptionTypes
 from djl_trtllm.config.options.option import Option, ValueType, as_text, option_of
-from djl_trtllm.config.tables import read_table
+from djl_trtllm.files import read_table
 
 _HINTS = get_type_hints(OptionTypes)
 _FILES = ("model.toml", "engine.toml", "server.toml")
