@@ -40,7 +40,7 @@ def max_token_finder(
 
     model = next((properties[name] for name in _MODEL if properties.get(name) is not None), None)
     if model is None:
-        raise ConfigError(["properties has no model_id: expected a directory, OWNER/NAME or an s3:// address"])
+        raise ConfigError("properties has no model_id: expected a directory, OWNER/NAME or an s3:// address")
     options = {name: value for name, value in properties.items() if name not in _MODEL}
     degree = next((properties[name] for name in _DEGREE if properties.get(name) is not None), 1)
     load, settings = load_of(requests, request_tokens), Settings(memory_bound("memory", memory), precision, fresh)

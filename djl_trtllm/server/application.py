@@ -98,7 +98,7 @@ def _store(environ: Mapping[str, str], multi_model: bool) -> Path | None:
         return _MULTI_MODEL_STORE if multi_model else None
     store = Path(named)
     if not store.is_dir():
-        raise ConfigError([f"{_VARIABLE}={named} (environment): there is no such folder"])
+        raise ConfigError(f"{_VARIABLE}={named} (environment): there is no such folder")
     return store
 
 
@@ -168,7 +168,7 @@ def _names(store: Path, wanted: str | None) -> list[str]:
         return there
     names = [name.strip() for name in wanted.split(",") if name.strip()]
     if unknown := [name for name in names if name not in there]:
-        raise ConfigError([f"load_models names {', '.join(unknown)}: in {store} are {', '.join(there) or 'none'}"])
+        raise ConfigError(f"load_models names {', '.join(unknown)}: in {store} are {', '.join(there) or 'none'}")
     return names
 
 

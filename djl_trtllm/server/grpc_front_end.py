@@ -73,10 +73,8 @@ class GrpcServer:
             self.bound_port = self._add_port(f"{address}:{self._port}")
         except RuntimeError as error:
             raise ConfigError(
-                [
-                    f"{self.option}={self._port}: cannot listen on {address}:{self._port}: {error}; end the program "
-                    f"that uses the port, or set SERVING_{self.option.upper()} to another one or to 0 for none"
-                ]
+                f"{self.option}={self._port}: cannot listen on {address}:{self._port}: {error}; end the program "
+                f"that uses the port, or set SERVING_{self.option.upper()} to another one or to 0 for none"
             ) from None
 
     async def start(self) -> None:

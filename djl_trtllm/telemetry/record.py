@@ -21,7 +21,6 @@ import orjson
 
 from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.config import Options
-from djl_trtllm.config.options.choices import RecordedPrompts
 from djl_trtllm.engines.cache import installed_versions
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.logs import BackgroundHandler
@@ -91,10 +90,8 @@ class Recorder:
             lines = _Lines(options.record_file, maxBytes=options.record_max_bytes, backupCount=1)
         except OSError as error:
             raise ConfigError(
-                [
-                    f"record_file={options.record_file}: cannot write it: {error.strerror}; name a file in a folder "
-                    "that this process may write to, or unset it"
-                ]
+                f"record_file={options.record_file}: cannot write it: {error.strerror}; name a file in a folder "
+                "that this process may write to, or unset it"
             ) from None
         self._lines, self._file = BackgroundHandler(lines, _MOST_WAITING), lines
 
@@ -143,10 +140,10 @@ class Recorder:
         }
 
     def _prompt(self, request: GenerationRequest, state: RequestState) -> dict[str, Any]:
-        if self._prompts is RecordedPrompts.LENGTHS:
+        if self._prompts == "lengths":
             return {}
         found: dict[str, Any] = {"prompt_ids": state.sequences[0].prompt_ids}
-        if self._prompts is RecordedPrompts.TEXT:
+        if self._prompts == "text":
             texts = {"prompt": request.prompt, "messages": request.messages}
             found |= {name: value for name, value in texts.items() if value}
         return found

@@ -277,7 +277,7 @@ def _asked_by(signal: Signal, environ: Mapping[str, str]) -> str | None:
     name = f"OTEL_{signal.upper()}_EXPORTER"
     exporter = environ.get(name, "").strip().lower()
     if exporter not in ("", "otlp", "none"):
-        raise ConfigError([f"{name}={exporter} (environment): expected otlp or none"])
+        raise ConfigError(f"{name}={exporter} (environment): expected otlp or none")
     if exporter:
         return name if exporter == "otlp" else None
     endpoints = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -299,18 +299,16 @@ def _open(signal: Signal, environ: Mapping[str, str], given: str | None, make: C
     name = next((name for name in names if environ.get(name)), None)
     protocol = HTTP if name is None else environ[name].strip().lower()
     if protocol not in _PACKAGES:
-        raise ConfigError([f"{name}={protocol} (environment): expected {HTTP} or {GRPC}"])
+        raise ConfigError(f"{name}={protocol} (environment): expected {HTTP} or {GRPC}")
     try:
         return make(protocol)
     except ImportError as error:
         raise ConfigError(
-            [
-                f"{asked} asks for {signal}, and OpenTelemetry's packages are not installed ({error}): pip install "
-                f"'{_PACKAGES[protocol]}', or unset it; {_DISABLED}=true switches {signal} off"
-            ]
+            f"{asked} asks for {signal}, and OpenTelemetry's packages are not installed ({error}): pip install "
+            f"'{_PACKAGES[protocol]}', or unset it; {_DISABLED}=true switches {signal} off"
         ) from None
     except ValueError as error:
-        raise ConfigError([f"{asked} asks for {signal}, and OpenTelemetry refuses its variables: {error}"]) from None
+        raise ConfigError(f"{asked} asks for {signal}, and OpenTelemetry refuses its variables: {error}") from None
 
 
 def open_traces(options: Options, environ: Mapping[str, str]) -> SpanTraces | None:
@@ -338,7 +336,7 @@ def _usable(endpoint: str | None) -> str | None:
         usable = False
     if not usable:
         raise ConfigError(
-            [f"{_OPTION}={endpoint} (environment): expected an address such as http://localhost:4318/v1/traces"]
+            f"{_OPTION}={endpoint} (environment): expected an address such as http://localhost:4318/v1/traces"
         )
     return endpoint
 

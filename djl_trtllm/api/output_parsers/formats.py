@@ -26,7 +26,6 @@ from djl_trtllm.api.output_parsers.reader import (
     unescaped,
     word,
 )
-from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.files import read_table
 
 _VARYING = re.compile(r"\$(object|json|parameters|elements|literal|name|key|text|value)")
@@ -296,7 +295,7 @@ class Thinking:
 CHANNEL_MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 
 _ROWS = read_table("formats.toml", __package__)
-TOOLS = {ToolCallFormat(name): ToolFormat.read(row) for name, row in _ROWS["tools"].items()}
-REASONING = {ReasoningFormat(name): Thinking.read(row) for name, row in _ROWS["reasoning"].items()}
+TOOLS = {name: ToolFormat.read(row) for name, row in _ROWS["tools"].items()}
+REASONING = {name: Thinking.read(row) for name, row in _ROWS["reasoning"].items()}
 REQUIRED = ToolFormat.read(_ROWS["required"])
 """Calls of a request that has to make one."""
