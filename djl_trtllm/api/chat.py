@@ -19,6 +19,7 @@ from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import ModelContext, Render
 from djl_trtllm.api.parameters import Kind, Parameter, Problems, show
 from djl_trtllm.api.sampling import read_schema
+from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.errors import PromptTooLongError
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, ImageSource, Sampling
 
@@ -177,9 +178,10 @@ def tools_problem(model: ModelContext) -> str | None:
         return "the model's chat template has no place for tools"
     if parsers.tool_format(model.options.tool_call_parser, source) is not None:
         return None
+    names = [name for name in OPTIONS["tool_call_parser"].type.choices if name in parsers.TOOLS]
     return (
         "the model's chat template does not show how the model writes tool calls: set option.tool_call_parser to one "
-        f"of {', '.join(parsers.TOOLS)}, or to none to get them as text"
+        f"of {', '.join(names)}, or to none to get them as text"
     )
 
 

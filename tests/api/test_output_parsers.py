@@ -351,7 +351,7 @@ def test_a_chat_template_names_its_parsers_and_they_read_the_calls_it_renders(
 ) -> None:
     text = (_TEMPLATES / f"{file}.jinja").read_text(encoding="utf-8")
     assert tool_format("auto", text) is TOOLS[name], source
-    assert reasoning_format("auto", text) is own, licence
+    assert reasoning_format("auto", text) == own, licence
     arguments = {"s": 'Rome\n"x"', "i": 12, "b": True, "l": [1, "a"], "o": {"k": {"z": "v"}}}
     called = {"name": "look", "arguments": json.dumps(arguments)}
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Look."}]
