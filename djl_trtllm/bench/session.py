@@ -12,15 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from djl_trtllm.bench.apis import (
-    TOKENS_PER_WORD,
-    Prompt,
-    Requests,
-    of_file,
-    sample_text,
-    synthetic,
-    tokens_per_word,
-)
+from djl_trtllm.bench import apis
 from djl_trtllm.bench.client import Client, Counted, Stream, Target, clock
 from djl_trtllm.bench.figures import Distribution, Figures
 from djl_trtllm.processes import raise_limit
@@ -76,7 +68,12 @@ class Run:
     """One load from its warm-up to its last response."""
 
     def __init__(
-        self, load: Load, requests: Requests, prompts: Iterator[Prompt], stop: asyncio.Event, chance: random.Random
+        self,
+        load: Load,
+        requests: apis.Requests,
+        prompts: Iterator[apis.Prompt],
+        stop: asyncio.Event,
+        chance: random.Random,
     ) -> None:
         self._load, self._requests, self._prompts = load, requests, prompts
         self._stop = stop
@@ -392,14 +389,14 @@ async def _run(
     plan: Plan, client: Client, stop: asyncio.Event, show: Show, say: Callable[[str], None], result: Result
 ) -> None:
     chance = random.Random(plan.seed)  # noqa: S311  # the same load in every run
-    requests = Requests(client, plan.api, plan.model, plan.parameters, ignore_end=plan.ignore_end)
-    prompts = _prompts(plan, chance, TOKENS_PER_WORD)
+    requests = apis.Requests(client, plan.api, plan.model, plan.parameters, ignore_end=plan.ignore_end)
+    prompts = _prompts(plan, chance, apis.TOKENS_PER_WORD)
     await _until(stop, requests.prepare(prompts))
     result.model = requests.model
     result.notes += requests.notes
-    per_word = TOKENS_PER_WORD
+    per_word = apis.TOKENS_PER_WORD
     if not stop.is_set() and (plan.dataset == "synthetic" or next(prompts).tokens):
-        measured = await _until(stop, tokens_per_word(client, sample_text()))
+        measured = await _until(stop, apis.tokens_per_word(client, apis.sample_text()))
         per_word = measured or per_word
         if measured is None and not stop.is_set():
             result.notes.append(f"the server has no POST /tokenize: a word counts as {per_word} tokens")
@@ -432,10 +429,10 @@ async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     return None
 
 
-def _prompts(plan: Plan, chance: random.Random, per_word: float) -> Iterator[Prompt]:
+def _prompts(plan: Plan, chance: random.Random, per_word: float) -> Iterator[apis.Prompt]:
     if plan.dataset == "synthetic":
-        return synthetic(chance, plan.prompt_tokens, plan.output_tokens, per_word)
-    return of_file(Path(plan.dataset), plan.output_tokens, chance, per_word)
+        return apis.synthetic(chance, plan.prompt_tokens, plan.output_tokens, per_word)
+    return apis.of_file(Path(plan.dataset), plan.output_tokens, chance, per_word)
 
 
 # -- what was measured as points of `djl_trtllm.sizing`, which `bench --record` and `versus` keep ---------------------

@@ -14,18 +14,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from djl_trtllm.api.output_parsers.reader import (
-    PYTHON_QUOTES,
-    CallArguments,
-    CallStart,
-    Event,
-    Markers,
-    as_json,
-    markers,
-    quoted,
-    unescaped,
-    word,
-)
+from djl_trtllm.api.output_parsers import reader
 from djl_trtllm.files import read_table
 
 _VARYING = re.compile(r"\$(object|json|parameters|elements|literal|name|key|text|value)")
@@ -65,7 +54,7 @@ class Call:
     body: str
     closers: tuple[str, ...]
     listed: bool
-    name_ends: Markers | None
+    name_ends: reader.Markers | None
     """What may stand after the name; None if the name is in the body."""
 
     @classmethod
@@ -77,7 +66,7 @@ class Call:
         ends = [middle or (parameter.opener if parameter else "{"), *(() if middle else _lines(after))]
         if listed:
             ends += _NO_NAME
-        names = Markers(*ends) if first == "name" else None
+        names = reader.Markers(*ends) if first == "name" else None
         return cls(opener, middle, rest[1] if first == "name" else first, _lines(after), listed, names)
 
 
@@ -115,10 +104,10 @@ class ToolFormat:
         return cls(**row | own)
 
     @property
-    def openers(self) -> Markers:
+    def openers(self) -> reader.Markers:
         """What calls begin with: their section, or themselves."""
         own = () if self.section and not self.bare else (call.opener for call in self.call)
-        return markers(*filter(None, (self.section, *own)))
+        return reader.markers(*filter(None, (self.section, *own)))
 
     def usual(self, call: Call) -> UsualCall:
         """The usual form of a call behind another one."""
@@ -151,9 +140,9 @@ FLAT = r'\{[^"{}\[\]<]*(?:"[^"\\]*(?:\\.[^"\\]*)*"[^"{}\[\]<]*)*\}'
 """A JSON object without others in it."""
 _OBJECT = rf'\{{{_B}"name"{_B}:{_B}"([A-Za-z0-9_.-]+)"{_B},{_B}"(?:arguments|parameters)"{_B}:{_B}({FLAT}){_B}\}}'
 _KEY = r"([\w.-]{1,256})"
-_QUOTES = PYTHON_QUOTES + "<"
+_QUOTES = reader.PYTHON_QUOTES + "<"
 """What strings begin with."""
-_ESCAPED = r"nrtbf\\" + PYTHON_QUOTES
+_ESCAPED = r"nrtbf\\" + reader.PYTHON_QUOTES
 _WORD = rf"[^\s,:={{}}\[\]\(){_QUOTES}]{{1,256}}"
 
 TypesOf = Callable[[str, str], frozenset[str]]
@@ -182,11 +171,13 @@ class UsualCall:
         pattern = f"{_between(call, own)}{_B}{_OBJECT if call.name_ends is None else name}{ends}"
         self._pattern = re.compile(pattern, re.DOTALL)
 
-    def read(self, text: str, at: int, types_of: TypesOf, names: Container[str] | None) -> tuple[list[Event], int]:
+    def read(
+        self, text: str, at: int, types_of: TypesOf, names: Container[str] | None
+    ) -> tuple[list[reader.Event], int]:
         """Read the calls of `names` (of any, if None) that stand at a place; returns them and where they end."""
         match, position, items, pair = self._pattern.match, self._name, self._item, self._pair
-        events: list[Event] = []
-        start = CallStart("")
+        events: list[reader.Event] = []
+        start = reader.CallStart("")
         while (found := match(text, at)) is not None:
             groups = found.groups("")
             name, arguments = groups[position], groups[-1]
@@ -202,8 +193,8 @@ class UsualCall:
                     break
                 arguments = f"{{{pairs}}}"
             if name != start.name:
-                start = CallStart(name)
-            events += (start, CallArguments(arguments))
+                start = reader.CallStart(name)
+            events += (start, reader.CallArguments(arguments))
             at = found.end()
         return events, at
 
@@ -212,21 +203,21 @@ class UsualCall:
     def _literal(self, _: str, item: tuple[str, ...], __: TypesOf) -> str:
         key, value = item
         if value[0] not in _QUOTES:
-            return f'"{key}": {word(value)}'
-        if self._quote in PYTHON_QUOTES:
+            return f'"{key}": {reader.word(value)}'
+        if self._quote in reader.PYTHON_QUOTES:
             return f'"{key}": "{_from_python(value[1:-1])}"'
-        return f'"{key}": {quoted(value[len(self._quote) : -len(self._quote)])}'
+        return f'"{key}": {reader.quoted(value[len(self._quote) : -len(self._quote)])}'
 
     def _marked(self, _: str, item: tuple[str, ...], __: TypesOf) -> str:
         key, is_text, value = item
-        return f'"{key}": {quoted(value) if is_text == "true" else as_json(value, frozenset())}'
+        return f'"{key}": {reader.quoted(value) if is_text == "true" else reader.as_json(value, frozenset())}'
 
     def _typed(self, name: str, item: tuple[str, ...], types_of: TypesOf) -> str | None:
         key, value, *closed = item
         if closed and (closed != [key] or value.isspace()):
             return None
         types = types_of(name, key)
-        return f'"{key}": {quoted(value) if types == {"string"} else as_json(value, types)}'
+        return f'"{key}": {reader.quoted(value) if types == {"string"} else reader.as_json(value, types)}'
 
 
 def _between(call: Call, own: ToolFormat) -> str:
@@ -254,7 +245,7 @@ def _written(parameter: Parameter, *, named: bool) -> str:
 def _string(quote: str) -> str:
     """A string, without escape sequences that JSON lacks."""
     end, first = re.escape(quote), re.escape(quote[0])
-    if quote in PYTHON_QUOTES:
+    if quote in reader.PYTHON_QUOTES:
         return rf"{end}[^{first}\\]*(?:\\[{_ESCAPED}][^{first}\\]*)*{end}"
     return f"{end}[^{first}]*{end}"
 
@@ -266,7 +257,7 @@ def _without_groups(pattern: str) -> str:
 def _from_python(text: str) -> str:
     """The inside of such a string, as that of a JSON string: of most, only the quotes differ."""
     if "\\\\" in text or not text.isprintable():
-        return unescaped(text)
+        return reader.unescaped(text)
     return text.replace('"', '\\"').replace('\\\\"', '\\"').replace("\\'", "'")
 
 
