@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import uvloop
 
-from djl_trtllm.api import Call, RawRequest, ResponseEncoder
+from djl_trtllm.api.base import Call, RawRequest, ResponseEncoder
 from djl_trtllm.api.front_end import by_name, request_id, with_attributes
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options

@@ -19,8 +19,7 @@ from urllib.parse import parse_qs
 from starlette.types import Receive, Scope, Send
 
 from djl_trtllm import errors
-from djl_trtllm.api import Call, Dialect, RawRequest, Reply
-from djl_trtllm.api.base import SMALL
+from djl_trtllm.api.base import SMALL, Call, Dialect, RawRequest, Reply
 from djl_trtllm.api.front_end import (
     TARGET_MODEL,
     by_name,

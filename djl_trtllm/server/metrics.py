@@ -17,7 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from djl_trtllm.api import Reply
+from djl_trtllm.api.base import Reply
 from djl_trtllm.batching import statistics as figures
 from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.executor.protocol import Stats

@@ -22,7 +22,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from djl_trtllm import errors
-from djl_trtllm.api import Dialect, ModelStatus, RawRequest, Reply
+from djl_trtllm.api.base import Dialect, ModelStatus, RawRequest, Reply
 from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.api.openapi import SERVER, document, read_operations, resolved
 from djl_trtllm.api.registry import DEFAULT, DIALECTS

@@ -33,8 +33,7 @@ from typing import TypeVar
 import msgspec
 
 from djl_trtllm import errors
-from djl_trtllm.api import Call, Dialect, ModelContext, Prompt, RawRequest, ResponseEncoder
-from djl_trtllm.api.base import SMALL
+from djl_trtllm.api.base import SMALL, Call, Dialect, ModelContext, Prompt, RawRequest, ResponseEncoder
 from djl_trtllm.batching.admission import refusals, require_vectors_fit, supported
 from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.sequence import RequestState

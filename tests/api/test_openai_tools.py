@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from djl_trtllm.api import Prompt
+from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.chat import Parsing, ToolUse, fit_messages, read_tool_use
 from djl_trtllm.api.choices import Response
 from djl_trtllm.api.dialects.openai.responses import ParsedChatEncoder, ParsedChatStreamEncoder, ParsedChoice

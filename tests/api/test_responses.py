@@ -19,8 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.api import RawRequest, ResponseEncoder
-from djl_trtllm.api.base import Prompt
+from djl_trtllm.api.base import Prompt, RawRequest, ResponseEncoder
 from djl_trtllm.api.chat import Parsing, ToolUse
 from djl_trtllm.api.choices import Response
 from djl_trtllm.api.dialects.lmi.dialect import FORMATTERS

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from djl_trtllm.api import Call
+from djl_trtllm.api.base import Call
 from djl_trtllm.config import Options
 from djl_trtllm.djl import worker
 from djl_trtllm.djl.worker import (

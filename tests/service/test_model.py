@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.api import RawRequest
+from djl_trtllm.api.base import RawRequest
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.config import Config
