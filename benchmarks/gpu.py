@@ -15,9 +15,10 @@ arrive per second, at random (a Poisson process).
 processes, as a server and a client are, which is what a front end can reach at best. `djl` is DJL Serving with its own
 handler for vLLM, as LMI's container starts them, from the checkout `--djl` (see scripts/djl-serving). CPU seconds are
 those of a server's process tree but for its engine, per 65,536 tokens: its engine are the processes that hold GPU
-memory and, of several, the process that started them. First tokens and intervals between chunks are the client's. The figures are medians over the rounds, the lowest
-and highest in brackets; the first round of each is left out. The last table has the memory that each server holds on
-each GPU after its rounds, the tokens that this server's KV cache holds, and what `djl-trtllm size` says of both.
+memory and, of several, the process that started them. First tokens and intervals between chunks are the client's. The
+figures are medians over the rounds, the lowest and highest in brackets; the first round of each is left out. The last
+table has the memory that each server holds on each GPU after its rounds, the tokens that this server's KV cache holds,
+and what `djl-trtllm size` says of both.
 """
 
 from __future__ import annotations
