@@ -2,21 +2,27 @@
 
 import asyncio
 import contextlib
-import datetime
 import math
 import random
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from djl_trtllm.bench import apis
+from djl_trtllm.bench.apis import (
+    TOKENS_PER_WORD,
+    Prompt,
+    Requests,
+    of_file,
+    sample_text,
+    synthetic,
+    tokens_per_word,
+)
 from djl_trtllm.bench.client import Client, Counted, Stream, Target, clock
-from djl_trtllm.bench.figures import Distribution, Figures
+from djl_trtllm.bench.figures import Figures
 from djl_trtllm.processes import raise_limit
-from djl_trtllm.sizing.points import Point
 
 _TICK = 0.25
 _PAUSE = 0.1
@@ -68,12 +74,7 @@ class Run:
     """One load from its warm-up to its last response."""
 
     def __init__(
-        self,
-        load: Load,
-        requests: apis.Requests,
-        prompts: Iterator[apis.Prompt],
-        stop: asyncio.Event,
-        chance: random.Random,
+        self, load: Load, requests: Requests, prompts: Iterator[Prompt], stop: asyncio.Event, chance: random.Random
     ) -> None:
         self._load, self._requests, self._prompts = load, requests, prompts
         self._stop = stop
@@ -389,14 +390,14 @@ async def _run(
     plan: Plan, client: Client, stop: asyncio.Event, show: Show, say: Callable[[str], None], result: Result
 ) -> None:
     chance = random.Random(plan.seed)  # noqa: S311  # the same load in every run
-    requests = apis.Requests(client, plan.api, plan.model, plan.parameters, ignore_end=plan.ignore_end)
-    prompts = _prompts(plan, chance, apis.TOKENS_PER_WORD)
+    requests = Requests(client, plan.api, plan.model, plan.parameters, ignore_end=plan.ignore_end)
+    prompts = _prompts(plan, chance, TOKENS_PER_WORD)
     await _until(stop, requests.prepare(prompts))
     result.model = requests.model
     result.notes += requests.notes
-    per_word = apis.TOKENS_PER_WORD
+    per_word = TOKENS_PER_WORD
     if not stop.is_set() and (plan.dataset == "synthetic" or next(prompts).tokens):
-        measured = await _until(stop, apis.tokens_per_word(client, apis.sample_text()))
+        measured = await _until(stop, tokens_per_word(client, sample_text()))
         per_word = measured or per_word
         if measured is None and not stop.is_set():
             result.notes.append(f"the server has no POST /tokenize: a word counts as {per_word} tokens")
@@ -429,41 +430,7 @@ async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
     return None
 
 
-def _prompts(plan: Plan, chance: random.Random, per_word: float) -> Iterator[apis.Prompt]:
+def _prompts(plan: Plan, chance: random.Random, per_word: float) -> Iterator[Prompt]:
     if plan.dataset == "synthetic":
-        return apis.synthetic(chance, plan.prompt_tokens, plan.output_tokens, per_word)
-    return apis.of_file(Path(plan.dataset), plan.output_tokens, chance, per_word)
-
-
-# -- what was measured as points of `djl_trtllm.sizing`, which `bench --record` and `versus` keep ---------------------
-
-
-def points_of(result: Result, measured: Mapping[str, Any]) -> Iterator[Point]:
-    """A point for each load of clients that send one request after another, if every request succeeded.
-
-    `measured` has the fields of a point that a client of a server does not see: `model`, `name`, `engine`, `version`,
-    `gpu`, `gpus`, `precision` and `command`.
-    """
-    for figures in result.figures:
-        if figures.concurrency is not None and figures.complete and figures.succeeded and not figures.failed:
-            yield _point(result, figures, measured)
-
-
-def _point(result: Result, figures: Figures, measured: Mapping[str, Any]) -> Point:
-    counted = figures.prompts_counted
-    return Point(
-        **measured,
-        isl=max(1, round(figures.prompt_tokens / counted) if counted else result.plan.prompt_tokens),
-        osl=max(1, round(figures.output_tokens / figures.succeeded)),
-        clients=figures.concurrency or 1,
-        tokens_per_second=figures.tokens_per_second,
-        ttft_p50=_percentile(figures.ttft, 0.5),
-        ttft_p99=_percentile(figures.ttft, 0.99),
-        itl=_percentile(figures.itl, 0.5),
-        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-    )
-
-
-def _percentile(values: Distribution, share: float) -> float | None:
-    value = values.percentile(share)
-    return None if math.isnan(value) else value
+        return synthetic(chance, plan.prompt_tokens, plan.output_tokens, per_word)
+    return of_file(Path(plan.dataset), plan.output_tokens, chance, per_word)

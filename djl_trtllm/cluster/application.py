@@ -27,7 +27,7 @@ from djl_trtllm.config import Backend, Options
 from djl_trtllm.config.sources import as_arguments
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, ModelError
 from djl_trtllm.logs import configure
-from djl_trtllm.routing.suspects import DEATHS
+from djl_trtllm.routing.fleet import DEATHS
 from djl_trtllm.server.application import Application, plan_startup
 from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.server.metrics import ModelFigures

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -78,6 +77,7 @@ def bench(
         from djl_trtllm.bench.client import Target
         from djl_trtllm.bench.report import page, require_chart, write_chart
         from djl_trtllm.bench.session import Load, Plan
+        from djl_trtllm.commands.bench_record import Recorder
 
         if api not in APIS:
             raise BenchmarkError(f"--api {api}: expected one of {', '.join(APIS)}")
@@ -201,60 +201,3 @@ def _headers(given: list[str], api_key: str | None) -> dict[str, str]:
             raise BenchmarkError(f"--header {text}: expected NAME:VALUE")
         headers[name.strip()] = value.strip()
     return headers | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
-
-
-# -- `--record`: what was measured is kept for `size` and `advise` -----------------------------------------------------
-
-_ENGINES = {"tensorrt": "tensorrt_llm", "pytorch": "tensorrt_llm", "autodeploy": "tensorrt_llm"}
-"""Engines by values of option.backend; the others have the same name."""
-_KNOWN = ("tensorrt_llm", "vllm", "openvino")
-
-
-@dataclass(frozen=True)
-class Recorder:
-    """What a bench against an address cannot see: the model's sizes and options, the engine and the GPUs."""
-
-    folder: Path
-    measured: Mapping[str, Any]
-    """Fields of the points; see `points_of`."""
-
-    @classmethod
-    def of(cls, model: str, engine: str | None, gpu: str | None) -> Recorder:
-        """Read the model, before anything is measured. Raises BenchmarkError, SizingError, ModelError, ConfigError."""
-        from djl_trtllm.commands.size_report import machines_of, read_request
-        from djl_trtllm.sizing.points import fingerprint, precision_of
-
-        request = read_request(model, {})
-        backend = request.config.options.backend.value
-        name, _, version = (engine or backend).partition("==")
-        name = _ENGINES.get(name, name)
-        if name not in _KNOWN:
-            given = f"--engine {engine}" if engine else f"--record {model}: its options have backend={backend}"
-            raise BenchmarkError(f"{given}: expected --engine with the server's engine, one of {', '.join(_KNOWN)}")
-        machine = machines_of([] if gpu is None else [gpu], None, [], here=True)[0]
-        found = request.on(machine, request.degree_on(machine)).estimate.conditions
-        measured = {
-            "model": fingerprint(request.sizes),
-            "name": request.sizes.source,
-            "engine": name,
-            "version": version,
-            "gpu": machine.gpu if machine.gpu_model is None else machine.gpu_model.name,
-            "gpus": machine.gpus if gpu is not None and machine.gpus else found.ranks,
-            "precision": precision_of(request.sizes, found.quantization, found.kv_dtype),
-        }
-        return cls(request.config.engine_cache_dir, measured)
-
-    def write(self, result: Result, command: str = "") -> None:
-        """Keep the points, and print where they are. `command` is what measured them. Raises SizingError."""
-        from djl_trtllm.bench.report import server_of
-        from djl_trtllm.bench.session import points_of
-        from djl_trtllm.sizing.points import FILE_NAME, write_point
-
-        command = command or f"djl-trtllm bench {server_of(result.plan)}"
-        points = list(points_of(result, {**self.measured, "command": command}))
-        for point in points:
-            write_point(self.folder, point)
-        if points:
-            say(Console(stderr=True), f"recorded in {self.folder / FILE_NAME}: {len(points)} loads")
-        else:
-            warn("nothing to record: a point is of clients (--concurrency) whose requests all succeed")

@@ -59,7 +59,8 @@ def versus(
         from djl_trtllm.bench.client import Target
         from djl_trtllm.bench.report import require_chart, write_chart
         from djl_trtllm.bench.session import Load, Plan, Result
-        from djl_trtllm.commands.bench import Recorder, closed_loops
+        from djl_trtllm.commands.bench import closed_loops
+        from djl_trtllm.commands.bench_record import Recorder
         from djl_trtllm.engines.hardware import read_states
         from djl_trtllm.versus.engines import read_engines
         from djl_trtllm.versus.report import picture_of

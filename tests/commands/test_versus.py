@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from djl_trtllm import cli
-from djl_trtllm.commands.bench import Recorder
+from djl_trtllm.commands.bench_record import Recorder
 from djl_trtllm.engines import hardware
 from djl_trtllm.engines.hardware import GpuState
 from djl_trtllm.errors import BenchmarkError

@@ -21,8 +21,7 @@ from djl_trtllm.errors import BenchmarkError, ConfigError
 from djl_trtllm.logs import JsonLines, request_id_of
 from djl_trtllm.request import FinishReason, GenerationRequest, Pooling, Sampling
 from djl_trtllm.telemetry import ServedRequest, Telemetry
-from djl_trtllm.telemetry.record import Recorder
-from djl_trtllm.telemetry.reports import Asked, Generated, RequestLog
+from djl_trtllm.telemetry.reports import Asked, Generated, Recorder, RequestLog
 from djl_trtllm.version import __version__
 from tests.support.virtual_time import in_virtual_time
 from tests.telemetry.requests import served, state

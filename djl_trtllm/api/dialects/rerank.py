@@ -14,31 +14,43 @@ from typing import Any
 import orjson
 
 from djl_trtllm import errors
-from djl_trtllm.api import base, pooling
+from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api.choices import error_object
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object
+from djl_trtllm.api.pooling import (
+    COMMON,
+    MOST_TEXTS,
+    OF_HUGGING_FACE,
+    TEXT_LIST,
+    TEXTS,
+    PooledEncoder,
+    kept_tokens,
+    read_texts,
+    score_of,
+    scores,
+)
 
 
 def _read_documents(value: Any) -> list[str]:
     """Texts, or Cohere's objects with a text."""
-    if type(value) is not list or not 0 < len(value) <= pooling.MOST_TEXTS:
+    if type(value) is not list or not 0 < len(value) <= MOST_TEXTS:
         raise ValueError("")
-    return pooling.read_texts([item.get("text") if type(item) is dict else item for item in value])
+    return read_texts([item.get("text") if type(item) is dict else item for item in value])
 
 
 _OBJECT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 _DOCUMENT = {"anyOf": [{"type": "string"}, _OBJECT]}
 _DOCUMENTS = Kind(
-    f'a list of up to {pooling.MOST_TEXTS} texts or objects {{"text": string}}',
+    f'a list of up to {MOST_TEXTS} texts or objects {{"text": string}}',
     _read_documents,
-    {"type": "array", "items": _DOCUMENT, "minItems": 1, "maxItems": pooling.MOST_TEXTS},
+    {"type": "array", "items": _DOCUMENT, "minItems": 1, "maxItems": MOST_TEXTS},
 )
 _ACTIVATE = Parameter(("use_activation", "activation"), kinds.BOOLEAN, "activate")
 
 RERANK_FIELDS = Table(
-    pooling.COMMON,
+    COMMON,
     (
         Parameter(("query",), kinds.TEXT, "query"),
         Parameter(("documents",), _DOCUMENTS, "documents"),
@@ -53,10 +65,10 @@ RERANK_FIELDS = Table(
 """The body of `/v1/rerank`."""
 
 TEXTS_FIELDS = Table(
-    pooling.OF_HUGGING_FACE,
+    OF_HUGGING_FACE,
     (
         Parameter(("query",), kinds.TEXT, "query"),
-        Parameter(("texts",), pooling.TEXT_LIST, "documents"),
+        Parameter(("texts",), TEXT_LIST, "documents"),
         Parameter(("raw_scores",), kinds.BOOLEAN, "raw"),
         Parameter(("return_text",), kinds.BOOLEAN, "return_documents"),
         Parameter(("model",), kinds.TEXT, IGNORED),
@@ -66,10 +78,10 @@ TEXTS_FIELDS = Table(
 """The body of `/rerank` of Text Embeddings Inference."""
 
 SCORE_FIELDS = Table(
-    pooling.COMMON,
+    COMMON,
     (
-        Parameter(("text_1", "queries", "data_1"), pooling.TEXTS, "first"),
-        Parameter(("text_2", "documents", "items", "data_2"), pooling.TEXTS, "second"),
+        Parameter(("text_1", "queries", "data_1"), TEXTS, "first"),
+        Parameter(("text_2", "documents", "items", "data_2"), TEXTS, "second"),
         _ACTIVATE,
         Parameter(("encoding_format",), neutral=("float",)),
     ),
@@ -78,7 +90,7 @@ SCORE_FIELDS = Table(
 """The body of `/score`."""
 
 
-class RankEncoder(pooling.PooledEncoder[float]):
+class RankEncoder(PooledEncoder[float]):
     """Cohere's and vLLM's response: the best `top_n` documents, all if that is 0."""
 
     def __init__(self, documents: Sequence[str], model: str, top_n: int, *, shown: bool) -> None:
@@ -89,7 +101,7 @@ class RankEncoder(pooling.PooledEncoder[float]):
         self._shown = shown
 
     def read(self, vector: bytes, number: int) -> float:
-        return pooling.score_of(vector)
+        return score_of(vector)
 
     def ranked(self, results: Sequence[float]) -> list[int]:
         """The places of the best documents."""
@@ -117,7 +129,7 @@ class TextRankEncoder(RankEncoder):
         )
 
 
-class ScoreEncoder(pooling.PooledEncoder[float]):
+class ScoreEncoder(PooledEncoder[float]):
     """vLLM's response to `/score`."""
 
     def __init__(self, count: int, model: str, created: int) -> None:
@@ -126,7 +138,7 @@ class ScoreEncoder(pooling.PooledEncoder[float]):
         self._created = created
 
     def read(self, vector: bytes, number: int) -> float:
-        return pooling.score_of(vector)
+        return score_of(vector)
 
     def body(self, results: Sequence[float]) -> bytes:
         data = [{"index": place, "object": "score", "score": score} for place, score in enumerate(results)]
@@ -162,12 +174,12 @@ class Rerank(base.Dialect):
         for needed, target in (("query", "query"), (name, "documents")):
             if target not in values and not problems.invalid:
                 problems.invalid.append(f"'{needed}' is missing: expected a text as 'query', and '{name}'")
-        truncate = pooling.kept_tokens(values, model, problems)
+        truncate = kept_tokens(values, model, problems)
         problems.raise_any()
         documents: list[str] = values["documents"]
         # Text Embeddings Inference's scores are between 0 and 1, whatever the model's config.json says of others.
         activate = not values.get("raw", False) if texts else values.get("activate")
-        requests = pooling.scores(((values["query"], each) for each in documents), truncate=truncate, activate=activate)
+        requests = scores(((values["query"], each) for each in documents), truncate=truncate, activate=activate)
         kind = TextRankEncoder if texts else RankEncoder
         shown = values.get("return_documents", not texts)
         return base.Call(requests, kind(documents, model.name, values.get("top_n", 0), shown=shown), problems.headers)
@@ -184,10 +196,10 @@ def _parse_score(payload: dict[str, Any], model: base.ModelContext, problems: Pr
             f"'text_1' has {len(first)} texts and 'text_2' {len(second)}: expected one as 'text_1', or as many as "
             "'text_2' has"
         )
-    truncate = pooling.kept_tokens(values, model, problems)
+    truncate = kept_tokens(values, model, problems)
     problems.raise_any()
     pairs = zip(first * len(second) if len(first) == 1 else first, second, strict=True)
-    requests = pooling.scores(pairs, truncate=truncate, activate=values.get("activate"))
+    requests = scores(pairs, truncate=truncate, activate=values.get("activate"))
     return base.Call(requests, ScoreEncoder(len(requests), model.name, int(time.time())), problems.headers)
 
 
