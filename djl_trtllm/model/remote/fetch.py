@@ -128,7 +128,7 @@ def _one_set_of_weights(paths: list[PurePosixPath]) -> set[PurePosixPath]:
 
 _RECORD = ".djl-trtllm-checked.json"
 _CHUNK = 4 << 20
-_READERS = 8
+_READERS = 16
 _LOOK_EVERY_SECONDS = 1.0
 
 Record = dict[str, tuple[int, str]]
@@ -523,7 +523,6 @@ def fetch(
 # -- headers of weight files -------------------------------------------------------------------------------------------
 
 Header = Mapping[str, Any]
-_READERS = 16
 
 
 def remote_headers(
