@@ -2,7 +2,8 @@
 
 Each process of pytest-xdist collects all tests, which is half a minute of processor time. Here the tests are collected
 once, and the processes are forks of the one that has done it. A file is run by one of them, as a whole, because its
-tests share fixtures; a process that is done with a file takes the next one.
+tests share fixtures; a process that is done with a file takes the next one. A fork has no threads but one: a library
+that starts threads when it is imported, and needs them, is imported by tests and not by their modules.
 """
 
 from __future__ import annotations
@@ -43,6 +44,11 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     options = session.config.option
     if not options.processes or options.collectonly or session.testsfailed:
         return None
+    threads, most = len(os.listdir("/proc/self/task")), os.cpu_count() or 1
+    if threads > most:  # numpy has one for each processor, and starts them anew in forks
+        raise pytest.UsageError(
+            f"{threads} threads after the collection, expected {most}: what starts them at its import?"
+        )
     files = [list(items) for _, items in itertools.groupby(session.items, key=lambda item: item.path)]
     queue = _Queue(len(files))
     factory: Any = session.config._tmp_path_factory  # type: ignore[attr-defined]
