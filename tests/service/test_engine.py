@@ -18,7 +18,6 @@ from djl_trtllm.service.model import Texts
 from tests.service.conftest import TOKENIZER, Stage
 from tests.support.in_process import ask, state_of
 from tests.support.tables import table
-from tests.support.virtual_time import in_virtual_time
 
 GB = 10**9
 
@@ -61,7 +60,6 @@ def test_a_limit_below_what_an_engine_takes_has_no_effect(caplog: pytest.LogCapt
     assert one.look(2 * GB) is not None
 
 
-@in_virtual_time
 async def test_recyclings_are_a_minute_apart() -> None:
     one = watch()
     assert one.may_recycle()

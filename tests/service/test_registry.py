@@ -33,7 +33,7 @@ from tests.service.conftest import Stage
 from tests.support import models
 from tests.support.in_process import ask, state_of
 from tests.support.models import write_adapter
-from tests.support.virtual_time import in_virtual_time, until
+from tests.support.virtual_time import until
 
 # -- loading -----------------------------------------------------------------------------------------------------------
 
@@ -240,7 +240,6 @@ async def test_without_a_list_of_gpus_those_of_the_machine_count(stage: Stage, m
         await served.scale(4)
 
 
-@in_virtual_time
 async def test_models_are_found_by_name_until_they_are_removed_or_replaced() -> None:
     registry = Registry()
     fox, wolf, other = (ServedModel(name, f"/{number}") for number, name in enumerate(("fox", "wolf", "fox")))
@@ -257,7 +256,6 @@ async def test_models_are_found_by_name_until_they_are_removed_or_replaced() -> 
     assert registry.lost == set()
 
 
-@in_virtual_time
 async def test_without_a_name_the_model_of_the_start_is_meant_whatever_is_registered() -> None:
     registry = Registry()
     assert registry.find(None) is None
