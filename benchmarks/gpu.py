@@ -84,7 +84,7 @@ APIS: dict[str, tuple[str, Body, bytes]] = {
 
 @dataclass(frozen=True)
 class Load:
-    """Streams of so many tokens each: at once, or `rate` of them per second."""
+    """`streams` streams of `tokens` tokens each: at once, or `rate` of them per second."""
 
     streams: int
     tokens: int
