@@ -84,7 +84,7 @@ APIS: dict[str, tuple[str, Body, bytes]] = {
 
 @dataclass(frozen=True)
 class Load:
-    """Streams of so many tokens each: at once, or `rate` of them per second."""
+    """`streams` streams of `tokens` tokens each: at once, or `rate` of them per second."""
 
     streams: int
     tokens: int
@@ -399,7 +399,8 @@ def djl(setup: Setup) -> tuple[list[str], str, dict[str, str]]:
     }
     (directory / "serving.properties").write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
     command = [str(Path(__file__).parents[1] / "scripts" / "djl-serving"), str(setup.checkout), str(directory)]
-    return command, "/ping", {"PYTHON_EXECUTABLE": sys.executable}
+    # The handler makes a client of S3 for its sessions, whatever model it serves.
+    return command, "/ping", {"PYTHON_EXECUTABLE": sys.executable, "AWS_DEFAULT_REGION": "us-east-1"}
 
 
 SERVERS = {
@@ -511,13 +512,16 @@ def main() -> None:
                         result = each.measure(load)
                         if number:
                             found[load].setdefault(name, []).append(result)
+                if not options.one_at_a_time:
+                    print_table(f"{model.name}: {load}", found[load])
             servers = {name: each for name, each in measured.items() if isinstance(each, Served)}
             held |= {name: memory_of(each.process) for name, each in servers.items()}
             ours_here = [label(*each, degrees) for each in group if each[0] in OURS]
             tokens |= {name: kv_tokens(servers[name].port) for name in ours_here}
         estimates |= {label(*each, degrees): estimated(setups[each[1]]) for each in group if each[0] in OURS}
-    for load, rounds in found.items():
-        print_table(f"{model.name}: {load}", rounds)
+    if options.one_at_a_time:
+        for load, rounds in found.items():
+            print_table(f"{model.name}: {load}", rounds)
     print_memory(held, tokens, estimates)
 
 
