@@ -20,7 +20,7 @@ from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import Conditions, usual_vllm_tokens, warnings_of
 from djl_trtllm.sizing.machines import PRICES, Machine, aws_machines, gpu_found, of_gpu, of_instance, of_memory
-from djl_trtllm.sizing.points import Point, fingerprint, precision_of, read_points
+from djl_trtllm.sizing.points import ENGINES, Point, fingerprint, precision_of, read_points
 from djl_trtllm.sizing.recommendation import (
     DEFAULT_LMI,
     Candidate,
@@ -153,13 +153,8 @@ class SizeRequest:
     @cached_property
     def points(self) -> list[Point]:
         """The measured points of this model and engine, on any GPUs. Raises SizingError for a broken file."""
-        engine = "vllm" if self.engine == "vllm" else "tensorrt_llm"
-        model = fingerprint(self.sizes)
-        return [
-            point
-            for point in read_points(self.config.engine_cache_dir)
-            if (point.model, point.engine) == (model, engine)
-        ]
+        known = (fingerprint(self.sizes), ENGINES[self.engine])
+        return [each for each in read_points(self.config.engine_cache_dir) if (each.model, each.engine) == known]
 
     def speed_on(self, machine: Machine, found: Recommendation, load: Load) -> Speed:
         """The speed of one copy of the model, where it fits.
@@ -238,6 +233,13 @@ def machines_of(gpu: Sequence[str], memory: str | None, instance: Sequence[str],
         except SizingError as error:
             raise SizingError(f"{flag} {error}") from None
     return named or ([_this_machine()] if here else [])
+
+
+def degrees_to_compare(degrees: Sequence[str]) -> list[int]:
+    """The tensor parallel degrees that --tp lists. Raises SizingError."""
+    if not all(degree.isdigit() and int(degree) for degree in degrees):
+        raise SizingError(f"--tp {','.join(degrees)}: expected numbers of at least 1")
+    return [int(degree) for degree in degrees]
 
 
 def _this_machine() -> Machine:

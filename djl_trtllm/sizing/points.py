@@ -10,6 +10,7 @@ The file is `points.json` in the engine cache (`Config.engine_cache_dir`). `benc
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,15 @@ MOST_POINTS = 1_000
 _MOST_BYTES = 1 << 21
 _LOCK_SECONDS = 10.0
 
+ENGINES: Mapping[str, str] = {
+    "tensorrt": "tensorrt_llm",
+    "pytorch": "tensorrt_llm",
+    "autodeploy": "tensorrt_llm",
+    "vllm": "vllm",
+    "openvino": "openvino",
+}
+"""The engines of points by values of option.backend."""
+
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
 _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -37,41 +47,26 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     A point with the same model, engine, version, GPUs, precision and load takes the place of an earlier one.
     """
 
-    model: _Name
-    """`fingerprint` of the checkpoint."""
-    name: _Name
-    """The model as it was named, for readers."""
-    engine: _Name
-    """`tensorrt_llm`, `vllm` or `openvino`."""
-    version: Annotated[str, msgspec.Meta(max_length=100)]
-    """The engine's version; empty if it is unknown."""
-    gpu: _Name
-    """A name of `gpus.toml`; another name, such as that of a CPU, corrects nothing."""
+    model: _Name  # `fingerprint` of the checkpoint
+    name: _Name  # the model as it was named, for readers
+    engine: _Name  # one of ENGINES
+    version: Annotated[str, msgspec.Meta(max_length=100)]  # the engine's, "" if it is unknown
+    gpu: _Name  # a name of `gpus.toml`; another name, such as that of a CPU, corrects nothing
     gpus: _Count
-    precision: _Name
-    """`precision_of` the weights and the KV cache, such as `fp8`."""
+    precision: _Name  # `precision_of` the weights and the KV cache, such as `fp8`
     isl: _Count
     osl: _Count
-    """Tokens of each prompt and of each output."""
-    clients: _Count
-    """Requests that ran at a time."""
-    tokens_per_second: _Positive
-    """Output tokens of all clients."""
+    clients: _Count  # requests that ran at a time
+    tokens_per_second: _Positive  # output tokens of all clients
     command: Annotated[str, msgspec.Meta(max_length=2000)]
-    """The command that measured it."""
     date: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
     ttft_p50: _Positive | None = None
     ttft_p99: _Positive | None = None
-    itl: _Positive | None = None
-    """Median seconds between two tokens of a stream."""
-
-    @property
-    def _what(self) -> tuple[object, ...]:
-        machine = (self.gpu, self.gpus, self.precision)
-        return (self.model, self.engine, self.version, *machine, self.isl, self.osl, self.clients)
+    itl: _Positive | None = None  # the median between two tokens of a stream
 
     def replaces(self, other: "Point") -> bool:
-        return self._what == other._what
+        same = ("model", "engine", "version", "gpu", "gpus", "precision", "isl", "osl", "clients")
+        return all(getattr(self, name) == getattr(other, name) for name in same)
 
     @property
     def origin(self) -> str:

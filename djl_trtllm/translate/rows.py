@@ -45,7 +45,7 @@ class Name:
     borrowed: bool = False
 
     def write(self, value: Any) -> Any:
-        """The value of the option as this engine writes it. Raises ValueError for one that this engine does not have."""
+        """The value of the option as this engine writes it. Raises ValueError for one that it does not have."""
         if self.values is not None:
             if as_text(value) not in self.values:
                 raise ValueError(f"{self.name} has no such value; it has {', '.join(self.values.values())}")
@@ -228,10 +228,10 @@ def _claims(engine: str) -> Mapping[str, str]:
     """The row of each name of an engine. Several rows may have a name: a row that means the same there comes first."""
     names = ((_own_name(row, engine), row) for row in rows())
     owned = [(own, row) for own, row in names if own is not None and not own.name.startswith(PATCH)]
-    # Of two rows for a name the later one stays, and the sort is stable.
-    last_wins = sorted(reversed(owned), key=lambda pair: (bool(pair[0].near), pair[0].negated), reverse=True)
-    also = {_ROWS[row]["also"][engine]: row for row in _ROWS if engine in _ROWS[row].get("also", {})}
-    return also | {own.name: row for own, row in last_wins}
+    found: dict[str, str] = {}
+    for own, row in sorted(owned, key=lambda pair: (bool(pair[0].near), pair[0].negated)):
+        found.setdefault(own.name, row)
+    return {_ROWS[row]["also"][engine]: row for row in _ROWS if engine in _ROWS[row].get("also", {})} | found
 
 
 def row_of(name: str, engine: str) -> str:

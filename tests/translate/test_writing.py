@@ -104,8 +104,8 @@ def test_a_command_line_names_a_model_to_fill_in_where_the_source_names_none(tar
 )
 def test_the_shell_puts_its_variables_into_a_command_line_and_runs_nothing_in_it(word: str, read: str) -> None:
     line = text(shlex.join(["vllm", "serve", word]), "sglang").replace("python -m", "printf '%s\\0'")
-    words = subprocess.run(["bash", "-c", line], env={"MODEL": "set"}, capture_output=True, text=True, check=True).stdout
-    assert words.split("\0")[1:3] == ["--model-path", read]
+    ran = subprocess.run(["bash", "-c", line], env={"MODEL": "set"}, capture_output=True, text=True, check=True)
+    assert ran.stdout.split("\0")[1:3] == ["--model-path", read]
 
 
 def test_a_file_says_which_variables_of_the_shell_it_does_not_have() -> None:
