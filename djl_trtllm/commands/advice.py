@@ -1,4 +1,4 @@
-"""The question and the answer of `djl-trtllm advise`: which machines and settings hold a load, and why others do not."""
+"""The question and the answer of `djl-trtllm advise`: which machines hold a load, and why the others do not."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from djl_trtllm.commands.size_report import SizeReport, SizeRequest
-from djl_trtllm.commands.speed_report import HINT, number, seconds, speed_json
+from djl_trtllm.commands.speed_report import HINT, speed_json
 from djl_trtllm.config.options.choices import Quantization
 from djl_trtllm.config.sources import Origin
-from djl_trtllm.listing import columns
+from djl_trtllm.listing import columns, number, seconds
 from djl_trtllm.sizing.machines import PRICES, Machine, usd_per_million
 from djl_trtllm.sizing.recommendation import Recommendation, degrees_of
 from djl_trtllm.sizing.speed import Load, Speed

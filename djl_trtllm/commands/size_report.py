@@ -33,7 +33,7 @@ from djl_trtllm.sizing.recommendation import (
     recommend,
     smallest,
 )
-from djl_trtllm.sizing.speed import HOSTS, Load, Rank, Roofline, Speed, corrected
+from djl_trtllm.sizing.speed import CONSTANTS, Load, Rank, Roofline, Speed, corrected
 
 _WIDENED, _WIDENED_BATCH = 4096, 256
 """The lengths and the batch to which a max_num_tokens that a user sets raises them."""
@@ -141,12 +141,12 @@ class SizeRequest:
 
     @property
     def engine(self) -> str:
-        """The engine whose speed is predicted: one of `HOSTS`. Raises SizingError for another one."""
+        """The engine whose speed is predicted: one of `CONSTANTS`. Raises SizingError for another one."""
         backend = self.config.options.backend
         engine = "tensorrt" if self.compiled else str(backend.value)
-        if engine not in HOSTS:
+        if engine not in CONSTANTS:
             raise SizingError(
-                f"option.backend={engine}: speed is predicted for {', '.join(HOSTS)}: choose one of them by --backend"
+                f"option.backend={engine}: speed is predicted for {', '.join(CONSTANTS)}: choose one by --backend"
             )
         return engine
 
@@ -169,7 +169,7 @@ class SizeRequest:
         if gpu is None:
             raise SizingError(f"{machine.name}: its bandwidth is unknown, so no speed is predicted; name it with --gpu")
         room = found.estimate.sequences_of(load.isl + load.osl, found.max_num_tokens) if found.fits else 0
-        roofline = Roofline(Rank.of(self.sizes, conditions, gpu), HOSTS[self.engine])
+        roofline = Roofline(Rank.of(self.sizes, conditions, gpu), CONSTANTS[self.engine])
         precision = precision_of(self.sizes, conditions.quantization, conditions.kv_dtype)
         known = (gpu.name, conditions.ranks, precision)
         near = [point for point in self.points if (point.gpu, point.gpus, point.precision) == known]

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from djl_trtllm.bench.figures import Figures
-from djl_trtllm.bench.report import Chart, Line, number, picture
+from djl_trtllm.bench.report import Chart, Line, picture
 from djl_trtllm.config.sources import shortened
+from djl_trtllm.listing import number
 from djl_trtllm.progress import format_bytes
 from djl_trtllm.sizing.machines import PRICES, Instance, usd_per_million
 from djl_trtllm.version import __version__

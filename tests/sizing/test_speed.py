@@ -13,11 +13,10 @@ from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import Conditions
 from djl_trtllm.sizing.machines import GPUS, GpuModel, usd_per_million
 from djl_trtllm.sizing.points import Point
-from djl_trtllm.sizing.speed import HOSTS, Load, Rank, Roofline, Speed, corrected
+from djl_trtllm.sizing.speed import CONSTANTS, Load, Rank, Roofline, Speed, corrected
 from tests.commands.conftest import BIG
 from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h
-from tools.sizing import fit_speed
-from tools.sizing.check_speed import Row, halves, rows, summary
+from tools.sizing.check_speed import Row, constants_now, cost, halves, rows, summary
 
 LOAD = Load(1000, 1000, 64)
 PLENTY = 10**6
@@ -28,7 +27,7 @@ def roofline(
 ) -> Roofline:
     model = GPUS[gpu] if isinstance(gpu, str) else gpu
     rank = Rank.of(CheckpointSizes.from_config(config or llama()), Conditions(model.memory, **conditions), model)
-    return Roofline(rank, HOSTS[engine])
+    return Roofline(rank, CONSTANTS[engine])
 
 
 def speed(load: Load = LOAD, room: int = PLENTY, **of: Any) -> Speed:
@@ -66,14 +65,10 @@ def test_the_halves_are_apart_and_have_all_rows_that_are_fitted_to() -> None:
 
 def test_the_constants_are_what_the_fit_finds() -> None:
     sample = [row for row in halves()[0] if row.engine != "vllm"]
-    shares = {name: getattr(roofline().shares, name) for name in roofline().shares.__dataclass_fields__}
-    step = {"step": HOSTS["pytorch"].step, **{name: HOSTS[name].sequence for name in ("tensorrt", "pytorch")}}
-    least = fit_speed.cost(sample, shares | step)
-    for name in shares | step:
+    least = cost(sample, constants_now())
+    for name, value in constants_now().items():
         for by in (0.8, 1.25):
-            moved = shares | step
-            moved[name] *= by
-            assert fit_speed.cost(sample, moved) > least, (name, by)
+            assert cost(sample, constants_now() | {name: value * by}) > least, (name, by)
 
 
 def test_the_page_has_the_table_as_it_is_printed() -> None:
@@ -87,7 +82,7 @@ def test_the_page_has_the_table_as_it_is_printed() -> None:
 
 
 @pytest.mark.parametrize("config", [llama(), deepseek(), gemma3(), gpt_oss(), nemotron_h()])
-@pytest.mark.parametrize("engine", HOSTS)
+@pytest.mark.parametrize("engine", CONSTANTS)
 def test_more_clients_get_more_together_and_less_each(config: dict[str, Any], engine: str) -> None:
     found = [speed(replace(LOAD, clients=clients), config=config, engine=engine) for clients in (1, 4, 16, 64, 256)]
     assert sorted(one.tokens_per_second for one in found) == [one.tokens_per_second for one in found]
