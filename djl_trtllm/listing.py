@@ -1,4 +1,7 @@
-"""Text for terminals and pipes: wrapped at a terminal's width between words, one line per item elsewhere; numbers; columns."""
+"""Text for terminals and pipes: wrapped at a terminal's width between words, one line per item elsewhere.
+
+Columns, and numbers and durations with three digits, look the same in all reports.
+"""
 
 import math
 import re

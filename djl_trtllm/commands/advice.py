@@ -13,7 +13,7 @@ from djl_trtllm.config.options.choices import Quantization
 from djl_trtllm.config.sources import Origin
 from djl_trtllm.listing import columns, number, seconds
 from djl_trtllm.sizing.machines import PRICES, Machine, usd_per_million
-from djl_trtllm.sizing.recommendation import Recommendation, degrees_of
+from djl_trtllm.sizing.recommendation import Candidate, can_load, candidates
 from djl_trtllm.sizing.speed import Load, Speed
 
 _SHOWN = 10
@@ -32,12 +32,12 @@ class Goals:
     def missed_by(self, one: Setting) -> Iterator[str]:
         """Why a setting does not hold the load, a reason for each goal; none if it does."""
         memory, price, speed = one.machine.host_memory, one.machine.hourly_price, one.speed
-        if memory is not None and memory <= one.request.sizes.bytes:
+        if memory is not None and not can_load(one.candidate, one.request.sizes):
             yield f"the host's memory of {memory / 2**30:.0f} GiB does not hold the checkpoint"
         elif one.machine.gpu_model is None:
             yield "the GPU is unknown, and so are its bandwidth and speed; name one with --gpu"
         elif speed is None:
-            yield one.found.refusal or "no sequence of this length fits into the KV cache"
+            yield one.candidate.found.refusal or "no sequence of this length fits into the KV cache"
         else:
             if self.ttft is not None and speed.ttft > self.ttft:
                 waiting = speed.load.clients - speed.running
@@ -57,10 +57,26 @@ class Setting:
     """
 
     request: SizeRequest
-    machine: Machine
-    found: Recommendation
+    candidate: Candidate
     copies: int
     speed: Speed | None
+
+    @classmethod
+    def of(cls, request: SizeRequest, candidate: Candidate, load: Load) -> Setting | None:
+        """The setting of a candidate under a load; None if the machine has too few GPUs."""
+        machine, found = candidate.machine, candidate.found
+        ranks = found.estimate.conditions.ranks
+        # More copies than clients have nothing to do.
+        copies = min(load.clients, (machine.gpus or ranks) // ranks)
+        if not copies:
+            return None
+        share = replace(load, clients=-(-load.clients // copies))
+        known = candidate.sequences and machine.gpu_model is not None
+        return cls(request, candidate, copies, request.speed_on(machine, found, share) if known else None)
+
+    @property
+    def machine(self) -> Machine:
+        return self.candidate.machine
 
     @property
     def tokens_per_second(self) -> float:
@@ -73,12 +89,12 @@ class Setting:
 
     @property
     def weights(self) -> str:
-        return self.found.estimate.conditions.quantization or "as stored"
+        return self.candidate.found.estimate.conditions.quantization or "as stored"
 
     @property
     def order(self) -> tuple[object, ...]:
         """Cheapest machine first; better is one that leaves the weights as they are, then one that generates more."""
-        conditions = self.found.estimate.conditions
+        conditions = self.candidate.found.estimate.conditions
         # GPUs without a number cost each.
         gpus = conditions.ranks if self.machine.gpus is None else 0
         price = self.machine.hourly_price or math.inf
@@ -87,12 +103,12 @@ class Setting:
     @property
     def options(self) -> dict[str, str]:
         """The options to paste."""
-        found = SizeReport(self.request, self.machine, self.found).settings
+        found = SizeReport(self.request, self.machine, self.candidate.found).settings
         return {f"option.{name}": value for name, value in found.items()}
 
     def __str__(self) -> str:
         copies = f"{self.copies} copies, " if self.copies > 1 else ""
-        return f"{self.machine.name}, {copies}tp {self.found.estimate.conditions.tensor_parallel}, {self.weights}"
+        return f"{self.machine.name}, {copies}tp {self.candidate.tensor_parallel}, {self.weights}"
 
 
 class Advice:
@@ -104,13 +120,14 @@ class Advice:
 
     def __init__(self, request: SizeRequest, machines: Sequence[Machine], goals: Goals, degrees: Sequence[int]) -> None:
         self.request, self.goals = request, goals
-        narrow = _in_fp8(request)
+        fast = [one for one in machines if one.gpu_model is not None and "fp8" in one.gpu_model.flops]
+        length = goals.load.isl + goals.load.osl
         settings = [
             setting
-            for machine in machines
-            for asked in (request, narrow)
-            if asked is request or (asked is not None and machine.gpu_model and "fp8" in machine.gpu_model.flops)
-            for setting in _settings_of(asked, machine, goals.load, degrees)
+            for asked, able in ((request, machines), (_in_fp8(request), fast))
+            if asked is not None
+            for one in candidates(asked.sizes, able, asked.on, length=length, degrees=degrees)
+            if (setting := Setting.of(asked, one, goals.load)) is not None
         ]
         missed = {id(setting): list(goals.missed_by(setting)) for setting in settings}
 
@@ -197,20 +214,6 @@ def _first_of_each(settings: Sequence[Setting]) -> list[Setting]:
     return list(found.values())
 
 
-def _settings_of(request: SizeRequest, machine: Machine, load: Load, degrees: Sequence[int]) -> Iterator[Setting]:
-    for degree in degrees_of(machine, request.sizes, degrees):
-        found = request.on(machine, degree)
-        ranks = found.estimate.conditions.ranks
-        if machine.gpus is not None and ranks > machine.gpus:
-            continue
-        # More copies than clients have nothing to do.
-        copies = min(load.clients, (machine.gpus or ranks) // ranks)
-        share = replace(load, clients=-(-load.clients // copies))
-        room = found.estimate.sequences_of(load.isl + load.osl, found.max_num_tokens) if found.fits else 0
-        known = room and machine.gpu_model is not None
-        yield Setting(request, machine, found, copies, request.speed_on(machine, found, share) if known else None)
-
-
 def _in_fp8(request: SizeRequest) -> SizeRequest | None:
     """The request with weights in fp8; None if they are quantised already, or the engine does not quantise them."""
     options = request.config.options
@@ -223,7 +226,7 @@ def _in_fp8(request: SizeRequest) -> SizeRequest | None:
 def _row(one: Setting) -> tuple[str, ...]:
     speed, machine, price = one.speed, one.machine, one.machine.hourly_price
     assert speed is not None  # of what holds a load
-    conditions = one.found.estimate.conditions
+    conditions = one.candidate.found.estimate.conditions
     return (
         machine.name if machine.name != machine.gpu else "GPU",
         f"{machine.gpus or conditions.ranks} x {machine.gpu}",

@@ -108,7 +108,7 @@ def names_of(engine: str) -> EngineNames:
             # Arguments of TensorRT-LLM are `--trtllm.kv_cache_config.dtype` and so on.
             taken = {f"trtllm.{name}": kind for name, kind in taken.items() if not name.startswith("--")}
         elif engine == "dynamo.vllm":
-            taken = tabled_arguments(known_versions()[-1])
+            taken = dict(tabled_arguments(known_versions()[-1]))
         aliases = {} if engine == "dynamo.trtllm" else names_of(base(engine)).aliases
         names = flags | taken
     elif engine == "vllm":

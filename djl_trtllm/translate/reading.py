@@ -41,7 +41,7 @@ _UNKNOWN = re.compile(r"(.+?) \((.+):(\d+)\) (.+)", re.DOTALL)
 """`NAME (FILE:LINE) is not a setting of ...`, as `config/compat` says it."""
 _NUMBER = re.compile(r"-\.?\d.*")
 _SILENT = (";", "python", "python3", "-m", "-u", "exec", "-e", "--env", "export")
-_STARTS = {
+_STARTS: Mapping[tuple[str, ...], str] = {
     ("vllm", "serve"): "vllm",
     ("sglang", "serve"): "sglang",
     ("trtllm-serve", "serve"): "trtllm-serve",

@@ -163,7 +163,7 @@ def _fields(given: Given, row: str, target: str) -> Iterator[Line]:
     """The fields of an object that the target does not have as a whole, each on its own."""
     engine = "vllm" if given.engine == "lmi" else given.engine
     whole = name_in(row, engine)
-    pending = [(given.name if isinstance(whole, str) else whole.name, given.value)]
+    pending: list[tuple[str, Any]] = [(str(given.name) if isinstance(whole, str) else whole.name, given.value)]
     while pending:
         path, value = pending.pop()
         if isinstance(value, dict) and value:

@@ -120,7 +120,7 @@ def _yaml(leaves: Mapping[str, Line | str], indent: str = "") -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    return yaml.safe_dump([value], default_flow_style=True, width=math.inf, sort_keys=False)[1:-2]
+    return str(yaml.safe_dump([value], default_flow_style=True, width=math.inf, sort_keys=False)[1:-2])
 
 
 def _command(translation: Translation) -> Iterator[str]:

@@ -75,7 +75,7 @@ def _rank(model: str, gpu: str, conditions: Conditions) -> Rank:
 def rows() -> tuple[Row, ...]:
     """All rows, in the file's order."""
     return tuple(
-        _row(table, column, *map(int, row[:3]), published)
+        _row(table, column, (int(row[0]), int(row[1]), int(row[2])), published)
         for table in read_table("speeds.toml", "tools.sizing")["tables"]
         for row in table["rows"]
         for column, published in zip(table["columns"], row[3:], strict=True)
@@ -83,8 +83,9 @@ def rows() -> tuple[Row, ...]:
     )
 
 
-def _row(table: dict[str, Any], column: Sequence[Any], isl: int, osl: int, requests: int, published: float) -> Row:
+def _row(table: dict[str, Any], column: Sequence[Any], load: tuple[int, int, int], published: float) -> Row:
     gpu, quantization, tensor_parallel, pipeline_parallel = column
+    isl, osl, requests = load
     conditions = Conditions(
         GPUS[gpu].memory,
         tensor_parallel=tensor_parallel,
