@@ -11,7 +11,7 @@ import pytest
 
 from djl_trtllm.errors import SizingError
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
-from djl_trtllm.sizing.points import FILE_NAME, MOST_POINTS, Point, fingerprint, precision_of, read_points, write_point
+from djl_trtllm.sizing.points import FILE_NAME, Point, fingerprint, precision_of, read_points, write_point
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -62,12 +62,11 @@ def test_the_same_load_measured_again_replaces_the_earlier_point(tmp_path: Path)
     assert read_points(tmp_path) == [_with(version="0.27.0"), again]
 
 
-def test_a_full_file_drops_its_oldest_point(tmp_path: Path) -> None:
-    points = [msgspec.to_builtins(_with(clients=number + 1)) for number in range(MOST_POINTS)]
-    (tmp_path / FILE_NAME).write_bytes(msgspec.json.encode({"points": points}))
-    write_point(tmp_path, _with(clients=MOST_POINTS + 1))
-    kept = read_points(tmp_path)
-    assert (len(kept), kept[0].clients, kept[-1].clients) == (MOST_POINTS, 2, MOST_POINTS + 1)
+def test_a_user_may_edit_the_file(tmp_path: Path) -> None:
+    path = write_point(tmp_path, POINT)
+    path.write_bytes(b"\n\n" + path.read_bytes().replace(b"18681.0", b"5.5").strip())
+    write_point(tmp_path, _with(clients=64))
+    assert read_points(tmp_path) == [_with(tokens_per_second=5.5), _with(clients=64)]
 
 
 def test_writers_at_the_same_moment_lose_no_point(tmp_path: Path) -> None:
@@ -105,24 +104,22 @@ _ENTRY = msgspec.to_builtins(POINT)
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
         b"[]",
         b"{",
-        b'{"points": [{}]}',
+        b"{}",
         b"[" * 100_000,
-        msgspec.json.encode({"points": [_ENTRY | {"clients": "many"}]}),
-        msgspec.json.encode({"points": [_ENTRY | {"tokens_per_second": -1}]}),
-        msgspec.json.encode({"points": [_ENTRY | {"other": 1}]}),
-        msgspec.json.encode({"points": [_ENTRY] * (MOST_POINTS + 1)}),
+        msgspec.json.encode(_ENTRY) + b"\n" + msgspec.json.encode(_ENTRY | {"clients": "many"}),
+        msgspec.json.encode(_ENTRY | {"tokens_per_second": -1}),
+        msgspec.json.encode(_ENTRY | {"other": 1}),
         b" " * (1 << 22),
     ],
-    ids=["empty", "list", "cut", "no-fields", "deep", "type", "bound", "unknown", "many", "large"],
+    ids=["list", "cut", "no-fields", "deep", "type", "bound", "unknown", "large"],
 )
 def test_a_file_of_another_kind_is_an_error_that_names_it_and_is_not_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / FILE_NAME
     path.write_bytes(content)
     for use in (lambda: read_points(tmp_path), lambda: write_point(tmp_path, POINT)):
-        with pytest.raises(SizingError, match=f"{path}.*delete it"):
+        with pytest.raises(SizingError, match=f"{path}.*delete that"):
             use()
     assert path.read_bytes() == content
 
