@@ -18,20 +18,16 @@ from typing import Any
 from djl_trtllm.backends.vllm.names import known_versions, tabled_arguments
 from djl_trtllm.config.compat import triton
 from djl_trtllm.config.options import OPTIONS
+from djl_trtllm.config.tables import read_table
 
-WORKERS = {"dynamo.vllm": "vllm", "dynamo.sglang": "sglang", "dynamo.trtllm": "trtllm-serve"}
+_ENGINES = read_table("engines.toml", __package__)
+WORKERS: Mapping[str, str] = {engine: row["runs"] for engine, row in _ENGINES.items() if "runs" in row}
 """Dynamo's workers, each with the engine whose arguments it takes beside its own."""
-TITLES = {
-    "lmi": "LMI",
-    "vllm": "vLLM",
-    "trtllm-serve": "trtllm-serve",
-    "sglang": "SGLang",
-    "triton": "Triton",
-    "truss": "Truss",
-    "dynamo": "Dynamo",
-}
+TITLES: Mapping[str, str] = {engine: row["title"] for engine, row in _ENGINES.items() if engine not in WORKERS}
 """The engines by the names that users write, with the names that messages show."""
-ENGINES = (*(engine for engine in TITLES if engine != "dynamo"), *WORKERS)
+STARTS = {tuple(words.split()): engine for engine, row in _ENGINES.items() for words in row.get("starts", ())}
+"""The words that start an engine."""
+ENGINES = tuple(engine for engine in _ENGINES if engine != "dynamo")
 """The engines that have names of their own."""
 
 
@@ -115,7 +111,8 @@ def names_of(engine: str) -> EngineNames:
         *earlier, version = known_versions()
         names |= tabled_arguments(version)
         dropped |= {n: (last, version) for last in earlier for n in tabled_arguments(last) if n not in names}
-    return EngineNames(TITLES.get(engine, engine), version, names, aliases, dropped, engine in ("vllm", "sglang"))
+    row = _ENGINES[engine]
+    return EngineNames(row["title"], version, names, aliases, dropped, row.get("abbreviates", False))
 
 
 @cache

@@ -21,7 +21,7 @@ from djl_trtllm.config.options import suggest
 from djl_trtllm.config.sources import Origin, Setting, Source, masked, parse_properties, read_environment, shortened
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
 from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
-from djl_trtllm.translate.names import TITLES, WORKERS, EngineNames, base, names_of
+from djl_trtllm.translate.names import STARTS, TITLES, EngineNames, base, names_of
 from djl_trtllm.translate.rows import PATCH, dropped, parsed, row_of, scalar
 
 _LONGEST = 100
@@ -41,17 +41,6 @@ _UNKNOWN = re.compile(r"(.+?) \((.+):(\d+)\) (.+)", re.DOTALL)
 """`NAME (FILE:LINE) is not a setting of ...`, as `config/compat` says it."""
 _NUMBER = re.compile(r"-\.?\d.*")
 _SILENT = (";", "python", "python3", "-m", "-u", "exec", "-e", "--env", "export")
-_STARTS: Mapping[tuple[str, ...], str] = {
-    ("vllm", "serve"): "vllm",
-    ("sglang", "serve"): "sglang",
-    ("trtllm-serve", "serve"): "trtllm-serve",
-    ("trtllm-serve",): "trtllm-serve",
-    ("vllm.entrypoints.openai.api_server",): "vllm",
-    ("vllm.entrypoints.api_server",): "vllm",
-    ("sglang.launch_server",): "sglang",
-    **{(worker,): worker for worker in WORKERS},
-}
-"""The words that start an engine."""
 _IMAGE = re.compile(r"(^|/)vllm/vllm|vllm-openai")
 
 
@@ -266,13 +255,13 @@ def _program(words: Sequence[str], engine: str | None) -> tuple[str, int, int]:
         following = words[place + 1 : place + 2]
         program = word.rpartition("/")[2]
         for start in ((program, *following), (program,)):
-            if start in _STARTS:
-                return _STARTS[start], place, place + len(start)
+            if start in STARTS:
+                return STARTS[start], place, place + len(start)
         if _IMAGE.search(word) and following not in (["vllm"], ["python"], ["python3"]):
             return "vllm", place, place + 1
     if engine is not None and words[0].startswith("-"):
         return engine, 0, 0
-    shown, programs = _shown(" ".join(words), None), ", ".join(" ".join(start) for start in _STARTS)
+    shown, programs = _shown(" ".join(words), None), ", ".join(" ".join(start) for start in STARTS)
     advice = f"or its flags alone with --from, which is one of {', '.join(TITLES)}"
     raise DjlTrtllmError(f"{shown}: expected a file, or a command line with one of {programs}, {advice}")
 
