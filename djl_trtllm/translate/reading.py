@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.config.compat import triton, truss
-from djl_trtllm.config.compat.foreign_format import FormatError
+from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError
 from djl_trtllm.config.options import suggest
 from djl_trtllm.config.sources import Origin, Setting, Source, masked, parse_properties, read_environment, shortened
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
@@ -108,7 +108,7 @@ def read_text(text: str, path: str, engine: str | None = None) -> Input:
     if suffix not in _YAML:
         return read_command(text, engine)
     if engine in (None, "truss") and truss.is_truss(text):
-        return _of_sources("truss", truss.parse_config(text, path)[:1])
+        return _read_truss(text, path)
     return _read_yaml(text, path, engine)
 
 
@@ -126,13 +126,9 @@ def _of_sources(engine: str, sources: Sequence[Source]) -> Input:
         # Of Truss's two names of the model the one that clients use counts, as in `config/`.
         ordered = sorted(source.settings, key=lambda setting: engine == "truss" and setting.name != "model_name")
         settings += map(_of_setting, ordered)
-        for each in source.ignored:
-            name, _, value = each.assignment.partition("=")
-            given = Given(each.assignment, "lmi", None, each.origin, None, each.reason, True)
-            patched = name.removeprefix(PATCH)
-            if patched != name and names_of("trtllm-serve").has(patched):
-                given = replace(given, engine="trtllm-serve", name=patched, value=parsed(value))
-            settings.append(given)
+        settings += [
+            Given(each.assignment, "lmi", None, each.origin, None, each.reason, True) for each in source.ignored
+        ]
         unknown = filter(None, map(_UNKNOWN.fullmatch, source.unknown))
         settings += [Given(m[1], "lmi", None, Origin.file(m[2], int(m[3])), problem=f"it {m[4]}") for m in unknown]
         reasons = {each.reason for each in source.ignored}
@@ -154,16 +150,30 @@ def _of_setting(setting: Setting) -> Given:
     return _without_name(given, f"LMI has no such option; {advice}")
 
 
+def _read_truss(text: str, path: str) -> Input:
+    """A Truss's own settings, and those that it passes on to TensorRT-LLM by the names of that one's YAML file."""
+    found = _of_sources("truss", truss.parse_config(text, path)[:1])
+    own = [each for each in found.settings if not each.text.startswith(PATCH)]
+    entries = [each for each in truss.entries(text) if each.name.startswith(PATCH)]
+    passed = _of_entries([replace(each, name=each.name.removeprefix(PATCH)) for each in entries], path, "trtllm-serve")
+    return replace(found, settings=(*own, *(replace(each, text=PATCH + each.text) for each in passed)))
+
+
 # -- YAML files --------------------------------------------------------------------------------------------------------
 
 
 def _read_yaml(text: str, path: str, engine: str | None) -> Input:
-    """A file of `--config`: members of a list are one value, and the fields of an object of vLLM are one."""
+    """A file of `--config`."""
     try:
         entries = truss.entries(text)
     except FormatError as error:
         raise DjlTrtllmError(f"{path}:{error.line}: {error}") from None
     engine = engine or _engine_of([entry.name for entry in entries], path)
+    return Input(engine, tuple(_of_entries(entries, path, engine)))
+
+
+def _of_entries(entries: Sequence[ForeignSetting], path: str, engine: str) -> list[Given]:
+    """The settings of a file: members of a list are one value, and the fields of an object of vLLM are one."""
     found: dict[str, tuple[int, Any]] = {}
     for entry in entries:
         head, _, rest = entry.name.partition(".")
@@ -175,7 +185,7 @@ def _read_yaml(text: str, path: str, engine: str | None) -> Input:
             found[entry.name] = (line, [*(earlier if isinstance(earlier, list) else [earlier]), value])
         else:
             found[entry.name] = (entry.line, value)
-    return Input(engine, tuple(_named(n, value, Origin.file(path, line), engine) for n, (line, value) in found.items()))
+    return [_named(name, value, Origin.file(path, line), engine) for name, (line, value) in found.items()]
 
 
 def _engine_of(names: Sequence[str], path: str) -> str:

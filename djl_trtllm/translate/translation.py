@@ -97,7 +97,7 @@ def _lines(given: Given, source: str, target: str) -> Iterator[Line]:
     def lost(reason: str, row: str = "") -> Line:
         return Line(given.text, given.origin, Exactness.LOST, reason, row=row)
 
-    if given.name is None or (target == "lmi" and given.of_this_server):
+    if given.name is None:
         elsewhere = given.of_this_server and target != "lmi"
         yield lost(f"{names_of(target).title} has no counterpart" if elsewhere else given.problem)
         return
@@ -131,6 +131,7 @@ def _lines(given: Given, source: str, target: str) -> Iterator[Line]:
         near.append("it has one name, which is the first")
     if str(written).startswith((".", "/", "~")) and (remote := rule(row, "remote", target)):
         near.append(remote)
+    near = [] if source == target else near
     exactness = Exactness.NEAR if near else Exactness.SAME
     yield Line(given.text, given.origin, exactness, "; ".join(near), there.name, written, row)
 

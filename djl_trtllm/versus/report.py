@@ -89,7 +89,7 @@ def configuration(found: Versus) -> list[list[str]]:
 
 def conclusion(found: Versus, instance: Instance | None) -> Iterator[str]:
     """Yield sentences: which engine is ahead, which answers differ, what has no figure, and where the price is from."""
-    first, second = found.fastest()
+    first, second, *_ = found.ranked()
     rounds = len(first.rounds)
     if found.ahead is not None:
         factor = first.throughput.median / second.throughput.median if second.throughput.median else math.inf

@@ -108,15 +108,14 @@ class Versus:
         first = self.engines[0]
         return Comparison(first.answers, measured.answers) if first.answers and measured.answers else None
 
-    def fastest(self) -> tuple[Measured, Measured]:
-        """The engine with the highest median throughput, and the next one."""
-        first, second, *_ = sorted(self.engines, key=lambda each: -each.throughput.median)
-        return first, second
+    def ranked(self) -> list[Measured]:
+        """The engines by their median throughput, the highest first."""
+        return sorted(self.engines, key=lambda each: -each.throughput.median)
 
     @property
     def ahead(self) -> Measured | None:
         """The fastest engine if even its slowest round is faster than all of the others; one round shows nothing."""
-        first, *others = sorted(self.engines, key=lambda each: -each.throughput.median)
+        first, *others = self.ranked()
         apart = all(first.throughput.lowest > other.throughput.highest for other in others)
         return first if apart and len(first.rounds) > 1 else None
 

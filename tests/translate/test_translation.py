@@ -190,11 +190,19 @@ def test_of_the_models_of_triton_the_engine_alone_has_its_batch(model: str, lost
 
 def test_what_a_truss_passes_on_has_the_names_of_tensorrt_llm() -> None:
     text = "trt_llm:\n  runtime:\n    patch_kwargs:\n      guided_decoding_backend: xgrammar\n"
-    read = read_text(f"{text}      enable_trtllm_sampler: true\n      nonsense: 1\n", "config.yaml")
-    for target, name in (("trtllm-serve", "guided_decoding_backend"), ("sglang", "grammar_backend")):
+    more = "      cuda_graph_config:\n        batch_sizes: [1, 2, 4]\n      enable_trtllm_sampler: true\n"
+    read = read_text(text + more, "config.yaml")
+    for target, *names in (
+        ("trtllm-serve", "guided_decoding_backend", "cuda_graph_config.batch_sizes"),
+        ("lmi", "option.guided_decoding_backend", "option.cuda_graph_batch_sizes"),
+        ("sglang", "grammar_backend", "cuda_graph_bs_decode"),
+    ):
         found = translate(read, target)
-        assert [(each.name, each.value) for each in found.kept] == [(name, "xgrammar")]
-        assert len(found.lost) == 2
+        assert [(each.name, each.value) for each in found.kept] == list(
+            zip(names, ("xgrammar", [1, 2, 4]), strict=True)
+        )
+        assert "sampler_type" in found.lost[0].reason
+    assert {each.exactness for each in translate(read, "truss").kept} == {Exactness.SAME}
 
 
 def test_a_yaml_file_is_of_the_engine_that_has_most_of_its_names_unless_that_is_said() -> None:
