@@ -110,6 +110,8 @@ def test_a_setting_becomes_that_of_the_target(command: str, target: str, name: s
         ("python -m dynamo.vllm --model M --port 1", "vllm", "lost", "no such name"),
         ("python -m dynamo.trtllm --model M --namespace N", "trtllm-serve", "lost", "no counterpart"),
         ("vllm serve M --data-parallel-size 1", "trtllm-serve", "lost", "does anyway"),
+        ("trtllm-serve M --ep_size 1", "vllm", "lost", "does anyway"),
+        ("trtllm-serve M --ep_size 1", "triton", "lost", "compiled"),
         ("vllm serve M --data-parallel-size 2", "trtllm-serve", "lost", "a server for each"),
         ("vllm serve M --moe-backend triton", "trtllm-serve", "lost", "kernels of its own"),
         ("python -m dynamo.trtllm --trtllm.moe_config.backend TRTLLM", "sglang", "lost", "moe-runner-backend"),
