@@ -84,7 +84,7 @@ APIS: dict[str, tuple[str, Body, bytes]] = {
 
 @dataclass(frozen=True)
 class Load:
-    """Streams of so many tokens each: at once, or `rate` of them per second."""
+    """`streams` streams of `tokens` tokens each: at once, or `rate` of them per second."""
 
     streams: int
     tokens: int
@@ -399,7 +399,8 @@ def djl(setup: Setup) -> tuple[list[str], str, dict[str, str]]:
     }
     (directory / "serving.properties").write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
     command = [str(Path(__file__).parents[1] / "scripts" / "djl-serving"), str(setup.checkout), str(directory)]
-    return command, "/ping", {"PYTHON_EXECUTABLE": sys.executable}
+    # The handler makes a client of S3 for its sessions, whatever model it serves.
+    return command, "/ping", {"PYTHON_EXECUTABLE": sys.executable, "AWS_DEFAULT_REGION": "us-east-1"}
 
 
 SERVERS = {

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import SizingError
+from djl_trtllm.files import read_table
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import Conditions, kv_bits, part_bytes
 from djl_trtllm.sizing.machines import GpuModel

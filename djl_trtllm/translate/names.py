@@ -18,7 +18,7 @@ from typing import Any
 from djl_trtllm.backends.vllm.names import known_versions, tabled_arguments
 from djl_trtllm.config.compat import triton
 from djl_trtllm.config.options import OPTIONS
-from djl_trtllm.config.tables import read_table
+from djl_trtllm.files import read_table
 
 _ENGINES = read_table("engines.toml", __package__)
 WORKERS: Mapping[str, str] = {engine: row["runs"] for engine, row in _ENGINES.items() if "runs" in row}
