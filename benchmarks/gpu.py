@@ -512,13 +512,16 @@ def main() -> None:
                         result = each.measure(load)
                         if number:
                             found[load].setdefault(name, []).append(result)
+                if not options.one_at_a_time:
+                    print_table(f"{model.name}: {load}", found[load])
             servers = {name: each for name, each in measured.items() if isinstance(each, Served)}
             held |= {name: memory_of(each.process) for name, each in servers.items()}
             ours_here = [label(*each, degrees) for each in group if each[0] in OURS]
             tokens |= {name: kv_tokens(servers[name].port) for name in ours_here}
         estimates |= {label(*each, degrees): estimated(setups[each[1]]) for each in group if each[0] in OURS}
-    for load, rounds in found.items():
-        print_table(f"{model.name}: {load}", rounds)
+    if options.one_at_a_time:
+        for load, rounds in found.items():
+            print_table(f"{model.name}: {load}", rounds)
     print_memory(held, tokens, estimates)
 
 
