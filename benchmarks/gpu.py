@@ -62,6 +62,7 @@ _CPU_TOKENS = 65536
 _TOKENS = 256
 _NEIGHBOURS = 3
 _LONGEST_SECONDS = 300
+_LAST_CHUNK = b"0\r\n\r\n"
 _RESULT = "tokens per second: "
 Body = Callable[[str, int], dict[str, Any]]
 
@@ -137,13 +138,16 @@ class StreamClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.sent = time.perf_counter()
-        cast(asyncio.Transport, transport).write(self._request)
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         if self._mark in data:
             self.arrived.append(time.perf_counter())
         elif not self.arrived and b" 200 " not in data[:20]:
             self.refused += data[:500]
+        if data.endswith(_LAST_CHUNK):  # DJL Serving leaves the connection open
+            self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.ended.done():
