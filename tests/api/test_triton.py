@@ -224,6 +224,10 @@ def test_every_output_of_the_ensemble_is_there_or_known_not_to_be() -> None:
     names = {output.name for output in OUTPUTS}
     assert len(names | NOT_PRODUCED) == 17
     assert set(ALWAYS) < names
+    times = {f"{point}_time_ns" for point in ("arrival", "first_scheduled", "first_token", "last_token")}
+    blocks = {f"kv_cache_{blocks}_blocks" for blocks in ("alloc_new", "alloc_total", "reused")}
+    drafts = {"acceptance_rate", "total_accepted_draft_tokens", "total_draft_tokens"}
+    assert times | blocks | drafts | {"context_logits", "generation_logits"} == NOT_PRODUCED
 
 
 class Encoder(BatchEncoder):
