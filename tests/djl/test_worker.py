@@ -12,11 +12,21 @@ from typing import Any, cast
 
 import pytest
 
-from djl_trtllm.api import Call
+from djl_trtllm.api.base import Call
 from djl_trtllm.config import Options
 from djl_trtllm.djl import worker
-from djl_trtllm.djl.items import Item, ItemWriter, take
-from djl_trtllm.djl.worker import Metrics, Stream, Streams, is_passive, load_status, open_worker_model, require_mode
+from djl_trtllm.djl.worker import (
+    Item,
+    ItemWriter,
+    Metrics,
+    Stream,
+    Streams,
+    is_passive,
+    load_status,
+    open_worker_model,
+    require_mode,
+    take,
+)
 from djl_trtllm.errors import (
     DjlTrtllmError,
     ExecutorStartError,

@@ -22,10 +22,11 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.access import EVERYBODY, Access
 from djl_trtllm.server.connections import Connections
 from djl_trtllm.server.context import ServerContext
+from djl_trtllm.server.exchange import Generation, SessionRequests
 from djl_trtllm.server.http_protocol import HttpProtocol
 from djl_trtllm.server.management import ModelRoutes
 from djl_trtllm.server.metrics import MetricsPage
-from djl_trtllm.server.routes import Routes, SessionRequests
+from djl_trtllm.server.routes import Routes
 from djl_trtllm.service.clients import Clients, Sessions
 from djl_trtllm.service.lifecycle import ServedModel
 from tests.support.asgi import Client
@@ -55,7 +56,7 @@ class Application:
         self.counts = context.counts
         self.models = ModelRoutes(self.registry, store, 5.0)
         metrics = MetricsPage(self.registry, self.counts, Histogram())
-        routes = Routes(context, self.models, metrics, SessionRequests(sessions))
+        routes = Routes(context, self.models, metrics, Generation(context, SessionRequests(sessions)))
         self.monitor = routes.monitor
         self.app = routes.router(self._life)
         self.client = Client(self.app)

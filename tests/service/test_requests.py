@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from djl_trtllm.api import Call, Prompt
+from djl_trtllm.api.base import Call, Prompt
 from djl_trtllm.config import Task
 from djl_trtllm.errors import (
     BuildError,
