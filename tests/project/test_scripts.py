@@ -95,13 +95,16 @@ def test_ci_runs_no_test_of_what_fails_a_check(failing: str, calls: int, tmp_pat
     [
         ("print('a wolf')\n    assert False", 1, "1 failed, 1 passed"),
         ("os._exit(9)", 2, "status 9) in test_one.py::test_it"),
+        ("os.kill(os.getppid(), 2)\n    time.sleep(600)", 2, "KeyboardInterrupt"),
         ("warnings.warn('a fox')", 0, "2 passed, 1 warning"),
     ],
 )
-def test_a_test_process_that_crashed_is_no_failed_test(end: str, status: int, said: str, tmp_path: Path) -> None:
+def test_a_process_that_crashed_or_was_interrupted_is_no_failed_test(
+    end: str, status: int, said: str, tmp_path: Path
+) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     for name, body in (("one", end), ("two", "pass")):
-        (tmp_path / f"test_{name}.py").write_text(f"import os, warnings\ndef test_it(tmp_path):\n    {body}\n")
+        (tmp_path / f"test_{name}.py").write_text(f"import os, time, warnings\ndef test_it(tmp_path):\n    {body}\n")
     options = ("-p", "tests.support.forks", "--processes", "2", "-p", "no:randomly")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(tmp_path)],

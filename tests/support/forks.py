@@ -1,6 +1,6 @@
 """Tests in several processes that share one collection: `pytest -p tests.support.forks --processes 4`.
 
-Each process of pytest-xdist collects all tests, which is half a minute of processor time. Here the tests are collected
+Each process of pytest-xdist collects all tests, which takes 16 seconds of processor time. Here the tests are collected
 once, and the processes are forks of the one that has done it. A file is run by one of them, as a whole, because its
 tests share fixtures; a process that is done with a file takes the next one. A fork has no threads but one: a library
 that starts threads when it is imported, and needs them, is imported by tests and not by their modules.
