@@ -30,7 +30,7 @@ from djl_trtllm.errors import ConfigError, DjlTrtllmError, ModelError
 from djl_trtllm.logs import configure
 from djl_trtllm.routing.suspects import DEATHS
 from djl_trtllm.server.application import Application, plan_startup
-from djl_trtllm.server.exchange import Exchange
+from djl_trtllm.server.exchange import WRITE_PART, Exchange
 from djl_trtllm.server.metrics import ModelFigures
 from djl_trtllm.service.lifecycle import State
 
@@ -86,6 +86,8 @@ class ReplicaApplication(Application):
                 message = {**message, "headers": headers}
             await send(message)
 
+        if (write_part := ray_names.write_part(receive)) is not None:
+            scope[WRITE_PART] = write_part
         refusal = await self._received(scope) if scope["type"] == "http" else None
         if refusal is not None:
             await Exchange(scope, receive, without_id, self.context).reply(refusal)
@@ -361,6 +363,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         ray_serve.ingress()(Router),
         name=router_name,
         max_ongoing_requests=limit * arguments.most_replicas,
+        logging_config={"log_level": "WARNING", "enable_access_log": False},  # the replica's log has each request
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": ray_names.OF_ROUTERS}},
     ).bind(replicas, max(1, options.max_rolling_batch_size // _SLACK))
     return ray_names.with_router(replicas, router)

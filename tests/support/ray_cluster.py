@@ -37,7 +37,8 @@ _DRAIN_SECONDS = 8
 _FIRST_PORT, _PORTS = 30000, 20
 """Ray's first port of replicas, and how many a cluster gets of the thousand that Ray uses."""
 _ATTEMPTS = 5
-_CALL_SECONDS = 300.0
+_CALL_SECONDS = 1200.0
+"""Against a driver that hangs. A deployment took more than 300 s on two cores at a load of 60."""
 _REPLICA = "ServeReplica:"
 _PROXY = "haproxy"
 
