@@ -221,13 +221,13 @@ def steady(cluster: RayCluster, seconds: float, strike: Callable[[], object]) ->
 
 def failures(requests: list[Request]) -> str:
     """How many failed, with what, and when the last one of each was sent."""
-    last: dict[str, float] = {}
-    for each in requests:
-        if each.failure:
-            last[each.failure] = each.at
-    counts = Counter(each.failure for each in requests if each.failure)
-    shown = (f"{count} x {failure} (the last {last[failure]:.0f} s after it)" for failure, count in counts.items())
-    return "; ".join([f"{counts.total()} of {len(requests)}", *shown])
+    failed = [each for each in requests if each.failure]
+    shown = [f"{len(failed)} of {len(requests)}"]
+    for failure in dict.fromkeys(each.failure for each in failed):
+        such = [each for each in failed if each.failure == failure]
+        took = max(each.seconds for each in such)
+        shown.append(f"{len(such)} x {failure} (the last {such[-1].at:.0f} s after it, the slowest took {took:.0f} s)")
+    return "; ".join(shown)
 
 
 def stopped(cluster: RayCluster) -> Iterator[Row]:

@@ -28,6 +28,9 @@ NODES = {
     "RAY_SERVE_HAPROXY_INGRESS_REQUEST_ROUTER_BUFSIZE": "262144",
     # It starts anew at each change of the replicas; the one before keeps its streams for this number of seconds.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+    # The one before ends connections that wait for their next request within these seconds: it would send that one by
+    # what it knew before the change, to routers and replicas that are gone.
+    "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": "5",
     # A token costs one thread two thirds of what it costs four, which wake each other; one carries 70,000 per second.
     "RAY_SERVE_HAPROXY_NBTHREAD": "1",
     # An HAProxy that has ended is replaced after three checks, with Ray's 10 seconds after half a minute.
