@@ -1,4 +1,4 @@
-"""What a router tells HAProxy and the other routers; Ray's part is played."""
+"""What a router says to HAProxy and to the other routers; Ray's part is played."""
 
 from __future__ import annotations
 
