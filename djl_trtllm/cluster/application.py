@@ -24,12 +24,11 @@ from djl_trtllm.api.front_end import REQUEST_ID, front_end_error
 from djl_trtllm.cluster import ray_names
 from djl_trtllm.cluster.ray_names import DIRECT, SEPARATE_THREAD
 from djl_trtllm.config import Backend, Options
-from djl_trtllm.config.options.choices import Orchestrator
 from djl_trtllm.config.sources import as_arguments
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, ModelError
 from djl_trtllm.logs import configure
+from djl_trtllm.routing.fleet import DEATHS
 from djl_trtllm.routing.scaling import Autoscaling, QueueAndCachePolicy
-from djl_trtllm.routing.suspects import DEATHS
 from djl_trtllm.server.application import Application, plan_startup
 from djl_trtllm.server.exchange import WRITE_PART, Exchange
 from djl_trtllm.server.metrics import ModelFigures
@@ -222,7 +221,9 @@ _BESIDES = 100
 """Room in Serve's limit for requests that generate nothing, or are being refused."""
 _DRAIN_OF_HAPROXY = 40.0
 """Seconds: how long Ray keeps a replica reachable that HAProxy is to forget (30), and what ending an engine takes."""
-_HEALTH_CHECK_SECONDS = 5.0
+_HEALTH_CHECK_SECONDS, _HEALTH_TIMEOUT_SECONDS = 5.0, 10.0
+"""Three checks without an answer in this time end a replica. With 5 s, a machine with far too much to do lost good ones;
+routers give a silent one nothing before that."""
 _STARTS = 3
 """How often a replica is started before the deployment has failed."""
 _ROUTING_STATS_SECONDS = 1.0
@@ -314,7 +315,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         max_ongoing_requests=limit,
         graceful_shutdown_timeout_s=drain_seconds(options),
         health_check_period_s=_HEALTH_CHECK_SECONDS,
-        health_check_timeout_s=_HEALTH_CHECK_SECONDS,
+        health_check_timeout_s=_HEALTH_TIMEOUT_SECONDS,
         max_constructor_retry_count=_STARTS,
         ray_actor_options=_resources(arguments, options),
         **_number_of_replicas(arguments, options),
@@ -384,7 +385,7 @@ def require_ray() -> Any:
 
 def _resources(arguments: ClusterArguments, options: Options) -> dict[str, Any]:
     """Return what Ray reserves for the actor of a replica, and its environment."""
-    ranks_elsewhere = KEEPS_VISIBLE_GPUS if options.orchestrator_type is Orchestrator.RAY else {}
+    ranks_elsewhere = KEEPS_VISIBLE_GPUS if options.orchestrator_type == "ray" else {}
     return {
         "num_cpus": arguments.cpus,
         "num_gpus": reserved_gpus(options) if arguments.gpus is None else arguments.gpus,
@@ -413,7 +414,7 @@ def reserved_gpus(options: Options) -> int:
             ]
         )
     ranks = math.prod(int(degree) for degree in degrees)
-    ranks_are_actors = options.orchestrator_type is Orchestrator.RAY
+    ranks_are_actors = options.orchestrator_type == "ray"
     if of_nodes:
         _require_room(ranks, of_nodes, spanning=ranks_are_actors)
     return 0 if ranks_are_actors else ranks
