@@ -86,8 +86,8 @@ def test_arguments_and_limits_reach_the_deployment(model: str, monkeypatch: pyte
     assert (actor["num_gpus"], actor["num_cpus"]) == (2, 0.5)
     environ = actor["runtime_env"]["env_vars"]
     assert environ == {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "FORWARDED_ALLOW_IPS": ""}
-    assert ClusterArguments(replicas=3, cpus=2).cpus_at_most == 6
-    assert ClusterArguments(autoscale="1:4", cpus=0.5).cpus_at_most == 2
+    assert ClusterArguments(replicas=3).most_replicas == 3
+    assert ClusterArguments(autoscale="1:4").most_replicas == 4
 
 
 def test_only_proxies_that_are_named_say_who_a_client_is(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
