@@ -1,17 +1,18 @@
 """Measure four replicas on Ray under its HAProxy and our router (docs/ray.md): cost, affinity, and faults.
 
-    python -m benchmarks.ray_fleet [--streams 16] [--tokens 500] [--rounds 3]
+    python -m benchmarks.ray_fleet [SECTION ...] [--streams 16] [--tokens 500] [--rounds 3]
 
-Replicas are of the scripted engine, on a cluster of this machine. Rows come as they are measured:
+Replicas are of the scripted engine, on a cluster of this machine. Rows come as they are measured. A section that cannot
+be measured says why in its row; the next one gets the fleet as it was, on another cluster if this one has ended.
 
-- CPU per token: of all processes of the cluster but the engines, less what the idle cluster takes, beside the server
-  without Ray. Both get their load in turn; the ratio is the median of the rounds.
+- cost: CPU per token of all processes of the cluster but the engines, beside the server without Ray, each less what it
+  takes while it is idle. Both get their load in turn; the ratio is the median of the rounds.
 - turns: conversations at the same time; the share of turns whose replica had the turn before.
-- replica stopped (SIGSTOP): a request every quarter of a second; the slowest of those from 10 s on.
-- request that ends servers: sent again by its client until it is refused; how many replicas it has ended.
-- a fleet's life, under a request every quarter of a second: an update, a second application, a replica, the router,
-  HAProxy, a node and the head killed; how many requests fail, and until when.
-- autoscaling: 24 streams at the same time to one replica that may become three.
+- poison: a request that ends servers, sent again by its client until it is refused; how many replicas it has ended.
+- stopped (SIGSTOP): a request every quarter of a second; the slowest of those from 10 s on.
+- update, second application, replica, router, routers, haproxy, node and head killed or lost, under a request every
+  quarter of a second: how many requests fail, with what, and until when.
+- scaled: 24 streams at the same time to one replica that may become three.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -46,7 +47,11 @@ _EVERY = 0.25
 _POISON = 77
 """`max_new_tokens` of the request that ends the server."""
 _PATIENCE = 120.0
+_READY_SECONDS = 900.0
+"""Until as many replicas run as before: a busy machine takes minutes to start one."""
 _SCALED_SECONDS = 110.0
+_IDLE_SECONDS = 5.0
+_ALONE = "the server without Ray"
 
 
 class Row(NamedTuple):
@@ -89,32 +94,46 @@ def cost(cluster: RayCluster, server: Server, streams: int, tokens: int, rounds:
     """CPU microseconds for a token, on the cluster and of the server alone."""
     of_server: list[float] = []
     of_cluster: list[dict[str, float]] = []
-    with_idle: list[float] = []
+    idle: list[dict[str, float]] = []
+
+    def of_both() -> dict[str, float]:
+        return {**cluster_cpu(cluster), _ALONE: cpu_seconds(server.process)}
+
     for _ in range(rounds):
-        alone_before = cpu_seconds(server.process)
-        round_of(server.port, streams, tokens)
-        of_server.append((cpu_seconds(server.process) - alone_before) / (streams * tokens))
-        before, began = cluster_cpu(cluster), time.monotonic()
-        time.sleep(5)
-        idle, lasted = cluster_cpu(cluster), time.monotonic() - began
-        rates = {kind: (idle[kind] - before[kind]) / lasted for kind in idle}
-        before, began = cluster_cpu(cluster), time.monotonic()
-        round_of(cluster.port, streams * REPLICAS, tokens)
-        after, lasted = cluster_cpu(cluster), time.monotonic() - began
-        count = streams * REPLICAS * tokens
-        with_idle.append((sum(after.values()) - sum(before.values())) / count)
-        of_cluster.append({kind: (after[kind] - before[kind] - rates[kind] * lasted) / count for kind in after})
+        rates = _rates(of_both, lambda: time.sleep(_IDLE_SECONDS))[0]
+        idle.append(rates)
+        for port, count in ((server.port, streams), (cluster.port, streams * REPLICAS)):
+            busy, lasted = _rates(of_both, lambda: round_of(port, count, tokens))  # noqa: B023  # called at once
+            each = {kind: (busy[kind] - rates[kind]) * lasted / (count * tokens) for kind in busy}
+            alone = each.pop(_ALONE)
+            if port == server.port:
+                of_server.append(alone)
+            else:
+                of_cluster.append(each)
     totals = [sum(each.values()) for each in of_cluster]
     ratios = [ray / alone for ray, alone in zip(totals, of_server, strict=True)]
-    alone, ray, whole = (statistics.median(each) * 1e6 for each in (of_server, totals, with_idle))
+    alone, ray = (statistics.median(each) * 1e6 for each in (of_server, totals))
     yield Row("CPU for a token, server without Ray", f"{alone:.0f} us")
-    yield Row("CPU for a token, 4 replicas, HAProxy, router, Ray", f"{ray:.0f} us, with the idle cluster's {whole:.0f}")
-    parts = {kind: statistics.median(each[kind] for each in of_cluster) * 1e6 for kind in of_cluster[0]}
-    yield Row("of which", ", ".join(f"{kind} {part:.1f}" for kind, part in sorted(parts.items())))
+    yield Row("CPU for a token, 4 replicas, HAProxy, router, Ray", f"{ray:.0f} us")
+    yield Row("of which", _shown(of_cluster, 1e6, "us"))
     yield Row(
         "the ratio of both, and of the rounds",
         f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
     )
+    yield Row("what all take while they are idle, of one core", _shown(idle, 100, "%"))
+
+
+def _rates(cpu: Callable[[], dict[str, float]], work: Callable[[], object]) -> tuple[dict[str, float], float]:
+    """CPU seconds for a second of this work, by kind, and the seconds that it took."""
+    before, began = cpu(), time.monotonic()
+    work()
+    after, lasted = cpu(), time.monotonic() - began
+    return {kind: (after[kind] - before[kind]) / lasted for kind in after}, lasted
+
+
+def _shown(rounds: list[dict[str, float]], times: float, unit: str) -> str:
+    parts = {kind: statistics.median(each[kind] for each in rounds) * times for kind in rounds[0]}
+    return ", ".join(f"{kind} {part:.1f} {unit}" for kind, part in sorted(parts.items()))
 
 
 # -- affinity ----------------------------------------------------------------------------------------------------------
@@ -161,11 +180,11 @@ def async_client_of(cluster: RayCluster) -> httpx.AsyncClient:
 
 @dataclass
 class Request:
-    """One of the steady load: when it was sent, the seconds until its end, and the status; 0 without an answer."""
+    """One of the steady load: when it was sent, the seconds until its end, and why it failed; empty if it did not."""
 
     at: float
     seconds: float
-    status: int
+    failure: str
 
 
 def steady(cluster: RayCluster, seconds: float, strike: Callable[[], object]) -> list[Request]:
@@ -178,10 +197,10 @@ def steady(cluster: RayCluster, seconds: float, strike: Callable[[], object]) ->
         at = time.monotonic()
         try:
             answer = await client.post("/invocations", json=body(f"steady {number} {_WORDS}"))
-            status = answer.status_code
-        except httpx.HTTPError:
-            status = 0
-        return Request(at - began, time.monotonic() - at, status)
+            failure = "" if answer.status_code == 200 else f"{answer.status_code} {' '.join(answer.text.split())[:80]}"
+        except httpx.HTTPError as error:
+            failure = type(error).__name__
+        return Request(at - began, time.monotonic() - at, failure)
 
     async def all_of_them() -> list[Request]:
         async with async_client_of(cluster) as client:
@@ -193,10 +212,22 @@ def steady(cluster: RayCluster, seconds: float, strike: Callable[[], object]) ->
                     struck = asyncio.create_task(asyncio.to_thread(strike))
                 sent.append(asyncio.ensure_future(one(client, began, len(sent))))
                 await asyncio.sleep(_EVERY)
+            requests = await asyncio.gather(*sent)
             await struck
-            return await asyncio.gather(*sent)
+            return requests
 
     return asyncio.run(all_of_them())
+
+
+def failures(requests: list[Request]) -> str:
+    """How many failed, with what, and when the last one of each was sent."""
+    failed = [each for each in requests if each.failure]
+    shown = [f"{len(failed)} of {len(requests)}"]
+    for failure in dict.fromkeys(each.failure for each in failed):
+        such = [each for each in failed if each.failure == failure]
+        took = max(each.seconds for each in such)
+        shown.append(f"{len(such)} x {failure} (the last {such[-1].at:.0f} s after it, the slowest took {took:.0f} s)")
+    return "; ".join(shown)
 
 
 def stopped(cluster: RayCluster) -> Iterator[Row]:
@@ -205,14 +236,12 @@ def stopped(cluster: RayCluster) -> Iterator[Row]:
     requests = steady(cluster, 40, replica.suspend)
     late = max((each.seconds for each in requests if each.at >= 10), default=0.0)
     early = [each for each in requests if 0 <= each.at < 10 and each.seconds > 1]
-    failed = sum(each.status != 200 for each in requests)
     yield Row("replica stopped: slowest request from 10 s on", f"{late:.1f} s")
     slow = f"{len(early)}, the slowest {max((each.seconds for each in early), default=0.0):.0f} s"
     yield Row("replica stopped: requests of the first 10 s that took more than 1 s", slow)
-    yield Row("replica stopped: failed", f"{failed} of {len(requests)}")
+    yield Row("replica stopped: failed", failures(requests))
     if replica.is_running():
         replica.kill()
-    cluster.wait_for_replicas(REPLICAS)
 
 
 def poison(cluster: RayCluster) -> Iterator[Row]:
@@ -228,20 +257,9 @@ def poison(cluster: RayCluster) -> Iterator[Row]:
             time.sleep(1)
     ended = sum(not process.is_running() or process.status() == psutil.STATUS_ZOMBIE for process in before)
     yield Row("replicas that one request ended", f"{ended} (its answers: {', '.join(map(str, statuses))})")
-    cluster.wait_for_replicas(REPLICAS)
 
 
-def killed(cluster: RayCluster, what: str, mark: str, most: int, seconds: float) -> Iterator[Row]:
-    """The processes with this in their command line are killed, and no more than `most`."""
-
-    def strike() -> None:
-        for process in [process for process in cluster.descendants() if mark in command(process)][:most]:
-            process.kill()
-
-    yield struck(cluster, f"{what} killed", strike, seconds)
-
-
-def struck(cluster: RayCluster, what: str, strike: Callable[[], object], seconds: float) -> Row:
+def struck(cluster: RayCluster, what: str, strike: Callable[[], object], seconds: float) -> Iterator[Row]:
     """How many requests fail, and how long the strike takes."""
     took = 0.0
 
@@ -252,48 +270,71 @@ def struck(cluster: RayCluster, what: str, strike: Callable[[], object], seconds
         took = time.monotonic() - began
 
     requests = steady(cluster, seconds, timed)
-    failed = [each for each in requests if each.status != 200]
-    last = f", the last {max(each.at for each in failed):.0f} s after it" if failed else ""
-    return Row(f"{what}: failed; seconds that it took", f"{len(failed)} of {len(requests)}{last}; {took:.0f}")
+    yield Row(f"{what}: failed; seconds that it took", f"{failures(requests)}; {took:.0f}")
 
 
-def life(cluster: RayCluster, model: Path) -> Iterator[Row]:
-    """What happens to a fleet, from the harmless to the end of its head."""
+def killed(cluster: RayCluster, what: str, mark: str, most: int, seconds: float) -> Iterator[Row]:
+    """The processes with this in their command line are killed, and no more than `most`."""
 
-    def update() -> None:
+    def strike() -> None:
+        for process in [process for process in cluster.descendants() if mark in command(process)][:most]:
+            process.kill()
+
+    return struck(cluster, f"{what} killed", strike, seconds)
+
+
+def complete(cluster: RayCluster) -> None:
+    """Wait until as many replicas run as before."""
+    cluster.wait_for_replicas(REPLICAS, timeout=_READY_SECONDS)
+
+
+def updated(cluster: RayCluster, model: Path) -> Iterator[Row]:
+    """Another version replaces the one that runs."""
+
+    def strike() -> None:
         cluster.deploy(model, replicas=REPLICAS, direct=True, options={"job_queue_size": 999})
-        cluster.wait_for_replicas(REPLICAS)
+        complete(cluster)
 
-    def second() -> None:
-        cluster.deploy(model, app="second", route="/second", replicas=2, direct=True)
+    return struck(cluster, "rolling update", strike, 10)
 
-    def replica() -> None:
-        cluster.replicas()[0].kill()
-        time.sleep(1)
-        cluster.wait_for_replicas(REPLICAS)
 
-    def node() -> None:
-        cluster.call("add_node")
-        cluster.call("lose_node", cluster.replicas()[0].pid)
-        time.sleep(1)
-        cluster.wait_for_replicas(REPLICAS)
-
-    yield struck(cluster, "rolling update", update, 10)
-    yield struck(cluster, "second application", second, 10)
+def second(cluster: RayCluster, model: Path) -> Iterator[Row]:
+    """Another application comes."""
+    yield from struck(
+        cluster,
+        "second application",
+        lambda: cluster.deploy(model, app="second", route="/second", replicas=2, direct=True),
+        20,
+    )
     with client_of(cluster) as client:
         answers = [client.post("/second/invocations", json=body(f"{n} {_WORDS}")) for n in range(12)]
     replicas = {answer.headers.get("x-replica") for answer in answers}
-    yield Row(
-        "its statuses, and replicas that answered", f"{ {answer.status_code for answer in answers} }, {len(replicas)}"
-    )
+    statuses = Counter(answer.status_code for answer in answers)
+    yield Row("its statuses, and replicas that answered", f"{dict(statuses)}, {len(replicas)}")
     cluster.call("delete", "second")
-    yield struck(cluster, "replica killed", replica, 10)
-    yield from killed(cluster, "one router", "djl-trtllm-router", 1, 20)
-    yield from killed(cluster, "all routers", "djl-trtllm-router", 9, 20)
-    yield from killed(cluster, "HAProxy", "haproxy -", 9, 90)
-    yield from scaled(cluster, model)
-    yield struck(cluster, "node lost", node, 10)
-    yield struck(cluster, "head lost", lambda: cluster.call("kill_gcs"), 10)
+
+
+def replica_killed(cluster: RayCluster) -> Iterator[Row]:
+    """One of the replicas is killed."""
+
+    def strike() -> None:
+        cluster.replicas()[0].kill()
+        time.sleep(1)
+        complete(cluster)
+
+    return struck(cluster, "replica killed", strike, 10)
+
+
+def node_lost(cluster: RayCluster) -> Iterator[Row]:
+    """The node of a replica ends, when another one has come."""
+
+    def strike() -> None:
+        cluster.call("lose_node", cluster.replicas()[0].pid)
+        time.sleep(1)
+        complete(cluster)
+
+    cluster.call("add_node")
+    return struck(cluster, "node lost", strike, 10)
 
 
 def scaled(cluster: RayCluster, model: Path) -> Iterator[Row]:
@@ -304,8 +345,12 @@ def scaled(cluster: RayCluster, model: Path) -> Iterator[Row]:
 
     async def stream(client: httpx.AsyncClient, number: int, until: float) -> None:
         while time.monotonic() < until:
-            answer = await client.post("/scaled/invocations", json=body(f"{number} {_WORDS}", 100))
-            statuses[answer.status_code] += 1
+            try:
+                answer = await client.post("/scaled/invocations", json=body(f"{number} {_WORDS}", 100))
+                statuses[answer.status_code] += 1
+            except httpx.HTTPError:
+                statuses[0] += 1
+                await asyncio.sleep(1)
 
     async def watch(began: float, until: float) -> None:
         while time.monotonic() < until:
@@ -326,32 +371,103 @@ def scaled(cluster: RayCluster, model: Path) -> Iterator[Row]:
     yield Row("replicas, and when they ran", ", ".join(f"{count} at {at:.0f} s" for count, at in sorted(seen.items())))
 
 
-def rows(folder: Path, streams: int, tokens: int, rounds: int) -> Iterator[Row]:
-    """All of them."""
+# -- the fleet, and all sections of it ---------------------------------------------------------------------------------
+
+
+class Fleet:
+    """The model with four replicas, on a cluster that is replaced when it has ended or lost its head."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self._ending = contextlib.ExitStack()
+        self._cluster: RayCluster | None = None
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End the cluster: the next section gets another one."""
+        self._cluster = None
+        # What a fault has left may outlive its cluster: it is killed, and no reason to measure nothing more.
+        with contextlib.suppress(AssertionError):
+            self._ending.close()
+
+    def cluster(self) -> RayCluster:
+        """The cluster, with four replicas that run."""
+        with contextlib.suppress(AssertionError, RuntimeError, KeyError):
+            if self._cluster is not None:
+                complete(self._cluster)
+                return self._cluster
+        self.end()
+        cluster = self._cluster = self._ending.enter_context(RayCluster(nodes=2, cpus=8))
+        cluster.deploy(self._model, replicas=REPLICAS, direct=True)
+        complete(cluster)
+        time.sleep(_IDLE_SECONDS)  # HAProxy learns of the last ones
+        return cluster
+
+
+def rows(folder: Path, wanted: Sequence[str], streams: int, tokens: int, rounds: int) -> Iterator[Row]:
+    """The rows of the sections that are wanted, of all if none is named."""
     script = {"steps_per_second": 50, "faults": [{"action": "end", "max_new_tokens": _POISON}]}
     model = scripted_model(folder / "model", script, **{"option.max_rolling_batch_size": max(32, streams)})
-    with serving(model) as server, RayCluster(nodes=2, cpus=8) as cluster:
-        cluster.deploy(model, replicas=REPLICAS, direct=True)
-        cluster.wait_for_replicas(REPLICAS)
-        yield from cost(cluster, server, streams, tokens, rounds)
+
+    def measured(cluster: RayCluster) -> Iterator[Row]:
+        with serving(model) as server:
+            yield from cost(cluster, server, streams, tokens, rounds)
+
+    def conversations(cluster: RayCluster) -> Iterator[Row]:
         yield from turns(cluster, 20)
         yield from turns(cluster, 100)
-        yield from poison(cluster)
-        yield from stopped(cluster)
-        yield from life(cluster, model)
+
+    def head_lost(cluster: RayCluster) -> Iterator[Row]:
+        yield from struck(cluster, "head lost", lambda: cluster.call("kill_gcs"), 20)
+        fleet.end()
+
+    sections: dict[str, Callable[[RayCluster], Iterator[Row]]] = {
+        "cost": measured,
+        "turns": conversations,
+        "poison": poison,
+        "stopped": stopped,
+        "update": lambda cluster: updated(cluster, model),
+        "second": lambda cluster: second(cluster, model),
+        "replica": replica_killed,
+        "router": lambda cluster: killed(cluster, "one router", "djl-trtllm-router", 1, 20),
+        "routers": lambda cluster: killed(cluster, "all routers", "djl-trtllm-router", 9, 30),
+        "haproxy": lambda cluster: killed(cluster, "HAProxy", "haproxy -", 9, 60),
+        "scaled": lambda cluster: scaled(cluster, model),
+        "node": node_lost,
+        "head": head_lost,
+    }
+    if unknown := set(wanted) - sections.keys():
+        raise SystemExit(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(sections)}")
+    with Fleet(model) as fleet:
+        for name in wanted or sections:
+            yield from _of_section(name, sections[name], fleet)
+
+
+def _of_section(name: str, section: Callable[[RayCluster], Iterator[Row]], fleet: Fleet) -> Iterator[Row]:
+    try:
+        yield from section(fleet.cluster())
+    except (Exception, SystemExit) as error:
+        fleet.end()
+        yield Row(f"{name}: not measured", f"{type(error).__name__}: {' '.join(str(error).split())[:400]}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help="what to measure; all if none is named")
     parser.add_argument("--streams", type=int, default=16, help="of a replica")
     parser.add_argument("--tokens", type=int, default=500, help="of a stream")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    print(f"load of the machine: {os.getloadavg()[0]:.0f}")
     with tempfile.TemporaryDirectory() as folder:
-        for row in rows(Path(folder), arguments.streams, arguments.tokens, arguments.rounds):
-            Console().print(f"| {row.what} | {row.figure} |", soft_wrap=True)
-    print(f"load of the machine: {os.getloadavg()[0]:.0f}")
+        given = (arguments.sections, arguments.streams, arguments.tokens, arguments.rounds)
+        for row in rows(Path(folder), *given):
+            shown = f"| {row.what} | {row.figure} | load {os.getloadavg()[0]:.0f} |"
+            Console().print(shown, soft_wrap=True, markup=False)
 
 
 if __name__ == "__main__":

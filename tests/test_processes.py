@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from djl_trtllm.processes import end_group, raise_limit
+from djl_trtllm.processes import end_group, oom_kills, raise_limit
 
 BEGIN = """
 import resource, signal
@@ -100,3 +101,20 @@ def test_a_group_ends_also_where_an_interrupt_ends_the_wait_for_it() -> None:
         with pytest.raises(KeyboardInterrupt):
             end_group(process, 600)
     assert process.returncode == -signal.SIGKILL
+
+
+def test_the_control_group_counts_its_own_kills(tmp_path: Path) -> None:
+    own = tmp_path / "cgroup" / "X:a" / "b"
+    own.mkdir(parents=True)
+    (tmp_path / "membership").write_text("4:memory:/other\n0::/X:a/b\n")
+    (tmp_path / "vmstat").write_text("nr_free_pages 5\noom_kill 40\n")
+    arguments = (tmp_path / "cgroup", tmp_path / "vmstat", tmp_path / "membership")
+    assert oom_kills(*arguments) == 40
+    (tmp_path / "cgroup" / "memory.events").write_text("low 0\noom 9\noom_kill 3\n")
+    assert oom_kills(*arguments) == 3
+    (own / "memory.events").write_text("oom_kill 2\noom_group_kill 0\n")
+    assert oom_kills(*arguments) == 2
+    # Where the kernel does not say, there are none.
+    (tmp_path / "vmstat").write_text("oom_kill many\n")
+    assert oom_kills(tmp_path / "none", tmp_path / "vmstat", tmp_path / "none") == 0
+    assert oom_kills(tmp_path / "none", tmp_path / "none", tmp_path / "none") == 0

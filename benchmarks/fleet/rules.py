@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import yaml
 
-from djl_trtllm.cluster.application import QueueAndCachePolicy
+from djl_trtllm.routing.scaling import QueueAndCachePolicy
 
 CHART = Path(__file__).parents[2] / "serving" / "kubernetes" / "djl-trtllm"
 _TOLERANCE = 0.1

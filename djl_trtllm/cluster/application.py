@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -28,14 +28,14 @@ from djl_trtllm.config.sources import as_arguments
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, ModelError
 from djl_trtllm.logs import configure
 from djl_trtllm.routing.fleet import DEATHS
+from djl_trtllm.routing.scaling import Autoscaling, QueueAndCachePolicy
 from djl_trtllm.server.application import Application, plan_startup
-from djl_trtllm.server.exchange import Exchange
+from djl_trtllm.server.exchange import WRITE_PART, Exchange
 from djl_trtllm.server.metrics import ModelFigures
 from djl_trtllm.service.lifecycle import State
 
 if TYPE_CHECKING:
     from ray import serve
-    from ray.serve.config import AutoscalingContext
 
 
 logger = logging.getLogger(__name__)
@@ -85,6 +85,8 @@ class ReplicaApplication(Application):
                 message = {**message, "headers": headers}
             await send(message)
 
+        if (write_part := ray_names.write_part(receive)) is not None:
+            scope[WRITE_PART] = write_part
         refusal = await self._received(scope) if scope["type"] == "http" else None
         if refusal is not None:
             await Exchange(scope, receive, without_id, self.context).reply(refusal)
@@ -219,7 +221,9 @@ _BESIDES = 100
 """Room in Serve's limit for requests that generate nothing, or are being refused."""
 _DRAIN_OF_HAPROXY = 40.0
 """Seconds: how long Ray keeps a replica reachable that HAProxy is to forget (30), and what ending an engine takes."""
-_HEALTH_CHECK_SECONDS = 5.0
+_HEALTH_CHECK_SECONDS, _HEALTH_TIMEOUT_SECONDS = 5.0, 10.0
+"""Three checks without an answer in this time end a replica. With 5 s, a machine with too much to do lost good ones;
+routers give a silent one nothing before that."""
 _STARTS = 3
 """How often a replica is started before the deployment has failed."""
 _ROUTING_STATS_SECONDS = 1.0
@@ -227,40 +231,10 @@ _SLACK = 4
 """A replica may have a quarter of a batch more than another: below that, what it saves is more than others lose."""
 _FORWARDED_BY_DEFAULT = ("127.0.0.1", "::1")
 _DOWNSCALE_DELAY = 300
-_AUTOSCALE = re.compile(r"([1-9]\d{0,4}):([1-9]\d{0,4})(?::([1-9]\d{0,4}))?", re.ASCII)
-_FULL_CACHE = 0.95
-"""Above this utilisation of its KV cache an engine pauses sequences, even in small batches."""
 _WITHOUT_GPU = (Backend.OPENVINO, Backend.SCRIPTED)
 KEEPS_VISIBLE_GPUS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 """The environment of a replica that reserves no GPU, and whose engine has its ranks on other nodes: Ray would hide the
 GPUs from it, and TensorRT-LLM gives its environment to all ranks."""
-
-
-def target_concurrency(batch_size: int) -> int:
-    """Return how many sequences a replica is to have; with more, another one is started before they have to wait."""
-    return max(1, round(0.7 * batch_size))
-
-
-class Autoscaling(NamedTuple):
-    """From `least` to `most` replicas, with as many sequences at the same time on each of them as `concurrency`."""
-
-    least: int
-    most: int
-    concurrency: int
-
-    @classmethod
-    def parse(cls, text: str, batch_size: int) -> Autoscaling:
-        """Read `MIN:MAX[:CONCURRENCY]`; CONCURRENCY is `target_concurrency` by default. Raises ConfigError."""
-        found = _AUTOSCALE.fullmatch(text)
-        least, most, concurrency = (int(each or 0) for each in found.groups()) if found else (1, 0, 0)
-        if least > most:
-            raise ConfigError(
-                [
-                    f"autoscale={text}: expected MIN:MAX or MIN:MAX:CONCURRENCY, such as 1:4:45, whole numbers from 1 "
-                    "to 99999 of which MIN is at most MAX"
-                ]
-            )
-        return cls(least, most, concurrency or target_concurrency(batch_size))
 
 
 class ClusterArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -306,11 +280,6 @@ class ClusterArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """How many replicas there may be at a time."""
         return self.replicas if self.autoscale is None else Autoscaling.parse(self.autoscale, 1).most
 
-    @property
-    def cpus_at_most(self) -> float:
-        """CPUs that all replicas reserve, as Ray counts them."""
-        return self.cpus * self.most_replicas
-
     def resolved(self) -> Options:
         """The options of the server and its model. Raises ConfigError."""
         return plan_startup(self.model, os.environ, as_arguments(self.options))[0]
@@ -346,7 +315,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         max_ongoing_requests=limit,
         graceful_shutdown_timeout_s=drain_seconds(options),
         health_check_period_s=_HEALTH_CHECK_SECONDS,
-        health_check_timeout_s=_HEALTH_CHECK_SECONDS,
+        health_check_timeout_s=_HEALTH_TIMEOUT_SECONDS,
         max_constructor_retry_count=_STARTS,
         ray_actor_options=_resources(arguments, options),
         **_number_of_replicas(arguments, options),
@@ -360,6 +329,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         ray_serve.ingress()(Router),
         name=router_name,
         max_ongoing_requests=limit * arguments.most_replicas,
+        logging_config={"log_level": "WARNING", "enable_access_log": False},  # the replica's log has each request
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": ray_names.OF_ROUTERS}},
     ).bind(replicas, max(1, options.max_rolling_batch_size // _SLACK))
     return ray_names.with_router(replicas, router)
@@ -495,28 +465,3 @@ def _number_of_replicas(arguments: ClusterArguments, options: Options) -> dict[s
             min_replicas=scaling.least, max_replicas=scaling.most, policy=policy, downscale_delay_s=_DOWNSCALE_DELAY
         )
     }
-
-
-class QueueAndCachePolicy:
-    """Ray Serve's autoscaling policy: replicas = sequences that wait or run / `concurrency`, rounded up.
-
-    A replica whose KV cache is full counts as one that has twice as many. Ray applies the delays of its configuration
-    to what this returns. A decision adds two replicas or doubles them, and ends a fifth of them, at most: the queue of
-    a moment says little about how many will be needed once new replicas have loaded their model.
-    """
-
-    def __init__(self, concurrency: int) -> None:
-        self._concurrency = concurrency
-
-    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """Return the number of replicas, and no state."""
-        metrics = context.aggregated_metrics or {}
-        load = sum(sum(metrics.get(name, {}).values()) for name in ("waiting", "running"))
-        full = sum(usage >= _FULL_CACHE for usage in metrics.get("kv_usage", {}).values())
-        wanted = math.ceil(load / self._concurrency)
-        present = context.current_num_replicas
-        if full:
-            wanted = max(wanted, present + full)
-        wanted = max(present - max(1, present // 5), min(max(present + 2, 2 * present), wanted))
-        least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
-        return max(least, min(most, wanted)), {}

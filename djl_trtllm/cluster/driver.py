@@ -57,7 +57,7 @@ def serve(task: Task, channel: socket.socket, ending: contextlib.ExitStack) -> N
         raise DjlTrtllmError(planned.refusal)
     if planned.plan is not None:
         planned.plan.require_runtime()
-    cpus = max(os.cpu_count() or 1, _LEAST_CPUS, math.ceil(parsed.cpus_at_most))
+    cpus = max(os.cpu_count() or 1, _LEAST_CPUS, math.ceil(parsed.cpus * parsed.most_replicas))
     with _reasons("Ray does not start on this machine"):
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, logging_level="warning")
     ending.callback(ray.shutdown)

@@ -43,8 +43,10 @@ _PORTS = {
     "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
 }
 """Ray's own choices. Clusters with the same port of a fallback proxy share it, and get each other's requests."""
-_PORTS_OF_REPLICAS, _REPLICAS = (30000, 31000), 100
-"""Ray's range, and how many ports of it a cluster uses: HAProxy may not know yet that another cluster has one now."""
+_PORTS_OF_REPLICAS, _REPLICAS = (30000, 31000), 250
+"""Ray's range, and how many ports of it a cluster uses: HAProxy may not know yet that another cluster has one now.
+
+Ray keeps the port of a replica that has ended for as long as an HAProxy may: RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S."""
 
 
 def environment_of_machine(environ: Mapping[str, str], folder: Path) -> dict[str, str]:

@@ -9,6 +9,7 @@ engines; ours takes each dialect, is bounded, and knows which requests have ende
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Coroutine
 from typing import Any
@@ -30,7 +31,10 @@ _SESSION = "x-session-id"
 _TRUNCATED = "x-body-truncated"
 _TOGETHER_SECONDS = 0.05
 """Seconds for each router of the fleet for which one collects news before it sends them to the others."""
+_TELL_SECONDS = 5.0
 _MOST_NEWS = 10_000
+
+logger = logging.getLogger(__name__)
 
 
 class Router:
@@ -44,10 +48,14 @@ class Router:
         self._fleet = Fleet(slack, self._accuse, self._sent)
         self._news: deque[Sent] = deque(maxlen=_MOST_NEWS)
         self._routers = 1
+        self._all: Any = None
+        """The handle of all routers. Making one asks controller and head, and the event loop waits for both."""
         self._telling: set[asyncio.Task[None]] = set()
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Ray calls it when the router starts."""
+        context = serve.get_replica_context()
+        self._all = serve.get_deployment_handle(context.deployment, context.app_name)
         return Starlette(routes=[Route("/{path:path}", self._answer, methods=["POST"])])
 
     async def _answer(self, request: Request) -> Response:
@@ -102,10 +110,12 @@ class Router:
         task.add_done_callback(self._telling.discard)
 
     async def _tell(self, method: str, *arguments: object) -> None:
-        """Call a method of all routers."""
-        context = serve.get_replica_context()
-        routers = serve.get_deployment_handle(context.deployment, context.app_name)
-        self._routers = len(await routers.broadcast(method, *arguments).results_async())
+        """Call a method of all routers. One that has died does not hear it, and keeps it from no other one."""
+        try:
+            said = self._all.broadcast(method, *arguments)
+            self._routers = len(await said.results_async(timeout_s=_TELL_SECONDS, return_exceptions=True))
+        except Exception as error:  # of Ray, whatever it is: requests are routed all the same
+            logger.info("other routers were not told: %s", error)
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Any to mypy, which does not read Ray

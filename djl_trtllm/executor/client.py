@@ -39,6 +39,7 @@ from djl_trtllm.executor.protocol import (
 )
 from djl_trtllm.logs import of_request
 from djl_trtllm.model.work_directory import ENGINE_PREFIX, folder_in_memory, marked
+from djl_trtllm.processes import oom_kills
 
 _VARIABLE = "DJL_TRTLLM_ENGINE_PROCESS"
 _WAIT_SECONDS = 1.0
@@ -162,6 +163,9 @@ class ExecutorClient(asyncio.Protocol):
         self._idle_for = 0.0
         self._watchdog: asyncio.TimerHandle | None = None
         self._burial: asyncio.Task[None] | None = None
+        self._oom_kills = oom_kills()
+        self._out_of_memory = False
+        """Whether the kernel has ended a process for lack of memory, perhaps a worker, since this one began."""
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -391,7 +395,10 @@ class ExecutorClient(asyncio.Protocol):
         # A process that is ending needs a moment; one that only closed its socket is of no use any more.
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._process.wait(), 1.0)
-        killed = self._failure is None and self._process.returncode == -signal.SIGKILL
+        killed_itself = self._failure is None and self._process.returncode == -signal.SIGKILL
+        self._out_of_memory = oom_kills() > self._oom_kills
+        # Workers are children of others, such as MPI's daemon, so nobody says which signal has ended one.
+        killed = killed_itself or self._out_of_memory
         self._kill_process()
         await self._collect_process()
         message = self._describe_end()
@@ -422,6 +429,8 @@ class ExecutorClient(asyncio.Protocol):
                 cause += " (the kernel does that when memory runs out)"
         else:
             cause = f"it exited with status {status}"
+        if self._out_of_memory and status != -signal.SIGKILL:
+            cause += " (the kernel has ended a process meanwhile because memory ran out)"
         lines = [f"the engine process (pid {self.pid}) is gone: {cause}"]
         # A process that reported why it ends has also printed a traceback, which is in the log.
         if self._tail and self._failure is None:

@@ -29,7 +29,7 @@ from djl_trtllm.engines.hardware import bounded
 from djl_trtllm.errors import BuildError, DjlTrtllmError
 from djl_trtllm.executor.client import process_logger
 from djl_trtllm.offline.llm import Runner, open_offline_model
-from djl_trtllm.processes import child_environment, end_group
+from djl_trtllm.processes import child_environment, end_group, oom_kills
 from djl_trtllm.request import GenerationRequest, Sampling
 from djl_trtllm.service.model import Model
 
@@ -220,37 +220,6 @@ def main(arguments: list[str]) -> int:
 
 
 # -- the side that starts it -------------------------------------------------------------------------------------------
-
-_CGROUP = Path("/sys/fs/cgroup")
-_VMSTAT = Path("/proc/vmstat")
-
-
-def oom_kills(cgroup: Path = _CGROUP, vmstat: Path = _VMSTAT, membership: Path = Path("/proc/self/cgroup")) -> int:
-    """How many processes the OOM killer has ended, in this control group or else on this machine.
-
-    Only the difference between two calls says something. 0 where the kernel does not say.
-    """
-    for file in (*_events(cgroup, membership), vmstat):
-        try:
-            lines = file.read_text().splitlines()
-        except OSError:
-            continue
-        for line in lines:
-            key, _, value = line.partition(" ")
-            if key == "oom_kill" and value.strip().isdigit():
-                return int(value)
-    return 0
-
-
-def _events(cgroup: Path, membership: Path) -> list[Path]:
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return []
-    paths = (line.split(":", 2)[2] for line in lines if line.startswith("0::"))
-    # In a container the path is often the host's, and the root is the container's group.
-    return [folder / "memory.events" for path in paths for folder in (cgroup / path.lstrip("/"), cgroup)]
-
 
 _MEMORY = (
     GPU_MEMORY.pattern,

@@ -1,1 +1,1 @@
-"""The choice of the replica that answers a request: for routers of any kind; nothing here knows one."""
+"""The choice of the replica that answers a request, and how many there are: of any fleet; nothing here knows Ray."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
+from math import inf
 from typing import NamedTuple
 
 from djl_trtllm.routing.affinity import Affinity, PromptKeys, ranked
@@ -63,7 +64,7 @@ class _Replica:
     usual: int = 0
     turns: int = 0
     watch: asyncio.Task[None] | None = None
-    silent: bool = False
+    silent_since: float | None = None
 
     def requests(self, load: Load) -> int:
         """Requests that wait and run now."""
@@ -74,14 +75,14 @@ class _Replica:
     def forget(self) -> None:
         if self.watch is not None:
             self.watch.cancel()
-        self.watch, self.silent = None, False
+        self.watch = self.silent_since = None
 
 
 class Fleet:
     """Sends a session to its replica, and a prompt to one that had its beginning, while that is not out of balance.
 
     Others go to the least loaded one. One that has not answered a health check for `silent_seconds` gets nothing, if
-    others do; it is checked every `pause_seconds`. `slack` is that of `Affinity`.
+    others do or did so later; it is checked every `pause_seconds`. `slack` is that of `Affinity`.
     """
 
     def __init__(
@@ -130,8 +131,7 @@ class Fleet:
             counts = {name: self._replica(name).requests(load) for name, load in loads.items()}
             if (earlier := self._turns.get(before)) in counts:
                 counts[earlier] -= 1
-            answering = {name: count for name, count in counts.items() if not self._replica(name).silent}
-            question.replica = self._chosen(question, earlier, answering or counts)
+            question.replica = self._chosen(question, earlier, self._answering(counts))
         if question.refused_for:
             return
         self._suspects.sent(question.digest, question.replica)
@@ -169,6 +169,12 @@ class Fleet:
     def _replica(self, name: str) -> _Replica:
         return self._replicas.setdefault(name, _Replica())
 
+    def _answering(self, counts: Mapping[str, int]) -> Mapping[str, int]:
+        """Those that answer; if none does, those that did so last: a busy machine is slow, a stopped replica silent."""
+        since = {name: self._replica(name).silent_since or inf for name in counts}
+        last = max(since.values(), default=inf)
+        return {name: count for name, count in counts.items() if since[name] >= last - self._silent_seconds}
+
     def _chosen(self, question: Question, earlier: str | None, counts: Mapping[str, int]) -> str:
         if question.session:
             return ranked(question.session.encode(), counts)[0]
@@ -185,20 +191,24 @@ class Fleet:
         def answered() -> None:
             nonlocal has_answered
             has_answered = True
-            replica.silent = False
+            replica.silent_since = None
+
+        def is_silent() -> None:
+            if has_answered and replica.silent_since is None:
+                replica.silent_since = asyncio.get_running_loop().time()
 
         before = _End.NONE
         while True:
             try:
                 end = await self._follow(host, port, answered)
             except (OSError, asyncio.TimeoutError) as error:
-                replica.silent = has_answered
+                is_silent()
                 if has_answered and isinstance(error, ConnectionRefusedError):
                     self._died(name)
                 await asyncio.sleep(self._pause_seconds)
                 continue
-            if has_answered and before is end is _End.UNANSWERED:
-                replica.silent = True
+            if before is end is _End.UNANSWERED:
+                is_silent()
             # After one early end, the next connection says at once whether the process has ended.
             if _End.NONE not in (before, end):
                 await asyncio.sleep(self._pause_seconds)

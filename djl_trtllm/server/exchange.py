@@ -52,6 +52,9 @@ REST = "djl_trtllm.rest"
 """Takes a future that is done when the response has ended, from an application that returns before. What it had on the
 stack, a coroutine in each layer, is not there while the response goes on."""
 
+WRITE_PART = "djl_trtllm.write_part"
+"""`ServerConnection.write_part`, where another ASGI server than ours has the connection (`cluster.application`)."""
+
 REFUSED = "djl_trtllm.refused"
 """The status with which the server has refused a request before it had read the whole body."""
 
@@ -318,6 +321,8 @@ class ResponseWriter:
         self._exchange = exchange
         self._unfinished = call.sequences
         self._connection = exchange.connection
+        own = None if self._connection is None else self._connection.write_part
+        self._write_part: Callable[[bytes], bool] | None = exchange.scope.get(WRITE_PART, own)
         self._write_timeout = exchange.context.options.stream_write_timeout
         self._blocked: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -365,8 +370,8 @@ class ResponseWriter:
             self._break_off(error)
             return
         if not self._complete:
-            connection = self._connection
-            if not data or (connection is not None and self._exchange.sent_head and connection.write_part(data)):
+            write_part = self._write_part
+            if not data or (write_part is not None and self._exchange.sent_head and write_part(data)):
                 return
         self._run(self._body(data))
 

@@ -15,14 +15,13 @@ from benchmarks.fleet.rules import RAY_DOWN_SECONDS, RAY_UP_SECONDS
 from djl_trtllm.cluster import ray_names
 from djl_trtllm.cluster.application import (
     KEEPS_VISIBLE_GPUS,
-    Autoscaling,
     ClusterArguments,
-    QueueAndCachePolicy,
     build,
     reserved_gpus,
 )
 from djl_trtllm.config import load
 from djl_trtllm.errors import ConfigError
+from djl_trtllm.routing.scaling import Autoscaling, QueueAndCachePolicy
 from tests.support.models import scripted_model
 from tests.support.tables import by_table
 
@@ -87,8 +86,8 @@ def test_arguments_and_limits_reach_the_deployment(model: str, monkeypatch: pyte
     assert (actor["num_gpus"], actor["num_cpus"]) == (2, 0.5)
     environ = actor["runtime_env"]["env_vars"]
     assert environ == {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "FORWARDED_ALLOW_IPS": ""}
-    assert ClusterArguments(replicas=3, cpus=2).cpus_at_most == 6
-    assert ClusterArguments(autoscale="1:4", cpus=0.5).cpus_at_most == 2
+    assert ClusterArguments(replicas=3).most_replicas == 3
+    assert ClusterArguments(autoscale="1:4").most_replicas == 4
 
 
 def test_only_proxies_that_are_named_say_who_a_client_is(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +126,7 @@ def test_the_installed_ray_has_the_names_that_are_its_own(monkeypatch: pytest.Mo
     assert ray_names.has_routers() == (version >= Version("2.58"))
     if not ray_names.has_routers():
         return
+    from ray._private import ray_constants
     from ray.serve._private import constants, haproxy_templates, router
     from ray.serve.request_router import RunningReplica
 
@@ -134,7 +134,7 @@ def test_the_installed_ray_has_the_names_that_are_its_own(monkeypatch: pytest.Mo
     assert isinstance(RunningReplica.backend_http_endpoint, property)
     template = inspect.getsource(haproxy_templates)
     assert "ingress_request_router_header_prefix }} -m beg" in template, "clients cannot set the router's headers"
-    read_by_ray = inspect.getsource(constants)
+    read_by_ray = inspect.getsource(constants) + inspect.getsource(ray_constants)
     for name in ray_names.NODES:
         assert f'"{name}"' in read_by_ray
 

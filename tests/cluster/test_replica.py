@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 import yaml
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,7 +22,7 @@ from djl_trtllm.cluster.application import (
     open_application,
     require_direct,
 )
-from djl_trtllm.cluster.ray_names import DIRECT, NODES
+from djl_trtllm.cluster.ray_names import DIRECT, NODES, SEPARATE_THREAD
 from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, InvalidRequestError, ModelError
 from djl_trtllm.executor.protocol import Stats
@@ -203,6 +204,39 @@ def test_a_request_that_was_another_replicas_is_reported_before_it_is_served() -
     assert router.calls == []
     assert routed({**own, ray_names.CHOSEN: "a"}, router).status_code == status, "whatever the router does"
     assert router.calls == [("d", "b")]
+
+
+def test_parts_of_a_body_go_to_uvicorn_past_the_wrappers_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxies = pytest.importorskip("ray.serve._private.direct_ingress_http_util", exc_type=ImportError)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        proxy = proxies.ASGIDIReceiveProxy(scope, receive, asyncio.get_running_loop())
+        monkeypatch.delenv(SEPARATE_THREAD, raising=False)
+        assert ray_names.write_part(proxy) is None, "uvicorn may be in another thread"
+        monkeypatch.setenv(SEPARATE_THREAD, "0")
+        assert ray_names.write_part(receive) is None
+        write = ray_names.write_part(proxy)
+        assert write is not None
+        assert not write(b"before the head"), "whether it is chunked is not known"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        assert write(b"one ") and write(b"two ")
+        await send({"type": "http.response.body", "body": b"three"})
+        assert not write(b"after the end")
+
+    async def asked() -> httpx.Response:
+        server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_config=None))
+        serving = asyncio.create_task(server.serve())
+        while not server.started:  # noqa: ASYNC110  # nothing says when it is
+            await asyncio.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        async with httpx.AsyncClient(trust_env=False) as client:
+            response = await client.get(f"http://127.0.0.1:{port}/")
+        server.should_exit = True
+        await serving
+        return response
+
+    response = asyncio.run(asked())
+    assert (response.status_code, response.text) == (200, "one two three")
 
 
 def test_the_document_has_the_environment_of_the_nodes() -> None:

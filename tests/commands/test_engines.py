@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
-from djl_trtllm.cluster.application import target_concurrency
 from djl_trtllm.commands.compile import CompileArguments, read_arguments
 from djl_trtllm.config import load
 from djl_trtllm.engines.cache import MANIFEST_FILE, EngineCache
 from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.routing.scaling import target_concurrency
 from tests.engines.helpers import build
 from tests.support.s3 import Store, s3_server, variables
 from tests.support.tables import by_table

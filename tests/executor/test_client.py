@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from djl_trtllm.errors import ExecutorStartError, TokenizerError
+from djl_trtllm.executor import client as client_module
 from djl_trtllm.executor.protocol import (
     Cancel,
     Failed,
@@ -26,6 +27,7 @@ from djl_trtllm.executor.protocol import (
     Submit,
     ToEngine,
 )
+from djl_trtllm.processes import oom_kills
 from djl_trtllm.request import FinishReason, Sampling
 from tests.executor.kit import PID, READY, PlayedHost, played, settled, started, started_8_seconds
 from tests.support import models
@@ -294,6 +296,23 @@ async def test_a_death_is_reported_once_with_the_status(host: PlayedHost, status
     assert await host.probe.death() == GONE + cause
     await host.client.close()
     assert [death.killed for death in host.probe.deaths] == [status == -9]
+
+
+@pytest.mark.parametrize("said", [None, "a worker process of TensorRT-LLM is gone (pid 7)"])
+@played
+async def test_an_end_while_the_kernel_ran_out_of_memory_is_that_of_a_killed_process(
+    host: PlayedHost, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may have killed a worker, and the engine process then ends by itself."""
+    await host.start()
+    monkeypatch.setattr(client_module, "oom_kills", lambda: oom_kills() + 1)
+    if said is not None:
+        host.process.say(Failed(said))
+    host.process.end(1)
+    message = await host.probe.death()
+    assert message.startswith(GONE + (said or "it exited with status 1"))
+    assert "memory ran out" in message
+    assert [death.killed for death in host.probe.deaths] == [True]
 
 
 @pytest.mark.parametrize("said", ["RuntimeError: no engine", "CUDA out of memory"])

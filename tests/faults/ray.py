@@ -56,7 +56,7 @@ def ray_head(case: Case) -> Iterator[Row]:
         fleet = Fleet(cluster, model, case.streams)
         yield row(fleet, case, "head lost", fleet.lose_head)
         fault = "head started again, then a rolling update"
-        yield row(fleet, case, fault, fleet.update_after_restart_of_head, unrouted=True)
+        yield row(fleet, case, fault, fleet.update_after_restart_of_head)
 
 
 # -- A fleet of replicas on a Ray cluster, what happens to it, and what that costs clients that read streams -----------
@@ -139,13 +139,8 @@ def _engines(replica: psutil.Process) -> list[psutil.Process]:
     return [child for child in replica.children() if "djl_trtllm.executor" in command(child)]
 
 
-def row(
-    fleet: Fleet, case: Case, fault: str, strike: Callable[[], None], *, cuts: bool = False, unrouted: bool = False
-) -> Row:
-    """`cuts`: what ran where it strikes is lost, and nothing else.
-
-    `unrouted`: HAProxy may answer a tenth of the requests with 503, because it learns late of a new head's routers.
-    """
+def row(fleet: Fleet, case: Case, fault: str, strike: Callable[[], None], *, cuts: bool = False) -> Row:
+    """`cuts`: what ran where it strikes is lost, and nothing else."""
     seconds = 0.0
 
     def timed(load: Load) -> None:
@@ -159,7 +154,6 @@ def row(
     with Watch(load) as watch:
         before = watch.peak
         load.run(timed)
-    unreachable = sum(each.startswith("503: ") and "router_unreachable" in each for each in load.failed)
     counts = f"{load.cut} cut off after they had begun, {len(load.failed)} others"
     note = "; ".join([counts, *dict.fromkeys(load.failed)])[:300]
     return Row(
@@ -170,8 +164,7 @@ def row(
         seconds,
         watch.slowest,
         watch.peak,
-        # 3 of 86 were measured.
-        allowed=load.cut * cuts + min(unreachable, load.requests // 10) * unrouted,
+        allowed=load.cut * cuts,
         refused=load.refused,
         note=note,
         memory_before=before,

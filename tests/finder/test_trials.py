@@ -30,7 +30,6 @@ from djl_trtllm.finder.trial import (
     TrialSpec,
     classify,
     is_crash,
-    oom_kills,
     prompt_limit,
     requests_of,
     run,
@@ -242,26 +241,6 @@ def test_a_request_without_an_output_is_a_failure() -> None:
     runner: Any = PlayedRunner(SimpleNamespace(failure=None, sequences=(), number=3))
     with pytest.raises(DjlTrtllmError, match="request 3 has no output of at most 8 tokens"):
         trial._serve(runner, LOAD, MODEL, EngineLog())
-
-
-# -- What the kernel killed --
-
-
-def test_the_control_group_counts_its_own_kills(tmp_path: Path) -> None:
-    own = tmp_path / "cgroup" / "X:a" / "b"
-    own.mkdir(parents=True)
-    (tmp_path / "membership").write_text("4:memory:/other\n0::/X:a/b\n")
-    (tmp_path / "vmstat").write_text("nr_free_pages 5\noom_kill 40\n")
-    arguments = (tmp_path / "cgroup", tmp_path / "vmstat", tmp_path / "membership")
-    assert oom_kills(*arguments) == 40
-    (tmp_path / "cgroup" / "memory.events").write_text("low 0\noom 9\noom_kill 3\n")
-    assert oom_kills(*arguments) == 3
-    (own / "memory.events").write_text("oom_kill 2\noom_group_kill 0\n")
-    assert oom_kills(*arguments) == 2
-    # Where the kernel does not say, there are none.
-    (tmp_path / "vmstat").write_text("oom_kill many\n")
-    assert oom_kills(tmp_path / "none", tmp_path / "vmstat", tmp_path / "none") == 0
-    assert oom_kills(tmp_path / "none", tmp_path / "none", tmp_path / "none") == 0
 
 
 # -- Out of memory, or something else --

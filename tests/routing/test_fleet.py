@@ -191,6 +191,30 @@ def test_a_replica_that_does_not_answer_gets_nothing_until_it_does(stays: bool) 
     asyncio.run(story())
 
 
+def test_where_no_replica_answers_a_request_goes_to_those_that_answered_last() -> None:
+    """A busy machine answers late, a stopped replica never."""
+
+    async def story() -> None:
+        fleet, silent, asked = quick(), "", Counter[str]()
+        async with (
+            listening(lambda: asked.update("a") is None and "a" not in silent) as (_, one),
+            listening(lambda: asked.update("b") is None and "b" not in silent) as (_, two),
+        ):
+            fleet.update({"a": ("127.0.0.1", one), "b": ("127.0.0.1", two)}, "ab")
+            loads = {"a": Load(0), "b": Load(10**6)}
+            await becomes(lambda: min(asked["a"], asked["b"]) >= 2)
+            silent = "a"
+            await becomes(lambda: routed(fleet, b"", loads=loads) == ["b"])
+            await asyncio.sleep(0.3)  # longer than one may be silent
+            silent = "ab"
+            before = asked["b"]
+            await becomes(lambda: asked["b"] >= before + 3)
+            assert routed(fleet, b"", loads=loads) == ["b"]
+            fleet.update({}, ())
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_replica_that_ends_each_connection_at_once_is_asked_twice_and_then_after_pauses(answers: bool) -> None:
     async def story() -> None:

@@ -18,11 +18,12 @@ import yaml
 from kubernetes_validate import ValidationError
 from packaging.requirements import Requirement
 
-from djl_trtllm.cluster.application import Autoscaling, ClusterArguments
+from djl_trtllm.cluster.application import ClusterArguments
 from djl_trtllm.cluster.ray_names import DIRECT
 from djl_trtllm.config import Config, Options, load
 from djl_trtllm.config.options import find
 from djl_trtllm.config.sources import as_arguments
+from djl_trtllm.routing.scaling import Autoscaling
 from tests.support.kubernetes import CHART, FOLDER, NAMESPACE, Object, check, helm, one, rendered
 
 ROOT = FOLDER.parents[1]

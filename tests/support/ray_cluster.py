@@ -34,10 +34,12 @@ if __name__ == "__main__":  # Ray takes half a second; only the process of a clu
 _ROOT = Path(__file__).parents[2]
 _DRAIN_SECONDS = 8
 """How long a replica that ends is still reachable; Ray's default is 30."""
-_FIRST_PORT, _PORTS = 30000, 20
-"""Ray's first port of replicas, and how many a cluster gets of the thousand that Ray uses."""
+_FIRST_PORT, _PORTS = 30000, 100
+"""Ray's first port of replicas, and how many a cluster gets of the thousand that Ray uses: those of replicas that have
+ended are not used again for an hour, and without a port no replica starts."""
 _ATTEMPTS = 5
-_CALL_SECONDS = 300.0
+_CALL_SECONDS = 1200.0
+"""Against a driver that hangs. A deployment took more than 300 s on two cores at a load of 60."""
 _REPLICA = "ServeReplica:"
 _PROXY = "haproxy"
 
@@ -158,8 +160,13 @@ class RayCluster(Reachable):
         return states
 
     def wait_for_replicas(self, count: int, app: str = "default", timeout: float = 180.0) -> None:
-        """Wait until this number runs, and none starts or stops."""
-        wait_until(lambda: self.states(app) == {"RUNNING": count}, timeout, f"{count} replicas")
+        """Wait until this number runs, and none starts or stops, nor does a router."""
+
+        def complete() -> bool:
+            of_all = [{*states} for states in self.call("status")[app]["replicas"].values()]
+            return self.states(app) == {"RUNNING": count} and all(states == {"RUNNING"} for states in of_all)
+
+        wait_until(complete, timeout, f"{count} replicas")
 
     # -- processes -----------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,10 @@ import pytest
 
 from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments
 from djl_trtllm.errors import ExecutorStartError
+from djl_trtllm.executor import client
 from djl_trtllm.executor.protocol import Feature, Refusal
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.processes import oom_kills
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind
 from tests.backends.tensorrt_llm.kit import BACKENDS, LONG, PROMPT, Machine, in_processes, rank
 from tests.executor.kit import Probe, run_checked
@@ -224,6 +226,21 @@ async def test_a_killed_worker_is_reported_at_once_under_many_streams(machine: M
     message = await probe.death()
     assert "a worker process of TensorRT-LLM is gone" in message
     assert str(worker.pid) in message
+    return probe
+
+
+@pytest.mark.parametrize("out_of_memory", [False, True])
+@in_processes
+async def test_a_worker_that_the_kernel_kills_for_memory_counts_as_a_killed_engine_process(
+    machine: Machine, out_of_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> Probe:
+    probe = await machine.start(script={"steps_per_second": 50})
+    probe.submit(1, LONG, PROMPT)
+    await probe.until(lambda: bool(probe.tokens(1)))
+    monkeypatch.setattr(client, "oom_kills", lambda: oom_kills() + out_of_memory)
+    rank(probe).kill()
+    await probe.death()
+    assert [death.killed for death in probe.deaths] == [out_of_memory]
     return probe
 
 
