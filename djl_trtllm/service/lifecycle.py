@@ -113,7 +113,8 @@ class ModelService:
         """
         if self._adapters is None:
             folder = model.directory / ADAPTERS_FOLDER
-            self._adapters = Adapters(folder, adapter_roots(model.options), model.adapter_limits)
+            found = partial(Adapters, folder, adapter_roots(model.options), model.adapter_limits)
+            self._adapters = await LONG_WORK.run(found)
         self._engine = Engine(
             self.name,
             model,

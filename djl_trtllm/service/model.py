@@ -283,11 +283,12 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
     log_line = partial(logger.info, "%s")
     trusting = options.trust_remote_code
     fitting = cache(calls.later(load_fitting_tokenizer, layout, trust_remote_code=trusting))
-    engine = prepare_engine(config, layout, log_line, plan=engine_plan, before_compiling=fitting)
-    planned, engine_plan = engine_plan, engine_plan.at(engine.path)
+    prepared = partial(prepare_engine, before_compiling=fitting, check=partial(calls, EnginePlan.check))
+    engine = prepared(config, layout, log_line, plan=engine_plan)
+    planned, engine_plan = engine_plan, calls(engine_plan.at, engine.path)
     if layout.draft is not None and (of_draft := engine_plan.draft) is not None:
-        found = prepare_engine(config, layout.draft, log_line, plan=of_draft, before_compiling=fitting)
-        engine_plan = replace(engine_plan, draft=of_draft.at(found.path))
+        found = prepared(config, layout.draft, log_line, plan=of_draft)
+        engine_plan = replace(engine_plan, draft=calls(of_draft.at, found.path))
     if _lengths(engine_plan) != _lengths(planned):
         logger.info(
             "limits of the engine %s: %s; planned were %s", engine.path, _lengths(engine_plan), _lengths(planned)

@@ -168,8 +168,7 @@ def row(
         load.requests,
         load.cut + len(load.failed),
         seconds,
-        watch.slowest,
-        watch.peak,
+        **watch.figures(),
         # 3 of 86 were measured.
         allowed=load.cut * cuts + min(unreachable, load.requests // 10) * unrouted,
         refused=load.refused,
