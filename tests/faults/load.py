@@ -31,8 +31,9 @@ class Row:
     `refused` were answered with 503 and Retry-After, and sent again.
     `recovered`: seconds, by default the longest time in which no client got anything. `ping`: seconds of the slowest
     answer, `ping_late` the 99.9th percentile of all, and `ping_used` that of the server's processor time meanwhile,
-    which does not depend on what else the machine does. `lost_pings` got none, or 500. `memory`: peak of the server and all below it, in bytes, and before the
-    fault; `memory_allowed` is a bound. `skipped`: this machine cannot run it, the note says why.
+    which does not depend on what else the machine does. `lost_pings` got none, or 500. `memory`: peak of the server
+    and all below it, in bytes, and before the fault; `memory_allowed` is a bound. `skipped`: this machine cannot run
+    it, the note says why.
     """
 
     fault: str

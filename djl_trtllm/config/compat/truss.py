@@ -266,8 +266,8 @@ def _refuse_draft_and_target(reading: Reading, found: Iterable[ForeignSetting]) 
     if entry is not None:
         reading.refuse(
             entry,
-            "Truss refuses trt_llm.draft and trt_llm.target since 2025; move trt_llm.target.build to trt_llm.build, and "
-            "num_draft_tokens and checkpoint_repository of the draft to trt_llm.build.speculator",
+            "Truss refuses trt_llm.draft and trt_llm.target since 2025; move trt_llm.target.build to trt_llm.build, "
+            "and num_draft_tokens and checkpoint_repository of the draft to trt_llm.build.speculator",
         )
 
 
