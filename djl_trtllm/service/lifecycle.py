@@ -114,7 +114,7 @@ class ModelService:
         if self._adapters is None:
             folder = model.directory / ADAPTERS_FOLDER
             found = partial(Adapters, folder, adapter_roots(model.options), model.adapter_limits)
-            self._adapters = await LONG_WORK.run(found)
+            self._adapters = await LONG_WORK.run(found) if folder.is_dir() else found()
         self._engine = Engine(
             self.name,
             model,

@@ -26,7 +26,7 @@ from djl_trtllm.config.rules import check_model
 from djl_trtllm.config.sources import masked
 from djl_trtllm.config.speculation import speculation_of
 from djl_trtllm.engines.build import prepare_engine
-from djl_trtllm.engines.cache import MANIFEST_FILE
+from djl_trtllm.engines.cache import MANIFEST_FILE, Manifest
 from djl_trtllm.engines.config_overlay import with_rotary_options
 from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.engines.plan import EnginePlan
@@ -283,7 +283,11 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
     log_line = partial(logger.info, "%s")
     trusting = options.trust_remote_code
     fitting = cache(calls.later(load_fitting_tokenizer, layout, trust_remote_code=trusting))
-    prepared = partial(prepare_engine, before_compiling=fitting, check=partial(calls, EnginePlan.check))
+
+    def check(of: EnginePlan, directory: Path) -> Manifest | None:
+        return calls(EnginePlan.check, of, directory)
+
+    prepared = partial(prepare_engine, before_compiling=fitting, check=check)
     engine = prepared(config, layout, log_line, plan=engine_plan)
     planned, engine_plan = engine_plan, calls(engine_plan.at, engine.path)
     if layout.draft is not None and (of_draft := engine_plan.draft) is not None:
