@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 FOLDER = "adapters"
 _SHOWN = 10
 _LARGE = 1 << 20
-"""Reading so many bytes of an adapter takes some 20 ms; more are read in a process apart, which takes 0.75 s to start.
-An adapter of all modules of 126 layers has 0.3 MB to read."""
+"""Reading this number of bytes of an adapter takes some 80 ms; more are read in a process apart, which takes 0.75 s
+to start. An adapter of all modules of 126 layers has 0.3 MB to read."""
 _SAGEMAKER = Path("/opt/ml")
 """The folder in which SageMaker mounts what it fetches, the adapters of inference components too."""
 

@@ -283,11 +283,7 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
     log_line = partial(logger.info, "%s")
     trusting = options.trust_remote_code
     fitting = cache(calls.later(load_fitting_tokenizer, layout, trust_remote_code=trusting))
-
-    def check(of: EnginePlan, directory: Path) -> Manifest | None:
-        return calls(EnginePlan.check, of, directory)
-
-    prepared = partial(prepare_engine, before_compiling=fitting, check=check)
+    prepared = partial(prepare_engine, before_compiling=fitting, check=_checked_by(calls))
     engine = prepared(config, layout, log_line, plan=engine_plan)
     planned, engine_plan = engine_plan, calls(engine_plan.at, engine.path)
     if layout.draft is not None and (of_draft := engine_plan.draft) is not None:
@@ -353,6 +349,10 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
         engine_plan.adapter_limits,
         calls(Vision.find, layout.path, layout.config),
     )
+
+
+def _checked_by(calls: Calls) -> Callable[[EnginePlan, Path], Manifest | None]:
+    return lambda engine_plan, directory: calls(EnginePlan.check, engine_plan, directory)
 
 
 def _lengths(engine_plan: EnginePlan) -> str:

@@ -467,7 +467,7 @@ class Client:
             writer.close()
 
     async def _pair(self, data: bytes) -> tuple[str, bytes]:
-        """The first response, whole, has the status 200; what comes of the second request does not count."""
+        """The first response, whole, has the status 200; there are no rules for that to the second request."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         response = b""
         try:

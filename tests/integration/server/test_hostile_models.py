@@ -43,7 +43,7 @@ def many() -> bytes:
 
 
 def engine_of(files: int) -> dict[str, bytes]:
-    """An engine for OpenVINO whose manifest names so many files that are not there."""
+    """An engine for OpenVINO whose manifest names this number of files that are not there."""
     manifest = {"format": 1, "backend": "openvino", "checkpoint": "", "options": {}, "versions": {}, "platform": ""}
     manifest |= {"created": "", "files": {f"a{number}": {"size": 1, "sha256": ""} for number in range(files)}}
     own = {"openvino_model.xml": b"<net/>", "openvino_model.bin": b"0", "manifest.json": json.dumps(manifest).encode()}
