@@ -1,15 +1,15 @@
 """vLLM's engine on a GPU behind four front ends: no HTTP, vLLM's Python and Rust servers, and this server.
 
-    python -m benchmarks.gpu MODEL [--kinds alone ceiling lmi openai rust python djl] [--streams 1 64 256]
-                             [--tokens 256] [--rounds 5] [--memory 0.2] [--one-at-a-time] [--tensor-parallel 1 2]
-                             [--rate 100] [--djl CHECKOUT]
+    python -m benchmarks.gpu MODEL [--kinds alone ceiling lmi openai rust python djl] [--djl CHECKOUT]
+                             [--loads 1 64 256 256x1 600@60] [--rounds 5] [--memory 0.2] [--one-at-a-time]
+                             [--tensor-parallel 1 2]
 
 MODEL is what `python -m benchmarks.gpu_model DIRECTORY` makes: a Llama with random weights. All servers are started
 first, each with its share `--memory` of the GPU, and then loaded in turns, so that each meets the same machine;
 where the model is too large for that, `--one-at-a-time` starts each for its own rounds. With several degrees of
-`--tensor-parallel` each kind is there once for each. A load is a number of streams at once, each with a prompt of its
-own of about 114 tokens and exactly `--tokens` tokens of output. With `--rate` the streams do not begin at once: so many
-arrive per second, at random (a Poisson process).
+`--tensor-parallel` each kind is there once for each. A load is a number of streams, each with a prompt of its own of
+about 114 tokens and exactly 256 tokens of output: `64` are 64 streams at once, `256x1` are 256 of one token, and of
+`600@60` 60 arrive per second, at random (a Poisson process).
 
 `alone` is vLLM's EngineCore in a loop, without HTTP and with idle neighbours; `ceiling` is the same beside three busy
 processes, as a server and a client are, which is what a front end can reach at best. `djl` is DJL Serving with its own
@@ -59,6 +59,7 @@ _PROMPT = "def main(argv): return open(argv[0]).read() + str({number})"
 _REPEATED = 6
 _MODEL_LENGTH = 2048
 _CPU_TOKENS = 65536
+_TOKENS = 256
 _NEIGHBOURS = 3
 _LONGEST_SECONDS = 300
 _RESULT = "tokens per second: "
@@ -83,11 +84,24 @@ APIS: dict[str, tuple[str, Body, bytes]] = {
 
 @dataclass(frozen=True)
 class Load:
-    """Streams of so many tokens each: at once, or `rate` of them per second."""
+    """`streams` streams of `tokens` tokens each: at once, or `rate` of them per second."""
 
     streams: int
     tokens: int
-    rate: float | None = None
+    rate: float | None
+
+    @classmethod
+    def of(cls, text: str) -> Load:
+        """Read `STREAMS[xTOKENS][@RATE]`. Raises ValueError."""
+        found = re.fullmatch(r"(\d+)(?:x(\d+))?(?:@([\d.]+))?", text)
+        if found is None:
+            raise ValueError(text)
+        streams, tokens, rate = found.groups()
+        return cls(int(streams), int(tokens or _TOKENS), None if rate is None else float(rate))
+
+    def __str__(self) -> str:
+        arriving = "at once" if self.rate is None else f"that arrive at {self.rate:g} per second"
+        return f"{self.streams} streams of {self.tokens} tokens {arriving}"
 
 
 @dataclass(frozen=True)
@@ -385,7 +399,8 @@ def djl(setup: Setup) -> tuple[list[str], str, dict[str, str]]:
     }
     (directory / "serving.properties").write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
     command = [str(Path(__file__).parents[1] / "scripts" / "djl-serving"), str(setup.checkout), str(directory)]
-    return command, "/ping", {"PYTHON_EXECUTABLE": sys.executable}
+    # The handler makes a client of S3 for its sessions, whatever model it serves.
+    return command, "/ping", {"PYTHON_EXECUTABLE": sys.executable, "AWS_DEFAULT_REGION": "us-east-1"}
 
 
 SERVERS = {
@@ -431,8 +446,7 @@ def shown(values: list[float], unit: float = 1.0, digits: int = 0) -> str:
     return f"{middle:,.{digits}f} ({low:,.{digits}f}-{high:,.{digits}f})" if middle else ""
 
 
-def print_table(model: str, streams: int, tokens: int, found: dict[str, list[Round]]) -> None:
-    title = f"{model}: {streams} streams of {tokens} tokens"
+def print_table(title: str, found: dict[str, list[Round]]) -> None:
     table = Table(*("", "tok/s", "CPU-s per 65,536", "TTFT p50 ms", "TTFT p99 ms", "ITL p99 ms"), title=title)
     for kind, rounds in found.items():
         columns = (
@@ -463,26 +477,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[kind for kind in KINDS if kind != "djl"])
-    parser.add_argument("--streams", nargs="+", type=int, default=[1, 64, 256])
-    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument(
+        "--loads", nargs="+", type=Load.of, default=[Load.of(streams) for streams in ("1", "64", "256")]
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory", type=float, default=0.2, help="each engine's share of the GPU's memory")
     parser.add_argument("--one-at-a-time", action="store_true", help="start each server for its own rounds")
     parser.add_argument("--tensor-parallel", nargs="+", type=int, default=[1], help="GPUs of each engine")
-    parser.add_argument("--rate", type=float, help="streams that arrive per second; without it all begin at once")
     parser.add_argument("--djl", type=Path, metavar="CHECKOUT", help="a checkout of djl-serving")
     parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     model, memory, degrees = options.model, options.memory, options.tensor_parallel
     if "djl" in options.kinds and options.djl is None:
         parser.error("the kind djl needs --djl CHECKOUT")
-    if options.rate is not None and {"alone", "ceiling"} & set(options.kinds):
-        parser.error("--rate is for servers: leave out the kinds alone and ceiling")
     if options.engine:
         engine_alone(str(model), memory, *degrees)
         return
     pynvml.nvmlInit()
-    found: dict[int, dict[str, list[Round]]] = {streams: {} for streams in options.streams}
+    found: dict[Load, dict[str, list[Round]]] = {load: {} for load in options.loads}
     held: dict[str, list[int]] = {}
     tokens: dict[str, int] = {}
     estimates: dict[str, tuple[int, int]] = {}
@@ -492,19 +504,24 @@ def main() -> None:
         with ExitStack() as stack:
             running = {degree: Running(stack, setup) for degree, setup in setups.items()}
             measured = {label(*each, degrees): running[each[1]].start(each[0]) for each in group}
-            for streams in options.streams:
+            for load in options.loads:
                 for number in range(options.rounds + 1):
                     for name, each in measured.items():
-                        result = each.measure(Load(streams, options.tokens, options.rate))
+                        if load.rate is not None and isinstance(each, Alone):
+                            continue
+                        result = each.measure(load)
                         if number:
-                            found[streams].setdefault(name, []).append(result)
+                            found[load].setdefault(name, []).append(result)
+                if not options.one_at_a_time:
+                    print_table(f"{model.name}: {load}", found[load])
             servers = {name: each for name, each in measured.items() if isinstance(each, Served)}
             held |= {name: memory_of(each.process) for name, each in servers.items()}
             ours_here = [label(*each, degrees) for each in group if each[0] in OURS]
             tokens |= {name: kv_tokens(servers[name].port) for name in ours_here}
         estimates |= {label(*each, degrees): estimated(setups[each[1]]) for each in group if each[0] in OURS}
-    for streams in options.streams:
-        print_table(model.name, streams, options.tokens, found[streams])
+    if options.one_at_a_time:
+        for load, rounds in found.items():
+            print_table(f"{model.name}: {load}", rounds)
     print_memory(held, tokens, estimates)
 
 
