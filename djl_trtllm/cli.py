@@ -91,7 +91,7 @@ def options(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Serve large language models as DJL Serving and SageMaker do, on TensorRT-LLM or OpenVINO."""
+    """Serve large language models as DJL Serving and SageMaker do, on TensorRT-LLM, vLLM or OpenVINO."""
 
 
 _OBJECTS_BETWEEN_COLLECTIONS = 50_000

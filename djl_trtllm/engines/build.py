@@ -233,12 +233,14 @@ def prepare_engine(
     *,
     plan: EnginePlan,
     before_compiling: Callable[[], object] = lambda: None,
+    check: Callable[[EnginePlan, Path], Manifest | None] = EnginePlan.check,
 ) -> EngineDir:
     """The engine of a model directory, compiled first if the backend needs one and there is none.
 
     An engine directory is used unchanged. For a checkpoint, the bundled engine is used if it fits, else one from the
     local cache, compiled if necessary. A backend that compiles nothing runs the checkpoint itself. `progress` gets one
-    line at a time. `before_compiling` is called only if the engine is compiled, and may raise to prevent it.
+    line at a time. `before_compiling` is called only if the engine is compiled, and may raise to prevent it. `check` is
+    `EnginePlan.check` for an engine that came with the model, whose files may be anybody's.
 
     Raises EngineMismatchError for an engine directory that is damaged or differs from this machine or these options,
     and CompilerMissingError, BuildError and EngineError if compiling fails.
@@ -247,13 +249,11 @@ def prepare_engine(
         return _found(layout.path, plan, layout, None)
     if layout.kind.is_engine:
         directory = layout.engine_dir or layout.path
-        manifest = plan.check_whole(directory)
-        plan.check_fit(directory, manifest)
-        return _found(directory, plan, layout, manifest)
+        return _found(directory, plan, layout, check(plan, directory))
     refusal = None
     if layout.bundled_engine is not None:
         try:
-            return _bundled(plan, layout, layout.bundled_engine, progress)
+            return _bundled(plan, layout, layout.bundled_engine, progress, check)
         except EngineMismatchError as error:
             refusal = "; ".join(line.removeprefix("  - ") for line in str(error).splitlines())
             progress(f"not using the bundled engine {layout.bundled_engine}: {refusal}")
@@ -265,9 +265,14 @@ def prepare_engine(
         raise CompilerMissingError(f"the bundled engine is not used: {refusal}\n{error}") from error
 
 
-def _bundled(plan: EnginePlan, layout: Layout, path: Path, progress: Callable[[str], None]) -> EngineDir:
-    manifest = plan.check_whole(path)
-    plan.check_fit(path, manifest)
+def _bundled(
+    plan: EnginePlan,
+    layout: Layout,
+    path: Path,
+    progress: Callable[[str], None],
+    check: Callable[[EnginePlan, Path], Manifest | None],
+) -> EngineDir:
+    manifest = check(plan, path)
     if manifest is None and plan.asked:
         options = ", ".join(f"option.{name}={value}" for name, value in plan.asked.items())
         raise EngineMismatchError(f"it has no manifest, so it is unknown whether it was compiled with {options}")

@@ -354,6 +354,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return lines
 
 
+_MOST_PROBLEMS = 20
+"""The most problems that a message lists: a manifest may name 100,000 files."""
+
+
 def raise_damaged(directory: Path, problems: list[str]) -> None:
     if problems:
         remedy = "copy it again, or compile it again with `djl-trtllm compile CHECKPOINT OUT`"
@@ -361,7 +365,9 @@ def raise_damaged(directory: Path, problems: list[str]) -> None:
 
 
 def _mismatch(head: str, problems: list[str], remedy: str) -> EngineMismatchError:
-    return EngineMismatchError("\n".join([head, *(f"  - {problem}" for problem in problems), remedy]))
+    more = len(problems) - _MOST_PROBLEMS
+    lines = [*problems[:_MOST_PROBLEMS], *([f"{more} more"] if more > 0 else [])]
+    return EngineMismatchError("\n".join([head, *(f"  - {line}" for line in lines), remedy]))
 
 
 def installed_versions(packages: Iterable[str]) -> dict[str, str]:

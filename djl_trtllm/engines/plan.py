@@ -246,6 +246,12 @@ class EnginePlan(ABC):
         """Raise EngineMismatchError with every difference between a complete engine and this machine or options."""
         raise ValueError(f"backend {self.backend} loads no engine")
 
+    def check(self, directory: Path) -> Manifest | None:
+        """`check_whole` and `check_fit`: the manifest of an engine that can be served."""
+        manifest = self.check_whole(directory)
+        self.check_fit(directory, manifest)
+        return manifest
+
     def at(self, engine_dir: Path) -> EnginePlan:
         """This plan with the engine that `prepare_engine` compiled or found."""
         return replace(self, engine_dir=engine_dir)

@@ -4,6 +4,7 @@ An engine loads an adapter at its first request, and one that it cannot load may
 is read before, from the header of the weights. The rules are those of TensorRT-LLM's `lora_manager.py` (about 1.2).
 """
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.errors import LayoutError
+from djl_trtllm.files import open_file
 from djl_trtllm.model.checkpoint import bounded, check_whole, read_header, read_object
 
 CONFIG_FILE = "adapter_config.json"
@@ -41,6 +43,16 @@ class AdapterLimits:
     modules_setting: str = ""
     hidden: int | None = None
     layers: int | None = None
+
+
+def description_bytes(folder: Path) -> int:
+    """The bytes that `check_adapter` reads, as far as the files say it: a header begins with its length."""
+    total = 0
+    with contextlib.suppress(OSError):
+        total += (folder / CONFIG_FILE).stat().st_size
+        with open_file(folder / WEIGHT_FILES[0]) as weights:
+            total += int.from_bytes(weights.read(8), "little")
+    return total
 
 
 def check_adapter(folder: Path, limits: AdapterLimits) -> None:

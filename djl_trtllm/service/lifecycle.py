@@ -121,7 +121,8 @@ class ModelService:
         """
         if self._adapters is None:
             folder = model.directory / ADAPTERS_FOLDER
-            self._adapters = Adapters(folder, adapter_roots(model.options), model.adapter_limits)
+            found = partial(Adapters, folder, adapter_roots(model.options), model.adapter_limits)
+            self._adapters = await LONG_WORK.run(found) if folder.is_dir() else found()
         self._engine = Engine(
             self.name,
             model,

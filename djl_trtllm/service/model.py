@@ -26,7 +26,7 @@ from djl_trtllm.config.rules import check_model
 from djl_trtllm.config.sources import masked
 from djl_trtllm.config.speculation import speculation_of
 from djl_trtllm.engines.build import prepare_engine
-from djl_trtllm.engines.cache import MANIFEST_FILE
+from djl_trtllm.engines.cache import MANIFEST_FILE, Manifest
 from djl_trtllm.engines.config_overlay import with_rotary_options
 from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.engines.plan import EnginePlan
@@ -283,11 +283,12 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
     log_line = partial(logger.info, "%s")
     trusting = options.trust_remote_code
     fitting = cache(calls.later(load_fitting_tokenizer, layout, trust_remote_code=trusting))
-    engine = prepare_engine(config, layout, log_line, plan=engine_plan, before_compiling=fitting)
-    planned, engine_plan = engine_plan, engine_plan.at(engine.path)
+    prepared = partial(prepare_engine, before_compiling=fitting, check=_checked_by(calls))
+    engine = prepared(config, layout, log_line, plan=engine_plan)
+    planned, engine_plan = engine_plan, calls(engine_plan.at, engine.path)
     if layout.draft is not None and (of_draft := engine_plan.draft) is not None:
-        found = prepare_engine(config, layout.draft, log_line, plan=of_draft, before_compiling=fitting)
-        engine_plan = replace(engine_plan, draft=of_draft.at(found.path))
+        found = prepared(config, layout.draft, log_line, plan=of_draft)
+        engine_plan = replace(engine_plan, draft=calls(of_draft.at, found.path))
     if _lengths(engine_plan) != _lengths(planned):
         logger.info(
             "limits of the engine %s: %s; planned were %s", engine.path, _lengths(engine_plan), _lengths(planned)
@@ -348,6 +349,10 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
         engine_plan.adapter_limits,
         calls(Vision.find, layout.path, layout.config),
     )
+
+
+def _checked_by(calls: Calls) -> Callable[[EnginePlan, Path], Manifest | None]:
+    return lambda engine_plan, directory: calls(EnginePlan.check, engine_plan, directory)
 
 
 def _lengths(engine_plan: EnginePlan) -> str:

@@ -25,6 +25,7 @@ from djl_trtllm.engines.cache import (
     Manifest,
     hold_mark,
     installed_versions,
+    raise_damaged,
     staged,
     sweep,
     unheld,
@@ -214,6 +215,11 @@ def test_each_bad_file_is_named_with_what_is_wrong(directory: Path) -> None:
             "openvino_model.bin: truncated, 400 of 1000 bytes",
             "openvino_model.xml: missing",
         ]
+
+
+def test_a_message_lists_a_bounded_number_of_bad_files(directory: Path) -> None:
+    with pytest.raises(EngineMismatchError, match=r"\n  - rank19: missing\n  - 81 more\n"):
+        raise_damaged(directory, [f"rank{rank}: missing" for rank in range(101)])
 
 
 def test_a_changed_byte_is_found_by_contents_and_not_by_sizes(directory: Path) -> None:

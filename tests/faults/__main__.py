@@ -11,10 +11,20 @@ from pathlib import Path
 from tests.faults.kinds import KINDS
 from tests.faults.load import Case, Kind, Row
 
-_WIDTHS = (36, 13, -12, -8, -12, -15, -12)
+_WIDTHS = (36, 13, -12, -8, -12, -15, -15, -15, -12)
 """The widths of the columns; those that are negative are aligned to the right."""
 ENGINES = ("scripted", "openvino", "tensorrt_llm")
-HEADER = ("fault", "engine", "failed", "refused", "recovered s", "worst /ping ms", "peak RSS MB")
+HEADER = (
+    "fault",
+    "engine",
+    "failed",
+    "refused",
+    "recovered s",
+    "worst /ping ms",
+    "p99.9 /ping ms",
+    "of its CPU, ms",
+    "peak RSS MB",
+)
 
 
 def rows_of(kind: Kind, engine: str, streams: int, times: int, *, short: bool = False) -> Iterator[Row]:
@@ -34,8 +44,9 @@ def line(cells: Sequence[str]) -> str:
 def shown(row: Row) -> str:
     """A row as a line of the table."""
     failed = f"{row.failed} of {row.requests}" if row.requests else f"{row.failed}"
-    figures = (f"{row.recovered:.2f}", f"{row.ping * 1e3:.0f}", f"{row.memory / 1e6:.0f}")
-    return line((row.fault, row.engine, failed, f"{row.refused}", *figures, f" {row.note}"))
+    pings = [f"{seconds * 1e3:.0f}" for seconds in (row.ping, row.ping_late, row.ping_used)]
+    figures = (f"{row.refused}", f"{row.recovered:.2f}", *pings, f"{row.memory / 1e6:.0f}")
+    return line((row.fault, row.engine, failed, *figures, f" {row.note}"))
 
 
 def main() -> int:

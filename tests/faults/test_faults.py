@@ -52,6 +52,8 @@ def test_every_path_that_takes_a_body_is_a_target() -> None:
         (Way.RAW, b"HTTP/1.1 400 no\r\nContent-Length: 0\r\n\r\nHTTP/1.1 500 no\r\n\r\n", "500"),
         (Way.HTTP, b"HTTP/1.1 100 go\r\n\r\nHTTP/1.1 200 ok\r\nContent-Length: 0\r\n\r\n", "200"),
         (Way.RAW, b"", NOTHING),
+        (Way.PAIR, b"HTTP/1.1 400 no\r\n\r\n", "0"),
+        (Way.PAIR, b'HTTP/1.1 200 ok\r\n\r\n{"generated_text"', "200"),
         (Way.HTTP, b"", None),
         (Way.HTTP, b"what?\r\n\r\n", None),
     ],

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import re
+import struct
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from djl_trtllm.errors import (
     UnknownAdapterError,
 )
 from djl_trtllm.executor.protocol import Start
-from djl_trtllm.model.adapter import CONFIG_FILE, AdapterLimits
+from djl_trtllm.model.adapter import CONFIG_FILE, AdapterLimits, check_adapter
 from djl_trtllm.request import Adapter
 from djl_trtllm.service.adapters import Adapters, adapter_roots, problem_of_name, problem_of_text
 from djl_trtllm.service.lifecycle import Registry, ServedModel, State
@@ -360,6 +363,22 @@ def test_an_adapter_that_the_engine_could_not_load_is_refused(folder: Path) -> N
         adapters.register("new", "wide")
     write_adapter(folder / "notes" / "wide")
     assert adapters.register("new", "wide").id == 1
+
+
+def test_a_large_adapter_is_read_in_another_process(folder: Path) -> None:
+    """Reading it holds the GIL, and so the event loop."""
+    pair = {"A": [8, 8], "B": [8, 8]}
+    name = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
+    entries = ((name.format(layer, side), shape) for layer in range(20_000) for side, shape in pair.items())
+    tensors = {name: {"dtype": "F16", "shape": shape, "data_offsets": [0, 128]} for name, shape in entries}
+    header = json.dumps(tensors).encode()
+    weights = write_adapter(folder / "notes" / "large") / "adapter_model.safetensors"
+    weights.write_bytes(struct.pack("<Q", len(header)) + header + bytes(128))
+    began = time.process_time()
+    check_adapter(weights.parent, LIMITS)
+    read = time.process_time()
+    assert Adapters(folder / "notes", limits=LIMITS).find("large")
+    assert time.process_time() - read < (read - began) / 2
 
 
 def test_what_the_engine_could_not_load_of_the_models_folder_is_left_out(

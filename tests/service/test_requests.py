@@ -39,7 +39,7 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, GenerationRequest, Pooling, Sampling, Token
 from djl_trtllm.service.lifecycle import ModelService, State
 from djl_trtllm.service.model import Model, Texts, open_source, prepare, prepare_apart
-from djl_trtllm.service.work import BoundedCalls
+from djl_trtllm.service.work import BoundedCalls, Calls
 from tests.service.conftest import TOKENIZER, Stage
 from tests.support.in_process import PROMPT, Asked, ask, state_of
 from tests.support.models import TINY_STORIES, WordEncoder
@@ -545,3 +545,31 @@ def test_a_model_is_prepared_apart_as_it_is_here(tmp_path: Path) -> None:
     assert apart.tokenizer.end_ids == here.tokenizer.end_ids and apart.vocab_size == here.vocab_size
     chat = [{"role": "user", "content": "hello"}]
     assert here.tokenizer.chat_source() and apart.tokenizer.render_chat(chat) == here.tokenizer.render_chat(chat)
+
+
+class OneByOne(Calls):
+    """Calls here, and whether one is under way."""
+
+    def __init__(self) -> None:
+        self.under_way = False
+
+    def later(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[[], Any]:
+        self.under_way = True
+        try:
+            result = work(*args, **kwargs)
+        finally:
+            self.under_way = False
+        return lambda: result
+
+
+def test_all_that_is_parsed_of_an_engine_is_read_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, read, elsewhere = OneByOne(), set[str](), set[str]()
+
+    def opened(path: Any, *others: Any, **keywords: Any) -> int:
+        (read if calls.under_way else elsewhere).add(Path(path).name)
+        return os_open(path, *others, **keywords)
+
+    os_open = os.open
+    monkeypatch.setattr(os, "open", opened)
+    prepare(open_source(TINY_STORIES / "engine", {}, calls=calls), calls=calls)
+    assert {"config.json", "manifest.json", "serving.properties"} <= read and elsewhere == set()

@@ -7,7 +7,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +36,12 @@ class Times:
     def __init__(self) -> None:
         self.passed: list[float] = []
         self.used: list[float] = []
+
+
+def late(values: Iterable[float]) -> float:
+    """The 99.9th percentile; 0 without values."""
+    ordered = sorted(values)
+    return ordered[len(ordered) * 999 // 1000] if ordered else 0.0
 
 
 def cpu_seconds(pid: int) -> float:

@@ -123,7 +123,8 @@ def _trust(root: Path) -> None:
     here = _CERTIFICATE.findall(Path(file).read_text()) if file else []
     for number, certificate in enumerate(found for found in here if found not in usual):
         (root / "usr" / "local" / "share" / "ca-certificates" / f"{number}.crt").write_text(certificate)
-    subprocess.run(["chroot", str(root), "update-ca-certificates"], capture_output=True, check=True)
+    inside = {name: value for name, value in os.environ.items() if name != "TMPDIR"}  # a folder that is not in there
+    subprocess.run(["chroot", str(root), "update-ca-certificates"], env=inside, capture_output=True, check=True)
     # pip has a list of its own. A slow index is no reason to begin again.
     settings = ("[global]", "cert = /etc/ssl/certs/ca-certificates.crt", "timeout = 120", "retries = 10", "")
     (root / "etc" / "pip.conf").write_text("\n".join(settings))

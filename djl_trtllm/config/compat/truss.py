@@ -152,6 +152,7 @@ def parse_config(text: str, path: str, *, has_repository: bool = False) -> list[
     # The name that clients use overrides the name of the Truss.
     for entry in sorted(found, key=lambda entry: entry.name == "model_name"):
         _take(reading, entry)
+    _refuse_draft_and_target(reading, found)
     _longest(reading, found)
     _compare_gpus(reading, found)
     preset = _presets(found, has_repository)
@@ -256,6 +257,17 @@ _READERS: Mapping[str, Callable[[Reading, ForeignSetting], None]] = {
     "trt_llm.runtime.webserver_default_route": _route,
     "model_metadata.tags": _tag,
 }
+
+
+def _refuse_draft_and_target(reading: Reading, found: Iterable[ForeignSetting]) -> None:
+    """Files of 2024 have the two models of a speculation beside each other, where Truss now requires `build`."""
+    entry = next((entry for entry in found if entry.name.startswith(("trt_llm.draft.", "trt_llm.target."))), None)
+    if entry is not None:
+        reading.refuse(
+            entry,
+            "Truss refuses trt_llm.draft and trt_llm.target since 2025; move trt_llm.target.build to trt_llm.build, "
+            "and num_draft_tokens and checkpoint_repository of the draft to trt_llm.build.speculator",
+        )
 
 
 def _longest(reading: Reading, found: Iterable[ForeignSetting]) -> None:

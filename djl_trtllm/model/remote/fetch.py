@@ -19,6 +19,7 @@ import msgspec
 from djl_trtllm.config.compat.truss import TRUSS_REPOSITORY
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.files import read_table
+from djl_trtllm.model.archive import ARCHIVE_SUFFIXES
 from djl_trtllm.model.checkpoint import bounded, find_weights, parse_header, read_header
 from djl_trtllm.model.remote.s3 import PATIENCE_SECONDS, S3Address, is_s3
 from djl_trtllm.progress import ProgressMeter, format_bytes
@@ -306,8 +307,12 @@ def hub_id(text: str) -> str:
 
 
 def is_hub_id(text: str) -> bool:
-    """Return whether the text can be the name of a hub repository (`owner/name`, or a bare `name`)."""
-    return bool(_ID.fullmatch(text)) and "--" not in text and ".." not in text and not text.endswith(".git")
+    """Return whether the text can be the name of a hub repository (`owner/name`, or a bare `name`).
+
+    The name of an archive is that of a file, although the hub would take it.
+    """
+    endings = (".git", *ARCHIVE_SUFFIXES)
+    return bool(_ID.fullmatch(text)) and "--" not in text and ".." not in text and not text.endswith(endings)
 
 
 def download_from_hub(
