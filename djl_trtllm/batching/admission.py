@@ -185,9 +185,9 @@ class SequenceLimits:
         longest = self._engine.max_prompt_len or self._engine.max_seq_len
         if budget is not None and budget.tokens < wanted and length + budget.tokens + _CLOSING > longest:
             raise PromptTooLongError(
-                f"the prompt has {length} tokens and a budget of {budget.tokens} for its reasoning: when it is spent, the "
-                f"engine gets both as one prompt, of at most {longest} tokens; lower 'thinking_token_budget', or raise "
-                "option.max_input_len"
+                f"the prompt has {length} tokens and a budget of {budget.tokens} for its reasoning: when it is spent, "
+                f"the engine gets both as one prompt, of at most {longest} tokens; lower 'thinking_token_budget', or "
+                "raise option.max_input_len"
             )
 
     def blocks(self, prompt_tokens: int, new_tokens: int) -> int:

@@ -28,8 +28,8 @@ from djl_trtllm.api.chat import (
     fit_messages,
     read_template,
     read_tool_use,
-    token_ids,
     thinking_problem,
+    token_ids,
     tools_problem,
 )
 from djl_trtllm.api.dialects.openai import responses
