@@ -84,6 +84,16 @@ def test_a_sequence_whose_budget_is_spent_goes_on_behind_the_end_of_its_reasonin
     assert bench.batch.idle
 
 
+def test_no_character_is_cut_in_two(bench: Bench) -> None:
+    _, consumer = bench.submit(thinking_prompt(bench), thinking=BUDGET)
+    fox = bench.encode("🦊")
+    assert len(fox) > BUDGET.tokens
+    for token_id in fox:
+        assert not bench.executor.cancelled
+        bench.step(Delta(0, [token_id]))
+    assert consumer.text() == f"🦊{CLOSING}"
+
+
 @pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH, CANCELLED])
 def test_it_goes_on_however_the_engine_ended_it_meanwhile(bench: Bench, reason: FinishReason) -> None:
     _, consumer, _ = spent(bench)
@@ -101,7 +111,7 @@ def test_an_error_of_the_engine_ends_it_all_the_same(bench: Bench) -> None:
 def test_it_goes_before_what_waits(tokenizer: Tokenizer) -> None:
     bench = Bench(tokenizer, max_batch_size=1)
     spent(bench)
-    bench.submit()
+    bench.submit(client="another one, which has had nothing")
     bench.step(Delta(0, [], finish=CANCELLED))
     assert bench.executor.ids == [0, 0]
 
