@@ -21,11 +21,11 @@ from djl_trtllm.api.output_parsers.reader import (
     Reasoning,
 )
 from djl_trtllm.api.output_parsers.reasoning import ChannelParser, ReasoningParser
-from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.request import ThinkingBudget, begins_with_reasoning
 
 __all__ = [
     "REQUIRED",
+    "TOOLS",
     "CallArguments",
     "CallStart",
     "Content",
@@ -52,7 +52,7 @@ def call_parser(own: ToolFormat, tools: Mapping[str, Any]) -> OutputParser:
     return ChannelParser(tools, reasoning=False) if own.channels else CallParser(own, tools)
 
 
-def with_reasoning(setting: ReasoningFormat, answer: OutputParser, prompt: str) -> OutputParser:
+def with_reasoning(setting: str, answer: OutputParser, prompt: str) -> OutputParser:
     """A parser of one output after this prompt: reasoning in this format, and the answer, which `answer` parses."""
     own = REASONING.get(setting)
     if own is None:
@@ -64,7 +64,7 @@ def with_reasoning(setting: ReasoningFormat, answer: OutputParser, prompt: str) 
     return ReasoningParser(own, answer, thinking=thinking)
 
 
-def thinking_budget(setting: ReasoningFormat, tokens: int, tools: ToolFormat | None) -> ThinkingBudget | None:
+def thinking_budget(setting: str, tokens: int, tools: ToolFormat | None) -> ThinkingBudget | None:
     """The budget of reasoning in this format, None for a format without it, or without one text that ends it."""
     own = REASONING.get(setting)
     if own is None or own.channels:
@@ -73,21 +73,21 @@ def thinking_budget(setting: ReasoningFormat, tokens: int, tools: ToolFormat | N
     return ThinkingBudget(tokens, own.open, (own.close, *calls), own.starts, own.anywhere)
 
 
-def reasoning_markers(setting: ReasoningFormat) -> tuple[str, ...]:
+def reasoning_markers(setting: str) -> tuple[str, ...]:
     """What stands around reasoning."""
     return REASONING[setting].markers if setting in REASONING else ()
 
 
-def tool_format(setting: ToolCallFormat, template: str) -> ToolFormat | None:
+def tool_format(setting: str, template: str) -> ToolFormat | None:
     """The format that the option sets, or that the template asks for. None if it asks for none that is known."""
-    if setting is ToolCallFormat.NONE:
+    if setting == "none":
         return ToolFormat()
-    return _recognise_tools(template) if setting is ToolCallFormat.AUTO else TOOLS[setting]
+    return _recognise_tools(template) if setting == "auto" else TOOLS[setting]
 
 
-def reasoning_format(setting: ReasoningFormat, template: str) -> ReasoningFormat:
+def reasoning_format(setting: str, template: str) -> str:
     """The format that the option sets, or that the template knows."""
-    return _recognise_reasoning(template) if setting is ReasoningFormat.AUTO else setting
+    return _recognise_reasoning(template) if setting == "auto" else setting
 
 
 @functools.lru_cache(64)
@@ -97,7 +97,7 @@ def _recognise_tools(template: str) -> ToolFormat | None:
 
 
 @functools.lru_cache(64)
-def _recognise_reasoning(template: str) -> ReasoningFormat:
+def _recognise_reasoning(template: str) -> str:
     # Whether the output begins with reasoning is seen at the prompt.
     rows = (name for name, row in REASONING.items() if row.template and row.template in template)
-    return next(rows, ReasoningFormat.NONE)
+    return next(rows, "none")
