@@ -91,6 +91,7 @@ TEXTS = ["The wolf", "A little girl", "The grandmother was ill in bed"]
 """The texts of `embedding_clients.py`."""
 
 
+@pytest.mark.slow
 def test_each_client_gets_the_same_vectors_and_ranks(tmp_path: Path) -> None:
     python = ROOT / ".venv-embeddings" / "bin" / "python"
     with (
