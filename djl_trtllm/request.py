@@ -279,6 +279,26 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
         return self.beam_width if self.beam_width > 1 else self.best_of or self.n
 
 
+def begins_with_reasoning(prompt: str, opener: str, closer: str, *, starts: bool) -> bool:
+    """Whether what a model writes after this prompt is reasoning. `starts`: it is unless the prompt has ended it."""
+    end = prompt.rstrip()
+    return end.endswith(opener) or (starts and not end.endswith(closer))
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True):
+    """After `tokens` of reasoning, it is ended by the first of `closers`, and the answer begins.
+
+    `opener` and `closers` are the texts around reasoning. `starts`: the output begins with reasoning, even without the
+    opener. `anywhere`: reasoning may begin in the middle of the output.
+    """
+
+    tokens: int
+    opener: str
+    closers: tuple[str, ...]
+    starts: bool = False
+    anywhere: bool = False
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request, before tokenising.
 
@@ -300,6 +320,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     `pooling`: no text is generated; `pair` is then the second text, of a score. `truncate` keeps the first N tokens
     there, special ones included.
     `images` are those of the `messages`, in their order; each is a part `{"type": "image"}` there.
+    `thinking` bounds the reasoning of each sequence.
     """
 
     prompt: Annotated[str | None, _SERVER] = None
@@ -328,6 +349,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     pooling: Annotated[Pooling | None, _SERVER] = None
     pair: Annotated[str | None, _SERVER] = None
     images: Annotated[tuple[ImageSource, ...], _IMAGES] = ()
+    thinking: Annotated[ThinkingBudget | None, _SERVER] = None
 
     @property
     def task(self) -> TaskName:

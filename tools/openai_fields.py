@@ -1,7 +1,8 @@
 """Writes `docs/openai-fields.md`: each field of OpenAI's requests, what becomes of it here, and what engines refuse.
 
 The fields are those of the installed `openai` package's types, and the parser says what becomes of a request with one:
-`python -m tools.openai_fields`. A field without an example here is an error.
+`.venv-clients/bin/python -m tools.openai_fields`, which has the newest (`scripts/test-clients`; the lock's is older). A
+field without an example here is an error.
 """
 
 from __future__ import annotations
@@ -98,8 +99,8 @@ class Tokenizer:
     vocab_size = 100
 
     def chat_source(self, tools: bool) -> str:
-        """A chat template that has tools, and the keyword of the effort."""
-        return "{{ messages }}{{ tools }}{{ reasoning_effort }}<tool_call>"
+        """A chat template that has tools, reasoning, and the keyword of its effort."""
+        return "{{ messages }}{{ tools }}{{ reasoning_effort }}<tool_call></think>"
 
 
 @dataclass

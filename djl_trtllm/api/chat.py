@@ -20,8 +20,8 @@ from djl_trtllm.api.base import ModelContext, Render
 from djl_trtllm.api.parameters import Kind, Parameter, Problems, show
 from djl_trtllm.api.sampling import read_schema
 from djl_trtllm.config.options import OPTIONS
-from djl_trtllm.errors import PromptTooLongError
-from djl_trtllm.request import GenerationRequest, Guide, GuideKind, ImageSource, Sampling
+from djl_trtllm.errors import PromptTooLongError, UnsupportedParameterError
+from djl_trtllm.request import GenerationRequest, Guide, GuideKind, ImageSource, Sampling, ThinkingBudget
 
 MOST_TOOLS = 128
 _LONGEST_NAME = 256
@@ -146,11 +146,14 @@ THINKING = (
         "reasoning_effort",
     ),
     Parameter(("include_reasoning",), neutral=(True,)),
+    Parameter(
+        ("thinking_token_budget", "thinking_budget", "max_thinking_tokens"),
+        kinds.integer(1, shared.MOST_TOKENS),
+        "thinking_budget",
+    ),
     *(
-        Parameter(
-            (name,), advice="this server does not bound reasoning: use 'max_tokens', or 'enable_thinking' for none"
-        )
-        for name in ("thinking", "reasoning", "thinking_token_budget", "thinking_budget", "max_thinking_tokens")
+        Parameter((name,), advice="use 'thinking_token_budget', or 'enable_thinking' for none")
+        for name in ("thinking", "reasoning")
     ),
 )
 """Rows of what becomes keywords of a chat template that has them, and of what is refused."""
@@ -389,7 +392,10 @@ def chat_request(
     model: ModelContext,
     images: tuple[ImageSource, ...] = (),
 ) -> tuple[GenerationRequest, Parsing]:
-    """The request of the values that a table has read, and what to look for in its output."""
+    """The request of the values that a table has read, and what to look for in its output.
+
+    Raises UnsupportedParameterError for a budget where it is not known how the model ends its reasoning.
+    """
     _set_thinking(values, model)
     if tools is None:
         values.pop("tools", None)
@@ -399,10 +405,33 @@ def chat_request(
         values, sampling, logprobs, messages=messages, template=read_template(values), images=images
     )
     parsing = Parsing(tools, _reasoning(model, values))
+    if (budget := _thinking_budget(values, parsing, model)) is not None:
+        generation = replace(generation, thinking=budget)
     if not parsing.needed:
         return generation, parsing
     guide_from = "tool_choice" if tools is not None and tools.guide is not None else None
     return replace(generation, shown_tokens=parsing.shown_tokens, guide_from=guide_from), parsing
+
+
+def thinking_problem(model: ModelContext) -> str | None:
+    """Why a model's reasoning cannot be ended for want of budget; None if it can."""
+    source = model.tokenizer.chat_source(False)
+    setting = parsers.reasoning_format(model.options.reasoning_parser, source)
+    if parsers.thinking_budget(setting, 1, None) is not None:
+        return None
+    if setting != "none":
+        return f"reasoning in the format {setting} is in channels, which no text ends: use 'reasoning_effort'"
+    return "it is not known how the model writes reasoning: set option.reasoning_parser, or leave the budget out"
+
+
+def _thinking_budget(values: dict[str, Any], parsing: Parsing, model: ModelContext) -> ThinkingBudget | None:
+    tokens = values.get("thinking_budget")
+    if tokens is None or values.get("guide") is not None:  # a guide leaves no room for reasoning
+        return None
+    budget = parsers.thinking_budget(parsing.reasoning, tokens, None if parsing.tools is None else parsing.tools.format)
+    if budget is None:
+        raise UnsupportedParameterError(f"'thinking_token_budget' is {tokens}, and {thinking_problem(model)}")
+    return budget
 
 
 def prompt_text(

@@ -15,7 +15,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from djl_trtllm.batching.sequence import OutputSequence, PooledSequence, RankedSequence, UnwrittenSequence
+from djl_trtllm.batching.sequence import (
+    OutputSequence,
+    PooledSequence,
+    RankedSequence,
+    ThinkingMeter,
+    UnwrittenSequence,
+)
 from djl_trtllm.errors import (
     GenerationError,
     InvalidRequestError,
@@ -39,7 +45,9 @@ from djl_trtllm.request import (
     RankedToken,
     RequestField,
     RequestOrigin,
+    Resume,
     Sampling,
+    ThinkingBudget,
 )
 
 logger = logging.getLogger(__name__)
@@ -73,6 +81,10 @@ _DOES = {
 }
 _UNKNOWN = RequestOrigin()
 _MAX_CACHED_STOPS = 1024
+_CLOSING = 16
+"""More tokens than the end of reasoning has."""
+_PROMPT_END = 64
+"""Tokens at the end of a prompt in which the marker of reasoning is looked for."""
 _MAX_CACHED_TEXTS = 16_384
 _MOST_SCORES = 32_768
 """Log-probabilities of one prompt, those of the most likely tokens included: the event loop makes objects of them."""
@@ -157,6 +169,7 @@ class SequenceLimits:
                 f"the request asks for at least {request.sampling.min_new_tokens} new tokens, and it gets {wanted} at "
                 f"most (max_output_len is {batch.max_output_len}, max_seq_len {self._max_seq_len}): ask for fewer"
             )
+        self._require_thinking_ends(request.thinking, length, wanted)
         beams, available = request.sampling.beam_width, self._engine.kv_blocks
         blocks = self.blocks(length, wanted) * beams
         if available and blocks > available:
@@ -167,6 +180,15 @@ class SequenceLimits:
                 "(option.max_tokens_in_paged_kv_cache, option.kv_cache_free_gpu_mem_fraction)"
             )
         return prompt_ids, wanted
+
+    def _require_thinking_ends(self, budget: ThinkingBudget | None, length: int, wanted: int) -> None:
+        longest = self._engine.max_prompt_len or self._engine.max_seq_len
+        if budget is not None and budget.tokens < wanted and length + budget.tokens + _CLOSING > longest:
+            raise PromptTooLongError(
+                f"the prompt has {length} tokens and a budget of {budget.tokens} for its reasoning: when it is spent, "
+                f"the engine gets both as one prompt, of at most {longest} tokens; lower 'thinking_token_budget', or "
+                "raise option.max_input_len"
+            )
 
     def blocks(self, prompt_tokens: int, new_tokens: int) -> int:
         """KV cache blocks of a sequence to its end, and one to spare (with it, no request was ever lost)."""
@@ -190,6 +212,8 @@ def supported(request: GenerationRequest, limits: Limits, features: frozenset[st
         raise InvalidRequestError(f"'dimensions' is {asked}: expected at most {limits.dimensions}, those of the model")
     request = _with_beams(request, limits.beams, limits.most_beams)
     _require(request, features)
+    if request.thinking is not None:
+        _require_thinking_ends(request, request.thinking, limits)
     if request.logprobs and not _gives_logprobs(request, features):
         return replace(request, logprobs=False)
     return request
@@ -300,6 +324,18 @@ def _require(request: GenerationRequest, features: frozenset[str]) -> None:
         raise UnsupportedParameterError(f"not supported by this backend: {'; '.join(missing)}")
 
 
+def _require_thinking_ends(request: GenerationRequest, budget: ThinkingBudget, limits: Limits) -> None:
+    """Raise UnsupportedParameterError for a budget of reasoning with what keeps a sequence from going on behind it."""
+    impossible = (field for field in FIELDS.values() if field.trait.resume is Resume.IMPOSSIBLE)
+    problems = [f"{_name(field)} with a budget: leave out one of them" for field in impossible if field.is_set(request)]
+    if limits.repeats:
+        problems.append("this engine takes no tokens behind prompts that may have images; use 'max_tokens'")
+    if request.sampling.min_new_tokens > budget.tokens:
+        problems.append(f"at least {request.sampling.min_new_tokens} tokens with a budget of {budget.tokens}")
+    if problems:
+        raise UnsupportedParameterError(f"'thinking_token_budget' bounds the reasoning: {'; '.join(problems)}")
+
+
 @functools.lru_cache(maxsize=8)
 def _not_honoured(features: frozenset[str]) -> list[RequestField]:
     """The fields that a request to an executor with these features must not set."""
@@ -313,8 +349,12 @@ def _not_honoured(features: frozenset[str]) -> list[RequestField]:
 
 
 def _refusal(field: RequestField) -> str:
-    shown, advice = field.trait.shown or f"'{field.name}'", field.trait.advice
+    shown, advice = _name(field), field.trait.advice
     return f"{shown}: {advice}" if advice else shown
+
+
+def _name(field: RequestField) -> str:
+    return field.trait.shown or f"'{field.name}'"
 
 
 class Translator:
@@ -332,6 +372,7 @@ class Translator:
         # Some models end with a token that their tokenizer does not list as special.
         self._special_ids = tokenizer.special_ids | tokenizer.end_ids
         self._text_of = functools.lru_cache(_MAX_CACHED_TEXTS)(self._text_inside)
+        self._closing_ids = functools.lru_cache(_MAX_CACHED_STOPS)(self._tokenise_closer)
         self._is_exact_in_tokens = functools.lru_cache(_MAX_CACHED_STOPS)(self._survives_tokenising)
 
     def sequences(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> list[OutputSequence]:
@@ -349,6 +390,9 @@ class Translator:
             end_ids = self._tokenizer.end_ids
             reasons = (FinishReason.STOP, FinishReason.END_TOKEN)
             stop_ids = {stop_id: reasons[stop_id in end_ids] for stop_id in self._stop_ids(request)}
+        budget, end = request.thinking, ""
+        if budget is not None:
+            end = self._tokenizer.decode(list(prompt_ids[-_PROMPT_END:]), False)
         kind = functools.partial(RankedSequence, text_of=self._text_of) if request.top_logprobs else OutputSequence
         if request.prompt_only:
             kind = UnwrittenSequence
@@ -365,6 +409,7 @@ class Translator:
                 stop_ids=stop_ids,
                 seed=None if seed is None else (seed + index) % 2**64,
                 logprobs=_wants_logprobs(request),
+                thinking=None if budget is None else ThinkingMeter(budget, end, self._closing_ids(budget.closers[0])),
             )
             for index in range(sampling.sequences)
         ]
@@ -455,6 +500,10 @@ class Translator:
         before = self._tokenizer.encode("a", False)[-1:]
         text = self._tokenizer.decode([*before, token_id], False)
         return text[len(self._tokenizer.decode(before, False)) :]
+
+    def _tokenise_closer(self, closer: str) -> list[int]:
+        """The tokens that end reasoning for a model: as it ends its own, on a line by itself."""
+        return self._tokenizer.encode(f"\n{closer}\n\n", False)
 
     def _survives_tokenising(self, text: str) -> bool:
         """Whether a stop string survives tokenising and decoding.

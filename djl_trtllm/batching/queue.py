@@ -222,6 +222,7 @@ class Slot:
         places.sequences += 1
         places.blocks += self.blocks
         self.places = places
+        self.sequence.stale = False
         self._had = len(self.sequence.token_ids)
         client = self.client
         client.running += 1

@@ -523,13 +523,15 @@ class RollingBatch:
                 for beam_id, beam in taken.items():
                     self._waiting.hold(beam_id, beam)
                 continue
+            record = slot.state.record
+            repeats = places.executor.limits.repeats
+            # Where reasoning is ended, it is at the same token with the same seed.
+            elsewhere = bool(slot.sequence.token_ids) and not slot.sequence.stale
+            record.reseeded |= elsewhere and slot.seeded and not repeats
             for beam_id, slot in taken.items():
                 self._running[beam_id] = slot
                 slot.enter(places)
             self._waiting.place(slot.client)
-            record = slot.state.record
-            repeats = places.executor.limits.repeats
-            record.reseeded |= bool(slot.sequence.token_ids) and slot.seeded and not repeats
             self.statistics.request_started(record, self._clock())
             places.submitted += 1
             message = resumed(slot.message, slot.sequence.token_ids, repeats=repeats)
@@ -563,7 +565,7 @@ class RollingBatch:
             if slot is None:
                 continue
             touched[request_id] = slot
-            if slot.sequence.finished is not None:
+            if slot.sequence.finished is not None or slot.sequence.stale:
                 slot.sequence.dropped += 1
             elif not slot.sequence.take(token_id, logprob):
                 complete.append(request_id)
@@ -610,12 +612,14 @@ class RollingBatch:
                 self.statistics.tokens_accepted(slot.state.record, kept)
 
     def _receive_end(self, slot: Slot, end: End) -> None:
-        """The executor has ended a sequence, so its slot is free. One that gave its place away goes on."""
+        """The executor has ended a sequence, so its slot is free. One that gave its place away goes on, and so does one
+        whose reasoning was ended: at once, with the end of the reasoning."""
         sequence, request_id = slot.sequence, end.request_id
         if sequence.finished is None:
-            if slot.begins:
-                sequence.drafted = end.drafted
-            if end.finish is not FinishReason.CANCELLED or request_id not in self._moving:
+            moved = end.finish is FinishReason.CANCELLED and request_id in self._moving
+            if not moved and (end.error is not None or not sequence.stale):
+                if slot.begins:
+                    sequence.drafted = end.drafted
                 last_token = sequence.token_ids[-1] if sequence.token_ids else None
                 sequence.finish(*self._translator.ending(end, last_token))
             elif slot.complete:
@@ -625,10 +629,12 @@ class RollingBatch:
             assert slot.places is not None
             slot.places.proved = True
         self._leave(request_id, slot)
-        if sequence.finished is None:
-            self._waiting.put_back(request_id, slot)
-        else:
+        if sequence.finished is not None:
             self._release(slot)
+        elif sequence.stale:
+            self._waiting.resume({request_id: slot})
+        else:
+            self._waiting.put_back(request_id, slot)
 
     def _abort(self, state: RequestState, reason: FinishReason, error: RequestError | None) -> None:
         for trial in [trial for trial, tried in self._trials.items() if tried is state]:

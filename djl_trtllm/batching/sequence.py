@@ -22,7 +22,9 @@ from djl_trtllm.request import (
     RankedToken,
     Sampling,
     SequenceResult,
+    ThinkingBudget,
     Token,
+    begins_with_reasoning,
     total,
 )
 
@@ -61,6 +63,11 @@ class StopMatcher:
         self._buffer = self._buffer[held:]
         return None
 
+    @property
+    def pending(self) -> bool:
+        """Whether the text ends with what may be the beginning of a stop string."""
+        return bool(self._buffer)
+
     def _possible_start(self) -> int:
         """Where the longest end of the buffer begins that could grow into a stop string."""
         length = len(self._buffer)
@@ -69,6 +76,41 @@ class StopMatcher:
             if any(stop.startswith(tail) for stop in self._stops):
                 return start
         return length
+
+
+class ThinkingMeter:
+    """Counts the tokens of one sequence's reasoning.
+
+    `prompt`: the end of the prompt's text. `closing_ids`: what ends the reasoning when its budget is spent.
+    """
+
+    __slots__ = ("_anywhere", "_closers", "_inside", "_left", "_matcher", "closing_ids")
+
+    def __init__(self, budget: ThinkingBudget, prompt: str, closing_ids: Sequence[int]) -> None:
+        self.closing_ids = closing_ids
+        self._left = budget.tokens
+        self._closers = budget.closers
+        self._anywhere = budget.anywhere
+        self._inside = begins_with_reasoning(prompt, budget.opener, budget.closers[0], starts=budget.starts)
+        self._matcher: StopMatcher | None = StopMatcher(self._closers if self._inside else (budget.opener,))
+        """None once no reasoning can follow."""
+
+    def spend(self, text: str) -> bool:
+        """Take in the text of the next token. True if the reasoning has to end behind it."""
+        matcher = self._matcher
+        if matcher is None:
+            return False
+        found = matcher.feed(text)
+        if self._inside:
+            self._left -= 1
+            if found is not None:
+                self._matcher = None
+            return found is None and self._left <= 0 and not matcher.pending
+        if found is not None:
+            self._inside, self._matcher = True, StopMatcher(self._closers)
+        elif not self._anywhere and text.strip() and not matcher.pending:
+            self._matcher = None
+        return False
 
 
 class Detokenizer:
@@ -194,6 +236,10 @@ class OutputSequence:
     cached_tokens: int = 0
     closed: bool = False
     """Whether the end has been delivered."""
+    thinking: ThinkingMeter | None = None
+    """Until the reasoning has been ended for want of budget."""
+    stale: bool = False
+    """Whether it goes on after tokens that the engine has not generated: what comes until it does is dropped."""
     _detokenizer: Detokenizer | None = None
     """None until the first token; so is `_matcher`."""
     _matcher: StopMatcher | None = None
@@ -203,8 +249,8 @@ class OutputSequence:
     _text_end: int = 0
 
     def take(self, token_id: int, logprob: Any = None) -> bool:
-        """Append a token, with its log-probability if it has one. False if a stop string or stop id ended the sequence;
-        it takes no more then."""
+        """Append a token, with its log-probability if it has one. False if it takes no more from the present engine
+        request: a stop string or stop id ended the sequence, or its reasoning was ended (`stale`)."""
         detokenizer = self._detokenizer
         if detokenizer is None:
             detokenizer = self._detokenizer = Detokenizer(self.texts, self.prompt_ids)
@@ -223,7 +269,16 @@ class OutputSequence:
         if token_id in self.stop_ids:
             self.finish(self.stop_ids[token_id])
             return False
+        if self.thinking is not None and self.thinking.spend(token.text) and not detokenizer.pending:
+            self._end_reasoning(self.thinking.closing_ids)
+            return False
         return True
+
+    def _end_reasoning(self, closing_ids: Sequence[int]) -> None:
+        self.thinking, self.stale = None, True
+        for token_id in closing_ids:
+            if not self.take(token_id, 0.0 if self.logprobs else None):  # it is certain
+                break
 
     def finish(self, reason: FinishReason, error: RequestError | None = None) -> None:
         """End the sequence and release the text that was held back."""

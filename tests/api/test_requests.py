@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given as draws
 from hypothesis import strategies as st
@@ -27,7 +28,7 @@ from djl_trtllm.api.registry import DIALECTS, LMI
 from djl_trtllm.api.sampling import read_schema
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
-from djl_trtllm.request import GenerationRequest, Guide, OutputChunk, Pooling, Sampling
+from djl_trtllm.request import GenerationRequest, Guide, OutputChunk, Pooling, Sampling, ThinkingBudget
 from tests.api.models import EOS, FAILURE, PROMPT, PlayedModel, PlayedTokenizer, seconds, several
 
 TABLE = Path(__file__).with_name("requests.json")
@@ -51,6 +52,8 @@ def plain(value: Any) -> Any:
         return given(value)
     if isinstance(value, Guide):
         return [value.kind.name, value.value]
+    if isinstance(value, ThinkingBudget):
+        return msgspec.to_builtins(value)
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -27,6 +27,7 @@ from djl_trtllm.request import (
     RankedToken,
     RequestOrigin,
     Sampling,
+    ThinkingBudget,
 )
 from tests.batching.helpers import take
 
@@ -216,6 +217,7 @@ VALUES: dict[str, object] = {
     **{"shown_tokens": ("<tool_call>",), "guide_from": "tool_choice", "prompt_only": True, "priority": -1},
     **{"prompt_logprobs": 0, "logit_bias": ((3, 1.0),), "cache_salt": "team"},
     "images": (ImageSource("data:,", "messages[0].content[0]"),),
+    "thinking": ThinkingBudget(30, "<think>", ("</think>",)),
 }
 """A value of each field that a client sets."""
 NAMES = {

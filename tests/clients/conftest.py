@@ -22,9 +22,9 @@ MESSAGES = [{"role": "user", "content": PROMPT}]
 MODEL = "tiny-stories"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tiny_stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server of `scripts/serve`."""
+    """The server of `scripts/serve`, until the tests of another folder begin."""
     with serving(tiny_stories, tmp_path_factory.mktemp("server")) as started:
         yield started
 
@@ -43,7 +43,7 @@ def _nothing_is_left(server: Server) -> Iterator[None]:
     assert failures(server) == before
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def story(server: Server) -> str:
     """How the model goes on from `PROMPT`: `TOKENS` tokens, the likeliest each. It is the same for every client."""
     answered = server.post(PROMPT, max_new_tokens=TOKENS)
@@ -51,7 +51,7 @@ def story(server: Server) -> str:
     return text
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def reply(server: Server) -> str:
     """How the model answers to `MESSAGES`, the likeliest tokens."""
     answered = server.http.post("/invocations", json={"messages": MESSAGES, "max_tokens": TOKENS, "temperature": 0})

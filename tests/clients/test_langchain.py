@@ -16,7 +16,7 @@ from langchain_aws.llms.sagemaker_endpoint import LLMContentHandler
 from langchain_openai import ChatOpenAI, OpenAI
 
 from tests.clients.conftest import MODEL, PROMPT, TOKENS
-from tests.clients.test_agents import PROGRAMS, ROOT, loops
+from tests.clients.test_agents import HARNESSES, ROOT, loops
 from tests.support.encoders import scripted_encoder
 from tests.support.server import Server, serving
 
@@ -91,13 +91,14 @@ TEXTS = ["The wolf", "A little girl", "The grandmother was ill in bed"]
 """The texts of `embedding_clients.py`."""
 
 
+@pytest.mark.slow
 def test_each_client_gets_the_same_vectors_and_ranks(tmp_path: Path) -> None:
     python = ROOT / ".venv-embeddings" / "bin" / "python"
     with (
         serving(scripted_encoder(tmp_path / "encoder")) as embedding,
         serving(scripted_encoder(tmp_path / "reranker", labels=1)) as reranking,
     ):
-        found = loops(python, PROGRAMS / "embedding_clients.py", embedding.url, reranking.url, folder=tmp_path)
+        found = loops(python, HARNESSES / "embedding_clients.py", embedding.url, reranking.url, folder=tmp_path)
         vectors = httpx.post(embedding.url + "/embed", json={"inputs": TEXTS}, trust_env=False).json()
         body = {"query": "Who?", "texts": TEXTS}
         ranks = httpx.post(reranking.url + "/rerank", json=body, trust_env=False).json()

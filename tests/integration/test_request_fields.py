@@ -56,6 +56,7 @@ NOT_PARAMETERS = {"prompt", "prompt_ids", "messages", "template", "sampling", "d
     "prompt_only",
     "priority",
     "images",
+    "thinking",
     "pooling",
     "pair",
 }

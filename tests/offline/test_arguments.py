@@ -231,7 +231,7 @@ def test_parameters_become_those_of_the_request() -> None:
     )  # fmt: skip
     set_by_llm = {"prompt", "prompt_ids", "messages", "template", "adapter", "asks_logprobs", "default_new_tokens"}
     of_openai = {"top_logprobs", "shown_tokens", "guide_from", "priority"}
-    of_openai |= {"prompt_logprobs", "prompt_only", "logit_bias", "cache_salt", "images"}
+    of_openai |= {"prompt_logprobs", "prompt_only", "logit_bias", "cache_salt", "images", "thinking"}
     of_vectors = {"pooling", "pair"}
     neutral = GenerationRequest()
     unset = {name for name in GenerationRequest.__struct_fields__ if getattr(request, name) == getattr(neutral, name)}

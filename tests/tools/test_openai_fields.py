@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import pytest
 
 from tools import openai_fields
 
 
 def test_the_page_is_what_the_parser_says_today() -> None:
-    assert openai_fields.page() == openai_fields.PAGE.read_text()
+    """The page is of the newest package, which `scripts/test-clients` installs. An older one has fewer fields."""
+    today, written = openai_fields.page().splitlines(), openai_fields.PAGE.read_text().splitlines()
+    of_the_package = f"`openai` {version('openai')};"
+    assert [line for line in today if line not in written and of_the_package not in line] == []
+    if any(of_the_package in line for line in written):
+        assert today == written
 
 
 @pytest.mark.parametrize(("title", "member", "types"), [(each[0], each[1], each[2:]) for each in openai_fields.APIS])

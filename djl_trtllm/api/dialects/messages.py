@@ -201,10 +201,11 @@ _THINKS = {"enabled": True, "adaptive": True, "between_tools": True, "disabled":
 
 
 class _Thinking(NamedTuple):
-    """Whether the template is asked for thinking, and whether the answer leaves out its text."""
+    """Whether the template is asked for thinking, whether the answer leaves out its text, and its most tokens."""
 
     enabled: bool
     omitted: bool
+    budget: int | None
 
 
 def _read_thinking(value: Any) -> _Thinking:
@@ -216,7 +217,7 @@ def _read_thinking(value: Any) -> _Thinking:
         raise ValueError(" (budget_tokens is an integer of at least 1)")
     if display not in (None, "summarized", "omitted"):
         raise ValueError(' (display is "summarized" or "omitted")')
-    return _Thinking(_THINKS[kind], display == "omitted")
+    return _Thinking(_THINKS[kind], display == "omitted", budget)
 
 
 def _read_format(value: Any) -> Any:
@@ -429,6 +430,9 @@ def _read_chat(
     values |= values.pop("choice", {})
     if "thinking" in values:
         values["enable_thinking"] = values["thinking"].enabled
+        # Clients send it whether or not the model thinks.
+        if values["thinking"].budget and chat.thinking_problem(model) is None:
+            values["thinking_budget"] = values["thinking"].budget
     if tools := _read_tools(payload.get("tools"), problems):
         values["tools"] = tools
     return values, messages, images, chat.read_tool_use(values, model, problems)

@@ -21,6 +21,7 @@ from djl_trtllm.api.output_parsers.reader import (
     Reasoning,
 )
 from djl_trtllm.api.output_parsers.reasoning import ChannelParser, ReasoningParser
+from djl_trtllm.request import ThinkingBudget, begins_with_reasoning
 
 __all__ = [
     "REQUIRED",
@@ -37,6 +38,7 @@ __all__ = [
     "call_parser",
     "reasoning_format",
     "reasoning_markers",
+    "thinking_budget",
     "tool_format",
     "with_reasoning",
 ]
@@ -58,9 +60,17 @@ def with_reasoning(setting: str, answer: OutputParser, prompt: str) -> OutputPar
     if own.channels:
         tools = answer.tools if isinstance(answer, (CallParser, ChannelParser)) else None
         return ChannelParser(tools, reasoning=True)
-    end = prompt[-_LONGEST_END:].rstrip()
-    opened, closed = end.endswith(own.open), end.endswith(own.close)
-    return ReasoningParser(own, answer, thinking=opened or (own.starts and not closed))
+    thinking = begins_with_reasoning(prompt[-_LONGEST_END:], own.open, own.close, starts=own.starts)
+    return ReasoningParser(own, answer, thinking=thinking)
+
+
+def thinking_budget(setting: str, tokens: int, tools: ToolFormat | None) -> ThinkingBudget | None:
+    """The budget of reasoning in this format, None for a format without it, or without one text that ends it."""
+    own = REASONING.get(setting)
+    if own is None or own.channels:
+        return None
+    calls = tools.openers.texts if own.ends_at_call and tools is not None else ()
+    return ThinkingBudget(tokens, own.open, (own.close, *calls), own.starts, own.anywhere)
 
 
 def reasoning_markers(setting: str) -> tuple[str, ...]:

@@ -119,7 +119,9 @@ INPUTS_FIELDS = Table(
         # Clients of Hugging Face's hosted inference API send it to every server.
         Parameter(("options",), target=IGNORED),
     ),
-    elsewhere=dict.fromkeys(INPUTS_PARAMETERS.rows, "in 'parameters'") | {"prompt": "in 'inputs'"},
+    elsewhere=dict.fromkeys(INPUTS_PARAMETERS.rows, "in 'parameters'")
+    | dict.fromkeys(("max_tokens", "max_completion_tokens"), "in 'parameters', where it is 'max_new_tokens'")
+    | {"prompt": "in 'inputs'"},
     required=("inputs",),
 )
 """Top level of `{"inputs", "parameters", "stream"}`."""
@@ -296,7 +298,7 @@ def _read_prompt(payload: dict[str, Any], problems: Problems) -> str:
     elif type(prompt) is not str:
         problems.invalid.append(
             f"Invalid request payload. The 'inputs' field must be a string. Received {show(prompt)}"
-            + (": send one request per prompt, they are batched here" if type(prompt) is list else "")
+            + (": send a list of texts, or token ids, as 'prompt'" if type(prompt) is list else "")
         )
     elif not prompt:
         problems.invalid.append(

@@ -28,6 +28,7 @@ from djl_trtllm.api.chat import (
     fit_messages,
     read_template,
     read_tool_use,
+    thinking_problem,
     token_ids,
     tools_problem,
 )
@@ -416,6 +417,8 @@ def parameters(refusals: Mapping[str, str], model: ModelContext) -> dict[str, st
     if (problem := tools_problem(model)) is not None:
         chat["tools"] = problem
         chat["tool_choice"] = chat["tool_choice"] or ("" if "tools" in model.tokenizer.chat_source(True) else problem)
+    if (problem := thinking_problem(model)) is not None:
+        chat |= {name: problem for name, row in CHAT_FIELDS.rows.items() if row.target == "thinking_budget"}
     served = {name for table in (chat, completions) for name, reason in table.items() if not reason}
     return {name: "" if name in served else reason for name, reason in sorted((completions | chat).items())}
 
