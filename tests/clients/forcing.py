@@ -1,7 +1,7 @@
 """A proxy between a program and the bundled model, which has no idea of tools and reads 4,096 tokens.
 
 It sends on what the program sends, with long texts cut, and forces the one call that the test wants: the model's output
-is guided to this call until the conversation has a result, and is a text from then on.
+is guided to this call until the conversation has a result, and to an answer from then on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import orjson
 
 LONGEST = 200
 """Characters of a text that is sent on."""
-TOKENS = 48
+TOKENS = 256
+ANSWER = {"heard": "a wolf"}
+"""What the model says in the end. Of its own it goes on until a limit, which a program may take as an error."""
 
 
 @dataclass
@@ -34,12 +36,6 @@ class Forced:
     def edit(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The body that is sent on."""
         anthropic = "/messages" in path
-        schema = {
-            "type": "object",
-            "properties": {name: {"type": "string", "enum": [value]} for name, value in self.arguments.items()},
-            "required": [*self.arguments],
-            "additionalProperties": False,
-        }
         offered = [tool for tool in body.pop("tools", ()) if tool.get("name") == self.tool]
         body = cut({name: value for name, value in body.items() if name not in ("system", "instructions")})
         if not offered or path.partition("?")[0].endswith("count_tokens"):
@@ -47,8 +43,12 @@ class Forced:
         body |= {"max_tokens" if anthropic else "max_output_tokens": TOKENS}
         if any(kind in ("tool_result", "function_call_output") for kind in kinds_of(body)):
             self.answers += 1
-            return body
+            form = {"type": "json_schema", "schema": schema_of(ANSWER)}
+            if anthropic:
+                return body | {"output_config": {"format": form}}
+            return body | {"text": {"format": {**form, "name": "answer"}}}
         self.calls += 1
+        schema = schema_of(self.arguments)
         if anthropic:
             body["tools"] = [{"name": self.tool, "input_schema": schema}]
             body["tool_choice"] = {"type": "tool", "name": self.tool, "disable_parallel_tool_use": True}
@@ -56,6 +56,12 @@ class Forced:
             body["tools"] = [{"type": "function", "name": self.tool, "parameters": schema, "strict": True}]
             body["tool_choice"] = {"type": "function", "name": self.tool}
         return body
+
+
+def schema_of(values: dict[str, str]) -> dict[str, Any]:
+    """The schema of an object with these values alone."""
+    properties = {name: {"type": "string", "enum": [value]} for name, value in values.items()}
+    return {"type": "object", "properties": properties, "required": [*values], "additionalProperties": False}
 
 
 def cut(value: Any) -> Any:

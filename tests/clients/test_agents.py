@@ -24,7 +24,7 @@ from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner
 from pydantic import BaseModel
 
 from tests.clients.conftest import MODEL
-from tests.clients.forcing import Forced, forcing
+from tests.clients.forcing import ANSWER, Forced, forcing
 from tests.support.models import echoing_model
 from tests.support.server import Server, serving
 
@@ -229,7 +229,7 @@ def test_a_program_runs_a_call_that_a_guide_forces_on_the_bundled_model(
 ) -> None:
     forced = Forced(tool, arguments)
     with forcing(server.url, forced) as url:
-        assert run(url, MODEL, "Howl like a wolf.", tmp_path)
+        assert json.loads(run(url, MODEL, "Howl like a wolf.", tmp_path)) == ANSWER
     assert (tmp_path / "wolf.txt").read_text() == "wolf\n"
     assert (forced.calls, forced.answers, forced.failures) == (1, 1, [])
 
