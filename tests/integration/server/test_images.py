@@ -31,7 +31,7 @@ MEGABYTES_MORE = 32
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("seeing")
     model = seeing_model(directory / "model", **{"option.allowed_media_domains": "localhost"})
-    with serving(model, directory) as started:
+    with serving(model, directory, SERVING_MONITOR="true") as started:
         yield started
 
 
@@ -50,10 +50,10 @@ def test_the_page_and_the_log_have_the_count_of_images_and_their_tokens_and_neve
     url = data_url(file)
     found = post(seeing, chat(image_part(url)))
     request = found.headers["x-request-id"]
-    wait_until(lambda: seeing.says(f"request_id={request}") or seeing.says(request), what="the request in the log")
+    wait_until(lambda: seeing.says(request), what="the request in the log")
     with seeing.http.stream("GET", "/monitor/events") as stream:
         event = next(line for line in stream.iter_lines() if line.startswith("data: "))
-    (row,) = [row for row in json.loads(event.removeprefix("data: "))["requests"] if row[1] == request]
+    (row,) = [row for row in json.loads(event.removeprefix("data: "))["model"]["rows"] if row[1] == request]
     assert row[-2:] == [1, 9]
     coded = url.partition(",")[2]
     shown = "\n".join([event, *seeing.log])
