@@ -226,7 +226,7 @@ class _Reader:
         self.values += 1
         if self.values > _MOST_VALUES or depth > _DEEPEST:
             raise ConfigError(
-                [f"{self._setting()}: more than {_MOST_VALUES} values, or nested more than {_DEEPEST} deep"]
+                f"{self._setting()}: more than {_MOST_VALUES} values, or nested more than {_DEEPEST} deep"
             )
         kinds = _kinds(annotation, self.signatures)
         classes = [self.signatures[name] for name in re.findall(r"\w+", annotation) if name in self.signatures]

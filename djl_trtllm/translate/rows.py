@@ -20,7 +20,7 @@ from djl_trtllm.config import Backend
 from djl_trtllm.config.compat import triton, truss
 from djl_trtllm.config.options import OPTIONS, find, suggest
 from djl_trtllm.config.options.option import NotAValueError, as_text
-from djl_trtllm.config.tables import read_table
+from djl_trtllm.files import read_table
 from djl_trtllm.translate.names import TITLES, WORKERS, names_of
 
 _ROWS = read_table("rows.toml", __package__)

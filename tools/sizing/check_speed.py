@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from djl_trtllm.config.tables import read_table
+from djl_trtllm.files import read_table
 from djl_trtllm.listing import columns
 from djl_trtllm.sizing.estimate import Conditions, Estimate
 from djl_trtllm.sizing.machines import GPUS

@@ -18,8 +18,7 @@ from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError,
 from djl_trtllm.config.options import find
 from djl_trtllm.config.options.option import NotAValueError
 from djl_trtllm.config.sources import Layer, Source
-from djl_trtllm.config.tables import read_table
-from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
+from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file, read_table
 
 ENGINE_MODEL = "tensorrt_llm"
 MODELS = (ENGINE_MODEL, "tensorrt_llm_bls", "ensemble", "preprocessing", "postprocessing")
