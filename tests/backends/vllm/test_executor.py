@@ -461,7 +461,7 @@ def test_an_image_is_read_beside_the_tokens_of_others(seeing: Any, monkeypatch: 
     """And a request that is cancelled meanwhile ends."""
     go_on = threading.Event()
     read = Vision.pixels
-    monkeypatch.setattr(Vision, "pixels", lambda self, data: go_on.wait(60) and read(self, data))
+    monkeypatch.setattr(Vision, "pixels", lambda self, data: go_on.wait(600) and read(self, data))
     seeing.submit(prompt_with(3))
     seeing.submit(structs.replace(prompt_with(4), request_id=3))
     seeing.submit(Submit(2, [5, 6, 7], Sampling(3)))
