@@ -581,5 +581,6 @@ def test_what_is_held_back_and_what_is_nested_is_bounded() -> None:
 
 def test_the_markers_of_reasoning_are_seen() -> None:
     assert reasoning_markers("qwen3") == ("<think>", "</think>")
-    assert "<|message|>" in reasoning_markers("gpt_oss")
+    of_channels = {f"<|{name}|>" for name in ("start", "channel", "constrain", "message", "end", "call", "return")}
+    assert of_channels == set(reasoning_markers("gpt_oss")) == set(TOOLS["openai"].markers)
     assert reasoning_markers("none") == ()

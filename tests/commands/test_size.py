@@ -178,9 +178,9 @@ def test_a_file_of_points_that_cannot_be_read_is_an_error(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPTION_ENGINE_CACHE_DIR", str(tmp_path))
-    (tmp_path / "points.json").write_text("{}")
+    (tmp_path / "points.jsonl").write_text("{}")
     result = size(model, "--gpu", "h100", "--clients", "1")
-    assert (result.exit_code, str(tmp_path / "points.json") in result.stderr) == (1, True)
+    assert (result.exit_code, str(tmp_path / "points.jsonl") in result.stderr) == (1, True)
 
 
 def test_the_other_table_may_be_used(model: str) -> None:

@@ -544,6 +544,14 @@ def test_the_degree_is_that_of_the_gpus_and_one_on_a_cpu(tiny_stories: Path) -> 
     assert open_subject(str(tiny_stories), {"backend": "pytorch", **asked}, TrialLoad(), two).tensor_parallel == 2
 
 
+def test_the_first_guess_on_a_gpu_is_the_estimate_for_its_memory(tiny_stories: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_stories, tmp_path / "model", ignore=shutil.ignore_patterns("engine")))
+    small, large = (
+        open_subject(str(model), {"backend": "pytorch"}, TrialLoad(), one_gpu(size << 30)).guess() for size in (8, 80)
+    )
+    assert small is not None and large is not None and LOWEST < small < large
+
+
 def test_an_engine_in_host_memory_has_a_bound(tiny_stories: Path, tmp_path: Path) -> None:
     subject = open_subject(str(tiny_stories), {}, TrialLoad())
     bound = subject.default_bound()

@@ -14,12 +14,11 @@ from djl_trtllm.errors import SizingError
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import Conditions
 from djl_trtllm.sizing.machines import GPUS, GpuModel, usd_per_million
-from djl_trtllm.sizing.points import FILE_NAME, MOST_POINTS, Point, fingerprint, precision_of, read_points, write_point
-from djl_trtllm.sizing.speed import HOSTS, Load, Rank, Roofline, Speed, corrected
+from djl_trtllm.sizing.points import FILE_NAME, Point, fingerprint, precision_of, read_points, write_point
+from djl_trtllm.sizing.speed import CONSTANTS, Load, Rank, Roofline, Speed, corrected
 from tests.commands.conftest import BIG
 from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h
-from tools.sizing import fit_speed
-from tools.sizing.check_speed import Row, halves, rows, summary
+from tools.sizing.check_speed import Row, constants_now, cost, halves, rows, summary
 
 LOAD = Load(1000, 1000, 64)
 PLENTY = 10**6
@@ -30,7 +29,7 @@ def roofline(
 ) -> Roofline:
     model = GPUS[gpu] if isinstance(gpu, str) else gpu
     rank = Rank.of(CheckpointSizes.from_config(config or llama()), Conditions(model.memory, **conditions), model)
-    return Roofline(rank, HOSTS[engine])
+    return Roofline(rank, CONSTANTS[engine])
 
 
 def speed(load: Load = LOAD, room: int = PLENTY, **of: Any) -> Speed:
@@ -68,14 +67,10 @@ def test_the_halves_are_apart_and_have_all_rows_that_are_fitted_to() -> None:
 
 def test_the_constants_are_what_the_fit_finds() -> None:
     sample = [row for row in halves()[0] if row.engine != "vllm"]
-    shares = {name: getattr(roofline().shares, name) for name in roofline().shares.__dataclass_fields__}
-    step = {"step": HOSTS["pytorch"].step, **{name: HOSTS[name].sequence for name in ("tensorrt", "pytorch")}}
-    least = fit_speed.cost(sample, shares | step)
-    for name in shares | step:
+    least = cost(sample, constants_now())
+    for name, value in constants_now().items():
         for by in (0.8, 1.25):
-            moved = shares | step
-            moved[name] *= by
-            assert fit_speed.cost(sample, moved) > least, (name, by)
+            assert cost(sample, constants_now() | {name: value * by}) > least, (name, by)
 
 
 def test_the_page_has_the_table_as_it_is_printed() -> None:
@@ -89,7 +84,7 @@ def test_the_page_has_the_table_as_it_is_printed() -> None:
 
 
 @pytest.mark.parametrize("config", [llama(), deepseek(), gemma3(), gpt_oss(), nemotron_h()])
-@pytest.mark.parametrize("engine", HOSTS)
+@pytest.mark.parametrize("engine", CONSTANTS)
 def test_more_clients_get_more_together_and_less_each(config: dict[str, Any], engine: str) -> None:
     found = [speed(replace(LOAD, clients=clients), config=config, engine=engine) for clients in (1, 4, 16, 64, 256)]
     assert sorted(one.tokens_per_second for one in found) == [one.tokens_per_second for one in found]
@@ -312,12 +307,11 @@ def test_the_same_load_measured_again_replaces_the_earlier_point(tmp_path: Path)
     assert read_points(tmp_path) == [_with(version="0.27.0"), again]
 
 
-def test_a_full_file_drops_its_oldest_point(tmp_path: Path) -> None:
-    points = [msgspec.to_builtins(_with(clients=number + 1)) for number in range(MOST_POINTS)]
-    (tmp_path / FILE_NAME).write_bytes(msgspec.json.encode({"points": points}))
-    write_point(tmp_path, _with(clients=MOST_POINTS + 1))
-    kept = read_points(tmp_path)
-    assert (len(kept), kept[0].clients, kept[-1].clients) == (MOST_POINTS, 2, MOST_POINTS + 1)
+def test_a_user_may_edit_the_file(tmp_path: Path) -> None:
+    path = write_point(tmp_path, WRITTEN)
+    path.write_bytes(b"\n\n" + path.read_bytes().replace(b"18681.0", b"5.5").strip())
+    write_point(tmp_path, _with(clients=64))
+    assert read_points(tmp_path) == [_with(tokens_per_second=5.5), _with(clients=64)]
 
 
 def test_writers_at_the_same_moment_lose_no_point(tmp_path: Path) -> None:
@@ -355,24 +349,22 @@ _ENTRY = msgspec.to_builtins(WRITTEN)
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
         b"[]",
         b"{",
-        b'{"points": [{}]}',
+        b"{}",
         b"[" * 100_000,
-        msgspec.json.encode({"points": [_ENTRY | {"clients": "many"}]}),
-        msgspec.json.encode({"points": [_ENTRY | {"tokens_per_second": -1}]}),
-        msgspec.json.encode({"points": [_ENTRY | {"other": 1}]}),
-        msgspec.json.encode({"points": [_ENTRY] * (MOST_POINTS + 1)}),
+        msgspec.json.encode(_ENTRY) + b"\n" + msgspec.json.encode(_ENTRY | {"clients": "many"}),
+        msgspec.json.encode(_ENTRY | {"tokens_per_second": -1}),
+        msgspec.json.encode(_ENTRY | {"other": 1}),
         b" " * (1 << 22),
     ],
-    ids=["empty", "list", "cut", "no-fields", "deep", "type", "bound", "unknown", "many", "large"],
+    ids=["list", "cut", "no-fields", "deep", "type", "bound", "unknown", "large"],
 )
 def test_a_file_of_another_kind_is_an_error_that_names_it_and_is_not_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / FILE_NAME
     path.write_bytes(content)
     for use in (lambda: read_points(tmp_path), lambda: write_point(tmp_path, WRITTEN)):
-        with pytest.raises(SizingError, match=f"{path}.*delete it"):
+        with pytest.raises(SizingError, match=f"{path}.*delete that"):
             use()
     assert path.read_bytes() == content
 
