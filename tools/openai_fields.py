@@ -112,10 +112,10 @@ class Model:
     max_seq_len: int = 4096
     tokenizer: Any = field(default_factory=Tokenizer)
     custom: None = None
-    kept: Kept = field(default_factory=Kept)
+    kept: Kept = field(default_factory=lambda: Kept(Options()))
 
     def __post_init__(self) -> None:
-        self.kept.keep("", "resp_0", (b"{}", b"[]", b"[]", b""), most_bytes=2**20, seconds=60)
+        self.kept.keep("", "resp_0", (b"{}", b"[]", b"[]", b""))
 
 
 class Row(NamedTuple):

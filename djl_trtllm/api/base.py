@@ -257,6 +257,8 @@ class Dialect(ABC):
     them, `{model}` is the model's name, in `paths` also `{endpoint}` SageMaker's endpoint.
     """
 
+    title: str = ""
+    """What the description of the API calls the group of these paths; "" for the name of the class."""
     paths: tuple[str, ...]
     pages: tuple[str, ...] = ()
     actions: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """Responses with `choices`, as objects and as streams: those of OpenAI's API.
 
-At the end, what all of OpenAI's APIs have: errors and log-probabilities.
+At the end, what all of OpenAI's APIs have: names of models, errors and log-probabilities.
 """
 
 import re
@@ -14,7 +14,17 @@ import orjson
 from msgspec.structs import replace
 
 from djl_trtllm import errors
-from djl_trtllm.api.base import CollectedSequence, Prompt, ResponseEncoder, WholeEncoder, dump_line, nearest_row
+from djl_trtllm.api.base import (
+    CollectedSequence,
+    Dialect,
+    Prompt,
+    RawRequest,
+    ResponseEncoder,
+    WholeEncoder,
+    dump_line,
+    nearest_row,
+)
+from djl_trtllm.api.parameters import read_object, show
 from djl_trtllm.request import OutputChunk, RankedToken, SequenceResult, Token, new_uuid, total
 
 _USAGE = b"\0"
@@ -258,6 +268,22 @@ def error_object(message: str, error: errors.RequestError | None) -> dict[str, s
     kind, code = nearest_row(_ERROR_TYPES, error)
     named = _PARAMETER.fullmatch(message) if isinstance(error, errors.InvalidRequestError) else None
     return {"message": message, "type": kind, "param": named and named.group(1), "code": code}
+
+
+class OpenAiLike(Dialect):
+    """A dialect as OpenAI's APIs are: bodies name their model as `model`, and errors are objects."""
+
+    names_model = True
+
+    def model_name(self, request: RawRequest) -> str | None:
+        """The model that the body names; None for "" and for none. Raises InvalidRequestError."""
+        name = read_object(request).get("model")
+        if name is not None and type(name) is not str:
+            raise errors.InvalidRequestError(f"'model' is {show(name)}: expected a string")
+        return name or None
+
+    def error_body(self, message: str, error: errors.RequestError | None) -> object:
+        return {"error": error_object(message, error)}
 
 
 def json_items(values: list[Any]) -> bytes:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from djl_trtllm.api.parameters import Kind, Problems, show
+from djl_trtllm.api.parameters import Kind, Problems, found, show
 from djl_trtllm.config import Options
 from djl_trtllm.config.rules import most_images
 from djl_trtllm.request import ImageSource
@@ -60,7 +60,7 @@ def read_messages(raw: Any, problems: Problems) -> list[dict[str, Any]]:
     `tool_calls`, ...) are passed to the template as they are; the template decides which roles exist.
     """
     if type(raw) is not list or not raw:
-        problems.invalid.append(f"'messages' is {show(raw)}: expected a list of at least one message")
+        problems.invalid.append(f"'messages' {found(raw)}: expected a list of at least one message")
         return []
     if (problem := too_many(raw)) is not None:
         problems.invalid.append(problem)
@@ -75,7 +75,7 @@ def read_messages(raw: Any, problems: Problems) -> list[dict[str, Any]]:
             continue
         role = message.get("role")
         if type(role) is not str or not role:
-            problems.invalid.append(f"'{where}.role' is {show(role)}: expected a string such as \"user\"")
+            problems.invalid.append(f"'{where}.role' {found(role)}: expected a string such as \"user\"")
         content = message.get("content")
         if content is not None or not message.get("tool_calls"):
             content = read_content(content, f"{where}.content", problems)
@@ -109,7 +109,7 @@ def read_content(
     if type(content) is str:
         return content
     if type(content) is not list or len(content) > MOST_MESSAGES:
-        problems.invalid.append(f"'{place}' is {show(content)}: expected a string or a list of text parts")
+        problems.invalid.append(f"'{place}' {found(content)}: expected a string or a list of text parts")
         return ""
     parts = enumerate(content)
     read = (read_part(as_part(part), f"{place}[{at}]", problems) for at, part in parts if not problems.full)

@@ -10,6 +10,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
+from djl_trtllm.config import Options
+
 
 class Entry(NamedTuple):
     """The parts of an entry, as bytes; `last_used` is when it was kept, or found last."""
@@ -24,9 +26,14 @@ _OVERHEAD = 512
 
 
 class Kept:
-    """The entries of one model, by API key and name. Its methods may be called from any thread."""
+    """The entries of one model, by API key and name. Its methods may be called from any thread.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    All entries together have `stored_responses_memory`. One that is larger by itself is not kept.
+    """
+
+    def __init__(self, options: Options, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most_bytes = options.stored_responses_memory
+        self._seconds = options.stored_responses_timeout
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: defaultdict[str, OrderedDict[str, Entry]] = defaultdict(OrderedDict)
@@ -42,27 +49,26 @@ class Kept:
         """The bytes of the entries of a key."""
         return self._sizes.get(key, 0)
 
-    def keep(self, key: str, name: str, parts: tuple[bytes, ...], *, most_bytes: int, seconds: float) -> None:
-        """Keep an entry: all together have `most_bytes` at most. One that is larger by itself is not kept."""
+    def keep(self, key: str, name: str, parts: tuple[bytes, ...]) -> None:
         size = sum(map(len, parts)) + _OVERHEAD
         with self._lock:
             now = self._clock()
             for owner in list(self._entries):
-                self._expire(owner, now - seconds)
-            if size > most_bytes:
+                self._expire(owner, now - self._seconds)
+            if size > self._most_bytes:
                 return
             self._entries[key][name] = Entry(parts, size, now)
             self._sizes[key] = self._sizes.get(key, 0) + size
-            while self.size > most_bytes:
+            while self.size > self._most_bytes:
                 largest = max(self._sizes, key=self._sizes.__getitem__)
                 self._drop(largest, next(iter(self._entries[largest])))
 
-    def find(self, key: str, name: str, *, seconds: float) -> tuple[bytes, ...] | None:
+    def find(self, key: str, name: str) -> tuple[bytes, ...] | None:
         """The parts of an entry, which is used now; None if there is none, or it has expired."""
         with self._lock:
             now = self._clock()
             if key in self._entries:
-                self._expire(key, now - seconds)
+                self._expire(key, now - self._seconds)
             entry = self._entries[key].get(name) if key in self._entries else None
             if entry is None:
                 return None

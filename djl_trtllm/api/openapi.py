@@ -161,20 +161,20 @@ class _Document:
         self._known: dict[bytes, str] = {}
 
     def of(self, dialects: Sequence[Dialect], own: Mapping[str, Operation], default: Dialect) -> dict[str, Any]:
-        for name, operation in own.items():
-            method, path = name.split()
-            self._add(SERVER, method.lower(), path, operation, self._errors(default, path, ()))
+        for method_path, operation in own.items():
+            method, path = method_path.split()
+            self._add(SERVER, SERVER, method.lower(), path, operation, self._errors(default, path, ()))
         tags = [{"name": SERVER, "description": "The server's own paths."}]
         for dialect in dialects:
-            tag = type(dialect).__name__
+            tag, name = dialect.title or type(dialect).__name__, type(dialect).__name__
             tags.append({"name": tag, "description": " ".join((type(dialect).__doc__ or "").split())})
             for path in (*dialect.paths, *dialect.actions):
                 operation = _with_model_name(path, describe(dialect, path))
-                self._add(tag, "post", path, operation, self._errors(dialect, path, _of_requests))
+                self._add(tag, name, "post", path, operation, self._errors(dialect, path, _of_requests))
             for method, paths in (("get", dialect.pages), ("delete", dialect.removals)):
                 for path in paths:
                     operation = describe(dialect, path, method.upper())
-                    self._add(tag, method, path, operation, self._errors(dialect, path, _of_pages))
+                    self._add(tag, name, method, path, operation, self._errors(dialect, path, _of_pages))
         return {
             "openapi": "3.1.0",
             "info": {"title": "djl-trtllm", "version": __version__, "license": {"name": "Apache-2.0"}},
@@ -183,8 +183,8 @@ class _Document:
             "components": self._components,
         }
 
-    def _add(self, tag: str, method: str, path: str, operation: Operation, errors: dict[str, Any]) -> None:
-        name = "_".join([tag, method, *re.findall(r"\w+", path)])
+    def _add(self, tag: str, group: str, method: str, path: str, operation: Operation, errors: dict[str, Any]) -> None:
+        name = "_".join([group, method, *re.findall(r"\w+", path)])
         described: dict[str, Any] = {"operationId": name, "tags": [tag]}
         if operation.summary:
             described["summary"] = operation.summary
@@ -204,7 +204,7 @@ class _Document:
         for status, meaning in operation.errors.items():
             described["responses"][str(status)] = {"description": meaning, "content": {"application/json": {}}}
         described["responses"] |= {
-            status: self._reuse("responses", f"{tag}_{status}", error)
+            status: self._reuse("responses", f"{group}_{status}", error)
             for status, error in errors.items()
             if int(status) not in operation.errors
         }

@@ -90,9 +90,15 @@ class Parameter:
         return any(raw is neutral or (raw == neutral and type(raw) is not bool) for neutral in self.neutral)
 
 
+def ignored(*names: str) -> tuple[Parameter, ...]:
+    """Rows of parameters that nothing reads."""
+    return tuple([Parameter((name,), target=IGNORED) for name in names])
+
+
 @dataclass(slots=True)
 class Problems:
     """What is wrong with a request. `option.unknown_parameters` says which `unknown` names are `ignored` instead.
+    `left_out` are parts of it that are known and of no use here.
 
     `sent` has the names that the client used, by target, for problems that are found when all values are read.
     """
@@ -100,6 +106,7 @@ class Problems:
     invalid: list[str] = field(default_factory=list)
     unsupported: list[str] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     unknown: UnknownParameters = UnknownParameters.REFUSE
     sent: dict[str, str] = field(default_factory=dict, compare=False)
 
@@ -115,14 +122,13 @@ class Problems:
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """The response header that names what was ignored."""
-        if not self.ignored:
-            return ()
-        shown = ", ".join(map(in_header, self.ignored[:_MOST_PROBLEMS]))
-        if len(self.ignored) > _MOST_PROBLEMS:
-            shown += f" and {len(self.ignored) - _MOST_PROBLEMS} more"
+        """The response headers that name what was ignored, and what was left out."""
         how = f"option.unknown_parameters={self.unknown.value}"
-        return (("Warning", f'299 djl-trtllm "unknown and ignored: {shown} ({how})"'),)
+        texts = {
+            f"unknown and ignored: {_listed(self.ignored)} ({how})": self.ignored,
+            f"left out, because this server does not run them: {_listed(self.left_out)}": self.left_out,
+        }
+        return tuple(("Warning", f'299 djl-trtllm "{text}"') for text, names in texts.items() if names)
 
     def ignore(self, name: str, where: str) -> None:
         """Take note of an unknown name. The log has each name once, as long as there are not very many."""
@@ -251,6 +257,12 @@ def _bounded(given: Mapping[str, Any], problems: Problems, where: str) -> Iterab
     return ((name, raw) for name, raw in given.items() if raw is not None)
 
 
+def _listed(names: list[str]) -> str:
+    """Some of the names, for a header."""
+    more = len(names) - _MOST_PROBLEMS
+    return ", ".join(map(in_header, names[:_MOST_PROBLEMS])) + (f" and {more} more" if more > 0 else "")
+
+
 def in_header(name: str) -> str:
     """The name inside the quotation marks of a header."""
     return ascii(name[:_SHOWN])[1:-1].replace('"', '\\"')
@@ -265,18 +277,15 @@ def read_object(request: RawRequest, example: str = "") -> dict[str, Any]:
     return payload
 
 
-def read_model_name(request: RawRequest) -> str | None:
-    """The model that a body names as `model`; None for "" and for none. Raises InvalidRequestError."""
-    name = read_object(request).get("model")
-    if name is not None and type(name) is not str:
-        raise InvalidRequestError(f"'model' is {show(name)}: expected a string")
-    return name or None
-
-
 def check_text(payload: Mapping[str, Any], name: str, problems: Problems) -> None:
     """Refuse a text that is missing or empty, unless something else is wrong, too."""
     if not payload.get(name) and not problems.invalid:
-        problems.invalid.append(f"'{name}' is {show(payload.get(name))}: expected a text that is not empty")
+        problems.invalid.append(f"'{name}' {found(payload.get(name))}: expected a text that is not empty")
+
+
+def found(value: object) -> str:
+    """What an error says of a required value: "is 3", or "is missing"."""
+    return "is missing" if value is None else f"is {show(value)}"
 
 
 def show(value: object) -> str:

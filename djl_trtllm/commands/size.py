@@ -38,7 +38,7 @@ _FIND = "Find max_num_tokens by building, loading and serving the model here; go
 
 _OF_FORMULA = {"max_batch", "max_input", "alpha"}
 _OF_MEASURE = {"memory", "requests", "request_tokens", "precision", "fresh"}
-_OF_ESTIMATE = {"gpu", "gpu_memory", "instance", "compare", "plot", "sequences", "clients", "strict"}
+_OF_ESTIMATE = {"gpu", "gpu_memory", "instance", "compare", "plot", "sequences", "clients", "strict", "images"}
 
 
 @app.command()
@@ -58,6 +58,9 @@ def size(
     kv_cache_dtype: Annotated[str | None, _model(metavar="TYPE", help="As option.kv_cache_dtype, such as fp8.")] = None,
     backend: Annotated[str | None, _model(help="tensorrt (an engine, the default), pytorch or vllm.")] = None,
     isl: Annotated[int | None, _model("--isl", help="Prompt tokens of a sequence.")] = None,
+    images: Annotated[
+        str | None, _model(metavar="N[:WxH]", help="Images of a prompt, beside its --isl tokens: 2, or 2:1024x768.")
+    ] = None,
     osl: Annotated[int | None, _model("--osl", help="Output tokens of a sequence.")] = None,
     max_num_tokens: Annotated[
         int | None, _model(metavar="N", help="Size this number instead of finding one; as option.max_num_tokens.")
@@ -117,7 +120,7 @@ def size(
             _measure_here(named_model(model), settings, memory, (requests, request_tokens), precision, fresh, as_json)
             return
         _refuse(context, _OF_MEASURE, "{}: only with --measure; add that, or leave out what needs it")
-        request = read_request(named_model(model), settings, lmi)
+        request = read_request(named_model(model), settings, lmi, images)
         named = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=not compare)
         if compare or len(named) != 1 or len(degrees) > 1:
             _refuse(context, {"clients"}, "{}: the speed is of one machine and degree; djl-trtllm advise compares many")

@@ -176,8 +176,36 @@ class SizeRequest:
         return corrected(roofline, load, min(room, conditions.max_batch_size), near)
 
 
-def read_request(model: str, settings: Mapping[str, str], lmi: str = DEFAULT_LMI) -> SizeRequest:
-    """Read a model's options and the headers of its weights. Raises ModelError and ConfigError."""
+def read_request(
+    model: str, settings: Mapping[str, str], lmi: str = DEFAULT_LMI, images: str | None = None
+) -> SizeRequest:
+    """Read a model's options and the headers of its weights. `images` are added to its prompts.
+
+    Raises ModelError, ConfigError and SizingError.
+    """
+    config, checkpoint = _read_options(model, settings)
+    _refuse_engine(checkpoint)
+    hub_cache = None if config.options.download_dir is None else config.options.download_dir / "hub"
+    sizes = CheckpointSizes.read(checkpoint, revision=config.options.revision, hub_cache=hub_cache)
+    if not sizes.layers or not sizes.parts:
+        raise SizingError(
+            f"{checkpoint}/config.json does not give the layers, the heads and the hidden size of the model as numbers "
+            "above 0, so nothing can be estimated; --measure finds what fits"
+        )
+    if images is not None:
+        text = int(settings.get("max_input_len") or config.options.max_input_len)
+        settings = {**settings, "max_input_len": str(text + sizes.image_tokens(images))}
+        config, _ = _read_options(model, settings)
+    draft, speculation = None, speculation_of(config)
+    if speculation is not None and speculation.model is not None:
+        beside = (config.model_dir or Path()) / speculation.model
+        named = str(beside) if beside.is_dir() else speculation.model
+        draft = CheckpointSizes.read(named, hub_cache=hub_cache)
+    return SizeRequest(sizes, config, settings, lmi, draft)
+
+
+def _read_options(model: str, settings: Mapping[str, str]) -> tuple[Config, str]:
+    """A model's options, and its checkpoint."""
     arguments = [f"option.{name}={value}" for name, value in settings.items()]
     environ = {name: value for name, value in os.environ.items() if name != "HF_MODEL_ID"}
     if is_remote(model):
@@ -190,20 +218,7 @@ def read_request(model: str, settings: Mapping[str, str], lmi: str = DEFAULT_LMI
         config, named = source.config, source.config.options.model_id
         inside = source.directory / (named or "")
         checkpoint = str(inside) if named is None or inside.is_dir() else named
-    _refuse_engine(checkpoint)
-    hub_cache = None if config.options.download_dir is None else config.options.download_dir / "hub"
-    sizes = CheckpointSizes.read(checkpoint, revision=config.options.revision, hub_cache=hub_cache)
-    if not sizes.layers or not sizes.parts:
-        raise SizingError(
-            f"{checkpoint}/config.json does not give the layers, the heads and the hidden size of the model as numbers "
-            "above 0, so nothing can be estimated; --measure finds what fits"
-        )
-    draft, speculation = None, speculation_of(config)
-    if speculation is not None and speculation.model is not None:
-        beside = (config.model_dir or Path()) / speculation.model
-        named = str(beside) if beside.is_dir() else speculation.model
-        draft = CheckpointSizes.read(named, hub_cache=hub_cache)
-    return SizeRequest(sizes, config, settings, lmi, draft)
+    return config, checkpoint
 
 
 def _refuse_engine(checkpoint: str) -> None:

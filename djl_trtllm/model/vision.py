@@ -111,6 +111,11 @@ class Vision:
         scaled = self.scaled(width, height)
         return scaled[0] * scaled[1] // self.side**2
 
+    @property
+    def most_tokens(self) -> int:
+        """The tokens of the largest image; larger ones are scaled to it."""
+        return self.most // self.side**2
+
     def pixels(self, data: bytes) -> Picture:
         """The image of a file as the processor takes it. Raises RefusedImageError."""
         picture = decode(data)

@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _EXPIRY_SECONDS = 0.25
-_QUEUED_AT_ONCE = 64
-"""This number of texts is queued before others have the event loop: it takes a few milliseconds."""
+_TEXTS_AT_ONCE = 64
+"""This number of texts is queued, or cancelled, before others have the event loop: a few milliseconds at most."""
 _SEED_IGNORED = ("Warning", '299 djl-trtllm "the engine ignores the seed of this request (option.ignored_seed=warn)"')
 
 
@@ -283,7 +283,7 @@ class ModelService:
 
         try:
             for request, prompt, adapter in zip(requests, prompts, adapters, strict=True):
-                if request.pooling is not None and taken and taken % _QUEUED_AT_ONCE == 0:
+                if request.pooling is not None and taken and taken % _TEXTS_AT_ONCE == 0:
                     await asyncio.sleep(0)
                     self._require(batch)
                 taken += 1
@@ -314,9 +314,16 @@ class ModelService:
         return call._replace(headers=(*call.headers, _SEED_IGNORED)) if seeded else call
 
     def cancel(self, states: Sequence[RequestState]) -> None:
-        """End the requests of a call whose client has disconnected."""
-        if self.batch is not None and (left := [state for state in states if not state.done]):
-            self.batch.cancel(*left)
+        """End the requests of a call whose client has disconnected.
+
+        Of thousands some end in each turn of the event loop, those that wait longest last: they may be running, and
+        none of the others is to start in their places.
+        """
+        if self.batch is None or not (left := [state for state in states if not state.done]):
+            return
+        self.batch.cancel(*left[-_TEXTS_AT_ONCE:])
+        if others := left[:-_TEXTS_AT_ONCE]:
+            asyncio.get_running_loop().call_soon(self.cancel, others)
 
     def _supported(self, request: GenerationRequest) -> GenerationRequest:
         """The request as the engine can run it. Raises UnsupportedParameterError."""

@@ -92,11 +92,11 @@ class Model:
     gpus: int
     """GPUs per engine process."""
     backend: Backend
+    kept: Kept = field(compare=False)
     adapter_limits: AdapterLimits | None = None
     """The LoRA adapters that the engine takes; None where it takes none."""
     vision: Vision | None = None
     """How images become tokens of its prompts; None where it takes none, or it is not known how."""
-    kept: Kept = field(default_factory=Kept, compare=False)
 
     @property
     def options(self) -> Options:
@@ -346,6 +346,7 @@ def prepare(source: ModelSource, *, under_djl: bool = False, calls: Calls = _HER
         texts,
         engine_plan.gpus,
         engine_plan.backend,
+        Kept(options),
         engine_plan.adapter_limits,
         calls(Vision.find, layout.path, layout.config),
     )

@@ -5,13 +5,14 @@ A config.json may hold anything: what is not of the expected type counts as abse
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from djl_trtllm.errors import LayoutError
+from djl_trtllm.errors import LayoutError, SizingError
 from djl_trtllm.files import read_table
 from djl_trtllm.model.archive import ARCHIVE_SUFFIXES, is_archive
 from djl_trtllm.model.checkpoint import (
@@ -28,6 +29,7 @@ from djl_trtllm.model.checkpoint import (
     text_part,
 )
 from djl_trtllm.model.remote.fetch import fetch, is_remote, remote_headers
+from djl_trtllm.model.vision import Vision
 from djl_trtllm.sizing.tensors import OF_TORCH, Part, WeightTensor, parts_of, tensors_of
 
 _FAMILIES = read_table("families.toml", __package__)
@@ -393,6 +395,9 @@ def _mlp(
         yield f"{name}.{matrix}.weight", (hidden, width) if matrix == "down_proj" else (width, hidden)
 
 
+_IMAGES = re.compile(r"([1-9]\d{0,3})(?::([1-9]\d{0,4})x([1-9]\d{0,4}))?")
+
+
 @dataclass(frozen=True)
 class CheckpointSizes:
     """A model's tensors and caches, as the estimate needs them.
@@ -413,6 +418,8 @@ class CheckpointSizes:
     experts: int = 0
     experts_per_token: int = 0
     exact: bool = False
+    vision: Vision | None = None
+    """How the model takes images; None where it takes none, or it is not known how."""
 
     @property
     def bytes(self) -> int:
@@ -421,6 +428,22 @@ class CheckpointSizes:
     @property
     def parameters(self) -> int:
         return sum(each.elements for each in self.parts)
+
+    def image_tokens(self, images: str) -> int:
+        """The tokens of a prompt's images: "2" are two of the largest, "2:1024x768" two of these pixels.
+
+        Raises SizingError.
+        """
+        found = _IMAGES.fullmatch(images)
+        if found is None:
+            raise SizingError(f"{images} images: expected a number, such as 2, or 2:1024x768 with their pixels")
+        if self.vision is None:
+            raise SizingError(f"{self.source} takes no images, or its processor is not known (docs/images.md)")
+        count, *pixels = (int(number) for number in found.groups() if number is not None)
+        try:
+            return count * (self.vision.tokens(*pixels) if pixels else self.vision.most_tokens)
+        except ValueError as error:
+            raise SizingError(f"images of {images}: {error}") from None
 
     @classmethod
     def read(
@@ -495,4 +518,5 @@ class CheckpointSizes:
             experts=num_experts(text),
             experts_per_token=experts_per_token(text),
             exact=bool(tensors),
+            vision=None if directory is None else Vision.find(directory, config),
         )

@@ -84,7 +84,7 @@ class PlayedModel:
     tokenizer: Any = field(default_factory=PlayedTokenizer)
     custom: RequestParser | None = None
     max_seq_len: int = 64
-    kept: Kept = field(default_factory=Kept)
+    kept: Kept = field(default_factory=lambda: Kept(Options()))
 
 
 GOLDEN = Path(__file__).parent / "golden"

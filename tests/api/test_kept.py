@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djl_trtllm.api.kept import Kept
+from djl_trtllm.config import Options
 from tests.support.virtual_time import Clock
 
 PARTS = (b"a" * 400, b"b" * 88)
@@ -24,24 +25,28 @@ def clock() -> Clock:
 
 @pytest.fixture
 def kept(clock: Clock) -> Kept:
-    return Kept(clock)
+    return Kept(bounded(3 * SIZE), clock)
 
 
-def keep(kept: Kept, key: str, name: str, entries: int = 3) -> None:
-    kept.keep(key, name, PARTS, most_bytes=entries * SIZE, seconds=SECONDS)
+def bounded(memory: int) -> Options:
+    return Options(stored_responses_memory=memory, stored_responses_timeout=SECONDS)
+
+
+def keep(kept: Kept, key: str, name: str) -> None:
+    kept.keep(key, name, PARTS)
 
 
 def names(kept: Kept, key: str, *of: str) -> str:
     """Which of these names are found, looked for in another order than that of their age."""
-    return "".join(name for name in sorted(of) if kept.find(key, name, seconds=SECONDS))
+    return "".join(name for name in sorted(of) if kept.find(key, name))
 
 
 def test_only_its_own_key_finds_and_removes_an_entry(kept: Kept) -> None:
     keep(kept, "one", "a")
-    assert kept.find("one", "a", seconds=SECONDS) == PARTS and kept.size == SIZE
-    assert kept.find("two", "a", seconds=SECONDS) is None
+    assert kept.find("one", "a") == PARTS and kept.size == SIZE
+    assert kept.find("two", "a") is None
     assert not kept.remove("two", "a") and kept.remove("one", "a") and not kept.remove("one", "a")
-    assert kept.find("one", "a", seconds=SECONDS) is None and kept.size == 0
+    assert kept.find("one", "a") is None and kept.size == 0
 
 
 def test_an_entry_expires_after_its_last_use(kept: Kept, clock: Clock) -> None:
@@ -69,9 +74,11 @@ def test_the_oldest_of_the_key_with_the_most_makes_room(kept: Kept) -> None:
 
 def test_what_does_not_fit_is_not_kept(kept: Kept) -> None:
     keep(kept, "one", "a")
-    kept.keep("two", "b", (b"x" * 9 * SIZE,), most_bytes=3 * SIZE, seconds=SECONDS)
-    kept.keep("two", "c", (), most_bytes=0, seconds=SECONDS)
+    kept.keep("two", "b", (b"x" * 9 * SIZE,))
     assert kept.size == SIZE and names(kept, "one", "a") == "a"
+    nothing = Kept(bounded(0))
+    keep(nothing, "one", "a")
+    assert nothing.size == 0
 
 
 KEYS = st.sampled_from(["one", "two", "three"])
@@ -80,15 +87,15 @@ CALLS: st.SearchStrategy[tuple[str, str, int]] = st.tuples(KEYS, st.sampled_from
 
 @given(st.lists(CALLS, max_size=60))
 def test_the_memory_is_bounded_and_is_that_of_what_is_found(calls: list[tuple[str, str, int]]) -> None:
-    kept, made = Kept(lambda: 0.0), 0
-    acts: tuple[Callable[[str, str], object], ...] = (kept.remove, lambda key, name: kept.find(key, name, seconds=1))
+    kept, made = Kept(bounded(3000), lambda: 0.0), 0
+    acts: tuple[Callable[[str, str], object], ...] = (kept.remove, lambda key, name: kept.find(key, name))
     for key, name, act in calls:
         if act < len(acts):
             acts[act](key, name)
             continue
         made += 1
-        kept.keep(key, f"{name}{made}", (b"x" * 100 * act,), most_bytes=3000, seconds=1)
-        assert kept.find(key, f"{name}{made}", seconds=1)
+        kept.keep(key, f"{name}{made}", (b"x" * 100 * act,))
+        assert kept.find(key, f"{name}{made}")
         assert kept.size <= 3000
     for key in ("one", "two", "three"):
         for name in "abcdef":

@@ -376,7 +376,7 @@ def test_a_body_is_an_object() -> None:
         read_object(RawRequest(b"[]", {}), "prompt")
 
 
-@pytest.mark.parametrize(("payload", "shown"), [({}, "null"), ({"prompt": ""}, '""'), ({"prompt": "a"}, None)])
+@pytest.mark.parametrize(("payload", "shown"), [({}, "missing"), ({"prompt": ""}, '""'), ({"prompt": "a"}, None)])
 def test_a_text_is_there_and_not_empty(payload: dict[str, Any], shown: str | None) -> None:
     problems = Problems()
     check_text(payload, "prompt", problems)

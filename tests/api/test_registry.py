@@ -289,7 +289,7 @@ def example_body(dialect: Dialect, path: str) -> bytes:
 
 def streamed(dialect: Dialect, path: str, tokenizer: Tokenizer) -> Call | None:
     """The call of a stream that has its first token; None if the path has no streams."""
-    model = SimpleNamespace(name="story", options=Options(), tokenizer=tokenizer, custom=None, kept=Kept())
+    model = SimpleNamespace(name="story", options=Options(), tokenizer=tokenizer, custom=None, kept=Kept(Options()))
     parameters = {"model": "story", "version": "1", "endpoint": "story"}
     try:
         call = dialect.parse(RawRequest(example_body(dialect, path), {}, path, parameters), cast(ModelContext, model))

@@ -1,7 +1,8 @@
 """Agents run a loop with a tool to its end: the SDKs of Anthropic and OpenAI, the Agents SDK, litellm, and programs.
 
-The bundled model calls a tool only where it has to. Claude Code and Codex leave that to the model, so theirs repeats
-the last message: the call that the user wrote, then the output of the tool.
+The bundled model calls a tool only where it has to. Claude Code and Codex leave that to the model, so a proxy forces
+the call (`forcing.py`); another model of theirs repeats the last message: the call that the user wrote, then the tool's
+output.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from agents import Agent, ModelSettings, OpenAIResponsesModel, RunConfig, Runner
 from pydantic import BaseModel
 
 from tests.clients.conftest import MODEL
+from tests.clients.forcing import ANSWER, Forced, forcing
 from tests.support.models import echoing_model
 from tests.support.server import Server, serving
 
@@ -131,12 +133,24 @@ def test_the_agents_sdk(server: Server, stream: bool) -> None:
 
 def test_litellms_messages(server: Server) -> None:
     """Whole: for a stream litellm imports its proxy, which wants other versions of many packages."""
-    given: Any = {"model": f"anthropic/{MODEL}", "api_base": server.url, "api_key": "none", "max_tokens": 8}
-    answered: Any = asyncio.run(litellm.anthropic.messages.acreate(messages=[QUESTION], **given))
+    tools: Any = [{"name": "weather", "description": "The weather of a city", "input_schema": SCHEMA}]
+    messages = [QUESTION]
+
+    def ask(**choice: Any) -> Any:
+        given: Any = {"model": f"anthropic/{MODEL}", "api_base": server.url, "api_key": "none", "max_tokens": 64}
+        asked = litellm.anthropic.messages.acreate(messages=messages, tools=tools, tool_choice=choice, **given)
+        return asyncio.run(asked)
+
+    called = ask(type="any", disable_parallel_tool_use=True)
+    (call,) = called["content"]
+    assert called["stop_reason"] == "tool_use" and call["input"] == ARGUMENTS
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": "It rains."}
+    messages += [{"role": "assistant", "content": called["content"]}, {"role": "user", "content": [result]}]
+    answered = ask(type="none")
     assert answered["content"][0]["text"] and answered["stop_reason"] in ("end_turn", "max_tokens")
 
 
-# -- programs, with a model that repeats -------------------------------------------------------------------------------
+# -- programs ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -168,32 +182,56 @@ def run_program(name: str, *arguments: str, folder: Path, **environ: str) -> str
     return done.stdout
 
 
-@pytest.mark.slow
-def test_claude_code(repeating: Server, tmp_path: Path) -> None:
+WOLF = "echo wolf > wolf.txt; echo howled"
+BASH = {"command": WOLF, "description": "howls"}
+EXEC = {"cmd": WOLF}
+
+
+def run_claude_code(url: str, model: str, prompt: str, folder: Path) -> str:
     environ = {
-        "ANTHROPIC_BASE_URL": repeating.url,
+        "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": "none",
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": model,
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
     }
-    told = call("Bash", command="echo wolf > wolf.txt; echo howled", description="howls")
-    arguments = ("-p", told, "--model", "hermes", "--allowedTools", "Bash")
-    assert run_program("claude", *arguments, folder=tmp_path, **environ).strip() == "howled"
+    arguments = ("-p", prompt, "--model", model, "--allowedTools", "Bash")
+    return run_program("claude", *arguments, folder=folder, **environ).strip()
+
+
+def run_codex(url: str, model: str, prompt: str, folder: Path) -> str:
+    settings = folder / ".codex" / "config.toml"
+    settings.parent.mkdir()
+    settings.write_text(
+        f'model = "{model}"\nmodel_provider = "local"\n[model_providers.local]\nname = "local"\n'
+        f'base_url = "{url}/v1"\nwire_api = "responses"\nenv_key = "LOCAL_KEY"\n'
+    )
+    arguments = ("exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", prompt)
+    return run_program("codex", *arguments, folder=folder, LOCAL_KEY="none").strip()
+
+
+PROGRAMS_RUN = [(run_claude_code, "Bash", BASH), (run_codex, "exec_command", EXEC)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("run", "tool", "arguments"), PROGRAMS_RUN, ids=["Claude Code", "Codex"])
+def test_a_program_runs_the_calls_of_a_model_that_repeats(
+    repeating: Server, tmp_path: Path, run: Any, tool: str, arguments: dict[str, str]
+) -> None:
+    assert run(repeating.url, "hermes", call(tool, **arguments), tmp_path).endswith("howled")
     assert (tmp_path / "wolf.txt").read_text() == "wolf\n"
 
 
 @pytest.mark.slow
-def test_codex(repeating: Server, tmp_path: Path) -> None:
-    settings = tmp_path / ".codex" / "config.toml"
-    settings.parent.mkdir()
-    settings.write_text(
-        'model = "hermes"\nmodel_provider = "local"\n[model_providers.local]\nname = "local"\n'
-        f'base_url = "{repeating.url}/v1"\nwire_api = "responses"\nenv_key = "LOCAL_KEY"\n'
-    )
-    told = call("exec_command", cmd="echo wolf > wolf.txt; echo howled")
-    arguments = ("exec", "--skip-git-repo-check", "--sandbox", "danger-full-access", told)
-    assert run_program("codex", *arguments, folder=tmp_path, LOCAL_KEY="none").strip().endswith("howled")
+@pytest.mark.parametrize(("run", "tool", "arguments"), PROGRAMS_RUN, ids=["Claude Code", "Codex"])
+def test_a_program_runs_a_call_that_a_guide_forces_on_the_bundled_model(
+    server: Server, tmp_path: Path, run: Any, tool: str, arguments: dict[str, str]
+) -> None:
+    forced = Forced(tool, arguments)
+    with forcing(server.url, forced) as url:
+        assert json.loads(run(url, MODEL, "Howl like a wolf.", tmp_path)) == ANSWER
     assert (tmp_path / "wolf.txt").read_text() == "wolf\n"
+    assert (forced.calls, forced.answers, forced.failures) == (1, 1, [])
 
 
 ROOT = Path(__file__).parents[2]

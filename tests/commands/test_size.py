@@ -65,6 +65,34 @@ def test_the_report_ends_with_the_lines_to_paste(model: str) -> None:
     assert "warning: the weights were counted from config.json" in result.stderr
 
 
+QWEN_VL = {"model_type": "qwen2_vl", "image_token_id": 9}
+PROCESSOR = {"patch_size": 14, "merge_size": 2, "min_pixels": 56 * 56, "max_pixels": 280 * 280}
+
+
+@pytest.mark.parametrize(
+    ("images", "tokens"), [("2", 2 * 100), ("1:5000x5000", 100), ("3:56x84", 3 * 6), ("1:57x83", 6)]
+)
+def test_images_are_prompt_tokens(tmp_path: Path, images: str, tokens: int) -> None:
+    model = described(tmp_path, **QWEN_VL)
+    (model / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    flags = ("--gpu", "h200", "--isl", "500", "--osl", "50")
+    found = told(str(model), *flags, "--images", images)
+    assert found["sequences"]["input"] == 500 + tokens
+
+
+@pytest.mark.parametrize("images", ["0", "two", "1:0x5", "1:5000x10"])
+def test_images_that_no_prompt_has_are_refused(tmp_path: Path, images: str) -> None:
+    model = described(tmp_path, **QWEN_VL)
+    (model / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    result = size(str(model), "--gpu", "h200", "--images", images)
+    assert result.exit_code != 0 and images in result.stderr
+
+
+def test_images_of_a_model_that_takes_none_are_refused(model: str) -> None:
+    result = size(model, "--gpu", "h200", "--images", "1")
+    assert result.exit_code != 0 and "images" in result.stderr
+
+
 def test_flags_are_options(model: str) -> None:
     flags = ["--tp", "4", "--pp", "2", "--quantize", "fp8", "--isl", "2048", "--osl", "1000", "--kv-cache-dtype", "fp8"]
     found = told(model, "--gpu", "h200", *flags)

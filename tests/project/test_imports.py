@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import json
 import subprocess
 import sys
@@ -121,6 +122,9 @@ def test_every_way_to_import_is_seen(line: str, tmp_path: Path) -> None:
 
 ROOT = Path(__file__).parents[2]
 MOST_LINES = 700
+MOST_LINES_OF_A_DIALECT = 500
+OF_SEVERAL_PROTOCOLS = {"lmi", "openai", "triton"}
+"""Dialects that are larger: a model's own formatters, two kinds of completions, HTTP with tensors and gRPC."""
 
 
 def test_no_python_file_is_longer_than_700_lines() -> None:
@@ -130,3 +134,13 @@ def test_no_python_file_is_longer_than_700_lines() -> None:
     assert len(files) > 100
     lengths = {str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines()) for file in files}
     assert {name: length for name, length in sorted(lengths.items()) if length > MOST_LINES} == {}
+
+
+def test_a_dialect_is_small() -> None:
+    dialects = PACKAGE / "api" / "dialects"
+    lengths = collections.Counter[str]()
+    for file in dialects.rglob("*.py"):
+        name = file.relative_to(dialects).with_suffix("").parts[0]
+        lengths[name] += len(file.read_text(encoding="utf-8").splitlines())
+    assert len(lengths) > 10
+    assert {name for name, length in lengths.items() if length > MOST_LINES_OF_A_DIALECT} == OF_SEVERAL_PROTOCOLS

@@ -110,7 +110,7 @@ async def test_what_is_stored_is_read_beside_the_event_loop() -> None:
 
     threads: list[int] = []
     model, body = PlayedModel(), orjson.dumps({"input": "The wolf"})
-    model.kept.keep("a", "resp", (b"x" * SMALL,), most_bytes=2 * SMALL, seconds=9)
+    model.kept.keep("a", "resp", (b"x" * SMALL,))
     for key in "ab":
         assert await parse_call(Watched(), RawRequest(body, {}, PATH, key=key), model)
     assert [thread == threading.get_ident() for thread in threads] == [False, True]

@@ -387,6 +387,24 @@ async def test_the_ids_of_many_texts_are_packed_beside_the_event_loop(
     assert (threads != {threading.main_thread()}) == beside
 
 
+async def test_many_texts_whose_client_is_gone_are_cancelled_in_several_turns_of_the_event_loop(
+    stage: Stage,
+) -> None:
+    service = await embedding(stage)
+    states = await service.generate(of_texts(250), Asked())
+    submitted = len(stage.last.submitted)
+    left = [len(states)]
+    service.cancel(states)
+    while left[-1]:
+        left.append(sum(not state.done for state in states))
+        await asyncio.sleep(0)
+    assert max(before - after for before, after in pairwise(left)) <= 64
+    assert len(stage.last.submitted) == submitted, "none started in the place of another one"
+    while service.load_now:
+        stage.last.step()
+    assert service.batch is not None and service.batch.idle
+
+
 @pytest.mark.parametrize("cause", ["cancelled", "failed", "one failed"])
 async def test_a_call_that_ends_while_its_texts_are_queued_leaves_none_and_has_one_error(
     stage: Stage, cause: str

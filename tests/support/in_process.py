@@ -22,6 +22,7 @@ from unittest import mock
 import orjson
 
 from djl_trtllm.api.base import RawRequest
+from djl_trtllm.api.kept import Kept
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.backends.scripted.executor import FEATURES, ScriptedExecutor, ScriptedPoolingExecutor
 from djl_trtllm.batching.admission import BatchLimits
@@ -58,7 +59,8 @@ def played_model(tokenizer: Tokenizer, directory: Path = Path("/story"), **optio
         max_seq_len=config.options.max_seq_len or config.options.max_input_len + config.options.max_output_len,
         resume=config.options.resume_after_restart,
     )
-    return Model("story", directory, config, start, limits, lambda: Texts(tokenizer), 0, Backend.SCRIPTED)
+    kept = Kept(config.options)
+    return Model("story", directory, config, start, limits, lambda: Texts(tokenizer), 0, Backend.SCRIPTED, kept)
 
 
 async def loaded(tokenizer: Tokenizer, **options: Any) -> ModelService:

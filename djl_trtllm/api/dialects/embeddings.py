@@ -7,13 +7,12 @@ from typing import Any
 
 import orjson
 
-from djl_trtllm import errors
 from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api.choices import error_object
+from djl_trtllm.api.choices import OpenAiLike
 from djl_trtllm.api.front_end import OPENAI_PREFIXES
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, found, read_object, show
 from djl_trtllm.api.pooling import (
     COMMON,
     DIMENSIONS,
@@ -85,7 +84,7 @@ def _read_texts(value: Any, model: base.ModelContext, problems: Problems) -> lis
     expected = f"expected a text, a list of token ids, or a list of up to {MOST_TEXTS} of either"
     items = [value] if type(value) is str or (type(value) is list and value and type(value[0]) is int) else value
     if type(items) is not list or not 0 < len(items) <= MOST_TEXTS:
-        problems.invalid.append(f"'input' is {show(value)}: {expected}")
+        problems.invalid.append(f"'input' {found(value)}: {expected}")
         return []
     size = model.tokenizer.vocab_size
     for item in items:
@@ -97,17 +96,13 @@ def _read_texts(value: Any, model: base.ModelContext, problems: Problems) -> lis
     return items
 
 
-class Embeddings(base.Dialect):
+class Embeddings(OpenAiLike):
     """`/v1/embeddings`."""
 
+    title = "OpenAI embeddings"
     paths = tuple(f"{prefix}/embeddings" for prefix in OPENAI_PREFIXES)
     tables = MappingProxyType(dict.fromkeys(paths, (FIELDS,)))
     descriptions = MappingProxyType(dict.fromkeys(paths, read_operations("embeddings.toml")["embed"]))
-    names_model = True
-
-    def model_name(self, request: base.RawRequest) -> str | None:
-        """The model that the body names; None for "" and for none."""
-        return read_model_name(request)
 
     def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
         payload, problems = read_object(request, "input"), Problems.of(model.options)
@@ -120,9 +115,6 @@ class Embeddings(base.Dialect):
         )
         encoder = EmbeddingsEncoder(len(requests), model.name, values.get("format", "float"))
         return base.Call(requests, encoder, problems.headers)
-
-    def error_body(self, message: str, error: errors.RequestError | None) -> object:
-        return {"error": error_object(message, error)}
 
 
 EMBEDDINGS = Embeddings()

@@ -25,7 +25,6 @@ from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import (
     Call,
-    Dialect,
     ModelContext,
     ModelStatus,
     RawRequest,
@@ -36,8 +35,9 @@ from djl_trtllm.api.base import (
     read_json,
 )
 from djl_trtllm.api.chat import Parsing, as_opaque
+from djl_trtllm.api.choices import OpenAiLike
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, found, read_object, show
 from djl_trtllm.api.parts import Part, PartKind, PartsEncoder
 from djl_trtllm.request import FinishReason, ImageSource, SequenceResult
 
@@ -233,9 +233,7 @@ _FORMAT = Parameter(
 )
 _OF_THE_SERVICE = ("cache_control", "diagnostics", "inference_geo", "service_tier", "speed", "workspace_id")
 _OF_THE_CALLER = ("anthropic_beta", "anthropic_version", "metadata", "user_profile_id")
-OUTPUT_CONFIG = Table(
-    (_FORMAT, Parameter(("effort",), kinds.TEXT, "reasoning_effort"), Parameter(("task_budget",), target=IGNORED))
-)
+OUTPUT_CONFIG = Table((_FORMAT, Parameter(("effort",), kinds.TEXT, "reasoning_effort")), kinds.ignored("task_budget"))
 """The members of `output_config`."""
 
 _CHOICE = '{"type": "auto", "any" or "none"} or {"type": "tool", "name": ...}'
@@ -271,7 +269,7 @@ _CONVERSATION = (
         advice="send the conversation as it should be read",
     ),
     Parameter(("chat_template_kwargs",), chat.TEMPLATE_KEYWORDS, "chat_template_kwargs"),
-    *(Parameter((name,), target=IGNORED) for name in (*_OF_THE_SERVICE, *_OF_THE_CALLER)),
+    *kinds.ignored(*_OF_THE_SERVICE, *_OF_THE_CALLER),
     Parameter(("container",), advice="no code runs on this server"),
     Parameter(
         ("mcp_servers",), neutral=([],), advice="call MCP servers from the client and send their tools as 'tools'"
@@ -316,7 +314,7 @@ def _read_messages(payload: dict[str, Any], problems: Problems) -> list[dict[str
         )
     raw = payload.get("messages")
     if type(raw) is not list or not raw:
-        problems.invalid.append(f"'messages' is {show(raw)}: expected a list of at least one message")
+        problems.invalid.append(f"'messages' {found(raw)}: expected a list of at least one message")
         return messages
     if (problem := content.too_many(raw)) is not None:
         problems.invalid.append(problem)
@@ -379,7 +377,7 @@ def _turn(role: str, blocks: list[Any], where: str, names: dict[str, str], probl
 def _read_result(block: dict[str, Any], place: str, names: dict[str, str], problems: Problems) -> dict[str, Any]:
     call, given = block.get("tool_use_id"), block.get("content")
     if type(call) is not str or not call:
-        problems.invalid.append(f"'{place}.tool_use_id' is {show(call)}: expected the id of a tool_use block")
+        problems.invalid.append(f"'{place}.tool_use_id' {found(call)}: expected the id of a tool_use block")
         return {"role": "tool", "content": ""}
     result = "" if given is None else content.read_content(given, f"{place}.content", problems, _as_part)
     if block.get("is_error") is True:
@@ -451,19 +449,15 @@ def _lowered(tokens: int, model: ModelContext) -> tuple[tuple[str, str], ...]:
 _PATH, _COUNT = "/v1/messages", "/v1/messages/count_tokens"
 
 
-class Messages(Dialect):
+class Messages(OpenAiLike):
     """Anthropic's Messages, whole and as events, and the count of their tokens."""
 
+    title = "Anthropic Messages"
     paths = (_PATH,)
     actions = (_COUNT,)
     tables = MappingProxyType({_PATH: (FIELDS,), _COUNT: (COUNT_FIELDS,)})
     descriptions = read_operations("messages.toml")
-    names_model = True
     statuses = MappingProxyType({errors.UnknownAdapterError: 404})
-
-    def model_name(self, request: RawRequest) -> str | None:
-        """The model that the body names; None for "" and for none."""
-        return read_model_name(request)
 
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
         payload, problems = read_object(request, "messages"), Problems.of(model.options)

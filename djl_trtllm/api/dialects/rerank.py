@@ -13,12 +13,11 @@ from typing import Any
 
 import orjson
 
-from djl_trtllm import errors
 from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
-from djl_trtllm.api.choices import error_object
+from djl_trtllm.api.choices import OpenAiLike
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_object
 from djl_trtllm.api.pooling import (
     COMMON,
     MOST_TEXTS,
@@ -146,9 +145,10 @@ class ScoreEncoder(PooledEncoder[float]):
         return orjson.dumps(head | {"model": self._model, "data": data, "usage": self.usage})
 
 
-class Rerank(base.Dialect):
+class Rerank(OpenAiLike):
     """`/v1/rerank`, `/v2/rerank` and `/rerank`, `/score` and `/v1/score`."""
 
+    title = "Rerank and score"
     paths = ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score")
     tables = MappingProxyType(
         {
@@ -158,11 +158,6 @@ class Rerank(base.Dialect):
         }
     )
     descriptions = read_operations("rerank.toml")
-    names_model = True
-
-    def model_name(self, request: base.RawRequest) -> str | None:
-        """The model that the body names; None for "" and for none."""
-        return read_model_name(request)
 
     def parse(self, request: base.RawRequest, model: base.ModelContext) -> base.Call:
         payload, problems = read_object(request, "query"), Problems.of(model.options)
@@ -183,9 +178,6 @@ class Rerank(base.Dialect):
         kind = TextRankEncoder if texts else RankEncoder
         shown = values.get("return_documents", not texts)
         return base.Call(requests, kind(documents, model.name, values.get("top_n", 0), shown=shown), problems.headers)
-
-    def error_body(self, message: str, error: errors.RequestError | None) -> object:
-        return {"error": error_object(message, error)}
 
 
 def _parse_score(payload: dict[str, Any], model: base.ModelContext, problems: Problems) -> base.Call:

@@ -26,60 +26,47 @@ from djl_trtllm import errors
 from djl_trtllm.api import chat, content
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
-from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply, dump_line, read_json
+from djl_trtllm.api.base import Call, ModelContext, ModelStatus, RawRequest, Reply, dump_line, read_json
 from djl_trtllm.api.chat import Parsing, as_opaque
-from djl_trtllm.api.choices import error_object, json_list
-from djl_trtllm.api.content import MOST_MESSAGES
+from djl_trtllm.api.choices import OpenAiLike, error_object, json_list
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import (
-    IGNORED,
-    Kind,
-    Parameter,
-    Problems,
-    Table,
-    in_header,
-    read_model_name,
-    read_object,
-    show,
-)
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, found, read_object, show
 from djl_trtllm.api.parts import Part, PartKind, PartsEncoder
 from djl_trtllm.request import FinishReason, SequenceResult
 
 
 class Stored:
-    """The stored responses of one API key. An entry has the response, its own input and output, and its predecessor."""
+    """The stored responses of one API key. What a request reads of them is bounded as its body.
+
+    An entry has the response, its own input and output as lists in JSON, and the id of its predecessor.
+    """
 
     def __init__(self, model: ModelContext, key: str) -> None:
-        self._kept = model.kept
-        self._key = key
-        self._seconds = model.options.stored_responses_timeout
-        self._left = model.options.max_request_size
-        """Bytes that a request may still read: stored items are bounded as those of a body."""
+        self._kept, self._key, self._left = model.kept, key, model.options.max_request_size
 
-    def response(self, name: str) -> bytes | None:
-        entry = self._kept.find(self._key, name, seconds=self._seconds)
-        return None if entry is None else entry[0]
+    def keep(self, name: str, own: bytes, previous: str, response: bytes, output: list[dict[str, Any]]) -> None:
+        self._kept.keep(self._key, name, (response, own, orjson.dumps(output), previous.encode()))
 
     def conversation(self, name: str) -> list[Any]:
         """The items of a response and of all before it. Raises InvalidRequestError."""
         turns: list[bytes] = []
         while name:
-            entry = self._kept.find(self._key, name, seconds=self._seconds)
+            entry = self._kept.find(self._key, name)
             if entry is None or len(turns) > content.MOST_MESSAGES:
                 raise errors.InvalidRequestError(
                     f"the response {show(name)} is not stored: it has expired, was not to be stored, or belongs to "
                     "another API key; send the whole conversation"
                 )
-            self._take(len(entry[1]) + len(entry[2]))
-            turns += [each[1:-1] for each in (entry[2], entry[1]) if len(each) > len(b"[]")]
-            name = entry[3].decode()
+            _, own, output, previous = entry
+            self._take(len(own) + len(output))
+            turns += [each[1:-1] for each in (output, own) if len(each) > len(b"[]")]
+            name = previous.decode()
         items: list[Any] = read_json(b"[%b]" % b",".join(reversed(turns)))
         return items
 
     def output(self, name: str, at: int) -> Any:
         """An item of a response's output. None if there is none."""
-        entry = self._kept.find(self._key, name, seconds=self._seconds)
-        if entry is None:
+        if (entry := self._kept.find(self._key, name)) is None:
             return None
         self._take(len(entry[2]))
         items = read_json(entry[2])
@@ -92,22 +79,6 @@ class Stored:
             raise errors.InvalidRequestError(
                 "the stored items are more than max_request_size: begin a new conversation with a summary of this one"
             )
-
-
-def store(
-    model: ModelContext,
-    key: str,
-    name: str,
-    own: bytes,
-    previous: str,
-    response: bytes,
-    output: list[dict[str, Any]],
-) -> None:
-    """Store a response with its own items, a list in JSON."""
-    options = model.options
-    parts = (response, own, orjson.dumps(output), previous.encode())
-    most, seconds = options.stored_responses_memory, options.stored_responses_timeout
-    model.kept.keep(key, name, parts, most_bytes=most, seconds=seconds)
 
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
@@ -131,7 +102,7 @@ class Items:
         """The chat messages of the conversation."""
         self.own = [{"role": "user", "content": given}] if type(given) is str else given
         if type(self.own) is not list or not self.own:
-            self._problems.invalid.append(f"'input' is {show(given)}: expected a text or a list of items")
+            self._problems.invalid.append(f"'input' {found(given)}: expected a text or a list of items")
             return []
         messages = [{"role": "system", "content": instructions}] if instructions else []
         earlier = self._stored.conversation(previous) if previous else []
@@ -146,47 +117,38 @@ class Items:
         return chat.in_turns(messages)
 
     def _message(self, item: Any, place: str) -> list[dict[str, Any]]:
-        given = item if isinstance(item, dict) else {}
-        kind = given.get("type", "message")
-        if kind == "item_reference" and type(given.get("id")) is str:
-            named = _ITEM_ID.fullmatch(given["id"])
-            found = named and self._stored.output(f"resp_{named[1]}", int(named[2]))
-            if found:
-                return self._message(found, place)
-            self._problems.invalid.append(
-                f"'{place}' refers to {show(given['id'])}, which is not stored: send the item"
-            )
-        elif kind == "message" and type(role := given.get("role")) is str and role in _ROLES:
-            return [{"role": _ROLES[role], "content": self._content(given.get("content"), f"{place}.content")}]
-        elif kind == "reasoning":
-            text = _reasoning(given)
-            return [{"role": "assistant", "content": "", "reasoning_content": text}] if text else []
-        elif kind == "function_call":
-            return self._call(given, place)
-        elif kind == "function_call_output" and type(given.get("call_id")) is str:
-            call = given["call_id"]
-            message = {"role": "tool", "content": self._content(given.get("output"), f"{place}.output")}
-            function = {"name": self._names[call]} if call in self._names else {}
-            return [message | {"tool_call_id": call} | function]
-        elif kind == "message" or type(kind) is not str or kind.startswith("function_call"):
-            self._problems.invalid.append(
-                f"'{place}' is {show(item)}: expected a message with 'role' and 'content', a function_call with "
-                "'call_id', 'name' and 'arguments', or a function_call_output with 'call_id' and 'output'"
-            )
-        else:
-            self._problems.unsupported.append(f"'{place}' is of type {show(kind)}, which this server does not take")
+        given = {"type": "message"} | item if isinstance(item, dict) else {}
+        match given:
+            case {"type": "item_reference", "id": str(name)}:
+                named = _ITEM_ID.fullmatch(name)
+                if named and (found := self._stored.output(f"resp_{named[1]}", int(named[2]))):
+                    return self._message(found, place)
+                problem = f"'{place}' refers to {show(name)}, which is not stored: send the item"
+            case {"type": "message", "role": str(role)} if role in _ROLES:
+                return [{"role": _ROLES[role], "content": self._content(given.get("content"), f"{place}.content")}]
+            case {"type": "reasoning"}:
+                text = _reasoning(given)
+                return [{"role": "assistant", "content": "", "reasoning_content": text}] if text else []
+            case {"type": "function_call", "call_id": str(call), "arguments": str()} if chat.is_name(given.get("name")):
+                self._names[call] = shown_name(given.get("namespace"), given["name"])
+                function = {"name": self._names[call], "arguments": given["arguments"]}
+                calls = [{"id": call, "type": "function", "function": function}]
+                return [{"role": "assistant", "content": "", "tool_calls": calls}]
+            case {"type": "function_call_output", "call_id": str(call)}:
+                output = self._content(given.get("output"), f"{place}.output")
+                named_as = {"name": self._names[call]} if call in self._names else {}
+                return [{"role": "tool", "content": output, "tool_call_id": call, **named_as}]
+            case {"type": str(kind)} if not kind.startswith(("message", "function_call")):
+                unknown = f"'{place}' is of type {show(kind)}, which this server does not take"
+                self._problems.unsupported.append(unknown)
+                return []
+            case _:
+                problem = (
+                    f"'{place}' is {show(item)}: expected a message with 'role' and 'content', a function_call with "
+                    "'call_id', 'name' and 'arguments', or a function_call_output with 'call_id' and 'output'"
+                )
+        self._problems.invalid.append(problem)
         return []
-
-    def _call(self, given: dict[str, Any], place: str) -> list[dict[str, Any]]:
-        call, name, arguments = given.get("call_id"), given.get("name"), given.get("arguments")
-        if type(call) is not str or not chat.is_name(name) or type(arguments) is not str:
-            self._problems.invalid.append(f"'{place}' is {show(given)}: expected 'call_id', 'name' and 'arguments'")
-            return []
-        shown = shown_name(given.get("namespace"), name)
-        self._names[call] = shown
-        function = {"name": shown, "arguments": arguments}
-        calls = [{"id": call, "type": "function", "function": function}]
-        return [{"role": "assistant", "content": "", "tool_calls": calls}]
 
 
 def _as_part(part: Any) -> Any:
@@ -334,39 +296,28 @@ _LOGPROBS, _ENCODED = "message.output_text.logprobs", "reasoning.encrypted_conte
 
 def _read_choice(value: Any) -> Any:
     """Chat's `tool_choice`, or `{"mode", "names"}` of allowed tools."""
-    if type(value) is str:
-        return chat.read_choice(value)
-    kind = value.get("type") if type(value) is dict else None
-    if kind == "function" and chat.is_name(value.get("name")):
-        return {"name": shown_name(value.get("namespace"), value["name"])}
-    tools = value.get("tools") if kind == "allowed_tools" else None
-    if type(tools) is list and len(tools) <= chat.MOST_TOOLS and value.get("mode") in ("auto", "required"):
-        names = [shown_name(tool.get("namespace"), tool.get("name")) for tool in tools if _is_function(tool)]
-        return {"mode": value["mode"], "names": names}
+    match value:
+        case str():
+            return chat.read_choice(value)
+        case {"type": "function", "name": str(name)} if chat.is_name(name):
+            return {"name": shown_name(value.get("namespace"), name)}
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
+            if len(tools) <= chat.MOST_TOOLS:
+                functions = [tool for tool in tools if type(tool) is dict and tool.get("type") == "function"]
+                return {"mode": mode, "names": [shown_name(f.get("namespace"), f.get("name")) for f in functions]}
     raise ValueError("")
-
-
-def _is_function(tool: Any) -> bool:
-    return type(tool) is dict and tool.get("type") == "function"
 
 
 _TYPED = {"type": "object", "properties": {"type": {"type": "string"}}}
 _FORMAT = '{"type": "text", "json_object" or "json_schema"}, the last with "name" and "schema"'
 TEXT = Table(
-    (
-        Parameter(("format",), Kind(_FORMAT, shared.read_response_format, _TYPED), "guide"),
-        Parameter(("verbosity",), target=IGNORED),
-    )
+    (Parameter(("format",), Kind(_FORMAT, shared.read_response_format, _TYPED), "guide"),), kinds.ignored("verbosity")
 )
-REASONING = Table(
-    (
-        Parameter(("effort",), kinds.TEXT, "reasoning_effort"),
-        *(Parameter((name,), target=IGNORED) for name in ("context", "generate_summary", "mode", "summary")),
-    )
-)
+_OF_SUMMARIES = ("context", "generate_summary", "mode", "summary")
+REASONING = Table((Parameter(("effort",), kinds.TEXT, "reasoning_effort"),), kinds.ignored(*_OF_SUMMARIES))
 """The members of `text` and `reasoning`."""
 
-_ITEMS = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TYPED, "maxItems": MOST_MESSAGES}]}
+_ITEMS = {"anyOf": [{"type": "string"}, {"type": "array", "items": _TYPED, "maxItems": content.MOST_MESSAGES}]}
 _CHOICE = '"none", "auto", "required", {"type": "function", "name": ...} or {"type": "allowed_tools", "mode", "tools"}'
 _NO_MEANING = ("access_programs", "background_options", "client_metadata", "image", "max_tool_calls", "service_tier")
 _OF_CALLERS = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "user")
@@ -393,7 +344,7 @@ FIELDS = Table(
         Parameter(("include",), kinds.STRINGS_OR_NONE, "include"),
         Parameter(("metadata",), kinds.OBJECT, "metadata"),
         Parameter(("chat_template_kwargs",), chat.TEMPLATE_KEYWORDS, "chat_template_kwargs"),
-        *(Parameter((name,), target=IGNORED) for name in (*_NO_MEANING, *_OF_CALLERS)),
+        *kinds.ignored(*_NO_MEANING, *_OF_CALLERS),
         Parameter(("background",), neutral=(False,), advice="a response is made while its client waits: use 'stream'"),
         Parameter(("context_management",), neutral=([],), advice="send the conversation as it should be read"),
         Parameter(("conversation",), advice="use 'previous_response_id'"),
@@ -415,14 +366,8 @@ class _Tools:
     def __init__(self, raw: Any, problems: Problems) -> None:
         self.tools: list[dict[str, Any]] = []
         self.functions: dict[str, tuple[str, str]] = {}
-        self.headers: tuple[tuple[str, str], ...] = ()
-        self._left_out: list[str] = []
         self._problems = problems
         self._add_all(raw, "tools", "")
-        if self._left_out:
-            shown = ", ".join(map(in_header, self._left_out[:10]))
-            text = f'299 djl-trtllm "left out, because this server does not run them: {shown}"'
-            self.headers = (("Warning", text),)
 
     def _add_all(self, tools: Any, place: str, namespace: str) -> None:
         if type(tools) is not list or len(tools) > chat.MOST_TOOLS or len(self.tools) > chat.MOST_TOOLS:
@@ -435,39 +380,35 @@ class _Tools:
                 self._add(tool, f"{place}[{at}]", namespace)
 
     def _add(self, tool: Any, place: str, namespace: str) -> None:
-        kind, name = (tool.get("type"), tool.get("name")) if type(tool) is dict else (None, None)
-        if kind == "function":
-            shown = shown_name(namespace, name)
-            self.tools += chat.function_tool(tool, "parameters", place, self._problems, shown)
-            self.functions[shown] = (namespace, str(name))
-        elif kind == "namespace" and not namespace and chat.is_name(name):
-            self._add_all(tool.get("tools"), f"{place}.tools", str(name))
-        elif type(kind) is str and kind.startswith(_LEFT_OUT):
-            self._left_out.append(f"{place} ({kind[:80]})")
-        else:
-            self._problems.unsupported.append(
-                f"'{place}' is {show(tool)}, and only functions are run, by the client: give "
-                '{"type": "function", "name", "description", "parameters"}'
-            )
+        match tool:
+            case {"type": "function"}:
+                shown = shown_name(namespace, tool.get("name"))
+                self.tools += chat.function_tool(tool, "parameters", place, self._problems, shown)
+                self.functions[shown] = (namespace, str(tool.get("name")))
+            case {"type": "namespace", "name": name} if not namespace and chat.is_name(name):
+                self._add_all(tool.get("tools"), f"{place}.tools", name)
+            case {"type": str(kind)} if kind.startswith(_LEFT_OUT):
+                self._problems.left_out.append(f"{place} ({kind[:80]})")
+            case _:
+                self._problems.unsupported.append(
+                    f"'{place}' is {show(tool)}, and only functions are run, by the client: give "
+                    '{"type": "function", "name", "description", "parameters"}'
+                )
 
 
 _PATH, _STORED = "/v1/responses", "/v1/responses/{response}"
 
 
-class Responses(Dialect):
+class Responses(OpenAiLike):
     """OpenAI's Responses, whole and as events, and stored ones."""
 
+    title = "OpenAI Responses"
     paths = (_PATH,)
     pages = (_STORED,)
     removals = (_STORED,)
     tables = MappingProxyType({_PATH: (FIELDS,)})
     descriptions = read_operations("responses.toml")
-    names_model = True
     statuses = MappingProxyType({errors.UnknownAdapterError: 404})
-
-    def model_name(self, request: RawRequest) -> str | None:
-        """The model that the body names; None for "" and for none."""
-        return read_model_name(request)
 
     def size(self, request: RawRequest, model: ModelContext) -> int:
         """Stored responses are read too."""
@@ -478,7 +419,8 @@ class Responses(Dialect):
         values = FIELDS.read(payload, problems, "field")
         values |= TEXT.read(values.get("text", {}), problems, "member of 'text'")
         values |= REASONING.read(values.get("reasoning", {}), problems, "member of 'reasoning'")
-        items = Items(Stored(model, request.key), problems)
+        stored = Stored(model, request.key)
+        items = Items(stored, problems)
         messages = items.read(payload.get("input"), values.get("previous"), values.get("instructions"))
         messages, images = chat.fit_messages(messages, model, problems)
         declared = _Tools(payload.get("tools") or [], problems)
@@ -501,64 +443,57 @@ class Responses(Dialect):
             generation = replace(generation, guide_from="text")
         code = secrets.token_hex(16)
         stores = values.get("store", True) and model.options.stored_responses_memory > 0
-        answer = Answer(
-            code,
-            _members(payload, model, stores=stores),
-            declared.functions,
-            encodes_reasoning=_ENCODED in included,
-            keep=partial(store, model, request.key, f"resp_{code}", orjson.dumps(items.own), values.get("previous", ""))
-            if stores
-            else None,
-        )
-        stream = values.get("stream", False)
-        encoder = AnswerEncoder(answer, parsing, stream=stream, logprobs=logprobs)
-        return Call((generation,), encoder, (*problems.headers, *declared.headers))
+        own = orjson.dumps(items.own) if stores else b""
+        keep = partial(stored.keep, f"resp_{code}", own, values.get("previous", "")) if stores else None
+        members, encodes = _members(payload, model, stores=stores), _ENCODED in included
+        answer = Answer(code, members, declared.functions, encodes, keep)
+        encoder = AnswerEncoder(answer, parsing, stream=values.get("stream", False), logprobs=logprobs)
+        return Call((generation,), encoder, problems.headers)
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """A stored response."""
         name = request.parameters["response"]
         for model in models:
-            if model.context is not None and (found := Stored(model.context, request.key).response(name)) is not None:
-                return Reply(200, "application/json", found)
-        return _unknown(name)
+            if model.context is not None and (found := model.context.kept.find(request.key, name)) is not None:
+                return Reply(200, "application/json", found[0])
+        raise _unknown(name)
 
     def remove(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """Remove a stored response; those that follow it have lost their beginning."""
         name = request.parameters["response"]
         if any(model.context is not None and model.context.kept.remove(request.key, name) for model in models):
             return Reply.json({"id": name, "object": "response", "deleted": True})
-        return _unknown(name)
-
-    def error_body(self, message: str, error: errors.RequestError | None) -> object:
-        return {"error": error_object(message, error)}
+        raise _unknown(name)
 
 
-def _unknown(name: str) -> Reply:
-    text = f"there is no stored response {show(name)}: it has expired, was not stored, or belongs to another API key"
-    return Reply.json({"error": error_object(text, None) | {"type": "invalid_request_error", "code": "not_found"}}, 404)
+def _unknown(name: str) -> errors.UnknownPathError:
+    return errors.UnknownPathError(
+        f"there is no stored response {show(name)}: it has expired, was not stored, or belongs to another API key"
+    )
+
+
+_REPEATED: dict[str, Any] = {
+    **dict.fromkeys(("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id")),
+    **dict.fromkeys(("prompt_cache_key", "safety_identifier", "user")),
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+}
+"""The members of a response that repeat its request, and what they are without one there."""
 
 
 def _members(payload: dict[str, Any], model: ModelContext, *, stores: bool) -> dict[str, Any]:
-    """The members of a response that repeat its request."""
-    repeated = ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt_cache_key")
-    defaults = {
-        "background": False,
-        "metadata": {},
-        "parallel_tool_calls": True,
-        "reasoning": {"effort": None, "summary": None},
-        "temperature": 1.0,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "auto",
-        "tools": [],
-        "top_logprobs": 0,
-        "top_p": 1.0,
-        "truncation": "disabled",
-    }
-    given = {name: value for name, value in payload.items() if value is not None}
-    members = {name: given.get(name) for name in (*repeated, "safety_identifier", "user")}
-    members |= {name: given.get(name, value) for name, value in defaults.items()}
-    members["background"] = False  # a request may say 0
-    return members | {"created_at": int(time.time()), "model": model.name, "service_tier": "default", "store": stores}
+    """The members of a response that do not depend on its output."""
+    own = {"background": False, "created_at": int(time.time()), "model": model.name, "service_tier": "default"}
+    given = {name: value for name, value in payload.items() if name in _REPEATED and value is not None}
+    return {**_REPEATED, **given, **own, "store": stores}
 
 
 RESPONSES = Responses()

@@ -38,6 +38,7 @@ FIELDS = Table(
 class Tei(base.Dialect):
     """`/embed`."""
 
+    title = "Text Embeddings Inference (TEI)"
     paths = ("/embed",)
     statuses = MappingProxyType({**HUGGING_FACE_STATUSES, errors.UnsupportedTaskError: 424})
     tables = dict.fromkeys(paths, (FIELDS,))

@@ -237,6 +237,7 @@ FIELDS = Table(
 class Tgi(base.Dialect):
     """`/generate`, `/generate_stream`, and `POST /`, which is either; `/info` and `/health`."""
 
+    title = "Text Generation Inference (TGI)"
     paths = ("/generate", "/generate_stream", "/")
     pages = ("/info", "/health")
     health = frozenset({"/health"})

@@ -89,6 +89,7 @@ FIELDS = Table(
 class Truss(base.Dialect):
     """`:predict` of a Truss server, and `/predict` of Baseten's gateway. The model's name in a Truss is `model`."""
 
+    title = "Truss"
     paths = ("/v1/models/{model}:predict", "/predict")
     pages = ("/v1/models/{model}/loaded",)
     health = frozenset(pages)

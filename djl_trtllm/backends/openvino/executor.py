@@ -27,6 +27,7 @@ from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, PrefixCacheMirro
 from djl_trtllm.backends.openvino.prompt_scorer import PromptScorer
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.executor.guides import GuideGate
+from djl_trtllm.executor.images import ImageGate
 from djl_trtllm.executor.protocol import Feature, Limits, Refusal, Stats, Step, Submit, Try
 from djl_trtllm.model.checkpoint import read_object
 from djl_trtllm.model.vision import ScaledImages, Vision
@@ -58,18 +59,22 @@ class ImagePrompts:
         self._scaled = ScaledImages(vision)
         self._tokenizer = tokenizer
 
-    def arguments(self, ids: Sequence[int], images: Sequence[Image], salt: str) -> tuple[str, list[ov.Tensor]]:
-        """The text and the images of a prompt, as `add_request` takes them. Raises ValueError."""
+    def read(self, request: Submit) -> list[ov.Tensor]:
+        """The images as `add_request` takes them; any one thread may call it. Raises ValueError."""
+        # In the order rows, columns, colours.
+        pixels = [np.array(self._scaled.pixels(image.data, request.cache_salt)) for image in request.images]
+        return [ov.Tensor(each[np.newaxis]) for each in pixels]
+
+    def text(self, ids: Sequence[int], images: Sequence[Image]) -> str:
+        """The text of a prompt, as `add_request` takes it. Raises ValueError."""
         given = self._vision.collapsed(ids, [image.tokens for image in images])
-        text = self._tokenizer.decode(given, skip_special_tokens=False)
+        text: str = self._tokenizer.decode(given, skip_special_tokens=False)
         if _MARK in text:
             raise ValueError(f"leave '{_MARK}' out of texts: OpenVINO GenAI's own marks of images begin with it")
         # `add_request` adds special tokens, too.
         if self._tokenizer.encode(text).input_ids.data[0].tolist() != given:
             raise ValueError("its tokens are not those of a text, and this engine takes texts only")
-        # In the order rows, columns, colours.
-        pixels = [np.array(self._scaled.pixels(image.data, salt)) for image in images]
-        return text, [ov.Tensor(each[np.newaxis]) for each in pixels]
+        return text
 
 
 _GUIDE_PROGRAM = "djl_trtllm.backends.openvino.guides"
@@ -221,8 +226,12 @@ class OpenVinoExecutor:
         """Tokens of the prompts that are in the pipeline and have no token yet."""
         self._pipeline = _load(engine_dir, scheduler, properties | speculating)
         self._image_prompts: ImagePrompts | None = None
+        self._reading: ImageGate | None = None
+        self._read: dict[int, list[ov.Tensor]] = {}
+        """The images of requests that are not started."""
         if takes_images(Path(engine_dir)):
             self._image_prompts = ImagePrompts(Path(engine_dir), self._pipeline.get_tokenizer())
+            self._reading = ImageGate(self._image_prompts.read, self._add_read, self._fail)
         vocabulary = read_vocabulary(Path(engine_dir))
         self._salts = PromptSalts(vocabulary)
         takes_salts = not enable_prefix_caching or self._salts_change_nothing(vocabulary)
@@ -278,6 +287,8 @@ class OpenVinoExecutor:
             self._compiled.close()
         if self._scorer is not None:
             self._scorer.close()
+        if self._reading is not None:
+            self._reading.close()
 
     @property
     def busy(self) -> bool:
@@ -288,6 +299,7 @@ class OpenVinoExecutor:
             or self._ended.has_news
             or self._guides
             or self._scorer
+            or self._reading
             or self._pipeline.has_non_finished_requests()
         )
 
@@ -341,10 +353,19 @@ class OpenVinoExecutor:
     def _add(self, request: Submit) -> None:
         if request.prompt_logprobs is not None and self._scorer is not None:
             self._scorer.hold(request)
+        elif request.images and self._reading is not None and request.request_id not in self._read:
+            self._reading.hold(request)
         elif self._whole_prompts:
             self._held.append(request)
         else:
             self._start(request)
+
+    def _add_read(self, request: Submit, images: list[ov.Tensor]) -> None:
+        self._read[request.request_id] = images
+        self._add(request)
+
+    def _fail(self, request: Submit, error: Exception) -> None:
+        self._reject(request, str(error) if self._image_prompts is None else refusal(error))
 
     def _score(self, scorer: PromptScorer, patience: float) -> None:
         try:
@@ -397,14 +418,15 @@ class OpenVinoExecutor:
     def _submit(
         self, request: Submit, ids: list[int], cached: int, following: tuple[Submit, list[int], int] | None = None
     ) -> None:
+        images = self._read.pop(request.request_id, [])
         try:
             config = self._configuration(request)
             prompt: tuple[Any, ...] = (ov.Tensor(np.array([ids], dtype=np.int64)),)
             if self._image_prompts is not None:
-                prompt = self._image_prompts.arguments(ids, request.images, request.cache_salt)
+                prompt = self._image_prompts.text(ids, request.images), images
             handle = self._pipeline.add_request(request.request_id, *prompt, config)
         except (RuntimeError, TypeError, ValueError, LookupError, MemoryError) as error:
-            self._reject(request, str(error) if self._image_prompts is None else refusal(error))
+            self._fail(request, error)
             return
         sequence = self._sequences[request.request_id] = _Sequence(handle, request, ids, cached)
         sequence.following = following
@@ -419,9 +441,11 @@ class OpenVinoExecutor:
             sequence.handle.cancel()
         elif held := [each for each in self._held if each.request_id == request_id]:
             self._held.remove(held[0])
+            self._read.pop(request_id, None)
             self._ended.end(request_id, FinishReason.CANCELLED)
         elif (self._guides is not None and self._guides.cancel(request_id) is not None) or (
-            self._scorer is not None and self._scorer.cancel(request_id)
+            (self._scorer is not None and self._scorer.cancel(request_id))
+            or (self._reading is not None and self._reading.cancel(request_id))
         ):
             self._ended.end(request_id, FinishReason.CANCELLED)
 
@@ -431,6 +455,8 @@ class OpenVinoExecutor:
             self._guides.advance(patience)
         if self._scorer:
             self._score(self._scorer, patience)
+        if self._reading:
+            self._reading.advance(patience)
         self._start_held()
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()

@@ -15,7 +15,7 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from djl_trtllm.backends.vllm.names import arguments_of
 from djl_trtllm.backends.vllm.ranks import Ranks
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.executor.guides import GuideGate
+from djl_trtllm.executor.images import ImageGate
 from djl_trtllm.executor.protocol import End, Feature, Limits, Logprob, Ranked, Refusal, Stats, Step, Submit, Try
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
 
@@ -209,6 +210,7 @@ class VllmExecutor:
         self._wrong = (ValueError, TypeError, getattr(vllm_exceptions, "VLLMClientError", ValueError))
         self._core, self._input_processor = engine.engine_core, engine.input_processor
         self._images = ImagePrompts(Path(arguments["model"]), engine) if images else None
+        self._reading = None if self._images is None else ImageGate(self._images.read, self._add, self._fail)
         configuration = engine.vllm_config
         self._vocabulary: int = configuration.model_config.get_vocab_size()
         self._kv_blocks: int = configuration.cache_config.num_gpu_blocks or 0
@@ -249,6 +251,8 @@ class VllmExecutor:
     def close(self) -> None:
         """End what runs beside the engine; it also ends with this process."""
         self._guides.close()
+        if self._reading is not None:
+            self._reading.close()
         self._core.shutdown()
 
     def check(self) -> None:
@@ -257,7 +261,7 @@ class VllmExecutor:
 
     @property
     def busy(self) -> bool:
-        return bool(self._sequences or self._news.has_news or self._guides)
+        return bool(self._sequences or self._news.has_news or self._guides or self._reading)
 
     def submit(self, request: Submit) -> None:
         sampling = request.sampling
@@ -274,7 +278,7 @@ class VllmExecutor:
         self._guides.hold(trial)
 
     def cancel(self, request_id: int) -> None:
-        if self._guides.cancel(request_id) is None:
+        if self._guides.cancel(request_id) is None and not (self._reading and self._reading.cancel(request_id)):
             name = next((name for name, each in self._sequences.items() if each.request_id == request_id), None)
             if name is None:
                 return
@@ -285,6 +289,8 @@ class VllmExecutor:
     def step(self) -> Step:
         if self._guides:
             self._guides.advance(0.0 if self._sequences else _GUIDE_SECONDS)
+        if self._reading:
+            self._reading.advance(0.0 if self._sequences else _GUIDE_SECONDS)
         if self._sequences:
             began = time.monotonic()
             outputs = self._core.get_output()
@@ -360,14 +366,16 @@ class VllmExecutor:
     def _refuse(self, request: Submit | Try, error: str | Refusal) -> None:
         self._news.end(request.request_id, FinishReason.ERROR, error)
 
-    def _add(self, request: Submit) -> None:
+    def _add(self, request: Submit, pictures: Sequence[Any] = ()) -> None:
+        if request.images and not pictures and self._reading is not None:
+            return self._reading.hold(request)
         name, adapter = next(self._names), request.adapter
         salt = {"cache_salt": request.cache_salt} if request.cache_salt else {}
         prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids), **salt}
         try:
             parameters = self._parameters(request)
-            if request.images and self._images is not None:
-                prompt = self._images.prompt(request)
+            if pictures and self._images is not None:
+                prompt = self._images.prompt(request, pictures)
             processed = self._input_processor.process_inputs(
                 name,
                 prompt,
@@ -381,15 +389,19 @@ class VllmExecutor:
         except self._losses:
             raise
         except Exception as error:
-            if request.images and self._images is not None:
-                self._images.forget()
-            if isinstance(error, self._wrong):
-                self._refuse(request, Refusal(str(error)))
-            else:
-                traceback.print_exception(error)
-                self._refuse(request, f"{type(error).__name__}: {error}")
+            if pictures and self._images is not None:
+                self._images.forget(prompt)
+            self._fail(request, error)
         else:
             self._sequences[name] = _Sequence(request)
+        return None
+
+    def _fail(self, request: Submit, error: Exception) -> None:
+        if isinstance(error, self._wrong):
+            self._refuse(request, Refusal(str(error)))
+        else:
+            traceback.print_exception(error)
+            self._refuse(request, f"{type(error).__name__}: {error}")
 
     def _lora(self, adapter: Adapter) -> Any:
         """vLLM takes adapters of one name for one, in its prefix cache too; one that comes again has another id."""

@@ -7,14 +7,18 @@ that they get here: those of a file's content and of the prompt's salt, as in th
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.model.checkpoint import read_object
 from djl_trtllm.model.vision import ScaledImages, Vision, content_name
 from djl_trtllm.request import Image, Sampling
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 
 class ImagePrompts:
@@ -26,25 +30,44 @@ class ImagePrompts:
             raise ValueError(f"{directory} does not say how its model takes images")
         self._vision = vision
         self._scaled = ScaledImages(vision)
-        self._render = engine.input_processor.renderer.render_cmpl
-        self.forget = engine.reset_mm_cache
-        """Empties the cache. Needed where a request ends between `prompt` and `add_request`: vLLM keeps one half of the
-        cache for each, and they have to see the same images."""
+        self._renderer = engine.input_processor.renderer
+        self._empty = engine.reset_mm_cache
 
-    def prompt(self, request: Submit) -> dict[str, Any]:
+    def read(self, request: Submit) -> list[Picture]:
+        """The images as vLLM's processor takes them; any one thread may call it. Raises ValueError."""
+        return [self._scaled.pixels(image.data, request.cache_salt) for image in request.images]
+
+    def prompt(self, request: Submit, pictures: Sequence[Picture]) -> dict[str, Any]:
         """The prompt as vLLM's input processor takes it. Raises ValueError, and what vLLM raises."""
         salt, images = request.cache_salt, request.images
-        names = [content_name(image.data, salt) for image in images]
         given: dict[str, Any] = {
             "prompt_token_ids": self._vision.collapsed(request.prompt_ids, [image.tokens for image in images]),
-            "multi_modal_data": {"image": [self._scaled.pixels(image.data, salt) for image in images]},
-            "multi_modal_uuids": {"image": names},
+            "multi_modal_data": {"image": pictures},
+            "multi_modal_uuids": {"image": [content_name(image.data, salt) for image in images]},
         }
         rendered: dict[str, Any]
-        (rendered,) = self._render([given | ({"cache_salt": salt} if salt else {})])
+        try:
+            (rendered,) = self._renderer.render_cmpl([given | ({"cache_salt": salt} if salt else {})])
+        except Exception:
+            self._empty()  # it is not known how far vLLM came
+            raise
         if rendered["prompt_token_ids"] != list(request.prompt_ids):
+            self.forget(rendered)
             raise ValueError("vLLM's processor makes other tokens of its images than the server has counted")
         return rendered
+
+    def forget(self, prompt: Mapping[str, Any]) -> None:
+        """Take the images of a prompt out of vLLM's cache: its request ended between `prompt` and `add_request`.
+
+        vLLM keeps one half of the cache for each, and they have to see the same images. A version that cannot take out
+        one image loses all.
+        """
+        invalidate = getattr(getattr(self._renderer, "mm_processor_cache", None), "invalidate", None)
+        if invalidate is None:
+            self._empty()
+        else:
+            for name in prompt.get("mm_hashes", {}).get("image", ()):
+                invalidate(name)
 
     def first(self) -> Submit:
         """A request with a small image, for warming up."""

@@ -40,6 +40,8 @@ _CONFIGURATION = frozenset(
         "generation_config.json",
         "hf_quant_config.json",
         "modules.json",
+        "preprocessor_config.json",
+        "processor_config.json",
         "sentence_bert_config.json",
         "serving.properties",
         "tokenizer_config.json",

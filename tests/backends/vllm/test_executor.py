@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from djl_trtllm.executor.protocol import Refusal, Submit, Try
+from djl_trtllm.model.vision import Vision
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Image, Sampling
 from tests.backends.vllm import FAKE, IS_INSTALLED
 from tests.support.steps import Output, deltas_of, unreadable
@@ -397,10 +400,17 @@ def prompt_with(*colours: int, salt: str = "", tokens: int = 4, **given: Any) ->
     return Submit(1, ids, Sampling(3), images=images, cache_salt=salt, **given)
 
 
+def until_read(executor: Any) -> None:
+    """Step until a request is the engine's."""
+    while not executor._core.requests:
+        executor.step()
+
+
 @fake_only
 def test_images_are_a_feature_of_models_that_take_them_and_their_tokens_the_prompts(seeing: Any, shared: Any) -> None:
     assert seeing.features - shared.features == {"images"}
     seeing.submit(prompt_with(1, 2))
+    until_read(seeing)
     (request,) = seeing._core.requests.values()
     assert request.prompt_token_ids == prompt_with(1, 2).prompt_ids
     assert request.cache_salt is None
@@ -415,6 +425,7 @@ def test_vllm_knows_an_image_again_by_its_content_and_the_prompts_salt(seeing: A
         seeing.submit(request)
         finish(seeing)
     seeing.submit(prompt_with(1, salt="key"))
+    until_read(seeing)
     assert [each.cache_salt for each in seeing._core.requests.values()] == ["key"], "for the prefix cache"
     *known, _ = known
     first, again, other, salted, *both = known
@@ -424,7 +435,46 @@ def test_vllm_knows_an_image_again_by_its_content_and_the_prompts_salt(seeing: A
 
 @fake_only
 @pytest.mark.parametrize("wrong", [{"logit_bias": ((9999, 1.0),)}, {"tokens": 6}], ids=["parameter", "tokens"])
-def test_a_refused_request_with_images_leaves_vllms_caches_alike(seeing: Any, wrong: dict[str, Any]) -> None:
+def test_a_refused_request_leaves_the_images_of_others_in_vllms_caches(seeing: Any, wrong: dict[str, Any]) -> None:
+    cached = seeing._input_processor.renderer.cached
+    cached.clear()
+    seeing.submit(prompt_with(2))
+    finish(seeing)
+    others = list(cached)
     seeing.submit(prompt_with(1, **wrong))
     assert isinstance(finish(seeing)[1].end.error, Refusal)
-    assert seeing._input_processor.renderer.cached == []
+    assert others and cached == others
+
+
+@fake_only
+def test_a_vllm_that_cannot_take_out_one_image_loses_all(seeing: Any) -> None:
+    """Its two caches have to see the same images."""
+    renderer = seeing._input_processor.renderer
+    renderer.mm_processor_cache = None
+    seeing.submit(prompt_with(1, logit_bias=((9999, 1.0),)))
+    assert isinstance(finish(seeing)[1].end.error, Refusal)
+    assert renderer.cached == []
+
+
+@fake_only
+def test_an_image_is_read_beside_the_tokens_of_others(seeing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a request that is cancelled meanwhile ends."""
+    go_on = threading.Event()
+    read = Vision.pixels
+    monkeypatch.setattr(Vision, "pixels", lambda self, data: go_on.wait(600) and read(self, data))
+    seeing.submit(prompt_with(3))
+    seeing.submit(structs.replace(prompt_with(4), request_id=3))
+    seeing.submit(Submit(2, [5, 6, 7], Sampling(3)))
+    found = step(seeing, 20)
+    assert len(found[2].ids) == 3 and found.keys() == {2}
+    seeing.cancel(3)
+    go_on.set()
+    finish(seeing, found)
+    assert len(found[1].ids) == 3 and found[3].end.finish is FinishReason.CANCELLED
+
+
+@fake_only
+def test_an_image_that_cannot_be_read_ends_its_request_alone(seeing: Any) -> None:
+    damaged = prompt_with(1)
+    seeing.submit(structs.replace(damaged, images=(structs.replace(damaged.images[0], data=b"none"),)))
+    assert isinstance(finish(seeing)[1].end.error, Refusal)

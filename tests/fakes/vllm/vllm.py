@@ -127,11 +127,18 @@ class TokensPrompt(_PromptOptions):
     prompt_token_ids: list[int]
 
 
+class ProcessorCache(list[str]):
+    """The names of images, as vLLM's two caches have them."""
+
+    def invalidate(self, mm_hash: str) -> None:
+        self[:] = [each for each in self if each != mm_hash]
+
+
 class BaseRenderer:
-    """Each MARK of a prompt becomes four. `cached` has the names of images, as vLLM's two caches have."""
+    """Each MARK of a prompt becomes four."""
 
     def __init__(self) -> None:
-        self.cached: list[str] = []
+        self.cached = self.mm_processor_cache = ProcessorCache()
 
     def render_cmpl(self, prompts: list[TokensPrompt]) -> list[dict[str, Any]]:
         (prompt,) = prompts
@@ -139,7 +146,7 @@ class BaseRenderer:
         assert len(names) == len(prompt["multi_modal_data"]["image"])
         self.cached += names
         ids = [each for id_ in prompt["prompt_token_ids"] for each in [id_] * (TOKENS if id_ == MARK else 1)]
-        return [{**prompt, "type": "multimodal", "prompt_token_ids": ids}]
+        return [{**prompt, "type": "multimodal", "prompt_token_ids": ids, "mm_hashes": {"image": names}}]
 
 
 class LogprobsLists(NamedTuple):

@@ -52,7 +52,7 @@ def test_the_paths_that_generate_stand_first(server: Server, browser: Any) -> No
     try:
         page.goto(f"{server.url}/docs")
         headings = page.locator("h2").all_inner_texts()
-        assert headings[0] == "Lmi" and headings[-1] == "Server"
+        assert headings[0] == "LMI" and headings[-1] == "Server"
         assert "POST /invocations" in page.locator("summary").first.inner_text()
     finally:
         page.close()

@@ -31,7 +31,7 @@ MEGABYTES_MORE = 32
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     directory = tmp_path_factory.mktemp("seeing")
     model = seeing_model(directory / "model", **{"option.allowed_media_domains": "localhost"})
-    with serving(model, directory) as started:
+    with serving(model, directory, SERVING_MONITOR="true") as started:
         yield started
 
 
@@ -42,6 +42,22 @@ def chat(*parts: Any) -> dict[str, Any]:
 
 def post(server: Server, body: dict[str, Any]) -> httpx.Response:
     return server.http.post("/v1/chat/completions", json=body)
+
+
+def test_the_page_and_the_log_have_the_count_of_images_and_their_tokens_and_never_the_files(seeing: Server) -> None:
+    source = random.Random(SEED)
+    file = encoded(picture(84, 84, source.randrange(2**24)))
+    url = data_url(file)
+    found = post(seeing, chat(image_part(url)))
+    request = found.headers["x-request-id"]
+    wait_until(lambda: seeing.says(request), what="the request in the log")
+    with seeing.http.stream("GET", "/monitor/events") as stream:
+        event = next(line for line in stream.iter_lines() if line.startswith("data: "))
+    (row,) = [row for row in json.loads(event.removeprefix("data: "))["model"]["rows"] if row[1] == request]
+    assert row[-2:] == [1, 9]
+    coded = url.partition(",")[2]
+    shown = "\n".join([event, *seeing.log])
+    assert not any(coded[at : at + 32] in shown for at in range(0, len(coded) - 32, 16))
 
 
 def test_tokens_of_images_are_in_usage_log_and_metrics(seeing: Server) -> None:

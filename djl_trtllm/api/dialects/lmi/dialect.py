@@ -320,6 +320,7 @@ _VARIANT = ("x-Amzn-Invoked-Production-Variant", "AllTraffic")
 class Lmi(base.Dialect):
     """The API of the DJL containers, `{"inputs", "parameters", "stream"}`; its paths also take the other `bodies`."""
 
+    title = "LMI"
     paths = ("/invocations", "/predictions/{model}", "/models/{model}/invoke", _INVOCATIONS, _RESPONSE_STREAM)
     sagemaker = True
     formatters_file = "model.py"

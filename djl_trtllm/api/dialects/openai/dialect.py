@@ -19,7 +19,7 @@ from djl_trtllm import errors
 from djl_trtllm.api import choices, content
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
-from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Render, Reply, only_model
+from djl_trtllm.api.base import Call, ModelContext, ModelStatus, RawRequest, Render, Reply, only_model
 from djl_trtllm.api.chat import (
     TEMPLATE_KEYWORDS,
     THINKING,
@@ -35,7 +35,7 @@ from djl_trtllm.api.chat import (
 from djl_trtllm.api.dialects.openai import responses
 from djl_trtllm.api.front_end import OPENAI_PREFIXES
 from djl_trtllm.api.openapi import read_operations
-from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
+from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, found, read_object, show
 from djl_trtllm.config import Task
 from djl_trtllm.request import Sampling
 from djl_trtllm.version import __version__
@@ -280,7 +280,7 @@ def _read_prompts(prompt: Any, model: ModelContext, problems: Problems) -> list[
     expected = f"expected a text, a list of token ids, or a list of up to {_MOST_PROMPTS} of either"
     prompts = [prompt] if type(prompt) is str or _is_ids(prompt) else prompt
     if type(prompts) is not list or not 0 < len(prompts) <= _MOST_PROMPTS:
-        problems.invalid.append(f"'prompt' is {show(prompt)}: {expected}")
+        problems.invalid.append(f"'prompt' {found(prompt)}: {expected}")
         return [""]
     for item in prompts:
         if not (type(item) is str or _is_ids(item)) or not item:
@@ -335,7 +335,7 @@ def detokenize(request: RawRequest, model: ModelContext) -> Reply:
     problems.raise_any()
     ids, size = payload.get("tokens"), model.tokenizer.vocab_size
     if type(ids) is not list or len(ids) > _MOST_IDS or not all(type(id_) is int and 0 <= id_ < size for id_ in ids):
-        raise errors.InvalidRequestError(f"'tokens' is {show(ids)}: expected a list of token ids from 0 to {size - 1}")
+        raise errors.InvalidRequestError(f"'tokens' {found(ids)}: expected a list of token ids from 0 to {size - 1}")
     return Reply.json({"prompt": model.tokenizer.decode(ids, False)})._replace(headers=problems.headers)
 
 
@@ -346,9 +346,10 @@ _COMPLETION_PATHS = tuple(prefix + "/completions" for prefix in OPENAI_PREFIXES)
 _OPERATIONS = read_operations("openai.toml")
 
 
-class OpenAi(Dialect):
+class OpenAi(choices.OpenAiLike):
     """Chat completions, completions and models, and vLLM's `/tokenize` and `/detokenize`."""
 
+    title = "OpenAI chat and completions"
     paths = (*_CHAT_PATHS, *_COMPLETION_PATHS)
     pages = (*(f"{prefix}/models" for prefix in OPENAI_PREFIXES), "/v1/models/{model}")
     actions = ("/tokenize", "/detokenize")
@@ -370,14 +371,9 @@ class OpenAi(Dialect):
             "GET /v1/models/{model}": _OPERATIONS["one_model"],
         }
     )
-    names_model = True
     statuses = MappingProxyType({errors.UnknownAdapterError: 404})
     aliases = frozenset({"dummy", "tgi"})
     """What huggingface_hub's client and TGI's documents send where an address has one model."""
-
-    def model_name(self, request: RawRequest) -> str | None:
-        """The model that the body names; None for "" and for none."""
-        return read_model_name(request)
 
     def page(self, request: RawRequest, models: Sequence[ModelStatus]) -> Reply:
         """The models as a list, or the one that the path names."""
@@ -391,9 +387,6 @@ class OpenAi(Dialect):
 
     def parse(self, request: RawRequest, model: ModelContext) -> Call:
         return (parse_chat if request.path.endswith("/chat/completions") else parse_completion)(request, model)
-
-    def error_body(self, message: str, error: errors.RequestError | None) -> object:
-        return {"error": choices.error_object(message, error)}
 
 
 def _listed(model: ModelStatus) -> dict[str, Any]:

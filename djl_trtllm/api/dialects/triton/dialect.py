@@ -377,6 +377,7 @@ _PAGES = {
 class Triton(base.Dialect):
     """Requests, health, metadata, configuration, statistics and the index of the repository."""
 
+    title = "Triton"
     paths = tuple(f"{model}/{verb}" for verb in _VERBS for model in _MODELS)
     pages = (*_PAGES, *description.REFUSED_PAGES)
     health = frozenset(page for page in pages if page.endswith(("/live", "/ready")))

@@ -1,0 +1,74 @@
+"""Images of requests are read by a thread, and the engine's loop goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from djl_trtllm.executor.images import ImageGate
+from djl_trtllm.executor.protocol import Submit
+from djl_trtllm.request import Sampling
+
+
+class Reading:
+    """A gate whose images are the requests' ids, read when `go_on` is set; that of a negative one is damaged."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.threads: set[threading.Thread] = set()
+        self.submitted: list[tuple[int, int]] = []
+        self.failed: list[tuple[int, str]] = []
+        self.gate = ImageGate(
+            self.read,
+            lambda request, image: self.submitted.append((request.request_id, image)),
+            lambda request, error: self.failed.append((request.request_id, str(error))),
+        )
+
+    def read(self, request: Submit) -> int:
+        self.threads.add(threading.current_thread())
+        assert self.go_on.wait(60)
+        if request.request_id < 0:
+            raise ValueError("damaged")
+        return request.request_id
+
+    def hold(self, *ids: int) -> None:
+        for request_id in ids:
+            self.gate.hold(Submit(request_id, [1], Sampling(1)))
+
+    def finish(self) -> None:
+        self.go_on.set()
+        while self.gate:
+            self.gate.advance(60)
+
+
+@pytest.fixture
+def reading() -> Iterator[Reading]:
+    made = Reading()
+    yield made
+    made.go_on.set()
+    made.gate.close()
+
+
+def test_requests_get_their_images_in_the_order_in_which_they_came(reading: Reading) -> None:
+    reading.hold(3, 1, 2)
+    reading.gate.advance()
+    assert (reading.submitted, len(reading.gate)) == ([], 3)
+    reading.finish()
+    assert reading.submitted == [(3, 3), (1, 1), (2, 2)]
+    assert len(reading.threads) == 1 and threading.current_thread() not in reading.threads
+
+
+def test_a_damaged_image_fails_its_request_alone(reading: Reading) -> None:
+    reading.hold(1, -2, 3)
+    reading.finish()
+    assert (reading.submitted, reading.failed) == ([(1, 1), (3, 3)], [(-2, "damaged")])
+
+
+def test_a_cancelled_request_is_held_no_longer(reading: Reading) -> None:
+    reading.hold(1, 2, 3)
+    assert reading.gate.cancel(1) and reading.gate.cancel(2)
+    assert not reading.gate.cancel(2) and not reading.gate.cancel(4)
+    reading.finish()
+    assert reading.submitted == [(3, 3)]
