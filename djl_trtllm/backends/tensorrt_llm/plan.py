@@ -459,7 +459,7 @@ def _planned_images(config: Config, layout: Layout, inputs: PlanInputs, problems
             return True
         reason = (
             f"TensorRT-LLM {inputs.version}'s {inputs.backend} backend takes text only here: images need "
-            f"option.backend=pytorch and TensorRT-LLM {_TAKES_IMAGES}"
+            f"option.backend=pytorch and TensorRT-LLM {_TAKES_IMAGES} or later"
         )
     if config.is_set("limit_mm_per_prompt") and not compiled:
         problems.append(f"{config.format_setting('limit_mm_per_prompt')}: {reason}; leave the option out")

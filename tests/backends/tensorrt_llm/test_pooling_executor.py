@@ -51,7 +51,7 @@ def test_a_cross_encoder_is_served_by_a_release_that_encodes(scoring: Path, opti
 
 
 def test_iterations_take_what_the_llm_is_made_for(scoring: Path) -> None:
-    plan = planned(scoring, max_rolling_batch_size=16, max_num_tokens=300)
+    plan = planned(scoring, max_num_sequences=16, max_num_tokens=300)
     given = plan.executor_options()
     arguments: dict[str, Any] = given["arguments"]
     assert arguments["max_batch_size"] == given["max_sequences"] == 16
@@ -103,7 +103,8 @@ async def started(machine: Machine, plan: TensorRtLlmPlan) -> Probe:
 
 def score(probe: Probe, request_id: int) -> float:
     """The one number of a pair."""
-    (vector,) = [step.vectors[request_id] for step in probe.steps if request_id in step.vectors]
+    steps = (step for steps in probe.steps for step in steps)
+    (vector,) = [step.vectors[request_id] for step in steps if request_id in step.vectors]
     (found,) = np.frombuffer(vector, np.float32).tolist()
     return float(found)
 

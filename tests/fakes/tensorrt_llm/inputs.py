@@ -55,7 +55,7 @@ class Qwen2VLInputProcessor(BaseMultimodalInputProcessor):
 
     def __init__(self, model: Path, config: dict[str, Any], tokenizer: Any) -> None:
         super().__init__(model, config, tokenizer)
-        self._processor = json.loads((model / "preprocessor_config.json").read_text())
+        self._processor = _image_processor(model)
         self._placeholder = config["image_token_id"]
         vocabulary = config.get("text_config", config)["vocab_size"]
         self._stands_for_images = vocabulary + 1 if _BEYOND_VOCABULARY else self._placeholder
@@ -91,7 +91,9 @@ class Qwen2VLInputProcessor(BaseMultimodalInputProcessor):
     def _tokens(self, width: int, height: int) -> int:
         """`smart_resize` of transformers."""
         side = self._processor["patch_size"] * self._processor["merge_size"]
-        least, most = self._processor["min_pixels"], self._processor["max_pixels"]
+        size = self._processor.get("size") or {}
+        least = self._processor.get("min_pixels") or size["shortest_edge"]
+        most = self._processor.get("max_pixels") or size["longest_edge"]
         if max(width, height) > 200 * min(width, height):
             raise ValueError("absolute aspect ratio must be smaller than 200")
         rows, columns = (round(length / side) * side for length in (height, width))
@@ -102,6 +104,14 @@ class Qwen2VLInputProcessor(BaseMultimodalInputProcessor):
             beta = math.sqrt(least / (height * width))
             rows, columns = (math.ceil(length * beta / side) * side for length in (height, width))
         return rows * columns // side**2
+
+
+def _image_processor(model: Path) -> dict[str, Any]:
+    """transformers has written one file for each part of a processor, and later one for all."""
+    file = model / "preprocessor_config.json"
+    if file.is_file():
+        return dict(json.loads(file.read_text()))
+    return dict(json.loads((model / "processor_config.json").read_text())["image_processor"])
 
 
 def create_input_processor(model: Path, config: dict[str, Any], tokenizer: Any) -> BaseMultimodalInputProcessor:
