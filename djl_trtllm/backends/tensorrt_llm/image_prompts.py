@@ -6,8 +6,8 @@ embedding reads. A prompt of ids without images has no such positions, and besid
 one request to another (TensorRT-LLM #16944, merged for 1.4). So it comes as text, too.
 
 Blocks of the KV cache have the ids of their tokens, which are the same for all images, the images' hashes, and a salt.
-From the first request with images on, `multimodal_hashing_supported` says whether there are hashes. Before 1.3 they are
-of pixels without their size (#14603). Names of images, which go into the hashes, came with 1.3.
+From the first request with images on, `multimodal_hashing_supported` says whether there are hashes. Until June 2026
+they are of pixels without the image's size (#14603). Names of images, which go into the hashes, came with 1.3.
 """
 
 from __future__ import annotations
