@@ -103,7 +103,7 @@ class Qwen2VLInputProcessor(BaseMultimodalInputProcessor):
         elif rows * columns < least:
             beta = math.sqrt(least / (height * width))
             rows, columns = (math.ceil(length * beta / side) * side for length in (height, width))
-        return rows * columns // side**2
+        return int(rows * columns // side**2)
 
 
 def _image_processor(model: Path) -> dict[str, Any]:
