@@ -44,7 +44,7 @@ if _spec is not None and _spec.loader is not None:
     sys.modules[__name__] = _module
     _spec.loader.exec_module(_module)
 else:
-    from djl_trtllm.finder import toolkit
+    from djl_trtllm import finder as toolkit
 
     __path__: "list[str]" = []  # a package for `import`, with modules that are made here
     utils = ModuleType(f"{__name__}.utils")

@@ -31,8 +31,8 @@ from benchmarks.fleet.rules import Fixed, Keda, Ray, Rule
 from benchmarks.fleet.simulation import ColdStart, Fleet, Result, Simulation, Troubles
 from benchmarks.load import percentile
 from djl_trtllm.config import Options
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.files import read_table
 from djl_trtllm.sizing.estimate import Conditions, Estimate
 from djl_trtllm.sizing.machines import gpu_named
 from tools.sizing.check_tables import model_sizes

@@ -14,19 +14,6 @@ from typing import Any
 
 from djl_trtllm.config import Options
 from djl_trtllm.djl import worker
-from djl_trtllm.djl.items import Item, ItemWriter
-from djl_trtllm.djl.worker import (
-    METRICS_SECONDS,
-    Metrics,
-    Stream,
-    Streams,
-    generate,
-    is_passive,
-    load_status,
-    open_worker_model,
-    require_mode,
-    served_request,
-)
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.service.clients import Clients
 from djl_trtllm.service.engine import settle_garbage_collector
@@ -52,16 +39,16 @@ class Worker:
         self.service = service
         self._options = options
         self._clients = Clients(options)
-        self._streams = Streams()
-        self._metrics = Metrics(service)
+        self._streams = worker.Streams()
+        self._metrics = worker.Metrics(service)
         self._print_metrics()
 
     @classmethod
     async def load(cls, properties: dict[str, Any]) -> Worker:
         """Prepare and load the model. Raises DjlTrtllmError."""
-        require_mode(properties, rolling=False)
+        worker.require_mode(properties, rolling=False)
         loop = asyncio.get_running_loop()
-        model = await asyncio.to_thread(open_worker_model, properties)
+        model = await asyncio.to_thread(worker.open_worker_model, properties)
         telemetry = Telemetry.open(model.options)
 
         def failed(error: DjlTrtllmError) -> None:
@@ -76,13 +63,13 @@ class Worker:
         settle_garbage_collector()
         return cls(service, model.options, telemetry)
 
-    async def respond(self, inputs: Any) -> AsyncGenerator[Streams, None]:
+    async def respond(self, inputs: Any) -> AsyncGenerator[worker.Streams, None]:
         """Generate for a request; yields what djl_python has to send."""
-        stream = Stream(self._streams, inputs.get_property("request_tracking_id"))
+        stream = worker.Stream(self._streams, inputs.get_property("request_tracking_id"))
         properties = ((key, str(value)) for key, value in inputs.get_properties().items())
-        served = served_request(properties, self.service.name)
-        writer = ItemWriter(stream.put, self._options, served, self._telemetry)
-        await generate(self.service, self._clients, writer, lambda: bytes(inputs.get_as_bytes() or b""))
+        served = worker.served_request(properties, self.service.name)
+        writer = worker.ItemWriter(stream.put, self._options, served, self._telemetry)
+        await worker.generate(self.service, self._clients, writer, lambda: bytes(inputs.get_as_bytes() or b""))
         try:
             async for streams in stream.carry():
                 yield streams
@@ -90,11 +77,11 @@ class Worker:
             # The response may have ended before its tokens did.
             self.service.cancel(served.generations)
 
-    def change_adapters(self, change: Callable[[ModelService, Any], Item], inputs: Any) -> Any:
+    def change_adapters(self, change: Callable[[ModelService, Any], worker.Item], inputs: Any) -> Any:
         return Output().add(change(self.service, inputs).encode(), key="data")
 
     def _print_metrics(self) -> None:
-        asyncio.get_running_loop().call_later(METRICS_SECONDS, self._print_metrics)
+        asyncio.get_running_loop().call_later(worker.METRICS_SECONDS, self._print_metrics)
         for line in self._metrics.lines():
             print(line, flush=True)
 
@@ -106,13 +93,13 @@ async def handle(inputs: Any) -> Any:
     """DJL's first call has no content and loads the model; every other one is a request."""
     global _worker
     if _worker is None:
-        if is_passive():
+        if worker.is_passive():
             return None
         try:
             _worker = await Worker.load(inputs.get_properties())
         except DjlTrtllmError as error:
             logger.error("%s", error)
-            return Output(code=load_status(error), message=str(error))
+            return Output(code=worker.load_status(error), message=str(error))
     return None if inputs.is_empty() else _worker.respond(inputs)
 
 

@@ -25,12 +25,12 @@ def _unpickled(kind: type[DjlTrtllmError], args: tuple[Any, ...]) -> DjlTrtllmEr
 class ConfigError(DjlTrtllmError):
     """One or more options are wrong.
 
-    `problems` has one line per wrong value (key, value, origin, expectation). `warnings` has what else was found, such
-    as a misspelt key. The message lists both.
+    `problems` has one line per wrong value (key, value, origin, expectation), or is the only one. `warnings` has what
+    else was found, such as a misspelt key. The message lists both.
     """
 
-    def __init__(self, problems: Sequence[str], warnings: Sequence[str] = ()) -> None:
-        self.problems = tuple(problems)
+    def __init__(self, problems: str | Sequence[str], warnings: Sequence[str] = ()) -> None:
+        self.problems = (problems,) if isinstance(problems, str) else tuple(problems)
         self.warnings = tuple(warnings)
         count = len(self.problems)
         head = "1 configuration problem" if count == 1 else f"{count} configuration problems"

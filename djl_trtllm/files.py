@@ -1,14 +1,22 @@
-"""Read files that come from elsewhere: only regular ones, and no more bytes than a file of their kind has.
+"""Read files: TOML tables of this package, and files that come from elsewhere within bounds.
 
-A model's directory may hold a FIFO, which a plain `open` waits for, or a link to a device without an end.
+Of the latter only regular ones are read, and no more bytes than a file of their kind has: a model's directory may hold
+a FIFO, which a plain `open` waits for, or a link to a device without an end.
 """
 
 import errno
 import os
 import stat
+import sys
 from collections.abc import Callable, Mapping
+from importlib import resources
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 MOST_SETTINGS_BYTES = 1 << 18
 """The most of a file of settings. The longest known ones have some tens of kilobytes."""
@@ -44,3 +52,10 @@ def read_file(path: Path, most: int) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes, the most of such a file", str(path))
     return content
+
+
+def read_table(name: str, package: str = "djl_trtllm.config.compat") -> dict[str, Any]:
+    """The content of the TOML file `name` beside the modules of `package`, such as those of `config/compat/`."""
+    text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
+    found: dict[str, Any] = tomllib.loads(text)
+    return found

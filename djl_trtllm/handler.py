@@ -12,8 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 from djl_trtllm.djl import worker
-from djl_trtllm.djl.items import QUIET, Item, content, count, text
-from djl_trtllm.djl.worker import RollingWorker, is_passive, load_status, open_worker_model, require_mode
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.service.lifecycle import ModelService
 
@@ -27,47 +25,47 @@ except ImportError as error:
 
 logger = logging.getLogger(__name__)
 
-_OK = count(200) + text("OK")
-_QUIET = content(QUIET)
+_OK = worker.count(200) + worker.text("OK")
+_QUIET = worker.content(worker.QUIET)
 
 
 class BatchOutput(Output):  # type: ignore[misc]
     """The new items of each request of a batch, by position; written with one call."""
 
-    def __init__(self, items: list[Item | None]) -> None:
+    def __init__(self, items: list[worker.Item | None]) -> None:
         super().__init__()
         self._items = items
 
     def send(self, cl_socket: socket.socket) -> None:
         """Write status, message, properties and contents; a header of item 3 is the property `batch_3_NAME`."""
         properties = [
-            text(f"batch_{index}_{name}") + text(value)
+            worker.text(f"batch_{index}_{name}") + worker.text(value)
             for index, item in enumerate(self._items)
             if item is not None
             for name, value in item.properties
         ]
-        contents = [_QUIET if item is None else content(item.encode()) for item in self._items]
+        contents = [_QUIET if item is None else worker.content(item.encode()) for item in self._items]
         cl_socket.sendall(
-            b"".join((_OK, count(len(properties)), *properties, count(len(contents)), *contents)),
+            b"".join((_OK, worker.count(len(properties)), *properties, worker.count(len(contents)), *contents)),
         )
 
 
-_worker: RollingWorker | None = None
+_worker: worker.RollingWorker | None = None
 
 
 def handle(inputs: Any) -> Any:
     """DJL's first call has no content and loads the model; later calls have its list of requests."""
     global _worker
     if _worker is None:
-        if is_passive():
+        if worker.is_passive():
             return None
         properties = inputs.get_properties()
         try:
-            require_mode(properties, rolling=True)
-            _worker = RollingWorker(open_worker_model(properties))
+            worker.require_mode(properties, rolling=True)
+            _worker = worker.RollingWorker(worker.open_worker_model(properties))
         except DjlTrtllmError as error:
             logger.error("%s", error)
-            return Output(code=load_status(error), message=str(error))
+            return Output(code=worker.load_status(error), message=str(error))
     return None if inputs.is_empty() else BatchOutput(_worker.step(inputs))
 
 
@@ -83,7 +81,7 @@ def unregister_adapter(inputs: Any) -> Any:
     return _change(worker.unregister, inputs)
 
 
-def _change(change: Callable[[ModelService, Any], Item], inputs: Any) -> Any:
+def _change(change: Callable[[ModelService, Any], worker.Item], inputs: Any) -> Any:
     assert _worker is not None, "DJL loads the model before it calls anything else"
     item = _worker.call(lambda service: change(service, inputs))
     return Output().add(item.encode(), key="data")

@@ -1,5 +1,9 @@
-"""Text for terminals and pipes: wrapped at a terminal's width between words, one line per item elsewhere; columns."""
+"""Text for terminals and pipes: wrapped at a terminal's width between words, one line per item elsewhere.
 
+Columns, and numbers and durations with three digits, look the same in all reports.
+"""
+
+import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -65,3 +69,19 @@ def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent:
         ]
         lines.append((indent + "  ".join(cells)).rstrip())
     return lines
+
+
+def seconds(value: float) -> str:
+    """A duration with a unit and three digits."""
+    if not math.isfinite(value):
+        return "-"
+    if value >= 1:
+        return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+    return f"{1000 * value:.3g} ms"
+
+
+def number(value: float) -> str:
+    """A number with three digits or more, without an exponent."""
+    if not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -19,7 +19,7 @@ from tests.server.application import body
 from tests.support.djl import Input, Output, Reader, Socket, answer_of, install_djl_python
 from tests.support.in_process import Hosts
 from tests.support.models import scripted_model
-from tests.support.virtual_time import in_virtual_time, until
+from tests.support.virtual_time import until
 
 NAME = "djl_trtllm.async_handler"
 
@@ -98,7 +98,6 @@ def plain(tokens: int) -> bytes:
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_the_first_call_loads_the_model(handler: Any, model: Path, hosts: Hosts) -> None:
     settled: list[int] = []
     handler.settle_garbage_collector = lambda: settled.append(len(hosts.made))
@@ -108,7 +107,6 @@ async def test_the_first_call_loads_the_model(handler: Any, model: Path, hosts: 
 
 
 @pytest.mark.parametrize(("reason", "code"), [("no such engine", 500), ("CUDA error: out of memory", 507)])
-@in_virtual_time
 async def test_a_model_that_does_not_load_has_a_status_and_ends_the_process(
     handler: Any, model: Path, hosts: Hosts, reason: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +119,6 @@ async def test_a_model_that_does_not_load_has_a_status_and_ends_the_process(
     assert ended == [1]
 
 
-@in_virtual_time
 async def test_a_model_that_has_failed_ends_the_process_once_its_clients_have_their_answers(
     handler: Any, model: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +137,6 @@ async def test_a_model_that_has_failed_ends_the_process_once_its_clients_have_th
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_an_answer_is_sent_as_it_comes(handler: Any, model: Path, hosts: Hosts) -> None:
     async with worker(handler, model) as loaded:
         asked = await Asked.begin(handler, plain(3))
@@ -157,7 +153,6 @@ async def test_an_answer_is_sent_as_it_comes(handler: Any, model: Path, hosts: H
         assert len(asked.connection.frames) > len(first)
 
 
-@in_virtual_time
 async def test_answers_travel_with_each_other(handler: Any, model: Path, hosts: Hosts) -> None:
     async with worker(handler, model):
         asked = [await Asked.begin(handler, plain(2), f"r{number}") for number in range(3)]
@@ -170,7 +165,6 @@ async def test_answers_travel_with_each_other(handler: Any, model: Path, hosts: 
         assert sum(len(each.connection.writes) for each in asked) == 1
 
 
-@in_virtual_time
 async def test_a_body_is_read_by_its_own_headers(handler: Any, model: Path, hosts: Hosts) -> None:
     hosts.alone = True
     async with worker(handler, model):
@@ -181,7 +175,6 @@ async def test_a_body_is_read_by_its_own_headers(handler: Any, model: Path, host
             assert "Invalid request payload" in (await refused.end())["error"]
 
 
-@in_virtual_time
 async def test_statuses_are_those_of_the_options(handler: Any, tmp_path: Path, hosts: Hosts) -> None:
     options = {"option.max_rolling_batch_size": 1, "job_queue_size": 1, "throttle_error_http_code": 529}
     async with worker(handler, scripted_model(tmp_path / "small", None, **options)):
@@ -192,7 +185,6 @@ async def test_statuses_are_those_of_the_options(handler: Any, tmp_path: Path, h
             asked.task.cancel()
 
 
-@in_virtual_time
 async def test_a_request_that_djl_gives_up_is_cancelled(handler: Any, model: Path, hosts: Hosts) -> None:
     async with worker(handler, model):
         asked = await Asked.begin(handler, plain(9))
@@ -206,7 +198,6 @@ async def test_a_request_that_djl_gives_up_is_cancelled(handler: Any, model: Pat
 # -- adapters, metrics -------------------------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_adapters_are_changed(handler: Any, model: Path, hosts: Hosts) -> None:
     hosts.features |= {Feature.ADAPTERS}
 
@@ -220,7 +211,6 @@ async def test_adapters_are_changed(handler: Any, model: Path, hosts: Hosts) -> 
         assert "cannot be changed" in (await said("update_adapter"))["error"]
 
 
-@in_virtual_time
 async def test_metrics_are_printed_once_a_minute(
     handler: Any, model: Path, hosts: Hosts, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm.djl import worker as worker_module
-from djl_trtllm.djl.items import Item
+from djl_trtllm.djl.worker import Item
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.executor.protocol import Feature
 from tests.server.application import body

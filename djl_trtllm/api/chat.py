@@ -19,7 +19,7 @@ from djl_trtllm.api import sampling as shared
 from djl_trtllm.api.base import ModelContext, Render
 from djl_trtllm.api.parameters import Kind, Parameter, Problems, show
 from djl_trtllm.api.sampling import read_schema
-from djl_trtllm.config import ReasoningFormat, ToolCallFormat
+from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.errors import PromptTooLongError
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, ImageSource, Sampling
 
@@ -156,9 +156,6 @@ THINKING = (
 """Rows of what becomes keywords of a chat template that has them, and of what is refused."""
 
 
-_PARSERS = [name for name in ToolCallFormat.all_values() if name not in ("auto", "none")]
-
-
 @dataclass(frozen=True, slots=True)
 class ToolUse:
     """The tools of a request whose model may call them.
@@ -181,9 +178,10 @@ def tools_problem(model: ModelContext) -> str | None:
         return "the model's chat template has no place for tools"
     if parsers.tool_format(model.options.tool_call_parser, source) is not None:
         return None
+    names = [name for name in OPTIONS["tool_call_parser"].type.choices if name in parsers.TOOLS]
     return (
         "the model's chat template does not show how the model writes tool calls: set option.tool_call_parser to one "
-        f"of {', '.join(_PARSERS)}, or to none to get them as text"
+        f"of {', '.join(names)}, or to none to get them as text"
     )
 
 
@@ -213,7 +211,7 @@ def read_tool_use(values: dict[str, Any], model: ModelContext, problems: Problem
         return ToolUse(parser, own or parsers.REQUIRED, (), guide, parallel)
     assert own is not None
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
-    own_parser = None if setting is ToolCallFormat.NONE else functools.partial(parsers.call_parser, own, schemas)
+    own_parser = None if setting == "none" else functools.partial(parsers.call_parser, own, schemas)
     return ToolUse(own_parser, own, own.markers, None, parallel)
 
 
@@ -362,11 +360,11 @@ class Parsing:
     """What to look for in the output."""
 
     tools: ToolUse | None
-    reasoning: ReasoningFormat
+    reasoning: str
 
     @property
     def needed(self) -> bool:
-        return self.reasoning is not ReasoningFormat.NONE or (self.tools is not None and self.tools.parser is not None)
+        return self.reasoning != "none" or (self.tools is not None and self.tools.parser is not None)
 
     @property
     def shown_tokens(self) -> tuple[str, ...]:
@@ -457,8 +455,8 @@ def read_template(values: dict[str, Any]) -> dict[str, Any] | None:
     return template or None
 
 
-def _reasoning(model: ModelContext, values: dict[str, Any]) -> ReasoningFormat:
+def _reasoning(model: ModelContext, values: dict[str, Any]) -> str:
     """How the output has reasoning in it. A guide leaves no room for any."""
     if values.get("guide") is not None:
-        return ReasoningFormat.NONE
+        return "none"
     return parsers.reasoning_format(model.options.reasoning_parser, model.tokenizer.chat_source("tools" in values))

@@ -14,7 +14,6 @@ import orjson
 from djl_trtllm.api.base import Dialect, Operation, Reply
 from djl_trtllm.api.front_end import endpoint_error
 from djl_trtllm.config import Options
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import (
     MethodNotAllowedError,
     NotReadyError,
@@ -23,6 +22,7 @@ from djl_trtllm.errors import (
     UnknownModelError,
     UnknownPathError,
 )
+from djl_trtllm.files import read_table
 from djl_trtllm.version import __version__
 
 Schema: TypeAlias = Mapping[str, Any]

@@ -19,8 +19,8 @@ import orjson
 from djl_trtllm.api.base import RawRequest
 from djl_trtllm.config import Options
 from djl_trtllm.config.options.choices import UnknownParameters
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
+from djl_trtllm.files import read_table
 
 _logger = logging.getLogger(__name__)
 

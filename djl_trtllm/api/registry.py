@@ -29,11 +29,11 @@ def _installed() -> Iterator[Dialect]:
             found = pkgutil.resolve_name(place)
         except Exception as error:
             raise ConfigError(
-                [f"{point} cannot be loaded: {type(error).__name__}: {error}; update or uninstall its package"]
+                f"{point} cannot be loaded: {type(error).__name__}: {error}; update or uninstall its package"
             ) from error
         if not isinstance(found, Dialect):
             raise ConfigError(
-                [f"{point} is a {type(found).__name__}: expected an object of a class derived from Dialect"]
+                f"{point} is a {type(found).__name__}: expected an object of a class derived from Dialect"
             )
         yield found
 

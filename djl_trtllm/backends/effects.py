@@ -12,7 +12,7 @@ from typing import Any
 from djl_trtllm.config import Config
 from djl_trtllm.config.options import OPTIONS, DeclaredOption
 from djl_trtllm.config.options.option import as_text
-from djl_trtllm.config.tables import read_table
+from djl_trtllm.files import read_table
 
 
 @dataclass(frozen=True, order=True)

@@ -226,7 +226,7 @@ class _Reader:
         self.values += 1
         if self.values > _MOST_VALUES or depth > _DEEPEST:
             raise ConfigError(
-                [f"{self._setting()}: more than {_MOST_VALUES} values, or nested more than {_DEEPEST} deep"]
+                f"{self._setting()}: more than {_MOST_VALUES} values, or nested more than {_DEEPEST} deep"
             )
         kinds = _kinds(annotation, self.signatures)
         classes = [self.signatures[name] for name in re.findall(r"\w+", annotation) if name in self.signatures]
@@ -373,6 +373,21 @@ def _paths(signatures: Signatures, llm: str) -> Iterator[str]:
         yield name
         for inner in re.findall(r"\w+", annotation):
             yield from (f"{name}.{field}" for field in signatures.get(inner, ()))
+
+
+def statements(path: Path) -> list[ast.stmt]:
+    """The statements of a Python file, which is not run; none if it cannot be read."""
+    try:
+        return ast.parse(path.read_text(encoding="utf-8")).body
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return []
+
+
+def classes_of(*paths: Path) -> dict[str, dict[str, str]]:
+    """The classes that Python files declare, with the types of their fields and of those that they inherit."""
+    nodes = [node for path in paths for node in statements(path) if isinstance(node, ast.ClassDef)]
+    declared = {node.name: declared_fields(node) for node in nodes}
+    return {name: inherited_fields(name, declared) for name in declared}
 
 
 def declared_fields(node: ast.ClassDef) -> tuple[list[str], dict[str, str]]:

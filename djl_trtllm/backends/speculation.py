@@ -33,9 +33,9 @@ def planned_speculation(
     known = asked.method in methods if isinstance(asked.method, Method) else own_methods
     if not known and not (asked.method is None and Method.DRAFT in methods):
         has = f"it has {', '.join(methods)}; set one of them, or leave it out" if methods else "leave it out"
-        raise ConfigError([f"{asked.setting}: {engine} has no speculation with {asked.method or Method.DRAFT}: {has}"])
+        raise ConfigError(f"{asked.setting}: {engine} has no speculation with {asked.method or Method.DRAFT}: {has}")
     if asked.extra and not own_fields:
-        raise ConfigError([f"{asked.setting}: {engine} has no {', '.join(asked.extra)}; leave it out"])
+        raise ConfigError(f"{asked.setting}: {engine} has no {', '.join(asked.extra)}; leave it out")
     if layout.draft is not None:
         _check_draft(asked, layout, layout.draft)
     return asked
@@ -47,15 +47,11 @@ def _check_draft(asked: Speculation, layout: Layout, draft: Layout) -> None:
     ]
     if all(sizes) and sizes[1] > _HEADERS * sizes[0]:
         raise ConfigError(
-            [
-                f"{asked.setting}: the draft model {draft.path} has {format_bytes(sizes[1])} of weights, more than the "
-                f"{format_bytes(sizes[0])} of {layout.path}: take a smaller one of the same family"
-            ]
+            f"{asked.setting}: the draft model {draft.path} has {format_bytes(sizes[1])} of weights, more than the "
+            f"{format_bytes(sizes[0])} of {layout.path}: take a smaller one of the same family"
         )
     if asked.drafts and (difference := vocabulary_difference(layout, draft)):
         raise ConfigError(
-            [
-                f"{asked.setting}: the draft model {draft.path} has another vocabulary than {layout.path}: "
-                f"{difference}; take one of the same family"
-            ]
+            f"{asked.setting}: the draft model {draft.path} has another vocabulary than {layout.path}: "
+            f"{difference}; take one of the same family"
         )

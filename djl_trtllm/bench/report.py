@@ -12,27 +12,12 @@ import orjson
 from djl_trtllm.bench.figures import Distribution, Figures
 from djl_trtllm.bench.session import SHARE, Plan, Progress, Result
 from djl_trtllm.errors import BenchmarkError
+from djl_trtllm.listing import number, seconds
 from djl_trtllm.version import __version__
 
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
 """Paul Tol's "bright", which the colour-blind can distinguish."""
 _PAGE = Path(__file__).with_name("report.html")
-
-
-def seconds(value: float) -> str:
-    """A duration with a unit and three digits."""
-    if math.isnan(value):
-        return "-"
-    if value >= 1:
-        return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
-    return f"{1000 * value:.3g} ms"
-
-
-def number(value: float) -> str:
-    """A number with three digits or more, without an exponent."""
-    if math.isnan(value):
-        return "-"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 LATENCIES = "Latencies are median/p99."

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import uvloop
+
 from djl_trtllm.bench.apis import (
     TOKENS_PER_WORD,
     Prompt,
@@ -350,6 +352,12 @@ def _warnings(figures: Figures) -> Iterator[str]:
         yield "requests take longer than half of the measured time: use a longer --duration"
     if figures.counted[Counted.EVENTS]:
         yield "the server reports no number of tokens: events are counted, which may hold several"
+
+
+def run_here(show: Show, say: Callable[[str], None], result: Result) -> None:
+    """Fill `result` on an event loop of its own; see `run`."""
+    with contextlib.closing(uvloop.new_event_loop()) as loop:
+        loop.run_until_complete(run(result.plan, show, say, result))
 
 
 async def run(plan: Plan, show: Show, say: Callable[[str], None], result: Result) -> None:

@@ -24,11 +24,10 @@ from djl_trtllm.api.front_end import REQUEST_ID, front_end_error
 from djl_trtllm.cluster import ray_names
 from djl_trtllm.cluster.ray_names import DIRECT, SEPARATE_THREAD
 from djl_trtllm.config import Backend, Options
-from djl_trtllm.config.options.choices import Orchestrator
 from djl_trtllm.config.sources import as_arguments
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, ModelError
 from djl_trtllm.logs import configure
-from djl_trtllm.routing.suspects import DEATHS
+from djl_trtllm.routing.fleet import DEATHS
 from djl_trtllm.server.application import Application, plan_startup
 from djl_trtllm.server.exchange import Exchange
 from djl_trtllm.server.metrics import ModelFigures
@@ -416,7 +415,7 @@ def require_ray() -> Any:
 
 def _resources(arguments: ClusterArguments, options: Options) -> dict[str, Any]:
     """Return what Ray reserves for the actor of a replica, and its environment."""
-    ranks_elsewhere = KEEPS_VISIBLE_GPUS if options.orchestrator_type is Orchestrator.RAY else {}
+    ranks_elsewhere = KEEPS_VISIBLE_GPUS if options.orchestrator_type == "ray" else {}
     return {
         "num_cpus": arguments.cpus,
         "num_gpus": reserved_gpus(options) if arguments.gpus is None else arguments.gpus,
@@ -445,7 +444,7 @@ def reserved_gpus(options: Options) -> int:
             ]
         )
     ranks = math.prod(int(degree) for degree in degrees)
-    ranks_are_actors = options.orchestrator_type is Orchestrator.RAY
+    ranks_are_actors = options.orchestrator_type == "ray"
     if of_nodes:
         _require_room(ranks, of_nodes, spanning=ranks_are_actors)
     return 0 if ranks_are_actors else ranks

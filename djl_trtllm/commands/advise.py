@@ -52,13 +52,11 @@ def advise(
     """
     with errors_for_the_reader():
         from djl_trtllm.commands.advice import Advice, Goals
-        from djl_trtllm.commands.size_report import machines_of, read_request
+        from djl_trtllm.commands.size_report import degrees_to_compare, machines_of, read_request
         from djl_trtllm.sizing.machines import aws_machines, split
         from djl_trtllm.sizing.speed import Load
 
-        degrees = split(tp or ())
-        if not all(degree.isdigit() and int(degree) for degree in degrees):
-            raise SizingError(f"--tp {','.join(degrees)}: expected numbers of at least 1")
+        degrees = degrees_to_compare(split(tp or ()))
         for name, value in (("--stream", stream), ("--budget", budget)):
             if value is not None and not math.isfinite(value):
                 raise SizingError(f"{name} {value}: expected a number")
@@ -74,15 +72,14 @@ def advise(
         if request.shortened is not None:
             raise SizingError(request.shortened)
         machines = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=False) or aws_machines()
-        advice = Advice(request, machines, goals, [int(degree) for degree in degrees])
+        advice = Advice(request, machines, goals, degrees)
         if as_json:
             print_json(advice.as_json())
         else:
             print("\n".join(advice.lines()))
             if not request.sizes.exact:
                 warn("the weights were counted from config.json: their files are not known, or are not safetensors")
-        held = bool(advice.holding)
-    if not held:
+    if not advice.holding:
         raise typer.Exit(1)
 
 

@@ -75,9 +75,8 @@ def bench(
         # numpy and the client take a tenth of a second; other commands do without.
         from djl_trtllm.bench.apis import APIS
         from djl_trtllm.bench.client import Target
-        from djl_trtllm.bench.report import page, require_chart, write_chart
+        from djl_trtllm.bench.report import page, require_chart, server_of, write_chart
         from djl_trtllm.bench.session import Load, Plan
-        from djl_trtllm.commands.bench_record import Recorder
 
         if api not in APIS:
             raise BenchmarkError(f"--api {api}: expected one of {', '.join(APIS)}")
@@ -90,7 +89,11 @@ def bench(
             require_chart("--html", html)
         if record is None and (engine or gpu):
             raise BenchmarkError(f"{'--engine' if engine else '--gpu'}: only with --record MODEL; add that")
-        recorder = None if record is None else Recorder.of(record, engine, gpu)
+        recorder = None
+        if record is not None:
+            from djl_trtllm.commands.bench_record import Recorder
+
+            recorder = Recorder.of(record, engine, gpu)
         template = Load(
             duration=None if requests else duration,
             requests=requests,
@@ -117,17 +120,13 @@ def bench(
         if html is not None:
             write_chart("--html", html, page(result))
         if recorder is not None:
-            recorder.write(result)
+            recorder.write(result, f"djl-trtllm bench {server_of(plan)}")
     raise typer.Exit(_status(result))
 
 
 def _measure(plan: Plan) -> Result:
-    import contextlib
-
-    import uvloop
-
     from djl_trtllm.bench.report import describe
-    from djl_trtllm.bench.session import Result, run
+    from djl_trtllm.bench.session import Result, run_here
     from djl_trtllm.progress import display_on
 
     result = Result(plan)
@@ -137,8 +136,7 @@ def _measure(plan: Plan) -> Result:
         display.show("load", describe(progress), phase=progress.load)
 
     try:
-        with contextlib.closing(uvloop.new_event_loop()) as loop:
-            loop.run_until_complete(run(plan, show, display.say, result))
+        run_here(show, display.say, result)
     finally:
         display.end("load")
     return result

@@ -1,8 +1,10 @@
-"""`djl-trtllm bench --record`: keep what was measured for `size` and `advise`."""
+"""`djl-trtllm bench --record` and `versus --record`: keep what was measured for `size` and `advise`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import datetime
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from djl_trtllm.commands.console import say, warn
+from djl_trtllm.commands.size_report import machines_of, read_request
 from djl_trtllm.errors import BenchmarkError
+from djl_trtllm.sizing.points import ENGINES, FILE_NAME, Point, fingerprint, precision_of, write_point
 
 if TYPE_CHECKING:
+    from djl_trtllm.bench.figures import Distribution
     from djl_trtllm.bench.session import Result
-
-_ENGINES = {"tensorrt": "tensorrt_llm", "pytorch": "tensorrt_llm", "autodeploy": "tensorrt_llm"}
-"""Engines by values of option.backend; the others have the same name."""
-_KNOWN = ("tensorrt_llm", "vllm", "openvino")
 
 
 @dataclass(frozen=True)
@@ -26,21 +27,19 @@ class Recorder:
 
     folder: Path
     measured: Mapping[str, Any]
-    """Fields of the points; see `points_of`."""
+    """Fields of the points: `model`, `name`, `engine`, `version`, `gpu`, `gpus` and `precision`."""
 
     @classmethod
     def of(cls, model: str, engine: str | None, gpu: str | None) -> Recorder:
         """Read the model, before anything is measured. Raises BenchmarkError, SizingError, ModelError, ConfigError."""
-        from djl_trtllm.commands.size_report import machines_of, read_request
-        from djl_trtllm.sizing.points import fingerprint, precision_of
-
         request = read_request(model, {})
         backend = request.config.options.backend.value
         name, _, version = (engine or backend).partition("==")
-        name = _ENGINES.get(name, name)
-        if name not in _KNOWN:
+        name = ENGINES.get(name, name)
+        if name not in ENGINES.values():
             given = f"--engine {engine}" if engine else f"--record {model}: its options have backend={backend}"
-            raise BenchmarkError(f"{given}: expected --engine with the server's engine, one of {', '.join(_KNOWN)}")
+            known = ", ".join(dict.fromkeys(ENGINES.values()))
+            raise BenchmarkError(f"{given}: expected --engine with the server's engine, one of {known}")
         machine = machines_of([] if gpu is None else [gpu], None, [], here=True)[0]
         found = request.on(machine, request.degree_on(machine)).estimate.conditions
         measured = {
@@ -54,17 +53,36 @@ class Recorder:
         }
         return cls(request.config.engine_cache_dir, measured)
 
-    def write(self, result: Result, command: str = "") -> None:
+    def write(self, result: Result, command: str) -> None:
         """Keep the points, and print where they are. `command` is what measured them. Raises SizingError."""
-        from djl_trtllm.bench.points import points_of
-        from djl_trtllm.bench.report import server_of
-        from djl_trtllm.sizing.points import FILE_NAME, write_point
-
-        command = command or f"djl-trtllm bench {server_of(result.plan)}"
-        points = list(points_of(result, {**self.measured, "command": command}))
+        points = list(self._points(result, command))
         for point in points:
             write_point(self.folder, point)
         if points:
             say(Console(stderr=True), f"recorded in {self.folder / FILE_NAME}: {len(points)} loads")
         else:
             warn("nothing to record: a point is of clients (--concurrency) whose requests all succeed")
+
+    def _points(self, result: Result, command: str) -> Iterator[Point]:
+        """A point for each load of clients that send one request after another, if every request succeeded."""
+        for figures in result.figures:
+            if figures.concurrency is None or not figures.complete or not figures.succeeded or figures.failed:
+                continue
+            counted = figures.prompts_counted
+            yield Point(
+                **self.measured,
+                isl=max(1, round(figures.prompt_tokens / counted) if counted else result.plan.prompt_tokens),
+                osl=max(1, round(figures.output_tokens / figures.succeeded)),
+                clients=figures.concurrency or 1,
+                tokens_per_second=figures.tokens_per_second,
+                ttft_p50=_percentile(figures.ttft, 0.5),
+                ttft_p99=_percentile(figures.ttft, 0.99),
+                itl=_percentile(figures.itl, 0.5),
+                command=command,
+                date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+            )
+
+
+def _percentile(values: Distribution, share: float) -> float | None:
+    value = values.percentile(share)
+    return None if math.isnan(value) else value

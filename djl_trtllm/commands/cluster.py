@@ -64,5 +64,5 @@ def up(
 def _option(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise ConfigError([f"--option {text}: expected NAME=VALUE"])
+        raise ConfigError(f"--option {text}: expected NAME=VALUE")
     return key, value

@@ -215,13 +215,11 @@ def _print_comparison(
     as_json: bool,
     plot: Path | None,
 ) -> bool:
-    from djl_trtllm.commands.size_report import Comparison
+    from djl_trtllm.commands.size_report import Comparison, degrees_to_compare
 
     if plot is not None:
         raise SizingError("--plot draws one model on one machine: leave out --compare and name one --gpu or --instance")
-    if not all(degree.isdigit() and int(degree) for degree in degrees):
-        raise SizingError(f"--tp {','.join(degrees)}: expected numbers of at least 1 to compare")
-    found = Comparison(request, machines, [int(degree) for degree in degrees], sequences)
+    found = Comparison(request, machines, degrees_to_compare(degrees), sequences)
     if as_json:
         print_json(found.as_json())
     else:

@@ -20,7 +20,7 @@ from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import Conditions, usual_vllm_tokens, warnings_of
 from djl_trtllm.sizing.machines import PRICES, Machine, aws_machines, gpu_found, of_gpu, of_instance, of_memory
-from djl_trtllm.sizing.points import Point, fingerprint, precision_of, read_points
+from djl_trtllm.sizing.points import ENGINES, Point, fingerprint, precision_of, read_points
 from djl_trtllm.sizing.recommendation import (
     DEFAULT_LMI,
     Candidate,
@@ -33,7 +33,7 @@ from djl_trtllm.sizing.recommendation import (
     recommend,
     smallest,
 )
-from djl_trtllm.sizing.speed import HOSTS, Load, Rank, Roofline, Speed, corrected
+from djl_trtllm.sizing.speed import CONSTANTS, Load, Rank, Roofline, Speed, corrected
 
 _WIDENED, _WIDENED_BATCH = 4096, 256
 """The lengths and the batch to which a max_num_tokens that a user sets raises them."""
@@ -141,25 +141,20 @@ class SizeRequest:
 
     @property
     def engine(self) -> str:
-        """The engine whose speed is predicted: one of `HOSTS`. Raises SizingError for another one."""
+        """The engine whose speed is predicted: one of `CONSTANTS`. Raises SizingError for another one."""
         backend = self.config.options.backend
         engine = "tensorrt" if self.compiled else str(backend.value)
-        if engine not in HOSTS:
+        if engine not in CONSTANTS:
             raise SizingError(
-                f"option.backend={engine}: speed is predicted for {', '.join(HOSTS)}: choose one of them by --backend"
+                f"option.backend={engine}: speed is predicted for {', '.join(CONSTANTS)}: choose one by --backend"
             )
         return engine
 
     @cached_property
     def points(self) -> list[Point]:
         """The measured points of this model and engine, on any GPUs. Raises SizingError for a broken file."""
-        engine = "vllm" if self.engine == "vllm" else "tensorrt_llm"
-        model = fingerprint(self.sizes)
-        return [
-            point
-            for point in read_points(self.config.engine_cache_dir)
-            if (point.model, point.engine) == (model, engine)
-        ]
+        known = (fingerprint(self.sizes), ENGINES[self.engine])
+        return [each for each in read_points(self.config.engine_cache_dir) if (each.model, each.engine) == known]
 
     def speed_on(self, machine: Machine, found: Recommendation, load: Load) -> Speed:
         """The speed of one copy of the model, where it fits.
@@ -174,7 +169,7 @@ class SizeRequest:
         if gpu is None:
             raise SizingError(f"{machine.name}: its bandwidth is unknown, so no speed is predicted; name it with --gpu")
         room = found.estimate.sequences_of(load.isl + load.osl, found.max_num_tokens) if found.fits else 0
-        roofline = Roofline(Rank.of(self.sizes, conditions, gpu), HOSTS[self.engine])
+        roofline = Roofline(Rank.of(self.sizes, conditions, gpu), CONSTANTS[self.engine])
         precision = precision_of(self.sizes, conditions.quantization, conditions.kv_dtype)
         known = (gpu.name, conditions.ranks, precision)
         near = [point for point in self.points if (point.gpu, point.gpus, point.precision) == known]
@@ -238,6 +233,13 @@ def machines_of(gpu: Sequence[str], memory: str | None, instance: Sequence[str],
         except SizingError as error:
             raise SizingError(f"{flag} {error}") from None
     return named or ([_this_machine()] if here else [])
+
+
+def degrees_to_compare(degrees: Sequence[str]) -> list[int]:
+    """The tensor parallel degrees that --tp lists. Raises SizingError."""
+    if not all(degree.isdigit() and int(degree) for degree in degrees):
+        raise SizingError(f"--tp {','.join(degrees)}: expected numbers of at least 1")
+    return [int(degree) for degree in degrees]
 
 
 def _this_machine() -> Machine:

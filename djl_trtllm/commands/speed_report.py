@@ -1,26 +1,12 @@
 """A predicted speed as lines for people and as JSON, for `djl-trtllm size --clients` and `djl-trtllm advise`."""
 
-import math
 from typing import Any
 
+from djl_trtllm.listing import number, seconds
 from djl_trtllm.sizing.machines import PRICES, usd_per_million
 from djl_trtllm.sizing.speed import Speed
 
 HINT = "An estimate: docs/sizing.md says how far to trust it. djl-trtllm bench --record writes what a server measures."
-
-
-def seconds(value: float) -> str:
-    """`1.25 s`, `75 ms`, `7.5 ms`."""
-    if value >= 1:
-        return f"{value:,.2f} s" if value < 100 else f"{value:,.0f} s"
-    return f"{1000 * value:.0f} ms" if value >= 0.02 else f"{1000 * value:.1f} ms"
-
-
-def number(value: float) -> str:
-    """`4,534`, `71.4`; `-` for the speed of a stream that has one token."""
-    if math.isinf(value):
-        return "-"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def speed_lines(speed: Speed, hourly_price: float | None) -> list[str]:
@@ -43,18 +29,14 @@ def speed_lines(speed: Speed, hourly_price: float | None) -> list[str]:
 
 def speed_json(speed: Speed, hourly_price: float | None) -> dict[str, Any]:
     return {
-        "clients": speed.load.clients,
-        "isl": speed.load.isl,
-        "osl": speed.load.osl,
+        **vars(speed.load),
         "running": speed.running,
         "tokens_per_second": speed.tokens_per_second,
         "tokens_per_second_per_stream": speed.per_stream if speed.itl else None,
         "ttft_seconds": speed.ttft,
         "ttft_of_burst_seconds": speed.ttft_of_burst,
         "itl_seconds": speed.itl,
-        "usd_per_million_tokens": None
-        if hourly_price is None
-        else usd_per_million(hourly_price, speed.tokens_per_second),
+        "usd_per_million_tokens": hourly_price and usd_per_million(hourly_price, speed.tokens_per_second),
         "limit": speed.limit,
         "corrected_by": speed.origin,
     }

@@ -1,12 +1,17 @@
 """`djl-trtllm translate`: the configuration of one engine as that of another."""
 
-from typing import Annotated, Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from djl_trtllm.commands.console import errors_for_the_reader, print_json, say
 from djl_trtllm.errors import DjlTrtllmError
+
+if TYPE_CHECKING:
+    from djl_trtllm.translate.translation import Translation
 
 app = typer.Typer(add_completion=False)
 _LOST = 3
@@ -37,46 +42,36 @@ def translate(
     has a line, 3 if some are lost, 1 if there is no translation.
     """
     with errors_for_the_reader():
+        from djl_trtllm.translate.reading import read
+        from djl_trtllm.translate.translation import engine_named, translate
+
         if explain is not None:
             show_option(explain, as_json=as_json)
-        elif not words or to is None:
+            return
+        if not words or to is None:
             raise DjlTrtllmError("expected a file or a command line, and --to ENGINE; or --explain NAME")
-        else:
-            show_translation(words, to, source, as_json=as_json)
-
-
-def show_translation(words: list[str], to: str, source: str | None, *, as_json: bool) -> None:
-    """Print a translation. Exits with status 3 if something is lost."""
-    from djl_trtllm.translate.reading import read
-    from djl_trtllm.translate.translation import Exactness, engine_named, translate
-    from djl_trtllm.translate.writing import rendered, summary
-
-    engine_named(to)
-    found = translate(read(words, None if source is None else engine_named(source)), to)
-    if as_json:
-        lines = [
-            {
-                "written": line.written,
-                "origin": str(line.origin),
-                "exactness": line.exactness.value,
-                "reason": line.reason,
-                "name": line.name,
-                "value": line.value,
-            }
-            for line in found.lines
-        ]
-        shown = {"source": found.source, "target": found.target, "lines": lines, "notes": list(found.notes)}
-        print_json(shown | {"text": rendered(found)})
-    else:
-        print(rendered(found), end="")
-        console = Console(stderr=True)
-        for line in found.lines:
-            if line.exactness is not Exactness.SAME:
-                say(console, summary(line))
-        for note in found.notes:
-            say(console, note, label="note:", style="cyan")
+        engine_named(to)
+        found = translate(read(words, None if source is None else engine_named(source)), to)
+        _print(found, as_json=as_json)
     if found.lost:
         raise typer.Exit(_LOST)
+
+
+def _print(found: Translation, *, as_json: bool) -> None:
+    from djl_trtllm.translate.translation import Exactness
+    from djl_trtllm.translate.writing import rendered, summary
+
+    if as_json:
+        lines = [vars(line) | {"origin": str(line.origin)} for line in found.lines]
+        print_json(vars(found) | {"lines": lines, "text": rendered(found)})
+        return
+    print(rendered(found), end="")
+    console = Console(stderr=True)
+    for line in found.lines:
+        if line.exactness is not Exactness.SAME:
+            say(console, summary(line))
+    for note in found.notes:
+        say(console, note, label="note:", style="cyan")
 
 
 def show_option(name: str, *, as_json: bool) -> None:
@@ -87,20 +82,21 @@ def show_option(name: str, *, as_json: bool) -> None:
     found = explained(name)
     if found is None:
         raise DjlTrtllmError(f"{name} is a name of no engine that is known here{nearest(name)}")
-    rows: dict[str, Any] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for engine, own in found.items():
-        version = names_of(engine).version
-        if isinstance(own, str):
-            rows[engine] = {"version": version, "name": None, "exactness": "lost", "reason": own}
-        else:
-            near = "near" if own.near else "same"
-            written = f"!{own.name}" if own.negated else own.name
-            rows[engine] = {"version": version, "name": written, "exactness": near, "reason": own.near}
-            rows[engine] |= {"values": dict(own.values)} if own.values else {}
+        row: dict[str, Any] = {"name": None, "exactness": "lost", "reason": own}
+        if not isinstance(own, str):
+            row = {
+                "name": "!" * own.negated + own.name,
+                "exactness": "near" if own.near else "same",
+                "reason": own.near,
+            }
+            row |= {"values": own.values} if own.values else {}
+        rows[engine] = {"version": names_of(engine).version, **row}
     if as_json:
         print_json(rows)
         return
     for engine, row in rows.items():
-        text = " ".join(filter(None, (engine, row["version"])))
-        detail = f"{row['exactness']}: {row['reason']}" if row["reason"] else row["exactness"]
-        say(Console(), f"{text}: {row['name'] or '-'} ({detail})")
+        detail = ": ".join(filter(None, (row["exactness"], row["reason"])))
+        title = " ".join(filter(None, (engine, row["version"])))
+        say(Console(), f"{title}: {row['name'] or '-'} ({detail})")

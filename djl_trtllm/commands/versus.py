@@ -13,7 +13,6 @@ from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.listing import columns
 
 if TYPE_CHECKING:
-    from djl_trtllm.bench.session import Progress
     from djl_trtllm.sizing.machines import Instance
     from djl_trtllm.versus.rounds import Versus
 
@@ -60,7 +59,6 @@ def versus(
         from djl_trtllm.bench.report import require_chart, write_chart
         from djl_trtllm.bench.session import Load, Plan, Result
         from djl_trtllm.commands.bench import closed_loops
-        from djl_trtllm.commands.bench_record import Recorder
         from djl_trtllm.engines.hardware import read_states
         from djl_trtllm.versus.engines import read_engines
         from djl_trtllm.versus.report import picture_of
@@ -87,8 +85,12 @@ def versus(
         chosen = read_engines(engines)
         if record and not read_states():
             raise BenchmarkError("--record: points are of NVIDIA GPUs, and this machine has none; leave it out")
-        recorders = [Recorder.of(model, engine.name, None) for engine in chosen] if record else []
-        found = compare(model, chosen, plan, rounds, progress_printer(), _silent)
+        recorders = []
+        if record:
+            from djl_trtllm.commands.bench_record import Recorder
+
+            recorders = [Recorder.of(model, engine.name, None) for engine in chosen]
+        found = compare(model, chosen, plan, rounds, progress_printer())
         for recorder, measured in zip(recorders, found.engines, strict=bool(recorders)):
             if measured.rounds:
                 recorder.write(Result(plan, loads=measured.middle.figures), f"djl-trtllm versus {model}")
@@ -98,10 +100,6 @@ def versus(
         if found.failure is not None:
             raise found.failure
     raise typer.Exit(130 if found.interrupted else 3 if any(measured.failed for measured in found.engines) else 0)
-
-
-def _silent(progress: Progress) -> None:
-    """Show nothing of a load that runs: a line for each start and end is enough."""
 
 
 def _priced(name: str) -> Instance:

@@ -11,10 +11,8 @@ from djl_trtllm.config.options.choices import (
     DType,
     KvCacheDType,
     Quantization,
-    ReasoningFormat,
     SchedulerPolicy,
     Task,
-    ToolCallFormat,
 )
 from djl_trtllm.config.resolve import load, resolve
 from djl_trtllm.config.sources import (
@@ -40,12 +38,10 @@ __all__ = [
     "Origin",
     "OriginKind",
     "Quantization",
-    "ReasoningFormat",
     "SchedulerPolicy",
     "Setting",
     "Source",
     "Task",
-    "ToolCallFormat",
     "load",
     "names_configuration",
     "parse_properties",

@@ -30,8 +30,8 @@ from djl_trtllm.config.sources import (
     read_properties,
     variables_of,
 )
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import ConfigError
+from djl_trtllm.files import read_table
 
 _DEFAULTS = Options()
 _DEFAULT_ORIGINS = dict.fromkeys(OPTIONS, Origin.default())

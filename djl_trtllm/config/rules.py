@@ -14,10 +14,10 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from djl_trtllm.config.options import OPTIONS
-from djl_trtllm.config.options.choices import Backend, ChatGlmVersion, QuantAlgorithm, Quantization, SchedulerPolicy
+from djl_trtllm.config.options.choices import Backend, QuantAlgorithm, Quantization, SchedulerPolicy
 from djl_trtllm.config.sources import Config
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import ConfigError
+from djl_trtllm.files import read_table
 
 _IMAGES = 16
 """The most images of a request by default."""
@@ -292,7 +292,7 @@ def chatglm_version(context: RuleContext) -> str | None:
 
 @_rule
 def chatglm_unspecified(context: RuleContext) -> str | None:
-    unspecified = context.value("chatglm_model_version") is ChatGlmVersion.UNSPECIFIED
+    unspecified = context.value("chatglm_model_version") == "unspecified"
     if not _is_of(context, ("chatglm",)) or not context.is_set("chatglm_model_version") or not unspecified:
         return None
     return (

@@ -19,9 +19,8 @@ import javaproperties
 
 from djl_trtllm.config.options import OPTIONS, Options, find, suggest
 from djl_trtllm.config.options.option import NotAValueError, as_text
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import ConfigError
-from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
+from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file, read_table
 
 # -- secrets, and what is too long, are kept out of tables, logs and messages ------------------------------------------
 

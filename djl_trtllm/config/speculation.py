@@ -124,7 +124,7 @@ def speculation_of(config: Config) -> Speculation | None:
     method = _method(named) if named is not None else next(iter(implied), None)
     if named is None and not chosen and "model" not in found:
         if found.keys() - {"tokens", "tensor_parallel"} or extra:
-            raise ConfigError([f"{_config(config)}: expected the method that speculates; {_EXPECTED}"])
+            raise ConfigError(f"{_config(config)}: expected the method that speculates; {_EXPECTED}")
         return None
     if found.get("tokens") == 0 or named == "none":
         return None
@@ -215,9 +215,9 @@ def _object(config: Config) -> dict[str, Any]:
         value = yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = getattr(error, "problem", None) or getattr(error, "strerror", None) or str(error)
-        raise ConfigError([f"{where} cannot be read: {reason}; {_EXPECTED}"]) from error
+        raise ConfigError(f"{where} cannot be read: {reason}; {_EXPECTED}") from error
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
-        raise ConfigError([f"{where}: {_EXPECTED}"])
+        raise ConfigError(f"{where}: {_EXPECTED}")
     return value
 
 

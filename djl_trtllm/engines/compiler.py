@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.engines.cache import installed_versions
 from djl_trtllm.errors import CompilerMissingError
+from djl_trtllm.files import read_table
 
 PHASE_MARK = "@@phase "
 

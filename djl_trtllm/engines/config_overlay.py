@@ -76,7 +76,7 @@ def _change(config: Config, layout: Layout, given: list[str]) -> tuple[dict[str,
     kind, factor = options.rotary_scaling_type, options.rotary_scaling_factor
     # A rule asks for the other one where there is one.
     if kind is not None and factor is not None:
-        scaling = {"type": kind.value, "rope_type": kind.value, "factor": factor}
+        scaling = {"type": kind, "rope_type": kind, "factor": factor}
         values["rotary_scaling_type"] = ("scaling", "rope_scaling", scaling)
     told = []
     for name, (place, usual, value) in values.items():

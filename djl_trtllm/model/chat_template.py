@@ -4,15 +4,12 @@ Renders as transformers does (`apply_chat_template`), with the same sandbox, blo
 generation %}` tag and helper functions. It does not import transformers, which takes seconds and imports torch if
 torch is installed.
 
-A template is a program that comes with the model, and messages are its input. `main` renders in a process of its own,
-so that a template that loops or takes all memory ends nothing else. Messages of either direction begin with their
-length. The first one has the templates; each further one has a conversation, whose response is `RENDERED` or
-`REFUSED` with a text.
+A template is a program that comes with the model, and messages are its input. So the server renders in a process of its
+own (`prepare`, `render`), where a template that loops or takes all memory ends nothing else.
 """
 
 import json
 import pickle
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -26,7 +23,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from djl_trtllm.errors import InvalidRequestError, TokenizerError
 from djl_trtllm.files import MOST_JSON_BYTES
 from djl_trtllm.model.checkpoint import content_of, read_object
-from djl_trtllm.processes import allow_more_memory, leave_end_to_parent, write_no_core_file
 
 DEFAULT = "default"
 TOOL_USE = "tool_use"
@@ -250,62 +246,24 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-# -- the process that renders ------------------------------------------------------------------------------------------
+# -- in the process that renders ---------------------------------------------------------------------------------------
 
-_MEMORY = 1024**3
-"""Bytes that rendering may take."""
-
-LENGTH_BYTES = 4
-RENDERED = b"+"
-REFUSED = b"-"
+_prepared: ChatTemplate | None = None
+"""The template of this process."""
 
 
-def framed(message: bytes) -> bytes:
-    """A message with its length before it."""
-    return len(message).to_bytes(LENGTH_BYTES, "big") + message
+def prepare(sources: Mapping[str, str], special_tokens: Mapping[str, Any], origin: Path) -> None:
+    """Compile the templates that `render` renders in this process. Raises TokenizerError."""
+    global _prepared
+    _prepared = ChatTemplate(sources, special_tokens, origin)
+    _prepared.compile()
 
 
-def answer(template: ChatTemplate, message: bytes) -> bytes:
-    """The response to a conversation."""
-    messages, keywords = pickle.loads(message)  # noqa: S301  from the server
+def render(conversation: bytes) -> str:
+    """The prompt of a conversation, which is its messages and keywords, pickled. Raises InvalidRequestError."""
+    assert _prepared is not None
+    messages, keywords = pickle.loads(conversation)  # noqa: S301  from the server
     try:
-        return RENDERED + template.render(messages, **keywords).encode("utf-8", "surrogatepass")
-    except InvalidRequestError as error:
-        return REFUSED + str(error).encode("utf-8", "surrogatepass")
+        return _prepared.render(messages, **keywords)
     except (TypeError, MemoryError) as error:
-        return REFUSED + f"the model's chat template failed: {type(error).__name__}: {error}".encode()
-
-
-def _read(connection: socket.socket) -> bytes:
-    """The next message. Raises EOFError at the end."""
-    return _read_bytes(connection, int.from_bytes(_read_bytes(connection, LENGTH_BYTES), "big"))
-
-
-def _read_bytes(connection: socket.socket, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        part = connection.recv(count - len(parts))
-        if not part:
-            raise EOFError
-        parts += part
-    return bytes(parts)
-
-
-def main(argv: list[str]) -> None:
-    """Render until the server is gone."""
-    leave_end_to_parent()
-    write_no_core_file()
-    allow_more_memory(_MEMORY)
-    connection = socket.socket(fileno=int(argv[1]))
-    try:
-        sources, special_tokens, origin = pickle.loads(_read(connection))  # noqa: S301
-        try:
-            template = ChatTemplate(sources, special_tokens, origin)
-            template.compile()
-        except TokenizerError:
-            return  # the server has told it when it read the model
-        connection.sendall(framed(RENDERED))
-        while True:
-            connection.sendall(framed(answer(template, _read(connection))))
-    except (EOFError, OSError):
-        return
+        raise InvalidRequestError(f"the model's chat template failed: {type(error).__name__}: {error}") from None

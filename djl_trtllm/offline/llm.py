@@ -25,8 +25,8 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import msgspec
 from rich.console import Console
 
-from djl_trtllm.api import Call, Prompt, ResponseEncoder, pooling
-from djl_trtllm.api.base import CollectedSequence, SequenceCollector
+from djl_trtllm.api import pooling
+from djl_trtllm.api.base import Call, CollectedSequence, Prompt, ResponseEncoder, SequenceCollector
 from djl_trtllm.api.content import read_texts
 from djl_trtllm.api.parameters import Problems
 from djl_trtllm.batching.sequence import RequestState

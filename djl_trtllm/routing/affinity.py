@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from djl_trtllm.bounded_json import read_json
+from djl_trtllm.api.base import read_json
 from djl_trtllm.errors import InvalidRequestError
 
 _BLOCK = 128

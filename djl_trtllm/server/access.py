@@ -141,7 +141,7 @@ EVERYBODY = Access()
 def read_access(options: Options) -> Access:
     """The access that the options describe. Raises ConfigError with all that is wrong in the file of keys."""
     if options.api_key is not None and not _can_be_sent(options.api_key):
-        raise ConfigError([f"api_key (SERVING_API_KEY): {_SENDABLE}"])
+        raise ConfigError(f"api_key (SERVING_API_KEY): {_SENDABLE}")
     keys = [] if options.api_key is None else [ApiKey.of("SERVING_API_KEY", options.api_key)]
     if options.api_keys_file is not None:
         keys += _read_file(options.api_keys_file)
@@ -149,10 +149,8 @@ def read_access(options: Options) -> Access:
     for name, port in others.items():
         if options.management_port and options.management_port == port:
             raise ConfigError(
-                [
-                    f"management_port={port} is {name} too; choose another one, or 0 for a management API on the port "
-                    "of the requests"
-                ]
+                f"management_port={port} is {name} too; choose another one, or 0 for a management API on the port "
+                "of the requests"
             )
     return Access(tuple(keys), options.management_port, _read_origins(options.cors_allowed_origin or ()))
 
@@ -162,10 +160,8 @@ def _read_origins(given: tuple[str, ...]) -> tuple[str, ...]:
     for origin in origins:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise ConfigError(
-                [
-                    f"cors_allowed_origin={origin}: expected the scheme and the host of a page, without a path, such "
-                    "as https://chat.example.com or http://localhost:3000, or * for all pages"
-                ]
+                f"cors_allowed_origin={origin}: expected the scheme and the host of a page, without a path, such "
+                "as https://chat.example.com or http://localhost:3000, or * for all pages"
             )
     return origins
 
@@ -218,15 +214,15 @@ def _read_file(path: Path) -> list[ApiKey]:
         with path.open("rb") as file:
             text = file.read(_LARGEST_FILE + 1)
         if len(text) > _LARGEST_FILE:
-            raise ConfigError([f"{where}: the file is larger than {_LARGEST_FILE} bytes"])
+            raise ConfigError(f"{where}: the file is larger than {_LARGEST_FILE} bytes")
         rows = yaml.safe_load(text)
     except OSError as error:
-        raise ConfigError([f"{where}: cannot be read: {error.strerror}"]) from None
+        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError):
         # The error would quote the file.
-        raise ConfigError([f"{where}: this is not YAML"]) from None
+        raise ConfigError(f"{where}: this is not YAML") from None
     if not isinstance(rows, list) or not rows:
-        raise ConfigError([f"{where}: expected a list of keys, each with name, key (or sha256) and roles"])
+        raise ConfigError(f"{where}: expected a list of keys, each with name, key (or sha256) and roles")
     problems: list[str] = []
     keys = [key for number, row in enumerate(rows, 1) if (key := _read_row(row, f"{where}: key {number}", problems))]
     if twice := {key.name for key in keys if [other.name for other in keys].count(key.name) > 1}:

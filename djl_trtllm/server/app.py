@@ -77,10 +77,8 @@ async def bind(
                 opened.close()
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise ConfigError(
-                [
-                    f"{name}={port}: cannot listen on {host}:{port}: {reason}; end the program that uses the port, or "
-                    f"set SERVING_{name.upper()}{otherwise}"
-                ]
+                f"{name}={port}: cannot listen on {host}:{port}: {reason}; end the program that uses the port, or "
+                f"set SERVING_{name.upper()}{otherwise}"
             ) from None
         servers.append(server)
     return servers
@@ -290,7 +288,7 @@ def tls_arguments(options: Options) -> dict[str, Any]:
     """uvicorn's arguments for TLS, none without a certificate. Raises ConfigError for files that cannot be used."""
     for name, needed in _NEEDS.items():
         if getattr(options, name) is not None and getattr(options, needed) is None:
-            raise ConfigError([f"{name}={getattr(options, name)}: TLS needs {needed} as well"])
+            raise ConfigError(f"{name}={getattr(options, name)}: TLS needs {needed} as well")
     certificate, key, authorities = options.certificate_file, options.private_key_file, options.client_ca_file
     if certificate is None or key is None:
         return {}
@@ -302,10 +300,8 @@ def tls_arguments(options: Options) -> dict[str, Any]:
         context.load_cert_chain(certificate, key, password=lambda: "")
     except (ssl.SSLError, ValueError):
         raise ConfigError(
-            [
-                f"certificate_file={certificate}, private_key_file={key}: expected a certificate and its private key, "
-                "in PEM and without a password"
-            ]
+            f"certificate_file={certificate}, private_key_file={key}: expected a certificate and its private key, "
+            "in PEM and without a password"
         ) from None
     arguments: dict[str, Any] = {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
     if authorities is None:
@@ -313,7 +309,7 @@ def tls_arguments(options: Options) -> dict[str, Any]:
     try:
         context.load_verify_locations(authorities)
     except ssl.SSLError:
-        raise ConfigError([f"client_ca_file={authorities}: expected certificates in PEM"]) from None
+        raise ConfigError(f"client_ca_file={authorities}: expected certificates in PEM") from None
     return {**arguments, "ssl_ca_certs": str(authorities), "ssl_cert_reqs": ssl.CERT_REQUIRED}
 
 
@@ -322,7 +318,7 @@ def _require_readable(name: str, path: Path | None) -> None:
         if path is not None:
             path.open("rb").close()
     except OSError as error:
-        raise ConfigError([f"{name}={path}: cannot be read: {error.strerror}"]) from None
+        raise ConfigError(f"{name}={path}: cannot be read: {error.strerror}") from None
 
 
 class Handshake(asyncio.Protocol):

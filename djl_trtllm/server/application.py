@@ -29,9 +29,10 @@ from djl_trtllm.errors import ConfigError, DjlTrtllmError
 from djl_trtllm.model.remote.fetch import is_remote
 from djl_trtllm.model.work_directory import sweep_temporary_directories
 from djl_trtllm.server.context import ServerContext
+from djl_trtllm.server.exchange import Generation, SessionRequests
 from djl_trtllm.server.management import ModelRoutes
 from djl_trtllm.server.metrics import MetricsPage
-from djl_trtllm.server.routes import Routes, SessionRequests
+from djl_trtllm.server.routes import Routes
 from djl_trtllm.server.websocket import BidirectionalStreams
 from djl_trtllm.service import engine
 from djl_trtllm.service import model as models
@@ -97,7 +98,7 @@ def _store(environ: Mapping[str, str], multi_model: bool) -> Path | None:
         return _MULTI_MODEL_STORE if multi_model else None
     store = Path(named)
     if not store.is_dir():
-        raise ConfigError([f"{_VARIABLE}={named} (environment): there is no such folder"])
+        raise ConfigError(f"{_VARIABLE}={named} (environment): there is no such folder")
     return store
 
 
@@ -167,7 +168,7 @@ def _names(store: Path, wanted: str | None) -> list[str]:
         return there
     names = [name.strip() for name in wanted.split(",") if name.strip()]
     if unknown := [name for name in names if name not in there]:
-        raise ConfigError([f"load_models names {', '.join(unknown)}: in {store} are {', '.join(there) or 'none'}"])
+        raise ConfigError(f"load_models names {', '.join(unknown)}: in {store} are {', '.join(there) or 'none'}")
     return names
 
 
@@ -214,7 +215,8 @@ class Application:
         self._models = ModelRoutes(self.registry, store, options.shutdown_timeout)
         self._stall = Histogram()
         metrics = MetricsPage(self.registry, self.context.counts, self._stall)
-        routes = Routes(self.context, self._models, metrics, SessionRequests(open_sessions(options)))
+        generation = Generation(self.context, SessionRequests(open_sessions(options)))
+        routes = Routes(self.context, self._models, metrics, generation)
         self.monitor = routes.monitor
         self._asgi: ASGIApp = BidirectionalStreams(routes.router(self.lifespan), self.context)
         if origins := self.context.access.origins:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from djl_trtllm.api import Dialect, ModelStatus
+from djl_trtllm.api.base import Dialect, ModelStatus
 from djl_trtllm.config import Options
 from djl_trtllm.errors import OverloadedError, UnknownModelError
 from djl_trtllm.server.access import EVERYBODY, Access, read_access

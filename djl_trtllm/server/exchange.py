@@ -1,4 +1,4 @@
-"""One HTTP request and its response: the layer between ASGI and the routes.
+"""One HTTP request and its response: the layer between ASGI and the routes, and the way of requests that generate.
 
 A task per stream that wakes up for every token would be the largest cost of a streaming server. Instead the rolling
 batch calls `ResponseWriter.deliver`, which gives the bytes to the transport at once, in the same turn of the event
@@ -9,26 +9,34 @@ import asyncio
 import logging
 from asyncio import Future
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO
 from types import coroutine
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
-from djl_trtllm.api import Call, Dialect, Reply
-from djl_trtllm.api.front_end import TARGET_MODEL, by_name, endpoint_error, front_end_error, request_id, with_attributes
+from djl_trtllm import errors
+from djl_trtllm.api.base import SMALL, Call, Dialect, RawRequest, Reply
+from djl_trtllm.api.front_end import (
+    TARGET_MODEL,
+    by_name,
+    endpoint_error,
+    front_end_error,
+    request_id,
+    returned_attributes,
+    with_attributes,
+)
 from djl_trtllm.api.registry import DEFAULT
-from djl_trtllm.bounded_json import SMALL
 from djl_trtllm.errors import AuthenticationError, RequestError, RequestTooLargeError
 from djl_trtllm.logs import of_request
 from djl_trtllm.request import OutputChunk
 from djl_trtllm.server.access import ApiKey
-from djl_trtllm.server.context import ServerContext
-from djl_trtllm.service.clients import Caller, label
-from djl_trtllm.service.lifecycle import ModelService
+from djl_trtllm.server.context import ServerContext, find_model
+from djl_trtllm.service.clients import Caller, Session, Sessions, label
+from djl_trtllm.service.lifecycle import ModelService, State, parse_call, run_by_size, shutting_down
 from djl_trtllm.telemetry.reports import CLIENT_LEFT, ServedRequest
 
 Headers: TypeAlias = Iterable[tuple[str, str]]
@@ -452,3 +460,166 @@ class ResponseWriter:
     def _close(self) -> None:
         if not self._closed.done():
             self._closed.set_result(None)
+
+
+# -- requests that generate --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Generation:
+    """Answers the requests of dialects' paths that generate."""
+
+    context: ServerContext
+    sessions: "SessionRequests"
+
+    async def answer(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
+        """Find the model, read the body, let the dialect parse it and the service run it."""
+        exchange.served.dialect = dialect.name
+        key = None if exchange.key is None else exchange.key.name
+        caller = self.context.clients.caller(key, exchange.headers, exchange.address)
+        exchange.served.client = caller.label
+        caller.enter()
+        exchange.caller = caller
+        await self._generate(dialect, path, exchange, caller)
+
+    async def _generate(self, dialect: Dialect, path: str, exchange: Exchange, caller: Caller) -> None:
+        served = exchange.served
+        request: RawRequest | None = None
+        name = exchange.scope["path_params"].get("model") or exchange.model_name
+        if name is None and dialect.names_model:
+            request = await read_request(exchange, path)
+            name = await name_in(dialect, request)
+        served.model = errors.clipped(name or "")
+        model = find_model(self.context.registry, dialect, name, exchange.endpoint)
+        served.model = exchange.model = model.name
+        if model.state is State.DRAINING:
+            # Keep-alive clients have to open a connection to another server.
+            await exchange.fail(shutting_down(model.name), (("Connection", "close"),))
+            return
+        request = request or await read_request(exchange, path)
+        use = SessionUse(request)
+        if dialect.sagemaker:
+            use = await self.sessions.use(request, caller.client, custom=model.model.custom is not None)
+            if use.reply is not None:
+                await exchange.reply(use.reply)
+                return
+        try:
+            call = await parse_call(dialect, use.request, model.model)
+        except Exception:
+            await self.sessions.undo(use)
+            raise
+        service = model.pick(use.session and use.session.worker)
+        if use.session is not None:
+            use.session.worker = service
+        headers = (*use.headers, *returned_attributes(exchange.properties)) if dialect.sagemaker else ()
+        origin = caller.origin(exchange.request_id, dialect.name)
+        call = service.with_warnings(call._replace(headers=(*call.headers, *headers), origin=origin))
+        # The parsed request is kept, not its bytes.
+        del request, use
+        exchange.release()
+        writer = ResponseWriter(call, exchange)
+        self.context.telemetry.began(served, call.requests)
+        served.generations = await service.generate(call, writer.deliver)
+        exchange.service = service
+        exchange.go_on(writer.until_closed())
+
+
+async def name_in(dialect: Dialect, request: RawRequest) -> str | None:
+    """Return the model that a request names in its body."""
+    return await run_by_size(len(request.body), lambda: dialect.model_name(request))
+
+
+async def read_request(exchange: Exchange, path: str) -> RawRequest:
+    return raw_request(exchange, path, await exchange.body())
+
+
+def raw_request(exchange: Exchange, path: str, body: bytes = b"") -> RawRequest:
+    key = "" if exchange.key is None else exchange.key.name
+    return RawRequest(body, exchange.properties, path, exchange.scope["path_params"], exchange.query, key)
+
+
+# -- stateful sessions, of SageMaker -----------------------------------------------------------------------------------
+
+_SESSION = "x-amzn-sagemaker-session-id"
+_NEW_SESSION = "X-Amzn-SageMaker-New-Session-Id"
+_CLOSED_SESSION = "X-Amzn-SageMaker-Closed-Session-Id"
+_NEW, _CLOSE = "NEW_SESSION", "CLOSE"
+_TYPE = "requestType"
+_PATH = "session_path"
+"""Property with the folder of the session, for the model's own formatters."""
+
+
+class SessionUse(NamedTuple):
+    """A request in its session. `headers` are for the response. `reply` is the response, if nothing is generated."""
+
+    request: RawRequest
+    session: Session | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    reply: Reply | None = None
+
+
+class SessionRequests:
+    """The sessions of requests; with `sessions` None, requests that name a session are refused."""
+
+    def __init__(self, sessions: Sessions | None) -> None:
+        self._sessions = sessions
+
+    async def use(self, request: RawRequest, client: str = "", *, custom: bool = False) -> SessionUse:
+        """Find, open or close the session of a client's request. `custom`: the model's own formatters read the body.
+
+        Raises SessionError and OverloadedError.
+        """
+        identifier = request.properties.get(_SESSION, "").strip()
+        kind = None if custom and self._sessions is None else _kind(request)
+        if not identifier and kind is None:
+            return SessionUse(request)
+        if self._sessions is None:
+            raise errors.SessionError(
+                f"Invalid payload. stateful sessions not enabled, {_TYPE} and {_SESSION} are not supported: set "
+                "option.enable_stateful_sessions=true (SAGEMAKER_ENABLE_STATEFUL_SESSIONS)"
+            )
+        if kind is None and identifier == _NEW and not request.body.strip():
+            kind = _NEW
+        if kind is not None and request.path.endswith("-response-stream"):
+            raise errors.SessionError("a session is opened and closed by InvokeEndpoint, not by a response stream")
+        if kind == _CLOSE:
+            await asyncio.to_thread(self._sessions.close, identifier)
+            return _replied(request, "closed", identifier, (_CLOSED_SESSION, identifier))
+        if kind is None and identifier != _NEW:
+            session = self._sessions.find(identifier)
+            return SessionUse(_with_path(request, session), session)
+        session = await asyncio.to_thread(self._sessions.create, client)
+        header = (_NEW_SESSION, session.header)
+        if kind == _NEW:
+            return _replied(request, "created", session.id, header)
+        return SessionUse(_with_path(request, session), session, (header,))
+
+    async def undo(self, use: SessionUse) -> None:
+        """Close the session that was opened for a request that is refused."""
+        if use.headers and use.session is not None and self._sessions is not None:
+            await asyncio.to_thread(self._sessions.close, use.session.id)
+
+
+def _kind(request: RawRequest) -> str | None:
+    """Return what the body asks about sessions; None if it does not. Such bodies are small. Raises SessionError."""
+    if len(request.body) > SMALL or _TYPE.encode() not in request.body:
+        return None
+    try:
+        payload = request.json
+    except errors.InvalidRequestError:
+        return None
+    if type(payload) is not dict or _TYPE not in payload:
+        return None
+    kind = payload[_TYPE]
+    if kind not in (_NEW, _CLOSE) or len(payload) > 1:
+        raise errors.SessionError(f'a request with {_TYPE} is {{"{_TYPE}": "{_NEW}"}} or {{"{_TYPE}": "{_CLOSE}"}}')
+    return str(kind)
+
+
+def _replied(request: RawRequest, what: str, identifier: str, header: tuple[str, str]) -> SessionUse:
+    reply = Reply.json({"result": f"Session {identifier} {what}"})._replace(headers=(header,))
+    return SessionUse(request, reply=reply)
+
+
+def _with_path(request: RawRequest, session: Session) -> RawRequest:
+    return replace(request, properties={**request.properties, _PATH: str(session.path)})

@@ -22,8 +22,7 @@ from djl_trtllm.request import OutputChunk
 from djl_trtllm.server.access import Role
 from djl_trtllm.server.context import ServerContext, find_model, status_of
 from djl_trtllm.service.clients import Caller, label
-from djl_trtllm.service.lifecycle import ModelService, Registry, ServedModel, State, shutting_down
-from djl_trtllm.service.work import run_by_size
+from djl_trtllm.service.lifecycle import ModelService, Registry, ServedModel, State, run_by_size, shutting_down
 from djl_trtllm.telemetry import ServedRequest
 
 logger = logging.getLogger(__name__)
@@ -74,10 +73,8 @@ class GrpcServer:
             self.bound_port = self._add_port(f"{address}:{self._port}")
         except RuntimeError as error:
             raise ConfigError(
-                [
-                    f"{self.option}={self._port}: cannot listen on {address}:{self._port}: {error}; end the program "
-                    f"that uses the port, or set SERVING_{self.option.upper()} to another one or to 0 for none"
-                ]
+                f"{self.option}={self._port}: cannot listen on {address}:{self._port}: {error}; end the program "
+                f"that uses the port, or set SERVING_{self.option.upper()} to another one or to 0 for none"
             ) from None
 
     async def start(self) -> None:

@@ -28,9 +28,8 @@ from typing import Any
 
 import orjson
 
-from djl_trtllm.api import Reply
+from djl_trtllm.api.base import Reply, read_json
 from djl_trtllm.api.parameters import BOOLEAN, IGNORED, TEXT, Parameter, Problems, Table
-from djl_trtllm.bounded_json import read_json
 from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError, NotReadyError, UnknownAdapterError
 from djl_trtllm.request import Adapter
 from djl_trtllm.server.exchange import Exchange, refused

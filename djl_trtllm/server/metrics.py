@@ -17,11 +17,11 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from djl_trtllm.api import Reply
+from djl_trtllm.api.base import Reply
 from djl_trtllm.batching import statistics as figures
 from djl_trtllm.batching.rolling_batch import RollingBatch
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.executor.protocol import Stats
+from djl_trtllm.files import read_table
 from djl_trtllm.request import FINISH_WORDS, FinishReason
 from djl_trtllm.service.lifecycle import Registry, ServedModel, State
 from djl_trtllm.version import __version__

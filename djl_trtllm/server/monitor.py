@@ -17,7 +17,7 @@ from typing import Any
 
 import orjson
 
-from djl_trtllm.api import Reply
+from djl_trtllm.api.base import Reply
 from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.batching.statistics import Histogram, RequestRecord

@@ -1,8 +1,7 @@
 """The HTTP routes: the server's own, and those of every dialect of `api.registry`.
 
-A request to a dialect's path: find the model, read the body, let the dialect parse it and the service run it. `/docs`
-shows the description of all paths: it is rendered here from `docs.html` beside this module, needs no script and loads
-nothing from elsewhere.
+Requests to a dialect's paths that generate are answered in `exchange`. `/docs` shows the description of all paths: it
+is rendered here from `docs.html` beside this module, needs no script and loads nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -16,30 +15,37 @@ from functools import cached_property, partial
 from itertools import takewhile
 from operator import eq
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from djl_trtllm import errors
-from djl_trtllm.api import Dialect, ModelStatus, RawRequest, Reply
-from djl_trtllm.api.front_end import front_end_error, returned_attributes
+from djl_trtllm.api.base import Dialect, ModelStatus, RawRequest, Reply
+from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.api.openapi import SERVER, document, read_operations, resolved
 from djl_trtllm.api.registry import DEFAULT, DIALECTS
-from djl_trtllm.bounded_json import SMALL
 from djl_trtllm.config import Options
 from djl_trtllm.logs import RequestContext
 from djl_trtllm.server.access import Role, WrongPort
 from djl_trtllm.server.context import ServerContext, find_model, status_of
-from djl_trtllm.server.exchange import REST, ClientGone, Exchange, Refused, ResponseWriter
+from djl_trtllm.server.exchange import (
+    REST,
+    ClientGone,
+    Exchange,
+    Generation,
+    Refused,
+    name_in,
+    raw_request,
+    read_request,
+)
 from djl_trtllm.server.management import MODELS, AdapterRoutes, ModelRoutes
 from djl_trtllm.server.management import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.monitor import PAGE, Monitor
-from djl_trtllm.service.clients import Caller, Session, Sessions
-from djl_trtllm.service.lifecycle import ServedModel, State, parse_call, shutting_down
-from djl_trtllm.service.work import WorkerThreads, run_by_size
+from djl_trtllm.service.lifecycle import ServedModel, State
+from djl_trtllm.service.work import WorkerThreads
 from djl_trtllm.version import __version__
 
 # -- the description of the server -------------------------------------------------------------------------------------
@@ -275,7 +281,7 @@ class Routes:
     context: ServerContext
     models: ModelRoutes
     metrics_page: MetricsPage
-    sessions: SessionRequests
+    generation: Generation
 
     def __post_init__(self) -> None:
         context = self.context
@@ -327,7 +333,7 @@ class Routes:
     def _of_dialects(self) -> Iterator[tuple[str, Endpoint]]:
         for dialect in DIALECTS:
             for method, paths, handler in (
-                ("POST", dialect.paths, self.generate),
+                ("POST", dialect.paths, self.generation.answer),
                 ("GET", dialect.pages, partial(self.page, dialect.page)),
                 ("POST", dialect.actions, self.act),
                 ("DELETE", dialect.removals, partial(self.page, dialect.remove)),
@@ -378,68 +384,18 @@ class Routes:
     async def metrics(self, exchange: Exchange) -> Reply:
         return self.metrics_page.reply(exchange.properties.get("accept", ""))
 
-    async def generate(self, dialect: Dialect, path: str, exchange: Exchange) -> None:
-        exchange.served.dialect = dialect.name
-        key = None if exchange.key is None else exchange.key.name
-        caller = self.context.clients.caller(key, exchange.headers, exchange.address)
-        exchange.served.client = caller.label
-        caller.enter()
-        exchange.caller = caller
-        await self._generate(dialect, path, exchange, caller)
-
-    async def _generate(self, dialect: Dialect, path: str, exchange: Exchange, caller: Caller) -> None:
-        served = exchange.served
-        request: RawRequest | None = None
-        name = exchange.scope["path_params"].get("model") or exchange.model_name
-        if name is None and dialect.names_model:
-            request = await _read(exchange, path)
-            name = await _name_in(dialect, request)
-        served.model = errors.clipped(name or "")
-        model = find_model(self._registry, dialect, name, exchange.endpoint)
-        served.model = exchange.model = model.name
-        if model.state is State.DRAINING:
-            # Keep-alive clients have to open a connection to another server.
-            await exchange.fail(shutting_down(model.name), (("Connection", "close"),))
-            return
-        request = request or await _read(exchange, path)
-        use = SessionUse(request)
-        if dialect.sagemaker:
-            use = await self.sessions.use(request, caller.client, custom=model.model.custom is not None)
-            if use.reply is not None:
-                await exchange.reply(use.reply)
-                return
-        try:
-            call = await parse_call(dialect, use.request, model.model)
-        except Exception:
-            await self.sessions.undo(use)
-            raise
-        service = model.pick(use.session and use.session.worker)
-        if use.session is not None:
-            use.session.worker = service
-        headers = (*use.headers, *returned_attributes(exchange.properties)) if dialect.sagemaker else ()
-        origin = caller.origin(exchange.request_id, dialect.name)
-        call = service.with_warnings(call._replace(headers=(*call.headers, *headers), origin=origin))
-        # The parsed request is kept, not its bytes.
-        del request, use
-        exchange.release()
-        writer = ResponseWriter(call, exchange)
-        self.context.telemetry.began(served, call.requests)
-        served.generations = await service.generate(call, writer.deliver)
-        exchange.service = service
-        exchange.go_on(writer.until_closed())
-
     async def page(self, answer: Answer, dialect: Dialect, path: str, exchange: Exchange) -> Reply:
         """Answer with a dialect's page or removal, about all models or the one that the path names."""
         models = self._named(dialect, exchange.scope["path_params"].get("model"))
-        return answer(_request(exchange, path), models)
+        return answer(raw_request(exchange, path), models)
 
     async def act(self, dialect: Dialect, path: str, exchange: Exchange) -> Reply:
         """Run a dialect's action, on all models or on the one that the request names."""
         exchange.served.dialect = dialect.name
-        request = await _read(exchange, path)
+        request = await read_request(exchange, path)
         name = request.parameters.get("model") or exchange.model_name
         if name is None and dialect.names_model:
-            name = await _name_in(dialect, request)
+            name = await name_in(dialect, request)
         models = [status._replace(render=self._renderer(status.name)) for status in self._named(dialect, name)]
         if _ACTIONS.waiting >= _MOST_ACTIONS_WAITING:
             raise errors.OverloadedError(
@@ -483,104 +439,3 @@ def _dialect_near(path: str) -> Dialect:
 
     nearest = max(DIALECTS, key=likeness)
     return nearest if likeness(nearest)[0] > 1 else DEFAULT
-
-
-async def _name_in(dialect: Dialect, request: RawRequest) -> str | None:
-    """Return the model that a request names in its body."""
-    return await run_by_size(len(request.body), lambda: dialect.model_name(request))
-
-
-async def _read(exchange: Exchange, path: str) -> RawRequest:
-    return _request(exchange, path, await exchange.body())
-
-
-def _request(exchange: Exchange, path: str, body: bytes = b"") -> RawRequest:
-    key = "" if exchange.key is None else exchange.key.name
-    return RawRequest(body, exchange.properties, path, exchange.scope["path_params"], exchange.query, key)
-
-
-# -- stateful sessions, of SageMaker -----------------------------------------------------------------------------------
-
-_SESSION = "x-amzn-sagemaker-session-id"
-_NEW_SESSION = "X-Amzn-SageMaker-New-Session-Id"
-_CLOSED_SESSION = "X-Amzn-SageMaker-Closed-Session-Id"
-_NEW, _CLOSE = "NEW_SESSION", "CLOSE"
-_TYPE = "requestType"
-_PATH = "session_path"
-"""Property with the folder of the session, for the model's own formatters."""
-
-
-class SessionUse(NamedTuple):
-    """A request in its session. `headers` are for the response. `reply` is the response, if nothing is generated."""
-
-    request: RawRequest
-    session: Session | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-    reply: Reply | None = None
-
-
-class SessionRequests:
-    """The sessions of requests; with `sessions` None, requests that name a session are refused."""
-
-    def __init__(self, sessions: Sessions | None) -> None:
-        self._sessions = sessions
-
-    async def use(self, request: RawRequest, client: str = "", *, custom: bool = False) -> SessionUse:
-        """Find, open or close the session of a client's request. `custom`: the model's own formatters read the body.
-
-        Raises SessionError and OverloadedError.
-        """
-        identifier = request.properties.get(_SESSION, "").strip()
-        kind = None if custom and self._sessions is None else _kind(request)
-        if not identifier and kind is None:
-            return SessionUse(request)
-        if self._sessions is None:
-            raise errors.SessionError(
-                f"Invalid payload. stateful sessions not enabled, {_TYPE} and {_SESSION} are not supported: set "
-                "option.enable_stateful_sessions=true (SAGEMAKER_ENABLE_STATEFUL_SESSIONS)"
-            )
-        if kind is None and identifier == _NEW and not request.body.strip():
-            kind = _NEW
-        if kind is not None and request.path.endswith("-response-stream"):
-            raise errors.SessionError("a session is opened and closed by InvokeEndpoint, not by a response stream")
-        if kind == _CLOSE:
-            await asyncio.to_thread(self._sessions.close, identifier)
-            return _replied(request, "closed", identifier, (_CLOSED_SESSION, identifier))
-        if kind is None and identifier != _NEW:
-            session = self._sessions.find(identifier)
-            return SessionUse(_with_path(request, session), session)
-        session = await asyncio.to_thread(self._sessions.create, client)
-        header = (_NEW_SESSION, session.header)
-        if kind == _NEW:
-            return _replied(request, "created", session.id, header)
-        return SessionUse(_with_path(request, session), session, (header,))
-
-    async def undo(self, use: SessionUse) -> None:
-        """Close the session that was opened for a request that is refused."""
-        if use.headers and use.session is not None and self._sessions is not None:
-            await asyncio.to_thread(self._sessions.close, use.session.id)
-
-
-def _kind(request: RawRequest) -> str | None:
-    """Return what the body asks about sessions; None if it does not. Such bodies are small. Raises SessionError."""
-    if len(request.body) > SMALL or _TYPE.encode() not in request.body:
-        return None
-    try:
-        payload = request.json
-    except errors.InvalidRequestError:
-        return None
-    if type(payload) is not dict or _TYPE not in payload:
-        return None
-    kind = payload[_TYPE]
-    if kind not in (_NEW, _CLOSE) or len(payload) > 1:
-        raise errors.SessionError(f'a request with {_TYPE} is {{"{_TYPE}": "{_NEW}"}} or {{"{_TYPE}": "{_CLOSE}"}}')
-    return str(kind)
-
-
-def _replied(request: RawRequest, what: str, identifier: str, header: tuple[str, str]) -> SessionUse:
-    reply = Reply.json({"result": f"Session {identifier} {what}"})._replace(headers=(header,))
-    return SessionUse(request, reply=reply)
-
-
-def _with_path(request: RawRequest, session: Session) -> RawRequest:
-    return replace(request, properties={**request.properties, _PATH: str(session.path)})

@@ -29,7 +29,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 from websockets.http11 import Request
 
-from djl_trtllm.api import Reply
+from djl_trtllm.api.base import Reply
 from djl_trtllm.api.front_end import by_name, front_end_error, request_id, with_attributes
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options

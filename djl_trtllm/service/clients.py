@@ -22,7 +22,6 @@ from typing import NamedTuple
 
 from djl_trtllm.api.front_end import with_attributes
 from djl_trtllm.config import Options
-from djl_trtllm.config.options.choices import SchedulingPolicy
 from djl_trtllm.errors import ConfigError, InvalidRequestError, OverloadedError, SessionError, TooManyRequestsError
 from djl_trtllm.request import RequestOrigin
 
@@ -79,7 +78,7 @@ class Clients:
         self._client_header = (options.client_header or "").lower()
         self._priority_header = (options.priority_header or "").lower()
         self._attributes = options.client_from_custom_attributes
-        self._fair = options.scheduling_policy is SchedulingPolicy.FAIR
+        self._fair = options.scheduling_policy == "fair"
         self._most = options.max_requests_per_client
         self._several_keys = options.api_keys_file is not None
         self._requests: Counter[str] = Counter()
@@ -187,7 +186,7 @@ def _proxies(given: tuple[str, ...]) -> list[str] | str:
             ipaddress.ip_network(each)
         except ValueError:
             raise ConfigError(
-                [f"forwarded_allow_ips has {each!r}: expected addresses (10.0.0.7), networks (10.0.0.0/8) or *"]
+                f"forwarded_allow_ips has {each!r}: expected addresses (10.0.0.7), networks (10.0.0.0/8) or *"
             ) from None
     return list(given)
 
@@ -292,9 +291,9 @@ def open_sessions(options: Options) -> Sessions | None:
         sessions = Sessions(path, options.sessions_expiration, options.max_sessions)
         writable = os.access(path, os.R_OK | os.W_OK | os.X_OK)
     except OSError as error:
-        raise ConfigError([f"option.sessions_path={path}: {error.strerror}, expected a folder to write in"]) from None
+        raise ConfigError(f"option.sessions_path={path}: {error.strerror}, expected a folder to write in") from None
     if not writable:
-        raise ConfigError([f"option.sessions_path={path}: not writable, expected a folder to write in"])
+        raise ConfigError(f"option.sessions_path={path}: not writable, expected a folder to write in")
     return sessions
 
 

@@ -28,11 +28,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 
 from djl_trtllm import errors
-from djl_trtllm.api import Call, Dialect, ModelContext, Prompt, RawRequest, ResponseEncoder
+from djl_trtllm.api.base import SMALL, Call, Dialect, ModelContext, Prompt, RawRequest, ResponseEncoder
 from djl_trtllm.batching.admission import refusals, require_vectors_fit, supported
 from djl_trtllm.batching.rolling_batch import RollingBatch
 from djl_trtllm.batching.sequence import RequestState
@@ -45,9 +46,11 @@ from djl_trtllm.service.adapters import Adapters, adapter_roots
 from djl_trtllm.service.engine import Engine
 from djl_trtllm.service.model import Model
 from djl_trtllm.service.prompts import PromptReader, ReadPrompt
-from djl_trtllm.service.work import LONG_WORK, run_by_size
+from djl_trtllm.service.work import LONG_WORK, WORKERS
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _EXPIRY_SECONDS = 0.25
 _QUEUED_AT_ONCE = 64
@@ -58,6 +61,11 @@ _SEED_IGNORED = ("Warning", '299 djl-trtllm "the engine ignores the seed of this
 def shutting_down(name: str) -> errors.NotReadyError:
     """The error of a request to a model that drains: another server may take it."""
     return errors.NotReadyError(f"model {name} is shutting down", retry_after=1)
+
+
+async def run_by_size(size: int, work: Callable[[], T]) -> T:
+    """The result of work on `size` bytes: of few here, of many in a worker thread."""
+    return work() if size <= SMALL else await WORKERS.run(work)
 
 
 async def parse_call(dialect: Dialect, request: RawRequest, model: ModelContext) -> Call:

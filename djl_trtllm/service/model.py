@@ -18,7 +18,6 @@ from djl_trtllm.api.kept import Kept
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.backends import planning
 from djl_trtllm.backends.base import this_machine
-from djl_trtllm.backends.compilation import compile_checkpoint
 from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.config import Backend, Config, Options, Task, load, names_configuration
 from djl_trtllm.config.options.option import MOST_GPUS
@@ -473,7 +472,7 @@ def compile_model(
     # If it is for elsewhere, it is kept where the upload fails: the next run uploads it without compiling.
     local = config.engine_cache_dir / "outgoing" / remote_name(out) if remote else Path(out)
     draft = draft_files(source)
-    engine = compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer, draft_dir=draft)
+    engine = planning.compile_checkpoint(config, checkpoint, local, progress, tokenizer_dir=tokenizer, draft_dir=draft)
     if not remote:
         return str(engine.path)
     with marked(local):

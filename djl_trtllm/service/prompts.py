@@ -8,27 +8,29 @@ counts as waiting in its queue.
 
 import asyncio
 import logging
+import math
 import os
 import pickle
-import socket
-import subprocess
-import sys
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
 from djl_trtllm.batching.statistics import Statistics
-from djl_trtllm.errors import InvalidRequestError, NotReadyError, PromptTooLongError, RequestTimeoutError
-from djl_trtllm.model import Tokenizer
-from djl_trtllm.model.chat_template import LENGTH_BYTES, RENDERED, framed
+from djl_trtllm.errors import (
+    DjlTrtllmError,
+    InvalidRequestError,
+    NotReadyError,
+    PromptTooLongError,
+    RequestTimeoutError,
+)
+from djl_trtllm.model import Tokenizer, chat_template
 from djl_trtllm.request import GenerationRequest, Image, Token
 from djl_trtllm.service.images import read_images
 from djl_trtllm.service.model import Model
-from djl_trtllm.service.work import WORKERS
+from djl_trtllm.service.work import LONG_WORK, WORKERS, BoundedCalls
 
 logger = logging.getLogger(__name__)
 
@@ -202,10 +204,10 @@ def require_short_enough(characters: int, longest_token: int | None, max_input_l
         )
 
 
-# The package imports the module before `-m` would run it a second time.
-_PROGRAM = "import sys; from djl_trtllm.model.chat_template import main; main(sys.argv)"
 _START_SECONDS = 60.0
-_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "HOME", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+_MEMORY = 1024**3
+"""Bytes that rendering may take."""
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "HOME", "VIRTUAL_ENV")
 """The variables that the rendering process gets: a template has no use for secrets."""
 
 
@@ -216,120 +218,64 @@ class ChatRenderer:
     """
 
     def __init__(self, tokenizer: Tokenizer, timeout: float) -> None:
-        self._templates = framed(pickle.dumps(tokenizer.chat_templates))
+        self._templates = tokenizer.chat_templates
         self._timeout = timeout
         self._turn = asyncio.Lock()
-        self._process: _RenderingProcess | None = None
-        self._prompts: dict[asyncio.Task[None], asyncio.Future[str]] = {}
+        self._process: BoundedCalls | None = None
+        self._closed = False
 
     async def render(self, messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any]) -> str:
         """Return the prompt of a conversation. Raises InvalidRequestError."""
         try:
-            message = framed(pickle.dumps((list(messages), dict(keywords))))
+            conversation = pickle.dumps((list(messages), dict(keywords)))
         except Exception as error:  # made by a model directory's own formatter, or nested too deep
             raise InvalidRequestError(f"the messages are no JSON: {type(error).__name__}: {error}") from error
-        loop = asyncio.get_running_loop()
-        prompt: asyncio.Future[str] = loop.create_future()
-        # A task of its own: the process answers also where the client leaves meanwhile.
-        task = loop.create_task(self._settle(prompt, message))
-        self._prompts[task] = prompt
-        task.add_done_callback(self._prompts.pop)
-        return await prompt
+        async with self._turn:
+            rendering = asyncio.ensure_future(LONG_WORK.run(partial(self._rendered, conversation)))
+            try:
+                return await asyncio.shield(rendering)
+            except asyncio.CancelledError:
+                await asyncio.wait({rendering})  # the process answers also where the client leaves meanwhile
+                rendering.exception()
+                raise
 
     async def close(self) -> None:
         """End the process; conversations that still wait get an error."""
-        waiting = dict(self._prompts)
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        for prompt in waiting.values():
-            if not prompt.done():
-                prompt.set_exception(NotReadyError("the model was shut down", retry_after=1))
-        await self._end_process()
-
-    async def _settle(self, prompt: asyncio.Future[str], message: bytes) -> None:
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
         async with self._turn:
-            if prompt.done():
-                return  # its client has left
-            try:
-                text = await self._rendered(message)
-            except InvalidRequestError as error:
-                if not prompt.done():
-                    prompt.set_exception(error)
-            else:
-                if not prompt.done():
-                    prompt.set_result(text)
+            await asyncio.to_thread(self._end_process)
 
-    async def _rendered(self, message: bytes) -> str:
+    def _rendered(self, conversation: bytes) -> str:
         """Have a conversation rendered. Where that fails, the next one gets a new process."""
+        if self._closed:
+            raise NotReadyError("the model was shut down", retry_after=1)
         try:
             if self._process is None:
-                self._process = _RenderingProcess.start()
-                await self._process.connect(self._templates)
-            response = await asyncio.wait_for(self._process.exchange(message), self._timeout)
-        except asyncio.TimeoutError:
+                environ = {name: os.environ[name] for name in _KEPT if name in os.environ}
+                seconds = math.ceil(self._timeout) + 1
+                self._process = BoundedCalls("chats", seconds=seconds, memory=_MEMORY, niceness=0, environ=environ)
+                self._process.within(_START_SECONDS, partial(chat_template.prepare, *self._templates))
+            return self._process.within(self._timeout, partial(chat_template.render, conversation))()
+        except InvalidRequestError:
+            raise
+        except DjlTrtllmError as error:
+            problem = str(error)
+        except TimeoutError:
             problem = f"it takes longer than chat_template_timeout={self._timeout:g} seconds"
         except (EOFError, ConnectionError):
             problem = "its process has ended, as one does that takes too much memory"
         except OSError as error:
             problem = f"its process cannot be started ({error})"
-        else:
-            text = response[1:].decode("utf-8", "surrogatepass")
-            if response[:1] == RENDERED:
-                return text
-            raise InvalidRequestError(text)
-        await self._end_process()
+        self._end_process()
+        if self._closed:
+            raise NotReadyError("the model was shut down", retry_after=1)
         logger.warning("a chat template was given up: %s", problem)
         raise InvalidRequestError(f"the model's chat template failed on these messages: {problem}")
 
-    async def _end_process(self) -> None:
-        if self._process is not None:
-            await self._process.end()
-            self._process = None
-
-
-@dataclass
-class _RenderingProcess:
-    """A process of `model.chat_template`, and this end of its socket."""
-
-    popen: subprocess.Popen[bytes]
-    socket: socket.socket
-    reader: asyncio.StreamReader | None = None
-    writer: asyncio.StreamWriter | None = None
-
-    @classmethod
-    def start(cls) -> "_RenderingProcess":
-        """Raises OSError."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                popen = subprocess.Popen(
-                    [sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    env={name: os.environ[name] for name in _KEPT if name in os.environ},
-                )
-            except OSError:
-                ours.close()
-                raise
-        return cls(popen, ours)
-
-    async def connect(self, templates: bytes) -> None:
-        """Send the templates; the response says that the process is ready."""
-        self.reader, self.writer = await asyncio.open_connection(sock=self.socket)
-        await asyncio.wait_for(self.exchange(templates), _START_SECONDS)
-
-    async def exchange(self, message: bytes) -> bytes:
-        """Send a message; its response. Raises EOFError and ConnectionError where the process has ended."""
-        assert self.reader is not None and self.writer is not None
-        self.writer.write(message)
-        length = int.from_bytes(await self.reader.readexactly(LENGTH_BYTES), "big")
-        return await self.reader.readexactly(length)
-
-    async def end(self) -> None:
-        self.popen.kill()
-        if self.writer is None:
-            self.socket.close()
-        else:
-            self.writer.transport.abort()
-        await asyncio.to_thread(self.popen.wait)
+    def _end_process(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with process:
+                pass

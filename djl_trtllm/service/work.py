@@ -2,7 +2,8 @@
 
 Tokenising lets go of the GIL, and compiling and loading run elsewhere: for them there are threads. Reading JSON,
 settings and tokenizers holds the GIL, for seconds where the files are hostile. Requests' JSON is bounded (`read_json`);
-files are read in a process of their own, within bounds of memory and processor time.
+files are read, and chat templates rendered, in processes of their own, within bounds of memory and processor time. Such
+a process imports this module and what the calls need.
 """
 
 import asyncio
@@ -16,14 +17,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from functools import partial
 from logging.handlers import QueueHandler
 from multiprocessing.connection import Connection
 from typing import Any, ParamSpec, TypeVar
 
-from djl_trtllm.bounded_json import SMALL
 from djl_trtllm.errors import DjlTrtllmError, ModelError
 from djl_trtllm.processes import allow_more_memory, allow_more_processor_time, leave_end_to_parent, write_no_core_file
 
@@ -81,11 +81,6 @@ LONG_WORK = WorkerThreads(32)
 """The threads for what takes seconds or minutes: preparing and compiling models, loading tokenizers."""
 
 
-async def run_by_size(size: int, work: Callable[[], T]) -> T:
-    """The result of work on `size` bytes: of few here, of many in a worker thread."""
-    return work() if size <= SMALL else await WORKERS.run(work)
-
-
 # -- files that may be anybody's ------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
@@ -125,14 +120,28 @@ class BoundedCalls(Calls):
     one takes more than `seconds` of processor time, or they more than `memory` bytes; `subject` is what is read.
     """
 
-    def __init__(self, subject: str, *, seconds: int = _PROCESSOR_SECONDS, memory: int = _MEMORY) -> None:
+    def __init__(
+        self,
+        subject: str,
+        *,
+        seconds: int = _PROCESSOR_SECONDS,
+        memory: int = _MEMORY,
+        niceness: int = _NICENESS,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        """Raises OSError if no process can be started. Without `environ` it has the environment of this one."""
         self._subject, self._seconds, self._memory = subject, seconds, memory
         ours, theirs = socket.socketpair()
         level = logging.getLogger(__package__).getEffectiveLevel()
         with theirs:
-            numbers = (theirs.fileno(), level, seconds, memory)
-            command = [sys.executable, "-I", "-c", _PROGRAM, json.dumps(sys.path), *map(str, numbers)]
-            self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL)
+            fd = theirs.fileno()
+            numbers = map(str, (fd, level, seconds, memory, niceness))
+            command = [sys.executable, "-I", "-c", _PROGRAM, json.dumps(sys.path), *numbers]
+            try:
+                self._process = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, env=environ)
+            except OSError:
+                ours.close()
+                raise
         self._connection = Connection(ours.detach())
 
     def __enter__(self) -> "BoundedCalls":
@@ -140,25 +149,35 @@ class BoundedCalls(Calls):
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
-        self._process.kill()
+        self.kill()
         self._process.wait()
+
+    def kill(self) -> None:
+        """End the process; a call that runs in another thread raises."""
+        self._process.kill()
 
     def later(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Callable[[], T]:
         """As for `Calls`: the work is done now, and its result is unpickled when the function is called."""
         try:
-            self._connection.send((work, args, kwargs))
-            while self._connection.poll(_SECONDS):
-                match self._connection.recv():
-                    case logging.LogRecord() as record:
-                        logging.getLogger(record.name).handle(record)
-                    case bytes() as result:
-                        held = [result]  # which is not kept beside what becomes of it
-                        return lambda: pickle.loads(held.pop())  # noqa: S301 - of this program, not of the files
-                    case error:
-                        raise error
+            return self.within(_SECONDS, partial(work, *args, **kwargs))
+        except TimeoutError:
+            raise ModelError(f"{self._subject}: its files were not read within {_SECONDS:g} seconds") from None
         except (EOFError, OSError):
             raise ModelError(f"{self._subject}: {self._reason(self._process.wait())}") from None
-        raise ModelError(f"{self._subject}: its files were not read within {_SECONDS:g} seconds")
+
+    def within(self, seconds: float, work: Callable[[], T]) -> Callable[[], T]:
+        """As `later`. Raises TimeoutError after this time, and EOFError or OSError where the process has ended."""
+        self._connection.send(work)
+        while self._connection.poll(seconds):
+            match self._connection.recv():
+                case logging.LogRecord() as record:
+                    logging.getLogger(record.name).handle(record)
+                case bytes() as result:
+                    held = [result]  # which is not kept beside what becomes of it
+                    return lambda: pickle.loads(held.pop())  # noqa: S301 - of this program, not of the files
+                case error:
+                    raise error
+        raise TimeoutError
 
     def _reason(self, status: int) -> str:
         if status == -signal.SIGXCPU:
@@ -177,22 +196,22 @@ class _Forwarded(QueueHandler):
         self._connection.send(record)
 
 
-def serve_calls(fd: int, level: int, seconds: int, memory: int) -> None:
+def serve_calls(fd: int, level: int, seconds: int, memory: int, niceness: int) -> None:
     """Do the calls that come from `fd`; the main function of the process."""
     leave_end_to_parent()
     write_no_core_file()
-    os.nice(_NICENESS)
+    os.nice(niceness)
     connection = Connection(fd)
     logging.basicConfig(handlers=[_Forwarded(connection)], level=level, format="%(message)s")
     allow_more_memory(memory)
     while True:
         try:
-            work, args, kwargs = connection.recv()
+            work = connection.recv()
         except EOFError:
             return
         allow_more_processor_time(seconds)
         try:
-            connection.send(pickle.dumps(work(*args, **kwargs)))
+            connection.send(pickle.dumps(work()))
         except DjlTrtllmError as error:
             connection.send(error)
         except MemoryError:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import LayoutError
+from djl_trtllm.files import read_table
 from djl_trtllm.model.archive import ARCHIVE_SUFFIXES, is_archive
 from djl_trtllm.model.checkpoint import (
     EXPERTS,

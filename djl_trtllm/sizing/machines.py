@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import SizingError
+from djl_trtllm.files import read_table
 
 _MIB = 1024 * 1024
 _NEAR = 0.08

@@ -1,30 +1,36 @@
 """Measured points: how fast a model was on a machine under a load, in a file that a user may read, edit and delete.
 
-    {"points": [{"model": "1f0c...", "name": "llama-8b", "engine": "vllm", "version": "0.26.0", "gpu": "H100",
-                 "gpus": 1, "precision": "bfloat16", "isl": 114, "osl": 256, "clients": 256,
-                 "tokens_per_second": 18681.0, ...}]}
+Each line is a point; one of the same model, engine, version, GPUs, precision and load replaces an earlier one:
 
-The file is `points.json` in the engine cache (`Config.engine_cache_dir`). `bench --record` and `versus` write points,
+    {"model": "1f0c...", "name": "llama-8b", "engine": "vllm", "version": "0.26.0", "gpu": "H100", "gpus": 1,
+     "precision": "bfloat16", "isl": 114, "osl": 256, "clients": 256, "tokens_per_second": 18681.0, ...}
+
+The file is `points.jsonl` in the engine cache (`Config.engine_cache_dir`). `bench --record` and `versus` write points,
 `size` and `advise` correct their predictions by them.
 """
 
 import hashlib
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from filelock import FileLock, Timeout
 
 from djl_trtllm.errors import SizingError
 from djl_trtllm.files import read_file
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 
-FILE_NAME = "points.json"
-MOST_POINTS = 1_000
-"""A further point drops the oldest."""
+FILE_NAME = "points.jsonl"
 _MOST_BYTES = 1 << 21
-_LOCK_SECONDS = 10.0
+
+ENGINES: Mapping[str, str] = {
+    "tensorrt": "tensorrt_llm",
+    "pytorch": "tensorrt_llm",
+    "autodeploy": "tensorrt_llm",
+    "vllm": "vllm",
+    "openvino": "openvino",
+}
+"""The engines of points by values of option.backend."""
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=300)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
@@ -32,55 +38,35 @@ _Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
 
 class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The speed of one model on one machine under one load, in seconds and tokens per second.
+    """The speed of one model on one machine under one load, in seconds and tokens per second."""
 
-    A point with the same model, engine, version, GPUs, precision and load takes the place of an earlier one.
-    """
-
-    model: _Name
-    """`fingerprint` of the checkpoint."""
-    name: _Name
-    """The model as it was named, for readers."""
-    engine: _Name
-    """`tensorrt_llm`, `vllm` or `openvino`."""
-    version: Annotated[str, msgspec.Meta(max_length=100)]
-    """The engine's version; empty if it is unknown."""
-    gpu: _Name
-    """A name of `gpus.toml`; another name, such as that of a CPU, corrects nothing."""
+    model: _Name  # `fingerprint` of the checkpoint
+    name: _Name  # the model as it was named, for readers
+    engine: _Name  # one of ENGINES
+    version: Annotated[str, msgspec.Meta(max_length=100)]  # the engine's, "" if it is unknown
+    gpu: _Name  # a name of `gpus.toml`; another name, such as that of a CPU, corrects nothing
     gpus: _Count
-    precision: _Name
-    """`precision_of` the weights and the KV cache, such as `fp8`."""
+    precision: _Name  # `precision_of` the weights and the KV cache, such as `fp8`
     isl: _Count
     osl: _Count
-    """Tokens of each prompt and of each output."""
-    clients: _Count
-    """Requests that ran at a time."""
-    tokens_per_second: _Positive
-    """Output tokens of all clients."""
+    clients: _Count  # requests that ran at a time
+    tokens_per_second: _Positive  # output tokens of all clients
     command: Annotated[str, msgspec.Meta(max_length=2000)]
-    """The command that measured it."""
     date: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
     ttft_p50: _Positive | None = None
     ttft_p99: _Positive | None = None
-    itl: _Positive | None = None
-    """Median seconds between two tokens of a stream."""
+    itl: _Positive | None = None  # the median between two tokens of a stream
 
     @property
-    def _what(self) -> tuple[object, ...]:
+    def subject(self) -> tuple[object, ...]:
+        """What was measured: a later point of the same replaces an earlier one."""
         machine = (self.gpu, self.gpus, self.precision)
         return (self.model, self.engine, self.version, *machine, self.isl, self.osl, self.clients)
-
-    def replaces(self, other: "Point") -> bool:
-        return self._what == other._what
 
     @property
     def origin(self) -> str:
         """Where the point comes from, as `vllm 0.26.0, djl-trtllm bench ..., 2026-11-27`."""
         return f"{f'{self.engine} {self.version}'.strip()}, {self.command}, {self.date}"
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    points: list[Point]
 
 
 def fingerprint(sizes: CheckpointSizes) -> str:
@@ -103,44 +89,38 @@ def precision_of(sizes: CheckpointSizes, quantization: str | None = None, kv_dty
 
 def read_points(folder: Path) -> list[Point]:
     """The points in `folder`, oldest first; none if there is no file. Raises SizingError for a file of another kind."""
-    path = folder / FILE_NAME
+    path, number, found = folder / FILE_NAME, 0, dict[object, Point]()
     try:
-        content = read_file(path, _MOST_BYTES)
-        points = msgspec.json.decode(content, type=_File).points
-        if len(points) > MOST_POINTS:
-            raise ValueError(f"it has {len(points):,} points, expected at most {MOST_POINTS:,}")
-        return points
+        for line in read_file(path, _MOST_BYTES).splitlines():
+            number += 1
+            if line.strip():
+                point = msgspec.json.decode(line, type=Point)
+                found.pop(point.subject, None)
+                found[point.subject] = point
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:
-        raise SizingError(
-            f"the measured points, {path}, cannot be read: {error}; correct the file or delete it"
-        ) from None
+        where = f"{path}:{number}" if number else path
+        raise SizingError(f"the measured points, {where}, cannot be read: {error}; correct or delete that") from None
+    return list(found.values())
 
 
 def write_point(folder: Path, point: Point) -> Path:
-    """Add a point to the file in `folder`, and return the file's path; it is replaced as a whole.
+    """Add a point to the file in `folder`, and return the file's path.
 
     Raises SizingError for a point out of bounds, for a file that is not one of points, and if it cannot be written.
     """
-    path, temporary = folder / FILE_NAME, folder / f".{FILE_NAME}.{os.getpid()}"
+    path, content = folder / FILE_NAME, msgspec.json.encode(point)
     try:
-        msgspec.convert(msgspec.to_builtins(point), Point)
+        msgspec.json.decode(content, type=Point)
+        folder.mkdir(parents=True, exist_ok=True)
+        read_points(folder)
+        # One write at the end: runs that end at the same moment lose no point. A user's last line may have no end.
+        with path.open("ab", buffering=0) as file:
+            file.write(b"\n" + content)
     except msgspec.ValidationError as error:
         raise SizingError(f"the measurement cannot be kept: {error}") from None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Two runs may end at the same moment, and neither's point is to be lost.
-        with FileLock(folder / f".{FILE_NAME}.lock", timeout=_LOCK_SECONDS):
-            kept = [other for other in read_points(folder) if not point.replaces(other)]
-            content = msgspec.json.encode(_File([*kept, point][-MOST_POINTS:]))
-            try:
-                temporary.write_bytes(msgspec.json.format(content))
-                temporary.replace(path)
-            finally:
-                temporary.unlink(missing_ok=True)
-    except (OSError, Timeout) as error:
-        raise SizingError(
-            f"the measured points, {path}, cannot be written: {error}; set option.engine_cache_dir to a writable folder"
-        ) from error
+    except OSError as error:
+        advice = "set option.engine_cache_dir to a writable folder"
+        raise SizingError(f"the measured points, {path}, cannot be written: {error}; {advice}") from error
     return path

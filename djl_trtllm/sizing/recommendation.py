@@ -11,8 +11,8 @@ from functools import cached_property
 from types import MappingProxyType
 
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import SizingError
+from djl_trtllm.files import read_table
 from djl_trtllm.model.checkpoint import ModelShape
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import MOST, Conditions, Estimate, LoraSlots

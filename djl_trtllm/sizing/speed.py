@@ -9,11 +9,11 @@ docs/sizing.md says how near it is to published measurements, and where it is of
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from djl_trtllm.errors import SizingError
+from djl_trtllm.files import read_table
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import Conditions, kv_bits, part_bytes
 from djl_trtllm.sizing.machines import GpuModel
@@ -45,70 +45,37 @@ _BUSIEST = 0.95
 
 
 @dataclass(frozen=True)
-class GpuShares:
-    """Which part of the data sheet's numbers kernels reach, and seconds that are in no data sheet."""
+class Constants:
+    """Which part of the data sheet's numbers kernels reach, and the host's seconds, on one engine; see speed.toml."""
 
     bandwidth: float
     bf16: float
     fp8: float
     fp4: float
     attention: float
-    """Part of the 16-bit operations that attention in a prompt reaches."""
     experts: float
-    """Part of the others' speed that matrices of experts reach: each has only some of a step's tokens."""
     link: float
     all_reduce: float
-    """Seconds of one all-reduce, however little it sums."""
     layer: float
-    """Seconds of each layer of a step, however little it does."""
     grace: float
-    """How many times as long the host's part of a step takes on NVIDIA's Grace."""
-
-
-@dataclass(frozen=True)
-class HostTimes:
-    """Seconds that an engine's own code takes of a step: in all, and for each sequence. The GPU works meanwhile."""
-
     step: float
     sequence: float
 
 
-SHARES = GpuShares(
-    bandwidth=0.793,
-    bf16=0.66,
-    fp8=0.559,
-    fp4=0.411,
-    attention=0.67,
-    experts=0.9,
-    link=0.447,
-    all_reduce=1.5e-05,
-    layer=5.14e-05,
-    grace=2.26,
-)
-"""By `python -m tools.sizing.fit_speed`."""
-_STEP, _NEW_RUNNER = 0.00237, 1.56
-_PYTHON = HostTimes(_STEP, 2e-05)
-HOSTS: Mapping[str, HostTimes] = MappingProxyType(
-    {
-        "tensorrt": HostTimes(_STEP, 1.83e-05),
-        "pytorch": _PYTHON,
-        # Nothing is fitted to vLLM. Its code is Python like TensorRT-LLM's, and since 0.20 it generates 1.56 times as
-        # much where the host is the limit (vllm.ai/blog, 2026-03-24, Model Runner V2: Qwen3-0.6B on GB200).
-        "vllm": HostTimes(_PYTHON.step / _NEW_RUNNER, _PYTHON.sequence / _NEW_RUNNER),
-    }
-)
-"""The first two by `python -m tools.sizing.fit_speed`."""
+_TABLE = read_table("speed.toml", __package__)
+CONSTANTS = {engine: Constants(**_TABLE["gpu"], **host) for engine, host in _TABLE["host"].items()}
+"""By engine: the backends of `Conditions`."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Matrices:
     """Matrices of one rank: bytes, and seconds of a token's multiplications at the data sheet's speed, by format."""
 
-    bytes: float
-    seconds: Mapping[str, float]
+    bytes: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
 
-    def multiply(self, shares: GpuShares) -> float:
-        return sum(seconds / float(getattr(shares, number_format)) for number_format, seconds in self.seconds.items())
+    def multiply(self, constants: Constants) -> float:
+        return sum(seconds / float(getattr(constants, kind)) for kind, seconds in self.seconds.items())
 
 
 @dataclass(frozen=True)
@@ -126,51 +93,45 @@ class Rank:
     head: _Matrices
     chosen: float
     """The part of the experts that a token goes to."""
-    attention: tuple[tuple[int | None, float], ...]
-    """Windows, and the operations for each pair of tokens of all layers with that window."""
-    cache: tuple[tuple[int | None, float], ...]
-    """Windows, and bytes per token of all layers with that window."""
+    windows: Sequence[tuple[int | None, float, float]]
+    """Windows; of all layers with one: the operations for each pair of tokens, and bytes in the cache per token."""
     state: float
     """Bytes of a sequence's state, whatever its length."""
 
     @classmethod
     def of(cls, sizes: CheckpointSizes, conditions: Conditions, gpu: GpuModel) -> "Rank":
-        stages, shape = conditions.pipeline_parallel, sizes.shape
-        division = Division(conditions.tensor_parallel, shape.num_heads or 0, shape.num_kv_heads or 0)
+        stages, degree, shape = conditions.pipeline_parallel, conditions.tensor_parallel, sizes.shape
+        division = Division(degree, shape.num_heads or 0, shape.num_kv_heads or 0)
         narrow = compute_format(conditions.quantization or sizes.quantization)
-        bytes_ = dict.fromkeys(("dense", "experts", "head"), 0.0)
-        seconds: dict[str, dict[str, float]] = {name: {} for name in bytes_}
+        dense, experts, head = _Matrices(), _Matrices(), _Matrices()
         for part in sizes.parts:
             if part.group == "embedding" and not sizes.tied:
                 continue  # a lookup reads a row for each token
-            kind = {"embedding": "head", "head": "head", "expert": "experts"}.get(part.group, "dense")
+            matrices = {"embedding": head, "head": head, "expert": experts}.get(part.group, dense)
             share, size = division.share(part.group) / stages, part_bytes(part, sizes, conditions)
-            bytes_[kind] += size * share
             used = narrow if size < 1.5 * part.elements and narrow in gpu.flops else "bf16"
-            operations = seconds[kind]
-            operations[used] = operations.get(used, 0.0) + 2 * part.elements * share / gpu.flops[used]
-        attention: dict[int | None, float] = {}
-        cache: dict[int | None, float] = {}
-        width = (shape.num_heads or 0) * (shape.head_dim or 0) / conditions.tensor_parallel
-        bits = kv_bits(sizes, conditions)
-        for layer in sizes.layers:
-            if layer.kind in ("attention", "latent"):
-                kept = layer.per_token(conditions.tensor_parallel) * bits / 8
-                attention[layer.window] = attention.get(layer.window, 0.0) + 4 * width / stages
-                cache[layer.window] = cache.get(layer.window, 0.0) + kept / stages
+            matrices.bytes += size * share
+            spent = 2 * part.elements * share / gpu.flops[used]
+            matrices.seconds[used] = matrices.seconds.get(used, 0.0) + spent
+        attending = [layer for layer in sizes.layers if layer.kind in ("attention", "latent")]
+        pair = 4 * (shape.num_heads or 0) * (shape.head_dim or 0) / degree / stages
+        kept = kv_bits(sizes, conditions) / 8 / stages
+        by_window = {layer.window: [each for each in attending if each.window == layer.window] for layer in attending}
         return cls(
             gpu=gpu,
-            ranks=conditions.tensor_parallel,
+            ranks=degree,
             stages=stages,
             layers=len(sizes.layers) / stages,
             hidden=shape.hidden or 0,
-            dense=_Matrices(bytes_["dense"], seconds["dense"]),
-            experts=_Matrices(bytes_["experts"], seconds["experts"]),
-            head=_Matrices(bytes_["head"], seconds["head"]),
+            dense=dense,
+            experts=experts,
+            head=head,
             chosen=min(1.0, sizes.experts_per_token / sizes.experts) if sizes.experts else 0.0,
-            attention=tuple(attention.items()),
-            cache=tuple(cache.items()),
-            state=sum(layer.per_sequence(conditions.tensor_parallel) for layer in sizes.layers) / stages,
+            windows=[
+                (window, pair * len(layers), kept * sum(layer.per_token(degree) for layer in layers))
+                for window, layers in by_window.items()
+            ],
+            state=sum(layer.per_sequence(degree) for layer in sizes.layers) / stages,
         )
 
 
@@ -206,8 +167,7 @@ class Roofline:
     """Seconds of a step and of a prompt on one rank, and from them the speed of a load."""
 
     rank: Rank
-    host: HostTimes
-    shares: GpuShares = SHARES
+    constants: Constants
 
     def speed(self, load: Load, room: int) -> Speed:
         """The speed of a load where `room` sequences of its length run at a time. Raises SizingError without room."""
@@ -252,33 +212,33 @@ class Roofline:
 
     def _step(self, sequences: float, length: float) -> dict[str, float]:
         """Seconds of each part of a step. Some parts overlap, so a step takes less than their sum."""
-        rank, shares = self.rank, self.shares
-        bandwidth = rank.gpu.bandwidth * shares.bandwidth
+        rank, constants = self.rank, self.constants
+        bandwidth = rank.gpu.bandwidth * constants.bandwidth
         touched = 1 - (1 - rank.chosen) ** sequences
-        weights = rank.dense.bytes + rank.head.bytes + rank.experts.bytes * touched / shares.experts
-        kept = sum(size * min(length, window or length) for window, size in rank.cache) + 2 * rank.state
-        host = self.host.step + sequences * self.host.sequence
+        weights = rank.dense.bytes + rank.head.bytes + rank.experts.bytes * touched / constants.experts
+        kept = sum(size * min(length, window or length) for window, _, size in rank.windows) + 2 * rank.state
+        host = constants.step + sequences * constants.sequence
         return {
             "reading the weights": weights / bandwidth,
             "multiplying": sequences * self._multiply(),
             "reading the KV cache": sequences * kept / bandwidth,
-            "starting kernels and all-reduces": rank.layers * shares.layer
-            + self._all_reduce(sequences, shares.all_reduce),
-            "the host's own work": host * (shares.grace if rank.gpu.grace else 1.0),
+            "starting kernels and all-reduces": rank.layers * constants.layer
+            + self._all_reduce(sequences, constants.all_reduce),
+            "the host's own work": host * (constants.grace if rank.gpu.grace else 1.0),
         }
 
     def prefill(self, tokens: float) -> float:
         """Seconds that a prompt of `tokens` adds to the steps in which it is read, on one stage."""
         rank = self.rank
-        pairs = sum(each * _pairs(tokens, window) for window, each in rank.attention)
-        attention = pairs / (rank.gpu.flops["bf16"] * self.shares.attention)
+        pairs = sum(each * _pairs(tokens, window) for window, each, _ in rank.windows)
+        attention = pairs / (rank.gpu.flops["bf16"] * self.constants.attention)
         return tokens * self._multiply(head=False) + attention + self._all_reduce(tokens, 0.0)
 
     def _multiply(self, *, head: bool = True) -> float:
         """Seconds of all multiplications for one token."""
-        rank, shares = self.rank, self.shares
-        experts = rank.experts.multiply(shares) * rank.chosen / shares.experts
-        return rank.dense.multiply(shares) + experts + (rank.head.multiply(shares) if head else 0.0)
+        rank, constants = self.rank, self.constants
+        experts = rank.experts.multiply(constants) * rank.chosen / constants.experts
+        return rank.dense.multiply(constants) + experts + (rank.head.multiply(constants) if head else 0.0)
 
     def _all_reduce(self, tokens: float, latency: float) -> float:
         """Seconds of two sums over the ranks in each layer."""
@@ -286,7 +246,7 @@ class Roofline:
         if rank.ranks == 1:
             return 0.0
         moved = 2 * (rank.ranks - 1) / rank.ranks * 2 * tokens * rank.hidden
-        return 2 * rank.layers * (latency + moved / (rank.gpu.link * self.shares.link))
+        return 2 * rank.layers * (latency + moved / (rank.gpu.link * self.constants.link))
 
 
 def corrected(roofline: Roofline, load: Load, room: int, points: Iterable[Point]) -> Speed:

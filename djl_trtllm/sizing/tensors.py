@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import LayoutError, SizingError
+from djl_trtllm.files import read_table
 
 _TABLE = read_table("formats.toml", __package__)
 BITS: Mapping[str, int] = _TABLE["safetensors"]

@@ -18,19 +18,22 @@ from typing import Any
 from djl_trtllm.backends.vllm.names import known_versions, tabled_arguments
 from djl_trtllm.config.compat import triton
 from djl_trtllm.config.options import OPTIONS
+from djl_trtllm.files import read_table
 
-TITLES = {
-    "lmi": "LMI",
-    "vllm": "vLLM",
-    "trtllm-serve": "trtllm-serve",
-    "sglang": "SGLang",
-    "triton": "Triton",
-    "truss": "Truss",
-    "dynamo": "Dynamo",
-}
-"""The engines by the names that users write, with the names that messages show."""
-WORKERS = {"dynamo.vllm": "vllm", "dynamo.sglang": "sglang", "dynamo.trtllm": "trtllm-serve"}
+_ENGINES = read_table("engines.toml", __package__)
+WORKERS: Mapping[str, str] = {engine: row["runs"] for engine, row in _ENGINES.items() if "runs" in row}
 """Dynamo's workers, each with the engine whose arguments it takes beside its own."""
+TITLES: Mapping[str, str] = {engine: row["title"] for engine, row in _ENGINES.items() if engine not in WORKERS}
+"""The engines by the names that users write, with the names that messages show."""
+STARTS = {tuple(words.split()): engine for engine, row in _ENGINES.items() for words in row.get("starts", ())}
+"""The words that start an engine."""
+ENGINES = tuple(engine for engine in _ENGINES if engine != "dynamo")
+"""The engines that have names of their own."""
+
+
+def base(engine: str) -> str:
+    """The engine that does the work: that of a worker of Dynamo, else the engine itself."""
+    return WORKERS.get(engine, engine)
 
 
 @dataclass(frozen=True)
@@ -54,37 +57,29 @@ class EngineNames:
         A field of an object has the object's name in front: `--speculative-config.method`.
         """
         head, dot, rest = spelling.partition(".")
-        bare = spelling.lstrip("-").replace("-", "_")
-        known = (name for name in (spelling, bare, self.aliases.get(bare, "")) if name in self.names)
+        written = bare(spelling)
+        for name in (spelling, written, self.aliases.get(written)):
+            if name in self.names:
+                return name
+        if self.abbreviates and spelling.startswith("--"):
+            known = (*self.names, *self.aliases)
+            meant = {self.aliases.get(name, name) for name in known if name.startswith(written)}
+            if len(meant) == 1:
+                return meant.pop()
         inside = self.find(head) if dot else None
-        return next(known, None) or self._abbreviated(spelling, bare) or (f"{inside}.{rest}" if inside else None)
-
-    def _abbreviated(self, spelling: str, bare: str) -> str | None:
-        """The only name that begins so: argparse takes `--gpu-memory-util`."""
-        if not self.abbreviates or not spelling.startswith("--"):
-            return None
-        meant = {self.aliases.get(name, name) for name in (*self.names, *self.aliases) if name.startswith(bare)}
-        return next(iter(meant)) if len(meant) == 1 else None
+        return f"{inside}.{rest}" if inside else None
 
     def has(self, path: str) -> bool:
         """Whether the engine has a name, or an object that a path such as `speculative_config.method` begins with."""
         return any(path[:end] in self.names for end in (*(m.start() for m in re.finditer(r"\.", path)), len(path)))
 
-    def was(self, spelling: str) -> str | None:
-        """The sentence about a name that the engine had once; None where it never had it."""
-        versions = self.dropped.get(spelling.lstrip("-").replace("-", "_"))
-        return None if versions is None else f"{self.title} {versions[0]} had it, {versions[1]} does not"
-
     def similar(self, spelling: str) -> str | None:
-        bare = spelling.lstrip("-").replace("-", "_")
-        near = difflib.get_close_matches(bare, (*self.names, *self.aliases), n=1, cutoff=0.75)
-        return near[0] if near else None
+        known = (*self.names, *self.aliases)
+        return next(iter(difflib.get_close_matches(bare(spelling), known, n=1, cutoff=0.75)), None)
 
-    def is_switch(self, name: str) -> bool:
-        return "bool" in self.names[name] and "str" not in self.names[name]
 
-    def takes_many(self, name: str) -> bool:
-        return "list[" in self.names[name].lower()
+def bare(spelling: str) -> str:
+    return spelling.lstrip("-").replace("-", "_")
 
 
 @cache
@@ -96,31 +91,28 @@ def names_of(engine: str) -> EngineNames:
         return EngineNames("LMI", "", keys, spellings)
     if engine == "triton":
         return EngineNames("Triton's TensorRT-LLM backend", "0.19", dict.fromkeys(triton.OPTION_OF, "str"))
-    if engine in WORKERS:
-        return _worker(engine, WORKERS[engine])
-    own = _table()[engine]
-    names, version = dict(own["names"]), own["version"]
+    own: dict[str, Any] = _table()[engine.partition(".")[0]]
+    names, aliases, version = dict(own["names"]), own["aliases"], own["version"]
     dropped = {name: (last, first) for name, (last, first) in own["dropped"].items()}
-    if engine == "vllm":
+    if engine in WORKERS:
+        # Each worker's own flags begin with its name in the table.
+        flags = {name: kind for name, kind in names.items() if f"dynamo.{name.partition('.')[0]}" not in WORKERS}
+        prefix = engine.removeprefix("dynamo.") + "."
+        flags |= {name.removeprefix(prefix): kind for name, kind in names.items() if name.startswith(prefix)}
+        taken = dict(names_of(base(engine)).names)
+        if engine == "dynamo.trtllm":
+            # Arguments of TensorRT-LLM are `--trtllm.kv_cache_config.dtype` and so on.
+            taken = {f"trtllm.{name}": kind for name, kind in taken.items() if not name.startswith("--")}
+        elif engine == "dynamo.vllm":
+            taken = dict(tabled_arguments(known_versions()[-1]))
+        aliases = {} if engine == "dynamo.trtllm" else names_of(base(engine)).aliases
+        names = flags | taken
+    elif engine == "vllm":
         *earlier, version = known_versions()
         names |= tabled_arguments(version)
         dropped |= {n: (last, version) for last in earlier for n in tabled_arguments(last) if n not in names}
-    return EngineNames(TITLES[engine], version, names, own["aliases"], dropped, engine in ("vllm", "sglang"))
-
-
-def _worker(engine: str, base: str) -> EngineNames:
-    """Dynamo's own flags, and the engine's; TensorRT-LLM's arguments are `--trtllm.kv_cache_config.dtype` and so on."""
-    prefix = engine.removeprefix("dynamo.") + "."
-    table = _table()["dynamo"]
-    workers = tuple(f"{worker.removeprefix('dynamo.')}." for worker in WORKERS)
-    own = {name: kind for name, kind in table["names"].items() if not name.startswith(workers)}
-    own |= {name.removeprefix(prefix): kind for name, kind in table["names"].items() if name.startswith(prefix)}
-    if base == "trtllm-serve":
-        arguments = names_of(base)
-        inner = {f"trtllm.{name}": kind for name, kind in arguments.names.items() if not name.startswith("--")}
-        return EngineNames(f"Dynamo ({base})", table["version"], own | inner)
-    taken = tabled_arguments(known_versions()[-1]) if base == "vllm" else names_of(base).names
-    return EngineNames(f"Dynamo ({TITLES[base]})", table["version"], own | dict(taken), names_of(base).aliases)
+    row = _ENGINES[engine]
+    return EngineNames(row["title"], version, names, aliases, dropped, row.get("abbreviates", False))
 
 
 @cache

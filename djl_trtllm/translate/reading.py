@@ -16,18 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.config.compat import triton, truss
-from djl_trtllm.config.compat.foreign_format import FormatError
+from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError
 from djl_trtllm.config.options import suggest
 from djl_trtllm.config.sources import Origin, Setting, Source, masked, parse_properties, read_environment, shortened
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
 from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
-from djl_trtllm.translate.names import TITLES, WORKERS, EngineNames, names_of
-from djl_trtllm.translate.rows import dropped, parsed, row_of, scalar
+from djl_trtllm.translate.names import STARTS, TITLES, EngineNames, base, names_of
+from djl_trtllm.translate.rows import PATCH, dropped, parsed, row_of, scalar
 
 _LONGEST = 100
 _YAML = (".yaml", ".yml")
 _LINE = Origin.override("command line")
 _ENVIRONMENT = "a variable of the environment: the target reads others"
+_AROUND = "it is not the engine's: it starts the process around it"
+_OTHER_BATCH = "it is of a step around the engine: translate tensorrt_llm/config.pbtxt"
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _ENDS = re.compile(r"&{1,2}|\|{1,2}|;|\d?>{1,2}.*|<.*")
 _LINE_ENDS = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*")|(?<!\S)\#[^\n]*|\\\n|\n""", re.DOTALL)
@@ -39,24 +41,18 @@ _UNKNOWN = re.compile(r"(.+?) \((.+):(\d+)\) (.+)", re.DOTALL)
 """`NAME (FILE:LINE) is not a setting of ...`, as `config/compat` says it."""
 _NUMBER = re.compile(r"-\.?\d.*")
 _SILENT = (";", "python", "python3", "-m", "-u", "exec", "-e", "--env", "export")
-_PROGRAMS = ("vllm", "sglang", "trtllm-serve")
-_MODULES = {
-    "vllm.entrypoints.openai.api_server": "vllm",
-    "vllm.entrypoints.api_server": "vllm",
-    "sglang.launch_server": "sglang",
-    **{worker: worker for worker in WORKERS},
-}
 _IMAGE = re.compile(r"(^|/)vllm/vllm|vllm-openai")
 
 
 @dataclass(frozen=True)
 class Given:
-    """One setting. `text` is what was written, as it may be shown; `name` is the engine's name of it.
+    """One setting. `text` is what was written, as it may be shown; `name` is the name of it in `engine`.
 
     Without a name, `problem` says why it has no counterpart anywhere, or why it sets nothing on this server.
     """
 
     text: str
+    engine: str
     value: Any = None
     origin: Origin = _LINE
     name: str | None = None
@@ -66,7 +62,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Input:
-    """What was read. `engine` is the one whose names the settings have; LMI's are also those of Triton and Truss here.
+    """What was read, of one engine. The settings of Triton and Truss have LMI's names, as those of LMI.
 
     `notes` are remarks of reading that are about no single setting.
     """
@@ -91,23 +87,33 @@ def read(words: Sequence[str], engine: str | None = None) -> Input:
 def _read_path(path: Path, engine: str | None) -> Input:
     try:
         text = read_file(path, MOST_SETTINGS_BYTES).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise DjlTrtllmError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return read_text(text, str(path), engine)
 
 
 def read_text(text: str, path: str, engine: str | None = None) -> Input:
     """What the text of a file sets; `path` is shown, and says by its end which kind it is."""
+    if "\0" in text:
+        raise DjlTrtllmError(f"{path}: it has NUL characters, which no engine reads: expected text")
     suffix = Path(path).suffix
     if suffix == ".properties":
         return _of_sources("lmi", [parse_properties(text, path)])
     if suffix == ".pbtxt":
-        return _of_sources("triton", [triton.parse_config(text, path)])
+        found = _of_sources("triton", [triton.parse_config(text, path)])
+        if triton.model_of(triton.parse(text), path) == triton.ENGINE_MODEL:
+            return found
+        others = (_without_name(each, _OTHER_BATCH) if "batch_size" in each.text else each for each in found.settings)
+        return replace(found, settings=tuple(others))
     if suffix not in _YAML:
         return read_command(text, engine)
     if engine in (None, "truss") and truss.is_truss(text):
-        return _of_sources("truss", truss.parse_config(text, path)[:1])
+        return _read_truss(text, path)
     return _read_yaml(text, path, engine)
+
+
+def _without_name(given: Given, problem: str) -> Given:
+    return replace(given, name=None, problem=problem)
 
 
 def _of_sources(engine: str, sources: Sequence[Source]) -> Input:
@@ -119,10 +125,12 @@ def _of_sources(engine: str, sources: Sequence[Source]) -> Input:
     for source in sources:
         # Of Truss's two names of the model the one that clients use counts, as in `config/`.
         ordered = sorted(source.settings, key=lambda setting: engine == "truss" and setting.name != "model_name")
-        settings += [_of_setting(setting) for setting in ordered]
-        settings += [Given(each.assignment, None, each.origin, None, each.reason, True) for each in source.ignored]
+        settings += map(_of_setting, ordered)
+        settings += [
+            Given(each.assignment, "lmi", None, each.origin, None, each.reason, True) for each in source.ignored
+        ]
         unknown = filter(None, map(_UNKNOWN.fullmatch, source.unknown))
-        settings += [Given(m[1], origin=Origin.file(m[2], int(m[3])), problem=f"it {m[4]}") for m in unknown]
+        settings += [Given(m[1], "lmi", None, Origin.file(m[2], int(m[3])), problem=f"it {m[4]}") for m in unknown]
         reasons = {each.reason for each in source.ignored}
         notes += [text for text in (*source.warnings, *source.notes) if not any(reason in text for reason in reasons)]
     return Input(engine, tuple(settings), tuple(notes))
@@ -130,25 +138,42 @@ def _of_sources(engine: str, sources: Sequence[Source]) -> Input:
 
 def _of_setting(setting: Setting) -> Given:
     row = row_of(setting.key, "lmi")
+    given = Given(setting.assignment, "lmi", parsed(setting.value), setting.origin, setting.key)
     if setting.name == "gpt_model_path" or setting.name.endswith(".engine_repository"):
-        return Given(setting.assignment, setting.value, setting.origin, "compiled_engine")
+        return replace(given, name="compiled_engine")
     if not row.startswith("vllm.") or row.removeprefix("vllm.") in names_of("vllm").names:
-        return Given(setting.assignment, parsed(setting.value), setting.origin, setting.key)
-    near, was = suggest(setting.key), names_of("vllm").was(setting.name_in_engine)
-    advice = was or (f"did you mean {near}?" if near else "docs/options.md lists them")
-    return Given(setting.assignment, origin=setting.origin, problem=f"LMI has no such option; {advice}")
+        return given
+    near = suggest(setting.key)
+    advice = dropped("vllm", setting.name_in_engine) or (
+        f"did you mean {near}?" if near else "docs/options.md lists them"
+    )
+    return _without_name(given, f"LMI has no such option; {advice}")
+
+
+def _read_truss(text: str, path: str) -> Input:
+    """A Truss's own settings, and those that it passes on to TensorRT-LLM by the names of that one's YAML file."""
+    found = _of_sources("truss", truss.parse_config(text, path)[:1])
+    own = [each for each in found.settings if not each.text.startswith(PATCH)]
+    entries = [each for each in truss.entries(text) if each.name.startswith(PATCH)]
+    passed = _of_entries([replace(each, name=each.name.removeprefix(PATCH)) for each in entries], path, "trtllm-serve")
+    return replace(found, settings=(*own, *(replace(each, text=PATCH + each.text) for each in passed)))
 
 
 # -- YAML files --------------------------------------------------------------------------------------------------------
 
 
 def _read_yaml(text: str, path: str, engine: str | None) -> Input:
-    """A file of `--config`: members of a list are one value, and the fields of an object of vLLM are one."""
+    """A file of `--config`."""
     try:
         entries = truss.entries(text)
     except FormatError as error:
         raise DjlTrtllmError(f"{path}:{error.line}: {error}") from None
     engine = engine or _engine_of([entry.name for entry in entries], path)
+    return Input(engine, tuple(_of_entries(entries, path, engine)))
+
+
+def _of_entries(entries: Sequence[ForeignSetting], path: str, engine: str) -> list[Given]:
+    """The settings of a file: members of a list are one value, and the fields of an object of vLLM are one."""
     found: dict[str, tuple[int, Any]] = {}
     for entry in entries:
         head, _, rest = entry.name.partition(".")
@@ -160,17 +185,18 @@ def _read_yaml(text: str, path: str, engine: str | None) -> Input:
             found[entry.name] = (line, [*(earlier if isinstance(earlier, list) else [earlier]), value])
         else:
             found[entry.name] = (entry.line, value)
-    names = names_of(engine)
-    settings = (_named(n, value, Origin.file(path, line), names, engine) for n, (line, value) in found.items())
-    return Input(engine, tuple(settings))
+    return [_named(name, value, Origin.file(path, line), engine) for name, (line, value) in found.items()]
 
 
 def _engine_of(names: Sequence[str], path: str) -> str:
     """The engine that has most of the names."""
-    known = {engine: sum(names_of(engine).find(name) is not None for name in names) for engine in _PROGRAMS}
+    known = {
+        engine: sum(names_of(engine).find(name) is not None for name in names)
+        for engine in ("vllm", "sglang", "trtllm-serve")
+    }
     best = [engine for engine, count in known.items() if count and count == max(known.values())]
     if len(best) != 1:
-        raise DjlTrtllmError(f"{path}: it may be of {', '.join(best or _PROGRAMS)}: say which by --from")
+        raise DjlTrtllmError(f"{path}: it may be of {', '.join(best or known)}: say which by --from")
     return best[0]
 
 
@@ -189,26 +215,39 @@ def read_command(text: str, engine: str | None = None) -> Input:
         raise DjlTrtllmError(f"{_shown(text, None)}: this is no command line: {error}") from None
     commands = [word for word in words if word != ";"]
     assigned = [match for match in map(_ASSIGNMENT.fullmatch, commands) if match is not None]
-    if assigned and len(assigned) == len(commands):
-        return _of_variables({match[1]: match[2] for match in assigned})
     if not commands:
         raise DjlTrtllmError("there is nothing to translate: expected a command line of an engine, and found no word")
-    chosen, start, after = _program(words, engine)
+    if len(assigned) == len(commands):
+        return _of_variables({match[1]: match[2] for match in assigned})
+    engine, start, after = _program(words, engine)
     before, own = _expanded(words[:start], words[after:])
     end = next((place for place, word in enumerate(own) if _ENDS.fullmatch(word)), len(own))
     # A flag wins over the file of --config, wherever that stands.
-    flags = sorted(_flags(own[:end], chosen), key=lambda given: given.origin == _LINE)
-    settings = [*_before(before), *flags]
+    flags = sorted(_flags(own[:end], engine), key=lambda given: given.origin == _LINE)
+    settings = [*_around(before), *flags]
     if rest := " ".join(own[end:]).strip("&; "):
-        settings.append(Given(_shown(rest, None), problem="it is the shell's"))
-    return Input(chosen, tuple(settings))
+        settings.append(Given(_shown(rest, None), engine, problem="it is the shell's"))
+    return Input(engine, tuple(settings))
+
+
+def _around(words: Sequence[str]) -> Iterator[Given]:
+    """What stands before the engine: variables each, the rest together."""
+    variables = [word for word in words if _ASSIGNMENT.fullmatch(word) and _pair(word)[0].isupper()]
+    yield from (Given(_shown(*_pair(word)), "", problem=_ENVIRONMENT) for word in variables)
+    if rest := " ".join(word for word in words if word not in (*variables, *_SILENT)):
+        yield Given(_shown(rest, None), "", problem=_AROUND)
+
+
+def _pair(text: str) -> tuple[str, str | None]:
+    match = _ASSIGNMENT.fullmatch(text)
+    return (text, None) if match is None else (match[1], match[2])
 
 
 def _of_variables(environ: Mapping[str, str]) -> Input:
     """The variables of LMI's container; those that it does not know are reported."""
     found = _of_sources("lmi", read_environment(environ))
     known = {str(given.origin).rpartition(" ")[2] for given in found.settings}
-    lost = (Given(_shown(n, v), problem=_ENVIRONMENT) for n, v in environ.items() if n not in known)
+    lost = (Given(_shown(n, v), "lmi", problem=_ENVIRONMENT) for n, v in environ.items() if n not in known)
     return replace(found, settings=(*found.settings, *lost))
 
 
@@ -223,17 +262,16 @@ def _shown(written: str, value: Any) -> str:
 def _program(words: Sequence[str], engine: str | None) -> tuple[str, int, int]:
     """The engine, the place of its program and that of its first argument."""
     for place, word in enumerate(words):
-        program, following = word.rpartition("/")[2], words[place + 1 : place + 2]
-        serves = following == ["serve"]
-        if program in _PROGRAMS and (serves or program == "trtllm-serve"):
-            return program, place, place + (2 if serves else 1)
-        if word in _MODULES:
-            return _MODULES[word], place, place + 1
+        following = words[place + 1 : place + 2]
+        program = word.rpartition("/")[2]
+        for start in ((program, *following), (program,)):
+            if start in STARTS:
+                return STARTS[start], place, place + len(start)
         if _IMAGE.search(word) and following not in (["vllm"], ["python"], ["python3"]):
             return "vllm", place, place + 1
-    if engine is not None and words and words[0].startswith("-"):
+    if engine is not None and words[0].startswith("-"):
         return engine, 0, 0
-    shown, programs = _shown(" ".join(words), None), ", ".join(("vllm serve", "trtllm-serve", *_MODULES))
+    shown, programs = _shown(" ".join(words), None), ", ".join(" ".join(start) for start in STARTS)
     advice = f"or its flags alone with --from, which is one of {', '.join(TITLES)}"
     raise DjlTrtllmError(f"{shown}: expected a file, or a command line with one of {programs}, {advice}")
 
@@ -243,8 +281,8 @@ def _expanded(before: Sequence[str], own: Sequence[str]) -> tuple[list[str], lis
 
     A secret is not put in, because no name says of it what it is.
     """
-    matches = ((word, _ASSIGNMENT.fullmatch(word)) for word in before)
-    found = {match[1]: (word, match[2]) for word, match in matches if match and masked(match[1], match[2]) == match[2]}
+    pairs = {word: _pair(word) for word in before}
+    found = {name: (word, value) for word, (name, value) in pairs.items() if value and masked(name, value) == value}
     used: set[str] = set()
 
     def value(match: re.Match[str]) -> str:
@@ -256,33 +294,16 @@ def _expanded(before: Sequence[str], own: Sequence[str]) -> tuple[list[str], lis
     return [word for word in before if word not in used], expanded
 
 
-def _before(words: Sequence[str]) -> Iterator[Given]:
-    """What stands before the engine: variables each, the rest together."""
-    rest: list[str] = []
-    leads = True
-    for before, word in zip((";", *words), words, strict=False):
-        leads = leads or before == ";"
-        match = _ASSIGNMENT.fullmatch(word)
-        if match is not None and (leads or before in ("-e", "--env", "export")):
-            yield Given(_shown(match[1], match[2]), problem=_ENVIRONMENT)
-            continue
-        leads = False
-        rest += [word] if word not in _SILENT else []
-    if rest:
-        around = "it is not the engine's: it starts the process around it"
-        yield Given(_shown(" ".join(rest), None), problem=around)
-
-
 def _flags(words: Sequence[str], engine: str) -> Iterator[Given]:
-    names, base, place = names_of(engine), WORKERS.get(engine, engine), 0
+    names, place = names_of(engine), 0
     while place < len(words):
         word = words[place]
         place += 1
-        if base == "vllm" and (level := _LEVEL.fullmatch(word)):
+        if base(engine) == "vllm" and (level := _LEVEL.fullmatch(word)):
             word = "--optimization-level" + (f"={level[1]}" if level[1] else "")
         if _is_value(word):
-            lost = Given(_shown(word, None), problem="no flag takes it")
-            yield _named("model", word, _LINE, names, engine) if place == 1 else lost
+            lost = Given(_shown(word, None), engine, problem="no flag takes it")
+            yield _named("model", word, _LINE, engine) if place == 1 else lost
             continue
         flag, joined, text = word.partition("=")
         negated = flag.startswith("--no-") and names.find(flag) is None
@@ -294,10 +315,13 @@ def _flags(words: Sequence[str], engine: str) -> Iterator[Given]:
             values.append(following)
             place += 1
         value: Any = parsed(values[0]) if len(values) == 1 else values or not negated
-        if flag in ("--config", "--extra_llm_api_options"):
-            yield from _config(flag, str(value), engine)
+        file = Path(str(value))
+        if flag not in ("--config", "--extra_llm_api_options"):
+            yield replace(_named(spelling, value, _LINE, engine), text=_shown(flag, value or None))
+        elif file.suffix in _YAML and file.is_file():
+            yield from _read_path(file, base(engine)).settings
         else:
-            yield replace(_named(spelling, value, _LINE, names, engine), text=_shown(flag, value or None))
+            yield Given(_shown(flag, value), engine, problem="the file is not here: translate it too")
 
 
 def _is_value(word: str) -> bool:
@@ -306,27 +330,17 @@ def _is_value(word: str) -> bool:
 
 def _takes(name: str | None, names: EngineNames, values: Sequence[str], word: str) -> bool:
     """Whether a flag takes a further word as value."""
-    if name is None or name not in names.names:
-        return not values
-    if names.is_switch(name):
+    kind = names.names.get(name or "", "")
+    if "bool" in kind and "str" not in kind:
         return not values and word.lower() in ("true", "false")
-    return not values or names.takes_many(name)
+    return not values or "list[" in kind.lower()
 
 
-def _config(flag: str, value: str, engine: str) -> Iterator[Given]:
-    """The settings of the file that a flag names, if that is here."""
-    file = Path(value)
-    if file.suffix in _YAML and file.is_file():
-        yield from _read_path(file, WORKERS.get(engine, engine)).settings
-    else:
-        yield Given(_shown(flag, value), problem="the file is not here: translate it too")
-
-
-def _named(written: str, value: Any, origin: Origin, names: EngineNames, engine: str) -> Given:
-    name, text = names.find(written), _shown(written, value)
-    if name is not None:
-        return Given(text, value, origin, name)
+def _named(written: str, value: Any, origin: Origin, engine: str) -> Given:
+    names, text = names_of(engine), _shown(written, value)
+    if (name := names.find(written)) is not None:
+        return Given(text, engine, value, origin, name)
     near = names.similar(written)
     advice = f"; did you mean {near}?" if near else ""
     problem = dropped(engine, written) or f"{names.title} {names.version} has no such name{advice}"
-    return Given(text, origin=origin, problem=problem)
+    return Given(text, engine, None, origin, problem=problem)

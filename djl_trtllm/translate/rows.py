@@ -20,12 +20,12 @@ from djl_trtllm.config import Backend
 from djl_trtllm.config.compat import triton, truss
 from djl_trtllm.config.options import OPTIONS, find, suggest
 from djl_trtllm.config.options.option import NotAValueError, as_text
-from djl_trtllm.config.tables import read_table
-from djl_trtllm.translate.names import TITLES, WORKERS, names_of
+from djl_trtllm.files import read_table
+from djl_trtllm.translate.names import ENGINES, TITLES, WORKERS, bare, base, names_of
 
 _ROWS = read_table("rows.toml", __package__)
 REPLACED: Mapping[str, Mapping[str, str]] = _ROWS.pop("replaced")
-_PATCH = "trt_llm.runtime.patch_kwargs"
+PATCH = "trt_llm.runtime.patch_kwargs."
 _UNCHECKED = "patch_kwargs passes it to TensorRT-LLM, and Truss does not check it"
 
 
@@ -44,50 +44,36 @@ class Name:
     scale: float = 1
     borrowed: bool = False
 
-    def write(self, value: Any, raw: Any) -> Any:
-        """The value of the option as this engine writes it; `raw` is what another engine wrote, where that is text.
-
-        Raises ValueError for a value that this engine does not have.
-        """
+    def write(self, value: Any) -> Any:
+        """The value of the option as this engine writes it. Raises ValueError for one that it does not have."""
         if self.values is not None:
             if as_text(value) not in self.values:
                 raise ValueError(f"{self.name} has no such value; it has {', '.join(self.values.values())}")
-            found = self.values[as_text(value)]
-            return None if found == "null" else found
-        if self.negated or self.scale != 1:
-            if not isinstance(value, (int, float)):
-                raise ValueError(f"{self.name} needs {'true or false' if self.negated else 'a number'}")
-            return not value if self.negated else round(value / self.scale, 3)
-        return raw if isinstance(value, str) else value
+            return None if self.values[as_text(value)] == "null" else self.values[as_text(value)]
+        if not self.negated and self.scale == 1:
+            return value
+        if not isinstance(value, (int, float)):
+            raise ValueError(f"{self.name} needs {'true or false' if self.negated else 'a number'}")
+        return not value if self.negated else round(value / self.scale, 3)
 
-    def read(self, row: str, value: Any) -> tuple[Any, Any]:
-        """The option's value of one that this engine writes, and that value as others may write it.
-
-        Raises NotAValueError for a value that the option does not have.
-        """
-        text = "null" if value is None else as_text(value)
+    def read(self, row: str, value: Any) -> Any:
+        """The option's value of one that this engine writes. Raises NotAValueError for one that the option lacks."""
         if self.values is not None:
+            text = "null" if value is None else as_text(value)
             inverse = {theirs: ours for ours, theirs in self.values.items()}
-            if text not in inverse and _has_words(row) and not _PLACEHOLDER.search(text):
+            declared = OPTIONS.get(row)
+            words = declared is None or not declared.type.choices or "words" in _ROWS[row]
+            if text not in inverse and words and not PLACEHOLDER.search(text):
                 raise NotAValueError(f"it is a word of {self.name}")
-            ours = _typed(row, inverse.get(text, text))
-            return ours, ours
+            return _typed(row, inverse.get(text, text))
         ours = _typed(row, value)
         if self.negated and isinstance(ours, bool):
-            ours = not ours
-        if self.scale != 1 and isinstance(ours, (int, float)):
-            ours = ours * self.scale
-        return ours, ours if not isinstance(ours, str) else value
+            return not ours
+        return ours * self.scale if self.scale != 1 and isinstance(ours, (int, float)) else ours
 
 
-_PLACEHOLDER = re.compile(r"\$\w|\${")
+PLACEHOLDER = re.compile(r"\$\w|\${")
 """The beginning of a variable of the shell, or of a placeholder of Triton's scripts, which may be any value."""
-
-
-def _has_words(row: str) -> bool:
-    """Whether an option takes any text, and each engine knows some words only."""
-    declared = OPTIONS.get(row)
-    return declared is None or not declared.type.choices or "words" in _ROWS[row]
 
 
 def _typed(row: str, value: Any) -> Any:
@@ -95,16 +81,28 @@ def _typed(row: str, value: Any) -> Any:
     declared, text = OPTIONS.get(row), as_text(value)
     if isinstance(value, dict) or value is None or (isinstance(value, list) and declared and not declared.type.many):
         return value
-    if declared is not None and "words" not in _ROWS.get(row, {}):
-        try:
-            return as_plain(declared.type.parse(text, declared.option))
-        except NotAValueError:
-            if declared.type.base is int and (number := _human(text)) is not None:
-                return number
-            if _PLACEHOLDER.search(text):
-                return value
-            raise
-    return scalar(value)
+    if declared is None or "words" in _ROWS.get(row, {}):
+        return scalar(value)
+    try:
+        return _plain(declared.type.parse(text, declared.option))
+    except NotAValueError:
+        if PLACEHOLDER.search(text):
+            return value
+        if declared.type.base is int and (match := _HUMAN.fullmatch(text)):
+            return int(float(match[1]) * _UNITS[match[2]])
+        raise
+
+
+_HUMAN = re.compile(r"(\d+(?:\.\d*)?)([kmgKMG])")
+_UNITS = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+"""`8k` is 8000 for vLLM, and `8K` is 8192."""
+
+
+def _plain(value: Any) -> Any:
+    """A value of an option as TOML and JSON have it."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (bool, int, float, list, type(None))) else as_text(value)
 
 
 def scalar(value: Any) -> Any:
@@ -115,58 +113,32 @@ def scalar(value: Any) -> Any:
     return json.loads(text.lower()) if not re.match(r"-?0\d", text) else value
 
 
-_UNITS = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-def _human(text: str) -> int | None:
-    """The number of `8k`, which is 8000 for vLLM, or of `8K`, which is 8192; None for other text."""
-    digits, unit = text[:-1], text[-1:]
-    return int(float(digits) * _UNITS[unit]) if unit in _UNITS and digits.replace(".", "", 1).isdigit() else None
-
-
-def as_plain(value: Any) -> Any:
-    """A value of an option as TOML and JSON have it."""
-    if isinstance(value, tuple):
-        return [as_plain(item) for item in value]
-    return value if isinstance(value, (bool, int, float, list, type(None))) else as_text(value)
-
-
 def name_in(row: str, engine: str) -> Name | str:
     """The row's name in an engine (or worker of Dynamo), or the reason why it has none."""
-    rules, base = _ROWS.get(row, {}), WORKERS.get(engine, engine)
-    column = "dynamo" if engine in WORKERS and "dynamo" in {*rules, *rules.get("lost", ())} else base
-    lost = rules.get("lost", {})
-    reason = rules.get("secret") or lost.get(column)
+    rules, column = _ROWS.get(row, {}), _column(row, engine)
+    reason = rules.get("secret") or rules.get("lost", {}).get(column)
     if reason is None and column not in rules and engine != "lmi":
-        reason = lost.get("all")
-    if reason is not None:
-        return str(reason)
-    own = _own_name(row, engine)
-    if own is not None:
-        return own
-    instead = rules.get("instead", {}).get(base)
-    if instead is not None:
-        other = name_in(instead["row"], engine)
-        if isinstance(other, str):
-            return other
-        near, values = "; ".join(filter(None, (instead["reason"], other.near))), other.values
-        if "values" in instead:
-            values = {ours: (values or {}).get(theirs, theirs) for ours, theirs in instead["values"].items()}
-        return replace(other, near=near, borrowed=True, values=values)
-    return dropped(engine, row) or f"{names_of(engine).title} has no counterpart"
+        reason = rules.get("lost", {}).get("all")
+    found = reason or _own_name(row, engine) or _instead(row, engine)
+    return found or dropped(engine, row) or f"{names_of(engine).title} has no counterpart"
+
+
+def _column(row: str, engine: str) -> str:
+    """The column of an engine in a row: `dynamo` is that of all its workers, before those of their engines."""
+    rules = _ROWS.get(row, {})
+    return "dynamo" if engine in WORKERS and "dynamo" in {*rules, *rules.get("lost", ())} else base(engine)
 
 
 def _own_name(row: str, engine: str) -> Name | None:
-    rules = _ROWS.get(row, {})
-    base = WORKERS.get(engine, engine)
-    column = "dynamo" if engine in WORKERS and "dynamo" in rules else base
-    if engine in WORKERS and row.startswith(f"{engine}."):
-        return Name(row.removeprefix(f"{engine}."))
-    written = rules.get(column) or _derived(engine if engine == "lmi" else base, row)
+    rules, column = _ROWS.get(row, {}), _column(row, engine)
+    if row.startswith(f"{engine}."):
+        return Name(row.removeprefix(f"{engine}."))  # a name that this engine alone knows, see `row_of`
+    private = row.removeprefix(f"{base(engine)}.") if row.startswith(f"{base(engine)}.") else None
+    written = rules.get(column) or private or (_lmi_key(row) if engine == "lmi" else _tables()[base(engine)].get(row))
     if written is None:
         return _patched(row) if engine == "truss" else None
     name = written.removeprefix("!")
-    if engine == "dynamo.trtllm" and column == base:
+    if engine == "dynamo.trtllm" and column != "dynamo":
         name = name.removeprefix("--")
         name = name if name in names_of(engine).names else f"trtllm.{name}"
     if engine in WORKERS and not names_of(engine).has(name):
@@ -180,15 +152,20 @@ def _patched(row: str) -> Name | None:
     known = name_in(row, "trtllm-serve")
     if isinstance(known, str) or known.name.startswith("--") or known.borrowed:
         return None
-    near = "; ".join(filter(None, (known.near, _UNCHECKED)))
-    return replace(known, name=f"{_PATCH}.{known.name}", near=near)
+    return replace(known, name=f"{PATCH}{known.name}", near="; ".join(filter(None, (known.near, _UNCHECKED))))
 
 
-def _derived(engine: str, row: str) -> str | None:
-    if engine == "lmi":
-        return _lmi_key(row)
-    private = f"{engine}."  # the row of a name that this engine alone knows, see `row_of`
-    return row.removeprefix(private) if row.startswith(private) else _tables()[engine].get(row)
+def _instead(row: str, engine: str) -> Name | str | None:
+    """The name of another row that is near."""
+    instead = _ROWS.get(row, {}).get("instead", {}).get(base(engine))
+    other = None if instead is None else name_in(instead["row"], engine)
+    if other is None or isinstance(other, str):
+        return other
+    values = other.values
+    if "values" in instead:
+        values = {ours: (values or {}).get(theirs, theirs) for ours, theirs in instead["values"].items()}
+    near = "; ".join(filter(None, (instead["reason"], other.near)))
+    return replace(other, near=near, borrowed=True, values=values)
 
 
 def _lmi_key(row: str) -> str | None:
@@ -200,20 +177,30 @@ def _lmi_key(row: str) -> str | None:
     return f"option.{argument}" if passed else None
 
 
+def name_in_lmi_of_vllm(row: str) -> Name | str:
+    """The row's name in LMI where it runs vLLM: an option without effect there is passed on by vLLM's own name."""
+    declared = OPTIONS.get(row)
+    if declared is None or declared.option.effect_everywhere or row in effects_on(Backend.VLLM):
+        return name_in(row, "lmi")
+    there = name_in(row, "vllm")
+    if isinstance(there, str) or there.name in tabled_arguments(known_versions()[-1]):
+        return there if isinstance(there, str) else replace(there, name=f"option.{there.name}")
+    return "LMI has no counterpart where it runs vLLM"
+
+
 @cache
 def _tables() -> Mapping[str, Mapping[str, str]]:
     """The names that other tables have, by engine and option."""
     places = read_table("options.toml", "djl_trtllm.backends.tensorrt_llm")["places"]
-    trtllm = names_of("trtllm-serve").names
+    passed = {
+        backend: {name: effect.targets[0] for name, effect in effects_on(backend).items() if isinstance(effect, Passed)}
+        for backend in (Backend.PYTORCH, Backend.VLLM)
+    }
+    paths = {name: _path(target, places) for name, target in passed[Backend.PYTORCH].items()}
     found: dict[str, dict[str, str]] = {engine: {} for engine in TITLES}
-    for name, effect in effects_on(Backend.PYTORCH).items():
-        if isinstance(effect, Passed) and (path := _path(effect.targets[0], places)) in trtllm:
-            found["trtllm-serve"][name] = path
-    for name, effect in effects_on(Backend.VLLM).items():
-        if isinstance(effect, Passed):
-            found["vllm"][name] = effect.targets[0].name
-    arguments = names_of("vllm").names
-    found["vllm"] |= {name: name for name, declared in OPTIONS.items() if declared.option.legacy and name in arguments}
+    found["trtllm-serve"] = {name: path for name, path in paths.items() if path in names_of("trtllm-serve").names}
+    legacy = [name for name, declared in OPTIONS.items() if declared.option.legacy and name in names_of("vllm").names]
+    found["vllm"] = {name: target.name for name, target in passed[Backend.VLLM].items()} | {n: n for n in legacy}
     for engine, options in (("triton", triton.OPTION_OF), ("truss", truss.OPTION_OF)):
         for name, key in options.items():
             declared = find(key)
@@ -239,79 +226,55 @@ def rows() -> tuple[str, ...]:
 @cache
 def _claims(engine: str) -> Mapping[str, str]:
     """The row of each name of an engine. Several rows may have a name: a row that means the same there comes first."""
-    found: dict[str, tuple[tuple[bool, bool], str]] = {}
-    for row in rows():
-        own = _own_name(row, engine)
-        if own is not None and not own.name.startswith(_PATCH):
-            rank = (bool(own.near), own.negated)
-            if own.name not in found or rank < found[own.name][0]:
-                found[own.name] = (rank, row)
-    also = {_ROWS[row]["also"][engine]: row for row in _ROWS if engine in _ROWS[row].get("also", {})}
-    return also | {name: row for name, (_, row) in found.items()}
+    names = ((_own_name(row, engine), row) for row in rows())
+    owned = [(own, row) for own, row in names if own is not None and not own.name.startswith(PATCH)]
+    found: dict[str, str] = {}
+    for own, row in sorted(owned, key=lambda pair: (bool(pair[0].near), pair[0].negated)):
+        found.setdefault(own.name, row)
+    return {_ROWS[row]["also"][engine]: row for row in _ROWS if engine in _ROWS[row].get("also", {})} | found
 
 
 def row_of(name: str, engine: str) -> str:
     """The row of an engine's name; a name that no row has is one of its own, which that engine alone knows."""
-    if engine == "lmi" and name in _ROWS:
-        return name
-    if engine == "lmi" and (declared := find(name)) is not None:
-        return declared.name
+    if engine == "lmi":
+        declared = find(name)
+        row = name if name in _ROWS else declared.name if declared is not None else _claims("lmi").get(name)
+        return row or row_of(name.removeprefix("option."), "vllm")
     claimed = _claims(engine).get(name)
-    base = WORKERS.get(engine, engine)
-    if claimed is None and engine == "lmi":
-        return row_of(name.removeprefix("option."), "vllm")
-    if claimed is None and engine in WORKERS and names_of(base).has(name := name.removeprefix("trtllm.")):
-        return row_of(name, base)
+    if claimed is None and engine in WORKERS and names_of(base(engine)).has(name := name.removeprefix("trtllm.")):
+        return row_of(name, base(engine))
     return claimed or f"{engine}.{name}"
 
 
-def rule(row: str, part: str, of: str | None = None) -> str | None:
+def rule(row: str, part: str, of: str | None = None) -> Any:
     """A part of a row in `rows.toml`, such as `part_of`; of a part with several texts that `of` one engine or value."""
     found = _ROWS.get(row, {}).get(part)
-    text: str | None = (found or {}).get(of) if of is not None else found
-    return text
-
-
-def _engines() -> list[str]:
-    return [*(engine for engine in TITLES if engine != "dynamo"), *WORKERS]
-
-
-def name_in_lmi_of_vllm(row: str) -> Name | str:
-    """The row's name in LMI where it runs vLLM: an option without effect there is passed on by vLLM's own name."""
-    declared = OPTIONS.get(row)
-    if declared is None or declared.option.effect_everywhere or row in effects_on(Backend.VLLM):
-        return name_in(row, "lmi")
-    there = name_in(row, "vllm")
-    if isinstance(there, str) or there.name in tabled_arguments(known_versions()[-1]):
-        return there if isinstance(there, str) else replace(there, name=f"option.{there.name}")
-    return "LMI has no counterpart where it runs vLLM"
+    return found if of is None or found is None else found.get(of)
 
 
 def explained(spelling: str) -> Mapping[str, Name | str] | None:
     """One option in every engine by any of its names, or the reason why one has none; None if no engine knows it."""
     declared = find(spelling) or find(f"option.{spelling}")
     row = declared.name if declared is not None else spelling if spelling in _ROWS else None
-    for engine in _engines():
+    for engine in ENGINES:
         name = names_of(engine).find(spelling)
         row = row or (None if name is None else row_of(name, engine))
-    return None if row is None else {engine: name_in(row, engine) for engine in _engines()}
+    return None if row is None else {engine: name_in(row, engine) for engine in ENGINES}
 
 
 def nearest(spelling: str) -> str:
     """The advice about a name that no engine has: what replaced it, or a similar one."""
-    gone = next(filter(None, (dropped(engine, spelling) for engine in _engines())), None)
-    if gone is not None:
-        return f": {gone}"
-    similar = (suggest(spelling), *(names_of(engine).similar(spelling) for engine in _engines()))
-    found = next(filter(None, similar), None)
-    return f"; did you mean {found}?" if found else ""
+    gone = next(filter(None, (dropped(engine, spelling) for engine in ENGINES)), None)
+    found = suggest(spelling) or next(filter(None, (names_of(engine).similar(spelling) for engine in ENGINES)), None)
+    return f": {gone}" if gone else f"; did you mean {found}?" if found else ""
 
 
 def dropped(engine: str, spelling: str) -> str | None:
     """The sentence about a name that an engine had, with what replaced it; None where it never had it."""
-    bare, base = spelling.lstrip("-").replace("-", "_"), WORKERS.get(engine, engine)
-    names, instead = names_of(engine), REPLACED.get(base, {}).get(bare)
-    was = names.was(bare) or (f"{names.title} dropped it" if instead else None)
+    names, instead = names_of(engine), REPLACED.get(base(engine), {}).get(bare(spelling))
+    versions = names.dropped.get(bare(spelling))
+    was = f"{names.title} {versions[0]} had it, {versions[1]} does not" if versions else None
+    was = was or (f"{names.title} dropped it" if instead else None)
     return f"{was}; instead: {instead}" if was and instead else was
 
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from djl_trtllm.config.options.option import NotAValueError, as_text
 from djl_trtllm.config.sources import Origin, masked
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.translate.names import TITLES, WORKERS, names_of
+from djl_trtllm.translate.names import TITLES, WORKERS, base, names_of
 from djl_trtllm.translate.reading import Given, Input
 from djl_trtllm.translate.rows import Name, name_in, name_in_lmi_of_vllm, row_of, rule
 
-_LMI_NAMES = ("lmi", "triton", "truss")
-"""Engines whose settings `config/` reads, with LMI's keys."""
 _ECHOES = ("max_input_len", "max_output_len")
 """Options that `config/` sets by Truss's max_seq_len, because this server bounds prompts and outputs too."""
-_MANY_NAMES = ("vllm", "dynamo.vllm")
+_CHOOSES = ("backend", "rolling_batch", "entry_point")
+"""Options that choose the engine that LMI runs."""
 _FIND_METHOD = ("lmi", "vllm", "dynamo.vllm")
 """Engines that find the method of speculation by the draft model."""
 
@@ -75,7 +74,7 @@ def engine_named(name: str) -> str:
 
 def engine_of_lmi(source: str) -> str:
     """The engine that LMI is to run in place of another one: `vllm` or `trtllm`."""
-    return "vllm" if WORKERS.get(source, source) in ("vllm", "sglang") else "trtllm"
+    return "vllm" if base(source) in ("vllm", "sglang") else "trtllm"
 
 
 def translate(given: Input, target: str) -> Translation:
@@ -94,87 +93,87 @@ def _worker(given: Input) -> str:
     return "dynamo.vllm" if "vllm" in chosen or "lmi-dist" in chosen else "dynamo.trtllm"
 
 
-_CHOOSES = ("backend", "rolling_batch", "entry_point")
-
-
 def _lines(given: Given, source: str, target: str) -> Iterator[Line]:
+    def lost(reason: str, row: str = "") -> Line:
+        return Line(given.text, given.origin, Exactness.LOST, reason, row=row)
+
     if given.name is None:
         elsewhere = given.of_this_server and target != "lmi"
-        reason = f"{names_of(target).title} has no counterpart" if elsewhere else given.problem
-        yield Line(given.text, given.origin, Exactness.LOST, reason)
+        yield lost(f"{names_of(target).title} has no counterpart" if elsewhere else given.problem)
         return
-    spoken = "lmi" if source in _LMI_NAMES else source
-    row = row_of(given.name, spoken)
+    row = row_of(given.name, given.engine)
     if source == "truss" and row in _ECHOES and ".max_seq_len=" in given.text and target != "lmi":
         return
     passes = target == "lmi" and engine_of_lmi(source) == "vllm"
     there = name_in_lmi_of_vllm(row) if passes else name_in(row, target)
-    if isinstance(given.value, dict) and isinstance(there, str):
-        fields = list(_fields(given, row, spoken, target))
-        kept = [line for line in fields if line.exactness is not Exactness.LOST]
-        yield from fields if kept else [Line(given.text, given.origin, Exactness.LOST, there, row=row)]
-        return
-    here = name_in(row, spoken)
+    here = name_in(row, given.engine)
     own = Name(given.name) if isinstance(here, str) else here
+    if isinstance(given.value, dict) and isinstance(there, str):
+        fields = list(_fields(given, row, target))
+        kept = [line for line in fields if line.exactness is not Exactness.LOST]
+        yield from fields if kept else [lost(there, row)]
+        return
     if given.value is None and own.values is None:
         there = "it sets nothing, and needs no line"
-    if isinstance(there, str):
-        yield Line(given.text, given.origin, Exactness.LOST, there, row=row)
-        return
-    near = _differing(rule(row, "near", source) or "" if source in _LMI_NAMES else own.near, there.near)
     try:
+        if isinstance(there, str):
+            raise ValueError(there)
         written = _written(own, there, row, given.value, source, target)
     except ValueError as error:
-        yield Line(given.text, given.origin, Exactness.LOST, str(error), row=row)
+        # What Triton does was compiled into its engine.
+        idle = target != "triton" and as_text(given.value).lower() == rule(row, "idle")
+        yield lost(f"{as_text(given.value)} is what the target does anyway" if idle else str(error), row)
         return
-    if row == "model_name" and isinstance(written, list) and written and target not in _MANY_NAMES:
+    # What is near in both engines in the same way is the same between them.
+    first, second = ((side or "").split("; ") for side in (_near_in(given, own, row, source), there.near))
+    near = [part for part in dict.fromkeys((*first, *second)) if (part in first) != (part in second) and part]
+    if row == "model_name" and isinstance(written, list) and written and base(target) != "vllm":
         written = written[0]
         near.append("it has one name, which is the first")
-    reason = "; ".join(near)
-    exactness = Exactness.NEAR if reason else Exactness.SAME
-    yield Line(given.text, given.origin, exactness, reason, there.name, written, row)
+    if str(written).startswith((".", "/", "~")) and (remote := rule(row, "remote", target)):
+        near.append(remote)
+    near = [] if source == target else near
+    exactness = Exactness.NEAR if near else Exactness.SAME
+    yield Line(given.text, given.origin, exactness, "; ".join(near), there.name, written, row)
+
+
+def _near_in(given: Given, own: Name, row: str, source: str) -> str | None:
+    """Why the setting is not the same in its own engine as the row's. Triton's and Truss's have LMI's names here."""
+    return rule(row, "near", source) if given.engine == "lmi" else own.near
 
 
 def _written(own: Name, there: Name, row: str, value: Any, source: str, target: str) -> Any:
     """The value as the target writes it. Raises ValueError for one that the target does not have, or may not have."""
-    engines = {WORKERS.get(each, each) for each in (source, target)}
+    engines = {base(source), base(target)}
     try:
-        ours, raw = own.read(row, value)
+        ours = own.read(row, value)
     except NotAValueError as error:
         # What only one engine knows stays as it is where it runs the target too: LMI hands its words to vLLM.
         if (len(engines) == 1 and own.values == there.values) or (there.values is None and engines <= {"lmi", "vllm"}):
             return value
         if there.values is None:
             raise ValueError(f"no other engine is known to have this value: {error}") from None
-        return there.write(value, value)
+        return there.write(value)
     if target != "lmi" and (refused := rule(row, "refused", as_text(ours))):
         raise ValueError(refused)
-    return there.write(ours, raw)
+    # Words that both take from the option are written as they stand: each may have spellings of its own.
+    stands = isinstance(ours, str) and own.values is None and there.values is None
+    return there.write(value if stands else ours)
 
 
-def _differing(first: str, second: str) -> list[str]:
-    """The reasons of one side only: what is near in both engines in the same way is the same between them."""
-    sides = [[part for part in side.split("; ") if part] for side in (first, second)]
-    both = set(sides[0]) & set(sides[1])
-    return [part for part in dict.fromkeys((*sides[0], *sides[1])) if part not in both]
-
-
-def _fields(given: Given, row: str, spoken: str, target: str) -> Iterator[Line]:
+def _fields(given: Given, row: str, target: str) -> Iterator[Line]:
     """The fields of an object that the target does not have as a whole, each on its own."""
-    whole = name_in(row, "vllm" if spoken == "lmi" else spoken)
-    prefix = given.name if isinstance(whole, str) else whole.name
-    for path, value in _leaves(given.value, f"{prefix}."):
-        text = f"{given.text.partition('=')[0]} {path}={masked(path, as_text(value))}"
-        each = replace(given, name=path, value=value, text=text)
-        yield from _lines(each, "vllm" if spoken == "lmi" else spoken, target)
-
-
-def _leaves(fields: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in fields.items():
+    engine = "vllm" if given.engine == "lmi" else given.engine
+    whole = name_in(row, engine)
+    pending: list[tuple[str, Any]] = [(str(given.name) if isinstance(whole, str) else whole.name, given.value)]
+    while pending:
+        path, value = pending.pop()
         if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value if value != {} else None
+            pending += [(f"{path}.{name}", inner) for name, inner in reversed(value.items())]
+            continue
+        text = f"{given.text.partition('=')[0]} {path}={masked(path, as_text(value))}"
+        each = replace(given, engine=engine, name=path, value=None if value == {} else value, text=text)
+        yield from _lines(each, engine, target)
 
 
 def _wholes(lines: list[Line], target: str) -> list[Line]:

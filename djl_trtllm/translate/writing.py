@@ -6,33 +6,36 @@ Comments say of each line where it is from and how exact it is; those of lost se
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import yaml
+
 from djl_trtllm.config.options.option import as_text
-from djl_trtllm.translate.names import TITLES, WORKERS
+from djl_trtllm.translate.names import TITLES
 from djl_trtllm.translate.translation import Line, Translation, engine_of_lmi
 
-_PLAIN = re.compile(r"[A-Za-z0-9_./$][\w./@+$-]*(:[\w./@+$-]+)*")
-_NAMED, _BRACED = re.compile(r"^\$(\w+)$"), r"${\1}"
-"""A variable of the shell, and a placeholder as config.pbtxt has it, where a number is not known yet."""
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
+_ESCAPED = re.compile(r'(["\\`]|\$(?!\w+|\{\w+\}))')
+"""What stands between double quotes after a backslash: all that the shell reads there, but variables."""
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
-_NO_TEXTS = ("yes", "no", "on", "off", "null", "y", "n")
-_PROGRAMS = {
-    "sglang": "python -m sglang.launch_server",
-    **{worker: f"python -m {worker}" for worker in WORKERS},
-}
+_TYPED = "--trtllm."
+"""How flags of Dynamo begin that are arguments of TensorRT-LLM: each has a value, and underscores."""
 
 
 def rendered(translation: Translation) -> str:
     """The text of the target's file or command line, with a newline at its end."""
-    writer = _WRITERS.get(translation.target, _command)
     source = TITLES.get(translation.source, translation.source)
-    head = f"# Translated from {source} by djl-trtllm translate."
-    tail = [f"# {summary(line)}" for line in translation.lost]
-    return "\n".join([head, *writer(translation), *tail]) + "\n"
+    lines = [f"# Translated from {source} by djl-trtllm translate."]
+    writer = _FILES.get(translation.target, _command)
+    unset = {found[0] for line in translation.kept for found in _VARIABLE.finditer(as_text(line.value))}
+    if unset and writer is not _command:
+        lines.append(f"# A file has no variables: write the values of {', '.join(sorted(unset))}.")
+    lines += [*writer(translation), *(f"# {summary(line)}" for line in translation.lost)]
+    return "\n".join(lines) + "\n"
 
 
 def summary(line: Line) -> str:
@@ -50,31 +53,29 @@ def _properties(translation: Translation) -> Iterator[str]:
         yield "# The engine that LMI is to run."
         yield f"option.rolling_batch={engine_of_lmi(translation.source)}"
     for line in translation.kept:
-        value = json.dumps(line.value) if isinstance(line.value, (dict, list)) and not _plain_list(line.value) else None
+        plain = not isinstance(line.value, dict)
+        if isinstance(line.value, list):
+            plain = all(
+                isinstance(item, (int, float)) or (isinstance(item, str) and "," not in item) for item in line.value
+            )
         yield f"# {summary(line)}"
-        yield f"{line.name}={value or as_text(line.value)}".translate(_ESCAPES)
-
-
-def _plain_list(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, (int, float)) or _is_word(item) for item in value)
-
-
-def _is_word(item: Any) -> bool:
-    return isinstance(item, str) and "," not in item
+        yield f"{line.name}={as_text(line.value) if plain else json.dumps(line.value)}".translate(_ESCAPES)
 
 
 def _pbtxt(translation: Translation) -> Iterator[str]:
     yield "# Put these into tensorrt_llm/config.pbtxt of tensorrtllm_backend, which also has the inputs and outputs."
     yield 'name: "tensorrt_llm"\nbackend: "tensorrtllm"'
     for line in translation.kept:
-        text = json.dumps(as_text(line.value))
+        text = as_text(line.value)
         yield f"# {summary(line)}"
         if line.name == "max_batch_size":
-            yield f"max_batch_size: {_NAMED.sub(_BRACED, _one_line(as_text(line.value)))}"
+            # A number that is not known yet is `${N}` there.
+            number = re.sub(r"^\$(\w+)$", r"${\1}", _one_line(text))
+            yield f"max_batch_size: {number}"
         elif line.name == "decoupled":
-            yield f"model_transaction_policy {{ decoupled: {as_text(line.value)} }}"
+            yield f"model_transaction_policy {{ decoupled: {text} }}"
         else:
-            yield f"parameters {{ key: {json.dumps(line.name)} value: {{ string_value: {text} }} }}"
+            yield f"parameters {{ key: {json.dumps(line.name)} value: {{ string_value: {json.dumps(text)} }} }}"
 
 
 def _vllm(translation: Translation) -> Iterator[str]:
@@ -87,11 +88,10 @@ def _vllm(translation: Translation) -> Iterator[str]:
 
 def _trtllm_serve(translation: Translation) -> Iterator[str]:
     flags = [line for line in translation.kept if str(line.name).startswith("--") or line.name == "model"]
-    words = [word for line in flags if line.name != "model" for word in _words(str(line.name), line.value, "")]
+    words = [word for line in flags if line.name != "model" for word in _words(line, "")]
     model = next((as_text(line.value) for line in flags if line.name == "model"), "MODEL")
-    yield "# Start it by: " + _one_line(shlex.join(["trtllm-serve", model, *words, "--config", "FILE.yaml"]))
-    for line in flags:
-        yield f"#   {summary(line)}"
+    yield "# Start it by: " + _one_line(_joined(["trtllm-serve", model, *words, "--config", "FILE.yaml"]))
+    yield from (f"#   {summary(line)}" for line in flags)
     yield from _yaml({str(line.name): line for line in translation.kept if line not in flags})
 
 
@@ -120,41 +120,39 @@ def _yaml(leaves: Mapping[str, Line | str], indent: str = "") -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    """A value of YAML; text that YAML reads as something else than its number stays as it is."""
-    if value is None:
-        return "null"
-    if isinstance(value, (dict, list)):
-        return json.dumps(value)
-    text = as_text(value)
-    return text if _PLAIN.fullmatch(text) and text.lower() not in _NO_TEXTS else json.dumps(text)
+    return str(yaml.safe_dump([value], default_flow_style=True, width=math.inf, sort_keys=False)[1:-2])
 
 
 def _command(translation: Translation) -> Iterator[str]:
     yield from (f"# {summary(line)}" for line in translation.kept)
-    off = "--no-" if translation.target == "dynamo.vllm" else ""
-    lines = [shlex.join(_words(_flag(str(line.name)), line.value, off)) for line in translation.kept]
-    yield " \\\n  ".join([_PROGRAMS[translation.target], *filter(None, lines)])
+    target = translation.target
+    program = f"python -m {'sglang.launch_server' if target == 'sglang' else target}"
+    named = any(line.row == "model_id" for line in translation.kept)
+    lines = [_joined(_words(line, "--no-" if target == "dynamo.vllm" else "")) for line in translation.kept]
+    yield " \\\n  ".join([program if named else f"{program} --model MODEL", *filter(None, lines)])
 
 
-def _flag(name: str) -> str:
-    return f"--{name}" if name.startswith(_TYPED) else f"--{name.replace('_', '-')}"
-
-
-_TYPED = "trtllm."
-"""How flags of Dynamo begin that are arguments of TensorRT-LLM: each has a value, and underscores."""
-
-
-def _words(flag: str, value: Any, off: str) -> list[str]:
+def _words(line: Line, off: str) -> list[str]:
     """The words of one flag; a switch that is off begins with `off`, and is left out if `off` is empty."""
+    flag, value = f"--{str(line.name).removeprefix('--')}", line.value
+    if not flag.startswith(_TYPED) and not str(line.name).startswith("--"):
+        flag = flag.replace("_", "-")
     switch = as_text(value)
-    if switch in ("true", "false") and not flag.startswith(f"--{_TYPED}"):
-        return [flag] if switch == "true" else [f"{off}{flag.removeprefix('--')}"] if off else []
+    if switch in ("true", "false") and not flag.startswith(_TYPED):
+        return [flag] if switch == "true" else [off + flag.removeprefix("--")] if off else []
     if isinstance(value, dict):
         return [flag, json.dumps(value)]
-    return [flag, *map(as_text, value)] if isinstance(value, list) else [flag, as_text(value)]
+    return [flag, *map(as_text, value if isinstance(value, list) else [value])]
 
 
-_WRITERS = {
+def _joined(words: list[str]) -> str:
+    """The words as the shell reads them. Variables in them are put in by it; nothing else in them is."""
+    return " ".join(
+        '"' + _ESCAPED.sub(r"\\\1", word) + '"' if _VARIABLE.search(word) else shlex.quote(word) for word in words
+    )
+
+
+_FILES = {
     "lmi": _properties,
     "triton": _pbtxt,
     "vllm": _vllm,

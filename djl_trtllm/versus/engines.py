@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +24,6 @@ from djl_trtllm.engines.hardware import read_states
 from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.processes import child_environment, end_group
 
-_NAMES = {"tensorrt_llm": Backend.PYTORCH.value}
-"""Names of engines that are no values of `option.backend`."""
 LIMITS = ("max_rolling_batch_size", "max_input_len", "max_output_len", "max_seq_len")
 """Options that are the same on all engines: where they differ, the smallest value is set."""
 _FILE = "serving.properties"
@@ -47,21 +46,25 @@ class Engine(NamedTuple):
 
 def read_engines(text: str) -> list[Engine]:
     """Read `vllm=/opt/vllm/bin/python,openvino`; this Python where none is named. Raises BenchmarkError."""
-    known = [name for name in (*_NAMES, *Backend.all_values()) if name != Backend.AUTO.value]
-    engines: list[Engine] = []
+    known = {"tensorrt_llm": Backend.PYTORCH.value} | {name: name for name in Backend.all_values()}
+    del known[Backend.AUTO.value]
+    engines: dict[str, Engine] = {}
     for part in text.split(","):
         given, _, python = (each.strip() for each in part.partition("="))
+        name = known.get(given, given)
+        problem = ""
         if given not in known:
-            raise BenchmarkError(f"--engines {text}: {given or 'nothing'} is no engine; expected {', '.join(known)}")
-        name = _NAMES.get(given, given)
-        if any(engine.name == name for engine in engines):
-            raise BenchmarkError(f"--engines {text}: {name} is named twice")
-        if python and not os.access(python, os.X_OK):
-            raise BenchmarkError(f"--engines {text}: {python} is no program; expected the Python that has {name}")
-        engines.append(Engine(name, python or sys.executable))
+            problem = f"{given or 'nothing'} is no engine; expected {', '.join(known)}"
+        elif name in engines:
+            problem = f"{name} is named twice"
+        elif python and not os.access(python, os.X_OK):
+            problem = f"{python} is no program; expected the Python that has {name}"
+        if problem:
+            raise BenchmarkError(f"--engines {text}: {problem}")
+        engines[name] = Engine(name, python or sys.executable)
     if len(engines) < 2:
         raise BenchmarkError(f"--engines {text}: expected two or more, separated by commas")
-    return engines
+    return list(engines.values())
 
 
 def prepare(model: str, engine: Engine, limits: Mapping[str, object], folder: Path) -> Path:
@@ -69,10 +72,9 @@ def prepare(model: str, engine: Engine, limits: Mapping[str, object], folder: Pa
 
     `model` is a model's directory, or an address in the hub or S3. Raises BenchmarkError for a file.
     """
-    source = Path(model)
+    source, directory = Path(model), folder / engine.name
     if source.is_file():
         raise BenchmarkError(f"{model} is a file: name the model's directory, or unpack the archive first")
-    directory = folder / engine.name
     directory.mkdir(exist_ok=True)
     lines = [] if source.is_dir() else [f"option.model_id={model}"]
     for path in source.iterdir() if source.is_dir() else ():
@@ -80,7 +82,7 @@ def prepare(model: str, engine: Engine, limits: Mapping[str, object], folder: Pa
             lines.append(path.read_text(encoding="utf-8", errors="surrogateescape"))
         elif not (directory / path.name).is_symlink():
             (directory / path.name).symlink_to(path.resolve())
-    # The last setting of a name counts.
+    # The last setting of a name counts, and a file wins over the environment.
     lines += [f"option.{name}={value}" for name, value in {"backend": engine.name, **limits}.items()]
     (directory / _FILE).write_text("\n".join([*lines, ""]), encoding="utf-8", errors="surrogateescape")
     return directory
@@ -97,15 +99,15 @@ def resolve(engine: Engine, directory: Path) -> dict[str, Any]:
     Raises BenchmarkError where the engine cannot serve the model, for example because it is not installed.
     """
     command = [engine.python, "-m", "djl_trtllm.cli", "config", str(directory), "--json", "--all"]
+    environ, stderr = _environment(), ""
     try:
-        ran = subprocess.run(
-            command, env=_environment(), capture_output=True, text=True, timeout=_CONFIG_SECONDS, check=False
-        )
+        ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=_CONFIG_SECONDS, check=False)
+        stderr = ran.stderr
         found = json.loads(ran.stdout)
     except subprocess.TimeoutExpired:
         raise BenchmarkError(f"{engine.name}: `config` did not end within {_CONFIG_SECONDS} s") from None
     except (OSError, ValueError) as error:
-        why = str(error) if isinstance(error, OSError) else _last_line(ran.stderr)
+        why = str(error) if isinstance(error, OSError) else _last_line(stderr)
         advice = "install djl-trtllm and the engine in one environment, and name its Python as in --engines vllm=PYTHON"
         raise BenchmarkError(f"{engine.name}: {engine.python} cannot run djl-trtllm: {why}; {advice}") from None
     if not found["served"]:
@@ -153,31 +155,30 @@ class Memory(NamedTuple):
     gpus: int | None
 
 
+@dataclass(frozen=True)
 class Server:
     """A server that is ready. `seconds` is how long its start took."""
 
-    def __init__(self, process: psutil.Popen, port: int, seconds: float, gpus_before: int | None) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        self.seconds = seconds
-        self._process, self._port, self._gpus_before = process, port, gpus_before
+    process: psutil.Popen
+    port: int
+    seconds: float
+    gpus_before: int | None
 
     @property
-    def processes(self) -> list[psutil.Process]:
-        """The server's process and all that it has started."""
-        return [self._process, *self._process.children(recursive=True)]
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def restarts(self) -> int:
         """How often the server has replaced its engine process."""
-        return sum(int(float(count)) for count in _RESTARTS.findall(_get(self._port, "/metrics")[1]))
+        return sum(int(float(count)) for count in _RESTARTS.findall(_get(self.port, "/metrics") or ""))
 
     def memory(self) -> Memory:
         total = 0
-        for each in self.processes:
+        for each in (self.process, *self.process.children(recursive=True)):
             with suppress(psutil.Error):
                 total += each.memory_full_info().pss
         now = _gpu_memory()
-        gpus = None if now is None or self._gpus_before is None else max(0, now - self._gpus_before)
-        return Memory(total, gpus)
+        return Memory(total, None if now is None or self.gpus_before is None else max(0, now - self.gpus_before))
 
 
 @contextmanager
@@ -201,7 +202,7 @@ def serving(engine: Engine, directory: Path, log: Path) -> Iterator[Server]:
 
     try:
         port = 0
-        while not (port and _get(port, "/ping")[0] == http.client.OK):
+        while not port or _get(port, "/ping") is None:
             check("while it started")
             time.sleep(_POLL_SECONDS)
             if not port and (found := _LISTENING.search(log.read_text(errors="replace"))):
@@ -220,17 +221,15 @@ def _gpu_memory() -> int | None:
     return sum(state.total - state.free for state in states) if states else None
 
 
-def _get(port: int, path: str) -> tuple[int, str]:
-    """The status and the body of a page; status 0 where nobody answers."""
+def _get(port: int, path: str) -> str | None:
+    """A page of the server; None where nobody answers, or with another status than 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
+    with closing(connection), suppress(OSError, http.client.HTTPException):
         connection.request("GET", path)
         response = connection.getresponse()
-        return response.status, response.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException):
-        return 0, ""
-    finally:
-        connection.close()
+        if response.status == http.client.OK:
+            return response.read().decode(errors="replace")
+    return None
 
 
 def _last_line(text: str) -> str:

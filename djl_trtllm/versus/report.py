@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 from djl_trtllm.bench.figures import Figures
-from djl_trtllm.bench.report import Chart, Line, number, picture
+from djl_trtllm.bench.report import Chart, Line, picture
+from djl_trtllm.config.sources import shortened
+from djl_trtllm.listing import number
 from djl_trtllm.progress import format_bytes
 from djl_trtllm.sizing.machines import PRICES, Instance, usd_per_million
 from djl_trtllm.version import __version__
@@ -23,8 +24,24 @@ _BY_LOAD: dict[str, Value] = {
 _SHOWN = 60
 
 
-def by_load(measured: Measured, load: int, value: Value) -> Spread:
-    return measured.spread(lambda each: value(each.figures[load]))
+def _by_round(instance: Instance | None) -> dict[str, tuple[str, Callable[[Round], float | None]]]:
+    """The figures of a round by their names in JSON, with their titles; those in bytes end so."""
+    price = None if instance is None else instance.hourly_price
+    rows: dict[str, tuple[str, Callable[[Round], float | None]]] = {
+        "output_tokens_per_second": ("most tok/s", lambda each: each.best.tokens_per_second),
+        "knee": ("knee, clients", lambda each: each.knee),
+        "start_seconds": ("start s", lambda each: each.start_seconds),
+        "memory_bytes": ("memory", lambda each: each.memory.host),
+        "gpu_memory_bytes": ("GPU memory", lambda each: each.memory.gpus),
+    }
+    if instance is not None and price is not None:
+        title = f"$ per million tokens, {instance.name}"
+        speed = rows["output_tokens_per_second"][1]
+        rows["usd_per_million_tokens"] = (
+            title,
+            lambda each: usd_per_million(price, rate) if (rate := speed(each)) else None,
+        )
+    return rows
 
 
 def table(found: Versus, instance: Instance | None) -> list[list[str]]:
@@ -32,38 +49,28 @@ def table(found: Versus, instance: Instance | None) -> list[list[str]]:
     engines = found.engines
     rows = [["", *(measured.engine.name for measured in engines)]]
     for load, each in enumerate(found.plan.loads):
-        rows += [
-            [f"{name}, {each.label}", *(_spread(by_load(measured, load, value)) for measured in engines)]
-            for name, value in _BY_LOAD.items()
-        ]
-    rows.append(["most tok/s", *(_spread(measured.throughput) for measured in engines)])
-    rows.append(["knee, clients", *(_spread(measured.spread(lambda each: each.knee)) for measured in engines)])
-    rows.append(["start s", *(_spread(measured.spread(lambda each: each.start_seconds)) for measured in engines)])
-    rows.append(["memory", *(_bytes(measured.spread(lambda each: each.memory.host)) for measured in engines)])
-    if all(each.memory.gpus is not None for measured in engines for each in measured.rounds):
-        gpus = [measured.spread(lambda each: each.memory.gpus or 0) for measured in engines]
-        rows.append(["GPU memory", *map(_bytes, gpus)])
+        for name, value in _BY_LOAD.items():
+            rows.append([f"{name}, {each.label}", *(_cell(_of_load(measured, load, value)) for measured in engines)])
+    for key, (title, figure) in _by_round(instance).items():
+        write = _bytes if key.endswith("bytes") else number
+        cells = [_cell(measured.spread(figure), write) for measured in engines]
+        rows += [[title, *cells]] if key != "gpu_memory_bytes" or "-" not in cells else []
     rows.append(["tokens that agree", "the reference", *(_agreement(found, measured) for measured in engines[1:])])
-    if instance is not None:
-        prices = [measured.spread(partial(_price, instance)) for measured in engines]
-        rows.append([f"$ per million tokens, {instance.name}", *map(_spread, prices)])
     rows.append(["failed requests", *(f"{measured.failed:,}" for measured in engines)])
     return rows
 
 
-def _price(instance: Instance, each: Round) -> float:
-    assert instance.hourly_price is not None  # the command line has made sure
-    return usd_per_million(instance.hourly_price, each.best.tokens_per_second)
+def _of_load(measured: Measured, load: int, value: Value) -> Spread:
+    return measured.spread(lambda each: value(each.figures[load]))
 
 
-def _spread(spread: Spread) -> str:
-    middle, low, high = map(number, spread)
+def _cell(spread: Spread, write: Callable[[float], str] = number) -> str:
+    middle, low, high = map(write, spread)
     return middle if low == high else f"{middle} ({low}-{high})"
 
 
-def _bytes(spread: Spread) -> str:
-    middle, low, high = (format_bytes(int(each)) for each in spread)
-    return middle if low == high else f"{middle} ({low}-{high})"
+def _bytes(value: float) -> str:
+    return "-" if math.isnan(value) else format_bytes(int(value))
 
 
 def _agreement(found: Versus, measured: Measured) -> str:
@@ -77,16 +84,12 @@ def _agreement(found: Versus, measured: Measured) -> str:
 def configuration(found: Versus) -> list[list[str]]:
     """Rows of the options that differ, with the value on each engine; the first row names the engines."""
     rows = [["", *(measured.engine.name for measured in found.engines)]]
-    return rows + [[key, *(_shortened(cell) for cell in cells)] for key, cells in found.differing.items()]
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return rows + [[key, *(shortened(cell, _SHOWN) for cell in cells)] for key, cells in found.differing.items()]
 
 
 def conclusion(found: Versus, instance: Instance | None) -> Iterator[str]:
     """Yield sentences: which engine is ahead, which answers differ, what has no figure, and where the price is from."""
-    first, second = found.fastest()
+    first, second, *_ = found.ranked()
     rounds = len(first.rounds)
     if found.ahead is not None:
         factor = first.throughput.median / second.throughput.median if second.throughput.median else math.inf
@@ -133,19 +136,13 @@ def as_json(found: Versus, instance: Instance | None) -> dict[str, Any]:
 
 def _engine(found: Versus, measured: Measured, instance: Instance | None) -> dict[str, Any]:
     comparison = found.agreement(measured) if measured is not found.engines[0] else None
+    names = {"usd_per_million_tokens": None} | {key: figure for key, (_, figure) in _by_round(instance).items()}
     return {
         "engine": measured.engine.name,
         "python": measured.engine.python,
         "rounds": [
-            {
-                "start_seconds": each.start_seconds,
-                "memory_bytes": each.memory.host,
-                "gpu_memory_bytes": each.memory.gpus,
-                "knee": each.knee,
-                "output_tokens_per_second": each.best.tokens_per_second,
-                "usd_per_million_tokens": _price(instance, each) if instance and each.best.tokens else None,
-                "loads": [figures.as_json() for figures in each.figures],
-            }
+            {key: figure and figure(each) for key, figure in names.items()}
+            | {"loads": [figures.as_json() for figures in each.figures]}
             for each in measured.rounds
         ],
         "answers": comparison and comparison.as_json(),
@@ -155,30 +152,23 @@ def _engine(found: Versus, measured: Measured, instance: Instance | None) -> dic
 
 def picture_of(found: Versus) -> str:
     """Return the picture as SVG: medians of throughput and latencies by clients, and answers that still agree."""
-    charts = [
-        Chart(
-            name,
-            "clients",
-            unit,
-            [_line(found, measured, _BY_LOAD[figure], factor) for measured in found.engines],
-            log="x",
-        )
-        for name, unit, figure, factor in (
-            ("Throughput", "tokens per second", "tok/s", 1.0),
-            ("Time to first token, median", "seconds", "TTFT p50 ms", 0.001),
-            ("Inter-token latency, median", "seconds", "ITL p50 ms", 0.001),
-        )
-    ]
+    clients = [float(load.concurrency or 0) for load in found.plan.loads]
+    labels = [f"{each:g}" for each in clients]
+    charts = []
+    for name, unit, figure, factor in (
+        ("Throughput", "tokens per second", "tok/s", 1.0),
+        ("Time to first token, median", "seconds", "TTFT p50 ms", 0.001),
+        ("Inter-token latency, median", "seconds", "ITL p50 ms", 0.001),
+    ):
+        lines = []
+        for measured in found.engines:
+            medians = [_of_load(measured, load, _BY_LOAD[figure]).median for load in range(len(clients))]
+            points = [(x, factor * y) for x, y in zip(clients, medians, strict=True)]
+            lines.append(Line(measured.engine.name, points, labels))
+        charts.append(Chart(name, "clients", unit, lines, log="x"))
     compared = {measured.engine.name: found.agreement(measured) for measured in found.engines[1:]}
     lines = [Line(name, each.agreeing(), steps=True) for name, each in compared.items() if each is not None]
     if lines:
         title = f"Prompts whose answers agree with those of {found.engines[0].engine.name}"
         charts.append(Chart(title, "tokens", "share", lines))
     return picture(charts)
-
-
-def _line(found: Versus, measured: Measured, value: Value, factor: float) -> Line:
-    loads = [float(load.concurrency or 0) for load in found.plan.loads]
-    spreads = [by_load(measured, load, value) for load in range(len(loads))]
-    labels = [f"{clients:g}" for clients in loads]
-    return Line(measured.engine.name, [(x, factor * y.median) for x, y in zip(loads, spreads, strict=True)], labels)

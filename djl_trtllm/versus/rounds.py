@@ -4,21 +4,18 @@ The order turns round by round (A B, B A, A B), so that a machine that slows dow
 """
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import uvloop
-
 from djl_trtllm.bench.apis import read_prompts
 from djl_trtllm.bench.client import Target
 from djl_trtllm.bench.figures import Figures
-from djl_trtllm.bench.session import Plan, Result, Show, Sweep
-from djl_trtllm.bench.session import run as run_load
+from djl_trtllm.bench.session import Plan, Result, Sweep
+from djl_trtllm.bench.session import run_here as run_load
 from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.quality.figures import Comparison, Continuation
 from djl_trtllm.quality.report import DEFAULT_PROMPTS
@@ -36,8 +33,8 @@ class Spread(NamedTuple):
     highest: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
-        known = [value for value in values if math.isfinite(value)] or [math.nan]
+    def of(cls, values: Iterable[float | None]) -> "Spread":
+        known = [value for value in values if value is not None and math.isfinite(value)] or [math.nan]
         return cls(median(known), min(known), max(known))
 
 
@@ -64,13 +61,12 @@ class Measured:
     """What was found of one engine. `answers` are its greedy ones; `no_answers` says why there are none."""
 
     engine: Engine
-    options: dict[str, Any] = field(default_factory=dict)
     rounds: list[Round] = field(default_factory=list)
     answers: list[Continuation] = field(default_factory=list)
     no_answers: str = ""
 
-    def spread(self, value: Callable[[Round], float]) -> Spread:
-        return Spread.of([value(each) for each in self.rounds])
+    def spread(self, value: Callable[[Round], float | None]) -> Spread:
+        return Spread.of(value(each) for each in self.rounds)
 
     @property
     def throughput(self) -> Spread:
@@ -112,22 +108,19 @@ class Versus:
         first = self.engines[0]
         return Comparison(first.answers, measured.answers) if first.answers and measured.answers else None
 
-    def fastest(self) -> tuple[Measured, Measured]:
-        """The engine with the highest median throughput, and the next one."""
-        first, second, *_ = sorted(self.engines, key=lambda each: -each.throughput.median)
-        return first, second
+    def ranked(self) -> list[Measured]:
+        """The engines by their median throughput, the highest first."""
+        return sorted(self.engines, key=lambda each: -each.throughput.median)
 
     @property
     def ahead(self) -> Measured | None:
         """The fastest engine if even its slowest round is faster than all of the others; one round shows nothing."""
-        first, *others = sorted(self.engines, key=lambda each: -each.throughput.median)
+        first, *others = self.ranked()
         apart = all(first.throughput.lowest > other.throughput.highest for other in others)
         return first if apart and len(first.rounds) > 1 else None
 
 
-def compare(
-    model: str, engines: Sequence[Engine], plan: Plan, rounds: int, say: Callable[[str], None], show: Show
-) -> Versus:
+def compare(model: str, engines: Sequence[Engine], plan: Plan, rounds: int, say: Callable[[str], None]) -> Versus:
     """Measure a model on each engine, in turns. `plan.target` is replaced by each server's own.
 
     Ctrl-C ends the running server and leaves the rounds that are whole, and so does an engine that cannot serve the
@@ -141,9 +134,12 @@ def compare(
                 for measured in found.engines if number % 2 == 0 else found.engines[::-1]:
                     name = measured.engine.name
                     say(f"round {number + 1} of {rounds}: {name} starts")
-                    with serving(measured.engine, directories[name], Path(scratch, f"{name}.log")) as server:
+                    log = Path(scratch, f"{name}.log")
+                    with serving(measured.engine, directories[name], log) as server:
                         say(f"{name} is ready after {server.seconds:.1f} s")
-                        result = _measure(replace(plan, target=Target.parse(server.url, {}), seed=number), say, show)
+                        result = Result(replace(plan, target=Target.parse(server.url, {}), seed=number))
+                        # Nothing is shown of a load that runs: a line for each start and end is enough.
+                        run_load(lambda progress: None, say, result)
                         found.warnings += [f"{name}: {text}" for text in result.warnings]
                         if server.restarts():
                             found.warnings.append(f"{name}: the engine process was lost and replaced in a round")
@@ -168,25 +164,20 @@ def compare(
 def _resolve(found: Versus, scratch: Path, say: Callable[[str], None]) -> dict[str, Path]:
     """Make a directory for each engine, with the same limits, by the engine's name."""
     engines = [measured.engine for measured in found.engines]
-    directories = [prepare(found.model, engine, {}, scratch) for engine in engines]
-    resolved = [resolve(*each) for each in zip(engines, directories, strict=True)]
-    found.limits = common_limits(resolved)
+
+    def resolved() -> list[dict[str, Any]]:
+        directories.update({engine.name: prepare(found.model, engine, found.limits, scratch) for engine in engines})
+        return [resolve(engine, directories[engine.name]) for engine in engines]
+
+    directories: dict[str, Path] = {}
+    options = resolved()
+    found.limits = common_limits(options)
     if found.limits:
         set_for_all = ", ".join(f"option.{name}={value}" for name, value in found.limits.items())
         say(f"limits differ between the engines; all get the smallest: {set_for_all}")
-        directories = [prepare(found.model, engine, found.limits, scratch) for engine in engines]
-        resolved = [resolve(*each) for each in zip(engines, directories, strict=True)]
-    for measured, options in zip(found.engines, resolved, strict=True):
-        measured.options = options
-    found.differing = differences(resolved)
-    return {engine.name: directory for engine, directory in zip(engines, directories, strict=True)}
-
-
-def _measure(plan: Plan, say: Callable[[str], None], show: Show) -> Result:
-    result = Result(plan)
-    with closing(uvloop.new_event_loop()) as loop:
-        loop.run_until_complete(run_load(plan, show, say, result))
-    return result
+        options = resolved()
+    found.differing = differences(options)
+    return directories
 
 
 def _errors(result: Result) -> str:

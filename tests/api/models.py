@@ -15,8 +15,7 @@ from typing import Any
 import huggingface_hub
 import orjson
 
-from djl_trtllm.api import Call, Dialect, Prompt, RawRequest, ResponseEncoder
-from djl_trtllm.api.base import Operation, RequestParser
+from djl_trtllm.api.base import Call, Dialect, Operation, Prompt, RawRequest, RequestParser, ResponseEncoder
 from djl_trtllm.api.dialects.lmi.custom import CustomFormatters, load_custom
 from djl_trtllm.api.dialects.lmi.dialect import FORMATTERS
 from djl_trtllm.api.dialects.lmi.responses import Presentation

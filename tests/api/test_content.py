@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.api import RawRequest
+from djl_trtllm.api.base import RawRequest
 from djl_trtllm.api.dialects.messages import MESSAGES
 from djl_trtllm.api.dialects.openai.dialect import OPENAI
 from djl_trtllm.api.dialects.responses import RESPONSES

@@ -10,8 +10,8 @@ import orjson
 import pytest
 from botocore.eventstream import EventStreamBuffer
 
-from djl_trtllm.api import Call, Prompt, RawRequest, ResponseEncoder, front_end
-from djl_trtllm.api.base import Reply
+from djl_trtllm.api import front_end
+from djl_trtllm.api.base import Call, Prompt, RawRequest, Reply, ResponseEncoder
 from djl_trtllm.api.dialects.lmi.dialect import choose_encoder
 from djl_trtllm.api.dialects.lmi.responses import Presentation
 from djl_trtllm.api.front_end import (

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from djl_trtllm.api import RawRequest
+from djl_trtllm.api.base import RawRequest
 from djl_trtllm.api.dialects.openai.dialect import CHAT_FIELDS, OPENAI, detokenize, parameters, tokenize
 from djl_trtllm.backends.scripted.executor import FEATURES as SCRIPTED
 from djl_trtllm.backends.vllm import executor as vllm

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from djl_trtllm.api import Prompt
+from djl_trtllm.api.base import Prompt
 from djl_trtllm.api.chat import Parsing, ToolUse, fit_messages, read_tool_use
 from djl_trtllm.api.choices import Response
 from djl_trtllm.api.dialects.openai.responses import ParsedChatEncoder, ParsedChatStreamEncoder, ParsedChoice
@@ -27,7 +27,6 @@ from djl_trtllm.api.output_parsers import (
     call_parser,
 )
 from djl_trtllm.api.parameters import Problems
-from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, GuideKind, OutputChunk, SequenceResult, Token
 from djl_trtllm.service.model import Model
@@ -86,7 +85,7 @@ def test_the_parser_is_that_of_the_model(tokenizer: Tokenizer) -> None:
     assert found is not None and found.parser is not None
     assert parse(found.parser(), CALL).calls == (("weather", '{"city": "Rome"}'),)
     assert (found.shown_tokens, found.guide, found.parallel) == (("<tool_call>", "</tool_call>"), None, False)
-    unparsed = use(tokenizer, options={"tool_call_parser": ToolCallFormat.NONE}, tools=[WEATHER])
+    unparsed = use(tokenizer, options={"tool_call_parser": "none"}, tools=[WEATHER])
     assert unparsed is not None and unparsed.parser is None
 
 
@@ -254,7 +253,7 @@ def test_the_id_of_an_answer_to_a_call_is_fitted_without_calls(tokenizer: Tokeni
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 OUTPUT = f"<think>\nWhere?\n</think>\n\nI look.\n{CALL}\n{CALL}"
-QWEN3 = ReasoningFormat.QWEN3
+QWEN3 = "qwen3"
 
 
 class Format(ToolFormat):
@@ -354,7 +353,7 @@ def test_an_answer_is_parsed_as_it_comes_and_not_at_its_end(stream: bool) -> Non
 
     fed: list[str] = []
     response = Response("id", "wolf", stream=stream)
-    parsing = Parsing(ToolUse(Watched, FORMAT), ReasoningFormat.NONE)
+    parsing = Parsing(ToolUse(Watched, FORMAT), "none")
     encoder = (ParsedChatStreamEncoder if stream else ParsedChatEncoder)(response, parsing)
     encoder.begin(Prompt("?", 3))
     for number, chunk in enumerate(chunks("The wolf", 2)[:4], 1):
@@ -393,13 +392,11 @@ def test_every_token_has_its_log_probability_once() -> None:
     [
         (QWEN3, "<think>\n", "Hm.</think>Yes.", "Hm."),
         (QWEN3, "?", "Hm.</think>Yes.", ""),
-        (ReasoningFormat.DEEPSEEK_R1, "?", "Hm.</think>Yes.", "Hm."),
-        (ReasoningFormat.DEEPSEEK_R1, "<think>\n\n</think>\n\n", "Yes.", ""),
+        ("deepseek_r1", "?", "Hm.</think>Yes.", "Hm."),
+        ("deepseek_r1", "<think>\n\n</think>\n\n", "Yes.", ""),
     ],
 )
-def test_the_prompt_may_have_begun_the_reasoning(
-    reasoning: ReasoningFormat, prompt: str, text: str, thought: str
-) -> None:
+def test_the_prompt_may_have_begun_the_reasoning(reasoning: str, prompt: str, text: str, thought: str) -> None:
     parsing = Parsing(None, reasoning)
     assert joined(encode(text, parsing=parsing, prompt=prompt))["reasoning_content"] == thought
     assert whole(text, parsing=parsing, prompt=prompt)["message"].get("reasoning_content", "") == thought
@@ -407,11 +404,11 @@ def test_the_prompt_may_have_begun_the_reasoning(
 
 def test_a_named_call_is_all_of_the_output() -> None:
     named = ToolUse(functools.partial(NamedParser, "f"), FORMAT)
-    assert joined(encode('{"a": 1}', parsing=Parsing(named, ReasoningFormat.NONE)))["calls"] == [["f", '{"a": 1}']]
+    assert joined(encode('{"a": 1}', parsing=Parsing(named, "none")))["calls"] == [["f", '{"a": 1}']]
 
 
 def test_what_is_looked_for_decides_what_is_needed() -> None:
-    none = ReasoningFormat.NONE
+    none = "none"
     unparsed = ToolUse(None, FORMAT)
     assert [Parsing(None, none).needed, Parsing(unparsed, none).needed] == [False, False]
     assert [Parsing(tools(), none).needed, Parsing(None, QWEN3).needed] == [True, True]

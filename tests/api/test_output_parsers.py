@@ -31,7 +31,7 @@ from djl_trtllm.api.output_parsers import (
 )
 from djl_trtllm.api.output_parsers.formats import REASONING, TOOLS
 from djl_trtllm.api.output_parsers.reader import MOST_BLANKS, Markers, ValueEnd, types_in
-from djl_trtllm.config import ReasoningFormat, ToolCallFormat
+from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.model.chat_template import ChatTemplate
 from tests.api.models import seconds
 from tests.support.dialogues import CASES, FUNCTIONS, WRITERS, Answer, parse, parser, write
@@ -281,7 +281,7 @@ def test_the_output_of_a_named_call_is_its_arguments() -> None:
 
 
 def thinks(answer: OutputParser, thinking: bool = False, own: str = "qwen3") -> OutputParser:
-    return with_reasoning(ReasoningFormat(own), answer, REASONING[ReasoningFormat(own)].open if thinking else "")
+    return with_reasoning(own, answer, REASONING[own].open if thinking else "")
 
 
 def plain(thinking: bool = False) -> OutputParser:
@@ -324,21 +324,21 @@ MISTRAL = '{{- "[TOOL_CALLS] [" }}'
 
 @by_table("template", "name")
 def test_the_template_tells_how_calls_are_written(template: str, name: str) -> None:
-    assert tool_format(ToolCallFormat.AUTO, template) is TOOLS[ToolCallFormat(name)]
+    assert tool_format("auto", template) is TOOLS[name]
 
 
 @pytest.mark.parametrize("template", ["", "{{ tools }}", "{{ tools }}<function=f>"])
 def test_other_formats_are_not_taken_for_a_known_one(template: str) -> None:
-    assert tool_format(ToolCallFormat.AUTO, template) is None
+    assert tool_format("auto", template) is None
 
 
 def test_the_option_comes_before_the_template() -> None:
-    assert tool_format(ToolCallFormat.HERMES, MISTRAL) is TOOLS[ToolCallFormat.HERMES]
-    nothing = tool_format(ToolCallFormat.NONE, MISTRAL)
+    assert tool_format("hermes", MISTRAL) is TOOLS["hermes"]
+    nothing = tool_format("none", MISTRAL)
     assert nothing is not None and nothing.markers == ()
-    assert reasoning_format(ReasoningFormat.NONE, QWEN) is ReasoningFormat.NONE
-    assert reasoning_format(ReasoningFormat.AUTO, QWEN) is ReasoningFormat.QWEN3
-    assert reasoning_format(ReasoningFormat.AUTO, MISTRAL) is ReasoningFormat.NONE
+    assert reasoning_format("none", QWEN) == "none"
+    assert reasoning_format("auto", QWEN) == "qwen3"
+    assert reasoning_format("auto", MISTRAL) == "none"
 
 
 _TEMPLATES = Path(__file__).with_name("chat_templates")
@@ -350,8 +350,8 @@ def test_a_chat_template_names_its_parsers_and_they_read_the_calls_it_renders(
     file: str, licence: str, source: str, name: str, own: str
 ) -> None:
     text = (_TEMPLATES / f"{file}.jinja").read_text(encoding="utf-8")
-    assert tool_format(ToolCallFormat.AUTO, text) is TOOLS[ToolCallFormat(name)], source
-    assert reasoning_format(ReasoningFormat.AUTO, text) is ReasoningFormat(own), licence
+    assert tool_format("auto", text) is TOOLS[name], source
+    assert reasoning_format("auto", text) == own, licence
     arguments = {"s": 'Rome\n"x"', "i": 12, "b": True, "l": [1, "a"], "o": {"k": {"z": "v"}}}
     called = {"name": "look", "arguments": json.dumps(arguments)}
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Look."}]
@@ -371,18 +371,16 @@ def test_a_chat_template_names_its_parsers_and_they_read_the_calls_it_renders(
 
 
 def test_every_value_of_the_options_is_a_row() -> None:
-    assert {*TOOLS, ToolCallFormat.AUTO, ToolCallFormat.NONE} == set(ToolCallFormat)
-    assert {*REASONING, ReasoningFormat.AUTO, ReasoningFormat.NONE} == set(ReasoningFormat)
-    assert {writer.split()[0] for writer in WRITERS} == {str(name) for name in TOOLS}
+    for name, rows in (("tool_call_parser", TOOLS), ("reasoning_parser", REASONING)):
+        assert {*rows, "auto", "none"} == set(OPTIONS[name].type.choices)
+    assert {writer.split()[0] for writer in WRITERS} == set(TOOLS)
 
 
 def test_ids_are_as_the_template_takes_them() -> None:
-    own = TOOLS[ToolCallFormat.HERMES]
+    own = TOOLS["hermes"]
     assert own.new_id().startswith("call_") and own.new_id() != own.new_id()
-    assert len(TOOLS[ToolCallFormat.MISTRAL].new_id()) == 9 and TOOLS[ToolCallFormat.MISTRAL].new_id().isalnum()
-    fitted = [
-        TOOLS[ToolCallFormat(name)].fit_id("call_0123456789", "f", 2) for name in ("hermes", "mistral", "kimi_k2")
-    ]
+    assert len(TOOLS["mistral"].new_id()) == 9 and TOOLS["mistral"].new_id().isalnum()
+    fitted = [TOOLS[name].fit_id("call_0123456789", "f", 2) for name in ("hermes", "mistral", "kimi_k2")]
     assert fitted == ["call_0123456789", "123456789", "functions.f:2"]
 
 
@@ -439,7 +437,7 @@ def test_an_output_that_is_cut_off_has_the_beginning_of_its_calls(writer: str) -
 
 def markup(writer: str) -> st.SearchStrategy[str]:
     """Texts of what the format is made of, right and wrong."""
-    own = TOOLS[ToolCallFormat(writer.split()[0])]
+    own = TOOLS[writer.split()[0]]
     parts = {own.section, own.close, own.between, *own.markers, *own.quotes}
     for call in own.call:
         parts |= {call.opener, call.middle, *call.closers, *(call.name_ends.texts if call.name_ends else ())}
@@ -582,6 +580,7 @@ def test_what_is_held_back_and_what_is_nested_is_bounded() -> None:
 
 
 def test_the_markers_of_reasoning_are_seen() -> None:
-    assert reasoning_markers(ReasoningFormat.QWEN3) == ("<think>", "</think>")
-    assert "<|message|>" in reasoning_markers(ReasoningFormat.GPT_OSS)
-    assert reasoning_markers(ReasoningFormat.NONE) == ()
+    assert reasoning_markers("qwen3") == ("<think>", "</think>")
+    of_channels = {f"<|{name}|>" for name in ("start", "channel", "constrain", "message", "end", "call", "return")}
+    assert of_channels == set(reasoning_markers("gpt_oss")) == set(TOOLS["openai"].markers)
+    assert reasoning_markers("none") == ()

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.api import RawRequest, parameters
+from djl_trtllm.api import parameters
+from djl_trtllm.api.base import RawRequest
 from djl_trtllm.api.parameters import (
     BOOLEAN,
     IGNORED,

@@ -17,7 +17,7 @@ import orjson
 import pytest
 
 from djl_trtllm import errors
-from djl_trtllm.api import Call, Dialect, ModelContext, Prompt, RawRequest
+from djl_trtllm.api.base import Call, Dialect, ModelContext, Prompt, RawRequest
 from djl_trtllm.api.front_end import endpoint_error
 from djl_trtllm.api.kept import Kept
 from djl_trtllm.api.openapi import describe, request_errors

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given as draws
 from hypothesis import strategies as st
 
-from djl_trtllm.api import Call, Dialect, RawRequest, ResponseEncoder
+from djl_trtllm.api.base import Call, Dialect, RawRequest, ResponseEncoder
 from djl_trtllm.api.dialects.lmi.dialect import INPUTS_PARAMETERS
 from djl_trtllm.api.dialects.lmi.responses import LinesEncoder
 from djl_trtllm.api.dialects.tgi import PARAMETERS

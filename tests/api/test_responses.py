@@ -19,8 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djl_trtllm.api import RawRequest, ResponseEncoder
-from djl_trtllm.api.base import Prompt
+from djl_trtllm.api.base import Prompt, RawRequest, ResponseEncoder
 from djl_trtllm.api.chat import Parsing, ToolUse
 from djl_trtllm.api.choices import Response
 from djl_trtllm.api.dialects.lmi.dialect import FORMATTERS
@@ -40,7 +39,6 @@ from djl_trtllm.api.dialects.truss import TextEncoder, WholeTextEncoder
 from djl_trtllm.api.output_parsers import call_parser, tool_format
 from djl_trtllm.api.parts import PartsEncoder
 from djl_trtllm.api.pooling import score_of
-from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.errors import GenerationError
 from djl_trtllm.request import Alternative, FinishReason, OutputChunk, RankedToken, SequenceResult, Token
 from tests.api.models import (
@@ -63,7 +61,7 @@ from tests.api.models import (
 from tests.integration.server.test_agents import joined, parts
 
 TABLE = Path(__file__).with_name("responses.json")
-PLAIN = Parsing(None, ReasoningFormat.NONE)
+PLAIN = Parsing(None, "none")
 LINE_ENDS = "\0\n\r\x7f\x85\u2028\u2029\ufeff"
 
 
@@ -315,14 +313,14 @@ def test_log_probabilities_are_encoded_as_they_come(case: str) -> None:
 
 CALL = '<tool_call>\n{"name": "sky.weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 OUTPUT = f"<think>\nHm.\n</think>\n\nI look.\n{CALL}\n{CALL}"
-FORMAT = tool_format(ToolCallFormat.HERMES, "")
+FORMAT = tool_format("hermes", "")
 assert FORMAT is not None
 
 
 def parsing(*, parallel: bool = True) -> Parsing:
     assert FORMAT is not None
     tools = ToolUse(partial(call_parser, FORMAT, {"sky.weather": {}}), FORMAT, parallel=parallel)
-    return Parsing(tools, ReasoningFormat.QWEN3)
+    return Parsing(tools, "qwen3")
 
 
 def message_parts(*, stream: bool, parallel: bool = True, omits: bool = False) -> PartsEncoder:

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from djl_trtllm import errors
-from djl_trtllm.api import Dialect, Operation, RawRequest
+from djl_trtllm.api.base import Dialect, Operation, RawRequest
 from djl_trtllm.api.chat import TOOLS
 from djl_trtllm.api.dialects import embeddings, messages, rerank, tei, tgi, truss
 from djl_trtllm.api.dialects import responses as answers

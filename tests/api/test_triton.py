@@ -10,8 +10,7 @@ import numpy as np
 import orjson
 import pytest
 
-from djl_trtllm.api import Call, Prompt, RawRequest
-from djl_trtllm.api.base import ModelStatus
+from djl_trtllm.api.base import Call, ModelStatus, Prompt, RawRequest
 from djl_trtllm.api.dialects.triton import description
 from djl_trtllm.api.dialects.triton.description import refuse_tensor_parameters
 from djl_trtllm.api.dialects.triton.dialect import (

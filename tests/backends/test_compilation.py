@@ -9,7 +9,7 @@ import javaproperties
 import msgspec
 import pytest
 
-from djl_trtllm.backends.compilation import compile_checkpoint
+from djl_trtllm.backends.planning import compile_checkpoint
 from djl_trtllm.config import Task, load
 from djl_trtllm.engines.cache import EngineDir, Manifest
 from djl_trtllm.engines.hardware import Hardware
@@ -36,7 +36,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         progress(f"compiled for {plan.platform}")
         return built(plan, out)
 
-    monkeypatch.setattr("djl_trtllm.backends.compilation.build_engine", build)
+    monkeypatch.setattr("djl_trtllm.backends.planning.build_engine", build)
     return behaviour
 
 

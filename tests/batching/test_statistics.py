@@ -38,6 +38,16 @@ def test_the_first_token_of_a_sequence_has_no_time_before_it(
     assert record.time_per_output_token is None
 
 
+def test_a_request_counts_with_its_prompt_and_images_when_it_is_queued() -> None:
+    statistics = Statistics("story")
+    for number in (1, 2):
+        record = RequestRecord(RequestOrigin(), 100, 40, 1, images=2, image_tokens=30, image_bytes=5000)
+        statistics.request_queued(record)
+        assert (record.number, record.model, list(statistics.live)) == (number, "story", list(range(1, number + 1)))
+    assert (statistics.requests, statistics.prompt_tokens) == (2, 80)
+    assert (statistics.images, statistics.image_tokens, statistics.image_bytes) == (4, 60, 10_000)
+
+
 def test_a_value_counts_in_the_first_bucket_whose_bound_it_does_not_exceed() -> None:
     histogram = Histogram((1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 2.0, 9.0, 7.0, 8.0):

@@ -18,7 +18,7 @@ from benchmarks.fleet.check import PLACES, STEPS_PER_SECOND, compare
 from benchmarks.fleet.replica import Gpu, Replica, Scripted
 from benchmarks.fleet.rules import Figures, Fixed, Keda, Ray, Rule, queries
 from benchmarks.fleet.simulation import ColdStart, Fleet, Simulation, Troubles
-from djl_trtllm.api import RawRequest
+from djl_trtllm.api.base import RawRequest
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import OutputChunk

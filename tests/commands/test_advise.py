@@ -133,25 +133,13 @@ def test_gpus_without_a_number_are_as_few_as_hold_it(tmp_path: Path) -> None:
     assert found["options"]["option.tensor_parallel_degree"] == "4"
 
 
-@pytest.mark.parametrize(
-    ("goals", "held"),
-    [
-        (("--ttft", "20ms", "--stream", "30"), "--ttft 0.12s is held by p5.4xlarge, tp 1, fp8"),
-        (("--stream", "80", "--budget", "10"), "--stream"),
-        (("--budget", "1"), "--budget 1.87 is held by g6e.xlarge, tp 1, as stored"),
-        (("--ttft", "150ms", "--stream", "100", "--budget", "10"), "--clients 16 is held by p5.4xlarge, tp 1, fp8"),
-    ],
-)
-def test_where_none_holds_it_what_would_be_held_is_said(model: str, goals: tuple[str, ...], held: str) -> None:
+def test_where_none_holds_it_each_reason_is_said_and_nothing_is_there_to_paste(model: str) -> None:
     machines = ("--instance", "g6e.xlarge,p5.4xlarge", "--tp", "1")
-    result = advise(model, *LOAD, *goals, *machines)
+    result = advise(model, *LOAD, "--ttft", "20ms", "--stream", "100", "--budget", "1", *machines)
     assert result.exit_code == 1
-    assert held in result.stdout
     assert "option." not in result.stdout
-    nearest = answered(model, *LOAD, *goals, *machines)["nearest"]
-    assert any(line.startswith(held) for line in nearest)
-    flag, value = next(line for line in nearest if line.startswith(held)).split(" is held")[0].split()
-    assert advise(model, *LOAD, *goals, flag, value, *machines).exit_code == 0
+    for line in result.stdout.splitlines()[5:7]:
+        assert all(reason in line for reason in ("the first token takes", "a stream has", "it costs"))
 
 
 def test_one_output_token_has_no_speed_of_a_stream(model: str) -> None:
@@ -164,7 +152,6 @@ def test_a_host_that_does_not_hold_the_checkpoint_is_a_reason(tmp_path: Path) ->
     big = str(described(tmp_path, **BIG, torch_dtype="float32"))
     found = answered(big, "--instance", "g6e.xlarge")
     assert found["not_holding"][0]["reason"] == "the host's memory of 32 GiB does not hold the checkpoint"
-    assert found["nearest"] == ["no machine misses a single goal only: relax several of them, or name more machines"]
 
 
 def test_a_gpu_of_which_only_the_memory_is_known_has_no_speed(model: str) -> None:

@@ -1,22 +1,35 @@
-"""`djl-trtllm size`: flags, status and output; `size_report` has what is printed and drawn."""
+"""`djl-trtllm size`: flags and status, and what is printed and drawn."""
 
 from __future__ import annotations
 
 import json
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
+from djl_trtllm.commands import size_report
+from djl_trtllm.commands.size_report import Comparison, draw, machines_of, read_request
+from djl_trtllm.config import load
 from djl_trtllm.engines import hardware
+from djl_trtllm.engines.hardware import Gpu, GpuState
+from djl_trtllm.errors import ModelError, SizingError
 from djl_trtllm.finder.trial import TrialLoad
+from djl_trtllm.sizing.machines import Machine, of_gpu, of_instance, of_memory
 from tests import sizing
-from tests.commands.conftest import BIG, described
+from tests.commands.conftest import BIG, described, report, request
+from tests.engines.helpers import write_tensorrt_engine
 from tests.finder.conftest import Played, model_with
 from tests.sizing.configs import llama, qwen3_32b_fp8
-from tests.support.tables import by_table
+from tests.support.tables import by_table, table
 
 
 @pytest.fixture(autouse=True)
@@ -137,9 +150,9 @@ def test_a_file_of_points_that_cannot_be_read_is_an_error(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPTION_ENGINE_CACHE_DIR", str(tmp_path))
-    (tmp_path / "points.json").write_text("{}")
+    (tmp_path / "points.jsonl").write_text("{}")
     result = size(model, "--gpu", "h100", "--clients", "1")
-    assert (result.exit_code, str(tmp_path / "points.json") in result.stderr) == (1, True)
+    assert (result.exit_code, str(tmp_path / "points.jsonl") in result.stderr) == (1, True)
 
 
 def test_the_other_table_may_be_used(model: str) -> None:
@@ -273,3 +286,374 @@ def test_what_a_measurement_cannot_follow_is_refused(measured: str, trials: Play
     assert result.exit_code == 1
     assert message in " ".join(result.stderr.split())
     assert trials.tried == []
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
+MIB, GIB = 1 << 20, 1 << 30
+GEMMA: dict[str, Any] = table(__file__, "GEMMA")
+COUNTED = "the weights were counted from config.json: their files are not known, or are not safetensors"
+H200 = GpuState(140 * GIB, 139 * GIB, (1,))
+
+# -- what is asked --
+
+
+def test_options_come_from_flags_and_from_the_models_own_file(tmp_path: Path) -> None:
+    path = described(tmp_path)
+    (path / "serving.properties").write_text("option.max_input_len=700\noption.tensor_parallel_degree=2\n")
+    asked = request(path, max_output_len=300)
+    assert (asked.input_len, asked.output_len, asked.length) == (700, 300, 1000)
+    assert asked.degree_on(of_gpu("h100")) == 2
+    assert asked.settings == {"max_output_len": "300"}
+
+
+def test_the_models_own_file_may_name_the_checkpoint(tmp_path: Path) -> None:
+    described(tmp_path / "weights")
+    (tmp_path / "serving.properties").write_text("option.model_id=weights\n")
+    assert request(tmp_path).sizes.shape.num_layers == 32
+    (tmp_path / "serving.properties").write_text(f"option.model_id={tmp_path / 'weights'}\n")
+    assert request(tmp_path).sizes.source == str(tmp_path / "weights")
+
+
+def test_a_configuration_file_or_an_archive_names_the_model_too(tmp_path: Path) -> None:
+    path = described(tmp_path / "model")
+    (path / "serving.properties").write_text("option.max_input_len=700\n")
+    assert request(path / "serving.properties").input_len == 700
+    with tarfile.open(tmp_path / "model.tar.gz", "w:gz") as archive:
+        archive.add(path, ".")
+    packed = request(tmp_path / "model.tar.gz", engine_cache_dir=tmp_path / "cache")
+    assert (packed.input_len, packed.sizes.shape.num_layers) == (700, 32)
+    with pytest.raises(ModelError, match="no model at"):
+        request(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("backend", "engine"), [("auto", "tensorrt"), ("tensorrt",) * 2, ("pytorch",) * 2, ("vllm",) * 2]
+)
+def test_the_backend_decides_what_is_estimated(tmp_path: Path, backend: str, engine: str) -> None:
+    found = request(described(tmp_path), backend=backend).on(of_gpu("h100"), 1)
+    assert found.estimate.conditions.backend == engine
+
+
+@by_table("context", "asked", "counted")
+def test_sequences_end_at_the_models_context(
+    tmp_path: Path, context: int | None, asked: list[int], counted: list[int] | None
+) -> None:
+    lengths = dict(zip(("max_input_len", "max_output_len"), asked, strict=False))
+    found = request(described(tmp_path, max_position_embeddings=context), **lengths)
+    assert [found.input_len, found.output_len] == (counted or asked)
+    warned = "sequences of 30000 + 500 tokens are longer than the model's context of 8192: counted are 8191 + 1"
+    assert found.shortened == (warned if asked == [30000, 500] else None)
+
+
+def test_only_checkpoints_of_hugging_face_are_sized(tmp_path: Path) -> None:
+    write_tensorrt_engine(tmp_path / "engine", max_batch_size=8)
+    with pytest.raises(SizingError, match="compiled TensorRT-LLM engine, which keeps what it was compiled for"):
+        request(tmp_path / "engine")
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "LlamaForCausalLM", "dtype": "float16"}))
+    save_file({"x": numpy.zeros(1)}, tmp_path / "rank0.safetensors")
+    with pytest.raises(SizingError, match="TensorRT-LLM checkpoint, which is not read; name the Hugging"):
+        request(tmp_path)
+
+
+@by_table("degree", "groups", "machine", "expected")
+def test_a_degree_needs_as_many_gpus(
+    tmp_path: Path, degree: object, groups: int, machine: str, expected: int | str
+) -> None:
+    asked = request(described(tmp_path), tensor_parallel_degree=degree, pipeline_parallel_degree=groups)
+    if isinstance(expected, int):
+        assert asked.degree_on(of_gpu(machine)) == expected
+    else:
+        with pytest.raises(SizingError, match=expected):
+            asked.degree_on(of_gpu(machine))
+
+
+def test_the_batch_is_the_one_that_max_num_tokens_raises_to(tmp_path: Path) -> None:
+    for asked, expected in ((32, 256), (300, 300)):
+        found = request(described(tmp_path), max_rolling_batch_size=asked).on(of_gpu("h100"), 1)
+        assert found.estimate.conditions.max_batch_size == expected
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
+    """This machine, with these GPUs as CUDA and as NVML show them."""
+
+    def machine(gpus: tuple[Gpu, ...], states: tuple[GpuState, ...] = ()) -> Machine:
+        monkeypatch.setattr(hardware, "visible_gpus", lambda environ: (gpus, None))
+        monkeypatch.setattr(size_report, "read_states", lambda: states)
+        (found,) = machines_of([], None, [], here=True)
+        return found
+
+    return machine
+
+
+def test_without_flags_it_is_this_machine(here: Callable[..., Machine]) -> None:
+    small, large = Gpu("NVIDIA A10G", (8, 6), 23028 * MIB), Gpu("NVIDIA A100", (8, 0), 81920 * MIB)
+    machine = here((large, small))
+    assert (machine.name, machine.gpu, machine.gpus) == ("this machine", "NVIDIA A10G", 2)
+    assert machine.known == of_gpu("a10g").known
+    for gpus, message in (((), "this machine has no NVIDIA GPU: name one with --gpu"), ((Gpu(),), "memory .* unknown")):
+        with pytest.raises(SizingError, match=message):
+            here(gpus)
+
+
+@pytest.mark.parametrize(
+    ("states", "says"),
+    [
+        ((H200, replace(H200, peers=(0,))), ()),
+        ((H200, replace(H200, peers=(0,), free=100 * GIB)), ("other programs use 40.0 of the 140.0 GiB of GPU 1",)),
+        ((replace(H200, peers=()),) * 2, ("the GPUs do not reach each other's memory",)),
+        ((replace(H200, peers=()),), ()),
+    ],
+)
+def test_memory_in_use_and_missing_links_are_warnings(
+    tmp_path: Path, here: Callable[..., Machine], states: tuple[GpuState, ...], says: tuple[str, ...]
+) -> None:
+    gpu = Gpu("NVIDIA H200", (9, 0), 140 * GIB)
+    machine = here((gpu,) * len(states), states)
+    assert len(machine.remarks) == len(says)
+    assert all(remark.startswith(said) for remark, said in zip(machine.remarks, says, strict=True))
+    assert report(described(tmp_path), machine).warnings[-1:] == (machine.remarks[-1:] or (COUNTED,))
+    assert here((gpu,) * (len(states) + 1), states).remarks == (), "nothing says which of them CUDA shows"
+
+
+def test_machines_are_those_that_flags_name() -> None:
+    named = machines_of(["h100", "h200:2"], "40GB", ["g5.xlarge"], here=True)
+    assert [machine.name for machine in named] == ["H100", "H200", "g5.xlarge", "a GPU of 37.3 GiB"]
+    assert machines_of([], None, [], here=False) == []
+
+
+def test_a_remote_model_is_read_by_its_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from djl_trtllm.sizing.checkpoint import CheckpointSizes
+
+    asked = []
+
+    def read(source: str, **options: object) -> CheckpointSizes:
+        asked.append((source, options["revision"]))
+        return CheckpointSizes.from_config(llama(), source)
+
+    monkeypatch.setattr(CheckpointSizes, "read", read)
+    monkeypatch.setenv("OPTION_REVISION", "abc")
+    monkeypatch.setenv("OPTION_MAX_INPUT_LEN", "77")
+    found = read_request("owner/name", {}, "0.28")
+    assert (asked, found.input_len) == ([("owner/name", "abc")], 77)
+
+
+def test_the_parts_add_up_to_the_gpu(tmp_path: Path) -> None:
+    found = report(described(tmp_path), of_gpu("h100"))
+    assert sum(found.memory.values()) == of_gpu("h100").memory
+    assert all(size >= 0 for size in found.memory.values())
+    estimate = found.found.estimate
+    assert found.memory["weights"] == estimate.weights
+    assert found.memory["kv_cache"] == estimate.kv_bytes(16384)
+    assert found.memory["activations"] == estimate.activations(16384) + estimate.logits
+
+
+def test_the_lines_end_with_options_that_resolve_to_themselves(tmp_path: Path) -> None:
+    path = described(tmp_path)
+    found = report(path, of_instance("g5.12xlarge"), 4, max_input_len=2048, max_output_len=5000, quantize="fp8")
+    pasted = [line for line in found.lines() if line.startswith("option.")]
+    assert pasted == found.lines()[-len(pasted) :]
+    (path / "serving.properties").write_text("\n".join(pasted))
+    config = load(path, {})
+    assert config.warnings == ()
+    options = config.options
+    assert (options.tensor_parallel_degree, options.max_num_tokens, options.quantize) == (4, 16384, "fp8")
+    assert (options.max_input_len, options.max_output_len, options.max_rolling_batch_size) == (4096, 5000, 256)
+    assert not any(origin.kind == "derived" for origin in config.origins.values())
+
+
+@by_table("asked", "settings")
+def test_what_is_pasted_holds_the_lengths_asked_for(
+    tmp_path: Path, asked: dict[str, int], settings: dict[str, str | None]
+) -> None:
+    found = report(described(tmp_path, **GEMMA), of_instance("g5.12xlarge"), 1, **asked)
+    assert found.settings["max_num_tokens"] == "1190"
+    assert {name: found.settings.get(name) for name in settings} == settings
+
+
+@pytest.mark.parametrize(
+    ("gpu", "settings", "warned"),
+    [("a100", {"quantize": "fp8"}, True), ("l4", {"quantize": "fp8"}, False), ("a100", {}, False)],
+)
+def test_gpus_without_fp8_are_named_as_such(tmp_path: Path, gpu: str, settings: dict[str, Any], warned: bool) -> None:
+    warnings = report(described(tmp_path), of_gpu(gpu), **settings).warnings
+    assert any("A100-80GB does not compute in FP8" in text for text in warnings) == warned
+
+
+@pytest.mark.parametrize(
+    ("changes", "machine", "settings", "texts"),
+    [
+        (
+            {},
+            of_instance("g5.12xlarge"),
+            {},
+            (
+                ": 8.03 billion parameters in bfloat16, 14.96 GiB, counted from config.json\n",
+                "  32 layers, hidden size 4096, 32 heads of which 8 in the KV cache, vocabulary 128256\n",
+                "on g5.12xlarge: 4 x A10G with 22.5 GiB, 5.67 USD per hour; tensor parallel 1, TensorRT engine\n",
+                "max_num_tokens: 16384, from table LMI 0.28, LLaMA 3 8B on g5.12xl, tp 1",
+                "the estimate of the largest one is",
+            ),
+        ),
+        (
+            {"num_hidden_layers": 1, "hidden_size": 512, "vocab_size": 1000},
+            of_memory("80GB"),
+            {"backend": "pytorch", "quantize": "fp8", "pipeline_parallel_degree": 2},
+            (" million parameters in bfloat16", ", quantised with fp8", "pipeline parallel 2, PyTorch", "pp 2"),
+        ),
+        ({}, of_memory("80GB"), {}, ("from half of the estimate", "for a GPU of 74.5 GiB, tp 1")),
+        ({"num_local_experts": 8}, of_gpu("h100"), {}, ("vocabulary 128256, 8 experts\n",)),
+    ],
+)
+def test_the_model_the_machine_and_the_numbers_origin_are_said(
+    tmp_path: Path, changes: dict[str, Any], machine: Machine, settings: dict[str, Any], texts: tuple[str, ...]
+) -> None:
+    found = "\n".join(report(described(tmp_path, **changes), machine, **settings).lines())
+    for text in texts:
+        assert text in found
+
+
+def test_out_of_memory_has_numbers_and_what_helps_and_nothing_to_paste(tmp_path: Path) -> None:
+    path = described(tmp_path, **BIG)
+    found = report(path, of_instance("g5.48xlarge"), 8)
+    text = "\n".join(found.lines())
+    assert "option." not in text and "max_num_tokens: none fits" in text
+    assert "needed" in text and "the GPU has" in text
+    assert "out of memory was measured (table LMI 0.28, LLaMA 3 70B on g5.48xl, tp 8)" in found.warnings[0]
+    assert "--compare" in found.warnings[1]
+    assert found.settings == {} and found.kv_tokens == found.sequences == 0
+    helped = report(path, of_gpu("h100"), 1)
+    assert helped.warnings[1] == "it fits with --tp 2"
+
+
+def test_an_estimate_that_contradicts_a_measurement_is_reported(tmp_path: Path) -> None:
+    found = report(described(tmp_path), of_instance("g5.12xlarge"))
+    estimate = found.found.estimate
+    tight = replace(estimate, conditions=replace(estimate.conditions, gpu_memory=1 << 30))
+    contradicted = replace(found, found=replace(found.found, estimate=tight))
+    assert contradicted.found.fits
+    assert contradicted.warnings == (
+        "the estimate says out of memory where the table has a measurement; the measurement is used",
+    )
+
+
+def test_json_has_the_same_numbers(tmp_path: Path) -> None:
+    found = report(described(tmp_path), of_instance("g5.12xlarge"), max_input_len=2048, max_output_len=2048)
+    told = found.as_json()
+    assert told["fits"] is True
+    assert told["max_num_tokens"] == 16384
+    assert told["measured"] == {"row": "table LMI 0.28, LLaMA 3 8B on g5.12xl, tp 1", "max_num_tokens": 24000}
+    assert told["memory_per_gpu"] == found.memory
+    assert told["sequences"] == {"input": 2048, "output": 2048, "count": found.sequences}
+    assert told["options"]["option.max_num_tokens"] == "16384"
+    assert told["machine"]["usd_per_hour"] == 5.672 and "us-east-1" in told["machine"]["price"]
+    assert told["model"]["parameters"] == 8030261248
+    missing = report(described(tmp_path, **BIG), of_instance("g5.48xlarge"), 8).as_json()
+    assert missing["fits"] is False
+    assert (missing["max_num_tokens"], missing["origin"], missing["options"]) == (None, None, {})
+
+
+def test_the_page_has_the_report_as_it_is(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sizing.md").read_text(encoding="utf-8")
+    assert "\n".join(report(described(tmp_path), of_instance("g5.12xlarge"), 4).lines()[1:]) in page
+
+
+# -- one model on many machines --
+
+
+def test_the_cheapest_instance_for_64_sequences_of_4k_is_named(tmp_path: Path) -> None:
+    asked = request(described(tmp_path, **BIG), max_input_len=2048, max_output_len=2048)
+    found = Comparison(asked, [], [], 64)
+    best = found.cheapest
+    assert best is not None
+    assert found.answer == (
+        f"cheapest for 64 sequences of 4096 tokens: {best.machine.name} ({best.machine.gpus} x {best.machine.gpu}), tp "
+        f"{best.tensor_parallel}, {best.price:.2f} USD per hour: {best.sequences} sequences"
+    )
+    assert found.answer in found.lines()
+    assert found.answer in (Path(__file__).parents[2] / "docs" / "sizing.md").read_text(encoding="utf-8")
+    told = found.as_json()
+    assert told["cheapest"]["machine"]["name"] == best.machine.name
+    assert told["cheapest"]["sequences"] == best.sequences
+    assert told["sequences_wanted"] == 64 and told["length"] == 4096
+
+
+def test_of_machines_with_the_same_gpus_the_cheapest_is_shown(tmp_path: Path) -> None:
+    found = Comparison(request(described(tmp_path)), [], [], None)
+    shown = [(one.machine.gpu, one.machine.gpus) for one in found.shown]
+    assert len(shown) == len(set(shown))
+    assert next(one.machine.name for one in found.shown if one.machine.gpu == "L40S") == "g6e.xlarge"
+
+
+def test_named_machines_are_all_shown_with_all_degrees(tmp_path: Path) -> None:
+    machines = [of_gpu("h100"), of_instance("g5.48xlarge")]
+    found = Comparison(request(described(tmp_path, **BIG)), machines, [4, 8], None)
+    assert [(one.machine.name, one.tensor_parallel) for one in found.shown] == [
+        ("g5.48xlarge", 8),
+        ("g5.48xlarge", 4),
+        ("H100", 8),
+        ("H100", 4),
+    ]
+    text = "\n".join(found.lines())
+    assert "out of memory" in text and "estimate" in text
+    assert found.answered
+    small = Comparison(request(described(tmp_path)), [of_instance("g5.12xlarge")], [1], None)
+    assert "measured" in small.lines()[3]
+    assert small.as_json()["candidates"][0]["origin"].startswith("table LMI 0.28")
+    least = min((one for one in found.all if one.sequences), key=lambda one: one.tensor_parallel)
+    assert found.answer == (
+        f"smallest for the model: 4 x H100, tp 4: {least.sequences} sequences; none of these machines with a price "
+        "holds as much"
+    )
+    assert any(line.startswith("Prices: ") for line in found.lines())
+    only_gpus = Comparison(request(described(tmp_path, **BIG)), machines[:1], [4, 8], None)
+    assert only_gpus.answer == f"smallest for the model: 4 x H100, tp 4: {least.sequences} sequences"
+    assert not any(line.startswith("Prices: ") for line in only_gpus.lines())
+
+
+def test_what_none_holds_is_said_with_the_most(tmp_path: Path) -> None:
+    asked = request(described(tmp_path, **BIG))
+    none = Comparison(asked, [of_instance("g5.48xlarge")], [], None)
+    assert none.answer.startswith("the model: none of these machines holds it; quantise")
+    assert not none.answered and none.as_json()["cheapest"] is None
+    few = Comparison(asked, [of_instance("p4d.24xlarge")], [], 10**6)
+    assert few.answer.startswith("1000000 sequences of 1536 tokens: none of these machines holds them; the most is ")
+    assert few.answer.endswith(" on p4d.24xlarge")
+
+
+# -- the picture --
+
+
+def test_a_picture_has_parts_numbers_and_capacity(tmp_path: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    found = report(described(tmp_path / "model"), of_instance("g5.12xlarge"))
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        draw(tmp_path / "size.svg", found)
+    text = (tmp_path / "size.svg").read_text()
+    for label in ("weights  14.96 GiB", "activations", "overhead", "KV cache", "unused", "GPU  22.5 GiB"):
+        assert label in text
+    assert "model on g5.12xlarge: 4 x A10G with 22.5 GiB, tensor parallel 1" in text
+    assert "max_num_tokens 16,384" in text and "largest, measured: 24,000" in text
+    assert f"{found.kv_tokens:,} tokens in the KV cache" in text
+
+
+def test_out_of_memory_is_drawn_too_and_other_files_and_places_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = report(described(tmp_path / "model", **BIG), of_instance("g5.48xlarge"), 8)
+    draw(tmp_path / "size.png", found)
+    assert (tmp_path / "size.png").read_bytes().startswith(b"\x89PNG")
+    for name, message in (
+        ("size.pdf", r"expected a name that ends with \.png or \.svg"),
+        ("no/size.png", "cannot write"),
+    ):
+        with pytest.raises(SizingError, match=rf"{name}: {message}"):
+            draw(tmp_path / name, found)
+
+
+def test_without_matplotlib_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    with pytest.raises(SizingError, match=r"pip install 'djl-trtllm\[plot\]'"):
+        draw(tmp_path / "size.png", report(described(tmp_path / "model"), of_gpu("h100")))

@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from djl_trtllm.djl import worker as worker_module
-from djl_trtllm.djl.items import Item
-from djl_trtllm.djl.worker import RollingWorker
+from djl_trtllm.djl.worker import Item, RollingWorker
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.service.lifecycle import State

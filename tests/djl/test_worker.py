@@ -12,11 +12,21 @@ from typing import Any, cast
 
 import pytest
 
-from djl_trtllm.api import Call
+from djl_trtllm.api.base import Call
 from djl_trtllm.config import Options
 from djl_trtllm.djl import worker
-from djl_trtllm.djl.items import Item, ItemWriter, take
-from djl_trtllm.djl.worker import Metrics, Stream, Streams, is_passive, load_status, open_worker_model, require_mode
+from djl_trtllm.djl.worker import (
+    Item,
+    ItemWriter,
+    Metrics,
+    Stream,
+    Streams,
+    is_passive,
+    load_status,
+    open_worker_model,
+    require_mode,
+    take,
+)
 from djl_trtllm.errors import (
     DjlTrtllmError,
     ExecutorStartError,
@@ -34,7 +44,6 @@ from djl_trtllm.telemetry import ServedRequest, Telemetry
 from tests.support.djl import Input, Reader, Socket
 from tests.support.in_process import Hosts, ask, played_model
 from tests.support.models import WordEncoder, chunk, scripted_model
-from tests.support.virtual_time import in_virtual_time
 
 
 @pytest.mark.parametrize(("rank", "passive"), [(None, False), ("0", False), ("1", True)])
@@ -116,7 +125,6 @@ def values(lines: list[str]) -> dict[str, int]:
     return {name: int(value) for name, _, value, *_ in parts}
 
 
-@in_virtual_time
 async def test_metrics_are_what_happened_since_the_last_ones(hosts: Hosts, tokenizer: Tokenizer) -> None:
     service = ModelService("story")
     metrics = Metrics(service)
@@ -137,7 +145,6 @@ async def test_metrics_are_what_happened_since_the_last_ones(hosts: Hosts, token
     await service.close()
 
 
-@in_virtual_time
 async def test_what_only_waits_or_came_and_went_is_news(hosts: Hosts, tokenizer: Tokenizer) -> None:
     service = ModelService("story")
     metrics = Metrics(service)
@@ -174,7 +181,6 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@in_virtual_time
 async def test_adapters_are_registered_and_unregistered_or_it_is_said_why_not(
     hosts: Hosts, tokenizer: Tokenizer, directory: Path
 ) -> None:
@@ -234,7 +240,6 @@ def sent(streams: Streams) -> Socket:
     return connection
 
 
-@in_virtual_time
 async def test_an_item_is_framed_with_its_requests_number() -> None:
     streams = Streams()
     carried = Carried(streams, "r1")
@@ -250,7 +255,6 @@ async def test_an_item_is_framed_with_its_requests_number() -> None:
     await carried.task
 
 
-@in_virtual_time
 async def test_a_request_ends_when_it_has_brought_its_last_item() -> None:
     streams = Streams()
     one, other = Carried(streams, "r1"), Carried(streams, "r2")
@@ -268,7 +272,6 @@ async def test_a_request_ends_when_it_has_brought_its_last_item() -> None:
 
 
 @pytest.mark.parametrize("backlog", [1, 3, 1000])
-@in_virtual_time
 async def test_every_token_arrives_once_and_in_order_however_long_the_backlog(backlog: int) -> None:
     """djl_python's sender takes all that is in its queue every `backlog` steps."""
     steps = 50

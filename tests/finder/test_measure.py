@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -533,6 +534,22 @@ def test_what_tp_4_means_on_one_cpu_is_said(tiny_stories: Path) -> None:
     assert "has no effect with openvino" in remark and "not 4 GPUs" in remark
     assert open_subject(str(tiny_stories), {"tensor_parallel_degree": 1}, TrialLoad()).remarks == ()
     assert open_subject(str(tiny_stories), {}, TrialLoad()).remarks == ()
+
+
+def test_the_degree_is_that_of_the_gpus_and_one_on_a_cpu(tiny_stories: Path) -> None:
+    asked = {"tensor_parallel_degree": 2}
+    assert open_subject(str(tiny_stories), asked, TrialLoad()).tensor_parallel == 1
+    one = one_gpu(80 << 30)
+    two = replace(one, gpus=one.gpus * 2)
+    assert open_subject(str(tiny_stories), {"backend": "pytorch", **asked}, TrialLoad(), two).tensor_parallel == 2
+
+
+def test_the_first_guess_on_a_gpu_is_the_estimate_for_its_memory(tiny_stories: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_stories, tmp_path / "model", ignore=shutil.ignore_patterns("engine")))
+    small, large = (
+        open_subject(str(model), {"backend": "pytorch"}, TrialLoad(), one_gpu(size << 30)).guess() for size in (8, 80)
+    )
+    assert small is not None and large is not None and LOWEST < small < large
 
 
 def test_an_engine_in_host_memory_has_a_bound(tiny_stories: Path, tmp_path: Path) -> None:

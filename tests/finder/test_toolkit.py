@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm.errors import ConfigError, DjlTrtllmError, SizingError
-from djl_trtllm.finder.toolkit import max_token_finder
+from djl_trtllm.finder import max_token_finder
 from djl_trtllm.finder.trial import TrialLoad
 from tests.finder.conftest import Played, model_with
 from tests.support.stub_http import Hub, hub_server
@@ -122,7 +122,7 @@ def test_each_other_name_of_the_real_toolkit_says_what_to_use_instead(name: str,
 
 def test_the_toolkits_modules_are_there_and_nothing_else_is() -> None:
     toolkit = importlib.import_module("tensorrt_llm_toolkit")
-    assert not hasattr(toolkit, "other") and toolkit.utils.utils.__name__ == "djl_trtllm.finder.toolkit"
+    assert not hasattr(toolkit, "other") and toolkit.utils.utils.__name__ == "djl_trtllm.finder"
 
 
 def test_the_real_toolkit_wins_wherever_it_is_and_what_is_left_of_one_does_not(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_the_real_toolkit_wins_wherever_it_is_and_what_is_left_of_one_does_not(t
     (package / "__pycache__").mkdir(parents=True)
     program = "from tensorrt_llm_toolkit.utils.utils import max_token_finder; print(max_token_finder.__module__)\n"
     for path in places:
-        assert run_finder(tmp_path, program, PYTHONPATH=path).stdout == "djl_trtllm.finder.toolkit\n"
+        assert run_finder(tmp_path, program, PYTHONPATH=path).stdout == "djl_trtllm.finder\n"
     (package / "utils").mkdir()
     (package / "__init__.py").write_text("def create_model_repo(): pass\n")
     (package / "utils" / "__init__.py").write_text("")

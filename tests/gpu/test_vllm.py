@@ -31,6 +31,8 @@ pytestmark = [
 STREAMS = 256
 CHURN = float(os.environ.get("CHURN_SECONDS", "60"))
 MIB = 1 << 20
+MARGIN = 0.001
+"""The share of the free memory that other programs leave: less than an iteration of prompts needs."""
 
 
 def engine(server: Server) -> psutil.Process:
@@ -50,6 +52,23 @@ def test_an_engine_that_is_killed_under_greedy_streams_is_a_pause(copier: Path, 
 def test_memory_that_is_taken_is_said_when_the_model_is_loaded(copier: Path, tmp_path: Path) -> None:
     with taken(0), Server(copier, {}, tmp_path) as server:
         check_that_it_says(server, "Free memory on device cuda:0")
+
+
+def test_memory_that_is_taken_while_it_serves_ends_no_server(copier: Path, tmp_path: Path) -> None:
+    with Server(copier, {}, tmp_path) as server:
+        server.wait_for_ping(timeout=START_SECONDS)
+        requests = [copying(number) for number in range(STREAMS)]
+        quiet = server.together(requests, at_once=STREAMS)
+        with taken(0, 1.0 - MARGIN):
+            answers = server.together(requests, at_once=STREAMS)
+            failed = sum(not answer.complete for answer in answers)
+            figure("streams that fail while memory is taken", failed, f"of {STREAMS}")
+            figure("engines that ended", server.metric("executor_restarts_total"), "")
+        server.wait_for_ping(timeout=START_SECONDS)
+        again = server.together(requests, at_once=STREAMS)
+        assert [answer.token_ids for answer in again] == [answer.token_ids for answer in quiet]
+        server.terminate()
+        assert server.wait() == 0
 
 
 def test_memory_does_not_grow_where_requests_come_and_go(copier: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm import LLM, SamplingParams
-from djl_trtllm.backends.compilation import compile_checkpoint
+from djl_trtllm.backends.planning import compile_checkpoint
 from djl_trtllm.engines import build
 from djl_trtllm.model import Tokenizer, load_tokenizer
 from tests.engines.helpers import configured

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from djl_trtllm.api import Dialect
+from djl_trtllm.api.base import Dialect
 from djl_trtllm.api.front_end import endpoint_error
 from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.config import Options

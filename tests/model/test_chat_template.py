@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import json
 import pickle
-import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from djl_trtllm.errors import InvalidRequestError, TokenizerError
-from djl_trtllm.model.chat_template import REFUSED, RENDERED, ChatTemplate, _read, answer, framed, read_sources
+from djl_trtllm.model.chat_template import ChatTemplate, prepare, read_sources, render
 from tests.support.tables import by_table
 
 USER = [{"role": "user", "content": "<hi> ü"}]
@@ -104,10 +103,11 @@ def test_what_is_no_call_is_left_to_the_template(calls: Any) -> None:
     assert json.dumps(messages) == before  # the caller keeps its messages
 
 
-def test_a_conversation_is_answered_by_its_text_or_the_reason_why_there_is_none() -> None:
+def test_a_process_renders_what_it_has_prepared_and_says_why_it_cannot() -> None:
     source = "{{ bos }}{{ messages[0].content }}{% if fail %}{{ raise_exception(fail) }}{% endif %}"
-    chat, wolf = template(source, bos="<s>"), [{"role": "user", "content": "a wolf \ud800"}]
-    assert answer(chat, pickle.dumps((wolf, {}))) == RENDERED + "<s>a wolf \ud800".encode("utf-8", "surrogatepass")
+    prepare({"default": source}, {"bos": "<s>"}, Path("here"))
+    wolf = [{"role": "user", "content": "a wolf \ud800"}]
+    assert render(pickle.dumps((wolf, {}))) == "<s>a wolf \ud800"
     refused: list[dict[str, Any]] = [
         {"fail": "not so"},
         {"chat_template": "other"},
@@ -115,15 +115,5 @@ def test_a_conversation_is_answered_by_its_text_or_the_reason_why_there_is_none(
         {"chat_template": []},
     ]
     for keywords in refused:
-        response = answer(chat, pickle.dumps((wolf, keywords)))
-        assert response[:1] == REFUSED and b"template" in response
-
-
-def test_messages_have_their_lengths_before_them() -> None:
-    here, there = socket.socketpair()
-    with here, there:
-        here.sendall(framed(b"a" * 70_000) + framed(b""))
-        here.shutdown(socket.SHUT_WR)
-        assert (_read(there), _read(there)) == (b"a" * 70_000, b"")
-        with pytest.raises(EOFError):
-            _read(there)
+        with pytest.raises(InvalidRequestError, match="template"):
+            render(pickle.dumps((wolf, keywords)))

@@ -97,6 +97,7 @@ def test_what_is_not_whole_or_no_model_is_refused_by_its_files(
         {"head_dim": 10**400},
         {"rope_scaling": {"long_factor": [1, 10**400]}},
         {"pretrained_config": {"mapping": {"world_size": 10**9}}, "build_config": {}},
+        *({name: 65_537} for name in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")),
     ],
     ids=lambda counts: next(iter(counts)),
 )

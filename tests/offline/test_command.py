@@ -17,7 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from djl_trtllm import cli
-from djl_trtllm.api import Prompt
+from djl_trtllm.api.base import Prompt
 from djl_trtllm.errors import GenerationError, InvalidRequestError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.offline.command import Entry, format_line, read_entries

@@ -22,7 +22,7 @@ import pytest
 
 import djl_trtllm
 from djl_trtllm import LLM, KvCacheConfig, SamplingParams, offline
-from djl_trtllm.api import Prompt
+from djl_trtllm.api.base import Prompt
 from djl_trtllm.backends.scripted.executor import vector_of
 from djl_trtllm.errors import (
     ConfigError,

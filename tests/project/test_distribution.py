@@ -242,14 +242,14 @@ def test_the_real_one_wins_in_the_same_environment(
     ours: list[str | Path] = ["--editable", source] if editable else [wheel]
     if first == "ours":
         install(python, *ours)
-        assert finder_of(python, tmp_path) == "djl_trtllm.finder.toolkit"
+        assert finder_of(python, tmp_path) == "djl_trtllm.finder"
         install(python, real)
     else:
         install(python, real)
         install(python, *ours)
     assert finder_of(python, tmp_path) == "tensorrt_llm_toolkit.utils.utils"
     uv("pip", "uninstall", "--python", python, "tensorrt_llm_toolkit")
-    assert finder_of(python, tmp_path) == "djl_trtllm.finder.toolkit"
+    assert finder_of(python, tmp_path) == "djl_trtllm.finder"
     uv("pip", "uninstall", "--python", python, "djl-trtllm")
     assert "ModuleNotFoundError: No module named 'tensorrt_llm_toolkit'" in finder_of(python, tmp_path)
 

@@ -90,11 +90,19 @@ def test_ci_runs_no_test_of_what_fails_a_check(failing: str, calls: int, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("end", "status"), [("assert False", 1), ("os._exit(9)", 2)])
-def test_a_test_process_that_crashed_is_no_failed_test(end: str, status: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ("print('a wolf')\n    assert False", 1, "1 failed, 1 passed"),
+        ("os._exit(9)", 2, "status 9) in test_one.py::test_it"),
+        ("warnings.warn('a fox')", 0, "2 passed, 1 warning"),
+    ],
+)
+def test_a_test_process_that_crashed_is_no_failed_test(end: str, status: int, said: str, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_one.py").write_text(f"import os\ndef test_it():\n    {end}\n")
-    options = ("-n", "2", "--max-worker-restart=0", "-p", "tests.support.processes", "-p", "no:randomly")
+    for name, body in (("one", end), ("two", "pass")):
+        (tmp_path / f"test_{name}.py").write_text(f"import os, warnings\ndef test_it(tmp_path):\n    {body}\n")
+    options = ("-p", "tests.support.forks", "--processes", "2", "-p", "no:randomly")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(tmp_path)],
         cwd=tmp_path,
@@ -103,7 +111,8 @@ def test_a_test_process_that_crashed_is_no_failed_test(end: str, status: int, tm
         text=True,
     )
     assert done.returncode == status, done.stdout
-    assert "1 failed" in done.stdout
+    assert said in done.stdout
+    assert ("a wolf" in done.stdout.partition("Captured stdout")[2]) == ("a wolf" in end)
 
 
 # -- what the project asks of other packages can be had by itself on each Python; beside engines: tests/docker ---------

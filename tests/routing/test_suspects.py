@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from djl_trtllm.routing.suspects import Suspects
+from djl_trtllm.routing.fleet import Suspects
 
 
 class Fleet:

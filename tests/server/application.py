@@ -22,14 +22,16 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.access import EVERYBODY, Access
 from djl_trtllm.server.connections import Connections
 from djl_trtllm.server.context import ServerContext
+from djl_trtllm.server.exchange import Generation, SessionRequests
 from djl_trtllm.server.http_protocol import HttpProtocol
 from djl_trtllm.server.management import ModelRoutes
 from djl_trtllm.server.metrics import MetricsPage
-from djl_trtllm.server.routes import Routes, SessionRequests
+from djl_trtllm.server.routes import Routes
 from djl_trtllm.service.clients import Clients, Sessions
 from djl_trtllm.service.lifecycle import ServedModel
 from tests.support.asgi import Client
 from tests.support.in_process import PROMPT, played_model
+from tests.support.virtual_time import at_end
 
 
 class Application:
@@ -54,7 +56,7 @@ class Application:
         self.counts = context.counts
         self.models = ModelRoutes(self.registry, store, 5.0)
         metrics = MetricsPage(self.registry, self.counts, Histogram())
-        routes = Routes(context, self.models, metrics, SessionRequests(sessions))
+        routes = Routes(context, self.models, metrics, Generation(context, SessionRequests(sessions)))
         self.monitor = routes.monitor
         self.app = routes.router(self._life)
         self.client = Client(self.app)
@@ -87,12 +89,24 @@ async def application(tokenizer: Tokenizer | None = None, **options: Any) -> Asy
     `store`, `max_request_size`, `sessions`, `access`, `clients` and `monitor` are the server's, the other options the
     model's.
     """
-    names = ("store", "max_request_size", "sessions", "access", "clients", "monitor")
-    application = Application(**{name: options.pop(name) for name in names if name in options})
-    if tokenizer is not None:
-        await application.load(tokenizer, **options)
+    application = await _made(tokenizer, **options)
     yield application
     await application.close()
+
+
+async def started(tokenizer: Tokenizer | None = None, **options: Any) -> Application:
+    """The same, closed at the end of the test."""
+    application = await _made(tokenizer, **options)
+    at_end(application.close)
+    return application
+
+
+async def _made(tokenizer: Tokenizer | None, **options: Any) -> Application:
+    names = ("store", "max_request_size", "sessions", "access", "clients", "monitor")
+    made = Application(**{name: options.pop(name) for name in names if name in options})
+    if tokenizer is not None:
+        await made.load(tokenizer, **options)
+    return made
 
 
 def body(tokens: int = 4, *, stream: bool = False, **parameters: Any) -> bytes:
@@ -181,6 +195,8 @@ class Peer:
         self.protocol = HttpProtocol(self.connections, config, self.state)
         self.protocol.connection_made(self.wire)
         self.watch = asyncio.ensure_future(self.connections.watch())
+        self.left = False
+        at_end(self.leave)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, more = b"", scope["path"] == "/echo"
@@ -210,6 +226,10 @@ class Peer:
         return str(json.loads(self.wire.written.rpartition(b"\r\n\r\n")[2])["message"])
 
     async def leave(self) -> None:
+        """End the connection; at the end of the test this happens by itself."""
+        if self.left:
+            return
+        self.left = True
         self.protocol.connection_lost(None)
         self.watch.cancel()
         await asyncio.gather(self.watch, return_exceptions=True)

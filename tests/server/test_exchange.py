@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from djl_trtllm.api import Call, Reply
+from djl_trtllm.api.base import Call, Reply
 from djl_trtllm.config import Options
 from djl_trtllm.errors import (
     ConfigError,

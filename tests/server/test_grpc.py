@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 import pytest
 
-from djl_trtllm.api import Call, ModelContext
+from djl_trtllm.api.base import Call, ModelContext
 from djl_trtllm.api.dialects.triton import description, rpc
 from djl_trtllm.api.dialects.triton.dialect import TRITON
 from djl_trtllm.api.dialects.triton.rpc import parse_rpc

@@ -46,8 +46,6 @@ async def test_a_connection_whose_client_has_left_already_is_dropped() -> None:
     with ours, theirs:
         unix = Peer(connection=ours)  # it has no addresses
     assert [("abort" in peer.wire.done) for peer in (there, gone, unix)] == [False, True, False]
-    for peer in (there, gone, unix):
-        await peer.leave()
 
 
 async def test_an_idle_connection_has_little_memory() -> None:
@@ -70,8 +68,6 @@ async def test_an_idle_connection_has_little_memory() -> None:
         tracemalloc.stop()
     # What a request has left: neither a parser, which takes a kilobyte, nor a scope.
     assert (after - before) / 20 < 1000
-    for peer in peers:
-        await peer.leave()
 
 
 @pytest.mark.parametrize("kind", ["open", "closed", "none"])
@@ -91,7 +87,6 @@ async def test_a_connection_is_dropped_together_with_what_was_not_read(kind: str
         if kind == "open":
             assert struct.unpack("ii", connection.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8)) == (1, 0)
     assert "abort" in peer.wire.done
-    await peer.leave()
 
 
 async def test_a_part_of_a_body_is_sent_while_the_client_reads_and_is_there() -> None:
@@ -141,7 +136,6 @@ async def test_a_body_with_a_length_or_without_content_has_no_parts(method: byte
     _, _, body = peer.wire.written.partition(b"\r\n\r\n")
     assert body == (b"nine long" if method == b"GET" else b"")
     assert b"transfer-encoding" not in peer.wire.written and not peer.wire.done
-    await peer.leave()
 
 
 @pytest.mark.parametrize(
@@ -172,7 +166,6 @@ async def test_a_response_that_is_not_completed_ends_its_connection(
     assert peer.statuses == statuses and not peer.state.tasks
     assert "close" in peer.wire.done and not peer.wire.written.endswith(b"0\r\n\r\n")
     assert len(caplog.records) == 1
-    await peer.leave()
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -207,7 +200,6 @@ async def test_what_follows_the_last_request_of_a_connection_is_ignored() -> Non
     peer.sends(ENDED.replace(b"\r\n", b"\r\nConnection: close\r\n", 1) + PING)
     await asyncio.sleep(0.001)
     assert (peer.seen, peer.statuses, peer.wire.done) == ([("/", b"")], [200], {"close"})
-    await peer.leave()
 
 
 async def test_at_the_servers_end_a_connection_ends_after_its_response() -> None:
@@ -249,7 +241,6 @@ async def test_a_response_may_end_after_its_application_has_returned(complete: b
     rest.set_result(None)
     await asyncio.sleep(0.001)
     assert (peer.wire.written.endswith(b"0\r\n\r\n"), "close" in peer.wire.done) == (complete, not complete)
-    await peer.leave()
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -276,7 +267,6 @@ async def test_the_loss_of_its_client_is_reported_to_a_request_once(refused: boo
     assert reports == ["lost", "late"]
     await asyncio.sleep(0.001)
     assert not peer.state.tasks
-    await peer.leave()
 
 
 async def test_a_request_whose_response_has_ended_is_not_told_that_its_client_leaves() -> None:
@@ -332,7 +322,6 @@ async def test_an_application_waits_for_a_client_that_does_not_read() -> None:
     peer.protocol.connection_lost(None)
     await asyncio.sleep(0.001)
     assert not peer.state.tasks
-    await peer.leave()
 
 
 # -- limits, on a transport and a clock of the test's own --------------------------------------------------------------
@@ -369,7 +358,6 @@ async def test_bytes_are_bounded_however_they_come(data: bytes, status: int, siz
     await until(lambda: bool(peer.statuses))
     assert peer.statuses == [status]
     assert ("eof" in peer.wire.done) == (status != 200)
-    await peer.leave()
 
 
 @pytest.mark.parametrize("data", [b"", GET + b"\r\n", POST + b"a wolf", b"nonsense\r\n\r\n", b"GET /" + b"a" * 128])
@@ -382,6 +370,7 @@ async def test_a_connection_that_is_gone_is_freed_at_once(data: bytes) -> None:
         peer.sends(data)
         await asyncio.sleep(1)
         peer.protocol.connection_lost(None)
+        peer.left = True
         del peer.protocol
         await asyncio.sleep(1)
         assert protocol() is None
@@ -404,7 +393,6 @@ async def test_requests_of_one_connection_are_answered_one_after_the_other() -> 
     await until(lambda: len(peer.statuses) == 5)
     assert peer.seen == [("/ping", b""), ("/echo", b"a wolf"), ("/echo", b"fox"), ("/ping", b""), ("/ping", b"")]
     assert peer.connections.context.bodies.used == 0
-    await peer.leave()
 
 
 async def test_no_more_is_read_ahead_than_needed_or_than_there_is_memory_for() -> None:
@@ -420,7 +408,6 @@ async def test_no_more_is_read_ahead_than_needed_or_than_there_is_memory_for() -
     assert "abort" in peer.wire.done
     peer.hold.set()
     await asyncio.sleep(0)
-    await peer.leave()
 
 
 async def test_reading_goes_on_when_what_was_read_ahead_is_answered() -> None:
@@ -432,7 +419,6 @@ async def test_reading_goes_on_when_what_was_read_ahead_is_answered() -> None:
         peer.hold.set()
         await until(lambda answered=answered: len(peer.statuses) == answered)  # type: ignore[misc]
         assert "pause" not in peer.wire.done
-    await peer.leave()
 
 
 async def test_reading_does_not_go_on_while_much_that_was_read_ahead_is_to_be_answered() -> None:
@@ -445,7 +431,6 @@ async def test_reading_does_not_go_on_while_much_that_was_read_ahead_is_to_be_an
     await asyncio.sleep(0.001)
     assert (peer.statuses, "pause" in peer.wire.done) == ([200], True)
     peer.hold.set()
-    await peer.leave()
 
 
 async def test_an_answer_to_what_was_read_ahead_may_take_longer_than_a_connection_may_be_idle() -> None:
@@ -459,7 +444,6 @@ async def test_an_answer_to_what_was_read_ahead_may_take_longer_than_a_connectio
     assert (peer.statuses, peer.wire.done) == ([200], set())
     peer.hold.set()
     await until(lambda: len(peer.statuses) == 2)
-    await peer.leave()
 
 
 async def test_a_refused_client_that_stays_is_dropped() -> None:
@@ -470,7 +454,6 @@ async def test_a_refused_client_that_stays_is_dropped() -> None:
     await asyncio.sleep(2.5)
     assert peer.wire.done == {"eof", "abort"}
     assert peer.statuses == [400]
-    await peer.leave()
 
 
 @pytest.mark.parametrize(
@@ -482,7 +465,6 @@ async def test_what_is_too_large_is_named(begin: bytes, what: str) -> None:
     peer.sends(begin + b"a" * 2100)
     await asyncio.sleep(0.001)
     assert peer.refusal.startswith(what)
-    await peer.leave()
 
 
 async def test_a_connection_that_was_answered_early_is_idle_when_the_body_has_come() -> None:
@@ -497,7 +479,6 @@ async def test_a_connection_that_was_answered_early_is_idle_when_the_body_has_co
     assert "close" not in peer.wire.done
     await asyncio.sleep(10)
     assert "close" in peer.wire.done
-    await peer.leave()
 
 
 @by_table("data", "seconds", "message")
@@ -514,7 +495,6 @@ async def test_slow_requests_are_refused_when_their_time_is_over(data: bytes, se
     assert "abort" not in peer.wire.done
     peer.sends(b"x")
     assert "abort" in peer.wire.done
-    await peer.leave()
 
 
 async def test_a_large_body_has_more_time() -> None:
@@ -525,7 +505,6 @@ async def test_a_large_body_has_more_time() -> None:
     assert not peer.statuses
     await asyncio.sleep(10)
     assert peer.statuses == [408]
-    await peer.leave()
 
 
 @pytest.mark.parametrize("data", [b"", GET + b"\r\n", POST + b"a wolf"])
@@ -537,7 +516,6 @@ async def test_an_idle_connection_is_closed_after_its_time(data: bytes) -> None:
     assert list(peer.connections.idle) == [peer.protocol]
     await asyncio.sleep(10)
     assert "close" in peer.wire.done
-    await peer.leave()
 
 
 async def test_an_answer_may_take_long_but_has_to_be_read() -> None:
@@ -556,7 +534,6 @@ async def test_an_answer_may_take_long_but_has_to_be_read() -> None:
     await asyncio.sleep(32)
     assert "abort" in peer.wire.done
     peer.hold.set()
-    await peer.leave()
 
 
 async def test_what_a_client_does_not_read_of_the_last_answer_is_dropped() -> None:
@@ -568,7 +545,6 @@ async def test_what_a_client_does_not_read_of_the_last_answer_is_dropped() -> No
     assert "abort" not in peer.wire.done
     await asyncio.sleep(2)
     assert "abort" in peer.wire.done
-    await peer.leave()
 
 
 async def test_a_body_that_is_not_wanted_is_read_a_while_beyond_the_largest() -> None:
@@ -580,7 +556,6 @@ async def test_a_body_that_is_not_wanted_is_read_a_while_beyond_the_largest() ->
     peer.sends(b"x")
     assert "eof" in peer.wire.done
     assert peer.statuses == [200]
-    await peer.leave()
 
 
 @pytest.mark.parametrize("follows", [b"nonsense\r\n\r\n", CHUNKED + b"nonsense", b"GET http:// HTTP/1.1\r\n\r\n"])
@@ -597,7 +572,6 @@ async def test_a_request_that_is_refused_leaves_those_before_it_their_responses(
     peer.sends(b"x" * 1000)
     assert "abort" not in peer.wire.done
     await until(lambda: "abort" in peer.wire.done)
-    await peer.leave()
 
 
 @pytest.mark.parametrize("method", [b"POST", b"GET"])
@@ -613,7 +587,6 @@ async def test_the_offer_of_another_protocol_is_ignored(method: bytes, offer: by
     await until(lambda: len(peer.statuses) == 4)
     assert peer.statuses == [200] * 4
     assert peer.seen == [("/echo", b"a wolf"), ("/ping", b"")] * 2
-    await peer.leave()
 
 
 async def test_a_head_that_is_read_twice_counts_once() -> None:
@@ -632,7 +605,6 @@ async def test_a_proxy_is_not_what_this_is() -> None:
     peer.sends(b"CONNECT test:80 HTTP/1.1\r\nHost: test\r\n\r\n" + GET)
     assert peer.statuses == [501]
     assert "eof" in peer.wire.done
-    await peer.leave()
 
 
 @pytest.mark.parametrize("path", [b"/else", b"/echo"])
@@ -648,7 +620,6 @@ async def test_a_body_that_was_announced_and_not_asked_for_ends_the_connection(p
         await until(lambda: len(peer.statuses) == 2)
         assert peer.seen == [("/echo", b"a wolf")]
         assert "close" not in peer.wire.done
-    await peer.leave()
 
 
 async def test_a_body_that_was_refused_is_not_asked_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -657,7 +628,6 @@ async def test_a_body_that_was_refused_is_not_asked_for(caplog: pytest.LogCaptur
     await asyncio.sleep(1)
     assert peer.statuses == [400]
     assert not [record for record in caplog.records if record.exc_info]
-    await peer.leave()
 
 
 @pytest.mark.parametrize(
@@ -676,4 +646,3 @@ async def test_a_head_that_is_refused_has_its_line(data: bytes, line: str, caplo
     assert record.getMessage().startswith(line)
     if b"r-1" in data:
         assert record.request_id == "r-1"  # type: ignore[attr-defined]
-    await peer.leave()

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from djl_trtllm.bounded_json import SMALL
+from djl_trtllm.api.base import SMALL
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.model import Tokenizer

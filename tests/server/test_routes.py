@@ -1,4 +1,4 @@
-"""Which handler gets a request, its way through a model, and the description of the paths."""
+"""Which handler gets a request, its way through a model, the description of the paths, and dialogues with clients."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +25,7 @@ from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.config import Options, Task
 from djl_trtllm.errors import DjlTrtllmError, UnknownModelError
 from djl_trtllm.model import Tokenizer
+from djl_trtllm.server import routes
 from djl_trtllm.server.access import Access, ApiKey
 from djl_trtllm.server.context import find_model
 from djl_trtllm.server.exchange import Exchange
@@ -35,8 +37,9 @@ from djl_trtllm.version import __version__
 from tests.api.models import check_golden, dumped
 from tests.server.application import application, body
 from tests.support.asgi import JSON, lifespan
+from tests.support.dialogues import Dialogues
 from tests.support.in_process import PROMPT, Hosts
-from tests.support.plugin import TRIAL
+from tests.support.plugin import TRIAL, Trial
 from tests.support.tables import by_table
 from tests.support.virtual_time import until
 
@@ -516,3 +519,29 @@ def test_a_type_in_words(schema: dict[str, Any], words: str) -> None:
 def test_the_servers_own_paths_are_as_stored() -> None:
     lines = [f"{name} {dumped(operation._asdict())}\n" for name, operation in OPERATIONS.items()]
     check_golden("description-Server", "".join(lines).encode())
+
+
+# -- dialogues ---------------------------------------------------------------------------------------------------------
+
+
+DIALOGUES = Dialogues(__file__)
+
+
+@pytest.mark.parametrize("rule", DIALOGUES.rules)
+async def test_the_server_answers_as_in_the_dialogue(
+    hosts: Hosts, tokenizer: Tokenizer, tmp_path: Path, rule: str
+) -> None:
+    await DIALOGUES.check(rule, hosts, tokenizer, tmp_path)
+
+
+async def test_an_unknown_path_is_refused_beside_a_dialect_without_paths(
+    hosts: Hosts, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a dialect of a package is served by gRPC only."""
+
+    class WithoutPaths(Trial):
+        paths = pages = actions = ()  # type: ignore[assignment]  # fewer than the trial has
+
+    monkeypatch.setattr(routes, "DIALECTS", (WithoutPaths(), *DIALECTS))
+    rule = "an unknown path is refused as the API does whose paths are like it"
+    await DIALOGUES.check(rule, hosts, tokenizer, tmp_path)

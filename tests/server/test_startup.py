@@ -45,6 +45,7 @@ def store(tmp_path: Path) -> Path:
 STORE = {"SERVING_MODEL_STORE": "{store}"}
 
 
+@pytest.mark.usefixtures("hosts")  # files of the store are read here
 @by_table("given", "environ", "found", "models", "folder")
 def test_what_is_served(
     model: Path,
@@ -84,6 +85,7 @@ def test_what_is_wrong_in_a_directory_is_reported_before_the_server_starts(model
         plan_startup(str(model), {})
 
 
+@pytest.mark.usefixtures("hosts")
 def test_arguments_win_over_the_file_and_the_environment_for_the_server_and_its_models(
     model: Path, store: Path
 ) -> None:

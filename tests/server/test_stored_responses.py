@@ -12,12 +12,11 @@ from typing import Any
 import orjson
 import pytest
 
-from djl_trtllm.api.base import Call, ModelContext, RawRequest
+from djl_trtllm.api.base import SMALL, Call, ModelContext, RawRequest
 from djl_trtllm.api.dialects.responses import Responses
-from djl_trtllm.bounded_json import SMALL
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.server.access import Access, ApiKey
-from djl_trtllm.server.routes import SessionRequests, SessionUse
+from djl_trtllm.server.exchange import SessionRequests, SessionUse
 from djl_trtllm.service.clients import Session, Sessions
 from djl_trtllm.service.lifecycle import parse_call
 from tests.api.models import PlayedModel

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -19,12 +18,12 @@ from djl_trtllm.server.access import Access, ApiKey, Role
 from djl_trtllm.server.context import BodyMemory, ServerContext
 from djl_trtllm.server.websocket import PATH, BidirectionalStreams, WebSocketProtocol
 from djl_trtllm.telemetry import ServedRequest, Telemetry
-from tests.server.application import Application, application, body
+from tests.server.application import Application, body, started
 from tests.server.application import Peer as HttpPeer
 from tests.support.client import BINARY, CONTINUATION, HANDSHAKE, PING_FRAME, TEXT, frame
 from tests.support.in_process import Hosts
 from tests.support.steps import Delta
-from tests.support.virtual_time import until
+from tests.support.virtual_time import at_end, until
 
 PONGED = b"\x8a\x00"
 
@@ -41,6 +40,7 @@ class Peer:
         self.http.sends(HANDSHAKE + head + b"\r\n")
         assert isinstance(self.wire.protocol, WebSocketProtocol)
         self.protocol = self.wire.protocol
+        at_end(self.leave)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
@@ -79,6 +79,9 @@ class Peer:
         return struct.unpack("!H", data[:2])[0], data[2:].decode()
 
     async def leave(self) -> None:
+        if self.http.left:
+            return
+        self.http.left = True
         self.protocol.connection_lost(None)
         await until(lambda: not self.http.state.tasks)
         self.http.watch.cancel()
@@ -101,7 +104,6 @@ async def test_of_many_small_frames_some_are_read_at_a_time_and_no_more_is_recei
     assert peer.connections.context.bodies.used == 0
     peer.sends(frame(PING_FRAME))
     assert len(peer.wire.written) == len(PONGED) * 4001
-    await peer.leave()
 
 
 async def test_a_message_that_the_application_has_not_taken_yet_stops_reading() -> None:
@@ -110,7 +112,6 @@ async def test_a_message_that_the_application_has_not_taken_yet_stops_reading() 
     assert "pause" in peer.wire.done
     await until(lambda: peer.received == [b"a wolf"])
     assert "pause" not in peer.wire.done
-    await peer.leave()
 
 
 @pytest.mark.parametrize("kind", [TEXT, BINARY])
@@ -126,7 +127,6 @@ async def test_the_parts_of_a_message_are_joined_as_they_come(kind: int) -> None
     await until(lambda: len(peer.received) == 2)
     assert peer.received == ([story.decode(), "fox"] if kind == TEXT else [story, b"fox"])
     assert peer.connections.context.bodies.used == 0
-    await peer.leave()
 
 
 async def test_what_is_incomplete_counts_as_memory_of_bodies() -> None:
@@ -140,7 +140,6 @@ async def test_what_is_incomplete_counts_as_memory_of_bodies() -> None:
     assert peer.wire.done >= {"close"}
     peer.sends(frame(PING_FRAME))
     assert peer.received == []
-    await peer.leave()
 
 
 async def test_nothing_is_read_of_a_client_that_does_not_read() -> None:
@@ -153,7 +152,6 @@ async def test_nothing_is_read_of_a_client_that_does_not_read() -> None:
     peer.protocol.resume_writing()
     assert peer.wire.written == PONGED
     assert "pause" not in peer.wire.done
-    await peer.leave()
 
 
 @pytest.mark.parametrize("paused", [20, 40])
@@ -167,7 +165,6 @@ async def test_a_client_has_to_read(paused: int) -> None:
     peer.protocol.resume_writing()
     await asyncio.sleep(100)
     assert ("abort" in peer.wire.done) == (paused == 40)
-    await peer.leave()
 
 
 async def test_what_a_client_does_not_read_of_the_end_is_dropped() -> None:
@@ -177,7 +174,6 @@ async def test_what_a_client_does_not_read_of_the_end_is_dropped() -> None:
     assert "abort" not in peer.wire.done
     await asyncio.sleep(2)
     assert "abort" in peer.wire.done
-    await peer.leave()
 
 
 async def test_a_client_that_does_not_answer_pings_is_dropped() -> None:
@@ -187,7 +183,6 @@ async def test_a_client_that_does_not_answer_pings_is_dropped() -> None:
     assert "abort" not in peer.wire.done
     await asyncio.sleep(31)
     assert "abort" in peer.wire.done
-    await peer.leave()
 
 
 @pytest.mark.parametrize(
@@ -207,7 +202,6 @@ async def test_a_message_has_to_come_to_its_end(part: bytes) -> None:
     await asyncio.sleep(2)
     assert peer.closed == (1008, "the message did not come within body_read_timeout=15 seconds")
     assert "abort" not in peer.wire.done
-    await peer.leave()
 
 
 async def test_a_large_message_has_more_time_and_one_that_is_complete_all_of_it() -> None:
@@ -223,7 +217,6 @@ async def test_a_large_message_has_more_time_and_one_that_is_complete_all_of_it(
     peer.sends(frame(CONTINUATION, b"x" * 32768, end=False))
     await asyncio.sleep(9)
     assert "close" in peer.wire.done
-    await peer.leave()
 
 
 @pytest.mark.parametrize("parts", [[b"\xff"], [b"\xe2", b"\x82", b"\xac", b"\xe2"]])
@@ -262,7 +255,6 @@ async def test_a_handshake_that_is_not_understood_is_answered_and_has_its_line(
     assert line.startswith(f"GET /invocations-bidirectional-stream {status} error=HttpRefusal")
     assert caplog.records[1].request_id == "r-1"  # type: ignore[attr-defined]
     assert [key[0] for key in peer.connections.context.counts.responses] == [status]
-    await peer.leave()
 
 
 async def test_a_handshake_that_opens_a_socket_has_no_line_of_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
@@ -276,7 +268,6 @@ async def test_what_comes_before_the_answer_to_the_handshake_and_cannot_be_kept_
     peer = Peer(max_body_memory=1000)
     peer.sends(b"x" * 1000)
     assert "abort" in peer.wire.done
-    await peer.leave()
 
 
 class Socket:
@@ -309,6 +300,11 @@ class Socket:
             "extensions": {"websocket.http.response": {}} if replies else {},
         }
         self.task = asyncio.ensure_future(app(scope, self._received.get, self._send))
+        at_end(self._end)
+
+    async def _end(self) -> None:
+        self.leave()
+        await self.task
 
     async def _send(self, message: Message) -> None:
         if self.gone:
@@ -332,14 +328,13 @@ class Socket:
         return next((each["code"] for each in self.sent if each["type"] == "websocket.close"), 0)
 
 
-@asynccontextmanager
 async def served(
     tokenizer: Tokenizer, limit: int = 5000, memory: BodyMemory | None = None, idle: float = 3600, **options: Any
-) -> AsyncIterator[tuple[Application, ASGIApp]]:
-    async with application(tokenizer, **options) as inner:
-        context = ServerContext(Options(max_request_size=limit, websocket_idle_timeout=idle))
-        context.bodies = memory or context.bodies
-        yield inner, BidirectionalStreams(inner.app, context)
+) -> tuple[Application, ASGIApp]:
+    inner = await started(tokenizer, **options)
+    context = ServerContext(Options(max_request_size=limit, websocket_idle_timeout=idle))
+    context.bodies = memory or context.bodies
+    return inner, BidirectionalStreams(inner.app, context)
 
 
 @pytest.mark.parametrize("text", [True, False])
@@ -347,138 +342,132 @@ async def test_a_message_is_a_request_and_its_response_is_of_the_same_kind(
     hosts: Hosts, tokenizer: Tokenizer, text: bool
 ) -> None:
     hosts.alone = True
-    async with served(tokenizer) as (_, app):
-        socket = Socket(app)
-        socket.message(body(2).decode() if text else body(2))
-        await until(lambda: len(socket.answers) == 1)
-        (answer,) = socket.answers
-        assert isinstance(answer, str if text else bytes)
-        assert orjson.loads(answer).keys() == {"generated_text"}
-        assert socket.sent[0] == {"type": "websocket.accept"}
-        socket.leave()
-        await socket.task
-        assert socket.closed == 0
+    _, app = await served(tokenizer)
+    socket = Socket(app)
+    socket.message(body(2).decode() if text else body(2))
+    await until(lambda: len(socket.answers) == 1)
+    (answer,) = socket.answers
+    assert isinstance(answer, str if text else bytes)
+    assert orjson.loads(answer).keys() == {"generated_text"}
+    assert socket.sent[0] == {"type": "websocket.accept"}
+    socket.leave()
+    await socket.task
+    assert socket.closed == 0
 
 
 async def test_every_part_of_a_stream_is_a_message(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with served(tokenizer) as (_, app):
-        socket = Socket(app)
-        socket.message(body(3, stream=True))
-        await until(lambda: bool(hosts.last.submitted))
-        for count in (1, 2, 3):
-            hosts.last.step()
-            await until(lambda count=count: len(socket.answers) == count)  # type: ignore[misc]
-        assert b"generated_text" in bytes(socket.answers[-1])  # type: ignore[arg-type]
-        socket.leave()
-        await socket.task
+    _, app = await served(tokenizer)
+    socket = Socket(app)
+    socket.message(body(3, stream=True))
+    await until(lambda: bool(hosts.last.submitted))
+    for count in (1, 2, 3):
+        hosts.last.step()
+        await until(lambda count=count: len(socket.answers) == count)  # type: ignore[misc]
+    assert b"generated_text" in bytes(socket.answers[-1])  # type: ignore[arg-type]
 
 
 async def test_messages_are_answered_in_their_order(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with served(tokenizer) as (_, app):
-        socket = Socket(app)
-        socket.message(body(1))
-        socket.message(body(2))
-        await until(lambda: bool(hosts.last.submitted))
-        assert len(hosts.last.submitted) == 1
-        hosts.last.step()
-        await until(lambda: len(hosts.last.submitted) == 2)
-        assert len(socket.answers) == 1
-        socket.leave()
-        await socket.task
+    _, app = await served(tokenizer)
+    socket = Socket(app)
+    socket.message(body(1))
+    socket.message(body(2))
+    await until(lambda: bool(hosts.last.submitted))
+    assert len(hosts.last.submitted) == 1
+    hosts.last.step()
+    await until(lambda: len(hosts.last.submitted) == 2)
+    assert len(socket.answers) == 1
 
 
 async def test_an_error_is_a_message_and_the_socket_stays_open(hosts: Hosts, tokenizer: Tokenizer) -> None:
     hosts.alone = True
-    async with served(tokenizer) as (inner, app):
-        socket = Socket(app)
-        for content in (b"{", b"", b'{"inputs": 1}', b"x" * 1001):
-            socket.message(content)
-        await until(lambda: len(socket.answers) == 4)
-        assert [orjson.loads(answer)["code"] for answer in socket.answers] == [424, 424, 424, 413]
-        inner.registry.models["story"].refuse_new()
-        socket.message(body(2))
-        await until(lambda: len(socket.answers) == 5)
-        assert orjson.loads(socket.answers[-1])["code"] == 529
-        socket.leave()
-        await socket.task
+    inner, app = await served(tokenizer)
+    socket = Socket(app)
+    for content in (b"{", b"", b'{"inputs": 1}', b"x" * 1001):
+        socket.message(content)
+    await until(lambda: len(socket.answers) == 4)
+    assert [orjson.loads(answer)["code"] for answer in socket.answers] == [424, 424, 424, 413]
+    inner.registry.models["story"].refuse_new()
+    socket.message(body(2))
+    await until(lambda: len(socket.answers) == 5)
+    assert orjson.loads(socket.answers[-1])["code"] == 529
 
 
 async def test_the_query_of_the_handshake_names_the_model(hosts: Hosts, tokenizer: Tokenizer) -> None:
     hosts.alone = True
-    async with served(tokenizer) as (inner, app):
-        await inner.load(tokenizer, "fable")
-        for query, count in ((b"model_name=fable", 1), (b"", 1)):
-            socket = Socket(app, query=query)
-            socket.message(body(2))
-            await until(lambda: bool(socket.answers))  # noqa: B023
-            assert len(hosts.made[1].submitted) == count
-            socket.leave()
-            await socket.task
-        assert b"model_name is required" in bytes(socket.answers[0])  # type: ignore[arg-type]
+    inner, app = await served(tokenizer)
+    await inner.load(tokenizer, "fable")
+    for query, count in ((b"model_name=fable", 1), (b"", 1)):
+        socket = Socket(app, query=query)
+        socket.message(body(2))
+        await until(lambda: bool(socket.answers))  # noqa: B023
+        assert len(hosts.made[1].submitted) == count
+        socket.leave()
+        await socket.task
+    assert b"model_name is required" in bytes(socket.answers[0])  # type: ignore[arg-type]
 
 
 async def test_a_client_that_leaves_ends_what_it_asked_for(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with served(tokenizer) as (_, app):
-        socket = Socket(app)
-        socket.message(body(4, stream=True))
-        await until(lambda: bool(hosts.last.submitted))
-        socket.leave()
-        await socket.task
-        assert len(hosts.last.cancelled) == 1
+    _, app = await served(tokenizer)
+    socket = Socket(app)
+    socket.message(body(4, stream=True))
+    await until(lambda: bool(hosts.last.submitted))
+    socket.leave()
+    await socket.task
+    assert len(hosts.last.cancelled) == 1
 
 
 async def test_a_client_that_cannot_be_written_to_is_given_up(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with served(tokenizer) as (_, app):
-        socket = Socket(app)
-        socket.message(body(4, stream=True))
-        await until(lambda: bool(hosts.last.submitted))
-        socket.gone = True
-        hosts.last.step()
-        await asyncio.wait({socket.task})
-        assert len(hosts.last.cancelled) == 1
+    _, app = await served(tokenizer)
+    socket = Socket(app)
+    socket.message(body(4, stream=True))
+    await until(lambda: bool(hosts.last.submitted))
+    socket.gone = True
+    hosts.last.step()
+    await asyncio.wait({socket.task})
+    assert len(hosts.last.cancelled) == 1
 
 
 async def test_messages_count_as_bodies_while_they_wait(hosts: Hosts, tokenizer: Tokenizer) -> None:
     memory = BodyMemory(3000)
-    async with served(tokenizer, memory=memory) as (_, app):
-        socket = Socket(app)
-        socket.message(body(4, stream=True))
-        await until(lambda: bool(hosts.last.submitted))
-        assert memory.used == 0
-        socket.message(b"x" * 1400)
-        await until(lambda: memory.used == 1400)
-        socket.message(b"x" * 200)
-        await socket.task
-        assert socket.closed == 1013
-        assert memory.used == 0
+    _, app = await served(tokenizer, memory=memory)
+    socket = Socket(app)
+    socket.message(body(4, stream=True))
+    await until(lambda: bool(hosts.last.submitted))
+    assert memory.used == 0
+    socket.message(b"x" * 1400)
+    await until(lambda: memory.used == 1400)
+    socket.message(b"x" * 200)
+    await socket.task
+    assert socket.closed == 1013
+    assert memory.used == 0
 
 
 @pytest.mark.parametrize("messages", [[b"{}"] * 18, [b"x" * 2001] * 4])
 async def test_a_client_that_sends_more_than_may_wait_is_closed(
     hosts: Hosts, tokenizer: Tokenizer, messages: list[bytes]
 ) -> None:
-    async with served(tokenizer, limit=5000) as (_, app):
-        socket = Socket(app)
-        socket.message(body(4, stream=True))
-        await until(lambda: bool(hosts.last.submitted))
-        for message in messages:
-            socket.message(message)
-        await socket.task
-        assert socket.closed == 1008
-        assert len(hosts.last.cancelled) == 1
+    _, app = await served(tokenizer, limit=5000)
+    socket = Socket(app)
+    socket.message(body(4, stream=True))
+    await until(lambda: bool(hosts.last.submitted))
+    for message in messages:
+        socket.message(message)
+    await socket.task
+    assert socket.closed == 1008
+    assert len(hosts.last.cancelled) == 1
 
 
 async def test_a_response_that_cannot_be_finished_closes_the_socket(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with served(tokenizer) as (_, app):
-        socket = Socket(app)
-        socket.message(body(4, stream=True, output_formatter="none"))
-        await until(lambda: bool(hosts.last.submitted))
-        for _ in range(3):
-            hosts.last.step()
-        request_id = hosts.last.submitted[0].request_id
-        hosts.last.send(Delta(request_id, [], None, FinishReason.ERROR, error="broken"))
-        await socket.task
-        assert socket.closed == 1011
+    _, app = await served(tokenizer)
+    socket = Socket(app)
+    socket.message(body(4, stream=True, output_formatter="none"))
+    await until(lambda: bool(hosts.last.submitted))
+    for _ in range(3):
+        hosts.last.step()
+    request_id = hosts.last.submitted[0].request_id
+    hosts.last.send(Delta(request_id, [], None, FinishReason.ERROR, error="broken"))
+    await socket.task
+    assert socket.closed == 1011
 
 
 async def test_a_defect_closes_the_socket_and_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -497,64 +486,59 @@ async def test_other_paths_and_too_many_sockets_are_refused(
     hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("djl_trtllm.server.websocket._MOST_SOCKETS", 1)
-    async with served(tokenizer) as (_, app):
-        other = Socket(app, path="/invocations", replies=True)
-        await other.task
-        assert (other.sent[0]["type"], other.sent[0]["status"]) == ("websocket.http.response.start", 404)
-        assert orjson.loads(other.sent[1]["body"])["message"] == "there is no WebSocket at /invocations"
-        plain = Socket(app, path="/invocations")
-        await plain.task
-        assert [message["type"] for message in plain.sent] == ["websocket.close"]
-        first = Socket(app)
-        await until(lambda: bool(first.sent))
-        second = Socket(app, replies=True)
-        await second.task
-        assert second.sent[0]["status"] == 503
-        first.leave()
-        await first.task
-        third = Socket(app)
-        await until(lambda: bool(third.sent))
-        assert third.sent == [{"type": "websocket.accept"}]
-        third.leave()
-        await third.task
+    _, app = await served(tokenizer)
+    other = Socket(app, path="/invocations", replies=True)
+    await other.task
+    assert (other.sent[0]["type"], other.sent[0]["status"]) == ("websocket.http.response.start", 404)
+    assert orjson.loads(other.sent[1]["body"])["message"] == "there is no WebSocket at /invocations"
+    plain = Socket(app, path="/invocations")
+    await plain.task
+    assert [message["type"] for message in plain.sent] == ["websocket.close"]
+    first = Socket(app)
+    await until(lambda: bool(first.sent))
+    second = Socket(app, replies=True)
+    await second.task
+    assert second.sent[0]["status"] == 503
+    first.leave()
+    await first.task
+    third = Socket(app)
+    await until(lambda: bool(third.sent))
+    assert third.sent == [{"type": "websocket.accept"}]
 
 
 async def test_a_client_leaves_sockets_for_others(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with served(tokenizer) as (_, app):
-        flood = [Socket(app, replies=True) for _ in range(600)]
-        await until(lambda: all(socket.sent for socket in flood))
-        opened = [socket for socket in flood if socket.sent[0]["type"] == "websocket.accept"]
-        assert len(opened) == 256
-        other = Socket(app, client="10.0.0.7")
-        await until(lambda: bool(other.sent))
-        assert other.sent == [{"type": "websocket.accept"}]
-        for socket in (*opened, other):
-            socket.leave()
-            await socket.task
+    _, app = await served(tokenizer)
+    flood = [Socket(app, replies=True) for _ in range(600)]
+    await until(lambda: all(socket.sent for socket in flood))
+    opened = [socket for socket in flood if socket.sent[0]["type"] == "websocket.accept"]
+    assert len(opened) == 256
+    other = Socket(app, client="10.0.0.7")
+    await until(lambda: bool(other.sent))
+    assert other.sent == [{"type": "websocket.accept"}]
 
 
 async def test_a_socket_that_is_idle_for_too_long_is_closed(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async with served(tokenizer, idle=50) as (_, app):
-        busy, idle = Socket(app), Socket(app)
-        busy.message(body(4, stream=True))
-        await asyncio.sleep(49)
-        idle.message(b"{}")
-        await asyncio.sleep(49)
-        assert (busy.closed, idle.closed) == (0, 0)
-        await idle.task
-        assert idle.closed == 1001
-        hosts.last.step(4)
-        await asyncio.sleep(49)
-        assert busy.closed == 0
-        await busy.task
-        assert busy.closed == 1001
+    _, app = await served(tokenizer, idle=50)
+    busy, idle = Socket(app), Socket(app)
+    busy.message(body(4, stream=True))
+    await asyncio.sleep(49)
+    idle.message(b"{}")
+    await asyncio.sleep(49)
+    assert (busy.closed, idle.closed) == (0, 0)
+    await idle.task
+    assert idle.closed == 1001
+    hosts.last.step(4)
+    await asyncio.sleep(49)
+    assert busy.closed == 0
+    await busy.task
+    assert busy.closed == 1001
 
 
 async def test_http_passes_through(hosts: Hosts, tokenizer: Tokenizer) -> None:
     hosts.alone = True
-    async with served(tokenizer) as (inner, app):
-        inner.client._app = app
-        assert (await inner.client.post("/invocations", body(2))).status == 200
+    inner, app = await served(tokenizer)
+    inner.client._app = app
+    assert (await inner.client.post("/invocations", body(2))).status == 200
 
 
 @pytest.mark.parametrize(
@@ -590,8 +574,6 @@ async def test_a_handshake_needs_the_key_and_the_port_of_a_request(
     accepted = Socket(app, headers=[(b"x-api-key", b"generate-please")])
     await until(lambda: bool(accepted.sent))
     assert accepted.sent == [{"type": "websocket.accept"}]
-    accepted.leave()
-    await accepted.task
 
 
 async def test_a_refused_handshake_is_told_with_its_id() -> None:

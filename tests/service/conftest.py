@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ParamSpec, cast
+from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from djl_trtllm.model import load_tokenizer
 from djl_trtllm.service.lifecycle import ModelService, ServedModel
 from djl_trtllm.service.model import Model
 from tests.support.in_process import Hosts, played_model
-from tests.support.virtual_time import run
+from tests.support.virtual_time import at_end
 
 
 @pytest.fixture
@@ -25,18 +24,18 @@ def stage() -> Iterator[Stage]:
         yield stage
 
 
-P = ParamSpec("P")
-
 TOKENIZER = load_tokenizer(Path(__file__).parents[2] / "serving" / "models" / "tiny-stories")
 
 
 class Stage(Hosts):
-    """Played engine processes, and what runs on them. `reported` has the errors that models failed with."""
+    """Played engine processes, and what runs on them, which is closed at the end of the test.
+
+    `reported` has the errors that models failed with.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.reported: list[DjlTrtllmError] = []
-        self._made: list[ModelService | ServedModel] = []
 
     def model(self, directory: Path = Path("/story"), **options: Any) -> Model:
         """See `played_model`."""
@@ -44,7 +43,8 @@ class Stage(Hosts):
 
     def service(self, **shared: Any) -> ModelService:
         """A service without a model."""
-        self._made.append(made := ModelService("story", on_failed=self.reported.append, **shared))
+        made = ModelService("story", on_failed=self.reported.append, **shared)
+        at_end(made.close)
         return made
 
     async def load(self, model: Model | None = None, **options: Any) -> ModelService:
@@ -55,7 +55,8 @@ class Stage(Hosts):
 
     def served(self, **more: Any) -> ServedModel:
         """A model of a server that is not loaded."""
-        self._made.append(made := ServedModel("story", "/store/story", on_failed=self.reported.append, **more))
+        made = ServedModel("story", "/store/story", on_failed=self.reported.append, **more)
+        at_end(made.close)
         return made
 
     async def serve(self, workers: int = 1, model: Model | None = None, **options: Any) -> ServedModel:
@@ -63,24 +64,3 @@ class Stage(Hosts):
         served, prepared = self.served(), model or self.model(**options)
         await served.load(lambda: prepared, workers)
         return served
-
-    async def close(self) -> None:
-        """End all models; once more does nothing."""
-        for made in self._made:
-            await made.close()
-
-
-def played(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Makes a test of a coroutine function with a `stage`: in virtual time, and what it has loaded is closed."""
-
-    @functools.wraps(test)
-    def running(*args: P.args, **kwargs: P.kwargs) -> None:
-        async def whole() -> None:
-            try:
-                await test(*args, **kwargs)
-            finally:
-                await cast(Stage, kwargs["stage"]).close()
-
-        run(whole())
-
-    return cast(Callable[P, None], running)

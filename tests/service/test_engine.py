@@ -15,10 +15,9 @@ from djl_trtllm.request import FinishReason
 from djl_trtllm.service.engine import MemoryWatch, settle_garbage_collector
 from djl_trtllm.service.lifecycle import State
 from djl_trtllm.service.model import Texts
-from tests.service.conftest import TOKENIZER, Stage, played
+from tests.service.conftest import TOKENIZER, Stage
 from tests.support.in_process import ask, state_of
 from tests.support.tables import table
-from tests.support.virtual_time import in_virtual_time
 
 GB = 10**9
 
@@ -61,7 +60,6 @@ def test_a_limit_below_what_an_engine_takes_has_no_effect(caplog: pytest.LogCapt
     assert one.look(2 * GB) is not None
 
 
-@in_virtual_time
 async def test_recyclings_are_a_minute_apart() -> None:
     one = watch()
     assert one.may_recycle()
@@ -84,7 +82,6 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return available
 
 
-@played
 async def test_a_process_that_has_grown_is_replaced_beside_its_requests(stage: Stage) -> None:
     stage.load_seconds = 3
     service = await stage.load(executor_memory_limit=2)
@@ -112,7 +109,6 @@ async def test_a_process_that_has_grown_is_replaced_beside_its_requests(stage: S
 
 
 @pytest.mark.parametrize("where", ["small machine", "GPU"])
-@played
 async def test_without_memory_for_two_it_is_replaced_when_its_requests_have_ended(
     stage: Stage, memory: list[int], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -136,7 +132,6 @@ async def test_without_memory_for_two_it_is_replaced_when_its_requests_have_ende
     assert (waiting.reason, state_of(service)) == (FinishReason.LENGTH, State.READY)
 
 
-@played
 async def test_a_process_has_its_number_of_requests_before_it_is_replaced(stage: Stage) -> None:
     service = await stage.load(executor_max_requests=3)
     for _ in range(2):
@@ -158,7 +153,6 @@ async def test_a_process_has_its_number_of_requests_before_it_is_replaced(stage:
     assert len(stage.made) == 3
 
 
-@played
 async def test_a_replacement_that_does_not_start_leaves_the_old_one(stage: Stage) -> None:
     service = await stage.load(executor_max_requests=1)
     asked = await ask(service, tokens=1)
@@ -171,7 +165,6 @@ async def test_a_replacement_that_does_not_start_leaves_the_old_one(stage: Stage
     assert (len(stage.made), service.pid) == (3, stage.last.pid)
 
 
-@played
 async def test_one_that_does_not_start_in_place_of_the_old_one_is_tried_again(stage: Stage, memory: list[int]) -> None:
     memory[0] = 0
     service = await stage.load(executor_max_requests=1)
@@ -182,7 +175,6 @@ async def test_one_that_does_not_start_in_place_of_the_old_one_is_tried_again(st
     assert (len(stage.made), state_of(service), service.restarts) == (3, State.READY, 1)
 
 
-@played
 async def test_an_old_process_that_dies_while_the_new_one_starts_costs_nothing(stage: Stage) -> None:
     stage.load_seconds = 3
     service = await stage.load(executor_max_requests=1)
@@ -197,7 +189,6 @@ async def test_an_old_process_that_dies_while_the_new_one_starts_costs_nothing(s
     assert asked.reason is FinishReason.LENGTH
 
 
-@played
 async def test_a_new_process_that_dies_while_the_old_one_ends_its_requests_is_replaced(stage: Stage) -> None:
     service = await stage.load(executor_max_requests=1)
     old = await ask(service, tokens=2)
@@ -213,7 +204,6 @@ async def test_a_new_process_that_dies_while_the_old_one_ends_its_requests_is_re
     assert stage.made[0].closed
 
 
-@played
 async def test_a_model_that_is_closed_in_the_middle_leaves_no_process(stage: Stage) -> None:
     service = await stage.load(executor_max_requests=1)
     asked = await ask(service)
@@ -224,7 +214,6 @@ async def test_a_model_that_is_closed_in_the_middle_leaves_no_process(stage: Sta
     assert asked.reason is FinishReason.ERROR
 
 
-@played
 async def test_a_model_that_drains_is_not_recycled(stage: Stage) -> None:
     service = await stage.load(executor_max_requests=1)
     await ask(service, tokens=1)
@@ -235,7 +224,6 @@ async def test_a_model_that_drains_is_not_recycled(stage: Stage) -> None:
     await draining
 
 
-@played
 async def test_what_the_newest_process_can_do_counts_while_there_is_none(stage: Stage) -> None:
     service = await stage.load()
     stage.last.limits = replace(stage.last.limits, beams=3)
@@ -245,7 +233,6 @@ async def test_what_the_newest_process_can_do_counts_while_there_is_none(stage: 
     assert service.load_now == 3
 
 
-@played
 async def test_the_log_says_why_and_what_becomes_of_requests(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     service = await stage.load(executor_max_requests=1)
@@ -261,7 +248,6 @@ async def test_the_log_says_why_and_what_becomes_of_requests(stage: Stage, caplo
     assert any("1 go on in the next engine process and 1 have ended" in message for message in caplog.messages)
 
 
-@played
 async def test_ids_that_the_tokenizer_has_and_the_model_does_not_are_refused(stage: Stage) -> None:
     model = stage.model()
     model = dataclasses.replace(model, texts=lambda: Texts(TOKENIZER, vocab_size=5))

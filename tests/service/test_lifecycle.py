@@ -22,7 +22,7 @@ from djl_trtllm.executor.protocol import Start
 from djl_trtllm.request import FinishReason
 from djl_trtllm.service.lifecycle import ModelService, State
 from djl_trtllm.service.model import Model, open_source, prepare
-from tests.service.conftest import Stage, played
+from tests.service.conftest import Stage
 from tests.support import models
 from tests.support.in_process import Asked, ask, state_of
 from tests.support.models import scripted_model
@@ -37,7 +37,6 @@ def test_the_states_have_the_words_that_clients_read() -> None:
     assert [state.value for state in State] == ["loading", "ready", "recovering", "draining", "failed", "stopped"]
 
 
-@played
 async def test_a_model_loads_serves_and_stops(stage: Stage) -> None:
     service = stage.service()
     assert (service.name, state_of(service), service.batch, service.pid) == ("story", State.LOADING, None, None)
@@ -55,7 +54,6 @@ async def test_a_model_loads_serves_and_stops(stage: Stage) -> None:
     assert state_of(service) is State.STOPPED
 
 
-@played
 async def test_an_engine_process_starts_as_the_models_options_say(stage: Stage) -> None:
     model = stage.model(script={"end_after": 3}, model_loading_timeout=7, executor_hang_timeout=9)
     service = stage.service()
@@ -64,7 +62,6 @@ async def test_an_engine_process_starts_as_the_models_options_say(stage: Stage) 
     assert (stage.last.load_timeout, stage.last.hang_timeout) == (7, 9)
 
 
-@played
 async def test_a_model_that_does_not_load_has_failed(stage: Stage) -> None:
     service = stage.service()
     stage.failures = [error := ExecutorStartError("no such engine")]
@@ -75,7 +72,6 @@ async def test_a_model_that_does_not_load_has_failed(stage: Stage) -> None:
     assert state_of(service) is State.FAILED
 
 
-@played
 async def test_a_model_that_is_ended_while_it_loads_does_not_get_ready(stage: Stage) -> None:
     stage.load_seconds = 10
     service = stage.service()
@@ -89,7 +85,6 @@ async def test_a_model_that_is_ended_while_it_loads_does_not_get_ready(stage: St
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-@played
 async def test_draining_refuses_new_requests_and_ends_with_the_last_old_one(stage: Stage) -> None:
     service = await stage.load()
     asked = await ask(service, tokens=1)
@@ -105,7 +100,6 @@ async def test_draining_refuses_new_requests_and_ends_with_the_last_old_one(stag
     assert asked.reason is FinishReason.LENGTH
 
 
-@played
 async def test_draining_ends_at_its_timeout(stage: Stage) -> None:
     service = await stage.load()
     asked = await ask(service)
@@ -114,7 +108,6 @@ async def test_draining_ends_at_its_timeout(stage: Stage) -> None:
     assert asked.finished is None
 
 
-@played
 async def test_closing_ends_what_still_runs_with_an_error(stage: Stage) -> None:
     service = await stage.load(max_rolling_batch_size=1)
     asked = [await ask(service) for _ in range(2)]
@@ -127,7 +120,6 @@ async def test_closing_ends_what_still_runs_with_an_error(stage: Stage) -> None:
     assert (service.load_now, service.batch) == (0, None)
 
 
-@played
 async def test_an_engine_process_that_is_late_with_its_news_or_its_end_changes_nothing(stage: Stage) -> None:
     service = await stage.load()
     await service.close()
@@ -137,7 +129,6 @@ async def test_an_engine_process_that_is_late_with_its_news_or_its_end_changes_n
     assert (state_of(service), len(stage.made)) == (State.STOPPED, 1)
 
 
-@played
 async def test_a_failed_or_stopped_model_does_not_drain(stage: Stage) -> None:
     service = stage.service()
     await service.close()
@@ -158,7 +149,6 @@ async def sleep_until(when: float) -> None:
     await asyncio.sleep(when - asyncio.get_running_loop().time())
 
 
-@played
 async def test_a_lost_engine_process_is_replaced_and_every_request_answered(stage: Stage) -> None:
     service = await stage.load(max_rolling_batch_size=1, resume_after_restart=False)
     asked = [await ask(service) for _ in range(3)]
@@ -174,7 +164,6 @@ async def test_a_lost_engine_process_is_replaced_and_every_request_answered(stag
     assert [one.reason for one in asked[1:]] == [FinishReason.LENGTH] * 2
 
 
-@played
 async def test_requests_go_on_in_the_next_engine_process_with_the_same_output(stage: Stage) -> None:
     service = await stage.load(max_rolling_batch_size=2)
     undisturbed = await ask(service, tokens=20)
@@ -196,7 +185,6 @@ async def test_requests_go_on_in_the_next_engine_process_with_the_same_output(st
     assert (service.statistics.resumed, service.restarts) == (6, 3)
 
 
-@played
 async def test_a_request_that_kills_engine_processes_ends_and_the_model_does_not_fail(stage: Stage) -> None:
     service = await stage.load(retry_threshold=2)
     asked = await ask(service)
@@ -214,7 +202,6 @@ async def test_a_request_that_kills_engine_processes_ends_and_the_model_does_not
         assert state_of(service) is State.READY
 
 
-@played
 async def test_an_engine_that_survives_no_request_fails_the_model(stage: Stage) -> None:
     service = await stage.load()
     asked = [await ask(service, prompt=f"{number} wolves") for number in range(3)]
@@ -226,7 +213,6 @@ async def test_an_engine_that_survives_no_request_fails_the_model(stage: Stage) 
 
 
 @pytest.mark.parametrize("streams", [0, 3])
-@played
 async def test_ten_kills_in_ten_minutes_end_no_request_and_fail_no_model(stage: Stage, streams: int) -> None:
     service = await stage.load(max_output_len=1000)
     asked = [await ask(service, tokens=800, prompt=f"{number} wolves") for number in range(streams)]
@@ -242,7 +228,6 @@ async def test_ten_kills_in_ten_minutes_end_no_request_and_fail_no_model(stage: 
 
 
 @pytest.mark.parametrize("loading", [False, True])
-@played
 async def test_engine_processes_that_are_killed_before_they_have_worked_fail_no_model(
     stage: Stage, loading: bool
 ) -> None:
@@ -265,7 +250,6 @@ async def test_engine_processes_that_are_killed_before_they_have_worked_fail_no_
 
 
 @pytest.mark.parametrize(("threshold", "seconds"), [(3, 600), (0, 0)])
-@played
 async def test_engine_processes_that_are_killed_fail_a_model_that_has_not_worked_for_ten_minutes(
     stage: Stage, threshold: int, seconds: float
 ) -> None:
@@ -276,7 +260,6 @@ async def test_engine_processes_that_are_killed_fail_a_model_that_has_not_worked
     assert seconds <= now() <= seconds + 11
 
 
-@played
 async def test_engine_processes_that_are_killed_after_others_have_worked_for_long_fail_no_model(stage: Stage) -> None:
     service = await stage.load()
     await asyncio.sleep(1000)
@@ -287,7 +270,6 @@ async def test_engine_processes_that_are_killed_after_others_have_worked_for_lon
         assert state_of(service) is State.READY
 
 
-@played
 async def test_replacements_come_later_and_later(stage: Stage) -> None:
     service = await stage.load(retry_threshold=10)
     stage.failures = [ExecutorStartError(f"start {number}") for number in range(1, 10)]
@@ -299,7 +281,6 @@ async def test_replacements_come_later_and_later(stage: Stage) -> None:
     assert (state_of(service), service.restarts) == (State.READY, 1)
 
 
-@played
 async def test_engine_processes_that_do_nothing_before_their_end_fail_the_model_for_a_while(stage: Stage) -> None:
     service = await stage.load(retry_threshold=2)
     for state in (State.READY, State.READY, State.FAILED):
@@ -333,7 +314,6 @@ async def test_engine_processes_that_do_nothing_before_their_end_fail_the_model_
     assert service.retry_in == 29, "the first pause again"
 
 
-@played
 async def test_an_engine_that_does_not_start_again_is_tried_at_most_every_ten_minutes(stage: Stage) -> None:
     service = await stage.load(retry_threshold=1)
     asked = [await ask(service) for _ in range(2)]
@@ -352,7 +332,6 @@ async def test_an_engine_that_does_not_start_again_is_tried_at_most_every_ten_mi
 
 
 @pytest.mark.parametrize("action", ["end", "drain"])
-@played
 async def test_a_failed_model_that_is_to_end_is_not_started_again(stage: Stage, action: str) -> None:
     service = await stage.load(retry_threshold=1)
     for _ in range(2):
@@ -365,7 +344,6 @@ async def test_a_failed_model_that_is_to_end_is_not_started_again(stage: Stage, 
 
 
 @pytest.mark.parametrize("busy", [True, False])
-@played
 async def test_without_retries_each_loss_fails_the_model_for_good(stage: Stage, busy: bool) -> None:
     service = await stage.load(retry_threshold=0)
     asked = [await ask(service, tokens=20) for _ in range(busy)]
@@ -383,7 +361,6 @@ async def test_without_retries_each_loss_fails_the_model_for_good(stage: Stage, 
 
 
 @pytest.mark.parametrize(("when", "state"), [(599.9, State.FAILED), (600.0, State.READY), (700.0, State.READY)])
-@played
 async def test_deaths_are_forgiven_after_ten_minutes(stage: Stage, when: float, state: State) -> None:
     service = await stage.load(retry_threshold=1)
     await sleep_until(1)
@@ -395,7 +372,6 @@ async def test_deaths_are_forgiven_after_ten_minutes(stage: Stage, when: float, 
     assert state_of(service) is state
 
 
-@played
 async def test_an_engine_process_that_dies_while_draining_is_replaced_for_what_still_runs(stage: Stage) -> None:
     service = await stage.load()
     asked = await ask(service, tokens=2)
@@ -413,7 +389,6 @@ async def test_an_engine_process_that_dies_while_draining_is_replaced_for_what_s
 
 
 @pytest.mark.parametrize("first", ["it dies", "it drains"])
-@played
 async def test_an_engine_process_with_nothing_to_do_is_not_replaced_while_its_model_drains(
     stage: Stage, first: str
 ) -> None:
@@ -434,7 +409,6 @@ async def test_an_engine_process_with_nothing_to_do_is_not_replaced_while_its_mo
 
 
 @pytest.mark.parametrize("load_seconds", [0.0, 30.0], ids=["while it waits", "while a host starts"])
-@played
 async def test_a_recovery_ends_with_the_model_and_so_does_what_waits(stage: Stage, load_seconds: float) -> None:
     service = stage.service()
     await service.load(stage.model())
@@ -505,7 +479,6 @@ async def test_a_model_that_does_not_load_says_why(make: Make) -> None:
     service = ModelService("story")
     with pytest.raises(ExecutorStartError, match="no such engine"):
         await service.load(make({"start_error": "no such engine"}))
-    await service.close()
 
 
 @pytest.mark.slow
@@ -521,7 +494,6 @@ async def test_a_tokenizer_that_cannot_be_loaded_ends_the_engine_process_that_lo
     assert isinstance(service.failure, TokenizerError)
     with pytest.raises(NotReadyError, match="has failed"):
         _ = service.model
-    await service.close()
 
 
 @pytest.mark.slow
@@ -537,7 +509,6 @@ async def test_requests_go_on_after_any_end_of_an_engine_process(make: Make, act
         assert await end_of(asked) is FinishReason.LENGTH
         assert asked.text.startswith(whole.text)
     assert (service.restarts, service.statistics.resumed) == (1, 3)
-    await service.close()
 
 
 @pytest.mark.slow
@@ -554,7 +525,6 @@ async def test_an_engine_process_is_recycled_without_an_error(make: Make) -> Non
     assert first is not None
     await until(lambda: not psutil.pid_exists(first))
     assert (service.restarts, service.statistics.resumed) == (0, 0)
-    await service.close()
 
 
 @pytest.mark.slow
@@ -566,4 +536,3 @@ async def test_a_cancelled_load_leaves_nothing(make: Make) -> None:
     load.cancel()
     with pytest.raises(asyncio.CancelledError):
         await load
-    await service.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.api import RawRequest
+from djl_trtllm.api.base import RawRequest
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.batching.admission import BatchLimits
 from djl_trtllm.config import Config
@@ -219,6 +219,15 @@ def test_a_tokenizer_of_its_own_is_fetched_without_weights(fetching: Fetching, c
     assert (layout.path, layout.tokenizer_dir) == (checkpoint, fetching.found)
     (call,) = fetching.calls
     assert (call["text"], call["revision"], call["tokenizer_only"]) == ("acme/words", "v3", True)
+
+
+def test_the_draft_model_that_the_options_name_is_planned_beside_the_model(checkpoint: Path, tmp_path: Path) -> None:
+    draft = write_checkpoint(tmp_path / "draft", seed=1)
+    environ = {**OPENVINO, "OPTION_SPECULATIVE_DRAFT_MODEL": str(draft)}
+    _, layout, engine_plan = plan(open_source(checkpoint, environ))
+    assert layout.draft is not None and layout.draft.path == draft and engine_plan.draft is not None
+    _, layout, engine_plan = plan(open_source(checkpoint, OPENVINO))
+    assert (layout.draft, engine_plan.draft) == (None, None)
 
 
 def test_a_tokenizer_may_be_a_folder_of_the_models_own(checkpoint: Path) -> None:

@@ -20,7 +20,7 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.service.prompts import ChatRenderer, PromptReader
 from djl_trtllm.service.work import WORKERS, WorkerThreads
 from tests.support.in_process import Hosts, played_model
-from tests.support.virtual_time import in_virtual_time, until
+from tests.support.virtual_time import until
 
 TEMPLATE = (
     "{% if messages[0]['content'] == 'loop' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
@@ -178,7 +178,6 @@ def reader(tokenizer: Tokenizer, **options: Any) -> PromptReader:
     return PromptReader(played_model(tokenizer, **options), Statistics())
 
 
-@in_virtual_time
 async def test_of_a_truncated_prompt_only_the_end_is_tokenised(tokenizer: Tokenizer, lengths: Lengths) -> None:
     text = LONG * 100
     _, ids = await reader(tokenizer, max_input_len=10).read(text, 5, special=True)
@@ -186,7 +185,6 @@ async def test_of_a_truncated_prompt_only_the_end_is_tokenised(tokenizer: Tokeni
     assert sum(lengths.seen) < len(text) / 10
 
 
-@in_virtual_time
 async def test_a_text_without_a_bound_in_characters_is_tokenised_in_part_first(
     tokenizer: Tokenizer, lengths: Lengths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +194,6 @@ async def test_a_text_without_a_bound_in_characters_is_tokenised_in_part_first(
     assert sum(lengths.seen) < len(LONG * 100) / 10
 
 
-@in_virtual_time
 async def test_a_prompt_waits_for_a_worker_no_longer_than_a_request_may_take(tokenizer: Tokenizer) -> None:
     async def never(work: object) -> None:
         await asyncio.sleep(3000)
@@ -206,7 +203,6 @@ async def test_a_prompt_waits_for_a_worker_no_longer_than_a_request_may_take(tok
         await reader(tokenizer, max_input_len=10_000, predict_timeout=60).read(LONG, None, special=True)
 
 
-@in_virtual_time
 async def test_the_renderer_is_made_once_and_closed(tokenizer: Tokenizer) -> None:
     with Hosts().installed():
         prompts = reader(tokenizer)
@@ -217,7 +213,6 @@ async def test_the_renderer_is_made_once_and_closed(tokenizer: Tokenizer) -> Non
         await prompts.close()
 
 
-@in_virtual_time
 async def test_only_long_texts_are_worth_a_thread(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
@@ -234,7 +229,6 @@ async def test_only_long_texts_are_worth_a_thread(tokenizer: Tokenizer, monkeypa
         assert len(asked) == 2 * threads
 
 
-@in_virtual_time
 async def test_before_a_truncated_prompt_some_text_is_kept(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

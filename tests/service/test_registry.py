@@ -29,16 +29,15 @@ from djl_trtllm.service.adapters import Adapters, adapter_roots, problem_of_name
 from djl_trtllm.service.lifecycle import Registry, ServedModel, State
 from djl_trtllm.service.model import Model
 from tests.engines.helpers import gpu_machine
-from tests.service.conftest import Stage, played
+from tests.service.conftest import Stage
 from tests.support import models
 from tests.support.in_process import ask, state_of
 from tests.support.models import write_adapter
-from tests.support.virtual_time import in_virtual_time, until
+from tests.support.virtual_time import until
 
 # -- loading -----------------------------------------------------------------------------------------------------------
 
 
-@played
 async def test_a_model_is_prepared_beside_the_event_loop(stage: Stage) -> None:
     threads: list[threading.Thread] = []
 
@@ -59,7 +58,6 @@ async def test_a_model_is_prepared_beside_the_event_loop(stage: Stage) -> None:
     assert len(stage.made) == 1
 
 
-@played
 async def test_what_is_wrong_in_the_files_fails_the_model(stage: Stage) -> None:
     error = LayoutError("no model at /store/story")
 
@@ -78,7 +76,6 @@ async def test_what_is_wrong_in_the_files_fails_the_model(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("started", [0, 1])
-@played
 async def test_a_model_of_which_not_all_workers_start_has_failed_once(stage: Stage, started: int) -> None:
     stage.failures = [None] * started + [error := ExecutorStartError("no room")]
     served = stage.served()
@@ -92,7 +89,6 @@ async def test_a_model_of_which_not_all_workers_start_has_failed_once(stage: Sta
 # -- scaling -----------------------------------------------------------------------------------------------------------
 
 
-@played
 async def test_workers_share_statistics_and_adapters(stage: Stage) -> None:
     served = await stage.serve(2)
     assert [host.started_with for host in stage.made] == [Start(models.SCRIPTED, {})] * 2
@@ -103,7 +99,6 @@ async def test_workers_share_statistics_and_adapters(stage: Stage) -> None:
     assert served.statistics.requests == 2
 
 
-@played
 async def test_workers_that_are_taken_away_end_what_they_have_begun(stage: Stage) -> None:
     served = await stage.serve(3, shutdown_timeout=9)
     kept = served.workers[0]
@@ -117,7 +112,6 @@ async def test_workers_that_are_taken_away_end_what_they_have_begun(stage: Stage
     assert [host.closed for host in stage.made] == [False, True, True]
 
 
-@played
 async def test_a_worker_that_does_not_start_leaves_the_others(stage: Stage) -> None:
     served = await stage.serve()
     stage.failures = [ExecutorStartError("no room")]
@@ -127,7 +121,6 @@ async def test_a_worker_that_does_not_start_leaves_the_others(stage: Stage) -> N
     assert len(stage.made) == 2
 
 
-@played
 async def test_a_worker_that_was_added_counts_when_it_fails(stage: Stage) -> None:
     served = await stage.serve(2, retry_threshold=0)
     stage.made[1].die()
@@ -136,7 +129,6 @@ async def test_a_worker_that_was_added_counts_when_it_fails(stage: Stage) -> Non
     assert served.failure is served.workers[1].failure
 
 
-@played
 async def test_models_are_scaled_one_after_the_other(stage: Stage) -> None:
     served = await stage.serve()
     stage.load_seconds = 5
@@ -145,7 +137,6 @@ async def test_models_are_scaled_one_after_the_other(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("how", ["end", "close"])
-@played
 async def test_a_model_that_ends_while_it_is_scaled_leaves_no_engine_process(stage: Stage, how: str) -> None:
     served = await stage.serve()
     stage.load_seconds = 5
@@ -161,7 +152,6 @@ async def test_a_model_that_ends_while_it_is_scaled_leaves_no_engine_process(sta
 # -- the end -----------------------------------------------------------------------------------------------------------
 
 
-@played
 async def test_all_workers_refuse_and_end_together(stage: Stage) -> None:
     served = await stage.serve(2)
     asked = [await ask(worker) for worker in served.workers]
@@ -178,7 +168,6 @@ async def test_all_workers_refuse_and_end_together(stage: Stage) -> None:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-@played
 async def test_a_request_goes_to_the_worker_with_the_least_to_do(stage: Stage) -> None:
     served = await stage.serve()
     assert served.pick() is served.workers[0]
@@ -205,7 +194,6 @@ async def test_a_request_goes_to_the_worker_with_the_least_to_do(stage: Stage) -
         ([State.READY, State.FAILED], State.FAILED),
     ],
 )
-@played
 async def test_a_model_is_as_well_as_its_best_worker_unless_one_has_failed(
     stage: Stage, states: list[State], state: State
 ) -> None:
@@ -226,7 +214,6 @@ def of_gpus(stage: Stage, gpus: int, **options: Any) -> Model:
     return dataclasses.replace(model, gpus=gpus, start=start)
 
 
-@played
 async def test_each_worker_has_gpus_of_its_own(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5, ,6,7,8")
     served = await stage.serve(2, of_gpus(stage, 2, environment={"NCCL_DEBUG": "INFO"}, max_beam_width=3))
@@ -243,7 +230,6 @@ async def test_each_worker_has_gpus_of_its_own(stage: Stage, monkeypatch: pytest
     assert len(stage.made) == 2
 
 
-@played
 async def test_without_a_list_of_gpus_those_of_the_machine_count(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(Hardware, "probe", lambda: gpu_machine(gpus=3))
@@ -254,7 +240,6 @@ async def test_without_a_list_of_gpus_those_of_the_machine_count(stage: Stage, m
         await served.scale(4)
 
 
-@in_virtual_time
 async def test_models_are_found_by_name_until_they_are_removed_or_replaced() -> None:
     registry = Registry()
     fox, wolf, other = (ServedModel(name, f"/{number}") for number, name in enumerate(("fox", "wolf", "fox")))
@@ -271,7 +256,6 @@ async def test_models_are_found_by_name_until_they_are_removed_or_replaced() -> 
     assert registry.lost == set()
 
 
-@in_virtual_time
 async def test_without_a_name_the_model_of_the_start_is_meant_whatever_is_registered() -> None:
     registry = Registry()
     assert registry.find(None) is None

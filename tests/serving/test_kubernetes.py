@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import helm_python
 import jsonschema
 import pytest
 import yaml
@@ -24,7 +23,7 @@ from djl_trtllm.cluster.ray_names import DIRECT
 from djl_trtllm.config import Config, Options, load
 from djl_trtllm.config.options import find
 from djl_trtllm.config.sources import as_arguments
-from tests.support.kubernetes import CHART, FOLDER, NAMESPACE, Object, check, one, rendered
+from tests.support.kubernetes import CHART, FOLDER, NAMESPACE, Object, check, helm, one, rendered
 
 ROOT = FOLDER.parents[1]
 PAGE = ROOT / "docs" / "kubernetes.md"
@@ -109,7 +108,7 @@ def test_the_rayservice_follows_its_schema() -> None:
 
 
 def test_helm_finds_nothing_wrong_with_the_chart() -> None:
-    found = helm_python.lint(str(CHART))
+    found = helm().lint(str(CHART))
     assert found["errors"] == []
     assert [each["error"] for each in found["messages"]] == ["icon is recommended"]
 
@@ -162,7 +161,7 @@ def test_every_value_has_a_description_and_every_default_is_declared() -> None:
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name(values: Object, key: str) -> None:
-    with pytest.raises(helm_python.HelmError, match=re.escape(key)):
+    with pytest.raises(helm().HelmError, match=re.escape(key)):
         rendered(values)
 
 
@@ -389,7 +388,7 @@ def test_ranks_are_no_more_than_the_gpus_of_a_group(options: Object, degree: int
 
 
 def test_gpus_that_cannot_be_divided_among_ranks_are_refused_with_the_names_of_the_options() -> None:
-    with pytest.raises(helm_python.HelmError, match=r"options\.pipeline_parallel_degree"):
+    with pytest.raises(helm().HelmError, match=r"options\.pipeline_parallel_degree"):
         rendered({"gpus": 8, "options": {"pipeline_parallel_degree": 3}})
 
 

@@ -1,8 +1,10 @@
-"""The predicted speed: how near it is to published ones, and what always holds of it."""
+"""The predicted speed: how near it is to published ones, what always holds of it, and the file of measured points."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,12 +14,11 @@ from djl_trtllm.errors import SizingError
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import Conditions
 from djl_trtllm.sizing.machines import GPUS, GpuModel, usd_per_million
-from djl_trtllm.sizing.points import Point
-from djl_trtllm.sizing.speed import HOSTS, Load, Rank, Roofline, Speed, corrected
+from djl_trtllm.sizing.points import FILE_NAME, Point, fingerprint, precision_of, read_points, write_point
+from djl_trtllm.sizing.speed import CONSTANTS, Load, Rank, Roofline, Speed, corrected
 from tests.commands.conftest import BIG
 from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h
-from tools.sizing import fit_speed
-from tools.sizing.check_speed import Row, halves, rows, summary
+from tools.sizing.check_speed import Row, constants_now, cost, halves, rows, summary
 
 LOAD = Load(1000, 1000, 64)
 PLENTY = 10**6
@@ -28,7 +29,7 @@ def roofline(
 ) -> Roofline:
     model = GPUS[gpu] if isinstance(gpu, str) else gpu
     rank = Rank.of(CheckpointSizes.from_config(config or llama()), Conditions(model.memory, **conditions), model)
-    return Roofline(rank, HOSTS[engine])
+    return Roofline(rank, CONSTANTS[engine])
 
 
 def speed(load: Load = LOAD, room: int = PLENTY, **of: Any) -> Speed:
@@ -66,14 +67,10 @@ def test_the_halves_are_apart_and_have_all_rows_that_are_fitted_to() -> None:
 
 def test_the_constants_are_what_the_fit_finds() -> None:
     sample = [row for row in halves()[0] if row.engine != "vllm"]
-    shares = {name: getattr(roofline().shares, name) for name in roofline().shares.__dataclass_fields__}
-    step = {"step": HOSTS["pytorch"].step, **{name: HOSTS[name].sequence for name in ("tensorrt", "pytorch")}}
-    least = fit_speed.cost(sample, shares | step)
-    for name in shares | step:
+    least = cost(sample, constants_now())
+    for name, value in constants_now().items():
         for by in (0.8, 1.25):
-            moved = shares | step
-            moved[name] *= by
-            assert fit_speed.cost(sample, moved) > least, (name, by)
+            assert cost(sample, constants_now() | {name: value * by}) > least, (name, by)
 
 
 def test_the_page_has_the_table_as_it_is_printed() -> None:
@@ -87,7 +84,7 @@ def test_the_page_has_the_table_as_it_is_printed() -> None:
 
 
 @pytest.mark.parametrize("config", [llama(), deepseek(), gemma3(), gpt_oss(), nemotron_h()])
-@pytest.mark.parametrize("engine", HOSTS)
+@pytest.mark.parametrize("engine", CONSTANTS)
 def test_more_clients_get_more_together_and_less_each(config: dict[str, Any], engine: str) -> None:
     found = [speed(replace(LOAD, clients=clients), config=config, engine=engine) for clients in (1, 4, 16, 64, 256)]
     assert sorted(one.tokens_per_second for one in found) == [one.tokens_per_second for one in found]
@@ -214,7 +211,7 @@ def test_impossible_loads_are_refused_by_name(name: str, value: int) -> None:
 
 # -- measured points --
 
-POINT = Point("0" * 16, "m", "vllm", "1", "H100", 1, "bfloat16", 1000, 1000, 64, 5000.0, "bench", "2026-11-27")
+MEASURED = Point("0" * 16, "m", "vllm", "1", "H100", 1, "bfloat16", 1000, 1000, 64, 5000.0, "bench", "2026-11-27")
 
 
 def _corrected(*points: Point, load: Load = LOAD) -> Speed:
@@ -222,8 +219,8 @@ def _corrected(*points: Point, load: Load = LOAD) -> Speed:
 
 
 def test_the_nearest_point_corrects_the_prediction_and_is_named() -> None:
-    far = msgspec.structs.replace(POINT, clients=200, tokens_per_second=1.0)
-    found = _corrected(far, POINT)
+    far = msgspec.structs.replace(MEASURED, clients=200, tokens_per_second=1.0)
+    found = _corrected(far, MEASURED)
     assert found.tokens_per_second == pytest.approx(5000)
     assert found.itl * found.tokens_per_second == pytest.approx(speed().itl * speed().tokens_per_second)
     assert found.origin is not None
@@ -234,18 +231,18 @@ def test_the_nearest_point_corrects_the_prediction_and_is_named() -> None:
 def test_another_load_is_corrected_by_the_same_factor() -> None:
     load = replace(LOAD, clients=128)
     factor = 5000 / speed().tokens_per_second
-    assert _corrected(POINT, load=load).tokens_per_second == pytest.approx(factor * speed(load).tokens_per_second)
+    assert _corrected(MEASURED, load=load).tokens_per_second == pytest.approx(factor * speed(load).tokens_per_second)
 
 
 def test_a_measured_time_to_the_first_token_corrects_that() -> None:
-    found = _corrected(msgspec.structs.replace(POINT, ttft_p50=0.5))
+    found = _corrected(msgspec.structs.replace(MEASURED, ttft_p50=0.5))
     assert found.ttft == pytest.approx(0.5)
     assert found.tokens_per_second == pytest.approx(5000)
 
 
 def test_a_point_counts_as_it_was_measured_though_less_fits_here() -> None:
     factor = 5000 / speed().tokens_per_second
-    found = corrected(roofline(), LOAD, 32, [POINT])
+    found = corrected(roofline(), LOAD, 32, [MEASURED])
     assert found.tokens_per_second == pytest.approx(factor * speed(room=32).tokens_per_second)
     assert found.ttft_of_burst / speed(room=32).ttft_of_burst == pytest.approx(1 / factor)
 
@@ -253,6 +250,150 @@ def test_a_point_counts_as_it_was_measured_though_less_fits_here() -> None:
 @pytest.mark.parametrize("name", ["clients", "isl", "osl"])
 @pytest.mark.parametrize("by", [1 / 5, 5])
 def test_points_of_another_load_by_far_do_not_count(name: str, by: float) -> None:
-    far = msgspec.structs.replace(POINT, **{name: int(getattr(POINT, name) * by)})
+    far = msgspec.structs.replace(MEASURED, **{name: int(getattr(MEASURED, name) * by)})
     assert _corrected(far) == speed()
     assert _corrected() == speed()
+
+
+# -- their file --------------------------------------------------------------------------------------------------------
+
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "torch_dtype": "bfloat16",
+}
+WRITTEN = Point(
+    model="0123456789abcdef",
+    name="llama-8b",
+    engine="vllm",
+    version="0.26.0",
+    gpu="H100",
+    gpus=1,
+    precision="bfloat16",
+    isl=114,
+    osl=256,
+    clients=256,
+    tokens_per_second=18681.0,
+    ttft_p50=0.461,
+    itl=0.0129,
+    command="djl-trtllm bench",
+    date="2026-11-26",
+)
+
+
+def _with(**values: object) -> Point:
+    return msgspec.structs.replace(WRITTEN, **values)
+
+
+def test_points_are_read_as_they_were_written(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "there"
+    assert read_points(folder) == []
+    path = write_point(folder, WRITTEN)
+    write_point(folder, _with(clients=64, tokens_per_second=9000.5))
+    assert path == folder / FILE_NAME
+    assert read_points(folder) == [WRITTEN, _with(clients=64, tokens_per_second=9000.5)]
+
+
+def test_the_same_load_measured_again_replaces_the_earlier_point(tmp_path: Path) -> None:
+    again = _with(tokens_per_second=1.0, date="2026-11-27", command="again", ttft_p50=None)
+    for point in (WRITTEN, _with(version="0.27.0"), again):
+        write_point(tmp_path, point)
+    assert read_points(tmp_path) == [_with(version="0.27.0"), again]
+
+
+def test_a_user_may_edit_the_file(tmp_path: Path) -> None:
+    path = write_point(tmp_path, WRITTEN)
+    path.write_bytes(b"\n\n" + path.read_bytes().replace(b"18681.0", b"5.5").strip())
+    write_point(tmp_path, _with(clients=64))
+    assert read_points(tmp_path) == [_with(tokens_per_second=5.5), _with(clients=64)]
+
+
+def test_writers_at_the_same_moment_lose_no_point(tmp_path: Path) -> None:
+    writers = [threading.Thread(target=write_point, args=(tmp_path, _with(clients=number + 1))) for number in range(8)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(point.clients for point in read_points(tmp_path)) == list(range(1, 9))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tokens_per_second": 0.0},
+        {"tokens_per_second": float("nan")},
+        {"tokens_per_second": float("inf")},
+        {"clients": 0},
+        {"gpu": ""},
+        {"name": "m" * 301},
+        {"date": "yesterday"},
+        {"itl": -1.0},
+    ],
+)
+def test_a_point_out_of_bounds_is_refused_and_the_file_stays(tmp_path: Path, values: dict[str, object]) -> None:
+    write_point(tmp_path, WRITTEN)
+    with pytest.raises(SizingError, match=next(iter(values))):
+        write_point(tmp_path, _with(**values))
+    assert read_points(tmp_path) == [WRITTEN]
+
+
+_ENTRY = msgspec.to_builtins(WRITTEN)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[]",
+        b"{",
+        b"{}",
+        b"[" * 100_000,
+        msgspec.json.encode(_ENTRY) + b"\n" + msgspec.json.encode(_ENTRY | {"clients": "many"}),
+        msgspec.json.encode(_ENTRY | {"tokens_per_second": -1}),
+        msgspec.json.encode(_ENTRY | {"other": 1}),
+        b" " * (1 << 22),
+    ],
+    ids=["list", "cut", "no-fields", "deep", "type", "bound", "unknown", "large"],
+)
+def test_a_file_of_another_kind_is_an_error_that_names_it_and_is_not_replaced(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / FILE_NAME
+    path.write_bytes(content)
+    for use in (lambda: read_points(tmp_path), lambda: write_point(tmp_path, WRITTEN)):
+        with pytest.raises(SizingError, match=f"{path}.*delete that"):
+            use()
+    assert path.read_bytes() == content
+
+
+def test_a_folder_that_takes_no_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SizingError, match="engine_cache_dir"):
+        write_point(tmp_path / "file", WRITTEN)
+
+
+def test_a_fingerprint_is_of_the_sizes_that_decide_speed() -> None:
+    def of(**values: object) -> str:
+        return fingerprint(CheckpointSizes.from_config(LLAMA | values))
+
+    assert of() == of(torch_dtype="float16") == of(model_type="mistral")
+    others = ("num_hidden_layers", "hidden_size", "num_key_value_heads", "intermediate_size", "vocab_size")
+    assert len({of(), *(of(**{name: LLAMA[name] // 2}) for name in others), of(sliding_window=4096)}) == 7
+
+
+@pytest.mark.parametrize(
+    ("stored", "quantization", "kv_dtype", "precision"),
+    [
+        ({}, None, None, "bfloat16"),
+        ({}, "fp8", "auto", "fp8"),
+        ({}, "fp8", "fp8", "fp8, kv fp8"),
+        ({"quantization_config": {"quant_method": "fp8"}}, None, None, "fp8"),
+    ],
+)
+def test_a_precision_is_of_what_is_stored_and_what_is_applied(
+    stored: dict[str, object], quantization: str | None, kv_dtype: str | None, precision: str
+) -> None:
+    assert precision_of(CheckpointSizes.from_config(LLAMA | stored), quantization, kv_dtype) == precision

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import jinja2
 
 from djl_trtllm.api import output_parsers as parsers
-from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 from djl_trtllm.executor.protocol import Feature
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.service.clients import Sessions
@@ -150,10 +149,10 @@ class Answer(NamedTuple):
 
 def parser(name: str, tools: Any = None, reasoning: str = "none", prompt: str = "") -> parsers.OutputParser:
     """A parser of the format (of the writer) `name`."""
-    own = parsers.tool_format(ToolCallFormat(name.split()[0]), "")
+    own = parsers.tool_format(name.split()[0], "")
     assert own is not None
     calls = parsers.call_parser(own, FUNCTIONS if tools is None else tools)
-    return parsers.with_reasoning(ReasoningFormat(reasoning), calls, prompt)
+    return parsers.with_reasoning(reasoning, calls, prompt)
 
 
 def parse(parser: parsers.OutputParser, *pieces: str) -> Answer:

@@ -21,7 +21,7 @@ from unittest import mock
 
 import orjson
 
-from djl_trtllm.api import RawRequest
+from djl_trtllm.api.base import RawRequest
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.backends.scripted.executor import FEATURES, ScriptedExecutor, ScriptedPoolingExecutor
 from djl_trtllm.batching.admission import BatchLimits

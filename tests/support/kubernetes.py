@@ -16,7 +16,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import helm_python
 import jsonschema
 import kubernetes_validate
 import yaml
@@ -32,9 +31,16 @@ Object = dict[str, Any]
 FIELDS: Object = json.loads(Path(__file__).with_name("custom_resources.json").read_text())
 
 
+def helm() -> Any:
+    """The library. Go starts threads when it is loaded, and forks do not have them (tests.support.forks)."""
+    import helm_python
+
+    return helm_python
+
+
 def rendered(values: Object | None = None, release: str = "story") -> list[Object]:
     """The objects of a release of the chart with these values, as Helm sends them. Raises HelmError."""
-    with helm_python.Chart.load(str(CHART)) as chart:
+    with helm().Chart.load(str(CHART)) as chart:
         files = chart.render(values or {}, name=release, namespace=NAMESPACE)
     texts = [text for name, text in sorted(files.items()) if not name.endswith("NOTES.txt")]
     return [found for text in texts for found in yaml.safe_load_all(text) if found is not None]

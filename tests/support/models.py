@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.api import ResponseEncoder
+from djl_trtllm.api.base import ResponseEncoder
 from djl_trtllm.errors import RequestError
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from tests.fakes.installation import fake_tensorrt_llm

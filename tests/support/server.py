@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import random
@@ -129,8 +130,9 @@ def run_cli(
     )
 
 
+@functools.cache
 def _own_ports() -> Iterator[int]:
-    """Ports of this process of pytest alone, again and again.
+    """Ports of this process of pytest alone, again and again. They are chosen after tests.support.forks has forked.
 
     A server binds its port seconds after the test has chosen it. The kernel takes the ports of clients from 32768 on,
     and Ray has its own from 10002 and from 30000 on.
@@ -141,12 +143,9 @@ def _own_ports() -> Iterator[int]:
     return itertools.cycle([*own[first:], *own[:first]])
 
 
-_ports = _own_ports()
-
-
 def free_port() -> int:
     """A TCP port that nobody listens on, and that no test of this run has had lately."""
-    return next(filter(_is_free, _ports))
+    return next(filter(_is_free, _own_ports()))
 
 
 def _is_free(port: int) -> bool:

@@ -44,6 +44,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._timers: weakref.WeakSet[asyncio.TimerHandle] = weakref.WeakSet()
         self._before = set(threading.enumerate())
         self._in_executor = 0
+        self.endings: list[Callable[[], Coroutine[Any, Any, None]]] = []
         super().__init__(_Selector(self))
 
     def time(self) -> float:
@@ -108,7 +109,11 @@ def run(body: Coroutine[Any, Any, T]) -> T:
 
     async def checked() -> T:
         before = asyncio.all_tasks(), loop.timers()
-        result = await body
+        try:
+            result = await body
+        finally:
+            while loop.endings:
+                await loop.endings.pop()()
         await asyncio.sleep(0)
         assert (asyncio.all_tasks(), loop.timers()) == before, "tasks or timers are left"
         return result
@@ -123,6 +128,11 @@ def run(body: Coroutine[Any, Any, T]) -> T:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
         loop.close()
+
+
+def at_end(ending: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Have this run at the end of the test, before what was asked for earlier."""
+    cast(VirtualLoop, asyncio.get_running_loop()).endings.append(ending)
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -17,13 +17,11 @@ import pytest
 from djl_trtllm.batching.sequence import RequestState
 from djl_trtllm.bench.apis import Prompt, read_prompts
 from djl_trtllm.config import Options, load
-from djl_trtllm.config.options.choices import RecordedPrompts
 from djl_trtllm.errors import BenchmarkError, ConfigError
 from djl_trtllm.logs import JsonLines, request_id_of
 from djl_trtllm.request import FinishReason, GenerationRequest, Pooling, Sampling
 from djl_trtllm.telemetry import ServedRequest, Telemetry
-from djl_trtllm.telemetry.record import Recorder
-from djl_trtllm.telemetry.reports import Asked, Generated, RequestLog
+from djl_trtllm.telemetry.reports import Asked, Generated, Recorder, RequestLog
 from djl_trtllm.version import __version__
 from tests.support.virtual_time import in_virtual_time
 from tests.telemetry.requests import served, state
@@ -315,13 +313,13 @@ def test_an_entry_has_ids_sampling_seed_and_versions_and_nothing_of_the_prompt(t
     [("lengths", {}), ("ids", {"prompt_ids": IDS}), ("text", {"prompt_ids": IDS, "prompt": "a secret"})],
 )
 def test_prompts_are_in_it_as_far_as_the_operator_says(tmp_path: Path, prompts: str, found: dict[str, Any]) -> None:
-    (entry,) = recorded(tmp_path, ASKED, record_prompts=RecordedPrompts(prompts))
+    (entry,) = recorded(tmp_path, ASKED, record_prompts=prompts)
     assert {name: value for name, value in entry.items() if name in ("prompt", "messages", "prompt_ids")} == found
 
 
 def test_messages_are_in_it_as_they_came(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "böse"}]
-    (entry,) = recorded(tmp_path, GenerationRequest(messages=messages), record_prompts=RecordedPrompts.TEXT)
+    (entry,) = recorded(tmp_path, GenerationRequest(messages=messages), record_prompts="text")
     assert entry["messages"] == messages
 
 
@@ -332,7 +330,7 @@ def test_a_share_of_the_requests_is_chosen() -> None:
 
 
 def test_what_is_not_chosen_and_what_never_ran_leaves_nothing(tmp_path: Path) -> None:
-    telemetry = Telemetry(record=Recorder(options(tmp_path, record_prompts=RecordedPrompts.TEXT)))
+    telemetry = Telemetry(record=Recorder(options(tmp_path, record_prompts="text")))
     refused, other = served(), served(ran())
     telemetry.began(refused, (ASKED,))
     for each in (refused, other):
@@ -356,7 +354,7 @@ def test_the_files_never_take_more_than_twice_the_bound(tmp_path: Path) -> None:
     """The last entry alone is larger than the bound, in bytes and not in characters, and loses its prompt."""
     small = [GenerationRequest(prompt=f"é {number}") for number in range(40)]
     large = GenerationRequest(prompt="é" * 3000)
-    entries = recorded(tmp_path, *small, large, record_prompts=RecordedPrompts.TEXT, record_max_bytes=4096)
+    entries = recorded(tmp_path, *small, large, record_prompts="text", record_max_bytes=4096)
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert sizes.keys() == {"requests.jsonl", "requests.jsonl.1"}
     assert max(sizes.values()) <= 4096
@@ -392,11 +390,11 @@ def test_a_model_cannot_switch_it_on(tmp_path: Path) -> None:
 def test_a_record_is_replayed(tmp_path: Path) -> None:
     asked = {"do_sample": True, "temperature": 0.5, "seed": 7, "adapters": "poems"}
     for prompts, expected in (
-        (RecordedPrompts.LENGTHS, Prompt(5, tokens=7, parameters=asked)),
-        (RecordedPrompts.IDS, Prompt(5, ids=IDS, parameters=asked)),
-        (RecordedPrompts.TEXT, Prompt(5, "a secret", ids=IDS, parameters=asked)),
+        ("lengths", Prompt(5, tokens=7, parameters=asked)),
+        ("ids", Prompt(5, ids=IDS, parameters=asked)),
+        ("text", Prompt(5, "a secret", ids=IDS, parameters=asked)),
     ):
-        folder = tmp_path / prompts.value
+        folder = tmp_path / prompts
         folder.mkdir()
         recorded(folder, ASKED, record_prompts=prompts)
         assert read_prompts(folder / "requests.jsonl", 1, "--prompts") == [expected]

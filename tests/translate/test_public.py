@@ -44,7 +44,9 @@ def public() -> dict[str, tuple[str, str]]:
             text = (
                 shlex.join(f"{k}={v}" for k, v in file["set"].items()) if variables else written(kind, file["set"])[0]
             )
-            found[file["where"]] = ("" if variables else name, text)
+            # The folder of a config.pbtxt is the name of its model.
+            place = Path(file["where"]).parent.name if kind == "triton" else ""
+            found[file["where"]] = ("" if variables else str(Path(place, name)), text)
     return found
 
 

@@ -109,6 +109,15 @@ def test_a_setting_becomes_that_of_the_target(command: str, target: str, name: s
         ("vllm serve M --host H", "dynamo", "lost", "dynamo.frontend"),
         ("python -m dynamo.vllm --model M --port 1", "vllm", "lost", "no such name"),
         ("python -m dynamo.trtllm --model M --namespace N", "trtllm-serve", "lost", "no counterpart"),
+        ("vllm serve M --data-parallel-size 1", "trtllm-serve", "lost", "does anyway"),
+        ("trtllm-serve M --ep_size 1", "vllm", "lost", "does anyway"),
+        ("trtllm-serve M --ep_size 1", "triton", "lost", "compiled"),
+        ("vllm serve M --data-parallel-size 2", "trtllm-serve", "lost", "a server for each"),
+        ("vllm serve M --moe-backend triton", "trtllm-serve", "lost", "kernels of its own"),
+        ("python -m dynamo.trtllm --trtllm.moe_config.backend TRTLLM", "sglang", "lost", "moe-runner-backend"),
+        ("OPTION_ADAPTERS=adapters", "vllm", "lost", "lora-modules"),
+        ("vllm serve /models/m", "truss", "near", "upload"),
+        ("vllm serve acme/m", "truss", "same", ""),
         ('vllm serve M --speculative-config \'{"num_speculative_tokens": 3, "method": "x"}\'', "sglang", "lost", ""),
     ],
 )
@@ -167,6 +176,35 @@ def test_dynamos_worker_is_that_of_the_engine_of_the_source(command: str, worker
 def test_what_is_of_no_engine_is_refused(text: str) -> None:
     with pytest.raises(DjlTrtllmError):
         read_text(text, "x.yaml" if ":" in text else "x.sh")
+
+
+@pytest.mark.parametrize("name", ["x.sh", "x.yaml", "config.yaml", "config.pbtxt", "serving.properties"])
+def test_a_file_with_a_nul_is_no_text(name: str) -> None:
+    with pytest.raises(DjlTrtllmError, match=f"^{name}: .*NUL"):
+        read_text("vllm serve M\0", name)
+
+
+@pytest.mark.parametrize(("model", "lost"), [("tensorrt_llm", False), ("preprocessing", True), ("ensemble", True)])
+def test_of_the_models_of_triton_the_engine_alone_has_its_batch(model: str, lost: bool) -> None:
+    (found,) = translate(read_text("max_batch_size: 8\n", f"{model}/config.pbtxt"), "vllm").lines
+    assert (found.exactness is Exactness.LOST, "tensorrt_llm/config.pbtxt" in found.reason) == (lost, lost)
+
+
+def test_what_a_truss_passes_on_has_the_names_of_tensorrt_llm() -> None:
+    text = "trt_llm:\n  runtime:\n    patch_kwargs:\n      guided_decoding_backend: xgrammar\n"
+    more = "      cuda_graph_config:\n        batch_sizes: [1, 2, 4]\n      enable_trtllm_sampler: true\n"
+    read = read_text(text + more, "config.yaml")
+    for target, *names in (
+        ("trtllm-serve", "guided_decoding_backend", "cuda_graph_config.batch_sizes"),
+        ("lmi", "option.guided_decoding_backend", "option.cuda_graph_batch_sizes"),
+        ("sglang", "grammar_backend", "cuda_graph_bs_decode"),
+    ):
+        found = translate(read, target)
+        assert [(each.name, each.value) for each in found.kept] == list(
+            zip(names, ("xgrammar", [1, 2, 4]), strict=True)
+        )
+        assert "sampler_type" in found.lost[0].reason
+    assert {each.exactness for each in translate(read, "truss").kept} == {Exactness.SAME}
 
 
 def test_a_yaml_file_is_of_the_engine_that_has_most_of_its_names_unless_that_is_said() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 
 import pytest
 import yaml
@@ -85,6 +86,33 @@ def test_a_command_line_has_the_words_of_its_program(command: str, target: str, 
     found = shlex.split(text(command, target).replace("\\\n", " "), comments=True)
     assert found[:2] == ["python", "-m"]
     assert found[5:] == words
+
+
+@pytest.mark.parametrize("target", ["sglang", "dynamo"])
+def test_a_command_line_names_a_model_to_fill_in_where_the_source_names_none(target: str) -> None:
+    assert "--model MODEL" in text("vllm serve --max-num-seqs 4", target)
+
+
+@pytest.mark.parametrize(
+    ("word", "read"),
+    [
+        ("$MODEL", "set"),
+        ("/x/${MODEL} y", "/x/set y"),
+        ("$MODEL`echo bad`$(echo bad)${X:-$(echo bad)}\\n'\"", "set`echo bad`$(echo bad)${X:-$(echo bad)}\\n'\""),
+        ("$(echo bad)", "$(echo bad)"),
+    ],
+)
+def test_the_shell_puts_its_variables_into_a_command_line_and_runs_nothing_in_it(word: str, read: str) -> None:
+    line = text(shlex.join(["vllm", "serve", word]), "sglang").replace("python -m", "printf '%s\\0'")
+    ran = subprocess.run(["bash", "-c", line], env={"MODEL": "set"}, capture_output=True, text=True, check=True)
+    assert ran.stdout.split("\0")[1:3] == ["--model-path", read]
+
+
+def test_a_file_says_which_variables_of_the_shell_it_does_not_have() -> None:
+    command = "N=8\nvllm serve $MODEL --revision ${REV} --max-num-seqs $N"
+    for target in ("vllm", "trtllm-serve", "lmi", "truss"):
+        assert "# A file has no variables: write the values of $MODEL, ${REV}." in text(command, target).splitlines()
+    assert "no variables" not in text(command, "sglang")
 
 
 def test_flags_that_trtllm_serves_file_does_not_have_are_in_the_command() -> None:

@@ -120,7 +120,7 @@ def test_a_server_that_ends_while_it_is_measured_is_quoted_in_place_of_what_its_
         pytest.raises(BenchmarkError, match=r"^vllm: the server ended while .*\(status 9\): no memory$"),
         serving(engine, tmp_path, tmp_path / "log") as server,
     ):
-        server.processes[0].wait()
+        server.process.wait()
         raise BenchmarkError("connection refused")
 
 

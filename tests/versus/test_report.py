@@ -36,7 +36,7 @@ def measured(name: str, *rates: tuple[float, float], words: str = "") -> Measure
         for number, pair in enumerate(rates, 1)
     ]
     positions = [Position(word, {word: -0.1}) for word in words.split()]
-    return Measured(Engine(name, "python"), {}, rounds, [Continuation(positions)] if words else [])
+    return Measured(Engine(name, "python"), rounds, [Continuation(positions)] if words else [])
 
 
 def versus(*engines: Measured) -> Versus:

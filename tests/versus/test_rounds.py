@@ -31,7 +31,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         memory = Memory(1, None)
         yield SimpleNamespace(url="http://127.0.0.1:1", seconds=1.0, restarts=lambda: 0, memory=lambda: memory)
 
-    async def load(plan: Any, show: Any, say: Any, result: Any) -> None:
+    def load(show: Any, say: Any, result: Any) -> None:
         result.loads = [figures(1, 10)]
 
     monkeypatch.setattr(rounds, "prepare", lambda model, engine, limits, folder: folder)
@@ -44,7 +44,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def compare(engines: list[Engine], said: list[str] | None = None) -> rounds.Versus:
     said = [] if said is None else said
-    return rounds.compare("m", engines, versus().plan, 3, said.append, lambda progress: None)
+    return rounds.compare("m", engines, versus().plan, 3, said.append)
 
 
 def test_the_order_turns_and_whole_rounds_are_kept_of_engines_that_all_have_one(starts: list[str]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from djl_trtllm.config.tables import read_table
+from djl_trtllm.files import read_table
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import FITTED, Conditions, EngineConstants, Estimate
 from djl_trtllm.sizing.recommendation import TABLES, MeasuredRow

@@ -33,12 +33,12 @@ from djl_trtllm.api.base import (
     dump_line,
     nearest_row,
     only_model,
+    read_json,
 )
 from djl_trtllm.api.chat import Parsing, as_opaque
 from djl_trtllm.api.openapi import read_operations
 from djl_trtllm.api.parameters import IGNORED, Kind, Parameter, Problems, Table, read_model_name, read_object, show
 from djl_trtllm.api.parts import Part, PartKind, PartsEncoder
-from djl_trtllm.bounded_json import read_json
 from djl_trtllm.request import FinishReason, ImageSource, SequenceResult
 
 _ERROR_TYPES: dict[type[errors.RequestError], str] = {

@@ -26,7 +26,7 @@ from djl_trtllm import errors
 from djl_trtllm.api import chat, content
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
-from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply, dump_line
+from djl_trtllm.api.base import Call, Dialect, ModelContext, ModelStatus, RawRequest, Reply, dump_line, read_json
 from djl_trtllm.api.chat import Parsing, as_opaque
 from djl_trtllm.api.choices import error_object, json_list
 from djl_trtllm.api.content import MOST_MESSAGES
@@ -43,7 +43,6 @@ from djl_trtllm.api.parameters import (
     show,
 )
 from djl_trtllm.api.parts import Part, PartKind, PartsEncoder
-from djl_trtllm.bounded_json import read_json
 from djl_trtllm.request import FinishReason, SequenceResult
 
 

@@ -21,10 +21,10 @@ from djl_trtllm.api.output_parsers.reader import (
     Reasoning,
 )
 from djl_trtllm.api.output_parsers.reasoning import ChannelParser, ReasoningParser
-from djl_trtllm.config import ReasoningFormat, ToolCallFormat
 
 __all__ = [
     "REQUIRED",
+    "TOOLS",
     "CallArguments",
     "CallStart",
     "Content",
@@ -50,7 +50,7 @@ def call_parser(own: ToolFormat, tools: Mapping[str, Any]) -> OutputParser:
     return ChannelParser(tools, reasoning=False) if own.channels else CallParser(own, tools)
 
 
-def with_reasoning(setting: ReasoningFormat, answer: OutputParser, prompt: str) -> OutputParser:
+def with_reasoning(setting: str, answer: OutputParser, prompt: str) -> OutputParser:
     """A parser of one output after this prompt: reasoning in this format, and the answer, which `answer` parses."""
     own = REASONING.get(setting)
     if own is None:
@@ -63,21 +63,21 @@ def with_reasoning(setting: ReasoningFormat, answer: OutputParser, prompt: str) 
     return ReasoningParser(own, answer, thinking=opened or (own.starts and not closed))
 
 
-def reasoning_markers(setting: ReasoningFormat) -> tuple[str, ...]:
+def reasoning_markers(setting: str) -> tuple[str, ...]:
     """What stands around reasoning."""
     return REASONING[setting].markers if setting in REASONING else ()
 
 
-def tool_format(setting: ToolCallFormat, template: str) -> ToolFormat | None:
+def tool_format(setting: str, template: str) -> ToolFormat | None:
     """The format that the option sets, or that the template asks for. None if it asks for none that is known."""
-    if setting is ToolCallFormat.NONE:
+    if setting == "none":
         return ToolFormat()
-    return _recognise_tools(template) if setting is ToolCallFormat.AUTO else TOOLS[setting]
+    return _recognise_tools(template) if setting == "auto" else TOOLS[setting]
 
 
-def reasoning_format(setting: ReasoningFormat, template: str) -> ReasoningFormat:
+def reasoning_format(setting: str, template: str) -> str:
     """The format that the option sets, or that the template knows."""
-    return _recognise_reasoning(template) if setting is ReasoningFormat.AUTO else setting
+    return _recognise_reasoning(template) if setting == "auto" else setting
 
 
 @functools.lru_cache(64)
@@ -87,7 +87,7 @@ def _recognise_tools(template: str) -> ToolFormat | None:
 
 
 @functools.lru_cache(64)
-def _recognise_reasoning(template: str) -> ReasoningFormat:
+def _recognise_reasoning(template: str) -> str:
     # Whether the output begins with reasoning is seen at the prompt.
     rows = (name for name, row in REASONING.items() if row.template and row.template in template)
-    return next(rows, ReasoningFormat.NONE)
+    return next(rows, "none")

@@ -6,32 +6,11 @@ from collections.abc import Container, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from djl_trtllm.api.output_parsers import reader
 from djl_trtllm.api.output_parsers.formats import Call, Parameter, ToolFormat
-from djl_trtllm.api.output_parsers.reader import (
-    BLANKS,
-    LONGEST_HEAD,
-    MOST_BLANKS,
-    PYTHON_QUOTES,
-    CallArguments,
-    CallStart,
-    Content,
-    EndOfText,
-    Markers,
-    NoMatch,
-    Reader,
-    Waiting,
-    as_json,
-    markers,
-    member_of,
-    part_of_string,
-    quoted,
-    types_in,
-    unescaped,
-    word,
-)
 
 _ARGUMENTS = ("arguments", "parameters")
-_B = f"[{BLANKS}]*"
+_B = f"[{reader.BLANKS}]*"
 _KEYS = frozenset({"name", *_ARGUMENTS, "id", "type"})
 """Another key means that the object is no call."""
 _USUAL_HEAD = re.compile(
@@ -41,11 +20,11 @@ _USUAL_HEAD = re.compile(
 _BEGUN_LIST = re.compile(r"[ \t\r\n]*(?:\[(?!TOOL_CALLS\])|,)")
 _MOST_LEVELS = 64
 _TEXT = frozenset({"string"})
-_ELEMENT_END = Markers(">")
+_ELEMENT_END = reader.Markers(">")
 _OPENING = {"{": "}", "[": "]", "(": ")"}
-_KEY_ENDS = Markers(*",:={}[]()\"'<")
-_WORD_ENDS = Markers(*BLANKS, *_KEY_ENDS.texts)
-_PARTS_OF_STRINGS = {quote: part_of_string(quote) for quote in PYTHON_QUOTES}
+_KEY_ENDS = reader.Markers(*",:={}[]()\"'<")
+_WORD_ENDS = reader.Markers(*reader.BLANKS, *_KEY_ENDS.texts)
+_PARTS_OF_STRINGS = {quote: reader.part_of_string(quote) for quote in reader.PYTHON_QUOTES}
 
 
 @dataclass(slots=True)
@@ -77,7 +56,7 @@ class _Level:
         return "null" + self.after() if self.keyed else ""
 
 
-class CallParser(Reader):
+class CallParser(reader.Reader):
     """Content with calls. `tools` are the parameters' schemas of the request's functions, by name.
 
     A call starts when its name is known and its arguments begin; what goes wrong from then on ends it. A call that the
@@ -102,7 +81,7 @@ class CallParser(Reader):
             self._held.append(taken)
         return taken
 
-    def read(self) -> Waiting:
+    def read(self) -> reader.Waiting:
         own = self.format
         openers = own.openers
         try:
@@ -110,33 +89,33 @@ class CallParser(Reader):
                 yield from self._alone()
             while True:
                 self._started, self._held = False, None
-                blanks, opener = yield from self.up_to(openers, Content)
+                blanks, opener = yield from self.up_to(openers, reader.Content)
                 if opener != own.section:
                     self.at -= len(opener)
                 self._held = [blanks, opener] if opener == own.section else [blanks]
                 yield from self._calls(None)
-        except EndOfText:
+        except reader.EndOfText:
             self._end()
 
     def _end(self) -> None:
         rest, held = self.text[self.at :], "".join(self._held or ())
         if self._started:
             ends = self._completed_by
-            if ends is not None and any(marker.startswith(rest.strip(BLANKS)) for marker in ends):
-                self.say("}", CallArguments)
+            if ends is not None and any(marker.startswith(rest.strip(reader.BLANKS)) for marker in ends):
+                self.say("}", reader.CallArguments)
         elif not self.format.forced or not _BEGUN_LIST.match(held):  # of a forced call nothing else is content
             self.say(held + rest)
 
-    def _alone(self) -> Waiting:
+    def _alone(self) -> reader.Waiting:
         """Read calls at the beginning of an output. Blanks before them are markup, if they are few."""
         (call,), self._held = self.format.call, []
-        while not self.text[self.at :].strip(BLANKS) and len(self.text) <= MOST_BLANKS:
+        while not self.text[self.at :].strip(reader.BLANKS) and len(self.text) <= reader.MOST_BLANKS:
             yield from self.more()
-        begin = len(self.text) - len(self.text.lstrip(BLANKS))
-        if begin <= MOST_BLANKS and self.text.startswith(call.opener or "{", begin):
+        begin = len(self.text) - len(self.text.lstrip(reader.BLANKS))
+        if begin <= reader.MOST_BLANKS and self.text.startswith(call.opener or "{", begin):
             yield from self._calls(None if self.format.forced else self.tools)
 
-    def _calls(self, names: Container[str] | None) -> Waiting:
+    def _calls(self, names: Container[str] | None) -> reader.Waiting:
         """Read calls and the markers between and after them. What is held is content if there is none."""
         found = False
         while (call := (yield from self._choose())) and (yield from self._several(call, names)):
@@ -198,7 +177,7 @@ class CallParser(Reader):
                 yield from self._object(names)
             else:
                 yield from self._named(call, call.name_ends, names)
-        except NoMatch:
+        except reader.NoMatch:
             if not self._started:
                 self._give_up()
                 return False
@@ -215,28 +194,28 @@ class CallParser(Reader):
 
     def _start(self, name: str, arguments: str = "") -> None:
         self._started, self._held = True, None
-        self.events.append(CallStart(name))
-        self.say(arguments, CallArguments)
+        self.events.append(reader.CallStart(name))
+        self.say(arguments, reader.CallArguments)
 
     def _optional(self, marker: str) -> Generator[None, None, bool]:
         """Read a marker, if it is next. Blanks before it are read anyway."""
         yield from self.skip_blanks()
         return (yield from self.read_if(marker))
 
-    def _expect(self, marker: str) -> Waiting:
+    def _expect(self, marker: str) -> reader.Waiting:
         if not (yield from self._optional(marker)):
-            raise NoMatch
+            raise reader.NoMatch
 
     # -- calls whose name stands before the arguments ------------------------------------------------------------------
 
-    def _named(self, call: Call, ends: Markers, names: Container[str] | None) -> Waiting:
+    def _named(self, call: Call, ends: reader.Markers, names: Container[str] | None) -> reader.Waiting:
         head, end = yield from self.head(ends)
-        found = self.format.name.fullmatch(head.strip(BLANKS))
+        found = self.format.name.fullmatch(head.strip(reader.BLANKS))
         if found is None or (call.middle and end != call.middle):
-            raise NoMatch
+            raise reader.NoMatch
         name = found[found.lastindex or 0]
         if names is not None and name not in names:
-            raise NoMatch
+            raise reader.NoMatch
         if not call.middle:  # what is next belongs to the arguments
             self.at -= len(end)
             if self._held:
@@ -248,7 +227,7 @@ class CallParser(Reader):
             elif call.closers and (yield from self.stands(call.closers[0])):
                 self._start(name, "{}")
             else:
-                raise NoMatch
+                raise reader.NoMatch
             return
         self._start(name)
         parameter, schema = self.format.parameter, self.tools.get(name)
@@ -259,39 +238,39 @@ class CallParser(Reader):
         else:
             yield from self._parameters(call, parameter, name)
 
-    def _parameters(self, call: Call, parameter: Parameter, name: str) -> Waiting:
+    def _parameters(self, call: Call, parameter: Parameter, name: str) -> reader.Waiting:
         if (yield from self.skip_blanks()) == "{":
             yield from self.json(streamed=True)
             return
         key_end, *inner = parameter.inner
-        key_ends = markers(key_end)
+        key_ends = reader.markers(key_end)
         own, end = self.format, parameter.closer
         follow = (parameter.opener, *call.closers, *filter(None, (own.close, own.section, call.opener)))
         after = {end: follow}
         if parameter.on_lines:  # models forget the last closer
             after |= {f"\n{end}": follow, f"\n{call.closers[0]}": (own.close,)}
-        self.say("{", CallArguments)
+        self.say("{", reader.CallArguments)
         before = ""
         try:
             self._completed_by = call.closers
             while (yield from self._optional(parameter.opener)):
                 self._completed_by = None
-                key = (yield from self.head(key_ends))[0].strip(BLANKS)
+                key = (yield from self.head(key_ends))[0].strip(reader.BLANKS)
                 types = self._types_of(name, key)
                 if parameter.text_end:
-                    is_text = (yield from self.head(markers(parameter.text_end)))[0]
+                    is_text = (yield from self.head(reader.markers(parameter.text_end)))[0]
                     types = _TEXT if is_text == "true" else frozenset()
                 for marker in inner:
                     yield from self._expect(marker)
-                self.say(f"{before}{quoted(key)}: ", CallArguments)
+                self.say(f"{before}{reader.quoted(key)}: ", reader.CallArguments)
                 if parameter.on_lines:
                     yield from self.read_if("\n")
                 yield from self._value(types, after)
                 before, self._completed_by = ", ", call.closers
-        except NoMatch:
+        except reader.NoMatch:
             pass
         self._completed_by = None
-        self.say("}", CallArguments)
+        self.say("}", reader.CallArguments)
 
     def _types_of(self, name: str, key: str) -> frozenset[str]:
         """The JSON types of a parameter, none if its function's schema does not say."""
@@ -300,19 +279,19 @@ class CallParser(Reader):
         if not isinstance(properties, Mapping) or key not in properties:
             return frozenset()
         if (name, key) not in self._types:
-            self._types[name, key] = types_in(properties[key], schema)
+            self._types[name, key] = reader.types_in(properties[key], schema)
         return self._types[name, key]
 
-    def _value(self, types: frozenset[str], after: Mapping[str, tuple[str, ...]]) -> Waiting:
+    def _value(self, types: frozenset[str], after: Mapping[str, tuple[str, ...]]) -> reader.Waiting:
         """Read a value and the marker at its end: one of `after`, if one of the texts there follows it.
 
         Text is passed on as it comes, and what may be JSON at its end.
         """
-        ends = markers(*after)
+        ends = reader.markers(*after)
         pieces: list[str] = []
         is_text = types == _TEXT
         if is_text:
-            self.say('"', CallArguments)
+            self.say('"', reader.CallArguments)
         try:
             while True:
                 found = ends.find(self.text, self.at)
@@ -324,53 +303,53 @@ class CallParser(Reader):
                     break
                 else:
                     if is_text:
-                        self.say(quoted("".join(pieces))[1:-1], CallArguments)
+                        self.say(reader.quoted("".join(pieces))[1:-1], reader.CallArguments)
                         pieces.clear()
                     yield from self.more()
-        except EndOfText:
-            self.say("".join(pieces), CallArguments)
+        except reader.EndOfText:
+            self.say("".join(pieces), reader.CallArguments)
             raise
         last = "".join(pieces)
-        self.say(quoted(last)[1:] if is_text else as_json(last, types), CallArguments)
+        self.say(reader.quoted(last)[1:] if is_text else reader.as_json(last, types), reader.CallArguments)
 
     def _is_followed(self, length: int, after: tuple[str, ...]) -> Generator[None, None, bool]:
         """Whether one of `after` stands behind the next characters, or the output ends there."""
         while after:
             begin = self.at + length
-            blanks = self.text[begin : begin + MOST_BLANKS + 1]
-            begin += len(blanks) - len(blanks.lstrip(BLANKS))
-            if begin - self.at - length > MOST_BLANKS:
+            blanks = self.text[begin : begin + reader.MOST_BLANKS + 1]
+            begin += len(blanks) - len(blanks.lstrip(reader.BLANKS))
+            if begin - self.at - length > reader.MOST_BLANKS:
                 return False
-            rest = self.text[begin : begin + LONGEST_HEAD]
+            rest = self.text[begin : begin + reader.LONGEST_HEAD]
             if any(rest.startswith(marker) for marker in after):
                 return True
             if not any(marker.startswith(rest) for marker in after):
                 return False
             try:
                 yield from self.more()
-            except EndOfText:
+            except reader.EndOfText:
                 return True
         return True
 
-    def _elements(self, parameter: Parameter, schema: Any, root: Any, level: int) -> Waiting:
+    def _elements(self, parameter: Parameter, schema: Any, root: Any, level: int) -> reader.Waiting:
         """Read elements as an object, or as a list if they are items of one."""
         begin, listed = "{", False
         try:
             while (yield from self.skip_blanks()) and not (yield from self.stands(parameter.closer)):
                 yield from self._expect(parameter.opener)
-                key = (yield from self.head(_ELEMENT_END))[0].strip(BLANKS)
-                if begin == "{" and level and key == "item" and "object" not in types_in(schema, root):
+                key = (yield from self.head(_ELEMENT_END))[0].strip(reader.BLANKS)
+                if begin == "{" and level and key == "item" and "object" not in reader.types_in(schema, root):
                     begin, listed = "[", True
-                self.say(begin if listed else f"{begin}{quoted(key)}: ", CallArguments)
-                begin, inner = ", ", member_of(schema, None if listed else key, root)
+                self.say(begin if listed else f"{begin}{reader.quoted(key)}: ", reader.CallArguments)
+                begin, inner = ", ", reader.member_of(schema, None if listed else key, root)
                 if level < _MOST_LEVELS and (yield from self._has_elements(parameter)):
                     yield from self._elements(parameter, inner, root, level + 1)
                     yield from self._optional(f"{parameter.closer}{key}>")
                 else:
-                    yield from self._value(types_in(inner, root), {f"{parameter.closer}{key}>": ()})
-        except NoMatch:
+                    yield from self._value(reader.types_in(inner, root), {f"{parameter.closer}{key}>": ()})
+        except reader.NoMatch:
             pass
-        self.say(("{" if begin == "{" else "") + ("]" if listed else "}"), CallArguments)
+        self.say(("{" if begin == "{" else "") + ("]" if listed else "}"), reader.CallArguments)
 
     def _has_elements(self, parameter: Parameter) -> Generator[None, None, bool]:
         if not (yield from self._is_followed(0, (parameter.opener,))):
@@ -380,7 +359,7 @@ class CallParser(Reader):
 
     # -- keys and values as in Python or Gemma -------------------------------------------------------------------------
 
-    def _literal(self, closer: str) -> Waiting:
+    def _literal(self, closer: str) -> reader.Waiting:
         """Read keys and values up to `closer`, as an object."""
         levels: list[_Level] = []
         try:
@@ -388,16 +367,16 @@ class CallParser(Reader):
             while levels:
                 level, char = levels[-1], (yield from self.skip_blanks())
                 if quote := (yield from self._quote(char)):
-                    self.say(level.before(), CallArguments)
+                    self.say(level.before(), reader.CallArguments)
                     yield from self._string(quote)
-                    self.say(level.after(), CallArguments)
+                    self.say(level.after(), reader.CallArguments)
                 elif char in _OPENING and level.takes_value:
-                    self.say(level.before(), CallArguments)
+                    self.say(level.before(), reader.CallArguments)
                     self.take(self.at + 1)
                     self._open(levels, _OPENING[char], is_object=char == "{")
                 elif char in ",:=":
                     self.take(self.at + 1)
-                    self.say(level.complete() if char == "," else "", CallArguments)
+                    self.say(level.complete() if char == "," else "", reader.CallArguments)
                 elif char == level.closer:
                     self.take(self.at + 1)
                     self._close(levels)
@@ -405,22 +384,22 @@ class CallParser(Reader):
                     text, end = yield from self.head(_WORD_ENDS if level.takes_value else _KEY_ENDS)
                     self.at -= len(end)
                     if not text:
-                        raise NoMatch
-                    shown = word(text) if level.takes_value else quoted(text.strip(BLANKS))
-                    self.say(level.before() + shown + level.after(), CallArguments)
-        except NoMatch:
+                        raise reader.NoMatch
+                    shown = reader.word(text) if level.takes_value else reader.quoted(text.strip(reader.BLANKS))
+                    self.say(level.before() + shown + level.after(), reader.CallArguments)
+        except reader.NoMatch:
             while levels:
                 self._close(levels)
 
     def _open(self, levels: list[_Level], closer: str, *, is_object: bool) -> None:
         levels.append(_Level(closer, is_object))
-        self.say("{" if is_object else "[", CallArguments)
+        self.say("{" if is_object else "[", reader.CallArguments)
 
     def _close(self, levels: list[_Level]) -> None:
         level = levels.pop()
-        self.say(level.complete() + ("}" if level.is_object else "]"), CallArguments)
+        self.say(level.complete() + ("}" if level.is_object else "]"), reader.CallArguments)
         if levels:
-            self.say(levels[-1].after(), CallArguments)
+            self.say(levels[-1].after(), reader.CallArguments)
 
     def _quote(self, char: str) -> Generator[None, None, str]:
         """Read what stands around the string that begins here, "" if none does."""
@@ -429,26 +408,26 @@ class CallParser(Reader):
                 return quote
         return ""
 
-    def _string(self, quote: str) -> Waiting:
+    def _string(self, quote: str) -> reader.Waiting:
         """Read a string. One in Python's quotes has escape sequences, of which unknown ones stand for themselves."""
-        part, ends = _PARTS_OF_STRINGS.get(quote), markers(quote)
-        self.say('"', CallArguments)
+        part, ends = _PARTS_OF_STRINGS.get(quote), reader.markers(quote)
+        self.say('"', reader.CallArguments)
         while True:
             if part is None:
                 found = ends.find(self.text, self.at)
                 text = self.take(ends.begun(self.text, self.at) if found is None else found.start())
-                self.say(quoted(text)[1:-1], CallArguments)
+                self.say(reader.quoted(text)[1:-1], reader.CallArguments)
             elif (matched := part.match(self.text, self.at)) is not None:
-                self.say(unescaped(self.take(matched.end())), CallArguments)
+                self.say(reader.unescaped(self.take(matched.end())), reader.CallArguments)
             if self.text.startswith(quote, self.at):
                 self.take(self.at + len(quote))
-                self.say('"', CallArguments)
+                self.say('"', reader.CallArguments)
                 return
             yield from self.more()
 
     # -- calls as one JSON object --------------------------------------------------------------------------------------
 
-    def _object(self, names: Container[str] | None) -> Waiting:
+    def _object(self, names: Container[str] | None) -> reader.Waiting:
         """Read an object with the name and the arguments. Raises NoMatch where it cannot be one."""
         name = arguments = None
         mark = ""
@@ -463,7 +442,7 @@ class CallParser(Reader):
             mark = yield from self.skip_blanks()
         while mark != "}":
             if (yield from self.skip_blanks()) != '"' or (key := _json((yield from self.json()))) not in _KEYS:
-                raise NoMatch
+                raise reader.NoMatch
             yield from self._mark(":")
             opening = yield from self.skip_blanks()
             if key in _ARGUMENTS and name is not None and opening == "{" and not self._started:
@@ -483,7 +462,7 @@ class CallParser(Reader):
 
     def _mark(self, expected: str) -> Generator[None, None, str]:
         if (char := (yield from self.skip_blanks())) not in expected:
-            raise NoMatch
+            raise reader.NoMatch
         self.take(self.at + 1)
         return char
 
@@ -495,13 +474,13 @@ def _json(text: str) -> Any:
         if isinstance(value, str):
             value.encode()  # a lone surrogate cannot be sent
     except (ValueError, RecursionError):
-        raise NoMatch from None
+        raise reader.NoMatch from None
     return value
 
 
 def _name(value: Any, names: Container[str] | None) -> str:
     if not isinstance(value, str) or not value or (names is not None and value not in names):
-        raise NoMatch
+        raise reader.NoMatch
     return value
 
 
@@ -510,5 +489,5 @@ def _arguments(value: Any, raw: str) -> str:
     if value is None:
         return "{}"
     if not isinstance(value, (dict, str)):
-        raise NoMatch
+        raise reader.NoMatch
     return raw if isinstance(value, dict) else value

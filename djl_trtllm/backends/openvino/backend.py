@@ -19,7 +19,6 @@ from djl_trtllm.backends.openvino.compile import COMPILER, OpenVinoSpec, check_e
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache
 from djl_trtllm.backends.speculation import planned_speculation
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization, Task
-from djl_trtllm.config.options.choices import RotaryScaling
 from djl_trtllm.config.rules import most_images
 from djl_trtllm.config.sources import OriginKind
 from djl_trtllm.config.speculation import Method, Speculation
@@ -314,7 +313,7 @@ class OpenVinoBackend(EngineBackend):
         dtype = _dtype(config, layout, shape)
         quantize = "none" if options.quantize is None else options.quantize.value
         max_seq_len = planned_length(config, shape, notes)
-        if options.rotary_scaling_type is RotaryScaling.DYNAMIC and not layout.kind.is_engine:
+        if options.rotary_scaling_type == "dynamic" and not layout.kind.is_engine:
             notes.append(
                 f"{config.format_setting('rotary_scaling_type')} has no effect: the export has the frequencies of "
                 "short texts, so texts beyond the checkpoint's own context lose quality; use "

@@ -173,10 +173,8 @@ def plan_kv_cache(
         return KvCachePlan(blocks, size, precision, reason)
     if size is None:
         raise ConfigError(
-            [
-                "option.max_tokens_in_paged_kv_cache is not set, and the model's config.json does not have the size of "
-                "its KV cache (layers, key-value heads, head size): set it to the number of tokens the cache may hold"
-            ]
+            "option.max_tokens_in_paged_kv_cache is not set, and the model's config.json does not have the size of "
+            "its KV cache (layers, key-value heads, head size): set it to the number of tokens the cache may hold"
         )
     one = blocks_of_sequence(max_seq_len)
     share = int(available_memory * _DEFAULT_MEMORY_SHARE) // size
@@ -186,10 +184,8 @@ def plan_kv_cache(
         return KvCachePlan(share, size, precision, f"a quarter of {format_bytes(available_memory)} available memory")
     if one * size > available_memory:
         raise ConfigError(
-            [
-                f"one sequence of {max_seq_len} tokens needs {format_bytes(one * size)} of KV cache and "
-                f"{format_bytes(available_memory)} of memory are available: lower {_length_option(config)}"
-            ]
+            f"one sequence of {max_seq_len} tokens needs {format_bytes(one * size)} of KV cache and "
+            f"{format_bytes(available_memory)} of memory are available: lower {_length_option(config)}"
         )
     return KvCachePlan(one, size, precision, f"one sequence of {max_seq_len} tokens, more than a quarter of memory")
 
@@ -197,17 +193,13 @@ def plan_kv_cache(
 def _check_asked(config: Config, blocks: int, size: int | None, decisive: str, available_memory: int) -> None:
     if blocks < 2:
         raise ConfigError(
-            [
-                f"{config.format_setting(decisive)} gives a KV cache of {max(blocks, 0)} blocks of {BLOCK_TOKENS} "
-                f"tokens, and no sequence fits in less than 2: expected at least {2 * BLOCK_TOKENS} tokens"
-            ]
+            f"{config.format_setting(decisive)} gives a KV cache of {max(blocks, 0)} blocks of {BLOCK_TOKENS} "
+            f"tokens, and no sequence fits in less than 2: expected at least {2 * BLOCK_TOKENS} tokens"
         )
     if size is not None and blocks * size > available_memory:
         raise ConfigError(
-            [
-                f"{config.format_setting(decisive)} needs {format_bytes(blocks * size)} of KV cache "
-                f"({size} bytes per {BLOCK_TOKENS} tokens) and {format_bytes(available_memory)} of memory are available"
-            ]
+            f"{config.format_setting(decisive)} needs {format_bytes(blocks * size)} of KV cache "
+            f"({size} bytes per {BLOCK_TOKENS} tokens) and {format_bytes(available_memory)} of memory are available"
         )
 
 

@@ -70,7 +70,7 @@ class ScriptedBackend(EngineBackend):
         try:
             script = msgspec.json.decode(config.options.script or "{}", type=dict[str, Any])
         except msgspec.DecodeError as error:
-            raise ConfigError([f"{config.format_setting('script')}: expected a JSON object ({error})"]) from None
+            raise ConfigError(f"{config.format_setting('script')}: expected a JSON object ({error})") from None
         notes: list[str] = []
         task = find_task(config.options.task, layout)
         generates = task is Task.GENERATE

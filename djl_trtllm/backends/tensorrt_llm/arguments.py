@@ -20,10 +20,10 @@ from djl_trtllm.backends.tensorrt_llm.names import all_members, choices, default
 from djl_trtllm.backends.tensorrt_llm.speculation import speculative_object
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
 from djl_trtllm.config.options import OPTIONS
-from djl_trtllm.config.options.choices import AwqFormat, Choice, GuidedDecoding, KvCacheType, PluginDType
+from djl_trtllm.config.options.choices import Choice, GuidedDecoding, KvCacheType
 from djl_trtllm.config.speculation import Speculation
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.engines.hardware import release_of
+from djl_trtllm.files import read_table
 from djl_trtllm.sizing.recommendation import FREE_MEMORY_FRACTION
 
 ENGINE: Effects = read_effects(__package__, "both", "engine")
@@ -287,7 +287,7 @@ def _span(owner: str, name: str) -> str:
 
 def _plain(value: Any, type_text: str) -> Any:
     """An option's value as TensorRT-LLM takes it; `type_text` is the type of the argument."""
-    if value is PluginDType.DISABLE:
+    if value == "disable":
         return None
     if isinstance(value, DType):
         return _DTYPES[value]
@@ -355,7 +355,7 @@ def _algorithm(config: Config) -> str | None:
     options = config.options
     if options.quant_algo is not None:
         return str(options.quant_algo)
-    if options.quantize is Quantization.AWQ and options.awq_format is AwqFormat.W4A8_AWQ:
+    if options.quantize is Quantization.AWQ and options.awq_format == "w4a8_awq":
         return "W4A8_AWQ"
     chosen = config.is_set("smoothquant_per_token") or config.is_set("smoothquant_per_channel")
     if options.quantize is Quantization.SMOOTHQUANT and chosen:

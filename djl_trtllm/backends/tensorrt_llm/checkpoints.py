@@ -219,11 +219,11 @@ def converter_alias(checkpoint: Path, raw: Mapping[str, Any], config: Config) ->
     model_type = str(raw.get("model_type"))
     if model_type.startswith("chatglm"):
         if config.is_set("chatglm_model_version"):
-            return config.options.chatglm_model_version.value
+            return config.options.chatglm_model_version
         return next((version for version in _GLM if version in path), None) or _glm(raw)
     if model_type in ("gpt2", "gpt_bigcode"):
         if config.is_set("gpt_model_version"):
-            return config.options.gpt_model_version.value
+            return config.options.gpt_model_version
         return next((version for version in _GPT if version in path), None) or _gpt(model_type, raw)
     return None
 

@@ -46,11 +46,11 @@ from djl_trtllm.backends.tensorrt_llm.speculation import SPECULATES
 from djl_trtllm.config import Backend, Config, Task
 from djl_trtllm.config.rules import most_images
 from djl_trtllm.config.sources import Origin
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.engines.cache import Manifest, OptionValue, installed_versions, raise_damaged
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan, asked_options, planned_text_length, shared_fields
 from djl_trtllm.errors import ConfigError, EngineError
+from djl_trtllm.files import read_table
 from djl_trtllm.model import Layout, ModelShape
 from djl_trtllm.model.adapter import AdapterLimits
 from djl_trtllm.model.pooling import Head, find_head, find_task

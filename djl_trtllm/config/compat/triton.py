@@ -18,8 +18,7 @@ from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError,
 from djl_trtllm.config.options import find
 from djl_trtllm.config.options.option import NotAValueError
 from djl_trtllm.config.sources import Layer, Source
-from djl_trtllm.config.tables import read_table
-from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
+from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file, read_table
 
 ENGINE_MODEL = "tensorrt_llm"
 MODELS = (ENGINE_MODEL, "tensorrt_llm_bls", "ensemble", "preprocessing", "postprocessing")
@@ -294,11 +293,11 @@ def parse_config(text: str, path: str, *, own_engine: Path | None = None) -> Sou
         fields = parse(text)
     except FormatError as error:
         return Source(Layer.FOREIGN, problems=(f"{path}:{error.line}: {error}",))
-    _Model(reading, _model_of(fields, path), own_engine).read(fields)
+    _Model(reading, model_of(fields, path), own_engine).read(fields)
     return reading.source()
 
 
-def _model_of(fields: tuple[Field, ...], path: str) -> str:
+def model_of(fields: tuple[Field, ...], path: str) -> str:
     """The model of a repository that a file is for: by its folder, else by its name or platform."""
     folder = Path(path).parent.name
     texts = {field.name: field.value for field in fields if isinstance(field.value, str)}

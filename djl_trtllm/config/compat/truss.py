@@ -12,8 +12,7 @@ import yaml
 
 from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError, Reading, presets
 from djl_trtllm.config.sources import Layer, Source
-from djl_trtllm.config.tables import read_table
-from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
+from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file, read_table
 
 TRUSS_REPOSITORY = Path("packages", "inflight_batcher_llm")
 """The folder in which a Truss of the first generation holds its Triton model repository."""

@@ -5,20 +5,21 @@ has those without effect. Messages, the resolved table, the pages of `docs/optio
 are made from these rows.
 
 A group has a `heading`, and what all its options have unless they say otherwise: the `prefix` of their keys, `scope`,
-`source`. A row has the `default` and the fields of `Option`; `count`, `amount` and `devices` are units with a bound.
+`source`. A row has the `default`, the `values` of a text that has no others, and the fields of `Option`; `count`,
+`amount` and `devices` are units with a bound.
 """
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, create_model
 
-from djl_trtllm.config.options.choices import Choice, OptionTypes
+from djl_trtllm.config.options.choices import OptionTypes
 from djl_trtllm.config.options.option import Option, ValueType, as_text, option_of
-from djl_trtllm.config.tables import read_table
+from djl_trtllm.files import read_table
 
 _HINTS = get_type_hints(OptionTypes)
 _FILES = ("model.toml", "engine.toml", "server.toml")
@@ -91,16 +92,12 @@ class DeclaredOption:
         return self.type.describe(self.option)
 
 
-def _legacy_type(name: str, row: dict[str, Any]) -> ValueType:
+def _legacy_type(row: dict[str, Any]) -> ValueType:
     """The type of an option without effect, which its row names."""
-    kind = row["type"]
+    kind, words = row["type"], tuple[str, ...]()
     if isinstance(kind, list):
-        choice: Any = Choice
-        base = choice(f"Legacy_{name}", {word.upper(): word for word in kind}, module=__name__)
-        globals()[base.__name__] = base  # where pickle looks for it
-    else:
-        base = _TYPES[kind]
-    return ValueType(base, optional="default" not in row)
+        kind, words = "text", tuple(kind)
+    return ValueType(_TYPES[kind], "default" not in row, words=words)
 
 
 def _declared() -> Iterator[DeclaredOption]:
@@ -109,10 +106,12 @@ def _declared() -> Iterator[DeclaredOption]:
         shared = {name: value for name, value in table.items() if name != "heading" and not isinstance(value, dict)}
         for name in group.fields:
             if name in table:
-                row, type_ = shared | table[name], ValueType.of(_HINTS[name])
+                row = shared | table[name]
+                type_ = ValueType.of(_HINTS[name])
+                type_ = replace(type_, words=tuple(row.get("values", type_.words)))
             else:
                 row = ROWS[group.name][name]
-                type_ = _legacy_type(name, row)
+                type_ = _legacy_type(row)
                 row = row | {
                     "under_djl": row.get("djl", "read by DJL Serving" if group.name in _OF_DJL_SERVING else "")
                 }

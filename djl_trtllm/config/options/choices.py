@@ -61,24 +61,6 @@ _ADDED: dict[str, Backend] = {}
 """Values beside the members. There is one object of each, so that `is` compares them."""
 
 
-class RollingBatch(Choice):
-    """LMI's batching libraries."""
-
-    AUTO = "auto"
-    TRTLLM = "trtllm"
-    VLLM = "vllm"
-    LMI_DIST = "lmi-dist"
-    ENABLE = "enable"
-    DISABLE = "disable"
-    DEEPSPEED = "deepspeed"
-    SCHEDULER = "scheduler"
-
-
-class SchedulingPolicy(Choice):
-    FAIR = "fair"
-    FCFS = "fcfs"
-
-
 class DType(Choice):
     AUTO = "auto"
     FP32 = "fp32"
@@ -119,30 +101,6 @@ class BatchingType(Choice):
     STATIC = "static"
 
 
-class KvCacheType(Choice):
-    PAGED = "paged"
-    CONTINUOUS = "continuous"
-    DISABLED = "disabled"
-
-
-class PluginDType(Choice):
-    """Number format of a plugin of a compiled engine; `disable` compiles without the plugin."""
-
-    AUTO = "auto"
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-    FLOAT32 = "float32"
-    INT32 = "int32"
-    FP8 = "fp8"
-    NVFP4 = "nvfp4"
-    DISABLE = "disable"
-
-
-class AwqFormat(Choice):
-    INT4_AWQ = "int4_awq"
-    W4A8_AWQ = "w4a8_awq"
-
-
 class QuantAlgorithm(Choice):
     """TensorRT-LLM's names of quantisations."""
 
@@ -172,89 +130,9 @@ class QuantAlgorithm(Choice):
     NO_QUANT = "NO_QUANT"
 
 
-class KvCacheQuantAlgorithm(Choice):
-    """TensorRT-LLM's names of quantisations of the KV cache."""
-
-    FP8 = "FP8"
-    INT8 = "INT8"
-    NVFP4 = "NVFP4"
-
-
-class ChatGlmVersion(Choice):
-    """ChatGLM models of the LMI document."""
-
-    UNSPECIFIED = "unspecified"
-    CHATGLM_6B = "chatglm_6b"
-    CHATGLM2_6B = "chatglm2_6b"
-    CHATGLM2_6B_32K = "chatglm2_6b_32k"
-    CHATGLM3_6B = "chatglm3_6b"
-    CHATGLM3_6B_BASE = "chatglm3_6b_base"
-    CHATGLM3_6B_32K = "chatglm3_6b_32k"
-    GLM_10B = "glm_10b"
-
-
-class GptVersion(Choice):
-    """Models of the GPT-2 family of the LMI document."""
-
-    GPT2 = "gpt2"
-    SANTACODER = "santacoder"
-    STARCODER = "starcoder"
-
-
-class RotaryScaling(Choice):
-    LINEAR = "linear"
-    DYNAMIC = "dynamic"
-
-
 class GuidedDecoding(Choice):
     XGRAMMAR = "xgrammar"
     LLGUIDANCE = "llguidance"
-
-
-class SamplerType(Choice):
-    AUTO = "auto"
-    TRTLLM = "TRTLLMSampler"
-    TORCH = "TorchSampler"
-
-
-class ToolCallFormat(Choice):
-    """How a model writes tool calls."""
-
-    AUTO = "auto"
-    HERMES = "hermes"
-    LLAMA3_JSON = "llama3_json"
-    LLAMA4_PYTHONIC = "llama4_pythonic"
-    MISTRAL = "mistral"
-    QWEN3_CODER = "qwen3_coder"
-    GLM4 = "glm4"
-    KIMI_K2 = "kimi_k2"
-    DEEPSEEK_V3 = "deepseek_v3"
-    DEEPSEEK_V31 = "deepseek_v31"
-    DEEPSEEK_V32 = "deepseek_v32"
-    DEEPSEEK_V4 = "deepseek_v4"
-    DEEPSEEK_V41 = "deepseek_v41"
-    MINIMAX_M2 = "minimax_m2"
-    MINIMAX_M3 = "minimax_m3"
-    GEMMA4 = "gemma4"
-    OPENAI = "openai"
-    SEED_OSS = "seed_oss"
-    NONE = "none"
-
-
-class ReasoningFormat(Choice):
-    """How a model writes its reasoning."""
-
-    AUTO = "auto"
-    DEEPSEEK_R1 = "deepseek_r1"
-    QWEN3 = "qwen3"
-    KIMI_K2 = "kimi_k2"
-    NEMOTRON_V3 = "nemotron_v3"
-    MINIMAX_M3 = "minimax_m3"
-    GEMMA4 = "gemma4"
-    GPT_OSS = "gpt_oss"
-    MISTRAL = "mistral"
-    SEED_OSS = "seed_oss"
-    NONE = "none"
 
 
 class UnknownParameters(Choice):
@@ -265,27 +143,9 @@ class UnknownParameters(Choice):
     WARN = "warn"
 
 
-class Orchestrator(Choice):
-    """How the ranks of an engine talk to each other, other than by MPI."""
-
-    RPC = "rpc"
-    RAY = "ray"
-
-
-class LoadFormat(Choice):
-    AUTO = "auto"
-    DUMMY = "dummy"
-
-
 class LogFormat(Choice):
     TEXT = "text"
     JSON = "json"
-
-
-class RecordedPrompts(Choice):
-    LENGTHS = "lengths"
-    IDS = "ids"
-    TEXT = "text"
 
 
 class LogLevel(Choice):
@@ -294,6 +154,31 @@ class LogLevel(Choice):
     WARNING = "warning"
     ERROR = "error"
     CRITICAL = "critical"
+
+
+class KvCacheQuantAlgorithm(Choice):
+    """TensorRT-LLM's names of quantisations of the KV cache."""
+
+    FP8 = "FP8"
+    INT8 = "INT8"
+    NVFP4 = "NVFP4"
+
+
+class LoadFormat(Choice):
+    AUTO = "auto"
+    DUMMY = "dummy"
+
+
+class KvCacheType(Choice):
+    PAGED = "paged"
+    CONTINUOUS = "continuous"
+    DISABLED = "disabled"
+
+
+class SamplerType(Choice):
+    AUTO = "auto"
+    TRTLLM = "TRTLLMSampler"
+    TORCH = "TorchSampler"
 
 
 class OptionTypes:
@@ -310,7 +195,7 @@ class OptionTypes:
     trust_remote_code: bool
     model_name: str | None
     backend: Backend
-    rolling_batch: RollingBatch
+    rolling_batch: str
     entry_point: str | None
     tokenizer: str | None
     tokenizer_revision: str | None
@@ -408,12 +293,12 @@ class OptionTypes:
     workspace: Path | None
     enable_tqdm: bool
     # plugins
-    gpt_attention_plugin: PluginDType | None
-    gemm_plugin: PluginDType | None
-    lora_plugin: PluginDType | None
-    moe_plugin: PluginDType | None
-    nccl_plugin: PluginDType | None
-    gemm_swiglu_plugin: PluginDType | None
+    gpt_attention_plugin: str | None
+    gemm_plugin: str | None
+    lora_plugin: str | None
+    moe_plugin: str | None
+    nccl_plugin: str | None
+    gemm_swiglu_plugin: str | None
     remove_input_padding: bool
     context_fmha: bool
     context_fmha_fp32_acc: bool
@@ -433,7 +318,7 @@ class OptionTypes:
     smoothquant_alpha: float
     smoothquant_per_token: bool
     smoothquant_per_channel: bool
-    awq_format: AwqFormat
+    awq_format: str
     awq_block_size: int
     calib_size: int
     calib_batch_size: int
@@ -452,11 +337,11 @@ class OptionTypes:
     exclude_modules: tuple[str, ...] | None
     force_dynamic_quantization: bool
     # architecture
-    chatglm_model_version: ChatGlmVersion
-    gpt_model_version: GptVersion
+    chatglm_model_version: str
+    gpt_model_version: str
     rotary_base: float | None
     rotary_dim: int | None
-    rotary_scaling_type: RotaryScaling | None
+    rotary_scaling_type: str | None
     rotary_scaling_factor: float | None
     # decoding
     max_beam_width: int
@@ -500,7 +385,7 @@ class OptionTypes:
     iter_stats_max_iterations: int | None
     request_stats_max_iterations: int | None
     return_perf_metrics: bool
-    orchestrator_type: Orchestrator | None
+    orchestrator_type: str | None
     extra_llm_api_options: str | None
     # vllm
     gpu_memory_utilization: float | None
@@ -544,8 +429,8 @@ class OptionTypes:
     executor_max_requests: int | None
     chat_template_timeout: float
     output_formatter: str | None
-    tool_call_parser: ToolCallFormat
-    reasoning_parser: ReasoningFormat
+    tool_call_parser: str
+    reasoning_parser: str
     tgi_compat: bool
     unknown_parameters: UnknownParameters
     strict: bool
@@ -594,7 +479,7 @@ class OptionTypes:
     private_key_file: Path | None
     client_ca_file: Path | None
     # clients
-    scheduling_policy: SchedulingPolicy
+    scheduling_policy: str
     client_header: str | None
     priority_header: str | None
     client_from_custom_attributes: bool
@@ -608,7 +493,7 @@ class OptionTypes:
     otlp_traces_endpoint: str | None
     record_file: Path | None
     record_share: float
-    record_prompts: RecordedPrompts
+    record_prompts: str
     record_max_bytes: int
     # triton
     decoupled: bool | None

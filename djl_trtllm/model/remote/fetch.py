@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from djl_trtllm.config.compat.truss import TRUSS_REPOSITORY
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import DownloadError
+from djl_trtllm.files import read_table
 from djl_trtllm.model.checkpoint import bounded, find_weights, parse_header, read_header
 from djl_trtllm.model.remote.s3 import PATIENCE_SECONDS, S3Address, is_s3
 from djl_trtllm.progress import ProgressMeter, format_bytes
@@ -128,7 +128,7 @@ def _one_set_of_weights(paths: list[PurePosixPath]) -> set[PurePosixPath]:
 
 _RECORD = ".djl-trtllm-checked.json"
 _CHUNK = 4 << 20
-_READERS = 8
+_READERS = 16
 _LOOK_EVERY_SECONDS = 1.0
 
 Record = dict[str, tuple[int, str]]
@@ -523,7 +523,6 @@ def fetch(
 # -- headers of weight files -------------------------------------------------------------------------------------------
 
 Header = Mapping[str, Any]
-_READERS = 16
 
 
 def remote_headers(

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
-from djl_trtllm.config.tables import read_table
 from djl_trtllm.errors import DownloadError
+from djl_trtllm.files import read_table
 
 _SCHEME = "s3://"
 _CONNECT_SECONDS = 10

@@ -15,14 +15,16 @@ import pytest
 
 from djl_trtllm.backends.base import effects_on
 from djl_trtllm.backends.effects import has_effect
-from djl_trtllm.backends.openvino.backend import OpenVinoBackend, OpenVinoPlan
+from djl_trtllm.backends.openvino.backend import OpenVinoBackend, OpenVinoPlan, PoolingPlan
 from djl_trtllm.backends.openvino.kv_cache import KvCachePlan, plan_kv_cache
-from djl_trtllm.backends.planning import choose_backend, plan_engine
-from djl_trtllm.config import Backend, Config
+from djl_trtllm.backends.planning import choose_backend, plan_engine, plan_fitted
+from djl_trtllm.config import Backend, Config, Quantization, Task
 from djl_trtllm.config.options import OPTIONS
+from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.errors import ConfigError, EngineError, EngineMismatchError, LayoutError
 from djl_trtllm.model import Layout, ModelKind, ModelShape, inspect
 from tests.engines.helpers import CONTEXT, CPU_ONLY, configured, gpu_machine, write_checkpoint, write_engine_files
+from tests.support.encoders import scripted_encoder, write_modules
 from tests.support.tables import by_table
 from tests.support.vision import PROCESSOR
 
@@ -277,3 +279,61 @@ def test_an_engine_says_itself_whether_it_takes_images(tmp_path: Path) -> None:
     (engine / "openvino_language_model.bin").unlink()
     with pytest.raises(LayoutError, match=r"openvino_language_model\.bin"):
         inspect(engine)
+
+
+# -- models that embed or score ----------------------------------------------------------------------------------------
+
+
+def pooling_planned(checkpoint: Path, hardware: Hardware = CPU_ONLY, **options: Any) -> tuple[Config, PoolingPlan]:
+    config, plan = plan_fitted(configured(**options), inspect(checkpoint), hardware)
+    assert isinstance(plan, PoolingPlan)
+    return config, plan
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Path:
+    return write_modules(scripted_encoder(tmp_path), mode="cls_token", normalize=False, length=128)
+
+
+def test_the_files_decide_what_the_executor_gets(encoder: Path) -> None:
+    config, plan = pooling_planned(encoder)
+    assert config.options.task is Task.EMBED
+    assert plan.at(encoder).executor_options() == {
+        "engine_dir": str(encoder),
+        "task": "embed",
+        "pooled": "cls",
+        "activates": False,
+        "pad_id": 0,
+        "inference_precision": "f32",
+        "num_threads": None,
+        "max_sequences": 256,
+        "max_seq_len": 128,
+        "max_num_tokens": 1024,
+    }
+    assert (plan.max_input_len, config.options.job_queue_size) == (128, 4096)
+
+
+def test_the_task_is_part_of_what_is_compiled(encoder: Path) -> None:
+    _, plan = pooling_planned(encoder)
+    assert plan.build_options["task"] == "embed"
+    assert plan.compile_spec(encoder / "out").task == "feature-extraction"
+    assert "normalised" not in plan.describe() and "first token" in plan.describe()
+
+
+def test_a_cross_encoder_is_compiled_for_classification(tmp_path: Path) -> None:
+    config, plan = pooling_planned(scripted_encoder(tmp_path, labels=1))
+    assert config.options.task is Task.SCORE
+    assert plan.compile_spec(tmp_path / "out").task == "text-classification"
+    assert "sigmoid" in plan.describe()
+
+
+def test_a_quantisation_that_openvino_does_not_have_is_refused(encoder: Path) -> None:
+    with pytest.raises(ConfigError, match="fp8"):
+        pooling_planned(encoder, quantize=Quantization.FP8)
+
+
+@pytest.mark.parametrize("backend", [Backend.TENSORRT, Backend.PYTORCH])
+def test_an_engine_that_runs_no_such_models_is_refused_with_those_that_do(encoder: Path, backend: Backend) -> None:
+    machine = gpu_machine()
+    with pytest.raises(EngineError, match=r"option\.task=embed.*openvino"):
+        pooling_planned(encoder, machine, backend=backend)

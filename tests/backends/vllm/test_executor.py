@@ -380,7 +380,7 @@ def test_tokens_of_drafts_are_counted_by_request_and_what_was_proposed_in_all(
 @pytest.fixture
 def seeing(shared: Any, tmp_path: Path) -> Any:
     """The executor of a model that takes images, whose placeholder is the fake's."""
-    from vllm.renderers.base import MARK
+    from vllm import MARK
 
     model = seeing_model(tmp_path / "seeing")
     config = json.loads((model / "config.json").read_text())
@@ -390,7 +390,7 @@ def seeing(shared: Any, tmp_path: Path) -> Any:
 
 def prompt_with(*colours: int, salt: str = "", tokens: int = 4, **given: Any) -> Submit:
     """A prompt with a small image of each colour; the server has counted `tokens` for each."""
-    from vllm.renderers.base import MARK
+    from vllm import MARK
 
     images = tuple(Image(encoded(picture(56, 56, colour)), 56, 56, tokens) for colour in colours)
     ids = [5, *[MARK] * tokens * len(images), 7]

@@ -22,7 +22,7 @@ from tests.config.helpers import from_text
 from tests.engines.helpers import CPU_ONLY, configured, gpu_machine
 from tests.support.encoders import scripted_encoder, write_modules
 from tests.support.vision import seeing_model
-from tools.vllm.names import differences, members_of
+from tools.vllm.names import TABLE, differences, members_of
 
 
 def machine(version: str = "0.32.0", gpus: int = 1) -> Hardware:
@@ -402,10 +402,14 @@ def test_a_version_that_the_table_lacks_gets_what_the_one_before_has() -> None:
     assert arguments_of("9.9") == arguments_of(known_versions()[-1])
 
 
-def test_the_fake_has_all_that_the_executor_uses() -> None:
-    lines = [line for line in differences("0.32.0", FAKE / "vllm") if not line.startswith("EngineArgs.")]
+def test_the_fake_has_all_that_the_executor_uses(tmp_path: Path) -> None:
+    for path in json.loads(TABLE.read_text())["seam"]:
+        module = tmp_path.joinpath(*path.partition(":")[0].split("."), "__init__.py")
+        module.parent.mkdir(parents=True, exist_ok=True)
+        module.write_text((FAKE / "vllm.py").read_text())
+    lines = [line for line in differences("0.32.0", tmp_path / "vllm") if not line.startswith("EngineArgs.")]
     assert lines == []
-    assert members_of(FAKE / "vllm", "vllm.v1.engine.core_client:Nothing") is None
+    assert members_of(tmp_path / "vllm", "vllm.v1.engine.core_client:Nothing") is None
 
 
 def test_what_is_installed_is_found_without_importing_it() -> None:

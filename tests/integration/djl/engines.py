@@ -327,7 +327,7 @@ class _Request:
             self.answer.add(orjson.dumps({"error": values.get("error"), "code": int(values["code"])}))
         else:
             self.answer.code = self.answer.code or 200
-            # DJL may lose what is in the last part (`take` in djl_trtllm/djl/items.py). Here it always does.
+            # DJL may lose what is in the last part (`take` in djl_trtllm/djl/worker.py). Here it always does.
             self.answer.add(b"" if self.last else data.encode())
         if self.last:
             self.answer.end()

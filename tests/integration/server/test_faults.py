@@ -199,7 +199,10 @@ def test_sigterm_while_it_recovers(start: Start) -> None:
 
 _NOT_SCRIPTED = {"djl_trtllm_engine_queued", "trtllm_kv_cache_max_blocks", "trtllm_kv_cache_tokens_per_block"}
 """Metrics that only real engines report."""
-_SETTINGS = {name: value for name, value in environment().items() if name.startswith(("OPTION_", "SERVING_"))}
+
+
+def _settings() -> dict[str, str]:
+    return {name: value for name, value in environment().items() if name.startswith(("OPTION_", "SERVING_"))}
 
 
 def _probe(server: Server, name: str) -> int:
@@ -208,7 +211,7 @@ def _probe(server: Server, name: str) -> int:
 
 def test_a_server_that_loads_is_alive_and_not_ready_and_ends_at_once(tmp_path: Path) -> None:
     model = scripted_model(tmp_path / "model", {"start_seconds": 3600})
-    with Server(model, _SETTINGS | AT_ONCE, tmp_path) as server:
+    with Server(model, _settings() | AT_ONCE, tmp_path) as server:
         wait_until(lambda: server.hosts() != [])
         server.wait_for_ping(503)
         probes = [_probe(server, name) for name in ("startupProbe", "livenessProbe", "readinessProbe")]
@@ -222,7 +225,7 @@ def test_a_server_that_loads_is_alive_and_not_ready_and_ends_at_once(tmp_path: P
 
 def test_a_ready_server_has_the_metrics_and_one_that_drains_ends_its_streams(tmp_path: Path) -> None:
     model = scripted_model(tmp_path / "model", {"steps_per_second": 50})
-    with Server(model, _SETTINGS, tmp_path) as server:
+    with Server(model, _settings(), tmp_path) as server:
         server.wait_for_ping()
         assert [_probe(server, name) for name in ("startupProbe", "livenessProbe", "readinessProbe")] == [200] * 3
         body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 100}, "stream": True}

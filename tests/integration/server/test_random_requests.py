@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from djl_trtllm.api import RawRequest
+from djl_trtllm.api.base import RawRequest
 from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.backends.tensorrt_llm.names import KNOWN_VERSIONS, members
 from djl_trtllm.errors import InvalidRequestError

@@ -33,12 +33,12 @@ from djl_trtllm import errors
 from djl_trtllm.api import base
 from djl_trtllm.api import parameters as kinds
 from djl_trtllm.api import sampling as shared
+from djl_trtllm.api.base import read_json
 from djl_trtllm.api.dialects.lmi import responses
 from djl_trtllm.api.front_end import event_stream, forwarded, from_hugging_face, front_end_error, prefers_events
 from djl_trtllm.api.openapi import any_of, read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, show
 from djl_trtllm.api.pooling import TEXTS, VectorsEncoder, embeddings
-from djl_trtllm.bounded_json import read_json
 from djl_trtllm.config import Options, Task
 
 

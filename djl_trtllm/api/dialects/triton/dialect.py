@@ -18,12 +18,11 @@ import orjson
 
 from djl_trtllm import errors
 from djl_trtllm.api import base
-from djl_trtllm.api.base import dump_line
+from djl_trtllm.api.base import dump_line, parse_json
 from djl_trtllm.api.dialects.triton import description, inference
 from djl_trtllm.api.dialects.triton.description import VERSION, is_decoupled, refuse_tensor_parameters
 from djl_trtllm.api.openapi import STRING, list_of, members, read_operations
 from djl_trtllm.api.parameters import Problems, show
-from djl_trtllm.bounded_json import parse_json
 from djl_trtllm.config.compat.triton import repository_files
 from djl_trtllm.request import OutputChunk, Token
 

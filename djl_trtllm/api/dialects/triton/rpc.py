@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError
 
-from djl_trtllm import bounded_json, errors
+from djl_trtllm import errors
 from djl_trtllm.api import base
 from djl_trtllm.api.dialects.triton import description, inference
 from djl_trtllm.api.dialects.triton.dialect import SEQUENCE_PARAMETERS, check_id
@@ -70,7 +70,7 @@ def require_little_work(data: bytes, descriptor: Any) -> None:
 
     What is damaged is left to the parser.
     """
-    if len(data) <= bounded_json.SMALL:
+    if len(data) <= base.SMALL:
         return
     work = 0
     parts = [(0, len(data), descriptor)]
@@ -94,7 +94,7 @@ def require_little_work(data: bytes, descriptor: Any) -> None:
                 at += 8 if wire == _EIGHT_BYTES else 4
             else:
                 raise errors.InvalidRequestError(f"the message is not valid: a field has wire type {wire}")
-            if work > bounded_json.MOST_WORK:
+            if work > base.MOST_WORK:
                 raise errors.InvalidRequestError(
                     f"the message has too many fields or numbers to read, of its {len(data)} bytes: send several "
                     "requests, or tensors as raw_input_contents"
@@ -365,10 +365,8 @@ class TritonRpc(base.RpcService):
     refused = description.REFUSED_METHODS
 
     def page(self, method: str, message: bytes, models: base.ModelLookup) -> bytes:
-        if len(message) > bounded_json.SMALL:
-            raise errors.InvalidRequestError(
-                f"the message has {len(message)} bytes: expected at most {bounded_json.SMALL}"
-            )
+        if len(message) > base.SMALL:
+            raise errors.InvalidRequestError(f"the message has {len(message)} bytes: expected at most {base.SMALL}")
         try:
             request = message_class(f"{method}Request").FromString(message)
         except DecodeError:

@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from djl_trtllm import bounded_json as json_body
-from djl_trtllm.bounded_json import (
+from djl_trtllm.api import base as json_body
+from djl_trtllm.api.base import (
     MOST_LEVELS,
     MOST_WORK,
     OF_A_BACKSLASH,

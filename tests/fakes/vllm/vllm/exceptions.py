@@ -1,5 +1,0 @@
-from __future__ import annotations
-
-
-class VLLMClientError(Exception):
-    """The request is wrong."""
