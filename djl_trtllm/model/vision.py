@@ -122,6 +122,15 @@ class Vision:
         scaled = self.scaled(*picture.size)
         return picture if picture.size == scaled else picture.resize(scaled, _bicubic())
 
+    def example(self) -> tuple[list[int], bytes, int]:
+        """The ids of a prompt with a small image, the image's file, and the length of its sides in pixels."""
+        from PIL import Image as Pictures
+
+        file, side = io.BytesIO(), self.side
+        Pictures.new("RGB", (side, side)).save(file, "PNG")
+        before, after = self.around[:1], self.around[1:]
+        return [*before, *[self.placeholder] * self.tokens(side, side), *after], file.getvalue(), side
+
     def expanded(self, ids: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """The ids of a prompt with each placeholder as often as its image has tokens.
 

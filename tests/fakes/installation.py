@@ -29,6 +29,13 @@ _OBJECTS = {
     "RequestOutput": ("RequestOutput", "results", "RequestOutput"),
     "CompletionOutput": ("CompletionOutput", "results", "CompletionOutput"),
     "Logprob": ("Logprob", "results", "Logprob"),
+    "EncoderOutput": ("EncoderOutput", "results", "EncoderOutput"),
+    "TextPrompt": ("TextPrompt", "inputs", "TextPrompt"),
+    "BaseMultimodalInputProcessor": (
+        "BaseMultimodalInputProcessor",
+        "inputs",
+        "BaseMultimodalInputProcessor",
+    ),
     "RequestError": ("RequestError", "settings", "RequestError"),
     "CppExecutorError": ("CppExecutorError", "settings", "CppExecutorError"),
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 from PIL import Image
 
+from tests.fakes.installation import fake_tensorrt_llm
 from tests.support.models import TINY_STORIES, scripted_model
 
 MARK = "<|image|>"
@@ -84,6 +85,27 @@ def seeing_model(directory: Path, script: dict[str, Any] | None = None, /, **opt
         (model / f"{name}.json").unlink(missing_ok=True)
         (model / f"{name}.json").write_text(json.dumps(content))
     return model
+
+
+def seeing_model_on_tensorrt_llm(
+    directory: Path, script: dict[str, Any] | None = None, /, *, version: str = "1.4.0rc1", **options: object
+) -> tuple[Path, dict[str, str]]:
+    """The same in front of the fake TensorRT-LLM, and the environment that has the fake.
+
+    As with Qwen-VL, the mark of images is in tokenizer.json, and texts get no tokens of the model's own.
+    """
+    model = seeing_model(directory, **{"option.backend": "pytorch", **options})
+    config = json.loads((model / "config.json").read_text())
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    mark = {"id": config["image_token_id"], "content": MARK, "special": True, "normalized": False}
+    tokenizer["added_tokens"] += [{**mark, "single_word": False, "lstrip": False, "rstrip": False}]
+    tokenizer["post_processor"] = None
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    lines = (model / "serving.properties").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith("option.script")]
+    (model / "serving.properties").write_text("".join(kept))
+    return model, fake_tensorrt_llm(directory.parent / f"{directory.name}-fake", version=version, script=script)
 
 
 # -- a model with random weights ---------------------------------------------------------------------------------------

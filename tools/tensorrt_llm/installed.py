@@ -12,6 +12,8 @@ from functools import cached_property
 from importlib import import_module
 from typing import Any
 
+from typing_extensions import is_typeddict
+
 from djl_trtllm.backends.tensorrt_llm.names import REQUIRED, Owner, owners
 from tools.tensorrt_llm.seen import UNREAD, Absent, Seen, Sight, Unseen, assigned_attributes
 
@@ -80,6 +82,8 @@ def _arguments(cls: type) -> dict[str, Seen]:
         return {name: _model_field(field) for name, field in fields.items()}
     if dataclasses.is_dataclass(cls):
         return {field.name.lstrip("_"): _dataclass_field(field) for field in dataclasses.fields(cls)}
+    if is_typeddict(cls):
+        return {name: Seen("argument", inspect.formatannotation(kind)) for name, kind in cls.__annotations__.items()}
     return _parameters(vars(cls)["__init__"]) if "__init__" in vars(cls) else {}
 
 

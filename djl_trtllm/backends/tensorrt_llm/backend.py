@@ -20,10 +20,11 @@ from djl_trtllm.backends.tensorrt_llm.built_engine import built_limits, read_bui
 from djl_trtllm.backends.tensorrt_llm.limits import SUPPOSED_VERSION, fitted_to_memory, planned_version
 from djl_trtllm.backends.tensorrt_llm.names import has
 from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan, plan_tensorrt_llm
-from djl_trtllm.config import Backend, Config
+from djl_trtllm.config import Backend, Config, Task
 from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, ModelKind
+from djl_trtllm.model.pooling import find_task
 
 _TENSORRT_PACKAGES = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
 _VERSION_LINE = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
@@ -58,6 +59,8 @@ def _installed(names: tuple[str, ...]) -> str | None:
 
 _ENGINES = (ModelKind.TENSORRT_ENGINE, ModelKind.LMI_REPOSITORY)
 _OWN_FILES = (*_ENGINES, ModelKind.TENSORRT_CHECKPOINT)
+_SCORED = "BertForSequenceClassification"
+"""The only encoder among TensorRT-LLM's PyTorch models (`_torch/models/_arch_index.py` of about 1.4)."""
 _OLDEST = Version("1.0.0rc0")
 _REMOVED = "1.3.0rc21 removed the backend that compiles and runs TensorRT engines"
 
@@ -69,6 +72,7 @@ class TensorRtLlmBackend(EngineBackend):
         {Backend.TENSORRT.value: ENGINE, Backend.PYTORCH.value: PYTORCH, Backend.AUTODEPLOY.value: PYTORCH}
     )
     automatic = (Backend.TENSORRT.value, Backend.PYTORCH.value)
+    tasks = frozenset({Task.GENERATE, Task.SCORE})
 
     def inspect(self, hardware: Hardware) -> Hardware:
         package = _package()
@@ -97,6 +101,8 @@ class TensorRtLlmBackend(EngineBackend):
                 f"option.backend={backend}"
             )
         _require(setting, hardware)
+        if problem := _unscored(backend, layout, hardware):
+            raise EngineError(f"{setting}: {problem}")
         if backend is Backend.TENSORRT and not hardware.has_engine_backend:
             raise EngineError(
                 f"{setting} and TensorRT-LLM {hardware.tensorrt_llm} is installed: {_REMOVED}. Serve the checkpoint "
@@ -115,6 +121,9 @@ class TensorRtLlmBackend(EngineBackend):
         installed = f"TensorRT-LLM {hardware.tensorrt_llm} is installed"
         if not hardware.gpus:
             return Offer(None, f"{installed}, but there is no GPU")
+        if find_task(Task.AUTO, layout) is Task.SCORE:
+            problem = _unscored(Backend.PYTORCH, layout, hardware)
+            return Offer(None, problem) if problem else Offer(Backend.PYTORCH, f"{installed} and there is a GPU")
         _require("there is a GPU", hardware)
         if hardware.has_engine_backend:
             return Offer(Backend.TENSORRT, f"{installed} and there is a GPU")
@@ -147,6 +156,18 @@ class TensorRtLlmBackend(EngineBackend):
         self, config: Config, layout: Layout, hardware: Hardware, backend: Backend, reason: str, *, compile_only: bool
     ) -> TensorRtLlmPlan:
         return plan_tensorrt_llm(config, layout, hardware, backend, reason, compile_only=compile_only)
+
+
+def _unscored(backend: Backend, layout: Layout, hardware: Hardware) -> str:
+    """The reason why a cross-encoder is not served; "" for one that is, and for other models."""
+    if find_task(Task.AUTO, layout) is not Task.SCORE:
+        return ""
+    version, architecture = planned_version(hardware), layout.shape.architecture
+    if not has("LLM", "encode", version):
+        return f"TensorRT-LLM {version} has no LLM.encode, by which pairs of texts are scored"
+    if architecture != _SCORED:
+        return f"TensorRT-LLM {version} scores pairs of texts with {_SCORED}, and the model is {architecture}"
+    return "" if backend is Backend.PYTORCH else "pairs of texts are scored with option.backend=pytorch"
 
 
 def _own_files(what: str, layout: Layout, hardware: Hardware) -> str:

@@ -99,6 +99,7 @@ def probe_of(message: Submit) -> Submit:
         top_logprobs=0,
         prompt_logprobs=None,
         logit_bias=(),
+        images=(),
     )
 
 

@@ -16,7 +16,7 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +35,7 @@ from djl_trtllm.backends.tensorrt_llm.engine_watch import (
     ranks_below,
     trouble_of,
 )
+from djl_trtllm.backends.tensorrt_llm.image_prompts import ImagePrompts
 from djl_trtllm.backends.tensorrt_llm.mpi import load_with_ranks, prepare_mpi
 from djl_trtllm.backends.tensorrt_llm.names import build_arguments, has, module_of
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
@@ -132,6 +133,7 @@ class TensorRtLlmExecutor:
         stop_in_engine: bool = True,
         accept_ignored_seeds: bool = False,
         vocab_size: int | None = None,
+        images: bool = False,
     ) -> None:
         os.environ.update(environment or {})
         prepare_mpi()
@@ -146,15 +148,16 @@ class TensorRtLlmExecutor:
                 print(f"guides are off, requests with one are refused: {problem}", flush=True)
                 arguments = {name: value for name, value in arguments.items() if name != "guided_decoding_backend"}
                 guided = None
-        llm_class = _class_of(f"LLM.{backend}", version, "LLM")
+        llm_class = class_of(f"LLM.{backend}", version, "LLM")
         gpus = math.prod(int(arguments.get(name, 1)) for name in _DEGREES)
         self._llm = load_with_ranks(
             lambda: llm_class(model=model, tokenizer=tokenizer, **build_arguments(arguments)), gpus
         )
-        self._sampling_params = _class_of("SamplingParams", version)
-        self._guided_params = _class_of("GuidedDecodingParams", version)
-        self._lora_request = _class_of("LoRARequest", version)
-        self._request_error: type[Exception] = _class_of("RequestError", version)
+        self._images = ImagePrompts(Path(model), self._llm, version) if images else None
+        self._sampling_params = class_of("SamplingParams", version)
+        self._guided_params = class_of("GuidedDecodingParams", version)
+        self._lora_request = class_of("LoRARequest", version)
+        self._request_error: type[Exception] = class_of("RequestError", version)
         self._end_id: int | None = getattr(self._llm.tokenizer, "eos_token_id", None)
         # Aborting a stream with log-probabilities can crash the engine backend (TensorRT-LLM #10810).
         self._abortable_with_logprobs = backend != "tensorrt"
@@ -208,6 +211,9 @@ class TensorRtLlmExecutor:
         )
         self.features |= {"seed"} if accept_ignored_seeds else set()
         self.features -= {"logit_bias"} if vocab_size is None else set()
+        if images:
+            # Log-probabilities of prompts are looked up by ids, which images have none of.
+            self.features = (self.features | _IMAGES) - {"prompt_logprobs"}
         self.details = {
             "TensorRT-LLM": version,
             "backend": backend,
@@ -218,7 +224,13 @@ class TensorRtLlmExecutor:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def first_requests(self) -> list[FirstRequest]:
-        return first_requests(self.limits, self.features) if self._warms_up else []
+        if not self._warms_up:
+            return []
+        if self._images is None:
+            return first_requests(self.limits, self.features)
+        # The end token is a text of its own, also when it is repeated.
+        requests = first_requests(self.limits, self.features, self._end_id or 1)
+        return [*requests, FirstRequest("a request with an image", self._images.first(), _IMAGES)]
 
     async def run(self, step_buffer: StepBuffer) -> None:
         """Watch that requests make progress; raises EngineLostError, or what the engine raised."""
@@ -347,24 +359,37 @@ class TensorRtLlmExecutor:
         except Exception as error:  # nothing has reached the engine
             return self._reject(request, error)
         try:
-            result = self._llm.generate_async(
-                message.prompt_ids,
+            result = request.result = self._llm.generate_async(
+                self._inputs(message),
                 sampling_params=parameters,
                 lora_request=lora,
                 streaming=message.sampling.beam_width == 1,
                 **self._salt(message),
             )
         except (ValueError, TypeError, IndexError, self._request_error) as error:
-            self._reject(request, error)
+            return self._reject(request, error)
         except Exception as error:
-            self._lose(error)
-        else:
-            self._requests[message.request_id] = request
-            request.follow(result)
+            # TensorRT-LLM's processor of images runs in this call, and raises anything.
+            if message.images and self._trouble() is None:
+                return self._reject(request, error)
+            return self._lose(error)
+        try:
+            if self._images is not None:
+                self._images.check(message, result.prompt_token_ids)
+        except InvalidRequestError as error:
+            self._abort(request)
+            return self._reject(request, error)
+        self._requests[message.request_id] = request
+        request.follow(result)
+
+    def _inputs(self, message: Submit) -> Sequence[int] | dict[str, Any]:
+        return message.prompt_ids if self._images is None else self._images.prompt(message)
 
     def _salt(self, message: Submit) -> dict[str, str]:
         """Tokens whose blocks are reused have no logits, so a prompt that is to be scored shares with no other."""
-        salt = uuid4().hex if message.prompt_logprobs is not None else message.cache_salt
+        salt = message.cache_salt if self._images is None else self._images.salt(message)
+        if message.prompt_logprobs is not None:
+            salt = uuid4().hex
         return {"cache_salt": salt} if salt and self._salts_prompts else {}
 
     def _refuse(self, message: Submit | Try, refusal: Refusal) -> None:
@@ -474,7 +499,7 @@ class TensorRtLlmExecutor:
         message = probe_of(next(iter(self._requests.values())).message)
         sampling = self._sampling_params(**sampling_arguments(message, self._beam_logprobs))
         try:
-            self._llm.generate_async(message.prompt_ids, sampling_params=sampling, streaming=False)
+            self._llm.generate_async(self._inputs(message), sampling_params=sampling, streaming=False)
         except Exception as error:
             if self._is_loss(error):
                 self._lose(error)
@@ -503,7 +528,7 @@ class TensorRtLlmExecutor:
             traceback.print_exc()
 
 
-def _class_of(owner: str, version: str, name: str | None = None) -> Any:
+def class_of(owner: str, version: str, name: str | None = None) -> Any:
     return getattr(import_module(module_of(owner, version)), name or owner)
 
 
@@ -512,11 +537,15 @@ _NEW_TOKENS = 3
 """An iteration that reads the prompt, and some that read a token."""
 _GUIDES = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.STRUCTURAL_TAG})
 _LOGPROBS = frozenset({Feature.LOGPROBS, Feature.BEAM_LOGPROBS, "top_logprobs"})
+_IMAGES: frozenset[str] = frozenset({"images"})
 
 
-def first_requests(limits: Limits, features: frozenset[str]) -> list[FirstRequest]:
-    """Return a request of each kind that an engine with these features serves with code of its own."""
-    prompt = [1] * max(1, min(_PROMPT_TOKENS, limits.max_prompt_len or _PROMPT_TOKENS, limits.max_seq_len // 2))
+def first_requests(limits: Limits, features: frozenset[str], token_id: int = 1) -> list[FirstRequest]:
+    """Return a request of each kind that an engine with these features serves with code of its own.
+
+    Their prompts are one token several times.
+    """
+    prompt = [token_id] * max(1, min(_PROMPT_TOKENS, limits.max_prompt_len or _PROMPT_TOKENS, limits.max_seq_len // 2))
     tokens = max(1, min(_NEW_TOKENS, limits.max_seq_len - len(prompt)))
     if limits.beams:
         beams = Sampling(tokens, beam_width=limits.beams)

@@ -43,15 +43,18 @@ from djl_trtllm.backends.tensorrt_llm.limits import plan_inputs, planned_version
 from djl_trtllm.backends.tensorrt_llm.mpi import REASONS
 from djl_trtllm.backends.tensorrt_llm.names import all_members, lora_modules, members, owners
 from djl_trtllm.backends.tensorrt_llm.speculation import SPECULATES
-from djl_trtllm.config import Backend, Config
+from djl_trtllm.config import Backend, Config, Task
+from djl_trtllm.config.rules import most_images
 from djl_trtllm.config.sources import Origin
 from djl_trtllm.engines.cache import Manifest, OptionValue, installed_versions, raise_damaged
 from djl_trtllm.engines.hardware import Hardware
-from djl_trtllm.engines.plan import EnginePlan, asked_options, shared_fields
+from djl_trtllm.engines.plan import EnginePlan, asked_options, planned_text_length, shared_fields
 from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.files import read_table
 from djl_trtllm.model import Layout, ModelShape
 from djl_trtllm.model.adapter import AdapterLimits
+from djl_trtllm.model.pooling import Head, find_head, find_task
+from djl_trtllm.model.vision import Vision
 
 _PLACED = frozenset(read_table("options.toml", __package__)["places"])
 """Configuration objects whose fields options set too."""
@@ -159,6 +162,10 @@ _MOST_LOOKAHEAD = 16
 _STOPS_KEEP_MEMORY = Version("1.0.0")
 # Without it TensorRT-LLM 1.3 sends usage statistics to NVIDIA.
 _ENVIRONMENT = {"TRTLLM_NO_USAGE_STATS": "1"}
+_POOLED_TOKENS = 2048
+"""The tokens of an iteration of a model that scores pairs, where nothing says another number."""
+_TAKES_IMAGES = Version("1.2.0")
+"""The oldest release whose sources were read. 1.1 failed where several prompts had images (TensorRT-LLM #7357)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +245,9 @@ class TensorRtLlmPlan(EnginePlan):
 class CheckpointPlan(TensorRtLlmPlan):
     """A checkpoint that TensorRT-LLM's PyTorch backend or AutoDeploy runs as it is."""
 
+    images: bool = False
+    """Whether it takes images."""
+
     def executor_options(self) -> dict[str, Any]:
         return self._executor_options(
             self.source,
@@ -245,7 +255,39 @@ class CheckpointPlan(TensorRtLlmPlan):
             iteration_stats=bool(self.running.get("enable_iter_perf_stats")),
             logprobs=True,
             max_beam_width=self.config.options.max_beam_width,
+            images=self.images,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingPlan(TensorRtLlmPlan):
+    """A checkpoint that TensorRT-LLM scores pairs with, by `LLM.encode`; `head` says how."""
+
+    head: Head
+
+    executor = "djl_trtllm.backends.tensorrt_llm.pooling_executor:TensorRtLlmPoolingExecutor"
+
+    @cached_property
+    def running(self) -> Arguments:
+        arguments = collect(self.config, self.inputs, Phase.RUN).arguments(Phase.RUN)
+        arguments.pop("guided_decoding_backend", None)
+        return arguments | {"encode_only": True, "cuda_graph_config": None}
+
+    def executor_options(self) -> dict[str, Any]:
+        return {
+            "model": str(self.source),
+            "tokenizer": str(self.tokenizer_dir),
+            "arguments": self.running,
+            "environment": _ENVIRONMENT,
+            "task": self.task.value,
+            "activates": self.head.activates,
+            "max_sequences": self.max_sequences,
+            "max_seq_len": self.max_seq_len,
+            "max_num_tokens": self.inputs.max_num_tokens,
+        }
+
+    def describe(self) -> str:
+        return f"{EnginePlan.describe(self)}; {self.head.describe()}; texts of up to {self.max_seq_len} tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,6 +429,45 @@ def check_engine(
     return check_built_engine(config.replace(context, **lower), engine, hardware, manifest)
 
 
+def _pooling_inputs(
+    config: Config, layout: Layout, inputs: PlanInputs, head: Head, problems: list[str], notes: list[str]
+) -> PlanInputs:
+    """The sizes for a model whose iterations take whole texts; adds to `problems` and `notes`."""
+    if inputs.tensor_parallel * inputs.pipeline_parallel > 1:
+        names = [name for name in ("tensor_parallel_degree", "pipeline_parallel_degree") if config.is_set(name)]
+        settings = " and ".join(map(config.format_setting, names))
+        problems.append(f"{settings}: TensorRT-LLM encodes on one GPU; leave the option out")
+    length = planned_text_length(config, layout.shape, head, notes)
+    tokens = max(length, config.options.max_num_tokens or _POOLED_TOKENS)
+    return replace(inputs, max_seq_len=length, max_num_tokens=tokens)
+
+
+def _planned_images(config: Config, layout: Layout, inputs: PlanInputs, problems: list[str], notes: list[str]) -> bool:
+    """Whether images are served; adds to `problems` and `notes`."""
+    vision = None if layout.kind.is_engine else Vision.find(layout.path, layout.config)
+    compiled = inputs.backend is Backend.TENSORRT  # the option has no effect there
+    if not most_images(config.options.limit_mm_per_prompt):
+        return False
+    reason = "this model takes text only"
+    if vision is not None:
+        if inputs.backend is Backend.PYTORCH and Version(inputs.version) >= _TAKES_IMAGES:
+            if inputs.speculation is not None:
+                problems.append(
+                    f"{inputs.speculation.setting}: TensorRT-LLM speculates for texts only here; set "
+                    'option.limit_mm_per_prompt={"image": 0} to serve the model without images, or leave it out'
+                )
+            return True
+        reason = (
+            f"TensorRT-LLM {inputs.version}'s {inputs.backend} backend takes text only here: images need "
+            f"option.backend=pytorch and TensorRT-LLM {_TAKES_IMAGES} or later"
+        )
+    if config.is_set("limit_mm_per_prompt") and not compiled:
+        problems.append(f"{config.format_setting('limit_mm_per_prompt')}: {reason}; leave the option out")
+    elif vision is not None:
+        notes.append(f"this model takes images, and is served without: {reason}")
+    return False
+
+
 def _least(value: int, bound: int | None) -> int:
     return value if bound is None else min(value, bound)
 
@@ -409,6 +490,10 @@ def plan_tensorrt_llm(
         speculation=speculation,
         draft=None if speculation is None or layout.draft is None else str(layout.draft.path),
     )
+    head = None
+    if (task := find_task(options.task, layout)) is not Task.GENERATE:
+        head = find_head(task, layout)
+        inputs = _pooling_inputs(config, layout, inputs, head, problems, notes)
     if not members(LLM_OWNERS[backend], inputs.version):
         raise EngineError(f"{reason}: TensorRT-LLM {inputs.version} has no such backend; set option.backend=auto")
     check_stored_format(layout, backend, inputs.version, notes)
@@ -428,12 +513,16 @@ def plan_tensorrt_llm(
     problems += builder.problems
     if not is_engine:
         problems += gpu_problems(config, inputs, hardware, builder.arguments(Phase.BUILD))
+    images = _planned_images(config, layout, inputs, problems, notes)
     if problems:
         raise ConfigError(problems)
     notes += builder.notes
+    if head is not None:
+        return PoolingPlan(**common, task=task, head=head, max_input_len=inputs.max_seq_len, notes=tuple(notes))
     if backend is not Backend.TENSORRT:
         longest_prompt = inputs.max_seq_len if options.enable_chunked_prefill else inputs.max_num_tokens
-        return CheckpointPlan(**common, notes=tuple(notes), max_input_len=min(options.max_input_len, longest_prompt))
+        longest_prompt = min(options.max_input_len, longest_prompt)
+        return CheckpointPlan(**common, notes=tuple(notes), max_input_len=longest_prompt, images=images)
     plan = TensorRtEnginePlan(
         **common,
         notes=tuple(notes),

@@ -6,7 +6,6 @@ that they get here: those of a file's content and of the prompt's salt, as in th
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,11 +70,5 @@ class ImagePrompts:
 
     def first(self) -> Submit:
         """A request with a small image, for warming up."""
-        from PIL import Image as Pictures
-
-        file, side = io.BytesIO(), self._vision.side
-        Pictures.new("RGB", (side, side)).save(file, "PNG")
-        tokens = self._vision.tokens(side, side)
-        before, after = self._vision.around[:1], self._vision.around[1:]
-        ids = [*before, *[self._vision.placeholder] * tokens, *after]
-        return Submit(0, ids, Sampling(2), images=(Image(file.getvalue(), side, side, tokens),))
+        ids, file, side = self._vision.example()
+        return Submit(0, ids, Sampling(2), images=(Image(file, side, side, self._vision.tokens(side, side)),))

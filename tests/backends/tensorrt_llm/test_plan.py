@@ -28,6 +28,7 @@ from tests.backends.tensorrt_llm.kit import building, engine_planned, planned, p
 from tests.engines.helpers import CONTEXT, configured, gpu_machine, write_checkpoint, write_tensorrt_engine
 from tests.sizing.configs import llama
 from tests.support.tables import by_table, table
+from tests.support.vision import seeing_model_on_tensorrt_llm
 
 
 def planned_on(path: Path, hardware: Hardware | None = None, /, **options: object) -> TensorRtLlmPlan:
@@ -401,3 +402,46 @@ def test_a_version_that_cannot_be_reported_is_taken_for_the_stable_one(roomy: Pa
     assert isinstance(plan, TensorRtLlmPlan)
     assert plan.inputs.version == "1.2.1"
     assert plan.notes == ("the version of TensorRT-LLM is unknown: it gets the arguments of 1.2.1",)
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def seeing(tmp_path: Path) -> Path:
+    return seeing_model_on_tensorrt_llm(tmp_path / "model")[0]
+
+
+def images_on(path: Path, version: str, /, **options: object) -> tuple[bool, str]:
+    """Whether the engine takes images, and the plan's notes."""
+    plan = planned_on(path, gpu_machine(version), **options)
+    return bool(plan.at(path).executor_options().get("images")), "\n".join(plan.notes)
+
+
+@pytest.mark.parametrize("version", ["1.2.0", "1.3.0", "1.4.0rc1"])
+def test_images_are_served_by_the_pytorch_backend_of_releases_that_were_read(seeing: Path, version: str) -> None:
+    assert images_on(seeing, version, backend="pytorch")[0]
+    assert images_on(seeing, version, backend="pytorch", limit_mm_per_prompt='{"image": 3}')[0]
+    assert not images_on(seeing, version, backend="pytorch", limit_mm_per_prompt='{"image": 0}')[0]
+
+
+@pytest.mark.parametrize(("version", "backend"), [("1.1.0", "pytorch"), ("1.2.1", "autodeploy")])
+def test_a_model_whose_images_are_not_served_says_so_and_images_that_were_asked_for_are_refused(
+    seeing: Path, version: str, backend: str
+) -> None:
+    served, notes = images_on(seeing, version, backend=backend)
+    assert not served and f"TensorRT-LLM {version}" in notes and "1.2.0" in notes
+    (told,) = problems(seeing, version, backend=backend, limit_mm_per_prompt='{"image": 3}')
+    assert told.startswith('option.limit_mm_per_prompt={"image": 3}') and f"TensorRT-LLM {version}" in told
+
+
+def test_images_that_were_asked_for_of_a_model_that_takes_text_are_refused(checkpoint: Path) -> None:
+    (told,) = problems(checkpoint, "1.2.1", backend="pytorch", limit_mm_per_prompt='{"image": 3}')
+    assert "this model takes text only" in told
+
+
+def test_drafts_of_prompts_with_images_are_refused(seeing: Path) -> None:
+    drafts = {"backend": "pytorch", "speculative_config": '{"method": "ngram", "num_speculative_tokens": 3}'}
+    (told,) = problems(seeing, "1.2.1", **drafts)
+    assert "option.limit_mm_per_prompt" in told
+    assert not images_on(seeing, "1.2.1", **drafts, limit_mm_per_prompt='{"image": 0}')[0]

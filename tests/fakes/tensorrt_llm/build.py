@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -52,6 +53,13 @@ class TransformersTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         token_ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return token_ids
+
+    def decode(
+        self, token_ids: list[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = True
+    ) -> str:
+        """By itself transformers removes spaces before some marks."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return re.sub(r" ([.,!?'])", r"\1", text) if clean_up_tokenization_spaces else text
 
     def save_pretrained(self, directory: Path) -> None:
         copy_tokenizer(self._directory, directory)

@@ -23,6 +23,7 @@ from .settings import (
     ENGINE_OUT_OF_MEMORY,
     FAILS_GUIDED_REQUESTS,
     HAS_REQUEST_SEEDS,
+    MIXES_POSITIONS,
     SINCE_1_3,
     RequestError,
     WorkerSettings,
@@ -381,8 +382,7 @@ class Engine:
             responses += self._terminate_cancelled()
             scheduled = [sequence for sequence in scheduled if not sequence.finish]
         contexts = [sequence for sequence in scheduled if sequence.in_context]
-        if not self._fits(scheduled):
-            error = torch_out_of_memory() if self.settings.pytorch else f"{_FORWARD_ERROR}{ENGINE_OUT_OF_MEMORY}"
+        if (error := self._forward_error(scheduled)) is not None:
             return responses + self._fail_forward(error)
         responses += self._fail_guides(contexts)
         self._sample(scheduled)
@@ -492,12 +492,29 @@ class Engine:
         kv_bytes = settings.kv_blocks * settings.tokens_per_block * (memory.kv_cache or 0)
         return memory.runs(min(tokens, settings.max_num_tokens), settings.max_num_tokens, kv_bytes)
 
+    def _forward_error(self, scheduled: list[Sequence]) -> str | None:
+        """Why an iteration fails as a whole, None if it does not.
+
+        Where some requests of a batch have no places of their tokens in images, others get theirs: a shape that does
+        not fit, or a wrong position (#16944).
+        """
+        positions = {sequence.request.has_positions for sequence in scheduled}
+        if self.settings.mrope and MIXES_POSITIONS and len(positions) > 1:
+            return "Sizes of tensors must match except in dimension 2."
+        if self._fits(scheduled):
+            return None
+        return torch_out_of_memory() if self.settings.pytorch else f"{_FORWARD_ERROR}{ENGINE_OUT_OF_MEMORY}"
+
     def _fail_unknown_tokens(self) -> list[Any]:
         """`PyExecutor._validate_request`, when a request becomes active."""
         limit = self.settings.vocab_size
         if limit is None:
             return []
-        unknown = [sequence for sequence in self._scheduler.active if max(sequence.prompt) >= limit]
+        unknown = [
+            sequence
+            for sequence in self._scheduler.active
+            if not sequence.request.has_images and max(sequence.prompt) >= limit
+        ]
         self._scheduler.end(unknown, FinishReason.CANCELLED)
         self._scheduler.forget_finished()
         return [self._error(each.request.id, "Token ID out of range") for each in unknown]

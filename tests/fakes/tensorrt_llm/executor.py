@@ -26,6 +26,7 @@ from typing import Any
 from . import gpu
 from .build import deserialize_error, load_rank
 from .engine import Engine
+from .inputs import Processed
 from .mpi import barrier as mpi_barrier
 from .mpi import pool_session
 from .queues import IpcQueue, ManagedThread, SyncQueue
@@ -236,14 +237,14 @@ class GenerationExecutor:
         self._results: dict[int, RequestOutput] = {}
 
     def generate_async(
-        self, prompt_token_ids: list[int], sampling_params: Any, lora_request: Any, streaming: bool
+        self, processed: Processed, sampling_params: Any, lora_request: Any, streaming: bool, cache_salt: str | None
     ) -> RequestOutput:
-        assert isinstance(prompt_token_ids[0], int)
+        assert isinstance(processed.prompt_token_ids[0], int)
         if self._iter_stats_result is None:
             self._iter_stats_result = IterationResult()
         else:
             self._iter_stats_result.mark_undone()
-        return self.submit(GenerationRequest(prompt_token_ids, sampling_params, lora_request, streaming))
+        return self.submit(GenerationRequest(processed, sampling_params, lora_request, streaming, cache_salt))
 
     def submit(self, request: GenerationRequest) -> RequestOutput:
         raise NotImplementedError

@@ -15,9 +15,11 @@ from typing import Any
 from . import settings
 from .build import CALIBRATED, build, load_hf_tokenizer, positions, pretrained_config, read_config
 from .configs import AutoDeployLlmArgs, TorchLlmArgs, TrtLlmArgs
+from .encoder import Encoder
 from .executor import GenerationExecutorProxy, GenerationExecutorWorker
+from .inputs import QWEN_VL, BaseMultimodalInputProcessor, create_input_processor, preprocess
 from .mpi import pool_session
-from .results import RequestOutput
+from .results import EncoderOutput, RequestOutput
 from .sampling import SamplingParams
 from .settings import (
     SINCE_1_3,
@@ -40,7 +42,9 @@ class BaseLLM:
     _owner = ""
     _args_class: Any = None
     _backend: str | None = None
+    _encodes = False
     tokenizer: Any
+    input_processor: Any
 
     def __init__(self, model: str | Path, **given: Any) -> None:
         record(self._owner, {"model": model, **given})
@@ -87,16 +91,19 @@ class BaseLLM:
             if name not in settings.arguments("generate_async"):
                 raise TypeError(f"BaseLLM.generate_async() got an unexpected keyword argument '{name}'")
         lora_request, streaming = others.get("lora_request"), others.get("streaming", False)
+        if self._encodes:
+            raise RuntimeError("generate_async() is not available when encode_only=True. Use llm.encode()")
         if self._executor is None or self._executor.is_shutdown():
             raise RuntimeError("LLM is shutting down")
-        if not isinstance(inputs, list) or not all(isinstance(token_id, int) for token_id in inputs):
-            raise TypeError(f"a server passes a list of int, not {type(inputs)}")
         if not isinstance(sampling_params, SamplingParams):
             raise TypeError(f"a server passes SamplingParams, not {type(sampling_params)}")
         if sampling_params.end_id is None:
             sampling_params._setup(self.tokenizer)
-        self._check_arguments(len(inputs), sampling_params)
-        result: RequestOutput = self._executor.generate_async(inputs, sampling_params, lora_request, streaming)
+        processed = preprocess(inputs, self.input_processor)
+        self._check_arguments(len(processed.prompt_token_ids), sampling_params)
+        result: RequestOutput = self._executor.generate_async(
+            processed, sampling_params, lora_request, streaming, others.get("cache_salt")
+        )
         return result
 
     def _check_arguments(self, prompt_length: int, params: Any) -> None:
@@ -184,6 +191,7 @@ class BaseLLM:
             vocab_size=config.get("vocab_size"),
             eos=eos,
             script=script(),
+            mrope=config.get("model_type") in QWEN_VL,
         )
 
     def _samples_in_torch(self) -> bool:
@@ -222,7 +230,7 @@ class BaseLLM:
         return blocks if memory else max(1, blocks)
 
 
-def _create_input_processor(model: Path, config: dict[str, Any]) -> None:
+def _run_code_of(model: Path, config: dict[str, Any]) -> None:
     """`create_input_processor` in inputs/registry.py reads the configuration with trust_remote_code=True, always."""
     module = str(config.get("auto_map", {}).get("AutoConfig", "")).partition(".")[0]
     code = model / f"{module}.py"
@@ -271,6 +279,7 @@ class _TrtLLM(BaseLLM):
         self._engine_dir = model if args._is_engine else self._build_engine(model)
         args.__dict__["model"] = self._engine_dir
         self.tokenizer = self._load_tokenizer()
+        self.input_processor = BaseMultimodalInputProcessor(model, {}, self.tokenizer)
         engine = read_config(self._engine_dir)
         build_config = args.build_config
         if build_config.max_seq_len is None:
@@ -373,9 +382,14 @@ class LLM(BaseLLM):
             raise OSError(f"We couldn't connect to 'https://huggingface.co' to load the files of {self.args.model}.")
         self.tokenizer = self._load_tokenizer()
         config = read_config(model)
-        _create_input_processor(model, config)
+        _run_code_of(model, config)
         if "model_type" not in config:
             raise ValueError(f"Unrecognized model in {model}. Should have a `model_type` key in its config.json.")
+        self.input_processor = create_input_processor(model, config, self.tokenizer)
+        if getattr(self.args, "encode_only", None):
+            self._encodes = True
+            self._encoder = Encoder(config, self.args)
+            return
         self._start(config, None, self.args.gather_generation_logits)
 
     def _check_arguments(self, prompt_length: int, params: Any) -> None:
@@ -386,6 +400,15 @@ class LLM(BaseLLM):
                 f"The sum of prompt length ({length}), query length (0) should not exceed max_num_tokens "
                 f"({args.max_num_tokens})"
             )
+
+    if "encode" in settings.members("LLM"):
+
+        def encode(self, inputs: list[list[int]], **others: Any) -> list[EncoderOutput]:
+            record("encode", {"inputs": inputs, **others})
+            if not self._encodes:
+                raise RuntimeError("encode() requires encode_only=True. Set encode_only=True in the LLM() constructor.")
+            known = settings.arguments("encode")
+            return self._encoder.encode(inputs, {name: each for name, each in others.items() if name not in known})
 
 
 class AutoDeployLLM(LLM):

@@ -199,6 +199,14 @@ class CompletionOutput:
         return len(self.token_ids)
 
 
+@dataclass
+class EncoderOutput:
+    """What `LLM.encode` makes of one prompt."""
+
+    logits: Any
+    prompt_token_ids: list[int]
+
+
 class RequestOutput:
     """What the executor hands out for a request. Every step changes it in place."""
 
@@ -210,6 +218,7 @@ class RequestOutput:
         self.outputs = [CompletionOutput(index) for index in range(self.sampling_params.best_of)]
         self.finished = False
         self.request_id = request.id
+        self.prompt_token_ids = request.prompt_token_ids
         self._background_error_handler = WeakMethod(background_error_handler)
         self._executor: Callable[[], Any] = weakref.ref(executor)
 

@@ -9,6 +9,7 @@ from dataclasses import Field, dataclass, field, fields, make_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from . import settings
+from .inputs import Processed
 
 
 class _Explicit:
@@ -273,9 +274,18 @@ class GenerationRequest:
     drawn: int = 0
     """What chance adds to the place where it begins."""
 
-    def __init__(self, prompt_token_ids: list[int], sampling_params: Any, lora_request: Any, streaming: bool) -> None:
-
-        self.prompt_token_ids = prompt_token_ids
+    def __init__(
+        self,
+        processed: Processed,
+        sampling_params: Any,
+        lora_request: Any,
+        streaming: bool,
+        cache_salt: str | None = None,
+    ) -> None:
+        self.prompt_token_ids = processed.prompt_token_ids
+        self.has_positions = processed.positions
+        self.has_images = bool(processed.images)
+        self.cache_keys = (cache_salt, *processed.hashes)
         self.sampling_params = sampling_params
         self.lora_request = lora_request
         self.streaming = streaming

@@ -45,7 +45,7 @@ class KvCache:
         """Whole blocks that were seen before count as reused, as long as the worker lives."""
         hit = self._reuse
         for end in range(self._size, len(sequence.prompt) + 1, self._size):
-            block = hash(tuple(sequence.prompt[:end]))
+            block = hash((sequence.request.cache_keys, *sequence.prompt[:end]))
             hit = hit and block in self._seen
             self._seen.add(block)
             if hit:

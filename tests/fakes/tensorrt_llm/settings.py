@@ -26,6 +26,7 @@ SINCE_1_2 = Version("1.2.0rc0") <= VERSION
 SINCE_1_3 = Version("1.3.0rc0") <= VERSION
 ASSERTS_BEAM_WIDTH = Version("1.2.1") > VERSION
 FAILS_GUIDED_REQUESTS = Version("1.2.0") <= VERSION
+MIXES_POSITIONS = Version("1.4.0rc0") > VERSION
 HAS_REQUEST_SEEDS = Version("1.4.0rc0") <= VERSION
 
 
@@ -51,6 +52,8 @@ DEFAULTS: dict[str, Any] = {
     "compiles": 0,
     "gpu_bytes": 0,
     "all_reduce": None,
+    "hashes_images": True,
+    "processor_error": None,
     "faults": [],
 }
 """What a script may hold.
@@ -66,6 +69,7 @@ DEFAULTS: dict[str, Any] = {
 - `compiles`: seconds for which the first iteration with a sampled request compiles; "flashinfer": it really does.
 - `gpu_bytes`: what each rank really takes of a GPU. `all_reduce`: "nccl", or another backend of torch.distributed, for
   a collective operation in each iteration of several ranks.
+- `hashes_images`: whether the processor can hash images; `processor_error`: the message with which it fails for them.
 - `faults`: `{"action": ..., "at_token": 0, "max_new_tokens": ...}`, before token `at_token` of a request whose
   SamplingParams.max_tokens is `max_new_tokens` (of any, where that is not given). Actions: "error" (of the request,
   with `message`), "forward" (of the iteration, with `message`), "cuda" (of all iterations from now on), "raise" (the
@@ -238,7 +242,7 @@ class WorkerSettings:
     """Plain data.
 
     `eos` is what the model emits at its end; `guided_ids` what it emits when it is guided, and `guide_problem` why it
-    cannot be. `overlap`: PyExecutor prepares an iteration while another one runs.
+    cannot be. `mrope`: tokens have places in images. `overlap`: PyExecutor prepares an iteration while another runs.
     """
 
     backend: str
@@ -266,6 +270,7 @@ class WorkerSettings:
     vocab_size: int | None
     eos: int | None
     script: dict[str, Any]
+    mrope: bool = False
 
     @property
     def pytorch(self) -> bool:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.models import scripted_model
 from tests.support.server import Server, running, serving
+from tests.support.vision import data_url, encoded, image_part, picture, seeing_model_on_tensorrt_llm
 
 KEYS = [{"name": name, "key": f"{name}-key", "roles": ["infer", "metrics", "manage"]} for name in ("ada", "bob")]
 STORY = "Once upon a time there was a little wolf who lived in the dark wood, and he was always hungry. " * 4
@@ -27,7 +28,7 @@ class KeyedServer(Server):
     def _client(self) -> httpx.Client:
         return self.client("ada")
 
-    def reused(self, client: str, messages: list[dict[str, str]], **body: Any) -> tuple[float, str]:
+    def reused(self, client: str, messages: list[dict[str, Any]], **body: Any) -> tuple[float, str]:
         """How many tokens of a chat's prompt came from the cache, and its answer."""
         before = self.metric("reused_prompt_tokens_total")
         with self.client(client) as http:
@@ -156,3 +157,22 @@ def test_more_log_probabilities_than_are_made_are_refused(scripted: Server) -> N
     assert refused.status_code == 400
     assert "'prompt_logprobs'" in refused.json()["error"]["message"]
     assert scripted.http.post("/v1/completions", json=body | {"logprobs": 0}).status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["1.2.1", "1.4.0rc1"])
+def test_prompts_on_tensorrt_llm_are_reused_with_the_same_images_and_the_same_key_only(
+    tmp_path: Path, version: str
+) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(json.dumps(KEYS))
+    options = {"option.tokens_per_block": 8}
+    model, environ = seeing_model_on_tensorrt_llm(tmp_path / "model", version=version, **options)
+    parts = [image_part(data_url(encoded(picture(84, 56, colour)))) for colour in (1, 2)]
+    text = {"type": "text", "text": "the wolf"}
+    messages = [{"role": "user", "content": [*parts, text]}]
+    with running(KeyedServer(model, {**environ, "SERVING_API_KEYS_FILE": str(keys)})) as server:
+        assert isinstance(server, KeyedServer)
+        assert server.reused("ada", messages)[0] == 0 < server.reused("ada", messages)[0]
+        assert server.reused("bob", messages)[0] == 0
+        assert server.reused("ada", [{"role": "user", "content": [*reversed(parts), text]}])[0] == 0

@@ -21,6 +21,7 @@ from tests.support.in_process import PROMPT
 from tests.support.models import tensorrt_llm_model
 from tests.support.processes import survivors, wait_until
 from tests.support.server import Server, serving
+from tests.support.vision import data_url, encoded, image_part, picture, seeing_model_on_tensorrt_llm
 
 HANG_TIMEOUT = 2.0
 
@@ -139,3 +140,33 @@ def test_beams(tmp_path: Path, version: str) -> None:
             assert answer.status_code == 424 and "this engine runs every request with 2 beams" in answer.text
         assert server.answer(PROMPT, max_new_tokens=4) == plain
         assert server.metric("executor_restarts_total") == 0
+
+
+@pytest.mark.slow
+def test_images_are_tokens_of_prompts(tmp_path: Path) -> None:
+    model, environ = seeing_model_on_tensorrt_llm(tmp_path / "model")
+    pictures = [image_part(data_url(encoded(picture(84, 56, colour)))) for colour in (1, 2)]
+    with serving(model, **environ) as server:
+        plain, seen = (usage(server, *parts) for parts in ([], pictures))
+        assert seen == plain + 12
+        wait_until(lambda: server.says(f"prompt_tokens={seen} images=2 image_tokens=12 "))
+
+
+def usage(server: Server, *parts: dict[str, object]) -> int:
+    """The tokens of a prompt with these images."""
+    answer = server.http.post("/v1/chat/completions", json=chat(*parts))
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["usage"]["prompt_tokens"])
+
+
+def chat(*parts: dict[str, object]) -> dict[str, object]:
+    text = {"type": "text", "text": PROMPT}
+    return {"messages": [{"role": "user", "content": [*parts, text]}], "max_tokens": 4, "temperature": 0}
+
+
+@pytest.mark.slow
+def test_a_model_that_takes_text_only_refuses_an_image_by_its_place(tmp_path: Path) -> None:
+    model, environ = tensorrt_llm_model(tmp_path / "model")
+    with serving(model, **environ) as server:
+        answer = server.http.post("/v1/chat/completions", json=chat(image_part(data_url(encoded()))))
+        assert answer.status_code == 400 and "messages[0].content[0]" in answer.text

@@ -251,6 +251,7 @@ SIMPLER_IN_THE_FAKE = {
     "RequestOutput": "has what the server reads, and the steps of its asynchronous iteration",
     "CompletionOutput": "its text is not made",
     "generate_async": "takes any arguments and checks them against the table",
+    "encode": "takes any arguments and checks them against the table",
     "LoadFormat": "its members' values are text",
     "SpeculativeDecodingMode": "its members' values are text",
 }
