@@ -104,7 +104,8 @@ async def handle(inputs: Any) -> Any:
 
 
 async def register_adapter(inputs: Any) -> Any:
-    return _loaded().change_adapters(worker.register, inputs)
+    # It reads the header of the weights, perhaps over a network.
+    return await asyncio.to_thread(_loaded().change_adapters, worker.register, inputs)
 
 
 async def update_adapter(inputs: Any) -> Any:

@@ -106,7 +106,8 @@ class EngineMismatchError(EngineError):
 class ExecutorError(DjlTrtllmError):
     """The engine process failed.
 
-    `killed`: SIGKILL ended it, which did not come from the server but from the kernel or a person.
+    `killed`: the kernel or a person ended it by SIGKILL, or memory ran out and the kernel ended a process, which may
+    have been a worker of the engine.
     """
 
     def __init__(self, message: str, *, killed: bool = False) -> None:

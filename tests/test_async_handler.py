@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import os
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from djl_trtllm.djl.worker import Item
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.executor.protocol import Feature
 from tests.server.application import body
@@ -209,6 +211,21 @@ async def test_adapters_are_changed(handler: Any, model: Path, hosts: Hosts) -> 
         assert await said("unregister_adapter") == {"data": "Adapter dutch unregistered", "last": "true"}
         assert await said("register_adapter") == {"data": "Adapter dutch registered", "last": "true"}
         assert "cannot be changed" in (await said("update_adapter"))["error"]
+
+
+async def test_an_adapter_is_read_beside_the_event_loop(
+    handler: Any, model: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def register(*given: object) -> Item:
+        threads.append(threading.current_thread())
+        return Item(b"", True)
+
+    monkeypatch.setattr("djl_trtllm.djl.worker.register", register)
+    async with worker(handler, model):
+        await handler.register_adapter(Input(b"", name="dutch"))
+    assert len(threads) == 1 and threads[0] is not threading.current_thread()
 
 
 async def test_metrics_are_printed_once_a_minute(

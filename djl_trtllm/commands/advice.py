@@ -93,7 +93,7 @@ class Setting:
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Cheapest machine first; better is one that leaves the weights as they are, then one that generates more."""
+        """The cheapest machine first, then settings that leave the weights as they are, then the fastest."""
         conditions = self.candidate.found.estimate.conditions
         # GPUs without a number cost each.
         gpus = conditions.ranks if self.machine.gpus is None else 0

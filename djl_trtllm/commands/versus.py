@@ -91,12 +91,12 @@ def versus(
 
             recorders = [Recorder.of(model, engine.name, None) for engine in chosen]
         found = compare(model, chosen, plan, rounds, progress_printer())
-        for recorder, measured in zip(recorders, found.engines, strict=bool(recorders)):
-            if measured.rounds:
-                recorder.write(Result(plan, loads=measured.middle.figures), f"djl-trtllm versus {model}")
         _print(found, priced, as_json=as_json)
         if plot is not None and found.complete:
             write_chart("--plot", plot, picture_of(found))
+        for recorder, measured in zip(recorders, found.engines, strict=bool(recorders)):
+            if measured.rounds:
+                recorder.write(Result(plan, loads=measured.middle.figures), f"djl-trtllm versus {model}")
         if found.failure is not None:
             raise found.failure
     raise typer.Exit(130 if found.interrupted else 3 if any(measured.failed for measured in found.engines) else 0)

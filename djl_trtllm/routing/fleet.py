@@ -170,7 +170,7 @@ class Fleet:
         return self._replicas.setdefault(name, _Replica())
 
     def _answering(self, counts: Mapping[str, int]) -> Mapping[str, int]:
-        """Those that answer; if none does, those that did so last: a busy machine is slow, a stopped replica silent."""
+        """The replicas that answer, or else those that did last: a busy one is slow, and a stopped one is silent."""
         since = {name: self._replica(name).silent_since or inf for name in counts}
         last = max(since.values(), default=inf)
         return {name: count for name, count in counts.items() if since[name] >= last - self._silent_seconds}

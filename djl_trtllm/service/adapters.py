@@ -67,7 +67,7 @@ class Adapters:
                     self._add_found(path)
 
     def __iter__(self) -> Iterator[Adapter]:
-        return iter(self._adapters.values())
+        return iter(list(self._adapters.values()))  # others may be registered meanwhile, in other threads
 
     def find(self, name: str) -> Adapter:
         """The adapter of this name. Raises UnknownAdapterError, which lists the registered ones."""

@@ -230,14 +230,11 @@ class ChatRenderer:
             conversation = pickle.dumps((list(messages), dict(keywords)))
         except Exception as error:  # made by a model directory's own formatter, or nested too deep
             raise InvalidRequestError(f"the messages are no JSON: {type(error).__name__}: {error}") from error
-        async with self._turn:
-            rendering = asyncio.ensure_future(LONG_WORK.run(partial(self._rendered, conversation)))
-            try:
-                return await asyncio.shield(rendering)
-            except asyncio.CancelledError:
-                await asyncio.wait({rendering})  # the process answers also where the client leaves meanwhile
-                rendering.exception()
-                raise
+        await self._turn.acquire()
+        rendering = asyncio.ensure_future(LONG_WORK.run(partial(self._rendered, conversation)))
+        # The process answers also where the client leaves meanwhile, and takes the next conversation only then.
+        rendering.add_done_callback(lambda _: self._turn.release())
+        return await asyncio.shield(rendering)
 
     async def close(self) -> None:
         """End the process; conversations that still wait get an error."""

@@ -41,7 +41,7 @@ class EngineNames:
     """The names of one engine with their types, and other spellings of them.
 
     `dropped` has the last version with a name and the first one without it, of those that were read. A command line of
-    one that `abbreviates` may have the beginning of a name.
+    an engine that `abbreviates` may have the beginning of a name.
     """
 
     title: str

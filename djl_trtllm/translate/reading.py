@@ -32,8 +32,9 @@ _AROUND = "it is not the engine's: it starts the process around it"
 _OTHER_BATCH = "it is of a step around the engine: translate tensorrt_llm/config.pbtxt"
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _ENDS = re.compile(r"&{1,2}|\|{1,2}|;|\d?>{1,2}.*|<.*")
-_LINE_ENDS = re.compile(r"""('[^']*'|"(?:\\.|[^"\\])*")|(?<!\S)\#[^\n]*|\\\n|\n""", re.DOTALL)
-"""Quoted text, which stays; a comment; a line that goes on; the end of a command."""
+_LINE_ENDS = re.compile(r"""('[^']*'?|"(?:\\.|[^"\\])*"?|\\[^\n])|(?<!\S)\#[^\n]*|\\\n|\n""", re.DOTALL)
+"""Quoted text, which stays, also without its end: looking for that again at each later quote would take minutes; an
+escape; a comment; a line that goes on; the end of a command."""
 _LEVEL = re.compile(r"-O(?:=?(\w+))?")
 """vLLM takes `-O3` for `--optimization-level=3`."""
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
@@ -174,18 +175,23 @@ def _read_yaml(text: str, path: str, engine: str | None) -> Input:
 
 def _of_entries(entries: Sequence[ForeignSetting], path: str, engine: str) -> list[Given]:
     """The settings of a file: members of a list are one value, and the fields of an object of vLLM are one."""
-    found: dict[str, tuple[int, Any]] = {}
+    found: dict[str, Any] = {}
+    lines: dict[str, int] = {}
     for entry in entries:
-        head, _, rest = entry.name.partition(".")
         value: Any = entry.value or ({} if entry.is_collection else None)
-        if engine == "vllm" and rest:
-            found.setdefault(head, (entry.line, {}))[1][rest] = scalar(value)
-        elif entry.name in found:
-            line, earlier = found[entry.name]
-            found[entry.name] = (line, [*(earlier if isinstance(earlier, list) else [earlier]), value])
-        else:
-            found[entry.name] = (entry.line, value)
-    return [_named(name, value, Origin.file(path, line), engine) for name, (line, value) in found.items()]
+        *objects, name = entry.name.split(".") if engine == "vllm" else [entry.name]
+        lines.setdefault((*objects, name)[0], entry.line)
+        fields = found
+        for each in objects:
+            fields = fields.setdefault(each, {})
+            if not isinstance(fields, dict):
+                raise DjlTrtllmError(f"{path}:{entry.line}: {entry.name}: {each} has a value already; keep one")
+        value = scalar(value) if objects else value
+        if name in fields:
+            earlier = fields[name]
+            value = [*(earlier if isinstance(earlier, list) else [earlier]), value]
+        fields[name] = value
+    return [_named(name, value, Origin.file(path, lines[name]), engine) for name, value in found.items()]
 
 
 def _engine_of(names: Sequence[str], path: str) -> str:

@@ -45,7 +45,7 @@ class Name:
     borrowed: bool = False
 
     def write(self, value: Any) -> Any:
-        """The value of the option as this engine writes it. Raises ValueError for one that it does not have."""
+        """The value of the option as this engine writes it. Raises ValueError for a value that it does not have."""
         if self.values is not None:
             if as_text(value) not in self.values:
                 raise ValueError(f"{self.name} has no such value; it has {', '.join(self.values.values())}")
@@ -57,7 +57,7 @@ class Name:
         return not value if self.negated else round(value / self.scale, 3)
 
     def read(self, row: str, value: Any) -> Any:
-        """The option's value of one that this engine writes. Raises NotAValueError for one that the option lacks."""
+        """The option's value that this engine's `value` means. Raises NotAValueError if the option has no such one."""
         if self.values is not None:
             text = "null" if value is None else as_text(value)
             inverse = {theirs: ours for ours, theirs in self.values.items()}

@@ -58,7 +58,7 @@ class Round(NamedTuple):
 
 @dataclass
 class Measured:
-    """What was found of one engine. `answers` are its greedy ones; `no_answers` says why there are none."""
+    """What was found of one engine. `answers` are its greedy answers; `no_answers` says why there are none."""
 
     engine: Engine
     rounds: list[Round] = field(default_factory=list)
@@ -124,7 +124,7 @@ def compare(model: str, engines: Sequence[Engine], plan: Plan, rounds: int, say:
     """Measure a model on each engine, in turns. `plan.target` is replaced by each server's own.
 
     Ctrl-C ends the running server and leaves the rounds that are whole, and so does an engine that cannot serve the
-    model, or answers no request. Raises BenchmarkError for one before every engine has a round.
+    model, or answers no request. Raises BenchmarkError for such an engine before every engine has a round.
     """
     found = Versus(model, plan, [Measured(engine) for engine in engines])
     with TemporaryDirectory(prefix="djl-trtllm-versus-") as scratch:

@@ -10,7 +10,7 @@ from djl_trtllm import cli
 from djl_trtllm.commands.bench_record import Recorder
 from djl_trtllm.engines import hardware
 from djl_trtllm.engines.hardware import GpuState
-from djl_trtllm.errors import BenchmarkError
+from djl_trtllm.errors import BenchmarkError, SizingError
 from djl_trtllm.versus import rounds
 from tests.support.tables import by_table
 from tests.versus.test_report import measured, versus
@@ -55,6 +55,22 @@ def test_what_was_measured_is_shown_before_what_went_wrong(found: rounds.Versus,
     (tmp_path / "plot.svg").mkdir()
     result = run("--plot", str(tmp_path / "plot.svg"))
     assert (result.exit_code, "most tok/s" in result.stdout, "--plot" in result.stderr) == (1, True, True)
+
+
+def test_what_was_measured_is_shown_where_it_cannot_be_recorded(
+    found: rounds.Versus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full:
+        def __init__(self, *given: object) -> None:
+            pass
+
+        def write(self, result: Any, command: str) -> None:
+            raise SizingError("no room for points")
+
+    monkeypatch.setattr(Recorder, "of", Full)
+    monkeypatch.setattr(hardware, "read_states", lambda: (GpuState(1, 1),))
+    result = run("--record")
+    assert (result.exit_code, "most tok/s" in result.stdout, "no room" in result.stderr) == (1, True, True)
 
 
 def test_the_round_of_the_median_throughput_is_recorded_of_each_engine(

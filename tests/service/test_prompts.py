@@ -122,6 +122,33 @@ def test_who_leaves_is_not_waited_for_and_closing_ends_the_rest() -> None:
     rendering(body)
 
 
+def test_a_conversation_waits_for_one_whose_client_left_and_gets_its_own_prompt() -> None:
+    """A client may be cancelled more than once: by its own time, by its disconnection, and by the server's end."""
+
+    async def body(renderer: ChatRenderer) -> None:
+        await renderer.render(conversation("warm"), {})
+        leaving = asyncio.ensure_future(renderer.render(conversation("loop"), {}))
+        for _ in range(5):
+            await asyncio.sleep(0)
+            leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert await renderer.render(conversation("a"), {}) == "<s>a"
+
+    rendering(body, timeout=0.5)
+
+
+def test_a_client_that_leaves_is_free_before_the_template_ends() -> None:
+    async def body(renderer: ChatRenderer) -> None:
+        await renderer.render(conversation("warm"), {})
+        (process,) = psutil.Process().children()
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(renderer.render(conversation("loop"), {}), 0.1)
+        assert process.is_running()
+
+    rendering(body)
+
+
 def test_messages_that_no_process_can_take_are_refused() -> None:
     async def body(renderer: ChatRenderer) -> None:
         deep: Any = None

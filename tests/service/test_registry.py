@@ -353,6 +353,13 @@ def test_an_adapter_of_another_root_is_registered_by_its_path(folder: Path) -> N
             adapters.register("new", src)
 
 
+def test_an_adapter_may_be_registered_while_they_are_listed(folder: Path) -> None:
+    adapters = Adapters(folder)
+    for adapter in adapters:
+        adapters.register(f"{adapter.name}-again", adapter.name)
+    assert len(list(adapters)) == 4
+
+
 LIMITS = AdapterLimits(max_rank=8, rank_setting="option.max_lora_rank=8")
 
 

@@ -242,6 +242,16 @@ def test_of_a_script_the_engines_command_is_read_and_the_others_are_reported() -
     assert [each.written for each in found.lost] == ["HF_HOME=/cache", "echo done"]
 
 
+def test_an_escaped_quote_begins_no_text() -> None:
+    found = translate(read_text("echo don\\'t\nvllm serve M\necho 'it is'", "x.sh"), "vllm")
+    assert [each.written for each in found.lines] == ["echo don't", "model=M", "echo it is"]
+
+
+def test_text_without_its_end_is_refused_before_it_is_read_again_from_each_quote() -> None:
+    with pytest.raises(DjlTrtllmError, match="no command line"):
+        read_text('vllm serve "' + '\\"' * 100_000, "x.sh")
+
+
 def test_a_file_that_a_command_line_names_is_read_with_it(tmp_path: Path) -> None:
     path = tmp_path / "extra.yaml"
     path.write_text("kv_cache_config:\n  dtype: fp8\n")
@@ -298,6 +308,18 @@ def test_numbers_in_objects_stay_numbers_between_files_and_text() -> None:
     text = "kv-transfer-config:\n  kv_role: kv_both\n  kv_buffer_size: 1.5\n  kv_rank: 0\n"
     found = translate(read_text(text, "x.yaml", "vllm"), "lmi")
     assert found.kept[0].value == {"kv_role": "kv_both", "kv_buffer_size": 1.5, "kv_rank": 0}
+
+
+def test_the_fields_of_an_object_keep_their_lists_and_their_objects() -> None:
+    text = "compilation_config:\n  cudagraph_capture_sizes: [1, 2, 4]\n  pass_config: {fuse_norm_quant: true}\n"
+    (found,) = translate(read_text(text, "x.yaml", "vllm"), "lmi").lines
+    assert found.value == {"cudagraph_capture_sizes": [1, 2, 4], "pass_config": {"fuse_norm_quant": True}}
+    assert str(found.origin) == "x.yaml:2"
+
+
+def test_an_object_is_a_value_or_has_fields() -> None:
+    with pytest.raises(DjlTrtllmError, match=r"^x\.yaml:2: speculative_config\.method: .*keep one"):
+        read_text("speculative_config: ngram\nspeculative_config.method: ngram\n", "x.yaml", "vllm")
 
 
 def _values(declared: DeclaredOption) -> st.SearchStrategy[Any]:
