@@ -14,7 +14,7 @@ from rich.console import Console
 from djl_trtllm.commands.console import say, warn
 from djl_trtllm.commands.size_report import machines_of, read_request
 from djl_trtllm.errors import BenchmarkError
-from djl_trtllm.sizing.points import ENGINES, FILE_NAME, Point, fingerprint, precision_of, write_point
+from djl_trtllm.sizing.points import ENGINES, FILE_NAME, Point, fingerprint, precision_of, read_points, write_point
 
 if TYPE_CHECKING:
     from djl_trtllm.bench.figures import Distribution
@@ -51,7 +51,9 @@ class Recorder:
             "gpus": machine.gpus if gpu is not None and machine.gpus else found.ranks,
             "precision": precision_of(request.sizes, found.quantization, found.kv_dtype),
         }
-        return cls(request.config.engine_cache_dir, measured)
+        folder = request.config.engine_cache_dir
+        read_points(folder)  # a file that cannot be read is an error now, and not after the loads
+        return cls(folder, measured)
 
     def write(self, result: Result, command: str) -> None:
         """Keep the points, and print where they are. `command` is what measured them. Raises SizingError."""

@@ -142,6 +142,16 @@ def test_loads_with_failures_are_no_points(tmp_path: Path, monkeypatch: pytest.M
     assert read_points(tmp_path / "cache") == []
 
 
+def test_a_file_of_points_that_cannot_be_read_is_an_error_before_the_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPTION_ENGINE_CACHE_DIR", str(tmp_path))
+    (tmp_path / FILE_NAME).write_text("no point\n")
+    model = described(tmp_path / "model")
+    result = bench("http://127.0.0.1:1", "--record", str(model), "--engine", "vllm", "--gpu", "h100")
+    assert result.exit_code == 1 and f"{FILE_NAME}:1" in "".join(result.stderr.split())
+
+
 @by_table("flags", "message")
 def test_what_cannot_be_recorded_is_refused_before_the_load(tmp_path: Path, flags: list[str], message: str) -> None:
     model = str(described(tmp_path / "model"))
