@@ -22,6 +22,7 @@ import math
 import random
 import signal
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import product
@@ -58,12 +59,15 @@ def burst(port: int, streams: int, tokens: int, *, apart: bool = False) -> tuple
     requests = []
     for number in range(streams):
         body = {"model": _SERVED_AS, "prompt": prompt(number % PROMPTS, PROMPT_TOKENS), "max_tokens": tokens}
-        body["temperature"] = 0
-        body |= {"stream": True, "ignore_eos": True} | ({"cache_salt": str(number % PROMPTS)} if apart else {})
+        body |= {"temperature": 0, "ignore_eos": True}
+        body |= {"stream": True, "stream_options": {"include_usage": True}}  # an event may have several tokens
+        body |= {"cache_salt": str(number % PROMPTS)} if apart else {}
         requests.append(post("/v1/completions", body, EventReader))
     run_streams(port, requests[:PROMPTS])
     results = run_streams(port, requests)
     generated = sum(result.tokens for result in results)
+    if generated != streams * tokens:
+        sys.exit(f"{streams} streams had {generated} tokens, not {tokens} each")
     return generated / wall_seconds(results), percentile([time_to_first_token(result) for result in results], 0.99)
 
 

@@ -243,7 +243,7 @@ RAISES = {
     "return TextInput(input_text='a', parameters=None)": f'input formatter returned "TextInput(.*{WANTED}',
     "return 3": f'input formatter returned "3": {WANTED}',
     "return None": f'input formatter returned "None": {WANTED}',
-    "return TextInput(input_text=['a', 'b'])": "send one request per prompt",
+    "return TextInput(input_text=['a', 'b'])": "The 'inputs' field must be a string",
 }
 """What an input formatter does, and the error of its request."""
 

@@ -225,6 +225,8 @@ OF_A_BACKEND = [
 
 def value_of(declared: DeclaredOption) -> str:
     """A value that is not the default."""
+    if declared.option.example and declared.type.base is str:
+        return declared.option.example
     if declared.name in VALUES:
         return VALUES[declared.name]
     default = as_text(declared.default)

@@ -90,15 +90,16 @@ def test_an_error_ends_only_the_request_it_is_meant_for() -> None:
 @pytest.mark.parametrize(
     ("action", "asked"),
     [
-        ("die", ("kill", os.getpid(), signal.SIGKILL)),
-        ("stop", ("kill", os.getpid(), signal.SIGSTOP)),
+        ("die", ("kill", "itself", signal.SIGKILL)),
+        ("stop", ("kill", "itself", signal.SIGSTOP)),
         ("exit", ("exit", 3)),
         ("hang", ("sleep", 1e9)),
     ],
 )
 def test_a_fault_is_what_it_is_called(monkeypatch: pytest.MonkeyPatch, action: str, asked: tuple[object, ...]) -> None:
     calls: list[tuple[object, ...]] = []
-    monkeypatch.setattr(os, "kill", lambda *arguments: calls.append(("kill", *arguments)))
+    names = {os.getpid(): "itself"}
+    monkeypatch.setattr(os, "kill", lambda pid, number: calls.append(("kill", names.get(pid), number)))
     monkeypatch.setattr(os, "_exit", lambda *arguments: calls.append(("exit", *arguments)))
     sleep = SimpleNamespace(sleep=lambda *arguments: calls.append(("sleep", *arguments)), monotonic=lambda: 0.0)
     executor = ScriptedExecutor(faults=[{"action": action}])

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from djl_trtllm import listing
 from djl_trtllm.bench import report
 from djl_trtllm.bench.client import Counted, Stream, Target
 from djl_trtllm.bench.figures import Distribution, Figures, Timeline
@@ -44,8 +45,8 @@ def result(*loads: Figures, knee: int | None = None, swept: bool = False) -> Res
 def test_durations_and_numbers_have_three_digits_or_more_and_a_unit() -> None:
     durations = (0.0004, 0.0123, 0.999, 1.234, 123.4, 12345.6, math.nan)
     texts = ["0.4 ms", "12.3 ms", "999 ms", "1.23 s", "123 s", "12,346 s", "-"]
-    assert list(map(report.seconds, durations)) == texts
-    assert list(map(report.number, (0.1234, 12.34, 99.94, 12345.6))) == ["0.123", "12.3", "99.9", "12,346"]
+    assert list(map(listing.seconds, durations)) == texts
+    assert list(map(listing.number, (0.1234, 12.34, 99.94, 12345.6))) == ["0.123", "12.3", "99.9", "12,346"]
 
 
 def test_the_table_has_a_row_for_each_load() -> None:

@@ -67,6 +67,7 @@ _VALUES: dict[str, Callable[[random.Random], Any]] = {
     "bad": lambda r: r.choice(("", [], r.choice(_WORDS), r.sample(_WORDS, 2), ["little red riding", "🦊"])),
     "ignore_eos": lambda r: r.random() < 0.5,
     "truncate": lambda r: r.choice((1, 2, 5, 1000)),
+    "thinking_budget": lambda r: r.choice((0, 1, 3, 40, 2**31 - 1)),
     "details": lambda r: r.random() < 0.8,
     "return_full_text": lambda r: r.random() < 0.5,
     "prefill": lambda r: r.random() < 0.5,
@@ -82,6 +83,7 @@ _VALUES: dict[str, Callable[[random.Random], Any]] = {
     "thinking": lambda r: {
         "type": r.choice(("enabled", "adaptive", "disabled")),
         "display": r.choice(("omitted", None)),
+        "budget_tokens": r.choice((0, 1, 1024, None)),
     },
     "output_config": lambda r: r.choice(
         ({}, {"effort": "low"}, {"format": {"type": "json_schema", "schema": _SCHEMA}})
