@@ -289,7 +289,8 @@ class ThinkingBudget(msgspec.Struct, frozen=True):
     """After `tokens` of reasoning, it is ended by the first of `closers`, and the answer begins.
 
     `opener` and `closers` are the texts around reasoning. `starts`: the output begins with reasoning, even without the
-    opener. `anywhere`: reasoning may begin in the middle of the output.
+    opener. `anywhere`: reasoning may begin in the middle of the output. `optional`: the request runs without the budget
+    where a sequence could not go on behind the end of its reasoning.
     """
 
     tokens: int
@@ -297,6 +298,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True):
     closers: tuple[str, ...]
     starts: bool = False
     anywhere: bool = False
+    optional: bool = False
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import functools
 import logging
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -182,13 +182,20 @@ class SequenceLimits:
         return prompt_ids, wanted
 
     def _require_thinking_ends(self, budget: ThinkingBudget | None, length: int, wanted: int) -> None:
-        longest = self._engine.max_prompt_len or self._engine.max_seq_len
-        if budget is not None and budget.tokens < wanted and length + budget.tokens + _CLOSING > longest:
+        longest = self.longest_prompt
+        if budget is None or budget.optional:
+            return
+        if budget.tokens < wanted and length + budget.tokens + _CLOSING > longest:
             raise PromptTooLongError(
                 f"the prompt has {length} tokens and a budget of {budget.tokens} for its reasoning: when it is spent, "
                 f"the engine gets both as one prompt, of at most {longest} tokens; lower 'thinking_token_budget', or "
                 "raise option.max_input_len"
             )
+
+    @property
+    def longest_prompt(self) -> int:
+        """The most tokens with which a sequence begins in the engine, or goes on there."""
+        return self._engine.max_prompt_len or self._engine.max_seq_len
 
     def blocks(self, prompt_tokens: int, new_tokens: int) -> int:
         """KV cache blocks of a sequence to its end, and one to spare (with it, no request was ever lost)."""
@@ -213,7 +220,7 @@ def supported(request: GenerationRequest, limits: Limits, features: frozenset[st
     request = _with_beams(request, limits.beams, limits.most_beams)
     _require(request, features)
     if request.thinking is not None:
-        _require_thinking_ends(request, request.thinking, limits)
+        request = _with_budget(request, request.thinking, limits)
     if request.logprobs and not _gives_logprobs(request, features):
         return replace(request, logprobs=False)
     return request
@@ -324,16 +331,22 @@ def _require(request: GenerationRequest, features: frozenset[str]) -> None:
         raise UnsupportedParameterError(f"not supported by this backend: {'; '.join(missing)}")
 
 
-def _require_thinking_ends(request: GenerationRequest, budget: ThinkingBudget, limits: Limits) -> None:
-    """Raise UnsupportedParameterError for a budget of reasoning with what keeps a sequence from going on behind it."""
+def _with_budget(request: GenerationRequest, budget: ThinkingBudget, limits: Limits) -> GenerationRequest:
+    """The request, without an optional budget of reasoning where something keeps a sequence from going on behind it.
+
+    Raises UnsupportedParameterError for another budget there.
+    """
     impossible = (field for field in FIELDS.values() if field.trait.resume is Resume.IMPOSSIBLE)
     problems = [f"{_name(field)} with a budget: leave out one of them" for field in impossible if field.is_set(request)]
     if limits.repeats:
         problems.append("this engine takes no tokens behind prompts that may have images; use 'max_tokens'")
     if request.sampling.min_new_tokens > budget.tokens:
         problems.append(f"at least {request.sampling.min_new_tokens} tokens with a budget of {budget.tokens}")
+    if problems and budget.optional:
+        return replace(request, thinking=None)
     if problems:
         raise UnsupportedParameterError(f"'thinking_token_budget' bounds the reasoning: {'; '.join(problems)}")
+    return request
 
 
 @functools.lru_cache(maxsize=8)
@@ -375,8 +388,13 @@ class Translator:
         self._closing_ids = functools.lru_cache(_MAX_CACHED_STOPS)(self._tokenise_closer)
         self._is_exact_in_tokens = functools.lru_cache(_MAX_CACHED_STOPS)(self._survives_tokenising)
 
-    def sequences(self, request: GenerationRequest, prompt_ids: Sequence[int]) -> list[OutputSequence]:
-        """The sequences of a request, each with its seed."""
+    def sequences(
+        self, request: GenerationRequest, prompt_ids: Sequence[int], most_with_thinking: int = 0
+    ) -> list[OutputSequence]:
+        """The sequences of a request, each with its seed.
+
+        `most_with_thinking`: the most tokens of each one when its reasoning is ended for want of budget.
+        """
         sampling = request.sampling
         seed = None
         if sampling.do_sample and self._seeded:
@@ -390,9 +408,11 @@ class Translator:
             end_ids = self._tokenizer.end_ids
             reasons = (FinishReason.STOP, FinishReason.END_TOKEN)
             stop_ids = {stop_id: reasons[stop_id in end_ids] for stop_id in self._stop_ids(request)}
-        budget, end = request.thinking, ""
-        if budget is not None:
+        meter: Callable[[], ThinkingMeter] | None = None
+        if (budget := request.thinking) is not None:
             end = self._tokenizer.decode(list(prompt_ids[-_PROMPT_END:]), False)
+            closing_ids = self._closing_ids(budget.closers[0])
+            meter = functools.partial(ThinkingMeter, budget, end, closing_ids, most_with_thinking)
         kind = functools.partial(RankedSequence, text_of=self._text_of) if request.top_logprobs else OutputSequence
         if request.prompt_only:
             kind = UnwrittenSequence
@@ -409,7 +429,7 @@ class Translator:
                 stop_ids=stop_ids,
                 seed=None if seed is None else (seed + index) % 2**64,
                 logprobs=_wants_logprobs(request),
-                thinking=None if budget is None else ThinkingMeter(budget, end, self._closing_ids(budget.closers[0])),
+                thinking=None if meter is None else meter(),
             )
             for index in range(sampling.sequences)
         ]

@@ -343,7 +343,8 @@ class RollingBatch:
             raise
         # As a list, a prompt takes nine times as much memory, as long as its request waits or runs.
         kept_ids = prompt_ids if isinstance(prompt_ids, array) else array("i", prompt_ids)
-        sequences = self._translator.sequences(request, kept_ids)
+        most = min(max_new_tokens, self._sequence_limits.longest_prompt - len(prompt_ids))
+        sequences = self._translator.sequences(request, kept_ids, most)
         record = RequestRecord(
             origin,
             self._clock(),
@@ -612,11 +613,13 @@ class RollingBatch:
                 self.statistics.tokens_accepted(slot.state.record, kept)
 
     def _receive_end(self, slot: Slot, end: End) -> None:
-        """The executor has ended a sequence, so its slot is free. One that gave its place away goes on, and so does one
-        whose reasoning was ended: at once, with the end of the reasoning."""
+        """The executor has ended a sequence, so its slot is free.
+
+        A sequence that gave its place away goes on later. A sequence whose reasoning was ended goes on at once.
+        """
         sequence, request_id = slot.sequence, end.request_id
+        moved = end.finish is FinishReason.CANCELLED and request_id in self._moving
         if sequence.finished is None:
-            moved = end.finish is FinishReason.CANCELLED and request_id in self._moving
             if not moved and (end.error is not None or not sequence.stale):
                 if slot.begins:
                     sequence.drafted = end.drafted
@@ -631,7 +634,7 @@ class RollingBatch:
         self._leave(request_id, slot)
         if sequence.finished is not None:
             self._release(slot)
-        elif sequence.stale:
+        elif sequence.stale and not moved:
             self._waiting.resume({request_id: slot})
         else:
             self._waiting.put_back(request_id, slot)

@@ -81,14 +81,18 @@ class StopMatcher:
 class ThinkingMeter:
     """Counts the tokens of one sequence's reasoning.
 
-    `prompt`: the end of the prompt's text. `closing_ids`: what ends the reasoning when its budget is spent.
+    `prompt`: the end of the prompt's text. `closing_ids`: what ends the reasoning when its budget is spent. `most`: the
+    most tokens that the sequence may have after `closing_ids`.
     """
 
-    __slots__ = ("_anywhere", "_closers", "_inside", "_left", "_matcher", "closing_ids")
+    __slots__ = ("_anywhere", "_closers", "_inside", "_left", "_matcher", "_opener", "closing_ids", "latest")
 
-    def __init__(self, budget: ThinkingBudget, prompt: str, closing_ids: Sequence[int]) -> None:
+    def __init__(self, budget: ThinkingBudget, prompt: str, closing_ids: Sequence[int], most: int) -> None:
         self.closing_ids = closing_ids
+        self.latest = most - len(closing_ids)
+        """A sequence with more tokens has no room for the end of the reasoning."""
         self._left = budget.tokens
+        self._opener = budget.opener
         self._closers = budget.closers
         self._anywhere = budget.anywhere
         self._inside = begins_with_reasoning(prompt, budget.opener, budget.closers[0], starts=budget.starts)
@@ -96,7 +100,7 @@ class ThinkingMeter:
         """None once no reasoning can follow."""
 
     def spend(self, text: str) -> bool:
-        """Take in the text of the next token. True if the reasoning has to end behind it."""
+        """Take in the text of the next token. True if the reasoning has to end behind it, see `close`."""
         matcher = self._matcher
         if matcher is None:
             return False
@@ -104,13 +108,18 @@ class ThinkingMeter:
         if self._inside:
             self._left -= 1
             if found is not None:
-                self._matcher = None
+                self.close()
             return found is None and self._left <= 0 and not matcher.pending
         if found is not None:
             self._inside, self._matcher = True, StopMatcher(self._closers)
         elif not self._anywhere and text.strip() and not matcher.pending:
             self._matcher = None
         return False
+
+    def close(self) -> None:
+        """The reasoning has ended."""
+        self._inside = False
+        self._matcher = StopMatcher((self._opener,)) if self._anywhere else None
 
 
 class Detokenizer:
@@ -237,7 +246,7 @@ class OutputSequence:
     closed: bool = False
     """Whether the end has been delivered."""
     thinking: ThinkingMeter | None = None
-    """Until the reasoning has been ended for want of budget."""
+    """None where the reasoning has no budget."""
     stale: bool = False
     """Whether it goes on after tokens that the engine has not generated: what comes until it does is dropped."""
     _detokenizer: Detokenizer | None = None
@@ -269,14 +278,16 @@ class OutputSequence:
         if token_id in self.stop_ids:
             self.finish(self.stop_ids[token_id])
             return False
-        if self.thinking is not None and self.thinking.spend(token.text) and not detokenizer.pending:
-            self._end_reasoning(self.thinking.closing_ids)
-            return False
-        return True
+        meter = self.thinking
+        if meter is None or not meter.spend(token.text) or detokenizer.pending or len(self.token_ids) > meter.latest:
+            return True
+        self._end_reasoning(meter)
+        return False
 
-    def _end_reasoning(self, closing_ids: Sequence[int]) -> None:
-        self.thinking, self.stale = None, True
-        for token_id in closing_ids:
+    def _end_reasoning(self, meter: ThinkingMeter) -> None:
+        meter.close()
+        self.stale = True
+        for token_id in meter.closing_ids:
             if not self.take(token_id, 0.0 if self.logprobs else None):  # it is certain
                 break
 

@@ -232,9 +232,14 @@ class ChatRenderer:
             raise InvalidRequestError(f"the messages are no JSON: {type(error).__name__}: {error}") from error
         await self._turn.acquire()
         rendering = asyncio.ensure_future(LONG_WORK.run(partial(self._rendered, conversation)))
-        # The process answers also where the client leaves meanwhile, and takes the next conversation only then.
-        rendering.add_done_callback(lambda _: self._turn.release())
+        # The process answers also where the client leaves meanwhile, and the next conversation would get that answer.
+        rendering.add_done_callback(self._end_turn)
         return await asyncio.shield(rendering)
+
+    def _end_turn(self, rendering: asyncio.Future[str]) -> None:
+        self._turn.release()
+        if not rendering.cancelled():
+            rendering.exception()  # nobody else asks for it where the client has left
 
     async def close(self) -> None:
         """End the process; conversations that still wait get an error."""
@@ -246,14 +251,14 @@ class ChatRenderer:
 
     def _rendered(self, conversation: bytes) -> str:
         """Have a conversation rendered. Where that fails, the next one gets a new process."""
-        if self._closed:
-            raise NotReadyError("the model was shut down", retry_after=1)
+        self._require_open()
         try:
             if self._process is None:
                 environ = {name: os.environ[name] for name in _KEPT if name in os.environ}
                 seconds = math.ceil(self._timeout) + 1
                 self._process = BoundedCalls("chats", seconds=seconds, memory=_MEMORY, niceness=0, environ=environ)
                 self._process.within(_START_SECONDS, partial(chat_template.prepare, *self._templates))
+            self._require_open()  # `close` has not seen a process that began meanwhile
             return self._process.within(self._timeout, partial(chat_template.render, conversation))()
         except InvalidRequestError:
             raise
@@ -266,10 +271,13 @@ class ChatRenderer:
         except OSError as error:
             problem = f"its process cannot be started ({error})"
         self._end_process()
-        if self._closed:
-            raise NotReadyError("the model was shut down", retry_after=1)
+        self._require_open()
         logger.warning("a chat template was given up: %s", problem)
         raise InvalidRequestError(f"the model's chat template failed on these messages: {problem}")
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise NotReadyError("the model was shut down", retry_after=1)
 
     def _end_process(self) -> None:
         process, self._process = self._process, None

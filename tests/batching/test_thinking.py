@@ -32,7 +32,7 @@ def thinking_prompt(bench: Bench) -> list[int]:
 
 
 def pieces(budget: ThinkingBudget, texts: Sequence[str], prompt: str = "") -> list[bool]:
-    meter = ThinkingMeter(budget, prompt, [])
+    meter = ThinkingMeter(budget, prompt, [], 1000)
     return [meter.spend(text) for text in texts]
 
 
@@ -44,6 +44,8 @@ def pieces(budget: ThinkingBudget, texts: Sequence[str], prompt: str = "") -> li
         (BUDGET, "", ["\n", "<th", "ink>", "a", "b", "c"], 5),
         (BUDGET, "", ["a", "<think>", "b", "c", "d", "e"], None),  # no reasoning: the answer has begun
         (replace(BUDGET, anywhere=True), "", ["a", "<think>", "b", "c", "d"], 4),
+        (replace(BUDGET, anywhere=True), "", ["<think>", "a", "</think>", "b", "<think>", "c", "d"], 5),  # begun again
+        (BUDGET, "", ["<think>", "a", "</think>", "b", "<think>", "c", "d"], None),  # text of the answer
         (replace(BUDGET, starts=True), "", ["a", "b", "c"], 2),
         (replace(BUDGET, starts=True), "<think></think>", ["a", "b", "c", "d"], None),
         (BUDGET, "<think>", ["a", "</think>", "c", "d", "e"], None),  # ended by the model
@@ -150,6 +152,45 @@ def test_no_token_comes_after_the_last_one_that_the_client_wants(bench: Bench) -
     assert len(bench.executor.submitted) == 1
 
 
+@pytest.mark.parametrize("more", [0, 1])
+def test_reasoning_whose_end_has_no_room_ends_with_the_last_token_that_the_client_wants(
+    bench: Bench, more: int
+) -> None:
+    wanted = BUDGET.tokens + more
+    assert wanted < BUDGET.tokens + len(bench.encode(CLOSING))
+    _, consumer = bench.submit(thinking_prompt(bench), thinking=BUDGET, max_new_tokens=wanted)
+    ids = bench.encode(" a b c d")[:wanted]
+    for token_id in ids:
+        bench.step(Delta(0, [token_id]))
+    bench.step(Delta(0, [], finish=FinishReason.LENGTH))
+    assert (consumer.ids(), consumer.finished().reason) == (ids, FinishReason.LENGTH)
+    assert not bench.executor.cancelled
+
+
+def test_reasoning_that_may_begin_again_is_ended_again(bench: Bench) -> None:
+    anywhere = replace(BUDGET, anywhere=True)
+    _, consumer = bench.submit(thinking_prompt(bench), thinking=anywhere, max_new_tokens=40)
+    for token_id in bench.encode(" a b c"):
+        bench.step(Delta(0, [token_id]))
+    bench.step(Delta(0, [], finish=CANCELLED))
+    for token_id in bench.encode(" So<think> d"):
+        bench.step(Delta(0, [token_id]))
+    assert bench.executor.cancelled == [0, 0]
+    assert consumer.text() == f" a b c{CLOSING} So<think> d{CLOSING}"
+
+
+def test_a_place_that_is_wanted_by_another_client_is_given_away_although_reasoning_ends(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, max_batch_size=2)
+    for _ in range(2):
+        bench.submit(thinking_prompt(bench), thinking=BUDGET, client="one")
+    bench.submit(client="another")
+    assert bench.executor.cancelled == [1]
+    for token_id in bench.encode(" a b c"):
+        bench.step(Delta(1, [token_id]))
+    bench.step(Delta(1, [], finish=CANCELLED))
+    assert bench.executor.ids == [0, 1, 2]
+
+
 def test_the_end_that_was_not_generated_is_certain(bench: Bench) -> None:
     _, consumer = bench.submit(thinking_prompt(bench), thinking=BUDGET, logprobs=True, top_logprobs=1)
     for token_id in bench.encode(" a b c"):
@@ -177,6 +218,7 @@ def test_what_could_not_go_on_is_refused_by_name(sampling: Sampling, limits: Lim
     assert supported(plain, limits, FEATURES) == plain
     with pytest.raises(UnsupportedParameterError, match=f"thinking_token_budget.*{named}"):
         supported(replace(plain, thinking=BUDGET), limits, FEATURES)
+    assert supported(replace(plain, thinking=replace(BUDGET, optional=True)), limits, FEATURES) == plain
 
 
 def test_a_budget_that_the_engine_could_not_take_back_as_a_prompt_is_refused(tokenizer: Tokenizer) -> None:
@@ -185,3 +227,17 @@ def test_a_budget_that_the_engine_could_not_take_back_as_a_prompt_is_refused(tok
     bench.submit(thinking=replace(BUDGET, tokens=30))  # more than it generates
     with pytest.raises(PromptTooLongError, match="thinking_token_budget"):
         bench.submit(thinking=BUDGET)
+
+
+@pytest.mark.parametrize(("missing", "ended"), [(0, [0]), (1, [])])
+def test_an_optional_budget_has_no_effect_where_the_engine_could_not_take_it_back(
+    bench: Bench, missing: int, ended: list[int]
+) -> None:
+    prompt = thinking_prompt(bench)
+    longest = len(prompt) + BUDGET.tokens + len(bench.encode(CLOSING)) - missing
+    executor = FakeExecutor(replace(bench.executor.limits, max_prompt_len=longest))
+    bench.batch.attach(executor)
+    bench.submit(prompt, thinking=replace(BUDGET, optional=True))
+    for token_id in bench.encode(" a b c d"):
+        bench.step(Delta(0, [token_id]))
+    assert executor.cancelled == ended

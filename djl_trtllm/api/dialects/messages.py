@@ -428,7 +428,7 @@ def _read_chat(
     values |= values.pop("choice", {})
     if "thinking" in values:
         values["enable_thinking"] = values["thinking"].enabled
-        # Clients send it whether or not the model thinks.
+        # Clients send it whatever the model: see also `optional`.
         if values["thinking"].budget and chat.thinking_problem(model) is None:
             values["thinking_budget"] = values["thinking"].budget
     if tools := _read_tools(payload.get("tools"), problems):
@@ -470,6 +470,8 @@ class Messages(OpenAiLike):
         # Clients have to send a number, and send what Anthropic's models can do: a bound, not a wish.
         values["default_new_tokens"], sampling = sampling.max_new_tokens, replace(sampling, max_new_tokens=0)
         generation, parsing = chat.chat_request(values, sampling, False, messages, tools, model, images)
+        if (budget := generation.thinking) is not None:
+            generation = replace(generation, thinking=replace(budget, optional=True))
         omits = values["thinking"].omitted if "thinking" in values else False
         stream = values.get("stream", False)
         answer = MessageEncoder(secrets.token_hex(16), model.name, parsing, stream=stream, omits_thinking=omits)

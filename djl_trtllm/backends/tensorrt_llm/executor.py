@@ -430,8 +430,9 @@ class TensorRtLlmExecutor:
         if error is not None and self._is_loss(error):
             self._lose(error)
             return
-        if self._requests.pop(request.message.request_id, None) is None:
-            return  # it had ended for the server before
+        if self._requests.get(request.message.request_id) is not request:
+            return  # it had ended for the server before, which may have sent it again
+        del self._requests[request.message.request_id]
         if error is None:
             return
         if not isinstance(error, self._request_error) and not request.muted:

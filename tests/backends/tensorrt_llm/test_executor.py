@@ -260,6 +260,23 @@ async def test_a_request_that_the_engine_drops_without_a_word_is_ended_after_a_s
     assert engine.executor.stats().running == 0
 
 
+@played
+async def test_a_late_response_of_a_dropped_request_ends_none_that_came_again_with_its_id(make: MakeEngine) -> None:
+    engine = await make.begun()
+    dropped = engine.submit(1)
+    engine.executor.cancel(1)
+    await asyncio.sleep(2)
+    again = engine.submit(1)
+    dropped.say(end="cancelled")
+    await asyncio.sleep(0.1)
+    engine.executor.cancel(1)
+    assert (again.aborts, engine.executor.stats().running) == (1, 1)
+    again.say(end="cancelled")
+    await asyncio.sleep(0.1)
+    assert engine.deltas == [Delta(1, [], None, FinishReason.CANCELLED)] * 2
+    assert engine.executor.stats().running == 0
+
+
 @by_table("backend", "fields", "aborted")
 @played
 async def test_a_stream_with_log_probabilities_on_the_engine_backend_is_drained_unaborted(

@@ -54,6 +54,9 @@ def test_streams_and_messages_have_it_too(tmp_path: Path) -> None:
         budget = {"type": "enabled", "budget_tokens": BUDGET}
         reply = server.http.post("/v1/messages", json={**body, "thinking": budget})
         assert reply.status_code == 200 and kinds(reply) == ["thinking", "text"]
+        refused = {**body, "min_tokens": TOKENS}  # what a budget cannot be with
+        reply = server.http.post("/v1/messages", json={**refused, "thinking": budget})
+        assert reply.status_code == 200 and kinds(reply) == ["thinking"]
         reply = server.http.post("/v1/messages", json={**body, "thinking": {"type": "enabled"}})
         assert kinds(reply) == ["thinking"]
 
