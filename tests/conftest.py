@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from djl_trtllm.model import Tokenizer, load_tokenizer
 from tests.support import processes
-from tests.support.processes import survivors
+from tests.support.processes import pytest_sessionfinish, pytest_testnodedown, survivors  # noqa: F401 (pytest calls them)
 from tests.support.virtual_time import run
 
 if TYPE_CHECKING:

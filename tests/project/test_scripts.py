@@ -90,22 +90,11 @@ def test_ci_runs_no_test_of_what_fails_a_check(failing: str, calls: int, tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("end", "status", "said"),
-    [
-        ("print('a wolf')\n    assert False", 1, "1 failed, 1 passed"),
-        ("os._exit(9)", 2, "status 9) in test_one.py::test_it"),
-        ("os.kill(os.getppid(), 2)\n    time.sleep(600)", 2, "KeyboardInterrupt"),
-        ("warnings.warn('a fox')", 0, "2 passed, 1 warning"),
-    ],
-)
-def test_a_process_that_crashed_or_was_interrupted_is_no_failed_test(
-    end: str, status: int, said: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("end", "status"), [("assert False", 1), ("os._exit(9)", 2)])
+def test_a_test_process_that_crashed_is_no_failed_test(end: str, status: int, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    for name, body in (("one", end), ("two", "pass")):
-        (tmp_path / f"test_{name}.py").write_text(f"import os, time, warnings\ndef test_it(tmp_path):\n    {body}\n")
-    options = ("-p", "tests.support.forks", "--processes", "2", "-p", "no:randomly")
+    (tmp_path / "test_one.py").write_text(f"import os\ndef test_it():\n    {end}\n")
+    options = ("-n", "2", "--max-worker-restart=0", "-p", "tests.support.processes", "-p", "no:randomly")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(tmp_path)],
         cwd=tmp_path,
@@ -114,8 +103,7 @@ def test_a_process_that_crashed_or_was_interrupted_is_no_failed_test(
         text=True,
     )
     assert done.returncode == status, done.stdout
-    assert said in done.stdout
-    assert ("a wolf" in done.stdout.partition("Captured stdout")[2]) == ("a wolf" in end)
+    assert "1 failed" in done.stdout
 
 
 # -- what the project asks of other packages can be had by itself on each Python; beside engines: tests/docker ---------

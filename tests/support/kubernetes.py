@@ -32,7 +32,7 @@ FIELDS: Object = json.loads(Path(__file__).with_name("custom_resources.json").re
 
 
 def helm() -> Any:
-    """The library. Go starts threads when it is loaded, and forks do not have them (tests.support.forks)."""
+    """The library. Go starts threads when it is loaded: only tests that use it have them."""
     import helm_python
 
     return helm_python

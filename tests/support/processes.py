@@ -1,4 +1,4 @@
-"""Processes, threads and signals of tests: waiting, work in the background."""
+"""Processes, threads and signals of tests: waiting, work in the background, crashed workers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import psutil
+import pytest
 from typing_extensions import Self
 
 PATIENCE = 240.0
@@ -94,3 +95,20 @@ def put(stack: SignalStack) -> None:
     """Let this thread's signal handlers run on `stack`, which `current` gave."""
     if _sigaltstack(ctypes.byref(stack), None):
         raise OSError(ctypes.get_errno(), "sigaltstack")
+
+
+# A test process of pytest-xdist that crashed ends the run with status 2, as an interrupt does: its tests were not run.
+# xdist itself would end with 1, the status of tests that failed, which `.ci/run` runs again.
+
+_CRASHED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    if error:
+        node.config.stash[_CRASHED] = True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.stash.get(_CRASHED, False):
+        session.exitstatus = pytest.ExitCode.INTERRUPTED

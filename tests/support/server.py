@@ -132,7 +132,7 @@ def run_cli(
 
 @functools.cache
 def _own_ports() -> Iterator[int]:
-    """Ports of this process of pytest alone, again and again. They are chosen after tests.support.forks has forked.
+    """Ports of this process of pytest alone, again and again.
 
     A server binds its port seconds after the test has chosen it. The kernel takes the ports of clients from 32768 on,
     and Ray has its own from 10002 and from 30000 on.
