@@ -180,7 +180,7 @@ def async_client_of(cluster: RayCluster) -> httpx.AsyncClient:
 
 @dataclass
 class Request:
-    """One of the steady load: when it was sent, the seconds until its end, and why it failed; empty if it did not."""
+    """A request of the steady load: when it was sent, the seconds until its end, and why it failed, "" if it did not."""
 
     at: float
     seconds: float
@@ -289,7 +289,7 @@ def complete(cluster: RayCluster) -> None:
 
 
 def updated(cluster: RayCluster, model: Path) -> Iterator[Row]:
-    """Another version replaces the one that runs."""
+    """Another version replaces the running version."""
 
     def strike() -> None:
         cluster.deploy(model, replicas=REPLICAS, direct=True, options={"job_queue_size": 999})
@@ -405,7 +405,7 @@ class Fleet:
         cluster = self._cluster = self._ending.enter_context(RayCluster(nodes=2, cpus=8))
         cluster.deploy(self._model, replicas=REPLICAS, direct=True)
         complete(cluster)
-        time.sleep(_IDLE_SECONDS)  # HAProxy learns of the last ones
+        time.sleep(_IDLE_SECONDS)  # HAProxy learns of the last replicas
         return cluster
 
 

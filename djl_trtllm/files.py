@@ -1,7 +1,7 @@
 """Read files: TOML tables of this package, and files that come from elsewhere within bounds.
 
-Of the latter only regular ones are read, and no more bytes than a file of their kind has: a model's directory may hold
-a FIFO, which a plain `open` waits for, or a link to a device without an end.
+A file from elsewhere has to be a regular file, and no more bytes are read than a file of its kind has: a model's
+directory may hold a FIFO, which a plain `open` waits for, or a link to a device without an end.
 """
 
 import errno

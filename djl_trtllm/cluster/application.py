@@ -222,7 +222,7 @@ _BESIDES = 100
 _DRAIN_OF_HAPROXY = 40.0
 """Seconds: how long Ray keeps a replica reachable that HAProxy is to forget (30), and what ending an engine takes."""
 _HEALTH_CHECK_SECONDS, _HEALTH_TIMEOUT_SECONDS = 5.0, 10.0
-"""Three checks without an answer in this time end a replica. With 5 s, a machine with too much to do lost good ones;
+"""Three checks without an answer in this time end a replica. With 5 s, a busy machine lost healthy replicas;
 routers give a silent one nothing before that."""
 _STARTS = 3
 """How often a replica is started before the deployment has failed."""

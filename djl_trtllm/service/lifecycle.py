@@ -316,7 +316,7 @@ class ModelService:
     def cancel(self, states: Sequence[RequestState]) -> None:
         """End the requests of a call whose client has disconnected.
 
-        Of thousands some end in each turn of the event loop, those that wait longest last: they may be running, and
+        Of thousands of requests some end in each turn of the event loop, the oldest last: those may be running, and
         none of the others is to start in their places.
         """
         if self.batch is None or not (left := [state for state in states if not state.done]):

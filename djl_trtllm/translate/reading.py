@@ -152,7 +152,7 @@ def _of_setting(setting: Setting) -> Given:
 
 
 def _read_truss(text: str, path: str) -> Input:
-    """A Truss's own settings, and those that it passes on to TensorRT-LLM by the names of that one's YAML file."""
+    """A Truss's own settings, and the settings of TensorRT-LLM's YAML file that it passes on."""
     found = _of_sources("truss", truss.parse_config(text, path)[:1])
     own = [each for each in found.settings if not each.text.startswith(PATCH)]
     entries = [each for each in truss.entries(text) if each.name.startswith(PATCH)]

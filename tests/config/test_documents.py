@@ -273,7 +273,7 @@ OLD = HERE / "old"
 `expected.json` holds their variables (`environ`), every value that is not a default (`options`) and parts of the
 expected messages (`told`)."""
 BROKEN = HERE / "broken"
-"""Those that are refused, with the message that somebody new reads. `docs/migrating.md` shows some of both."""
+"""Files that are refused, with the message that somebody new reads. `docs/migrating.md` shows some of both."""
 
 
 def folders(root: Path) -> list[str]:

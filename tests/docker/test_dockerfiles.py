@@ -475,7 +475,7 @@ def test_an_image_gets_the_project_and_keeps_its_packages(image: Path, environme
 @pytest.mark.slow
 @since_3_11
 def test_an_image_is_verified(environment: Path, tmp_path: Path) -> None:
-    """As docker/verify does it, with a first start."""
+    """The tests and the first start of docker/verify run inside the container."""
     container = Container(REFERENCE, tmp_path, environment)
     said = container.run(ROOT / "docker" / "verify", "--inside", expect=(0, 1), PYTEST_ARGUMENTS="--collect-only")
     assert " equal, " in said and "tests collected" in said, said

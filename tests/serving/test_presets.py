@@ -165,7 +165,7 @@ def grammar() -> Any:
 
 @pytest.fixture(scope="module")
 def auto_tokenizer() -> Any:
-    """As transformers loads it."""
+    """The tokenizer, loaded by transformers."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(MODEL)

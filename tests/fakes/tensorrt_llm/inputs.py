@@ -51,7 +51,7 @@ class BaseMultimodalInputProcessor:
 
 
 class Qwen2VLInputProcessor(BaseMultimodalInputProcessor):
-    """The ids that stand for an image are as many as it has squares, once it is scaled to whole ones."""
+    """An image, scaled to whole squares, has an id for each square."""
 
     def __init__(self, model: Path, config: dict[str, Any], tokenizer: Any) -> None:
         super().__init__(model, config, tokenizer)

@@ -238,7 +238,7 @@ class EngineCoreOutputs:
 
 
 class Tensor:
-    """As much of torch's as the executor uses."""
+    """The methods of torch's tensors that the executor uses."""
 
     def __init__(self, values: np.ndarray) -> None:
         self._values = values
