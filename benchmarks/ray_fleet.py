@@ -180,7 +180,7 @@ def async_client_of(cluster: RayCluster) -> httpx.AsyncClient:
 
 @dataclass
 class Request:
-    """A request of the steady load: when it was sent, the seconds until its end, and why it failed, "" if it did not."""
+    """A request of the steady load: when it was sent, its seconds, and why it failed ("" if it did not)."""
 
     at: float
     seconds: float

@@ -166,7 +166,7 @@ class BoundedCalls(Calls):
             raise ModelError(f"{self._subject}: {self._reason(self._process.wait())}") from None
 
     def within(self, seconds: float, work: Callable[[], T]) -> Callable[[], T]:
-        """Do the work as `later` does. Raises TimeoutError after this time, EOFError or OSError if the process has ended."""
+        """Do the work as `later`. Raises TimeoutError after this time, EOFError or OSError if the process ended."""
         self._connection.send(work)
         while self._connection.poll(seconds):
             match self._connection.recv():
