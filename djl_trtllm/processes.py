@@ -57,11 +57,12 @@ def processor_seconds(pid: int) -> float:
     return float(times.user + times.system)
 
 
-_CGROUP = Path("/sys/fs/cgroup")
+CGROUP = Path("/sys/fs/cgroup")
+"""Where Linux shows the control groups of processes."""
 _VMSTAT = Path("/proc/vmstat")
 
 
-def oom_kills(cgroup: Path = _CGROUP, vmstat: Path = _VMSTAT, membership: Path = Path("/proc/self/cgroup")) -> int:
+def oom_kills(cgroup: Path = CGROUP, vmstat: Path = _VMSTAT, membership: Path = Path("/proc/self/cgroup")) -> int:
     """How many processes the OOM killer has ended, in this control group or else on this machine.
 
     Only the difference between two calls says something. 0 where the kernel does not say.

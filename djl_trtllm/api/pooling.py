@@ -30,7 +30,7 @@ TEXT_LIST = Kind(f"a list of up to {MOST_TEXTS} texts", lambda value: read_texts
 
 COMMON = (
     Parameter(("model",), kinds.TEXT, IGNORED),
-    Parameter(("user",), kinds.TEXT, IGNORED),
+    *kinds.ignored("user"),
     Parameter(("truncate_prompt_tokens",), kinds.integer(-1, 2**31 - 1), "truncate"),
     Parameter(("truncation_side",), neutral=("right",), advice="the beginning of a text is kept"),
     Parameter(("add_special_tokens",), neutral=(True,)),

@@ -16,6 +16,7 @@ import psutil
 from packaging.version import InvalidVersion, Version
 
 from djl_trtllm.errors import SizingError
+from djl_trtllm.processes import CGROUP
 
 VARIABLE = "DJL_TRTLLM_ENGINE_MEMORY"
 """Bytes of data that an engine process may have: heap, buffers and stacks, no mapped files (RLIMIT_DATA)."""
@@ -228,7 +229,6 @@ def _reaches(nvml: Any, handle: Any, other: Any) -> bool:
         return False  # the GPU or the driver does not answer this question
 
 
-_CGROUP = Path("/sys/fs/cgroup")
 _ENGINE_BACKEND_REMOVED = Version("1.3.0rc21")
 
 
@@ -281,7 +281,7 @@ def release_of(version: str | None) -> Version | None:
         return None
 
 
-def available_memory(cgroup: Path = _CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int:
+def available_memory(cgroup: Path = CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int:
     """Bytes of host memory that this process may still allocate: the system's, or less if a control group limits it.
 
     Reads control groups of version 1 and 2 with all their ancestors, because a container's limit can be set on any of

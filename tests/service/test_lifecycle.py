@@ -443,6 +443,12 @@ def make(tmp_path: Path) -> Make:
     return make_one
 
 
+@pytest.fixture
+def service() -> ModelService:
+    """A service without a model, which `in_real_time` closes."""
+    return ModelService("story")
+
+
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """No process of a test outlives it."""
@@ -458,13 +464,16 @@ async def end_of(asked: Asked) -> FinishReason:
 
 
 def in_real_time(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
-    """Makes a test of a coroutine function. It leaves no task behind."""
+    """Makes a test of a coroutine function with a `service`, which is closed at its end. It leaves no task behind."""
 
     @functools.wraps(test)
-    def running(**fixtures: object) -> None:
+    def running(service: ModelService, **fixtures: object) -> None:
         async def checked() -> None:
             tasks = asyncio.all_tasks()
-            await test(**fixtures)
+            try:
+                await test(service=service, **fixtures)
+            finally:
+                await service.close()
             await asyncio.sleep(0)
             assert asyncio.all_tasks() == tasks
 
@@ -475,20 +484,20 @@ def in_real_time(test: Callable[..., Coroutine[None, None, None]]) -> Callable[.
 
 @pytest.mark.slow
 @in_real_time
-async def test_a_model_that_does_not_load_says_why(make: Make) -> None:
-    service = ModelService("story")
+async def test_a_model_that_does_not_load_says_why(service: ModelService, make: Make) -> None:
     with pytest.raises(ExecutorStartError, match="no such engine"):
         await service.load(make({"start_error": "no such engine"}))
 
 
 @pytest.mark.slow
 @in_real_time
-async def test_a_tokenizer_that_cannot_be_loaded_ends_the_engine_process_that_loads(make: Make) -> None:
+async def test_a_tokenizer_that_cannot_be_loaded_ends_the_engine_process_that_loads(
+    service: ModelService, make: Make
+) -> None:
     model = make({"start_seconds": 60})
     tokenizer = model.directory / "tokenizer.json"
     tokenizer.unlink()  # others share it
     tokenizer.write_text("{}")
-    service = ModelService("story")
     with pytest.raises(TokenizerError, match=r"tokenizer\.json cannot be read"):
         await service.load(model)
     assert isinstance(service.failure, TokenizerError)
@@ -499,8 +508,9 @@ async def test_a_tokenizer_that_cannot_be_loaded_ends_the_engine_process_that_lo
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["die", "raise", "exit", "hang", "stop"])
 @in_real_time
-async def test_requests_go_on_after_any_end_of_an_engine_process(make: Make, action: str) -> None:
-    service = ModelService("story")
+async def test_requests_go_on_after_any_end_of_an_engine_process(
+    service: ModelService, make: Make, action: str
+) -> None:
     faults = [{"action": action, "at_token": 2, "max_new_tokens": 99}]
     await service.load(make({"steps_per_second": 50, "faults": faults}, **{"option.executor_hang_timeout": 0.8}))
     whole = await ask(service, 98)
@@ -513,8 +523,7 @@ async def test_requests_go_on_after_any_end_of_an_engine_process(make: Make, act
 
 @pytest.mark.slow
 @in_real_time
-async def test_an_engine_process_is_recycled_without_an_error(make: Make) -> None:
-    service = ModelService("story")
+async def test_an_engine_process_is_recycled_without_an_error(service: ModelService, make: Make) -> None:
     await service.load(make({"steps_per_second": 20}, **{"option.executor_max_requests": 2}))
     first = service.pid
     asked = [await ask(service, 150) for _ in range(3)]
@@ -529,8 +538,7 @@ async def test_an_engine_process_is_recycled_without_an_error(make: Make) -> Non
 
 @pytest.mark.slow
 @in_real_time
-async def test_a_cancelled_load_leaves_nothing(make: Make) -> None:
-    service = ModelService("story")
+async def test_a_cancelled_load_leaves_nothing(service: ModelService, make: Make) -> None:
     load = asyncio.ensure_future(service.load(make({"start_seconds": 60})))
     await asyncio.sleep(0.3)
     load.cancel()
