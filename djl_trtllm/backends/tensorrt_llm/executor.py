@@ -207,6 +207,7 @@ class TensorRtLlmExecutor:
             max_prompt_len=max_prompt_len,
             tries_guides=self._guides is not None,
             draft_tokens=int(self._speculates),
+            stops_ignored=True,
         )
         self.features = features_of(
             version, backend, sampler, library=guided, logprobs=logprobs, lora=lora, apart=apart
