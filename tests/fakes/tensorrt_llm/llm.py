@@ -22,6 +22,7 @@ from .mpi import pool_session
 from .results import EncoderOutput, RequestOutput
 from .sampling import SamplingParams
 from .settings import (
+    REFUSES_BY_DRAFTS,
     SINCE_1_3,
     RequestError,
     WorkerSettings,
@@ -192,7 +193,17 @@ class BaseLLM:
             eos=eos,
             script=script(),
             mrope=config.get("model_type") in QWEN_VL,
+            refused_by_drafts=self._refused_by_drafts() if pytorch else (),
         )
+
+    def _refused_by_drafts(self) -> tuple[str, ...]:
+        """`docs/source/features/sampling.md` (about 1.4)."""
+        drafts = getattr(self.args, "speculative_config", None)
+        if drafts is None or not REFUSES_BY_DRAFTS:
+            return ()
+        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        refused = () if getattr(drafts, "enable_penalty", False) else penalties
+        return refused if getattr(drafts, "advanced_sampling_mode", "full") == "fused" else (*refused, "min_p")
 
     def _samples_in_torch(self) -> bool:
         """`auto` is the C++ sampler for beam search in _torch/pyexecutor/_util.py (about 1.2), until 1.3 (#11938)."""

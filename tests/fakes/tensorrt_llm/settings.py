@@ -28,6 +28,7 @@ ASSERTS_BEAM_WIDTH = Version("1.2.1") > VERSION
 FAILS_GUIDED_REQUESTS = Version("1.2.0") <= VERSION
 MIXES_POSITIONS = Version("1.4.0rc0") > VERSION
 HAS_REQUEST_SEEDS = Version("1.4.0rc0") <= VERSION
+REFUSES_BY_DRAFTS = Version("1.4.0rc0") <= VERSION
 
 
 @functools.cache
@@ -243,6 +244,7 @@ class WorkerSettings:
 
     `eos` is what the model emits at its end; `guided_ids` what it emits when it is guided, and `guide_problem` why it
     cannot be. `mrope`: tokens have places in images. `overlap`: PyExecutor prepares an iteration while another runs.
+    `refused_by_drafts`: fields of SamplingParams that speculation does not have.
     """
 
     backend: str
@@ -271,6 +273,7 @@ class WorkerSettings:
     eos: int | None
     script: dict[str, Any]
     mrope: bool = False
+    refused_by_drafts: tuple[str, ...] = ()
 
     @property
     def pytorch(self) -> bool:
