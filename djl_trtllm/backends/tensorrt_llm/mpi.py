@@ -89,7 +89,14 @@ def load_with_ranks(load: Callable[[], T], ranks: int) -> T:
             raise
         print(f"One GPU needs none: the model is loaded in the engine process ({_SINGLE_PROCESS}=1).", flush=True)
     os.environ[_SINGLE_PROCESS] = "1"
+    _forget_what_the_variable_was()
     return load()
+
+
+def _forget_what_the_variable_was() -> None:
+    """TensorRT-LLM reads it once and for all: a function with `@cache` (@03dd9bb8, about 1.2; #10098 was closed)."""
+    with contextlib.suppress(ImportError, AttributeError):  # where it is not, or not cached
+        import_module("tensorrt_llm.llmapi.utils").enable_worker_single_process_for_tp1.cache_clear()
 
 
 @contextlib.contextmanager

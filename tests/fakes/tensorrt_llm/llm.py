@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 import runpy
 import shutil
 import tempfile
@@ -28,6 +27,7 @@ from .settings import (
     WorkerSettings,
     device_count,
     device_memory,
+    enable_worker_single_process_for_tp1,
     logger,
     memory_model,
     record,
@@ -144,7 +144,7 @@ class BaseLLM:
         """`config` is the Hugging Face one, or an engine's pretrained_config."""
         args = self.args
         self._settings = self._worker_settings(config, build_config)
-        asked = return_logits or os.environ.get("TLLM_WORKER_USE_SINGLE_PROCESS") == "1"
+        asked = enable_worker_single_process_for_tp1() or return_logits
         if asked and args.worker_count == 1:
             self._executor = GenerationExecutorWorker(self._settings)
         else:

@@ -32,6 +32,12 @@ REFUSES_BY_DRAFTS = Version("1.4.0rc0") <= VERSION
 
 
 @functools.cache
+def enable_worker_single_process_for_tp1() -> bool:
+    """Once and for all, as in `llmapi/utils.py` (@03dd9bb8)."""
+    return os.environ.get("TLLM_WORKER_USE_SINGLE_PROCESS", "0") == "1"
+
+
+@functools.cache
 def script() -> dict[str, Any]:
     """The behaviour that `fake_tensorrt_llm` was given, with its defaults."""
     return {**DEFAULTS, **json.loads(os.environ.get("FAKE_TENSORRT_LLM_SCRIPT", "{}"))}
