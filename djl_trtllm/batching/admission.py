@@ -373,14 +373,18 @@ def _name(field: RequestField) -> str:
 class Translator:
     """Turns requests into sequences, and into the executor's messages.
 
-    `engine_stops`: whether the executor ends sequences at stop ids and stop strings (see `Limits.stops`).
+    `engine_stops`: whether the executor ends sequences at stop ids and stop strings (see `Limits.stops`), and
+    `stops_ignored`, whether not those that ignore the end token.
 
     `seeded`: whether its tokens follow from the seed; without it no sequence has one.
     """
 
-    def __init__(self, tokenizer: Tokenizer, engine_stops: bool = True, *, seeded: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, engine_stops: bool = True, *, stops_ignored: bool = False, seeded: bool = True
+    ) -> None:
         self._tokenizer = tokenizer
         self._engine_stops = engine_stops
+        self._stops_ignored = stops_ignored
         self._seeded = seeded
         # Some models end with a token that their tokenizer does not list as special.
         self._special_ids = tokenizer.special_ids | tokenizer.end_ids
@@ -509,7 +513,8 @@ class Translator:
 
     def _is_stopped_by_engine(self, request: GenerationRequest) -> bool:
         # A beam that is cut later would not be the best one.
-        return self._engine_stops or request.sampling.beam_width > 1
+        stops = self._engine_stops and not (self._stops_ignored and request.sampling.ignore_eos)
+        return stops or request.sampling.beam_width > 1
 
     def _stop_ids(self, request: GenerationRequest) -> list[int]:
         end_ids = () if request.sampling.ignore_eos else self._tokenizer.end_ids

@@ -223,7 +223,9 @@ class RollingBatch:
         self._max_running = self.limits.max_batch_size + limits.lookahead
         self._places: Places | None = Places(executor, self.limits.max_batch_size, limits.lookahead)
         self._sequence_limits = SequenceLimits(self.limits, limits)
-        self._translator = Translator(self._tokenizer, limits.stops, seeded=limits.seeded)
+        self._translator = Translator(
+            self._tokenizer, limits.stops, stops_ignored=limits.stops_ignored, seeded=limits.seeded
+        )
         for trial, state in list(self._trials.items()):
             self._try_guide(trial, state)
         self._schedule()

@@ -238,8 +238,9 @@ class Hardware:
 
     `tensorrt_llm` and `tensorrt` are installed versions, `driver` is NVIDIA's. `available_memory` is the host memory
     that this process may still allocate, in bytes. `engine_backend` says whether the installed TensorRT-LLM has the
-    files of the engine backend; None if it is not installed or its files cannot be read. `vllm` is the installed
-    version, `vllm_on_cpu` says whether it is the build for CPUs; `openvino` says whether OpenVINO GenAI is installed.
+    files of the engine backend, `autodeploy` the same of AutoDeploy; None if it is not installed or its files cannot be
+    read. `vllm` is the installed version, `vllm_on_cpu` says whether it is the build for CPUs; `openvino` says whether
+    OpenVINO GenAI is installed.
     """
 
     gpus: tuple[Gpu, ...]
@@ -248,6 +249,7 @@ class Hardware:
     driver: str | None = None
     tensorrt: str | None = None
     engine_backend: bool | None = None
+    autodeploy: bool | None = None
     vllm: str | None = None
     vllm_on_cpu: bool = False
     openvino: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -14,7 +16,7 @@ class ImageGate:
 
     `read` runs in the thread, for one request at a time, which bounds the memory of decoding; Pillow decodes and scales
     without the GIL. `submit` gets a request with what `read` returned, `fail` one with the exception that it raised.
-    Nothing waits but `advance`, which the engine's loop calls while the gate holds requests.
+    Nothing waits but `advance`, which a synchronous engine's loop calls while the gate holds requests.
     """
 
     def __init__(
@@ -59,5 +61,20 @@ class ImageGate:
                 raise error
 
     def close(self) -> None:
-        """End the thread, when it has read what it reads now."""
+        """Hold nothing longer, and end the thread, when it has read what it reads now."""
+        self._held.clear()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class AsyncImageGate(ImageGate):
+    """A gate that the running event loop advances when the images of a request are read."""
+
+    def hold(self, request: Submit) -> None:
+        super().hold(request)
+        loop = asyncio.get_running_loop()
+
+        def advance(_: Future[Any]) -> None:
+            with contextlib.suppress(RuntimeError):  # too late: the loop is closed
+                loop.call_soon_threadsafe(self.advance)
+
+        self._held[request.request_id][1].add_done_callback(advance)

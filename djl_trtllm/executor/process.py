@@ -25,6 +25,7 @@ from typing import Any, NoReturn, Protocol, TextIO, cast
 import uvloop
 
 from djl_trtllm.engines.hardware import apply_bound
+from djl_trtllm.executor.kernels import keep_kernels
 from djl_trtllm.executor.protocol import (
     Cancel,
     Deframer,
@@ -56,19 +57,6 @@ _SIGN_OF_LIFE_SECONDS = 1.0
 """A busy process whose iterations produce no token (a long prefill in chunks) sends an empty step this often."""
 
 _WARM_UP_LINE_SECONDS = 10.0
-_KERNEL_CACHES = {
-    "FLASHINFER_WORKSPACE_BASE": "",  # it makes .cache/flashinfer there
-    "TVM_FFI_CACHE_DIR": "tvm-ffi",
-    "TRITON_CACHE_DIR": "triton",
-    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
-    "TORCH_EXTENSIONS_DIR": "torch_extensions",
-    "DG_JIT_CACHE_DIR": "deep_gemm",
-    "TRTLLM_DG_CACHE_DIR": "tensorrt_llm",
-    "CUTE_DSL_CACHE_DIR": "cute_dsl",
-    "CUDA_CACHE_PATH": "cuda",
-}
-"""Variables of compilers that keep kernels, and the folder of each. Their own folders are in $HOME and $TMPDIR."""
-
 _CHECK_SECONDS = 0.5
 _UNWINDING_SECONDS = 1.0
 
@@ -311,19 +299,8 @@ class MarkedOutput:
 def create(start: Start) -> Any:
     """Load the executor that `start` names."""
     if start.kernels:
-        _keep_kernels(Path(start.kernels))
+        keep_kernels(Path(start.kernels))
     return resolve_name(start.executor)(**start.options)
-
-
-def _keep_kernels(folder: Path) -> None:
-    """Let compilers keep their kernels in `folder`, but for those whose folder the environment names."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        print(f"compiled kernels are not kept for the next start: {error}", flush=True)
-        return
-    for name, subfolder in _KERNEL_CACHES.items():
-        os.environ.setdefault(name, str(folder / subfolder))
 
 
 def _take(message: ToEngine, channel: Channel, executor: AnyExecutor) -> bool:

@@ -146,14 +146,14 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     `max_sequences`: running at once. `kv_blocks` and `block_size` (tokens): the paged KV cache; `kv_blocks` is 0
     where the executor admits requests itself. `max_seq_len`: prompt plus output of one sequence, in tokens.
     `lookahead`: how many sequences beyond `max_sequences` the executor queues itself. `stops`: whether it is given stop
-    ids and stop strings; where not, the server ends sequences at them (beams excepted) and cancels. `beams`: every
-    request must have exactly this many; 0 where each says how many, up to `most_beams` (0: any number). `seeded`:
-    whether a request's seed decides its tokens. `max_prompt_len`: tokens of the longest prompt (0: `max_seq_len`).
-    `tries_guides`: whether it takes `Try`, so that a request waits for the trial of its guide without a place.
-    `draft_tokens`: above 0 where it speculates; tokens that a sequence may have beyond its own in the KV cache, where
-    `kv_blocks` counts, while they are verified. `repeats`: a sequence that goes on after the loss of an engine process
-    begins anew (`Submit.repeated_ids`), because the engine takes no tokens after its prompts. `task`: what each request
-    has to be for. `dimensions`: of its vectors.
+    ids and stop strings; where not, the server ends sequences at them (beams excepted) and cancels. `stops_ignored`:
+    whether it is given none of a request that ignores the end token. `beams`: every request must have exactly this
+    many; 0 where each says how many, up to `most_beams` (0: any number). `seeded`: whether a request's seed decides its
+    tokens. `max_prompt_len`: tokens of the longest prompt (0: `max_seq_len`). `tries_guides`: whether it takes `Try`,
+    so that a request waits for the trial of its guide without a place. `draft_tokens`: above 0 where it speculates;
+    tokens that a sequence may have beyond its own in the KV cache, where `kv_blocks` counts, while they are verified.
+    `repeats`: a sequence that goes on after the loss of an engine process begins anew (`Submit.repeated_ids`), because
+    the engine takes no tokens after its prompts. `task`: what each request has to be for. `dimensions`: of its vectors.
     """
 
     max_sequences: int
@@ -171,6 +171,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True):
     repeats: bool = False
     task: TaskName = "generate"
     dimensions: int = 0
+    stops_ignored: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):

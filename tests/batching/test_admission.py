@@ -444,22 +444,28 @@ def test_end_ids_have_no_text_even_where_the_tokenizer_does_not_list_them_as_spe
 
 
 @pytest.mark.parametrize(
-    ("engine_stops", "fields", "sent", "ends"),
+    ("engine_stops", "stops_ignored", "fields", "sent", "ends"),
     [
-        (True, {}, ([END, 4], ["wolf"]), {}),
-        (False, {}, ([], []), {4: FinishReason.STOP, END: FinishReason.END_TOKEN}),
-        (False, {"ignore_eos": True}, ([], []), {4: FinishReason.STOP}),
-        (False, {"beam_width": 2}, ([END, 4], ["wolf"]), {}),  # a beam that is cut later would not be the best one
+        (True, False, {}, ([END, 4], ["wolf"]), {}),
+        (True, False, {"ignore_eos": True}, ([4], ["wolf"]), {}),
+        (False, False, {}, ([], []), {4: FinishReason.STOP, END: FinishReason.END_TOKEN}),
+        (False, False, {"ignore_eos": True}, ([], []), {4: FinishReason.STOP}),
+        # A beam that is cut later would not be the best one.
+        (False, False, {"beam_width": 2}, ([END, 4], ["wolf"]), {}),
+        (True, True, {}, ([END, 4], ["wolf"]), {}),
+        (True, True, {"ignore_eos": True}, ([], []), {4: FinishReason.STOP}),
     ],
 )
 def test_an_engine_that_does_not_stop_is_given_no_stops_and_the_sequences_know_them(
     lower_case: Tokenizer,
     engine_stops: bool,
+    stops_ignored: bool,
     fields: dict[str, object],
     sent: tuple[list[int], list[str]],
     ends: dict[int, FinishReason],
 ) -> None:
-    translator, request = Translator(lower_case, engine_stops), asking(stop=("wolf",), stop_token_ids=(4,), **fields)
+    translator = Translator(lower_case, engine_stops, stops_ignored=stops_ignored)
+    request = asking(stop=("wolf",), stop_token_ids=(4,), **fields)
     message = translator.message(1, request, [3], 9, None, None)
     assert (message.stop_token_ids, message.stop) == sent
     for stop_id in (4, END):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from djl_trtllm.executor.images import ImageGate
+from djl_trtllm.executor.images import AsyncImageGate, ImageGate
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.request import Sampling
 
@@ -15,12 +16,12 @@ from djl_trtllm.request import Sampling
 class Reading:
     """A gate whose images are the requests' ids, read when `go_on` is set; that of a negative one is damaged."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[ImageGate] = ImageGate) -> None:
         self.go_on = threading.Event()
         self.threads: set[threading.Thread] = set()
         self.submitted: list[tuple[int, int]] = []
         self.failed: list[tuple[int, str]] = []
-        self.gate = ImageGate(
+        self.gate = kind(
             self.read,
             lambda request, image: self.submitted.append((request.request_id, image)),
             lambda request, error: self.failed.append((request.request_id, str(error))),
@@ -72,3 +73,42 @@ def test_a_cancelled_request_is_held_no_longer(reading: Reading) -> None:
     assert not reading.gate.cancel(2) and not reading.gate.cancel(4)
     reading.finish()
     assert reading.submitted == [(3, 3)]
+
+
+def test_an_event_loop_goes_on_while_images_are_read() -> None:
+    async def body() -> None:
+        reading = Reading(AsyncImageGate)
+        reading.hold(1, -2, 3, 4)
+        assert reading.gate.cancel(3)
+        await asyncio.sleep(0.01)
+        assert (reading.submitted, reading.failed, len(reading.gate)) == ([], [], 3)
+        reading.go_on.set()
+        await until(lambda: not reading.gate)
+        assert (reading.submitted, reading.failed) == ([(1, 1), (4, 4)], [(-2, "damaged")])
+
+    asyncio.run(body())
+
+
+def test_a_gate_that_is_closed_lets_nothing_through() -> None:
+    async def body() -> None:
+        errors: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        reading = Reading(AsyncImageGate)
+        reading.hold(1, 2)
+        await until(lambda: bool(reading.threads))
+        reading.gate.close()
+        reading.go_on.set()
+        (thread,) = reading.threads
+        await asyncio.to_thread(thread.join)
+        await asyncio.sleep(0)
+        assert (reading.submitted, reading.failed, len(reading.gate), errors) == ([], [], 0, [])
+
+    asyncio.run(body())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(60_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    pytest.fail("it does not come true")

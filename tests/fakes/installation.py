@@ -133,6 +133,8 @@ def _install(site: Path, version: str) -> None:
     if Version(version) >= Version("1.4.0rc0"):
         # Requests' seeds (#17172, August 2026); the version is about that of the time.
         _write_module(site, "tensorrt_llm._torch.pyexecutor.sampler.seed_manager", {})
+    single = "enable_worker_single_process_for_tp1"
+    _write_module(site, "tensorrt_llm.llmapi.utils", {single: ("settings", single)})
     _write_module(
         site, "tensorrt_llm.llmapi.mpi_session", {"RemoteMpiCommSessionClient": ("real_mpi", "RemoteSession")}
     )

@@ -81,6 +81,7 @@ class TensorRtLlmBackend(EngineBackend):
             tensorrt_llm=None if package is None else _version(package),
             tensorrt=_installed(_TENSORRT_PACKAGES),
             engine_backend=None if package is None else any(package.glob("_tensorrt_engine*")),
+            autodeploy=None if package is None else any(package.glob("_torch/auto_deploy*")),
         )
 
     def suppose(self, hardware: Hardware) -> Hardware:
@@ -107,6 +108,11 @@ class TensorRtLlmBackend(EngineBackend):
             raise EngineError(
                 f"{setting} and TensorRT-LLM {hardware.tensorrt_llm} is installed: {_REMOVED}. Serve the checkpoint "
                 "with option.backend=pytorch (or auto), or use TensorRT-LLM 1.2"
+            )
+        if backend is Backend.AUTODEPLOY and hardware.autodeploy is False:
+            raise EngineError(
+                f"{setting} and TensorRT-LLM {hardware.tensorrt_llm} is installed, which has no AutoDeploy any more. "
+                "Serve the checkpoint with option.backend=pytorch (or auto), or use TensorRT-LLM 1.3"
             )
         return setting
 

@@ -51,6 +51,7 @@ from djl_trtllm.backends.tensorrt_llm.sampling import (
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.executor.guides import AsyncGuideGate
+from djl_trtllm.executor.images import AsyncImageGate
 from djl_trtllm.executor.protocol import Feature, FirstRequest, Limits, Refusal, Stats, Submit, Try
 from djl_trtllm.processes import compiler_below
 from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
@@ -154,6 +155,7 @@ class TensorRtLlmExecutor:
             lambda: llm_class(model=model, tokenizer=tokenizer, **build_arguments(arguments)), gpus
         )
         self._images = ImagePrompts(Path(model), self._llm, version) if images else None
+        self._reading = None if self._images is None else AsyncImageGate(self._images.read, self._start, self._fail)
         self._sampling_params = class_of("SamplingParams", version)
         self._guided_params = class_of("GuidedDecodingParams", version)
         self._lora_request = class_of("LoRARequest", version)
@@ -205,6 +207,7 @@ class TensorRtLlmExecutor:
             max_prompt_len=max_prompt_len,
             tries_guides=self._guides is not None,
             draft_tokens=int(self._speculates),
+            stops_ignored=True,
         )
         self.features = features_of(
             version, backend, sampler, library=guided, logprobs=logprobs, lora=lora, apart=apart
@@ -310,6 +313,8 @@ class TensorRtLlmExecutor:
         """Shut the engine down, within a few seconds; what does not end by then ends with the process."""
         if self._guides is not None:
             self._guides.close()
+        if self._reading is not None:
+            self._reading.close()
         for request in (*self._requests.values(), *self._unanswered):
             request.leave()
         loop, done = asyncio.get_running_loop(), asyncio.Event()
@@ -327,7 +332,7 @@ class TensorRtLlmExecutor:
 
     def submit(self, message: Submit) -> None:
         if message.guide is None or self._guides is None:
-            self._start(message)
+            self._let_through(message)
         else:
             self._guides.hold(message)
 
@@ -336,12 +341,14 @@ class TensorRtLlmExecutor:
         self._guides.hold(trial)
 
     def _let_through(self, message: Submit | Try) -> None:
-        if isinstance(message, Submit):
-            self._start(message)
-        else:
+        if isinstance(message, Try):
             self._end(message, FinishReason.STOP)
+        elif message.images and self._reading is not None:
+            self._reading.hold(message)
+        else:
+            self._start(message, [])
 
-    def _start(self, message: Submit) -> None:
+    def _start(self, message: Submit, pictures: list[Any]) -> None:
         if (lost := background_error(self._llm)) is not None:
             return self._lose(lost)
         request = self._made(message)
@@ -360,7 +367,7 @@ class TensorRtLlmExecutor:
             return self._reject(request, error)
         try:
             result = request.result = self._llm.generate_async(
-                self._inputs(message),
+                self._inputs(message, pictures),
                 sampling_params=parameters,
                 lora_request=lora,
                 streaming=message.sampling.beam_width == 1,
@@ -382,8 +389,8 @@ class TensorRtLlmExecutor:
         self._requests[message.request_id] = request
         request.follow(result)
 
-    def _inputs(self, message: Submit) -> Sequence[int] | dict[str, Any]:
-        return message.prompt_ids if self._images is None else self._images.prompt(message)
+    def _inputs(self, message: Submit, pictures: list[Any]) -> Sequence[int] | dict[str, Any]:
+        return message.prompt_ids if self._images is None else self._images.prompt(message, pictures)
 
     def _salt(self, message: Submit) -> dict[str, str]:
         """Tokens whose blocks are reused have no logits, so a prompt that is to be scored shares with no other."""
@@ -391,6 +398,9 @@ class TensorRtLlmExecutor:
         if message.prompt_logprobs is not None:
             salt = uuid4().hex
         return {"cache_salt": salt} if salt and self._salts_prompts else {}
+
+    def _fail(self, message: Submit, error: Exception) -> None:
+        self._reject(self._made(message), error)
 
     def _refuse(self, message: Submit | Try, refusal: Refusal) -> None:
         self._end(message, FinishReason.ERROR, refusal)
@@ -409,6 +419,9 @@ class TensorRtLlmExecutor:
         if self._guides is not None and (held := self._guides.cancel(request_id)) is not None:
             self._end(held, FinishReason.CANCELLED)
             return
+        if self._reading is not None and self._reading.cancel(request_id):
+            self._step_buffer.step.end(request_id, FinishReason.CANCELLED)
+            return
         request = self._requests.get(request_id)
         if request is None or request.muted:
             return
@@ -421,7 +434,7 @@ class TensorRtLlmExecutor:
 
     @property
     def _running(self) -> int:
-        return len(self._requests) + (0 if self._guides is None else len(self._guides))
+        return len(self._requests) + len(self._guides or ()) + len(self._reading or ())
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -500,7 +513,7 @@ class TensorRtLlmExecutor:
         message = probe_of(next(iter(self._requests.values())).message)
         sampling = self._sampling_params(**sampling_arguments(message, self._beam_logprobs))
         try:
-            self._llm.generate_async(self._inputs(message), sampling_params=sampling, streaming=False)
+            self._llm.generate_async(self._inputs(message, []), sampling_params=sampling, streaming=False)
         except Exception as error:
             if self._is_loss(error):
                 self._lose(error)

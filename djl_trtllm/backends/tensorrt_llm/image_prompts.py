@@ -35,14 +35,17 @@ class ImagePrompts:
         self._llm = llm
         self._named = has("TextPrompt", "multi_modal_uuids", version)
 
-    def prompt(self, request: Submit) -> dict[str, Any]:
-        """The prompt as `generate_async` takes it. Raises RefusedImageError."""
+    def read(self, request: Submit) -> list[Any]:
+        """The images as `prompt` takes them, in a thread beside the loop. Raises RefusedImageError."""
+        return [self._scaled.pixels(each.data, request.cache_salt) for each in request.images]
+
+    def prompt(self, request: Submit, pictures: list[Any]) -> dict[str, Any]:
+        """The prompt as `generate_async` takes it."""
         ids = self._vision.collapsed(request.prompt_ids, [image.tokens for image in request.images])
         plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         prompt: dict[str, Any] = {"prompt": self._llm.tokenizer.decode(ids, **plain)}
         if request.images:
-            salt = request.cache_salt
-            prompt["multi_modal_data"] = {"image": [self._scaled.pixels(each.data, salt) for each in request.images]}
+            prompt["multi_modal_data"] = {"image": pictures}
             if self._named:
                 prompt["multi_modal_uuids"] = {"image": self._names(request)}
         return prompt

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import psutil
 
 from djl_trtllm.backends.tensorrt_llm.engine_watch import dead, is_alive, is_rank, launched_ranks
+from djl_trtllm.backends.tensorrt_llm.rank_kernels import with_own_kernels
 from djl_trtllm.model.work_directory import folder_in_memory
 
 T = TypeVar("T")
@@ -88,7 +89,14 @@ def load_with_ranks(load: Callable[[], T], ranks: int) -> T:
             raise
         print(f"One GPU needs none: the model is loaded in the engine process ({_SINGLE_PROCESS}=1).", flush=True)
     os.environ[_SINGLE_PROCESS] = "1"
+    _forget_what_the_variable_was()
     return load()
+
+
+def _forget_what_the_variable_was() -> None:
+    """TensorRT-LLM reads it once and for all: a function with `@cache` (@03dd9bb8, about 1.2; #10098 was closed)."""
+    with contextlib.suppress(ImportError, AttributeError):  # where it is not, or not cached
+        import_module("tensorrt_llm.llmapi.utils").enable_worker_single_process_for_tp1.cache_clear()
 
 
 @contextlib.contextmanager
@@ -143,17 +151,21 @@ def _is_from_mpi4py(traceback: TracebackType | None) -> bool:
 
 @contextlib.contextmanager
 def _bounded_pools(watch: _Watch) -> Iterator[None]:
-    """Collect the ranks' tasks, and let a pool's shutdown take a few seconds at most, and none after a loss."""
+    """Collect the ranks' tasks, and let a pool's shutdown take a few seconds at most, and none after a loss.
+
+    The tasks run with the rank's own folder of kernels.
+    """
     pool = getattr(sys.modules.get("mpi4py.futures"), "MPIPoolExecutor", None)
     if pool is None:
         yield
         return
     submit, shutdown = pool.submit, pool.shutdown
 
-    def collecting(self: Any, *args: Any, **options: Any) -> Future[Any]:
-        task: Future[Any] = submit(self, *args, **options)
-        watch.tasks.append(task)
-        return task
+    def collecting(self: Any, task: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
+        task, args, options = with_own_kernels(task, *args, **options)
+        future: Future[Any] = submit(self, task, *args, **options)
+        watch.tasks.append(future)
+        return future
 
     def bounded(self: Any, *args: Any, **options: Any) -> None:
         thread = threading.Thread(target=shutdown, args=(self, *args), kwargs=options, daemon=True)

@@ -67,6 +67,7 @@ _OURS = {
     "tokenizer_revision": "set option.tokenizer_revision",
     "revision": "set option.revision",
     "skip_tokenizer_init": "the engine needs the tokenizer for guides",
+    "generation_config": "requests say how they are sampled",
     "reasoning_parser": "set option.reasoning_parser: the server finds reasoning",
     "num_postprocess_workers": "it reads token ids and makes the text itself",
     "postprocess_tokenizer_dir": "it reads token ids and makes the text itself",

@@ -8,8 +8,9 @@ goes through `SamplingParams._setup`, which takes the end and padding ids from t
 `stop` and `bad` into token ids. With an `end_id` that does not happen, and a string then raises. So `end_id` is never
 passed, the LLM has a tokenizer (`skip_tokenizer_init` stays off; guided decoding needs one too), and `detokenize` is
 off: the server makes the text. The tokenizer's end id is the only one the engine knows: the other end ids of
-generation_config.json are passed as stop ids. `ignore_eos` removes the end id and no stop id. A finished stop word is
-removed from the tokens unless `include_stop_str_in_output`; here it stays, because the server cuts stop strings.
+generation_config.json are passed as stop ids. `ignore_eos` removes the end id, and from 1.3 on all stop words too
+(#10389 of January 2026, `base_worker.py`): the server ends such requests itself. A finished stop word is removed from
+the tokens unless `include_stop_str_in_output`; here it stays, because the server cuts stop strings.
 `logprobs` 0 means none, but for beams under TorchSampler of 1.3 (see below).
 
 There are two samplers: the C++ sampler (of the engine backend; `TRTLLMSampler` on PyTorch, removed by #18232 in August
@@ -19,7 +20,9 @@ There are two samplers: the C++ sampler (of the engine backend; `TRTLLMSampler` 
   TorchSampler from 1.3 on (#11938 of March 2026, #14487).
 - TorchSampler silently ignores what it lacks. It got bad words, penalties, no_repeat_ngram_size and min_p in July 2026
   (#16052, #16485, #16594, #16590; until then #9442), and length_penalty, early_stopping and the diversity rate of beams
-  with #16620.
+  with #16620. Beside speculation in one model it refuses a request with a penalty or min_p unless the settings of the
+  speculation have `enable_penalty` or `advanced_sampling_mode: fused` (`docs/source/features/sampling.md`@05ce57bc,
+  about 1.4). How it is with the other ways of drafting was not read: there they count as refused, too.
 - TorchSampler draws from one generator with the seed 42 for all requests. Seeds of requests came with #17172 (August
   2026) and `sampler/seed_manager.py`, which says that they are exact only for a request that is sampled alone, until
   FlashInfer reads one seed per row.
@@ -83,6 +86,7 @@ _SINCE_JULY = frozenset(
     {"bad", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_p", "no_repeat_ngram_size"}
 )
 """Fields that the C++ sampler always honoured, and TorchSampler from 1.4 on."""
+_PENALTIES = frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty"})
 _BEAMS = frozenset({"length_penalty", "early_stopping", "beam_search_diversity_rate"})
 """Fields of requests with beams, honoured by the same samplers as `_SINCE_JULY`."""
 _TORCH_SAMPLER_IS_WHOLE = Version("1.4.0rc0")
@@ -121,6 +125,7 @@ def find_sampler(version: str, backend: str, arguments: Mapping[str, Any], max_b
     whole = is_cpp or release >= _TORCH_SAMPLER_IS_WHOLE
     seeded = is_cpp or takes_seeds()
     fields = _ALWAYS | (_SINCE_JULY if whole else set()) | ({"seed"} if seeded else set())
+    fields -= set() if is_cpp else _lost_to_drafts(arguments.get("speculative_config"))
     fields |= {"logit_bias"} if is_cpp or release >= _TORCH_SAMPLER_HAS_BIASES else set()
     if max_beam_width == 1:
         return Sampler(fields, seeded)
@@ -129,6 +134,14 @@ def find_sampler(version: str, backend: str, arguments: Mapping[str, Any], max_b
         return Sampler(fields, most_beams=max_beam_width)
     wants_none = not is_cpp and release >= _TORCH_SAMPLER_HAS_BEAMS
     return Sampler(fields, seeded, max_beam_width, beam_logprobs=0 if wants_none else 1)
+
+
+def _lost_to_drafts(speculation: Mapping[str, Any] | None) -> frozenset[str]:
+    """The fields that TorchSampler does not honour beside this speculation."""
+    if speculation is None:
+        return frozenset()
+    lost = frozenset() if speculation.get("enable_penalty") else _PENALTIES
+    return lost if speculation.get("advanced_sampling_mode") == "fused" else lost | {"min_p"}
 
 
 def takes_seeds() -> bool:

@@ -23,6 +23,7 @@ from djl_trtllm.backends.tensorrt_llm.executor import TensorRtLlmExecutor
 from djl_trtllm.backends.tensorrt_llm.names import has
 from djl_trtllm.backends.tensorrt_llm.plan import TensorRtEnginePlan, TensorRtLlmPlan
 from djl_trtllm.errors import ConfigError
+from djl_trtllm.executor.kernels import KEPT
 from djl_trtllm.executor.process import StepBuffer
 from djl_trtllm.executor.protocol import Step, Submit
 from djl_trtllm.model import inspect
@@ -349,7 +350,8 @@ class Machine:
     ) -> Probe:
         """A host that is ready; with `warm_up` its engine has had requests of its own."""
         self.install(version=version, gpus=gpus, script=script)
-        self._monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(self._directory))
+        for name in ("FLASHINFER_WORKSPACE_BASE", KEPT):  # as an engine process that keeps kernels has them
+            self._monkeypatch.setenv(name, str(self._directory))
         limits: dict[str, Any] = {"max_batch_size": 64, "max_seq_len": 2 * LONG}
         if backend == "tensorrt":
             limits = {"build_config": {"class": "BuildConfig", **limits, **(build or {})}}

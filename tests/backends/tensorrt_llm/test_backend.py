@@ -74,6 +74,14 @@ def test_the_engine_backend_asked_for_where_tensorrt_llm_has_none_is_explained(h
         assert choose_backend(configured(backend=asked), hf, NO_ENGINES)[0] == asked
 
 
+def test_autodeploy_asked_for_where_tensorrt_llm_has_none_is_explained(hf: Layout) -> None:
+    asked = configured(backend="autodeploy")
+    with pytest.raises(EngineError, match=r"TensorRT-LLM 1\.4\.0 is installed, which has no AutoDeploy"):
+        choose_backend(asked, hf, Hardware((H200,), "1.4.0", 1, autodeploy=False))
+    for there in (True, None):
+        assert choose_backend(asked, hf, Hardware((H200,), "1.4.0", 1, autodeploy=there))[0] is Backend.AUTODEPLOY
+
+
 @pytest.mark.parametrize("kind", TENSORRT_KINDS)
 def test_tensorrt_llms_own_files_need_it_and_never_openvino(kind: ModelKind) -> None:
     layout = of_kind(kind)
@@ -157,6 +165,14 @@ def install(site: Path, *, engine_backend: bool, **versions: str) -> Path:
 def test_tensorrt_llm_is_found_without_importing_it(tmp_path: Path, probe: Probe) -> None:
     site = install(tmp_path, engine_backend=True, tensorrt_llm="1.2.1", tensorrt="10.14.1.48")
     assert probe(site) == ["1.2.1", "10.14.1.48", True, True]
+
+
+def test_autodeploy_is_found_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = install(tmp_path, engine_backend=False, tensorrt_llm="1.4.0") / "tensorrt_llm"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert this_machine().autodeploy is False
+    (package / "_torch" / "auto_deploy").mkdir(parents=True)
+    assert this_machine().autodeploy is True
 
 
 def test_a_source_checkout_tells_its_version_in_a_file(tmp_path: Path, probe: Probe) -> None:

@@ -86,6 +86,18 @@ async def test_guides_adapters_and_beams_reach_the_engine(
     return probe
 
 
+@pytest.mark.parametrize(("version", "finish"), [("1.2.1", FinishReason.STOP), ("1.3.0", FinishReason.LENGTH)])
+@in_processes
+async def test_an_engine_that_ignores_stops_with_the_end_token_says_so(
+    machine: Machine, version: str, finish: FinishReason
+) -> Probe:
+    probe = await machine.start(version=version)
+    assert probe.client.limits.stops_ignored
+    probe.submit(1, 9, PROMPT, ignore_eos=True, stop_token_ids=[PROMPT[1]])
+    assert await probe.end_of(1) == [finish]
+    return probe
+
+
 @in_processes
 async def test_biases_reach_the_engine_and_a_prompt_is_scored_for_a_client_that_has_left(machine: Machine) -> Probe:
     """Aborted before its first token, a request with log-probabilities of its prompt costs others their responses."""

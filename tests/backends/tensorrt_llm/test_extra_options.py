@@ -135,6 +135,7 @@ def test_what_options_make_something_else_is_refused_by_both_names(
             {"num_postprocess_workers": 4},
             ["the server sets this argument: it reads token ids and makes the text itself"],
         ),
+        ({"generation_config": "auto"}, ["the server sets this argument: requests say how they are sampled"]),
         ({"custom_tokenizer": "pkg.Class"}, ["custom_tokenizer: it brings code", "option.trust_remote_code=true"]),
         ({"brand_new": {"loader_cls": "pkg.Class"}}, ["brand_new.loader_cls: it brings code"]),
         ("{stream_interval: 4, stream_interval: 5}", ["stream_interval: it is there twice"]),

@@ -133,3 +133,21 @@ async def test_an_engine_whose_first_request_with_an_image_fails_takes_texts(
     probe.submit(1, 3, text)
     assert await probe.end_of(1) == [FinishReason.LENGTH]
     return probe
+
+
+@in_processes
+async def test_a_large_image_is_read_beside_the_loop(
+    machine: Machine, text: tuple[int, ...], placeholder: int
+) -> Probe:
+    probe = await machine.start(images=True)
+    large = image(1, 4200, 4200)
+    ids = (*(placeholder,) * 64, *text)
+    probe.submit(1, 9, ids, images=(Image(large.data, 4200, 4200, 64),))
+    probe.submit(2, 9, ids, images=(Image(large.data, 4200, 4200, 64),))
+    probe.submit(3, 9, text)
+    probe.client.cancel(2)
+    assert await probe.end_of(3) == [FinishReason.LENGTH]
+    assert not probe.of(1), "the text did not wait for the image"
+    assert await probe.end_of(1, 2) == [FinishReason.LENGTH, FinishReason.CANCELLED]
+    assert len(machine.calls("generate_async")) == 2
+    return probe

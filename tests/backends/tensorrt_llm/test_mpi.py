@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from djl_trtllm.backends.tensorrt_llm import mpi
+from djl_trtllm.backends.tensorrt_llm import mpi, rank_kernels
 from djl_trtllm.backends.tensorrt_llm.mpi import (
     RankError,
     SpawnError,
@@ -24,6 +25,7 @@ from djl_trtllm.backends.tensorrt_llm.mpi import (
     prepare_mpi,
     watched_ranks,
 )
+from djl_trtllm.executor.kernels import keep_kernels
 
 RANK = ("python", "-m", "mpi4py.futures.server")
 
@@ -53,8 +55,10 @@ class Pool:
 
     def __init__(self) -> None:
         self.tasks: list[Future[Any]] = []
+        self.given: list[tuple[Any, ...]] = []
 
-    def submit(self) -> Future[Any]:
+    def submit(self, task: Callable[..., Any], *args: Any) -> Future[Any]:
+        self.given.append((task, *args))
         self.tasks.append(Future())
         return self.tasks[-1]
 
@@ -117,6 +121,69 @@ def test_open_mpi_gets_what_it_needs_and_what_the_user_set_stays(
     assert environment["OMPI_MCA_btl_vader_backing_directory"] == segments
 
 
+# -- a folder of kernels for each rank ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kept", "size", "taken"), [(True, 2, [(1, 2)]), (True, 1, []), (False, 2, [])])
+def test_each_of_several_ranks_has_a_folder_of_its_own_before_its_first_task_is_unpickled(
+    pool: Pool,
+    below: list[Process],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kept: bool,
+    size: int,
+    taken: list[tuple[int, int]],
+) -> None:
+    monkeypatch.setattr(os, "environ", {} if kept else {"FLASHINFER_WORKSPACE_BASE": "the user's"})
+    keep_kernels(tmp_path)
+    with watched_ranks():
+        pool.submit(OfTensorRtLlm().run, 3)
+    ((task, *args),) = pool.given
+    assert (b"OfTensorRtLlm" in b"".join(arg for arg in args if isinstance(arg, bytes))) is kept
+    found: list[tuple[int, int]] = []
+    world = SimpleNamespace(Get_rank=lambda: 1, Get_size=lambda: size)
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(COMM_WORLD=world)))
+    monkeypatch.setattr(rank_kernels, "take_own_folder", lambda folder, rank, ranks: found.append((rank, ranks)))
+    assert task(*args) == 4
+    assert found == taken
+
+
+class OfTensorRtLlm:
+    def run(self, number: int) -> int:
+        return number + 1
+
+
+TAKE = """
+import os, sys
+from djl_trtllm.executor.kernels import take_own_folder
+
+for _ in range(2):
+    take_own_folder(sys.argv[1], int(sys.argv[2]), 2)
+print(os.path.basename(os.environ["FLASHINFER_WORKSPACE_BASE"]), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_rank_takes_the_next_free_folder_and_keeps_it_until_it_ends(tmp_path: Path) -> None:
+    ranks: list[subprocess.Popen[str]] = []
+
+    def taken(rank: int) -> str:
+        command = [sys.executable, "-c", TAKE, str(tmp_path), str(rank)]
+        ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        assert ranks[-1].stdout is not None
+        return ranks[-1].stdout.readline().strip()
+
+    def end(rank: subprocess.Popen[str]) -> None:
+        rank.communicate()
+        ranks.remove(rank)
+
+    assert [taken(0), taken(1), taken(0), taken(0)] == ["rank-0", "rank-1", "rank-2", "rank-4"]
+    end(ranks[2])
+    assert taken(0) == "rank-2"
+    for rank in list(ranks):
+        end(rank)
+
+
 # -- ranks that end, or do not come ------------------------------------------------------------------------------------
 
 
@@ -126,7 +193,7 @@ def test_a_task_whose_rank_ends_gets_the_error(
     below.append(Process(*RANK))
     submit, hook = Pool.submit, threading.excepthook
     with pytest.raises(RankError, match=r"ended before its time \(process 7\)"), watched_ranks():
-        task = pool.submit()
+        task = pool.submit(print)
         threading.Timer(0.2, below.clear).start()
         assert isinstance(task.exception(timeout=60), RankError)
         raise RuntimeError("Executor worker died during initialization")
@@ -138,7 +205,7 @@ def test_a_task_whose_rank_ends_gets_the_error(
 def test_other_processes_may_end(pool: Pool, below: list[Process], command: tuple[str, ...]) -> None:
     below.append(Process(*command))
     with watched_ranks():
-        task = pool.submit()
+        task = pool.submit(print)
         threading.Timer(0.1, below.clear).start()
         threading.Timer(0.3, task.set_result, ("loaded",)).start()
         assert task.result(timeout=60) == "loaded"
@@ -150,12 +217,12 @@ def test_a_spawn_that_fails_is_the_error_of_the_tasks(
 ) -> None:
     if notices:
         with pytest.raises(SpawnError, match="ValueError: no ranks"), watched_ranks():
-            task = pool.submit()
+            task = pool.submit(print)
             die(module)
             task.result(timeout=60)
     else:
         with watched_ranks():
-            task = pool.submit()
+            task = pool.submit(print)
             die(module)
             assert not task.done()
 
@@ -169,7 +236,7 @@ def test_ranks_that_do_not_come_are_waited_for_a_while(
 
     def load() -> bool:
         with watched_ranks():
-            task = pool.submit()
+            task = pool.submit(print)
             threading.Timer(0.5, lambda: None if task.done() else task.set_result(True)).start()
             return bool(task.result(timeout=60))
 
@@ -204,7 +271,7 @@ def test_a_compile_ends_its_process_with_its_ranks(
 ) -> None:
     monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit) as ended, ending_with_ranks():
-        pool.submit()
+        pool.submit(print)
         die("mpi4py.futures._core")
         pool.tasks[0].result(timeout=60)
     assert ended.value.code == 3
@@ -265,7 +332,7 @@ def test_a_rank_that_cannot_make_its_worker_ends_all_ranks(
 
 def test_the_end_of_a_launchers_rank_ends_the_load(pool: Pool, launched: list[int]) -> None:
     with pytest.raises(RankError, match=r"\(process 9\): the output of its launcher says why"), watched_ranks():
-        task = pool.submit()
+        task = pool.submit(print)
         launched.append(9)
         task.result(timeout=60)
 
@@ -286,7 +353,7 @@ def test_one_gpu_is_loaded_in_the_engine_process_where_mpi_starts_no_rank(
     def load() -> str:
         seen.append(environment.get("TLLM_WORKER_USE_SINGLE_PROCESS"))
         if seen[-1] != "1":
-            task = pool.submit()
+            task = pool.submit(print)
             die("mpi4py.futures._core")
             task.result(timeout=60)
         return "loaded"

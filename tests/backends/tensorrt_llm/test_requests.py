@@ -85,6 +85,7 @@ ALWAYS = {
     *("max_new_tokens", "min_new_tokens", "do_sample", "temperature", "top_k", "top_p"),
     *("seed", "ignore_eos", "stop_token_ids", "logit_bias"),
 }
+PENALTIES = {"repetition_penalty", "presence_penalty", "frequency_penalty"}
 LATER = {"min_p", "no_repeat_ngram_size", "bad", "repetition_penalty", "presence_penalty", "frequency_penalty"}
 
 
@@ -105,6 +106,24 @@ def test_a_sampler_honours_what_is_named_for_it_and_nothing_else(
 def test_pytorchs_first_sampler_takes_no_biases() -> None:
     assert find_sampler("1.0.0", "pytorch", {}, 1).fields == ALWAYS - {"logit_bias"}
     assert find_sampler("1.0.0", "tensorrt", {}, 1).fields == ALWAYS | LATER
+
+
+@pytest.mark.usefixtures("_takes_seeds")
+@pytest.mark.parametrize(
+    ("version", "settings", "lost"),
+    [
+        ("1.4.0", {}, {*PENALTIES, "min_p"}),
+        ("1.4.0", {"enable_penalty": True}, {"min_p"}),
+        ("1.4.0", {"advanced_sampling_mode": "fused"}, PENALTIES),
+        ("1.2.1", {}, set()),
+    ],
+)
+def test_penalties_and_min_p_are_honoured_beside_speculation_where_its_settings_allow_them(
+    version: str, settings: dict[str, Any], lost: set[str]
+) -> None:
+    alone = find_sampler(version, "pytorch", {}, 1).fields
+    speculating = {"speculative_config": {"class": "MTPDecodingConfig", **settings}}
+    assert alone - find_sampler(version, "pytorch", speculating, 1).fields == lost
 
 
 def test_equal_biases_are_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -327,6 +327,8 @@ class Engine:
             )
         if settings.pytorch:
             self._validate_beams(params)
+        if refused := [name for name in settings.refused_by_drafts if getattr(params, name)]:
+            raise ValueError(f"{', '.join(refused)} beside speculative decoding")
         length = len(request.prompt_token_ids)
         if not settings.pytorch and not settings.chunked_prefill and length > settings.max_num_tokens:
             raise RuntimeError(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 import runpy
 import shutil
 import tempfile
@@ -22,11 +21,13 @@ from .mpi import pool_session
 from .results import EncoderOutput, RequestOutput
 from .sampling import SamplingParams
 from .settings import (
+    REFUSES_BY_DRAFTS,
     SINCE_1_3,
     RequestError,
     WorkerSettings,
     device_count,
     device_memory,
+    enable_worker_single_process_for_tp1,
     logger,
     memory_model,
     record,
@@ -143,7 +144,7 @@ class BaseLLM:
         """`config` is the Hugging Face one, or an engine's pretrained_config."""
         args = self.args
         self._settings = self._worker_settings(config, build_config)
-        asked = return_logits or os.environ.get("TLLM_WORKER_USE_SINGLE_PROCESS") == "1"
+        asked = enable_worker_single_process_for_tp1() or return_logits
         if asked and args.worker_count == 1:
             self._executor = GenerationExecutorWorker(self._settings)
         else:
@@ -192,7 +193,17 @@ class BaseLLM:
             eos=eos,
             script=script(),
             mrope=config.get("model_type") in QWEN_VL,
+            refused_by_drafts=self._refused_by_drafts() if pytorch else (),
         )
+
+    def _refused_by_drafts(self) -> tuple[str, ...]:
+        """`docs/source/features/sampling.md` (about 1.4)."""
+        drafts = getattr(self.args, "speculative_config", None)
+        if drafts is None or not REFUSES_BY_DRAFTS:
+            return ()
+        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        refused = () if getattr(drafts, "enable_penalty", False) else penalties
+        return refused if getattr(drafts, "advanced_sampling_mode", "full") == "fused" else (*refused, "min_p")
 
     def _samples_in_torch(self) -> bool:
         """`auto` is the C++ sampler for beam search in _torch/pyexecutor/_util.py (about 1.2), until 1.3 (#11938)."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import fcntl
 import functools
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +32,7 @@ class PoolSession:
 
     def submit(self, task: Callable[..., Any], *args: Any, **options: Any) -> list[concurrent.futures.Future[Any]]:
         assert self._pool is not None
-        return [self._pool.submit(_on_rank, task, *args, **options) for _ in range(self.n_workers)]
+        return [self._pool.submit(_on_spawned_rank, task, *args, **options) for _ in range(self.n_workers)]
 
     def submit_sync(self, task: Callable[..., Any], *args: Any) -> list[Any]:
         return [future.result() for future in self.submit(task, *args)]
@@ -51,6 +53,21 @@ class PoolSession:
         threading.Thread(target=abort, name="MpiSessionTimeoutKiller").start()
         self.shutdown()
         over.set()
+
+
+_workspace: list[int] = []
+
+
+def _on_spawned_rank(task: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """FlashInfer may end a rank that shares its folder with others (#18368); here it always does."""
+    folder = os.environ.get("FLASHINFER_WORKSPACE_BASE")
+    if folder and MPI.COMM_WORLD.Get_size() > 1 and not _workspace:
+        _workspace.append(os.open(f"{folder}/in-use", os.O_CREAT | os.O_RDWR))
+        try:
+            fcntl.flock(_workspace[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.kill(os.getpid(), signal.SIGBUS)
+    return _on_rank(task, *args, **options)
 
 
 def _on_rank(task: Callable[..., Any], *args: Any, **options: Any) -> Any:

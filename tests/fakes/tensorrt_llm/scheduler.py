@@ -12,7 +12,7 @@ from typing import Any
 
 from .results import FinishReason
 from .sampling import GenerationRequest
-from .settings import CppExecutorError, WorkerSettings
+from .settings import SINCE_1_3, CppExecutorError, WorkerSettings
 
 # -- the paged KV cache, as far as scheduling and statistics see it (facts §5) -----------------------------------------
 
@@ -131,7 +131,7 @@ class Sequence:
         self._eos: int | None = params.end_id if params.end_id is not None and params.end_id >= 0 else settings.eos
         # The engine's sampling kernels do not count the end token as output; the PyTorch sampler does.
         self._includes_end = settings.pytorch
-        self._stops = params._get_stop_words()
+        self._stops = [] if params.ignore_eos and SINCE_1_3 else params._get_stop_words()
         self._bad = {word[0] for word in params._get_bad_words() if len(word) == 1}
         self._shift = index + request.drawn
         if settings.lora and request.lora_request is not None:

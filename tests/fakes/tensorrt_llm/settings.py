@@ -28,6 +28,13 @@ ASSERTS_BEAM_WIDTH = Version("1.2.1") > VERSION
 FAILS_GUIDED_REQUESTS = Version("1.2.0") <= VERSION
 MIXES_POSITIONS = Version("1.4.0rc0") > VERSION
 HAS_REQUEST_SEEDS = Version("1.4.0rc0") <= VERSION
+REFUSES_BY_DRAFTS = Version("1.4.0rc0") <= VERSION
+
+
+@functools.cache
+def enable_worker_single_process_for_tp1() -> bool:
+    """Once and for all, as in `llmapi/utils.py` (@03dd9bb8)."""
+    return os.environ.get("TLLM_WORKER_USE_SINGLE_PROCESS", "0") == "1"
 
 
 @functools.cache
@@ -243,6 +250,7 @@ class WorkerSettings:
 
     `eos` is what the model emits at its end; `guided_ids` what it emits when it is guided, and `guide_problem` why it
     cannot be. `mrope`: tokens have places in images. `overlap`: PyExecutor prepares an iteration while another runs.
+    `refused_by_drafts`: fields of SamplingParams that speculation does not have.
     """
 
     backend: str
@@ -271,6 +279,7 @@ class WorkerSettings:
     eos: int | None
     script: dict[str, Any]
     mrope: bool = False
+    refused_by_drafts: tuple[str, ...] = ()
 
     @property
     def pytorch(self) -> bool:

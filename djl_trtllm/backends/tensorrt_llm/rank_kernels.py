@@ -1,0 +1,35 @@
+"""The folder of FlashInfer's kernels of one rank, of several that MPI starts.
+
+FlashInfer maps a kernel's library into memory before it takes the lock under which another process links it anew, and
+writes sources that another process compiles: ranks that share a folder end with SIGBUS or do not compile
+(TensorRT-LLM #17233, #18278 and #18368 of August 2026). From about 1.4 on TensorRT-LLM gives each rank its own folder
+(`llmapi/mpi_session.py`), unless FLASHINFER_WORKSPACE_BASE is set, as it is where kernels are kept.
+
+A rank imports this module before TensorRT-LLM, so it imports little.
+"""
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from djl_trtllm.executor.kernels import shared_folder, take_own_folder
+
+
+def with_own_kernels(task: Callable[..., Any], *args: Any, **options: Any) -> tuple[Callable[..., Any], Any, Any]:
+    """A task for a rank, and its arguments: the same, or one that has its own folder before it is unpickled.
+
+    To unpickle one of TensorRT-LLM's imports FlashInfer, which reads the variable then.
+    """
+    folder = shared_folder()
+    if folder is None:
+        return task, args, options
+    return _run, (folder, pickle.dumps((task, args, options))), {}
+
+
+def _run(folder: str, pickled: bytes) -> Any:
+    from mpi4py import MPI
+
+    if (ranks := MPI.COMM_WORLD.Get_size()) > 1:
+        take_own_folder(folder, MPI.COMM_WORLD.Get_rank(), ranks)
+    task, args, options = pickle.loads(pickled)  # noqa: S301 - of this process's parent
+    return task(*args, **options)

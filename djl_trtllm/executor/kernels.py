@@ -1,0 +1,72 @@
+"""The folders in which compilers keep an engine's kernels for later engine processes.
+
+An engine's own compilers keep theirs in $HOME and $TMPDIR, which end with a container.
+"""
+
+import fcntl
+import itertools
+import os
+from pathlib import Path
+from typing import TextIO
+
+_FLASHINFER = "FLASHINFER_WORKSPACE_BASE"
+_CACHES = {
+    _FLASHINFER: "",  # it makes .cache/flashinfer there
+    "TVM_FFI_CACHE_DIR": "tvm-ffi",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
+    "TORCH_EXTENSIONS_DIR": "torch_extensions",
+    "DG_JIT_CACHE_DIR": "deep_gemm",
+    "TRTLLM_DG_CACHE_DIR": "tensorrt_llm",
+    "CUTE_DSL_CACHE_DIR": "cute_dsl",
+    "CUDA_CACHE_PATH": "cuda",
+}
+"""Variables of compilers that keep kernels, and the folder of each."""
+KEPT = "DJL_TRTLLM_KERNELS"
+"""The variable of this project with the folder of all."""
+
+_held: list[TextIO] = []
+"""The lock of this process's own folder, as long as the process lives."""
+
+
+def keep_kernels(folder: Path) -> None:
+    """Let compilers keep their kernels in `folder`, but for those whose folder the environment names."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"compiled kernels are not kept for the next start: {error}", flush=True)
+        return
+    os.environ[KEPT] = str(folder)
+    for name, subfolder in _CACHES.items():
+        os.environ.setdefault(name, str(folder / subfolder))
+
+
+def shared_folder() -> str | None:
+    """The folder that FlashInfer has from `keep_kernels`, in this process and those below it."""
+    folder = os.environ.get(KEPT)
+    return folder if folder is not None and os.environ.get(_FLASHINFER) == folder else None
+
+
+def take_own_folder(folder: str, rank: int, ranks: int) -> None:
+    """Give FlashInfer a folder inside `folder` that no other process has while this one lives.
+
+    Call it before FlashInfer is imported. The same rank gets the same folder at the next start, if it is free then.
+    """
+    for number in () if _held else itertools.count(rank, ranks):
+        own = Path(folder, f"rank-{number}")
+        try:
+            own.mkdir(parents=True, exist_ok=True)
+            lock = (own / ".lock").open("a", encoding="utf-8")
+        except OSError as error:
+            print(f"rank {rank} shares the folder of FlashInfer's kernels with other ranks: {error}", flush=True)
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        except OSError:  # the file system has no locks: at least the ranks of this engine do not share it
+            pass
+        _held.append(lock)
+        os.environ[_FLASHINFER] = str(own)
+        return
