@@ -79,13 +79,32 @@ def test_beams_are_as_many_as_the_pytorch_backend_was_loaded_for(make: MakeEngin
 
 
 @pytest.mark.parametrize(
-    ("version", "backend", "scores"), [("1.2.1", "pytorch", 0), ("1.3.0", "pytorch", 1), ("1.3.0rc20", "tensorrt", 0)]
+    ("feature", "before", "since"),
+    [("prompt_logprobs", "1.3.0rc10", "1.3.0rc11"), (Feature.STRUCTURAL_TAG, "1.1.0", "1.2.0")],
 )
-def test_prompts_are_scored_where_their_own_tokens_are(
-    make: MakeEngine, version: str, backend: str, scores: bool
+def test_features_of_the_pytorch_backend_are_there_from_a_version_on(
+    make: MakeEngine, feature: str, before: str, since: str
 ) -> None:
-    plain = {"kv_cache_config": {"enable_block_reuse": False}}
-    assert ("prompt_logprobs" in make(version, backend=backend, arguments=plain).executor.features) == scores
+    guided = {"guided_decoding_backend": "xgrammar"}
+    loaded = [(before, "pytorch"), (since, "pytorch"), (since, "tensorrt")]
+    features = [make(version, backend=backend, arguments=guided).executor.features for version, backend in loaded]
+    assert [feature in each for each in features] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("version", "kv_cache", "apart"),
+    [
+        ("1.0.0", {}, False),
+        ("1.0.0", {"enable_block_reuse": True}, False),
+        ("1.0.0", {"enable_block_reuse": False}, True),
+        ("1.1.0", {"enable_block_reuse": True}, True),
+    ],
+)
+def test_prompts_of_different_keys_are_kept_apart_by_salts_or_because_none_is_reused(
+    make: MakeEngine, version: str, kv_cache: dict[str, bool], apart: bool
+) -> None:
+    executor = make(version, arguments={"kv_cache_config": kv_cache}).executor
+    assert ("cache_salt" in executor.features) == apart
 
 
 @pytest.mark.parametrize("accepted", [False, True])
