@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import sys
 import threading
 import time
+from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +91,76 @@ def test_features_of_the_pytorch_backend_are_there_from_a_version_on(
     loaded = [(before, "pytorch"), (since, "pytorch"), (since, "tensorrt")]
     features = [make(version, backend=backend, arguments=guided).executor.features for version, backend in loaded]
     assert [feature in each for each in features] == [False, True, False]
+
+
+def transformers(monkeypatch: pytest.MonkeyPatch, tokenizer: dict[str, Any] | None) -> list[Any]:
+    """Play transformers with a tokenizer that differs from a usual one, or fails to load. Returns what it was asked."""
+    usual = {"eos_token_id": 0, "is_fast": True, "vocab_files_names": {"vocab_file": "tokenizer.model"}}
+    asked: list[Any] = []
+
+    def from_pretrained(*asking: object, **keywords: object) -> SimpleNamespace:
+        asked.append((*asking, keywords))
+        if tokenizer is None:
+            raise OSError
+        return SimpleNamespace(**usual | tokenizer)
+
+    made = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=from_pretrained))
+    monkeypatch.setitem(sys.modules, "transformers", made)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("package", "tokenizer", "problem"),
+    [
+        ("xgrammar", {}, ""),
+        ("xgrammar", {"eos_token_id": None}, "no end token"),
+        ("xgrammar", {"is_fast": False}, "in Python"),
+        ("xgrammar", {"is_fast": False, "vocab_files_names": {"vocab_file": "a.tiktoken"}}, ""),
+        ("llguidance", {"is_fast": False, "vocab_files_names": {"vocab_file": "a.tiktoken"}}, "in Python"),
+        ("xgrammar", {"is_fast": False, "vocab_files_names": {}}, "in Python"),
+        ("xgrammar", None, ""),  # the load finds out and says more
+    ],
+)
+def test_a_tokenizer_that_guides_cannot_use_is_found_before_the_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str, tokenizer: dict[str, Any] | None, problem: str
+) -> None:
+    asked = transformers(monkeypatch, tokenizer)
+    found = module.guide_problem(package, str(tmp_path), trust_remote_code=True)
+    assert (found is None) == (not problem) and problem in (found or "")
+    assert asked == [(str(tmp_path), {"trust_remote_code": True, "local_files_only": True})]
+
+
+@pytest.mark.parametrize(
+    ("config", "whole", "read"),
+    [
+        ({"eos_token": "</s>"}, True, False),
+        ({"eos_token": "</s>"}, False, True),
+        ({"eos_token": "</s>", "auto_map": {}}, True, True),
+        ({"eos_token": None}, True, True),
+        ([], True, True),
+        (None, True, True),
+    ],
+)
+def test_files_of_an_ordinary_tokenizer_are_enough_to_know_that_guides_can_use_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: object, whole: bool, read: bool
+) -> None:
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if whole:
+        (tmp_path / "tokenizer.json").touch()
+    asked = transformers(monkeypatch, None)
+    assert module.guide_problem("xgrammar", str(tmp_path), trust_remote_code=False) is None
+    assert len(asked) == read
+
+
+def test_an_executor_without_a_usable_tokenizer_has_no_guides_and_says_why(
+    make: MakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "guide_problem", lambda *_, **__: "the reason")
+    engine = make(arguments={"guided_decoding_backend": "xgrammar", "tensor_parallel_size": 2})
+    assert not engine.executor.features & GUIDES
+    assert engine.llm.arguments == {"model": "model", "tokenizer": "tokenizer", "tensor_parallel_size": 2}
+    assert "the reason" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
