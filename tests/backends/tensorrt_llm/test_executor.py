@@ -19,7 +19,7 @@ from djl_trtllm.backends.tensorrt_llm import executor as module
 from djl_trtllm.backends.tensorrt_llm.engine_watch import probe_of, trouble_of
 from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
 from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler
-from djl_trtllm.executor.protocol import Feature, Refusal, Stats, Submit
+from djl_trtllm.executor.protocol import Feature, Limits, Refusal, Stats, Submit
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
 from tests.backends.tensorrt_llm.kit import MakeEngine, RequestError, played
 from tests.support.steps import Delta
@@ -91,6 +91,47 @@ def test_features_of_the_pytorch_backend_are_there_from_a_version_on(
     loaded = [(before, "pytorch"), (since, "pytorch"), (since, "tensorrt")]
     features = [make(version, backend=backend, arguments=guided).executor.features for version, backend in loaded]
     assert [feature in each for each in features] == [False, True, False]
+
+
+GREEDY, SAMPLED = Sampling(3), Sampling(3, do_sample=True, temperature=0.8, top_k=40, top_p=0.9)
+BEAMS = Sampling(3, beam_width=4)
+SCORED = frozenset({Feature.LOGPROBS, Feature.BEAM_LOGPROBS, "top_logprobs"})
+LETTERS = Guide(GuideKind.REGEX, "[a-z]+")
+
+
+@pytest.mark.parametrize(
+    ("beams", "features", "requests"),
+    [
+        (0, frozenset(), [(GREEDY, {}, set()), (SAMPLED, {}, set())]),
+        (
+            0,
+            SCORED | GUIDES | {"seed", Feature.STRUCTURAL_TAG},
+            [
+                *((GREEDY, {}, set()), (SAMPLED, {}, set()), (GREEDY, {"logprobs": True}, SCORED)),
+                (GREEDY, {"guide": LETTERS}, GUIDES | {Feature.STRUCTURAL_TAG}),
+            ],
+        ),
+        (4, GUIDES | {Feature.LOGPROBS}, [(BEAMS, {}, set())]),
+        (4, SCORED | {"seed"}, [(BEAMS, {}, set()), (BEAMS, {"logprobs": True}, SCORED)]),
+    ],
+)
+def test_an_engine_first_gets_a_request_of_each_kind_that_it_has_code_for(
+    beams: int, features: frozenset[str], requests: list[tuple[Sampling, dict[str, Any], set[str]]]
+) -> None:
+    found = module.first_requests(Limits(8, 0, 32, 100, beams=beams), features, 7)
+    expected = [(Submit(0, [7] * 8, sampling, **fields), honoured) for sampling, fields, honoured in requests]
+    assert [(each.request, each.features) for each in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("max_seq_len", "max_prompt_len", "prompt", "tokens"),
+    [(100, 0, 8, 3), (100, 5, 5, 3), (12, 0, 6, 3), (5, 0, 2, 3), (4, 0, 2, 2), (1, 0, 1, 1)],
+)
+def test_the_first_requests_fit_an_engine_with_short_sequences(
+    max_seq_len: int, max_prompt_len: int, prompt: int, tokens: int
+) -> None:
+    for each in module.first_requests(Limits(8, 0, 32, max_seq_len, max_prompt_len=max_prompt_len), SCORED):
+        assert (each.request.prompt_ids, each.request.sampling.max_new_tokens) == ([1] * prompt, tokens)
 
 
 def transformers(monkeypatch: pytest.MonkeyPatch, tokenizer: dict[str, Any] | None) -> list[Any]:
