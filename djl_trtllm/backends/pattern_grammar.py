@@ -23,7 +23,7 @@ _WORD: _Ranges = [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]
 _SPACE: _Ranges = [(0x09, 0x0D), (0x20, 0x20)]
 _LINE_ENDS: _Ranges = [(0x0A, 0x0A), (0x0D, 0x0D)]
 _CLASSES = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
-_CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
+_CONTROLS = dict(zip("0tnvfr", b"\0\t\n\v\f\r", strict=True))
 _WRITTEN_OUT, _BLOCK = 128, 64
 """The largest count that xgrammar writes out, and the size of the blocks that larger ones are made of."""
 _MOST_REPETITIONS = 65_536

@@ -48,7 +48,7 @@ def quality(
 
     Exit status: 0 if they agree, 3 if they differ, 1 if they could not be compared.
     """
-    configure(LogLevel.WARNING.value, console=Console(stderr=True, soft_wrap=True))
+    configure(LogLevel.WARNING.value)
     with errors_for_the_reader():
         # numpy, the client and the engines' code take a tenth of a second; other commands do without.
         from djl_trtllm.bench.report import require_chart, write_chart

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from djl_trtllm.api.base import RawRequest
+from djl_trtllm.api.dialects.responses import RESPONSES
 from djl_trtllm.api.kept import Kept
 from djl_trtllm.config import Options
+from djl_trtllm.errors import InvalidRequestError
+from tests.api.models import EOS, TEXT, PlayedModel, answer
 from tests.support.virtual_time import Clock
 
 PARTS = (b"a" * 400, b"b" * 88)
@@ -102,3 +108,53 @@ def test_the_memory_is_bounded_and_is_that_of_what_is_found(calls: list[tuple[st
             for number in range(made + 1):
                 kept.remove(key, f"{name}{number}")
     assert kept.size == 0
+
+
+# -- responses of /v1/responses ----------------------------------------------------------------------------------------
+
+
+def ask(model: PlayedModel, given: Any = "The wolf", **body: Any) -> tuple[list[Any], dict[str, Any]]:
+    """What the model reads, as roles and texts, and the response."""
+    sent = json.dumps({"input": given, **body}).encode()
+    call = RESPONSES.parse(RawRequest(sent, {}, "/v1/responses", key="one"), model)
+    response = json.loads(answer(call.encoder, EOS))
+    return [(each["role"], each["content"]) for each in call.requests[0].messages or ()], response
+
+
+@pytest.mark.parametrize(
+    ("memory", "body", "stored"),
+    [(1, {}, True), (1, {"store": True}, True), (1, {"store": False}, False), (0, {}, False)],
+)
+def test_a_response_is_stored_unless_its_request_or_the_options_say_no(
+    memory: int, body: dict[str, bool], stored: bool
+) -> None:
+    model = PlayedModel(bounded(memory))
+    _, response = ask(model, **body)
+    assert response["store"] is stored
+    assert (model.kept.find("one", response["id"]) is not None) == stored
+
+
+def test_a_conversation_goes_on_from_what_is_stored_of_it() -> None:
+    model = PlayedModel()
+    _, first = ask(model, instructions="Be kind.")
+    _, second = ask(model, "And then?", previous_response_id=first["id"])
+    turns = [("user", "The wolf"), ("assistant", TEXT), ("user", "And then?"), ("assistant", TEXT), ("user", "?")]
+    assert ask(model, "?", previous_response_id=second["id"])[0] == turns
+    item = {"type": "item_reference", "id": first["output"][0]["id"]}
+    assert ask(model, [{"role": "user", "content": "The wolf"}, item])[0] == turns[:2]
+
+
+def test_stored_items_are_read_up_to_the_size_of_a_body() -> None:
+    model = PlayedModel()
+    _, response = ask(model)
+    entry = model.kept.find("one", response["id"])
+    assert entry is not None
+    _, own, output, _ = entry
+    item = {"type": "item_reference", "id": response["output"][0]["id"]}
+    for size, items, body in (
+        (len(own) + len(output), "?", {"previous_response_id": response["id"]}),
+        (2 * len(output), [item, item], {}),
+    ):
+        ask(PlayedModel(Options(max_request_size=size), kept=model.kept), items, **body)
+        with pytest.raises(InvalidRequestError, match="max_request_size"):
+            ask(PlayedModel(Options(max_request_size=size - 1), kept=model.kept), items, **body)

@@ -150,6 +150,23 @@ def test_what_admission_honours_has_an_effect_without_the_backends_saying_so() -
     assert describe_effect(OPTIONS["max_output_len"], effects, "abacus") == "limit at admission"
 
 
+@pytest.mark.parametrize(
+    ("name", "of_the_plan"),
+    [
+        ("max_input_len", "max_input_len"),
+        ("max_seq_len", "max_seq_len"),
+        ("max_rolling_batch_size", "max_sequences"),
+        ("max_num_sequences", "max_sequences"),
+    ],
+)
+def test_a_limit_that_the_plan_lowers_is_named(name: str, of_the_plan: str) -> None:
+    config = from_text(f"option.{name}=50")
+    for allowed, named in ((50, False), (49, True)):
+        limits = dict.fromkeys(("max_input_len", "max_seq_len", "max_sequences"), 50) | {of_the_plan: allowed}
+        lines = deviations(config, with_admission({}), "abacus", SimpleNamespace(**limits))
+        assert (f"option.{name}" in "".join(lines.values())) == named
+
+
 def test_an_option_that_a_warning_or_a_note_of_the_plan_names_is_not_named_again() -> None:
     config = from_text("engine=DeepSpeed")
     assert "another engine of DJL Serving and has no effect" in config.warnings[0]

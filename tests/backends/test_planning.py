@@ -159,8 +159,8 @@ def test_a_machine_is_supposed_to_have_what_this_one_does_not_say_otherwise() ->
 
 BUILT = Built(
     "build_config in /engine/config.json",
-    {"max_rolling_batch_size": 256, "max_seq_len": 3072},
-    {name: Bound(256, "max_batch_size") for name in ("max_rolling_batch_size", "max_num_sequences")},
+    {"max_rolling_batch_size": 16, "max_seq_len": 3072},
+    {name: Bound(16, "max_batch_size") for name in ("max_rolling_batch_size", "max_num_sequences")},
     ("a note",),
 )
 
@@ -196,7 +196,7 @@ def limits(config: Config) -> tuple[int, int | None]:
 
 def test_what_nobody_set_is_the_engines_and_says_so(serve: ServedAsBuilt, hf: Layout) -> None:
     config = serve(configured())
-    assert limits(config) == (256, 3072)
+    assert limits(config) == (16, 3072), "32 sequences, which are the default, are no wish of the user"
     assert str(config.origin("max_seq_len")) == "derived from build_config in /engine/config.json"
     assert not config.is_set("max_seq_len") and config.warnings == () and config.notes == ("a note",)
     asked = configured()
@@ -206,18 +206,19 @@ def test_what_nobody_set_is_the_engines_and_says_so(serve: ServedAsBuilt, hf: La
 
 
 def test_what_the_user_set_above_a_bound_is_lowered_to_it_and_reported(serve: ServedAsBuilt) -> None:
-    asked = configured(max_rolling_batch_size=512, max_seq_len=9000)
+    asked = configured(max_rolling_batch_size=512, max_num_sequences="none", max_seq_len=9000)
     config = serve(asked)
-    assert limits(config) == (256, 9000), "nothing bounds the second"
+    assert limits(config) == (16, 9000), "nothing bounds the second"
+    assert config.options.max_num_sequences is None
     (warning,) = config.warnings
     setting = "option.max_rolling_batch_size=512 (environment variable OPTION_MAX_ROLLING_BATCH_SIZE): "
-    assert warning.startswith(f"{setting}the engine was compiled with max_batch_size 256")
+    assert warning.startswith(f"{setting}the engine was compiled with max_batch_size 16")
     assert str(config.origin("max_rolling_batch_size")) == (
         "derived from build_config in /engine/config.json, which lowers 512 (environment variable "
         "OPTION_MAX_ROLLING_BATCH_SIZE)"
     )
     assert config.is_set("max_rolling_batch_size")
-    assert serve(configured(max_rolling_batch_size=256)).warnings == ()
+    assert serve(configured(max_rolling_batch_size=16)).warnings == ()
 
 
 def test_what_another_option_of_the_user_bounds_is_not_said_of_the_engine(serve: ServedAsBuilt) -> None:
@@ -237,7 +238,7 @@ def test_limits_are_reported_with_their_origins(serve: ServedAsBuilt) -> None:
     config = serve(configured(max_num_tokens=4096, max_input_len=100))
     cause = "option.max_num_tokens=4096 (environment variable OPTION_MAX_NUM_TOKENS)"
     assert describe_limits(config) == (
-        "limits: option.max_rolling_batch_size=256, option.max_seq_len=3072 (derived from build_config in "
+        "limits: option.max_rolling_batch_size=16, option.max_seq_len=3072 (derived from build_config in "
         f"/engine/config.json); option.max_input_len=4096 (derived from {cause}, which raises 100 (environment "
         f"variable OPTION_MAX_INPUT_LEN)); option.max_output_len=4096 (derived from {cause}); {cause}; "
         "option.max_beam_width=1 (default)"

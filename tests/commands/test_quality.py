@@ -56,6 +56,13 @@ def test_the_picture_is_written(whole: Path, tmp_path: Path) -> None:
     assert (tmp_path / "picture.svg").read_text().startswith("<svg")
 
 
+def test_the_log_shows_warnings(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[str] = []
+    monkeypatch.setattr("djl_trtllm.commands.quality.configure", levels.append)
+    quality(whole, whole.with_name("missing"))
+    assert levels == ["warning"]
+
+
 @by_table("arguments", "error")
 def test_what_cannot_be_compared_is_said(tmp_path: Path, arguments: list[str], error: str) -> None:
     result = quality(*[each.replace("{FOLDER}", str(tmp_path)) for each in arguments])

@@ -430,7 +430,6 @@ class CallParser(reader.Reader):
     def _object(self, names: Container[str] | None) -> reader.Waiting:
         """Read an object with the name and the arguments. Raises NoMatch where it cannot be one."""
         name = arguments = None
-        mark = ""
         if head := _USUAL_HEAD.match(self.text, self.at):
             name = _name(head[1], names)
             self.take(head.end())
@@ -438,23 +437,24 @@ class CallParser(reader.Reader):
             yield from self.json(streamed=True)
             mark = yield from self._mark(",}")
         else:
-            yield from self._mark("{")
-            mark = yield from self.skip_blanks()
+            mark = yield from self._mark("{")
         while mark != "}":
             if (yield from self.skip_blanks()) != '"' or (key := _json((yield from self.json()))) not in _KEYS:
                 raise reader.NoMatch
             yield from self._mark(":")
             opening = yield from self.skip_blanks()
-            if key in _ARGUMENTS and name is not None and opening == "{" and not self._started:
+            if self._started:
+                _json((yield from self.json()))
+            elif key in _ARGUMENTS and name is not None and opening == "{":
                 self._start(name)
                 yield from self.json(streamed=True)
             else:
                 value = _json(raw := (yield from self.json()))
-                if key == "name" and not self._started:
+                if key == "name":
                     name = _name(value, names)
-                elif key in _ARGUMENTS and not self._started:
+                elif key in _ARGUMENTS:
                     arguments = _arguments(value, raw)
-                if name is not None and arguments is not None and not self._started:
+                if name is not None and arguments is not None:
                     self._start(name, arguments)
             mark = yield from self._mark(",}")
         if not self._started:

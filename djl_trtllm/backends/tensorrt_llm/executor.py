@@ -99,7 +99,7 @@ def features_of(
     features |= {Feature.STRUCTURAL_TAG} if tags else set()
     features |= {Feature.ADAPTERS} if lora else set()
     features |= {"cache_salt"} if apart else set()
-    scores = apart and backend == "pytorch" and Version(version) >= PYTORCH_SCORES_PROMPTS
+    scores = backend == "pytorch" and Version(version) >= PYTORCH_SCORES_PROMPTS
     return features | ({"prompt_logprobs"} if scores else set())
 
 
@@ -130,7 +130,6 @@ class TensorRtLlmExecutor:
         logprobs: bool = False,
         lora: bool = False,
         max_beam_width: int = 1,
-        max_lora_rank: int = 64,
         stop_in_engine: bool = True,
         accept_ignored_seeds: bool = False,
         vocab_size: int | None = None,

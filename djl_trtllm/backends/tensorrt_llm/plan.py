@@ -203,7 +203,6 @@ class TensorRtLlmPlan(EnginePlan):
             "hang_timeout": self.config.options.executor_hang_timeout,
             "compile_timeout": self.config.options.model_loading_timeout,
             "lora": self.config.options.enable_lora,
-            "max_lora_rank": self.config.options.max_lora_rank,
             "stop_in_engine": stop_in_engine,
             "accept_ignored_seeds": self.config.options.ignored_seed == "warn",
             "vocab_size": self.shape.vocab_size,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import sys
 import threading
 import time
+from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ from djl_trtllm.backends.tensorrt_llm import executor as module
 from djl_trtllm.backends.tensorrt_llm.engine_watch import probe_of, trouble_of
 from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
 from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler
-from djl_trtllm.executor.protocol import Feature, Refusal, Stats, Submit
+from djl_trtllm.executor.protocol import Feature, Limits, Refusal, Stats, Submit
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
 from tests.backends.tensorrt_llm.kit import MakeEngine, RequestError, played
 from tests.support.steps import Delta
@@ -80,13 +82,143 @@ def test_beams_are_as_many_as_the_pytorch_backend_was_loaded_for(make: MakeEngin
 
 
 @pytest.mark.parametrize(
-    ("version", "backend", "scores"), [("1.2.1", "pytorch", 0), ("1.3.0", "pytorch", 1), ("1.3.0rc20", "tensorrt", 0)]
+    ("feature", "before", "since"),
+    [("prompt_logprobs", "1.3.0rc10", "1.3.0rc11"), (Feature.STRUCTURAL_TAG, "1.1.0", "1.2.0")],
 )
-def test_prompts_are_scored_where_their_own_tokens_are(
-    make: MakeEngine, version: str, backend: str, scores: bool
+def test_features_of_the_pytorch_backend_are_there_from_a_version_on(
+    make: MakeEngine, feature: str, before: str, since: str
 ) -> None:
-    plain = {"kv_cache_config": {"enable_block_reuse": False}}
-    assert ("prompt_logprobs" in make(version, backend=backend, arguments=plain).executor.features) == scores
+    guided = {"guided_decoding_backend": "xgrammar"}
+    loaded = [(before, "pytorch"), (since, "pytorch"), (since, "tensorrt")]
+    features = [make(version, backend=backend, arguments=guided).executor.features for version, backend in loaded]
+    assert [feature in each for each in features] == [False, True, False]
+
+
+GREEDY, SAMPLED = Sampling(3), Sampling(3, do_sample=True, temperature=0.8, top_k=40, top_p=0.9)
+BEAMS = Sampling(3, beam_width=4)
+SCORED = frozenset({Feature.LOGPROBS, Feature.BEAM_LOGPROBS, "top_logprobs"})
+LETTERS = Guide(GuideKind.REGEX, "[a-z]+")
+
+
+@pytest.mark.parametrize(
+    ("beams", "features", "requests"),
+    [
+        (0, frozenset(), [(GREEDY, {}, set()), (SAMPLED, {}, set())]),
+        (
+            0,
+            SCORED | GUIDES | {"seed", Feature.STRUCTURAL_TAG},
+            [
+                *((GREEDY, {}, set()), (SAMPLED, {}, set()), (GREEDY, {"logprobs": True}, SCORED)),
+                (GREEDY, {"guide": LETTERS}, GUIDES | {Feature.STRUCTURAL_TAG}),
+            ],
+        ),
+        (4, GUIDES | {Feature.LOGPROBS}, [(BEAMS, {}, set())]),
+        (4, SCORED | {"seed"}, [(BEAMS, {}, set()), (BEAMS, {"logprobs": True}, SCORED)]),
+    ],
+)
+def test_an_engine_first_gets_a_request_of_each_kind_that_it_has_code_for(
+    beams: int, features: frozenset[str], requests: list[tuple[Sampling, dict[str, Any], set[str]]]
+) -> None:
+    found = module.first_requests(Limits(8, 0, 32, 100, beams=beams), features, 7)
+    expected = [(Submit(0, [7] * 8, sampling, **fields), honoured) for sampling, fields, honoured in requests]
+    assert [(each.request, each.features) for each in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("max_seq_len", "max_prompt_len", "prompt", "tokens"),
+    [(100, 0, 8, 3), (100, 5, 5, 3), (12, 0, 6, 3), (5, 0, 2, 3), (4, 0, 2, 2), (1, 0, 1, 1)],
+)
+def test_the_first_requests_fit_an_engine_with_short_sequences(
+    max_seq_len: int, max_prompt_len: int, prompt: int, tokens: int
+) -> None:
+    for each in module.first_requests(Limits(8, 0, 32, max_seq_len, max_prompt_len=max_prompt_len), SCORED):
+        assert (each.request.prompt_ids, each.request.sampling.max_new_tokens) == ([1] * prompt, tokens)
+
+
+def transformers(monkeypatch: pytest.MonkeyPatch, tokenizer: dict[str, Any] | None) -> list[Any]:
+    """Play transformers with a tokenizer that differs from a usual one, or fails to load. Returns what it was asked."""
+    usual = {"eos_token_id": 0, "is_fast": True, "vocab_files_names": {"vocab_file": "tokenizer.model"}}
+    asked: list[Any] = []
+
+    def from_pretrained(*asking: object, **keywords: object) -> SimpleNamespace:
+        asked.append((*asking, keywords))
+        if tokenizer is None:
+            raise OSError
+        return SimpleNamespace(**usual | tokenizer)
+
+    made = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=from_pretrained))
+    monkeypatch.setitem(sys.modules, "transformers", made)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("package", "tokenizer", "problem"),
+    [
+        ("xgrammar", {}, ""),
+        ("xgrammar", {"eos_token_id": None}, "no end token"),
+        ("xgrammar", {"is_fast": False}, "in Python"),
+        ("xgrammar", {"is_fast": False, "vocab_files_names": {"vocab_file": "a.tiktoken"}}, ""),
+        ("llguidance", {"is_fast": False, "vocab_files_names": {"vocab_file": "a.tiktoken"}}, "in Python"),
+        ("xgrammar", {"is_fast": False, "vocab_files_names": {}}, "in Python"),
+        ("xgrammar", None, ""),  # the load finds out and says more
+    ],
+)
+def test_a_tokenizer_that_guides_cannot_use_is_found_before_the_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, package: str, tokenizer: dict[str, Any] | None, problem: str
+) -> None:
+    asked = transformers(monkeypatch, tokenizer)
+    found = module.guide_problem(package, str(tmp_path), trust_remote_code=True)
+    assert (found is None) == (not problem) and problem in (found or "")
+    assert asked == [(str(tmp_path), {"trust_remote_code": True, "local_files_only": True})]
+
+
+@pytest.mark.parametrize(
+    ("config", "whole", "read"),
+    [
+        ({"eos_token": "</s>"}, True, False),
+        ({"eos_token": "</s>"}, False, True),
+        ({"eos_token": "</s>", "auto_map": {}}, True, True),
+        ({"eos_token": None}, True, True),
+        ([], True, True),
+        (None, True, True),
+    ],
+)
+def test_files_of_an_ordinary_tokenizer_are_enough_to_know_that_guides_can_use_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: object, whole: bool, read: bool
+) -> None:
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    if whole:
+        (tmp_path / "tokenizer.json").touch()
+    asked = transformers(monkeypatch, None)
+    assert module.guide_problem("xgrammar", str(tmp_path), trust_remote_code=False) is None
+    assert len(asked) == read
+
+
+def test_an_executor_without_a_usable_tokenizer_has_no_guides_and_says_why(
+    make: MakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "guide_problem", lambda *_, **__: "the reason")
+    engine = make(arguments={"guided_decoding_backend": "xgrammar", "tensor_parallel_size": 2})
+    assert not engine.executor.features & GUIDES
+    assert engine.llm.arguments == {"model": "model", "tokenizer": "tokenizer", "tensor_parallel_size": 2}
+    assert "the reason" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("version", "kv_cache", "apart"),
+    [
+        ("1.0.0", {}, False),
+        ("1.0.0", {"enable_block_reuse": True}, False),
+        ("1.0.0", {"enable_block_reuse": False}, True),
+        ("1.1.0", {"enable_block_reuse": True}, True),
+    ],
+)
+def test_prompts_of_different_keys_are_kept_apart_by_salts_or_because_none_is_reused(
+    make: MakeEngine, version: str, kv_cache: dict[str, bool], apart: bool
+) -> None:
+    executor = make(version, arguments={"kv_cache_config": kv_cache}).executor
+    assert ("cache_salt" in executor.features) == apart
 
 
 @pytest.mark.parametrize("accepted", [False, True])
