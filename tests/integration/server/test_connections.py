@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import select
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -94,23 +93,6 @@ def test_an_idle_connection_is_closed(limited: Server) -> None:
         used.sendall(PING)
         read_until(used, b"Healthy")
         assert read_all(unused) == read_all(used) == b""
-
-
-def test_what_came_while_the_server_was_stopped_came_in_time(tmp_path: Path) -> None:
-    seconds, request = 3, raw_post(BODY)
-    limits = dict.fromkeys(("keep_alive_timeout", "header_read_timeout", "body_read_timeout"), seconds)
-    with serving(scripted_model(tmp_path / "model", **limits)) as server, contextlib.ExitStack() as stack:
-        begun = {stack.enter_context(server.connect()): cut for cut in (0, 20, len(request) - 20)}
-        for connection, cut in begun.items():
-            connection.sendall(request[:cut])
-        server.process.send_signal(signal.SIGSTOP)
-        for connection, cut in begun.items():
-            connection.sendall(request[cut:])
-        time.sleep(seconds + 1)
-        server.process.send_signal(signal.SIGCONT)
-        for connection in begun:
-            assert connection.recv(12) == b"HTTP/1.1 200"
-            connection.close()
 
 
 def test_beyond_the_limit_health_is_answered_and_the_rest_is_refused(limited: Server) -> None:
