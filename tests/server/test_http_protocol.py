@@ -9,7 +9,7 @@ import struct
 import tracemalloc
 import weakref
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -364,7 +364,8 @@ HALF = len(POST) // 2
 async def test_bytes_that_came_in_time_are_read_before_a_deadline_ends_their_connection(
     before: bytes, rest: bytes, limit: str, seconds: float, stopped: float
 ) -> None:
-    server = Peer(**{limit: seconds})
+    limits: dict[str, Any] = {limit: seconds}
+    server = Peer(**limits)
     loop = cast(VirtualLoop, asyncio.get_running_loop())
     ours, theirs = socket.socketpair()
 
