@@ -8,12 +8,10 @@ compatibility; async mode (`djl_trtllm.async_handler`) handles failures better (
 
 import logging
 import socket
-from collections.abc import Callable
 from typing import Any
 
 from djl_trtllm.djl import worker
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.service.lifecycle import ModelService
 
 try:
     from djl_python.outputs import Output  # type: ignore[import-not-found]
@@ -70,18 +68,23 @@ def handle(inputs: Any) -> Any:
 
 
 def register_adapter(inputs: Any) -> Any:
-    return _change(worker.register, inputs)
+    # It reads the header of the weights, perhaps over a network: in DJL's thread, which waits for it in any case, and
+    # not on the loop of the model, whose requests go on.
+    return _output(worker.register(_loaded().service, inputs))
 
 
 def update_adapter(inputs: Any) -> Any:
-    return _change(worker.update, inputs)
+    return _output(_loaded().call(lambda service: worker.update(service, inputs)))
 
 
 def unregister_adapter(inputs: Any) -> Any:
-    return _change(worker.unregister, inputs)
+    return _output(_loaded().call(lambda service: worker.unregister(service, inputs)))
 
 
-def _change(change: Callable[[ModelService, Any], worker.Item], inputs: Any) -> Any:
-    assert _worker is not None, "DJL loads the model before it calls anything else"
-    item = _worker.call(lambda service: change(service, inputs))
+def _output(item: worker.Item) -> Any:
     return Output().add(item.encode(), key="data")
+
+
+def _loaded() -> worker.RollingWorker:
+    assert _worker is not None, "DJL loads the model before it calls anything else"
+    return _worker

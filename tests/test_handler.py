@@ -7,6 +7,7 @@ import importlib
 import inspect
 import runpy
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def test_a_model_that_does_not_load_has_a_status(
     assert handler.handle(loading(tmp_path / "model")) is None
 
 
-def test_adapters_are_changed_on_the_models_own_loop(handler: Any, model: Path, hosts: Hosts) -> None:
+def test_adapters_are_changed(handler: Any, model: Path, hosts: Hosts) -> None:
     hosts.features |= {Feature.ADAPTERS}
     handler.handle(loading(model))
 
@@ -134,6 +135,21 @@ def test_adapters_are_changed_on_the_models_own_loop(handler: Any, model: Path, 
     assert said("unregister_adapter") == {"data": "Adapter dutch unregistered", "last": "true"}
     assert said("register_adapter") == {"data": "Adapter dutch registered", "last": "true"}
     assert "cannot be changed" in said("update_adapter")["error"]
+
+
+def test_requests_go_on_while_an_adapter_is_read(
+    handler: Any, model: Path, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def register(*given: object) -> Item:
+        # What is on the model's loop runs, while this reads.
+        ran = threading.Event()
+        handler._worker.loop.call_soon_threadsafe(ran.set)
+        return Item(b"" if ran.wait(10) else b"the loop stands still", True)
+
+    monkeypatch.setattr("djl_trtllm.djl.worker.register", register)
+    handler.handle(loading(model))
+    output: Output = handler.register_adapter(Input(b"", name="dutch"))
+    assert Reader(output.contents["data"]).pairs()["data"] == ""
 
 
 # -- both modes --------------------------------------------------------------------------------------------------------

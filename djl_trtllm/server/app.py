@@ -30,7 +30,7 @@ from djl_trtllm.config.options.choices import LogFormat, LogLevel
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.logs import printable
 from djl_trtllm.server.application import Application, Startup
-from djl_trtllm.server.connections import Connections
+from djl_trtllm.server.connections import Connections, has_unread, read_what_has_come
 from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.exchange import start_now
 from djl_trtllm.server.http_protocol import HttpProtocol
@@ -233,6 +233,8 @@ class Server(uvicorn.Server):
         self.application.monitor.close()
         if not self.force_exit:
             await self._close_grpc()
+            # Requests that have come are refused; a close before they are read would be a reset.
+            await read_what_has_come()
         await super().shutdown(sockets)
         if self._deadlines is not None:
             self._deadlines.cancel()
@@ -338,7 +340,7 @@ class Handshake(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         # The connection that is idle longest has the earliest deadline. `start_tls` enforces the deadline of the
         # handshake.
-        self.deadline = loop.time() + self._connections.options.keep_alive_timeout
+        self.deadline = self._connections.now() + self._connections.options.keep_alive_timeout
         self._connections.enter(self)
         seconds = self._connections.options.header_read_timeout
         starting = loop.start_tls(self._transport, self, self._context, server_side=True, ssl_handshake_timeout=seconds)
@@ -367,6 +369,9 @@ class Handshake(asyncio.Protocol):
 
     def expire(self) -> None:
         self.drop()
+
+    def has_unread(self) -> bool:
+        return has_unread(self._transport)
 
     def drop(self) -> None:
         self._connections.leave(self)

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import logging
+import select
 import socket
 import struct
 from collections.abc import Iterable
 from functools import cache
 from http import HTTPStatus
+from itertools import takewhile
 from math import inf
 from typing import Protocol
 
@@ -20,6 +22,8 @@ from djl_trtllm.server.context import ServerContext
 logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.5
+_TURNS = 4
+"""Turns of the event loop in which a connection that the kernel has taken is accepted, made, and read."""
 _QUIET_SECONDS = 60.0
 _SPARE = 64
 """Connections beyond the limit, for health checks."""
@@ -71,7 +75,10 @@ class Connection(Protocol):
 
     @property
     def deadline(self) -> float:
-        """The time, on the event loop's clock, at which the connection's present state must have ended."""
+        """The time, on the clock of `Connections.now`, at which the connection's present state must have ended."""
+
+    def has_unread(self) -> bool:
+        """Whether there is something to read: bytes of the client, or that it has left."""
 
     def expire(self) -> None:
         """End the state whose deadline has passed."""
@@ -88,6 +95,22 @@ def has_left(transport: asyncio.Transport) -> bool:
     connection = transport.get_extra_info("socket")
     is_tcp = connection is not None and connection.family != socket.AF_UNIX
     return is_tcp and get_remote_addr(transport) is None
+
+
+def has_unread(transport: asyncio.Transport) -> bool:
+    """Whether there is something to read on a connection, in the kernel."""
+    connection = transport.get_extra_info("socket")
+    if connection is None or connection.fileno() < 0:  # it is closed
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+async def read_what_has_come() -> None:
+    """Let the event loop read what the kernel has for it."""
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
 
 
 def reset(transport: asyncio.Transport) -> None:
@@ -111,6 +134,16 @@ class Connections:
         """Idle connections, oldest first; their deadlines are in the same order."""
         self._spare: dict[Connection, None] = {}
         self._logged: dict[int, float] = {}
+        self._next_check = inf
+        self._stood_still = 0.0
+
+    def now(self) -> float:
+        """The time for deadlines: the event loop's clock, without the time in which the server did not run.
+
+        A stopped or starved server reads nothing, so no client may be late because of it. From the next check on the
+        clock stands still until the check has come.
+        """
+        return min(asyncio.get_running_loop().time() - self._stood_still, self._next_check)
 
     def reserve_descriptors(self) -> None:
         """Raise the process's limit of file descriptors, or lower that of connections to it."""
@@ -131,8 +164,8 @@ class Connections:
         """Take a new connection: within the limit, in the place of an idle one, or for health checks only."""
         self.busy.add(connection)
         if self._regular() > self.most:
-            if self.idle:
-                next(iter(self.idle)).drop()
+            if (idle := self._longest_idle()) is not None:
+                idle.drop()
             else:
                 self._spare[connection] = None
                 if len(self._spare) > _SPARE:
@@ -149,6 +182,15 @@ class Connections:
         """Note that a connection has a request from now on."""
         self.idle.pop(connection, None)
         self.busy.add(connection)
+
+    def _longest_idle(self) -> Connection | None:
+        """The connection that is idle longest. Those with a request that was not read yet are idle no more."""
+        while self.idle:
+            connection = next(iter(self.idle))
+            if not connection.has_unread():
+                return connection
+            self.start(connection)
+        return None
 
     def _regular(self) -> int:
         return len(self.busy) + len(self.idle) - len(self._spare)
@@ -175,16 +217,23 @@ class Connections:
 
     async def watch(self) -> None:
         """Enforce deadlines."""
+        loop = asyncio.get_running_loop()
         while True:
             try:
+                self._next_check = self.now() + _CHECK_SECONDS
                 await asyncio.sleep(_CHECK_SECONDS)
-                self._expire(asyncio.get_running_loop().time())
+                self._stood_still += max(0.0, loop.time() - self._stood_still - self._next_check)
+                if self._late():
+                    # A timer may run before the bytes are read that came in time.
+                    await read_what_has_come()
+                    for connection in self._late():
+                        connection.expire()
             except MemoryError:
                 # Expired connections are still in the sets. Without this loop they would stay there for ever.
                 await asyncio.sleep(0)
 
-    def _expire(self, now: float) -> None:
-        for connection in [each for each in self.busy if each.deadline <= now]:
-            connection.expire()
-        while self.idle and (connection := next(iter(self.idle))).deadline <= now:
-            connection.expire()
+    def _late(self) -> list[Connection]:
+        """The connections whose deadline has passed."""
+        now = self.now()
+        busy = [connection for connection in self.busy if connection.deadline <= now]
+        return [*busy, *takewhile(lambda connection: connection.deadline <= now, self.idle)]

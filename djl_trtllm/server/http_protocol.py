@@ -31,6 +31,7 @@ from djl_trtllm.server.connections import (
     Connections,
     HttpRefusal,
     has_left,
+    has_unread,
     reset,
     status_line,
     whole_response,
@@ -141,6 +142,8 @@ class HttpProtocol(asyncio.Protocol):
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        if self._ahead:
+            self._go_on()
         if self._linger is not None:
             self._linger -= len(data)
             if self._linger < 0:
@@ -224,14 +227,18 @@ class HttpProtocol(asyncio.Protocol):
 
     def _keep(self, data: bytes) -> None:
         """Keep what came of the next request, which is read when this one is answered."""
-        if not self._connections.context.bodies.take(len(self._ahead), len(data)):
-            self.reset()
-            return
-        self._ahead += data
-        self.control_reading()
+        if self._last_reply:
+            return  # it is refused already
+        bodies = self._connections.context.bodies
+        if bodies.take(len(self._ahead), len(data)):
+            self._ahead += data
+            self.control_reading()
+        else:
+            self._url, self._headers = b"", []  # the report is not about the request that is being answered
+            self._refuse(HttpRefusal(503, str(bodies.refusal())))
 
     def _go_on(self) -> None:
-        if not self._answering() and not self.transport.is_closing():
+        if not (self._answering() or self._linger is not None or self.transport.is_closing()):
             self._forget(self._parse(self._ahead))
             self.control_reading()
 
@@ -243,6 +250,7 @@ class HttpProtocol(asyncio.Protocol):
         """Stop reading while many bytes wait, and go on afterwards."""
         cycles = self._cycles
         waits = max(len(self._ahead), len(cycles[-1].body) if cycles else 0) > _MOST_WAITING or len(cycles) > 1
+        waits = waits and self._linger is None
         if waits != self._reading_paused and not self.transport.is_closing():
             self._reading_paused = waits
             (self.transport.pause_reading if waits else self.transport.resume_reading)()
@@ -251,7 +259,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._connections.start(self)
-        self.deadline = self.loop.time() + self._limits.header_read_timeout
+        self.deadline = self._connections.now() + self._limits.header_read_timeout
         self._head_read = self._read = False
         self._beside = self._piece_size
         self._body = self._left = self._fields = 0
@@ -284,7 +292,7 @@ class HttpProtocol(asyncio.Protocol):
         cycle = RequestResponseCycle(self, self._scope(), self._parser.should_keep_alive())
         self._head_read = True
         self._left = next((int(value) for name, value in self._headers if name == b"content-length"), 0)
-        self.deadline = self.loop.time() + self._limits.body_read_timeout
+        self.deadline = self._connections.now() + self._limits.body_read_timeout
         self._cycles += (cycle,)
         if len(self._cycles) == 1:
             self._start(cycle)
@@ -367,11 +375,15 @@ class HttpProtocol(asyncio.Protocol):
         ended, self._cycles = self._cycles[0], self._cycles[1:]
         self._lost = None
         self._server_state.total_requests += 1
-        if ended.announced and not (self._cycles or self._read or self._body):
-            # The body may come or not, so it is not known where the next request begins.
+        # Where a body that was announced may come or not, it is not known where the next request begins.
+        if not ended.keep_alive or (ended.announced and not (self._cycles or self._read or self._body)):
+            if not (self._cycles or self._read or self.transport.is_closing()):
+                # With unread bytes, a close would be a reset, which may overtake the response.
+                self._say_last(b"")
+                return
             self.transport.close()
         if self.transport.is_closing():
-            self.deadline = self.loop.time() + self._limits.stream_write_timeout
+            self.deadline = self._connections.now() + self._limits.stream_write_timeout
             return
         self.control_reading()
         if self._cycles:
@@ -418,13 +430,13 @@ class HttpProtocol(asyncio.Protocol):
         """Set the deadline while a request is answered: the client has to read, the application may take its time."""
         if self._answering():
             seconds = inf if self.unwritable is None else self._limits.stream_write_timeout + _WRITER_FIRST_SECONDS
-            self.deadline = self.loop.time() + seconds
+            self.deadline = self._connections.now() + seconds
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _idle_until(self, seconds: float) -> None:
         self._connections.rest(self)
-        self.deadline = self.loop.time() + seconds
+        self.deadline = self._connections.now() + seconds
 
     def expire(self) -> None:
         """Refuse a request that came too slowly, or drop the connection."""
@@ -438,6 +450,9 @@ class HttpProtocol(asyncio.Protocol):
         else:
             seconds = self._limits.header_read_timeout
             self._refuse(HttpRefusal(408, f"the headers did not come within header_read_timeout={seconds:g} seconds"))
+
+    def has_unread(self) -> bool:
+        return has_unread(self.transport)
 
     def drop(self) -> None:
         """Close the connection without waiting for a client that does not read."""
@@ -479,9 +494,11 @@ class HttpProtocol(asyncio.Protocol):
     def _say_last(self, reply: bytes) -> None:
         """Send the last bytes of a connection, and give the client time to read them."""
         self._linger = _LINGER_BYTES
-        self.deadline = self.loop.time() + _LINGER_SECONDS
         if reply:
             self.transport.write(reply)
+        unsent = self.transport.get_write_buffer_size()
+        self.deadline = self._connections.now() + (self._limits.stream_write_timeout if unsent else _LINGER_SECONDS)
+        self.control_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:
@@ -628,6 +645,4 @@ class RequestResponseCycle:
     def _complete(self) -> None:
         self.response_complete = True
         self.notify()
-        if not self.keep_alive:
-            self.protocol.transport.close()
         self.protocol.response_ended()

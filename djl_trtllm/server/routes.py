@@ -45,7 +45,7 @@ from djl_trtllm.server.management import PATHS as ADAPTER_PATHS
 from djl_trtllm.server.metrics import MetricsPage
 from djl_trtllm.server.monitor import PAGE, Monitor
 from djl_trtllm.service.lifecycle import ServedModel, State
-from djl_trtllm.service.work import WorkerThreads
+from djl_trtllm.service.work import WORKERS, WorkerThreads
 from djl_trtllm.version import __version__
 
 # -- the description of the server -------------------------------------------------------------------------------------
@@ -376,10 +376,11 @@ class Routes:
         return Reply.json({"version": __version__})
 
     async def openapi(self, exchange: Exchange) -> Reply:
-        return self._description.document
+        # Making it takes longer than /ping may wait.
+        return await WORKERS.run(lambda: self._description.document)
 
     async def docs(self, exchange: Exchange) -> Reply:
-        return self._description.page
+        return await WORKERS.run(lambda: self._description.page)
 
     async def metrics(self, exchange: Exchange) -> Reply:
         return self.metrics_page.reply(exchange.properties.get("accept", ""))

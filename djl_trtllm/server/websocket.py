@@ -35,7 +35,7 @@ from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.config import Options
 from djl_trtllm.errors import AuthenticationError, ForbiddenError
 from djl_trtllm.server.access import Role, WrongPort
-from djl_trtllm.server.connections import SLOWEST_BODY, Connections, HttpRefusal, reset
+from djl_trtllm.server.connections import SLOWEST_BODY, Connections, HttpRefusal, has_unread, reset
 from djl_trtllm.server.context import ServerContext
 from djl_trtllm.server.exchange import CONNECTION
 from djl_trtllm.service.clients import Places, label
@@ -124,7 +124,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.conn.current_size is None and not self.conn.reader.buffer:
             self._complete_by = inf
         elif self._complete_by == inf:
-            self._complete_by = self.loop.time() + self._limits.body_read_timeout
+            self._complete_by = self._connections.now() + self._limits.body_read_timeout
         if self._ahead:
             self.transport.pause_reading()
             if self.writable.is_set():
@@ -174,7 +174,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._await_reader()
 
     def _await_reader(self) -> None:
-        self._read_by = self.loop.time() + self._limits.stream_write_timeout
+        self._read_by = self._connections.now() + self._limits.stream_write_timeout
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -193,6 +193,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._fail(_TOO_MUCH, f"the message did not come within body_read_timeout={seconds:g} seconds")
         else:
             self.drop()
+
+    def has_unread(self) -> bool:
+        return has_unread(self.transport)
 
     def drop(self) -> None:
         """Close the socket without waiting for a client that does not read."""

@@ -138,7 +138,7 @@ class Adapters:
             return
         if description_bytes(path) <= _LARGE:
             return check_adapter(path, self._limits)
-        with BoundedCalls(str(path)) as calls:
+        with BoundedCalls(f"reading the files of {path}") as calls:
             calls(check_adapter, path, self._limits)
 
     def _add(self, name: str, path: Path) -> Adapter:

@@ -260,7 +260,7 @@ def prepare_apart(path: str, opened: Callable[..., ModelSource]) -> Model:
 
     It costs 0.75 s of processor time. Raises DjlTrtllmError.
     """
-    with BoundedCalls(path) as calls:
+    with BoundedCalls(f"reading the files of {path}") as calls:
         return prepare(opened(calls=calls), calls=calls)
 
 

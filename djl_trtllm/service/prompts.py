@@ -252,20 +252,24 @@ class ChatRenderer:
     def _rendered(self, conversation: bytes) -> str:
         """Have a conversation rendered. Where that fails, the next one gets a new process."""
         self._require_open()
+        late = f"its process did not start within {_START_SECONDS:g} seconds"
         try:
             if self._process is None:
                 environ = {name: os.environ[name] for name in _KEPT if name in os.environ}
                 seconds = math.ceil(self._timeout) + 1
-                self._process = BoundedCalls("chats", seconds=seconds, memory=_MEMORY, niceness=0, environ=environ)
+                self._process = BoundedCalls(
+                    "rendering a chat", seconds=seconds, memory=_MEMORY, niceness=0, environ=environ
+                )
                 self._process.within(_START_SECONDS, partial(chat_template.prepare, *self._templates))
             self._require_open()  # `close` has not seen a process that began meanwhile
+            late = f"it takes longer than chat_template_timeout={self._timeout:g} seconds"
             return self._process.within(self._timeout, partial(chat_template.render, conversation))()
         except InvalidRequestError:
             raise
         except DjlTrtllmError as error:
             problem = str(error)
         except TimeoutError:
-            problem = f"it takes longer than chat_template_timeout={self._timeout:g} seconds"
+            problem = late
         except (EOFError, ConnectionError):
             problem = "its process has ended, as one does that takes too much memory"
         except OSError as error:

@@ -97,7 +97,7 @@ _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 from djl_trtllm.service.work import serve_calls
-serve_calls(*map(int, sys.argv[2:]))
+serve_calls(sys.argv[2], *map(int, sys.argv[3:]))
 """
 
 
@@ -117,12 +117,13 @@ class BoundedCalls(Calls):
     """Calls in a new process, one after the other; a context manager, which ends the process.
 
     `work`, arguments and results are pickled; what the process logs is logged here. Calls also raise ModelError, where
-    one takes more than `seconds` of processor time, or they more than `memory` bytes; `subject` is what is read.
+    one takes more than `seconds` of processor time, or they more than `memory` bytes; `doing` says in errors what that
+    was: "reading the files of ...".
     """
 
     def __init__(
         self,
-        subject: str,
+        doing: str,
         *,
         seconds: int = _PROCESSOR_SECONDS,
         memory: int = _MEMORY,
@@ -130,13 +131,13 @@ class BoundedCalls(Calls):
         environ: Mapping[str, str] | None = None,
     ) -> None:
         """Raises OSError if no process can be started. Without `environ` it has the environment of this one."""
-        self._subject, self._seconds, self._memory = subject, seconds, memory
+        self._doing, self._seconds, self._memory = doing, seconds, memory
         ours, theirs = socket.socketpair()
         level = logging.getLogger(__package__).getEffectiveLevel()
         with theirs:
             fd = theirs.fileno()
             numbers = map(str, (fd, level, seconds, memory, niceness))
-            command = [sys.executable, "-I", "-c", _PROGRAM, json.dumps(sys.path), *numbers]
+            command = [sys.executable, "-I", "-c", _PROGRAM, json.dumps(sys.path), doing, *numbers]
             try:
                 self._process = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, env=environ)
             except OSError:
@@ -161,9 +162,9 @@ class BoundedCalls(Calls):
         try:
             return self.within(_SECONDS, partial(work, *args, **kwargs))
         except TimeoutError:
-            raise ModelError(f"{self._subject}: its files were not read within {_SECONDS:g} seconds") from None
+            raise ModelError(f"{self._doing} takes more than {_SECONDS:g} seconds") from None
         except (EOFError, OSError):
-            raise ModelError(f"{self._subject}: {self._reason(self._process.wait())}") from None
+            raise ModelError(f"{self._doing} {self._reason(self._process.wait())}") from None
 
     def within(self, seconds: float, work: Callable[[], T]) -> Callable[[], T]:
         """Do the work as `later`. Raises TimeoutError after this time, EOFError or OSError if the process ended."""
@@ -181,8 +182,8 @@ class BoundedCalls(Calls):
 
     def _reason(self, status: int) -> str:
         if status == -signal.SIGXCPU:
-            return f"reading its files takes more than {self._seconds} seconds of processor time"
-        return f"the process that reads its files ended with status {status}; it may take {self._memory:,} bytes"
+            return f"takes more than {self._seconds} seconds of processor time"
+        return f"failed: its process ended with status {status}; it may take {self._memory:,} bytes"
 
 
 class _Forwarded(QueueHandler):
@@ -196,7 +197,7 @@ class _Forwarded(QueueHandler):
         self._connection.send(record)
 
 
-def serve_calls(fd: int, level: int, seconds: int, memory: int, niceness: int) -> None:
+def serve_calls(doing: str, fd: int, level: int, seconds: int, memory: int, niceness: int) -> None:
     """Do the calls that come from `fd`; the main function of the process."""
     leave_end_to_parent()
     write_no_core_file()
@@ -215,7 +216,7 @@ def serve_calls(fd: int, level: int, seconds: int, memory: int, niceness: int) -
         except DjlTrtllmError as error:
             connection.send(error)
         except MemoryError:
-            connection.send(ModelError(f"reading its files takes more than {memory:,} bytes of memory"))
+            connection.send(ModelError(f"{doing} takes more than {memory:,} bytes of memory"))
         except Exception as error:
-            logger.exception("reading a model's files failed")
-            connection.send(ModelError(f"reading its files failed: {error!r}"))
+            logger.exception("%s failed", doing)
+            connection.send(ModelError(f"{doing} failed: {error!r}"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.faults.kinds import KINDS
 from tests.faults.load import Case, Kind, Row
 
-_WIDTHS = (36, 13, -12, -8, -12, -15, -15, -15, -12)
+_WIDTHS = (46, 13, -12, -8, -12, -15, -15, -15, -6, -12)
 """The widths of the columns; those that are negative are aligned to the right."""
 ENGINES = ("scripted", "openvino", "tensorrt_llm")
 HEADER = (
@@ -23,6 +23,7 @@ HEADER = (
     "worst /ping ms",
     "p99.9 /ping ms",
     "of its CPU, ms",
+    "/pings",
     "peak RSS MB",
 )
 
@@ -45,7 +46,7 @@ def shown(row: Row) -> str:
     """A row as a line of the table."""
     failed = f"{row.failed} of {row.requests}" if row.requests else f"{row.failed}"
     pings = [f"{seconds * 1e3:.0f}" for seconds in (row.ping, row.ping_late, row.ping_used)]
-    figures = (f"{row.refused}", f"{row.recovered:.2f}", *pings, f"{row.memory / 1e6:.0f}")
+    figures = (f"{row.refused}", f"{row.recovered:.2f}", *pings, f"{row.pings}", f"{row.memory / 1e6:.0f}")
     return line((row.fault, row.engine, failed, *figures, f" {row.note}"))
 
 

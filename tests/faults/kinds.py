@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.faults.figures import guide_bombs, hostile_models, hostile_requests, large_adapter
 from tests.faults.load import Case, Kind, Load, Row, engine_replaced, repeated, row_of
 from tests.faults.ray import ray_head, ray_replicas
 from tests.support.floods import FLOODS, GRPC, flooded
@@ -452,6 +453,10 @@ KINDS = {
         Kind("disk_full", disk_full, _ANY, short=("scripted", "tensorrt_llm")),
         Kind("s3_gone", s3_gone, ("openvino",), short=("openvino",)),
         Kind("floods", floods, _ANY),
+        Kind("hostile_models", hostile_models, ("scripted",)),
+        Kind("large_adapter", large_adapter, ("tensorrt_llm",), short=("tensorrt_llm",)),
+        Kind("hostile_requests", hostile_requests, ("scripted",)),
+        Kind("guide_bombs", guide_bombs, ("openvino",), short=("openvino",)),
         Kind("ray", ray_replicas, ("scripted",)),
         Kind("ray-head", ray_head, ("scripted",)),
     )

@@ -31,9 +31,9 @@ class Row:
     `refused` were answered with 503 and Retry-After, and sent again.
     `recovered`: seconds, by default the longest time in which no client got anything. `ping`: seconds of the slowest
     answer, `ping_late` the 99.9th percentile of all, and `ping_used` that of the server's processor time meanwhile,
-    which does not depend on what else the machine does. `lost_pings` got none, or 500. `memory`: peak of the server
-    and all below it, in bytes, and before the fault; `memory_allowed` is a bound. `skipped`: this machine cannot run
-    it, the note says why.
+    which does not depend on what else the machine does; of fewer than 1,000 `pings` it is the slowest. `lost_pings` got
+    none, or 500. `memory`: peak of the server and all below it, in bytes, and before the fault; `memory_allowed` is a
+    bound. `skipped`: this machine cannot run it, the note says why.
     """
 
     fault: str
@@ -44,6 +44,7 @@ class Row:
     ping: float = 0.0
     ping_late: float = 0.0
     ping_used: float = 0.0
+    pings: int = 0
     memory: int = 0
     allowed: int = 0
     refused: int = 0
@@ -224,7 +225,7 @@ class Watch(InBackground):
         """The fields of a row."""
         passed, used = self.times.passed, self.times.used
         pings = {"ping": max(passed, default=0.0), "ping_late": late(passed), "ping_used": late(used)}
-        return {**pings, "memory": self.peak}
+        return {**pings, "pings": len(passed), "memory": self.peak}
 
     def _run(self) -> None:
         looks = 0

@@ -6,7 +6,10 @@ import copy
 import json
 import os
 import re
+import time
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +192,18 @@ def check(schema: Any, address: str, method: str, path: str, count: int) -> None
         except Unsatisfiable:
             # Nothing that the operation takes can be wrong.
             assert mode is GenerationMode.NEGATIVE
+
+
+@pytest.mark.slow
+def test_a_request_that_takes_seconds_to_make_finds_its_connection_open(address: str) -> None:
+    host, _, port = address.removeprefix("http://").partition(":")
+    connection = HTTPConnection(host, int(port), timeout=120)
+    with closing(connection):
+        for pause in (6, 0):  # beyond the 5 seconds that uvicorn waits by itself
+            connection.request("GET", "/ping")
+            connection.auto_open = 0  # nor is another one opened
+            assert connection.getresponse().read()
+            time.sleep(pause)
 
 
 @pytest.mark.parametrize(("method", "path"), NAMED)

@@ -184,19 +184,26 @@ class Peer:
         self.wire = Wire(connection)
         self.hold: asyncio.Event | None = None
         self.seen: list[tuple[str, bytes | None]] = []
-        config = Config(
+        self.config = Config(
             application or self._answer,
             interface="asgi3",
             log_config=None,
             ws_max_size=context.options.max_request_size,
             ws_per_message_deflate=False,
         )
-        config.load()
-        self.protocol = HttpProtocol(self.connections, config, self.state)
+        self.config.load()
+        self.protocol = self._made()
         self.protocol.connection_made(self.wire)
         self.watch = asyncio.ensure_future(self.connections.watch())
         self.left = False
         at_end(self.leave)
+
+    def _made(self) -> HttpProtocol:
+        return HttpProtocol(self.connections, self.config, self.state)
+
+    async def accept(self, connection: socket.socket) -> None:
+        """Another connection of the same server, on a real transport."""
+        await asyncio.get_running_loop().connect_accepted_socket(self._made, connection)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body, more = b"", scope["path"] == "/echo"

@@ -21,8 +21,11 @@ class Played:
     def __init__(self, connections: Connections, deadline: float = 1e9) -> None:
         self.connections = connections
         self.deadline = deadline
-        self.dropped = self.expired = False
+        self.dropped = self.expired = self.unread = False
         connections.enter(self)
+
+    def has_unread(self) -> bool:
+        return self.unread
 
     def expire(self) -> None:
         self.expired = True
@@ -60,6 +63,19 @@ def test_a_new_connection_takes_the_place_of_the_one_that_is_idle_longest() -> N
     fourth = Played(shared)
     assert [each.dropped for each in (first, second, third, fourth)] == [False, False, True, False]
     shared.admit(fourth, b"/invocations")
+
+
+def test_a_connection_whose_request_was_not_read_yet_makes_no_room() -> None:
+    shared = connections(3)
+    first, second, third = Played(shared), Played(shared), Played(shared)
+    first.unread = third.unread = True
+    fourth = Played(shared)
+    assert [each.dropped for each in (first, second, third, fourth)] == [False, True, False, False]
+    fourth.unread = True
+    fifth = Played(shared)
+    assert not fifth.dropped and not shared.idle
+    with pytest.raises(HttpRefusal):
+        shared.admit(fifth, b"/invocations")
 
 
 def test_beyond_the_limit_only_health_checks_are_admitted_until_there_is_room() -> None:

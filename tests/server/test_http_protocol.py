@@ -9,6 +9,7 @@ import struct
 import tracemalloc
 import weakref
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -17,7 +18,7 @@ from djl_trtllm.server.exchange import CONNECTION, REST
 from tests.server.application import CHUNKED, GET, POST, Peer
 from tests.support.client import raw_post
 from tests.support.tables import by_table
-from tests.support.virtual_time import until
+from tests.support.virtual_time import VirtualLoop, until
 
 PING = GET + b"\r\n"
 ENDED = b"POST / HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
@@ -202,6 +203,27 @@ async def test_what_follows_the_last_request_of_a_connection_is_ignored() -> Non
     assert (peer.seen, peer.statuses, peer.wire.done) == ([("/", b"")], [200], {"close"})
 
 
+async def test_a_response_before_the_end_of_its_request_can_be_read_by_a_client_that_still_sends() -> None:
+    peer = Peer()
+    peer.sends(POST.replace(b"/echo", b"/else").replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+    await until(lambda: peer.statuses == [200])
+    # A close would be a reset as soon as more of the body comes.
+    assert peer.wire.done == {"eof"}
+    peer.sends(b"a wolf")
+    assert peer.wire.done == {"eof"}
+    await until(lambda: "abort" in peer.wire.done)
+
+
+async def test_a_long_response_before_the_end_of_its_request_may_be_read_slowly() -> None:
+    peer = Peer()
+    peer.wire.unsent = 1
+    peer.sends(POST.replace(b"/echo", b"/else").replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
+    await asyncio.sleep(29)
+    assert peer.wire.done == {"eof"}
+    await asyncio.sleep(2)
+    assert "abort" in peer.wire.done
+
+
 async def test_at_the_servers_end_a_connection_ends_after_its_response() -> None:
     idle, busy = Peer(), Peer()
     busy.hold = asyncio.Event()
@@ -324,6 +346,55 @@ async def test_an_application_waits_for_a_client_that_does_not_read() -> None:
     assert not peer.state.tasks
 
 
+# -- what has come in time is answered, also where the server did not run meanwhile ------------------------------------
+
+HALF = len(POST) // 2
+
+
+@pytest.mark.parametrize(
+    ("before", "rest", "limit"),
+    [
+        (b"", PING, "keep_alive_timeout"),
+        (PING, PING, "keep_alive_timeout"),
+        (POST[:HALF], POST[HALF:] + b"a wolf", "header_read_timeout"),
+        (POST + b"a", b" wolf", "body_read_timeout"),
+    ],
+)
+@pytest.mark.parametrize(("seconds", "stopped"), [(10.0, 100.0), (0.5, 0.0)])
+async def test_bytes_that_came_in_time_are_read_before_a_deadline_ends_their_connection(
+    before: bytes, rest: bytes, limit: str, seconds: float, stopped: float
+) -> None:
+    limits: dict[str, Any] = {limit: seconds}
+    server = Peer(**limits)
+    loop = cast(VirtualLoop, asyncio.get_running_loop())
+    ours, theirs = socket.socketpair()
+
+    def stop() -> None:
+        """In the turn of the loop in which deadlines are looked at next."""
+        theirs.sendall(rest)
+        loop.now += stopped
+
+    with theirs:
+        theirs.setblocking(False)
+        theirs.sendall(before)
+        await server.accept(ours)
+        loop.call_at(0.5, stop)
+        await asyncio.sleep(2)
+        answers = theirs.recv(4096)
+    assert answers.count(b"HTTP/1.1 200") == 1 + (before == PING)
+    await asyncio.sleep(0.1)
+
+
+async def test_a_client_that_is_late_is_so_although_the_server_stood_still_before() -> None:
+    peer = Peer(keep_alive_timeout=5.0)
+    loop = cast(VirtualLoop, asyncio.get_running_loop())
+    loop.call_at(0.5, lambda: setattr(loop, "now", loop.now + 100.0))
+    await asyncio.sleep(104)
+    assert not peer.wire.done
+    await asyncio.sleep(2)
+    assert "close" in peer.wire.done
+
+
 # -- limits, on a transport and a clock of the test's own --------------------------------------------------------------
 
 
@@ -404,10 +475,27 @@ async def test_no_more_is_read_ahead_than_needed_or_than_there_is_memory_for() -
     assert "pause" not in peer.wire.done
     peer.sends(b"x")
     assert "pause" in peer.wire.done
-    peer.sends(b"x" * 140_000)
-    assert "abort" in peer.wire.done
+    peer.sends(b"x" * 140_000, b"x" * 140_000)
+    assert not peer.statuses and "abort" not in peer.wire.done
     peer.hold.set()
+    await until(lambda: "eof" in peer.wire.done)
+    assert peer.statuses == [200, 503] and "max_body_memory=400000" in peer.refusal
+    # The client gets time to read it, and so what it still sends is read.
+    assert "pause" not in peer.wire.done
+
+
+async def test_a_request_that_comes_while_the_next_one_is_about_to_begin_is_refused_after_that_ones_response() -> None:
+    peer = Peer(max_body_memory=400_000)
+    peer.hold = asyncio.Event()
+    peer.sends(GET + b"\r\n", GET + b"\r\n")
     await asyncio.sleep(0)
+    release, peer.hold = peer.hold, asyncio.Event()
+    release.set()
+    await until(lambda: peer.statuses == [200])
+    peer.sends(b"x" * 300_000)
+    peer.hold.set()
+    await until(lambda: "eof" in peer.wire.done)
+    assert peer.statuses == [200, 200, 503] and [path for path, _ in peer.seen] == ["/ping", "/ping"]
 
 
 async def test_reading_goes_on_when_what_was_read_ahead_is_answered() -> None:
@@ -614,7 +702,7 @@ async def test_a_body_that_was_announced_and_not_asked_for_ends_the_connection(p
     peer.sends(head)
     await until(lambda: bool(peer.statuses))
     assert peer.statuses == [200 if path == b"/else" else 100]
-    assert ("close" in peer.wire.done) == (path == b"/else")
+    assert ("eof" in peer.wire.done) == (path == b"/else")
     if path == b"/echo":
         peer.sends(b"a wolf")
         await until(lambda: len(peer.statuses) == 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,7 +21,7 @@ from djl_trtllm.api.dialects.lmi.dialect import Lmi
 from djl_trtllm.api.dialects.rerank import RERANK
 from djl_trtllm.api.dialects.tei import TEI
 from djl_trtllm.api.dialects.triton.dialect import TRITON
-from djl_trtllm.api.openapi import describe
+from djl_trtllm.api.openapi import describe, document
 from djl_trtllm.api.registry import DIALECTS
 from djl_trtllm.config import Options, Task
 from djl_trtllm.errors import DjlTrtllmError, UnknownModelError
@@ -504,6 +505,20 @@ async def test_the_page_shows_every_operation_and_loads_nothing() -> None:
         assert not page.names & {"script", "link", "img", "iframe"}
         assert {"max_new_tokens", "repetition_penalty", "max_completion_tokens"} <= set(page.texts)
         assert (await served.client.get("/docs")).body == answer.body
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/docs"])
+async def test_the_description_is_made_beside_the_event_loop(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def made(*given: Any) -> dict[str, Any]:
+        threads.append(threading.current_thread())
+        return document(*given)
+
+    monkeypatch.setattr(routes, "document", made)
+    async with application() as served:
+        assert (await served.client.get(path)).status == 200
+    assert len(threads) == 1 and threads[0] is not threading.current_thread()
 
 
 def test_a_dialect_needs_no_change_here_to_be_shown() -> None:

@@ -511,7 +511,7 @@ def end() -> None:
 
 def test_a_call_returns_its_result_and_its_log_from_another_process(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "djl_trtllm")
-    with BoundedCalls("the model") as calls:
+    with BoundedCalls("reading a model") as calls:
         first, second = calls(warn, "one"), calls.later(warn, "two")()
     assert first == second != os.getpid()
     said = [record.getMessage() for record in caplog.records]
@@ -519,7 +519,7 @@ def test_a_call_returns_its_result_and_its_log_from_another_process(caplog: pyte
 
 
 def test_an_expected_error_arrives_as_it_was_raised() -> None:
-    with BoundedCalls("the model") as calls:
+    with BoundedCalls("reading a model") as calls:
         for number, error in enumerate(ERRORS):
             with pytest.raises(DjlTrtllmError) as raised:
                 calls(fail, number)
@@ -531,10 +531,11 @@ def test_an_expected_error_arrives_as_it_was_raised() -> None:
     ("work", "said"),
     [(divide, "ZeroDivisionError"), (work_for_ever, "1 seconds"), (take_memory, "300,000,000"), (end, "status -9")],
 )
-def test_what_a_call_may_not_take_is_an_error_of_the_model(work: Callable[[], Any], said: str) -> None:
-    bounded = BoundedCalls("the model", seconds=1, memory=300_000_000)
+def test_what_a_call_may_not_take_is_an_error_that_names_its_work(work: Callable[[], Any], said: str) -> None:
+    bounded = BoundedCalls("counting wolves", seconds=1, memory=300_000_000)
     with bounded as calls, pytest.raises(ModelError, match=said) as raised:
         calls(work)
+    assert str(raised.value).startswith("counting wolves ")
     assert len(str(raised.value).splitlines()) == 1
 
 
@@ -544,7 +545,7 @@ def test_the_process_imports_nothing_from_where_the_server_stands(
     for name in ("djl_trtllm", "json"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(1)")
     monkeypatch.chdir(tmp_path)
-    with BoundedCalls("the model") as calls:
+    with BoundedCalls("reading a model") as calls:
         assert calls(os.getcwd) == str(tmp_path)
 
 

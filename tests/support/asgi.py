@@ -211,6 +211,9 @@ async def lifespan(app: ASGIApp) -> AsyncIterator[None]:
 # -- an ASGI application behind real HTTP, in a thread of this process -------------------------------------------------
 
 
+_KEEP_ALIVE_SECONDS = 3600
+
+
 @contextmanager
 def listening(application: Callable[[], AbstractAsyncContextManager[ASGIApp]]) -> Iterator[str]:
     """The address of the application, which lives in the thread's event loop until the block ends."""
@@ -220,7 +223,16 @@ def listening(application: Callable[[], AbstractAsyncContextManager[ASGIApp]]) -
 
     async def serve() -> None:
         async with application() as app:
-            config = uvicorn.Config(app, port=port, lifespan="off", ws="none", log_config=None, access_log=False)
+            config = uvicorn.Config(
+                app,
+                port=port,
+                lifespan="off",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                # A client that takes some seconds to make its next request may send it just as uvicorn closes.
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            )
             servers.append(uvicorn.Server(config))
             ready.set()
             await servers[0].serve()

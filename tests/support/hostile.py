@@ -7,7 +7,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -344,3 +344,12 @@ def _images() -> Iterator[Hostile]:
     yield Hostile("an image at this machine's name", 400, chat("http://localhost:1/a.png"))
     yield Hostile("200 images", 400, chat(*[data_url(encoded())] * 200))
     yield Hostile("4 MB that are no image", 400, chat(data_url(bytes(3 * _MB))))
+
+
+# -- guides that take a core for seconds -------------------------------------------------------------------------------
+
+GUIDE_BOMBS: dict[str, Callable[[int], str]] = {
+    "counted repetitions": lambda number: f"((ab|[a-z]c){{0,{290 + number}}}){{0,300}}",
+    "many repetitions": lambda number: ".*" * (1600 + number),
+}
+"""Regular expressions by their kind; those of different numbers differ, because a guide that was tried is known."""

@@ -6,13 +6,13 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.support.hostile import GUIDE_BOMBS
 from tests.support.models import PROMPT
 from tests.support.server import Server, serving
 
@@ -33,12 +33,6 @@ def small(number: int) -> dict[str, Any]:
         "properties": {name: {"type": "integer", "minimum": 0, "maximum": 99}},
         "required": [name],
     }
-
-
-BOMB: dict[str, Callable[[int], str]] = {
-    "counted repetitions": lambda number: f"((ab|[a-z]c){{0,{290 + number}}}){{0,300}}",
-    "many repetitions": lambda number: ".*" * (1600 + number),
-}
 
 
 async def ask(http: httpx.AsyncClient, client: str, **guide: Any) -> tuple[float, httpx.Response]:
@@ -76,9 +70,9 @@ def guided(model: Path, tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", BOMB)
+@pytest.mark.parametrize("kind", GUIDE_BOMBS)
 def test_small_schemas_are_answered_while_bombs_are_tried(guided: Server, kind: str) -> None:
-    bomb = BOMB[kind]
+    bomb = GUIDE_BOMBS[kind]
 
     async def run(attempt: int) -> tuple[list[float], list[float], int]:
         async with httpx.AsyncClient(base_url=guided.url, timeout=300, trust_env=False) as http:

@@ -54,6 +54,12 @@ REFUSED = {400, 404, 422, 424}
 MEGABYTES_MORE = 32
 """What a process may hold at the end more than the most that it held in the second third of the requests."""
 
+LOOK_AFTER = 16
+"""Requests between two looks at all processes, which stop the clients for a while."""
+PATIENT = {"SERVING_KEEP_ALIVE_TIMEOUT": "75"}
+"""The default. On a busy machine the clients, a hundred in one process, may take longer between connecting and sending
+than the 5 seconds of the tests' servers, which then close the connection."""
+
 
 PLAIN: list[Way] = [way for way in ways() if way.streams and not way.row.chat]
 
@@ -98,7 +104,8 @@ class Clients:
                     leave_after=request.leave_after,
                     reset=request.reset,
                 )
-            if count // 3 <= self.statuses.total() <= 2 * count // 3:
+            done = self.statuses.total()
+            if count // 3 <= done <= 2 * count // 3 and done % LOOK_AFTER == 0:
                 for pid, held in megabytes(self._server).items():
                     before[pid] = max(held, before.get(pid, 0))
             left = request.leave_after is not None and not answer.complete
@@ -161,7 +168,7 @@ def check(
         folder / "model", **{f"option.{name}": value for name, value in wanted.items()}, job_queue_size=QUEUE
     )
     write_adapter(model / "adapters" / ADAPTER)
-    environ |= fake_tensorrt_llm(folder / "machine", version=version, script={"steps_per_second": pace})
+    environ |= PATIENT | fake_tensorrt_llm(folder / "machine", version=version, script={"steps_per_second": pace})
     with serving(model, **environ) as server:
         workers = worker_processes(server.process.pid)
         clients = Clients(server, tokenizer)
@@ -226,7 +233,7 @@ def check_pooled(folder: Path, labels: int, forms: list[str], count: int) -> Non
     model = scripted_encoder(folder / "model", labels=labels)
     source = random.Random(SEED)
     statuses: collections.Counter[int] = collections.Counter()
-    with serving(model) as server:
+    with serving(model, **PATIENT) as server:
 
         async def send(form: str) -> None:
             places = asyncio.Semaphore(AT_ONCE)
