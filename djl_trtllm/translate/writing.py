@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from djl_trtllm.config.options.option import as_text
-from djl_trtllm.translate.names import TITLES
+from djl_trtllm.translate.names import MODULES, TITLES
 from djl_trtllm.translate.translation import Line, Translation, engine_of_lmi
 
 _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
@@ -126,7 +126,7 @@ def _scalar(value: Any) -> str:
 def _command(translation: Translation) -> Iterator[str]:
     yield from (f"# {summary(line)}" for line in translation.kept)
     target = translation.target
-    program = f"python -m {'sglang.launch_server' if target == 'sglang' else target}"
+    program = f"python -m {MODULES[target]}"
     named = any(line.row == "model_id" for line in translation.kept)
     lines = [_joined(_words(line, "--no-" if target == "dynamo.vllm" else "")) for line in translation.kept]
     yield " \\\n  ".join([program if named else f"{program} --model MODEL", *filter(None, lines)])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -317,9 +318,37 @@ def test_the_fields_of_an_object_keep_their_lists_and_their_objects() -> None:
     assert str(found.origin) == "x.yaml:2"
 
 
-def test_an_object_is_a_value_or_has_fields() -> None:
+@pytest.mark.parametrize(
+    ("text", "source", "target", "name", "value"),
+    [
+        ("lora_config:\n  lora_dir: [/a]\n", "trtllm-serve", "trtllm-serve", "lora_config.lora_dir", ["/a"]),
+        ("served-model-name: [a]\n", "vllm", "vllm", "served_model_name", ["a"]),
+        ("served-model-name: [a]\n", "vllm", "sglang", "served_model_name", "a"),
+        ("lora-modules: []\n", "vllm", "vllm", "lora_modules", []),
+        ("cuda_graph_config:\n  batch_sizes: [4]\n", "trtllm-serve", "lmi", "option.cuda_graph_batch_sizes", [4]),
+        ("gc_threshold: [7, '8']\n", "sglang", "dynamo", "gc_threshold", [7, "8"]),
+        ("middleware: m\n", "vllm", "vllm", "middleware", ["m"]),
+        ("served-model-name: a\n", "vllm", "vllm", "served_model_name", "a"),
+    ],
+)
+def test_what_takes_lists_has_a_list_however_many_its_members_are(
+    text: str, source: str, target: str, name: str, value: Any
+) -> None:
+    (found,) = translate(read_text(text, "x.yaml", source), target).lines
+    assert (found.name, found.value, found.reason) == (name, value, "")
+
+
+def test_the_members_of_a_list_stay_apart() -> None:
+    members = [{"name": "a", "of": [[1, 2], [3]]}, {"name": "b"}]
+    text = yaml.safe_dump({"kv_transfer_config": {"connectors": members}})
+    (found,) = translate(read_text(text, "x.yaml", "vllm"), "lmi").lines
+    assert found.value == {"connectors": members}
+
+
+@pytest.mark.parametrize("first", ["speculative_config: ngram", "speculative_config: {method: mtp}"])
+def test_an_object_is_a_value_or_has_fields(first: str) -> None:
     with pytest.raises(DjlTrtllmError, match=r"^x\.yaml:2: speculative_config\.method: .*keep one"):
-        read_text("speculative_config: ngram\nspeculative_config.method: ngram\n", "x.yaml", "vllm")
+        read_text(f"{first}\nspeculative_config.method: ngram\n", "x.yaml", "vllm")
 
 
 def _values(declared: DeclaredOption) -> st.SearchStrategy[Any]:

@@ -30,7 +30,6 @@ class ForeignSetting:
     name: str
     value: str
     line: int
-    is_collection: bool = False
 
     @property
     def assignment(self) -> str:
