@@ -41,8 +41,6 @@ escape; a comment; a line that goes on; the end of a command."""
 _LEVEL = re.compile(r"-O(?:=?(\w+))?")
 """vLLM takes `-O3` for `--optimization-level=3`."""
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-_UNKNOWN = re.compile(r"(.+?) \((.+):(\d+)\) (.+)", re.DOTALL)
-"""`NAME (FILE:LINE) is not a setting of ...`, as `config/compat` says it."""
 _NUMBER = re.compile(r"-\.?\d.*")
 _SILENT = (";", "python", "python3", "-m", "-u", "exec", "-e", "--env", "export")
 _IMAGE = re.compile(r"(^|/)vllm/vllm|vllm-openai")
@@ -131,10 +129,9 @@ def _of_sources(engine: str, sources: Sequence[Source]) -> Input:
         ordered = sorted(source.settings, key=lambda setting: engine == "truss" and setting.name != "model_name")
         settings += map(_of_setting, ordered)
         settings += [
-            Given(each.assignment, "lmi", None, each.origin, None, each.reason, True) for each in source.ignored
+            Given(each.assignment, "lmi", origin=each.origin, problem=each.reason, of_this_server=not each.unknown)
+            for each in source.ignored
         ]
-        unknown = filter(None, map(_UNKNOWN.fullmatch, source.unknown))
-        settings += [Given(m[1], "lmi", None, Origin.file(m[2], int(m[3])), problem=f"it {m[4]}") for m in unknown]
         reasons = {each.reason for each in source.ignored}
         notes += [text for text in (*source.warnings, *source.notes) if not any(reason in text for reason in reasons)]
     return Input(engine, tuple(settings), tuple(notes))

@@ -16,10 +16,6 @@ from djl_trtllm.translate.rows import Name, cell, name_in, name_in_lmi_of_vllm, 
 
 _ECHOES = ("max_input_len", "max_output_len")
 """Options that `config/` sets by Truss's max_seq_len, because this server bounds prompts and outputs too."""
-_CHOOSES = ("backend", "rolling_batch", "entry_point")
-"""Options that choose the engine that LMI runs."""
-_FIND_METHOD = ("lmi", "vllm", "dynamo.vllm")
-"""Engines that find the method of speculation by the draft model."""
 
 
 class Exactness(str, enum.Enum):
@@ -106,7 +102,8 @@ def _worker(given: Input) -> str:
     for worker, engine in WORKERS.items():
         if given.engine in (worker, engine):
             return worker
-    chosen = " ".join(str(each.value) for each in given.settings if each.name and row_of(each.name, "lmi") in _CHOOSES)
+    known = [each for each in given.settings if each.name]
+    chosen = " ".join(str(each.value) for each in known if rule(row_of(str(each.name), "lmi"), "chooses"))
     return "dynamo.vllm" if "vllm" in chosen or "lmi-dist" in chosen else "dynamo.trtllm"
 
 
@@ -194,7 +191,7 @@ def _wholes(lines: list[Line], target: str) -> list[Line]:
 
     def why(line: Line) -> str:
         whole = rule(line.row, "part_of")
-        if whole is None or whole in kept or (whole not in lost and target in _FIND_METHOD):
+        if whole is None or whole in kept or (whole not in lost and target in rule(whole, "found_by")):
             return ""
         return f"{whole} is lost" if whole in lost else f"the target needs {whole}, which is not set"
 
