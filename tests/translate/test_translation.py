@@ -53,6 +53,8 @@ def line(command: str, target: str, place: int = -1) -> Line:
         ("python -m dynamo.trtllm --model M --trtllm.max_num_tokens 4", "vllm", "max_num_batched_tokens", 4),
         ("python -m dynamo.vllm --model M --max-num-seqs 4", "sglang", "max_running_requests", 4),
         ("trtllm-serve M --tp_size 2", "dynamo", "tensor_parallel_size", 2),
+        ("trtllm-serve M --served_model_name a", "dynamo", "served_model_name", "a"),
+        ("python -m dynamo.vllm --model M -tp 2", "vllm", "tensor_parallel_size", 2),
         ("python -m dynamo.vllm --model M --namespace N", "dynamo", "namespace", "N"),
         ("trtllm-serve M --max_input_len 2", "truss", "trt_llm.runtime.patch_kwargs.max_input_len", 2),
         ("vllm serve M --served-model-name a b", "sglang", "served_model_name", "a"),
@@ -283,6 +285,7 @@ def test_a_name_that_triton_has_not_is_lost_with_its_place() -> None:
     text += 'parameters { key: "nonsense" value: { string_value: "1" } }\n'
     found = translate(read_text(text, "config.pbtxt"), "vllm").lost[-1]
     assert (found.written, str(found.origin)) == ("nonsense", "config.pbtxt:3")
+    assert "not a setting of Triton" in found.reason
 
 
 def test_each_variable_before_the_program_is_reported_wherever_its_command_stands() -> None:
@@ -407,6 +410,12 @@ def test_every_row_names_what_the_engines_have() -> None:
             found = name_in(row, engine)
             if not isinstance(found, str):
                 assert names_of(engine).has(found.name) or found.name == "gpt_model_path", (row, engine)
+
+
+def test_a_worker_of_dynamo_has_no_flags_of_the_server_that_it_does_not_run() -> None:
+    names = names_of("dynamo.trtllm")
+    assert names.has("trtllm.kv_cache_config.dtype") and names.has("namespace")
+    assert [name for name in names.names if "--" in name] == []
 
 
 def test_what_replaced_a_name_is_said_of_names_that_the_engine_has_not() -> None:
