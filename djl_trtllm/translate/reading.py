@@ -24,7 +24,7 @@ from djl_trtllm.config.options import suggest
 from djl_trtllm.config.sources import Origin, Setting, Source, masked, parse_properties, read_environment, shortened
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
 from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
-from djl_trtllm.translate.names import STARTS, TITLES, EngineNames, base, names_of
+from djl_trtllm.translate.names import STARTS, TITLES, EngineNames, bare, base, names_of
 from djl_trtllm.translate.rows import PATCH, dropped, parsed, row_of
 
 _LONGEST = 100
@@ -42,6 +42,8 @@ _LEVEL = re.compile(r"-O(?:=?(\w+))?")
 """vLLM takes `-O3` for `--optimization-level=3`."""
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _NUMBER = re.compile(r"-\.?\d.*")
+_FILES = ("config", "extra_llm_api_options", "extra_engine_args")
+"""Flags that name a YAML file of the engine's arguments."""
 _SILENT = (";", "python", "python3", "-m", "-u", "exec", "-e", "--env", "export")
 _IMAGE = re.compile(r"(^|/)vllm/vllm|vllm-openai")
 
@@ -166,14 +168,18 @@ def _read_truss(text: str, path: str) -> Input:
 
 def _read_yaml(text: str, path: str, engine: str | None) -> Input:
     """A file of `--config`. An object of vLLM is one setting; of other engines each field is one."""
-    try:
-        root = truss.compose(text)
-    except FormatError as error:
-        raise DjlTrtllmError(f"{path}:{error.line}: {error}") from None
+    root = _compose(text, path)
     leaves = list(_leaves(root))
     engine = engine or _engine_of([name for name, _ in leaves], path)
     given = _of_objects(root, path) if engine == "vllm" else _of_leaves(leaves, path, engine)
     return Input(engine, tuple(given))
+
+
+def _compose(text: str, path: str) -> yaml.MappingNode:
+    try:
+        return truss.compose(text)
+    except FormatError as error:
+        raise DjlTrtllmError(f"{path}:{error.line}: {error}") from None
 
 
 def _leaves(node: yaml.Node, name: str = "") -> Iterator[tuple[str, yaml.Node]]:
@@ -350,7 +356,10 @@ def _flags(words: Sequence[str], engine: str) -> Iterator[Given]:
             place += 1
         value: Any = parsed(values[0]) if len(values) == 1 else values or not negated
         file = Path(str(value))
-        if flag not in ("--config", "--extra_llm_api_options"):
+        if bare(flag) == "override_engine_args" and isinstance(value, dict):
+            for path, node in _leaves(_compose(values[0], flag)):
+                yield _named(f"--trtllm.{path}", _value(node), _LINE, engine)
+        elif bare(flag) not in _FILES:
             yield replace(_named(spelling, value, _LINE, engine), text=_shown(flag, value or None))
         elif file.suffix in _YAML and file.is_file():
             yield from _read_path(file, base(engine)).settings

@@ -199,7 +199,10 @@ def _wholes(lines: list[Line], target: str) -> list[Line]:
 
 
 def _once(lines: list[Line]) -> Iterator[Line]:
-    """One line for each name: the exact one, or else the last one, because the last of repeated flags wins."""
+    """One line for each name: the exact one, or else the last one, because the last of repeated flags wins.
+
+    A field of an object that another line sets as a whole is lost.
+    """
     best: dict[str | None, Line] = {}
     for line in lines:
         earlier = best.get(line.name)
@@ -207,8 +210,10 @@ def _once(lines: list[Line]) -> Iterator[Line]:
         if earlier is None or again or earlier.exactness is line.exactness or line.exactness is Exactness.SAME:
             best[line.name] = line
     for line in lines:
-        winner = best[line.name]
+        path = [] if line.name is None else line.name.split(".")
+        objects = (".".join(path[:end]) for end in range(1, len(path)))
+        winner = next((best[name] for name in objects if name in best), best[line.name])
         if line.name is None or line is winner:
             yield line
         elif (winner.written, winner.value) != (line.written, line.value):
-            yield Line(line.given, f"{winner.written} sets {line.name}")
+            yield Line(line.given, f"{winner.written} sets {winner.name}")

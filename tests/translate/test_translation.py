@@ -265,6 +265,20 @@ def test_a_file_that_a_command_line_names_is_read_with_it(tmp_path: Path) -> Non
     assert "translate it too" in translate(read_command(script.read_text()), "lmi").lines[-1].reason
 
 
+def test_a_file_of_tensorrt_llm_that_a_worker_of_dynamo_takes_is_read_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "extra.yaml"
+    path.write_text("kv_cache_config:\n  dtype: fp8\n")
+    found = line(f"python -m dynamo.trtllm --model M --extra-engine-args {path}", "vllm", 0)
+    assert (found.name, found.value, str(found.origin)) == ("kv_cache_dtype", "fp8", f"{path}:2")
+
+
+def test_a_field_of_an_object_that_is_set_as_a_whole_has_no_line_of_its_own() -> None:
+    found = translate(read_command("vllm serve M --cudagraph-capture-sizes 1 2 --enforce-eager"), "trtllm-serve")
+    assert [(each.name, each.value) for each in found.kept[1:]] == [("cuda_graph_config", None)]
+    assert found.lost[0].reason == "--enforce-eager sets cuda_graph_config"
+    assert yaml.safe_load(rendered(found)) == {"cuda_graph_config": None}
+
+
 @pytest.mark.parametrize("command", ["vllm serve M {} --max-num-seqs 8", "vllm serve M --max-num-seqs 8 {}"])
 def test_a_flag_wins_over_the_file_that_the_command_line_names(command: str, tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
