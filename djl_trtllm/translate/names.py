@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,14 @@ STARTS = {tuple(words.split()): engine for engine, row in _ENGINES.items() for w
 """The words that start an engine."""
 ENGINES = tuple(engine for engine in _ENGINES if engine != "dynamo")
 """The engines that have names of their own."""
+_BOUND = re.compile(r"\b([gl][et])=(\d+)")
+"""A bound of a number, as Pydantic writes it in a type."""
+_BOUNDS = {
+    "ge": ("of at least", operator.ge),
+    "gt": ("above", operator.gt),
+    "le": ("of at most", operator.le),
+    "lt": ("below", operator.lt),
+}
 
 
 def base(engine: str) -> str:
@@ -80,6 +89,13 @@ class EngineNames:
         """Whether a name has a list and nothing else as its value; `str | list[str]` takes a text too."""
         kind = self.names.get(name, "")
         return "list[" in kind.lower() and {*(kinds_of(kind, {}) or ["text"])} <= {"a list", "null"}
+
+    def refusal(self, name: str, value: Any) -> str:
+        """Why the engine refuses a number, by the bounds of its type (`Field(ge=1, le=2048)`); "" where it does not."""
+        bounds = _BOUND.findall(self.names.get(name, ""))
+        if not isinstance(value, (int, float)) or all(_BOUNDS[kind][1](value, int(most)) for kind, most in bounds):
+            return ""
+        return f"{self.title} takes a number {' and '.join(f'{_BOUNDS[kind][0]} {most}' for kind, most in bounds)}"
 
     def similar(self, spelling: str) -> str | None:
         known = (*self.names, *self.aliases)

@@ -129,6 +129,8 @@ def _lines(given: Given, source: str, target: str) -> Iterator[Line]:
         if isinstance(there, str):
             raise ValueError(there)
         written = _written(own, there, row, given.value, source, target)
+        if refusal := names_of(target).refusal(there.name, written):
+            raise ValueError(refusal)
     except ValueError as error:
         # What Triton does was compiled into its engine.
         idle = target != "triton" and as_text(given.value).lower() == rule(row, "idle")

@@ -121,6 +121,9 @@ def test_a_setting_becomes_that_of_the_target(command: str, target: str, name: s
         ("OPTION_ADAPTERS=adapters", "vllm", "lost", "lora-modules"),
         ("vllm serve /models/m", "truss", "near", "upload"),
         ("vllm serve acme/m", "truss", "same", ""),
+        ("trtllm-serve M --max_batch_size 4096", "truss", "lost", "at most 2048"),
+        ("trtllm-serve M --max_batch_size 2048", "truss", "same", ""),
+        ("trtllm-serve M --max_num_tokens 64", "truss", "lost", "above 64"),
         ('vllm serve M --speculative-config \'{"num_speculative_tokens": 3, "method": "x"}\'', "sglang", "lost", ""),
     ],
 )
