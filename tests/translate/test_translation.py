@@ -348,6 +348,7 @@ def test_the_fields_of_an_object_keep_their_lists_and_their_objects() -> None:
         ("cuda_graph_config:\n  batch_sizes: [4]\n", "trtllm-serve", "lmi", "option.cuda_graph_batch_sizes", [4]),
         ("gc_threshold: [7, '8']\n", "sglang", "dynamo", "gc_threshold", [7, "8"]),
         ("middleware: m\n", "vllm", "vllm", "middleware", ["m"]),
+        ("lora-modules: a=/x\n", "vllm", "vllm", "lora_modules", ["a=/x"]),
         ("served-model-name: a\n", "vllm", "vllm", "served_model_name", "a"),
     ],
 )
