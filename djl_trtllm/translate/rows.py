@@ -172,8 +172,10 @@ def _patched(row: str) -> Name | None:
 def _instead(row: str, engine: str) -> Name | str | None:
     """The name of another row that is near."""
     instead = cell(row, engine).get("instead")
-    other = None if instead is None else name_in(instead["row"], engine)
-    if other is None or isinstance(other, str):
+    if instead is None:
+        return None
+    other = name_in(instead["row"], engine)
+    if isinstance(other, str):
         return other
     values = other.values
     if "values" in instead:
