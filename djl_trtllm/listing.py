@@ -85,3 +85,8 @@ def number(value: float) -> str:
     if not math.isfinite(value):
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def dollars(value: float | None) -> str:
+    """A price; nothing where there is none."""
+    return "" if value is None else f"{value:.2f}"

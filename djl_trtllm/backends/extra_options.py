@@ -136,13 +136,13 @@ class _Reader:
         self.written = setting
         name, text = setting.name_in_engine, setting.value.strip()
         known = self.signatures[self.library.root][name]
-        kinds = _kinds(known, self.signatures)
+        kinds = kinds_of(known, self.signatures)
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
         except (yaml.YAMLError, RecursionError):
             node = None
         is_scalar = not isinstance(node, (yaml.MappingNode, yaml.SequenceNode))
-        if node is None or (is_scalar and kinds is not None and not _is_one_of(_scalar(node), kinds)):
+        if node is None or (is_scalar and kinds is not None and not _is_one_of(scalar_of(node), kinds)):
             node = yaml.ScalarNode("tag:yaml.org,2002:str", text)
         self._argument(name, node, node, Target(self.library.owner, name), known)
 
@@ -228,7 +228,7 @@ class _Reader:
             raise ConfigError(
                 f"{self._setting()}: more than {_MOST_VALUES} values, or nested more than {_DEEPEST} deep"
             )
-        kinds = _kinds(annotation, self.signatures)
+        kinds = kinds_of(annotation, self.signatures)
         classes = [self.signatures[name] for name in re.findall(r"\w+", annotation) if name in self.signatures]
         if isinstance(node, yaml.MappingNode):
             value: Any = {}
@@ -244,7 +244,7 @@ class _Reader:
         elif isinstance(node, yaml.SequenceNode):
             value = [self._value(f"{path}[{at}]", item, "Any", depth + 1) for at, item in enumerate(node.value)]
         else:
-            value = _scalar(node)
+            value = scalar_of(node)
         if kinds is not None and not _is_one_of(value, kinds):
             self._problem(path, node, f"expected {' or '.join(kinds)}, not {_described(value)}")
         return value
@@ -296,7 +296,7 @@ class _Reader:
         return line if self.file is None else f"{self.file} {line}"
 
 
-def _scalar(node: yaml.Node) -> str | float | bool | None:
+def scalar_of(node: yaml.Node) -> str | float | bool | None:
     """A value as JSON has it; dates, huge numbers and what Python's tags would make are their text."""
     try:
         value = yaml.SafeLoader("").construct_object(node)
@@ -326,7 +326,7 @@ _SCALARS = {
 }
 
 
-def _kinds(annotation: str, signatures: Signatures) -> list[str] | None:
+def kinds_of(annotation: str, signatures: Signatures) -> list[str] | None:
     """`Optional[int]`: a whole number or null. None where a part is not known, so that anything may be written."""
     try:
         found = list(_parts(ast.parse(annotation, mode="eval").body, signatures))

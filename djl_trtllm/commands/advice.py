@@ -11,9 +11,10 @@ from djl_trtllm.commands.size_report import SizeReport, SizeRequest
 from djl_trtllm.commands.speed_report import HINT, speed_json
 from djl_trtllm.config.options.choices import Quantization
 from djl_trtllm.config.sources import Origin
-from djl_trtllm.listing import columns, number, seconds
+from djl_trtllm.listing import columns, dollars, number, seconds
+from djl_trtllm.sizing.estimate import Conditions
 from djl_trtllm.sizing.machines import PRICES, Machine, usd_per_million
-from djl_trtllm.sizing.recommendation import Candidate, can_load, candidates
+from djl_trtllm.sizing.recommendation import Candidate, can_load, candidates, first_of_each
 from djl_trtllm.sizing.speed import Load, Speed
 
 _SHOWN = 10
@@ -31,13 +32,13 @@ class Goals:
 
     def missed_by(self, one: Setting) -> Iterator[str]:
         """Why a setting does not hold the load, a reason for each goal; none if it does."""
-        memory, price, speed = one.machine.host_memory, one.machine.hourly_price, one.speed
-        if memory is not None and not can_load(one.candidate, one.request.sizes):
-            yield f"the host's memory of {memory / 2**30:.0f} GiB does not hold the checkpoint"
+        price, speed = one.price, one.speed
+        if not can_load(one, one.request.sizes):
+            yield f"the host's memory of {(one.machine.host_memory or 0) / 2**30:.0f} GiB does not hold the checkpoint"
         elif one.machine.gpu_model is None:
             yield "the GPU is unknown, and so are its bandwidth and speed; name one with --gpu"
         elif speed is None:
-            yield one.candidate.found.refusal or "no sequence of this length fits into the KV cache"
+            yield one.found.refusal or "no sequence of this length fits into the KV cache"
         else:
             if self.ttft is not None and speed.ttft > self.ttft:
                 waiting = speed.load.clients - speed.running
@@ -50,14 +51,13 @@ class Goals:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """One way to run the model on a machine: as many copies as it has GPUs for, which share the clients evenly.
+class Setting(Candidate):
+    """A candidate with as many copies of the model as it has GPUs for, which share the clients evenly.
 
     `speed` is that of one copy; None if the model does not fit or the GPU's speed is unknown.
     """
 
     request: SizeRequest
-    candidate: Candidate
     copies: int
     speed: Speed | None
 
@@ -72,43 +72,41 @@ class Setting:
             return None
         share = replace(load, clients=-(-load.clients // copies))
         known = candidate.sequences and machine.gpu_model is not None
-        return cls(request, candidate, copies, request.speed_on(machine, found, share) if known else None)
+        speed = request.speed_on(machine, found, share) if known else None
+        return cls(**vars(candidate), request=request, copies=copies, speed=speed)
 
     @property
-    def machine(self) -> Machine:
-        return self.candidate.machine
+    def conditions(self) -> Conditions:
+        return self.found.estimate.conditions
 
     @property
     def tokens_per_second(self) -> float:
         return 0.0 if self.speed is None else self.copies * self.speed.tokens_per_second
 
     @property
-    def gpus(self) -> tuple[str, int | None]:
-        """Machines with the same GPUs differ in what they cost and in the host's memory only."""
-        return self.machine.gpu, self.machine.gpus
+    def usd_per_million(self) -> float | None:
+        return usd_per_million(self.price, self.tokens_per_second)
 
     @property
     def weights(self) -> str:
-        return self.candidate.found.estimate.conditions.quantization or "as stored"
+        return self.conditions.quantization or "as stored"
 
     @property
     def order(self) -> tuple[object, ...]:
         """The cheapest machine first, then settings that leave the weights as they are, then the fastest."""
-        conditions = self.candidate.found.estimate.conditions
         # GPUs without a number cost each.
-        gpus = conditions.ranks if self.machine.gpus is None else 0
-        price = self.machine.hourly_price or math.inf
-        return price, gpus, conditions.quantization is not None, -self.tokens_per_second
+        gpus = self.conditions.ranks if self.machine.gpus is None else 0
+        return self.price or math.inf, gpus, self.conditions.quantization is not None, -self.tokens_per_second
 
     @property
     def options(self) -> dict[str, str]:
         """The options to paste."""
-        found = SizeReport(self.request, self.machine, self.candidate.found).settings
+        found = SizeReport(self.request, self.machine, self.found).settings
         return {f"option.{name}": value for name, value in found.items()}
 
     def __str__(self) -> str:
         copies = f"{self.copies} copies, " if self.copies > 1 else ""
-        return f"{self.machine.name}, {copies}tp {self.candidate.tensor_parallel}, {self.weights}"
+        return f"{self.machine.name}, {copies}tp {self.tensor_parallel}, {self.weights}"
 
 
 class Advice:
@@ -136,9 +134,9 @@ class Advice:
             return one.speed is None, len(missed[id(one)]), ttft, one.order
 
         settings.sort(key=lambda one: one.order)
-        self.holding = _first_of_each([one for one in settings if not missed[id(one)]])
-        held, tried = {one.gpus for one in self.holding}, {one.machine.name for one in settings}
-        nearest = _first_of_each([one for one in sorted(settings, key=distance) if one.gpus not in held])
+        self.holding = first_of_each([one for one in settings if not missed[id(one)]])
+        held, tried = {one.machine.kind for one in self.holding}, {one.machine.name for one in settings}
+        nearest = first_of_each([one for one in sorted(settings, key=distance) if one.machine.kind not in held])
         self.failing = [
             (one.machine.name, str(one), "; ".join(missed[id(one)]))
             for one in sorted(nearest, key=lambda one: one.order)
@@ -160,28 +158,12 @@ class Advice:
         ]
         lines = [f"{self.request.sizes.source}: {', '.join(filter(None, wanted))}", ""]
         if holding:
-            head = (
-                "machine",
-                "GPUs",
-                "copies",
-                "tp",
-                "weights",
-                "tok/s",
-                "a stream",
-                "TTFT",
-                "at once",
-                "USD/h",
-                "USD/M",
-            )
-            rows = [head, *(_row(one) for one in holding[:_SHOWN])]
-            lines += columns(rows, right=(2, 3, 5, 6, 7, 8, 9, 10))
+            rows = [_row(one) for one in holding[:_SHOWN]]
+            right = [place for place, name in enumerate(rows[0]) if name not in ("machine", "GPUs", "weights")]
+            lines += columns([[*rows[0]], *([*row.values()] for row in rows)], right=right)
             lines += [f"and {len(holding) - _SHOWN} more"] if len(holding) > _SHOWN else []
             best = holding[0]
-            run = (
-                f", {best.copies} copies: djl-trtllm cluster up MODEL --replicas {best.copies}"
-                if best.copies > 1
-                else ""
-            )
+            run = f", {best.copies} copies: djl-trtllm cluster up MODEL --replicas {best.copies}" * (best.copies > 1)
             pasted = [f"{key}={value}" for key, value in best.options.items()]
             lines += ["", f"# For serving.properties on {best.machine.name}{run}", *pasted, ""]
         else:
@@ -206,14 +188,6 @@ class Advice:
         }
 
 
-def _first_of_each(settings: Sequence[Setting]) -> list[Setting]:
-    """The first setting on each kind of GPUs."""
-    found: dict[object, Setting] = {}
-    for one in settings:
-        found.setdefault(one.gpus, one)
-    return list(found.values())
-
-
 def _in_fp8(request: SizeRequest) -> SizeRequest | None:
     """The request with weights in fp8; None if they are quantised already, or the engine does not quantise them."""
     options = request.config.options
@@ -223,36 +197,37 @@ def _in_fp8(request: SizeRequest) -> SizeRequest | None:
     return replace(request, config=config, settings={**request.settings, "quantize": "fp8"})
 
 
-def _row(one: Setting) -> tuple[str, ...]:
-    speed, machine, price = one.speed, one.machine, one.machine.hourly_price
+def _row(one: Setting) -> dict[str, str]:
+    """The cells of a setting by the names of their columns."""
+    speed, machine = one.speed, one.machine
     assert speed is not None  # of what holds a load
-    conditions = one.candidate.found.estimate.conditions
-    return (
-        machine.name if machine.name != machine.gpu else "GPU",
-        f"{machine.gpus or conditions.ranks} x {machine.gpu}",
-        str(one.copies),
-        str(conditions.tensor_parallel),
-        one.weights,
-        number(one.tokens_per_second),
-        number(speed.per_stream),
-        seconds(speed.ttft),
-        seconds(speed.ttft_of_burst),
-        "" if price is None else f"{price:.2f}",
-        "" if price is None else f"{usd_per_million(price, one.tokens_per_second):.2f}",
-    )
+    name, gpus = machine.cells(one.conditions.ranks)
+    return {
+        "machine": name,
+        "GPUs": gpus,
+        "copies": str(one.copies),
+        "tp": str(one.tensor_parallel),
+        "weights": one.weights,
+        "tok/s": number(one.tokens_per_second),
+        "a stream": number(speed.per_stream),
+        "TTFT": seconds(speed.ttft),
+        "at once": seconds(speed.ttft_of_burst),
+        "USD/h": dollars(one.price),
+        "USD/M": dollars(one.usd_per_million),
+    }
 
 
 def _as_json(one: Setting) -> dict[str, Any]:
     assert one.speed is not None  # of what holds a load
-    machine, price = one.machine, one.machine.hourly_price
+    machine = one.machine
     return {
         "machine": machine.name,
         "gpu": machine.gpu,
         "gpus": machine.gpus,
-        "usd_per_hour": price,
+        "usd_per_hour": one.price,
         "copies": one.copies,
         "tokens_per_second": one.tokens_per_second,
-        "usd_per_million_tokens": price and usd_per_million(price, one.tokens_per_second),
+        "usd_per_million_tokens": one.usd_per_million,
         "speed_of_a_copy": speed_json(one.speed, None),
         "options": one.options,
     }

@@ -9,20 +9,18 @@ from typing import Annotated
 
 import typer
 
+from djl_trtllm.commands import size
 from djl_trtllm.commands.console import errors_for_the_reader, print_json, warn
-from djl_trtllm.commands.size import ModelArgument, named_model
 from djl_trtllm.errors import SizingError
 
 app = typer.Typer(add_completion=False)
 _goal = partial(typer.Option, rich_help_panel="What is to be held")
-_machine = partial(typer.Option, rich_help_panel="Machines; without any, all AWS instance types")
-_model = partial(typer.Option, rich_help_panel="Model")
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|)", re.IGNORECASE)
 
 
 @app.command()
 def advise(
-    model: ModelArgument = None,
+    model: size.ModelArgument = None,
     clients: Annotated[int, _goal(min=1, help="Clients that send one request after another.")] = 1,
     isl: Annotated[int, _goal("--isl", min=1, help="Prompt tokens of a request.")] = 1024,
     osl: Annotated[int, _goal("--osl", min=1, help="Output tokens of a request.")] = 256,
@@ -33,22 +31,21 @@ def advise(
         float | None, _goal(min=0.001, help="Output tokens per second of each stream, such as 20.")
     ] = None,
     budget: Annotated[float | None, _goal(min=0, metavar="USD", help="USD per hour, of one machine.")] = None,
-    gpu: Annotated[list[str] | None, _machine(metavar="NAME[:COUNT]", help="GPU, such as h200.")] = None,
-    gpu_memory: Annotated[
-        str | None, _machine(metavar="BYTES", help="A GPU of which only the memory is known.")
+    gpu: size.GpuOption = None,
+    gpu_memory: size.GpuMemoryOption = None,
+    instance: size.InstanceOption = None,
+    tp: Annotated[
+        list[str] | None,
+        typer.Option("--tp", metavar="N", help="Tensor parallel degrees to try.", rich_help_panel="Machine"),
     ] = None,
-    instance: Annotated[
-        list[str] | None, _machine(metavar="TYPE", help="AWS instance type, such as g5.12xlarge.")
-    ] = None,
-    tp: Annotated[list[str] | None, _machine("--tp", metavar="N", help="Tensor parallel degrees to try.")] = None,
-    quantize: Annotated[str | None, _model(metavar="METHOD", help="As option.quantize, such as fp8.")] = None,
-    kv_cache_dtype: Annotated[str | None, _model(metavar="TYPE", help="As option.kv_cache_dtype, such as fp8.")] = None,
-    backend: Annotated[str | None, _model(help="tensorrt (an engine, the default), pytorch or vllm.")] = None,
+    quantize: size.QuantizeOption = None,
+    kv_cache_dtype: size.KvCacheOption = None,
+    backend: size.BackendOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Name the machines and settings that hold a load, cheapest first, and why the others do not (docs/advise.md).
 
-    Exit status: 0, or 1 if none holds it or the model does not exist.
+    Without a machine: all AWS instance types. Exit status: 0, or 1 if none holds it or the model does not exist.
     """
     with errors_for_the_reader():
         from djl_trtllm.commands.advice import Advice, Goals
@@ -68,7 +65,9 @@ def advise(
             "max_output_len": str(osl),
         }
         goals = Goals(Load(isl, osl, clients), None if ttft is None else _seconds(ttft), stream, budget)
-        request = read_request(named_model(model), {name: value for name, value in flags.items() if value is not None})
+        request = read_request(
+            size.named_model(model), {name: value for name, value in flags.items() if value is not None}
+        )
         if request.shortened is not None:
             raise SizingError(request.shortened)
         machines = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=False) or aws_machines()

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from djl_trtllm.commands.console import errors_for_the_reader, json_object, print_json, say, warn
+from djl_trtllm.commands.console import errors_for_the_reader, json_object, print_json, print_report, warn
 from djl_trtllm.errors import BenchmarkError
-from djl_trtllm.listing import columns
 
 if TYPE_CHECKING:
     from djl_trtllm.bench.session import Load, Plan, Progress, Result
@@ -152,11 +151,8 @@ def _print(result: Result, *, as_json: bool) -> None:
     if not result.figures:
         return
     rows = report.table(result)
-    for line in columns(rows, right=range(len(rows[0]))):
-        print(line)
-    for text in (report.LATENCIES, *report.conclusion(result), report.counting(result)):
-        if text:
-            say(Console(), text)
+    sentences = (report.LATENCIES, *report.conclusion(result), report.counting(result))
+    print_report(rows, filter(None, sentences), right=range(len(rows[0])))
 
 
 def _status(result: Result) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from djl_trtllm.errors import BenchmarkError
 from djl_trtllm.sizing.points import ENGINES, FILE_NAME, Point, fingerprint, precision_of, read_points, write_point
 
 if TYPE_CHECKING:
-    from djl_trtllm.bench.figures import Distribution
     from djl_trtllm.bench.session import Result
 
 
@@ -70,21 +68,16 @@ class Recorder:
         for figures in result.figures:
             if figures.concurrency is None or not figures.complete or not figures.succeeded or figures.failed:
                 continue
-            counted = figures.prompts_counted
+            counted, ttft = figures.prompts_counted, figures.ttft.as_json()
             yield Point(
                 **self.measured,
                 isl=max(1, round(figures.prompt_tokens / counted) if counted else result.plan.prompt_tokens),
                 osl=max(1, round(figures.output_tokens / figures.succeeded)),
                 clients=figures.concurrency or 1,
                 tokens_per_second=figures.tokens_per_second,
-                ttft_p50=_percentile(figures.ttft, 0.5),
-                ttft_p99=_percentile(figures.ttft, 0.99),
-                itl=_percentile(figures.itl, 0.5),
+                ttft_p50=ttft.get("p50"),
+                ttft_p99=ttft.get("p99"),
+                itl=figures.itl.as_json().get("p50"),
                 command=command,
                 date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             )
-
-
-def _percentile(values: Distribution, share: float) -> float | None:
-    value = values.percentile(share)
-    return None if math.isnan(value) else value

@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.listing import wrapped
+from djl_trtllm.listing import columns, wrapped
 from djl_trtllm.progress import TerminalDisplay, shown_on
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -87,6 +87,14 @@ def warn(*warnings: str) -> None:
 def print_json(value: object) -> None:
     """Print a value as JSON, for programs."""
     print(json.dumps(value, indent=2))
+
+
+def print_report(rows: Sequence[Sequence[str]], sentences: Iterable[str], *, right: Sequence[int] = ()) -> None:
+    """Print a table and the sentences below it; `right` has the numbers of right-aligned columns."""
+    for line in columns(rows, right=right):
+        print(line)
+    for text in sentences:
+        say(Console(), text)
 
 
 def progress_printer() -> Callable[[str], None]:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from djl_trtllm.commands.console import errors_for_the_reader, print_json, progress_printer, say, warn
+from djl_trtllm.commands.console import errors_for_the_reader, print_json, print_report, progress_printer, warn
 from djl_trtllm.config.options.choices import LogLevel
-from djl_trtllm.listing import columns
 from djl_trtllm.logs import configure
 
 if TYPE_CHECKING:
@@ -78,7 +77,4 @@ def _print(report: Report, *, as_json: bool) -> None:
     if as_json:
         print_json(report.as_json())
         return
-    for line in columns(report.table()):
-        print(line)
-    for line in report.conclusion():
-        say(Console(), line)
+    print_report(report.table(), report.conclusion())

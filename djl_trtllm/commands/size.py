@@ -30,6 +30,18 @@ ModelArgument = Annotated[
 ]
 _machine = partial(typer.Option, rich_help_panel="Machine")
 _model = partial(typer.Option, rich_help_panel="Model")
+GpuOption = Annotated[list[str] | None, _machine("--gpu", metavar="NAME[:COUNT]", help="GPU, such as h200.")]
+GpuMemoryOption = Annotated[
+    str | None, _machine("--gpu-memory", metavar="BYTES", help="Memory of each GPU, in bytes or as 80GB.")
+]
+InstanceOption = Annotated[
+    list[str] | None, _machine("--instance", metavar="TYPE", help="AWS instance type, such as g5.12xlarge.")
+]
+QuantizeOption = Annotated[str | None, _model("--quantize", metavar="METHOD", help="As option.quantize, such as fp8.")]
+KvCacheOption = Annotated[
+    str | None, _model("--kv-cache-dtype", metavar="TYPE", help="As option.kv_cache_dtype, such as fp8.")
+]
+BackendOption = Annotated[str | None, _model("--backend", help="tensorrt (an engine, the default), pytorch or vllm.")]
 _output = partial(typer.Option, rich_help_panel="Output")
 _formula = partial(typer.Option, rich_help_panel="Other ways to a number")
 _measure = partial(typer.Option, rich_help_panel="Measure on this machine")
@@ -45,18 +57,14 @@ _OF_ESTIMATE = {"gpu", "gpu_memory", "instance", "compare", "plot", "sequences",
 def size(
     context: typer.Context,
     model: ModelArgument = None,
-    gpu: Annotated[list[str] | None, _machine(metavar="NAME[:COUNT]", help="GPU, such as h200.")] = None,
-    gpu_memory: Annotated[
-        str | None, _machine(metavar="BYTES", help="Memory of each GPU, in bytes or as 80GB.")
-    ] = None,
-    instance: Annotated[
-        list[str] | None, _machine(metavar="TYPE", help="AWS instance type, such as g5.12xlarge.")
-    ] = None,
+    gpu: GpuOption = None,
+    gpu_memory: GpuMemoryOption = None,
+    instance: InstanceOption = None,
     tp: Annotated[list[str] | None, _machine("--tp", metavar="N", help="Tensor parallel degree, or max.")] = None,
     pp: Annotated[int | None, _machine("--pp", help="Pipeline parallel degree.")] = None,
-    quantize: Annotated[str | None, _model(metavar="METHOD", help="As option.quantize, such as fp8.")] = None,
-    kv_cache_dtype: Annotated[str | None, _model(metavar="TYPE", help="As option.kv_cache_dtype, such as fp8.")] = None,
-    backend: Annotated[str | None, _model(help="tensorrt (an engine, the default), pytorch or vllm.")] = None,
+    quantize: QuantizeOption = None,
+    kv_cache_dtype: KvCacheOption = None,
+    backend: BackendOption = None,
     isl: Annotated[int | None, _model("--isl", help="Prompt tokens of a sequence.")] = None,
     images: Annotated[
         str | None, _model(metavar="N[:WxH]", help="Images of a prompt, beside its --isl tokens: 2, or 2:1024x768.")

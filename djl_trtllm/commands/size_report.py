@@ -13,7 +13,7 @@ from djl_trtllm.config.options.choices import Backend
 from djl_trtllm.config.speculation import speculation_of
 from djl_trtllm.engines.hardware import GpuState, read_states
 from djl_trtllm.errors import LayoutError, SizingError
-from djl_trtllm.listing import columns
+from djl_trtllm.listing import columns, dollars
 from djl_trtllm.model import ModelKind, inspect
 from djl_trtllm.model.pooling import task_of
 from djl_trtllm.model.remote.fetch import is_remote
@@ -587,15 +587,13 @@ class Comparison:
 def _row(one: Candidate) -> tuple[str, ...]:
     found, machine = one.found, one.machine
     estimated = "estimate" if found.row is None else "measured"
-    count = machine.gpus if machine.gpus is not None else one.tensor_parallel
     holds = (str(found.max_num_tokens), estimated, f"{_kv_tokens(found):,}", str(one.sequences))
     return (
-        machine.name if machine.name != machine.gpu else "GPU",
-        f"{count} x {machine.gpu}",
+        *machine.cells(one.tensor_parallel),
         str(one.tensor_parallel),
         f"{found.estimate.weights / _GIB:.1f} GiB",
         *(holds if found.fits else ("out of memory", "", "", "")),
-        "" if one.price is None else f"{one.price:.2f}",
+        dollars(one.price),
     )
 
 

@@ -20,8 +20,7 @@ def speed_lines(speed: Speed, hourly_price: float | None) -> list[str]:
     ]
     if waiting:
         lines.append(f"  {speed.running} run at a time, and {waiting} wait for room in the KV cache or the batch")
-    if hourly_price is not None:
-        dollars = usd_per_million(hourly_price, speed.tokens_per_second)
+    if dollars := usd_per_million(hourly_price, speed.tokens_per_second):
         lines.append(f"  {dollars:.2f} USD per million output tokens ({PRICES})")
     lines.append(f"  corrected: {speed.origin}" if speed.origin else f"  {HINT}")
     return lines
@@ -36,7 +35,7 @@ def speed_json(speed: Speed, hourly_price: float | None) -> dict[str, Any]:
         "ttft_seconds": speed.ttft,
         "ttft_of_burst_seconds": speed.ttft_of_burst,
         "itl_seconds": speed.itl,
-        "usd_per_million_tokens": hourly_price and usd_per_million(hourly_price, speed.tokens_per_second),
+        "usd_per_million_tokens": usd_per_million(hourly_price, speed.tokens_per_second),
         "limit": speed.limit,
         "corrected_by": speed.origin,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -58,17 +58,15 @@ def translate(
 
 
 def _print(found: Translation, *, as_json: bool) -> None:
-    from djl_trtllm.translate.translation import Exactness
     from djl_trtllm.translate.writing import rendered, summary
 
     if as_json:
-        lines = [vars(line) | {"origin": str(line.origin)} for line in found.lines]
-        print_json(vars(found) | {"lines": lines, "text": rendered(found)})
+        print_json(vars(found) | {"lines": [line.as_json() for line in found.lines], "text": rendered(found)})
         return
     print(rendered(found), end="")
     console = Console(stderr=True)
     for line in found.lines:
-        if line.exactness is not Exactness.SAME:
+        if line.reason:
             say(console, summary(line))
     for note in found.notes:
         say(console, note, label="note:", style="cyan")
@@ -76,27 +74,15 @@ def _print(found: Translation, *, as_json: bool) -> None:
 
 def show_option(name: str, *, as_json: bool) -> None:
     """Print one option in every engine. Raises `DjlTrtllmError` for a name that none has."""
-    from djl_trtllm.translate.names import names_of
     from djl_trtllm.translate.rows import explained, nearest
 
     found = explained(name)
     if found is None:
         raise DjlTrtllmError(f"{name} is a name of no engine that is known here{nearest(name)}")
-    rows: dict[str, dict[str, Any]] = {}
-    for engine, own in found.items():
-        row: dict[str, Any] = {"name": None, "exactness": "lost", "reason": own}
-        if not isinstance(own, str):
-            row = {
-                "name": "!" * own.negated + own.name,
-                "exactness": "near" if own.near else "same",
-                "reason": own.near,
-            }
-            row |= {"values": own.values} if own.values else {}
-        rows[engine] = {"version": names_of(engine).version, **row}
     if as_json:
-        print_json(rows)
+        print_json(found)
         return
-    for engine, row in rows.items():
+    for engine, row in found.items():
         detail = ": ".join(filter(None, (row["exactness"], row["reason"])))
         title = " ".join(filter(None, (engine, row["version"])))
         say(Console(), f"{title}: {row['name'] or '-'} ({detail})")

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from djl_trtllm.commands.console import errors_for_the_reader, print_json, progress_printer, say, warn
+from djl_trtllm.commands.console import errors_for_the_reader, print_json, print_report, progress_printer, warn
 from djl_trtllm.errors import BenchmarkError
-from djl_trtllm.listing import columns
 
 if TYPE_CHECKING:
     from djl_trtllm.sizing.machines import Instance
@@ -121,13 +119,7 @@ def _print(found: Versus, instance: Instance | None, *, as_json: bool) -> None:
     if not found.complete:
         warn("interrupted before every engine had a round: there is nothing to compare")
         return
-    rows = report.table(found, instance)
-    for line in columns(rows, right=range(1, len(rows[0]))):
-        print(line)
-    configuration = report.configuration(found)
-    if len(configuration) > 1:
-        say(Console(), "Medians (lowest-highest). Options that differ:")
-        for line in columns(configuration):
-            print(line)
-    for text in report.conclusion(found, instance):
-        say(Console(), text)
+    rows, differing = report.table(found, instance), report.configuration(found)
+    heading = ["Medians (lowest-highest). Options that differ:"] if differing else []
+    print_report(rows, heading, right=range(1, len(rows[0])))
+    print_report(differing, report.conclusion(found, instance))

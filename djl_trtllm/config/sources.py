@@ -209,11 +209,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Ignored:
-    """One entry of another server's file that sets nothing here: as it may be shown, its place, and the reason."""
+    """One entry of another server's file that sets nothing here: as it may be shown, its place, and the reason.
+
+    With `unknown` it sets nothing on that server either.
+    """
 
     assignment: str
     origin: Origin
     reason: str
+    unknown: bool = False
 
 
 @dataclass(frozen=True)
@@ -221,7 +225,7 @@ class Source:
     """The settings of one layer in the order in which they were written, and the errors of reading them.
 
     `unknown` are names that the layer's format does not have: warnings, or problems with `option.strict`.
-    `notes` need no action. `ignored` are entries that set nothing, which are in `warnings` and `notes` too.
+    `notes` need no action. `ignored` are entries that set nothing, which are in `warnings`, `unknown` and `notes` too.
     """
 
     layer: Layer

@@ -2,7 +2,6 @@
 
 import datetime
 import difflib
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,9 +63,12 @@ class Prices(NamedTuple):
         return f"{self.kind}, {self.region}, {self.date.isoformat()}"
 
 
-def usd_per_million(hourly_price: float, tokens_per_second: float) -> float:
-    """The price of a million output tokens at this throughput, on a machine that does nothing else; inf without any."""
-    return hourly_price / 3600 / tokens_per_second * 1e6 if tokens_per_second else math.inf
+def usd_per_million(hourly_price: float | None, tokens_per_second: float) -> float | None:
+    """The price of a million output tokens at this throughput, on a machine that does nothing else.
+
+    None without a price, and without any tokens.
+    """
+    return hourly_price / 3600 / tokens_per_second * 1e6 if hourly_price and tokens_per_second else None
 
 
 def _gpu(name: str, row: Mapping[str, Any]) -> GpuModel:
@@ -198,6 +200,15 @@ class Machine:
     @property
     def host_memory(self) -> int | None:
         return self.known.host_memory if isinstance(self.known, Instance) else None
+
+    @property
+    def kind(self) -> tuple[str, int | None]:
+        """What machines with the same GPUs have in common: they differ in their prices and hosts."""
+        return self.gpu, self.gpus
+
+    def cells(self, ranks: int) -> tuple[str, str]:
+        """Its name and its GPUs in a table; they are as many as `ranks` where any number may be used."""
+        return self.name if self.name != self.gpu else "GPU", f"{self.gpus or ranks} x {self.gpu}"
 
     def __str__(self) -> str:
         count = "" if self.gpus is None else f"{self.gpus} x "

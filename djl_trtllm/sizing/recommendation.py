@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from types import MappingProxyType
+from typing import TypeVar
 
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType
 from djl_trtllm.errors import SizingError
@@ -396,11 +397,17 @@ def smallest(found: Sequence[Candidate], sequences: int) -> Candidate | None:
     return min(holding, key=lambda one: one.machine.memory * one.tensor_parallel, default=None)
 
 
+Found = TypeVar("Found", bound=Candidate)
+
+
+def first_of_each(found: Iterable[Found]) -> list[Found]:
+    """Keep, of machines with the same GPUs, the first."""
+    kept: dict[tuple[str, int | None], Found] = {}
+    for one in found:
+        kept.setdefault(one.machine.kind, one)
+    return list(kept.values())
+
+
 def best_of_each(found: Sequence[Candidate], sizes: CheckpointSizes) -> list[Candidate]:
     """Keep, of machines with the same GPUs, the cheapest that loads the model, with its best degree."""
-    kept: dict[tuple[str, int | None], Candidate] = {}
-    for one in found:
-        key = (one.machine.gpu, one.machine.gpus)
-        if can_load(one, sizes) and key not in kept:
-            kept[key] = one
-    return list(kept.values())
+    return first_of_each(one for one in found if can_load(one, sizes))

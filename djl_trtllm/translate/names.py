@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from djl_trtllm.backends.extra_options import kinds_of
 from djl_trtllm.backends.vllm.names import known_versions, tabled_arguments
 from djl_trtllm.config.compat import triton
 from djl_trtllm.config.options import OPTIONS
@@ -25,10 +27,20 @@ WORKERS: Mapping[str, str] = {engine: row["runs"] for engine, row in _ENGINES.it
 """Dynamo's workers, each with the engine whose arguments it takes beside its own."""
 TITLES: Mapping[str, str] = {engine: row["title"] for engine, row in _ENGINES.items() if engine not in WORKERS}
 """The engines by the names that users write, with the names that messages show."""
+MODULES: Mapping[str, str] = {engine: row["starts"][-1] for engine, row in _ENGINES.items() if "starts" in row}
+"""The Python modules, or programs, that start the engines."""
 STARTS = {tuple(words.split()): engine for engine, row in _ENGINES.items() for words in row.get("starts", ())}
 """The words that start an engine."""
 ENGINES = tuple(engine for engine in _ENGINES if engine != "dynamo")
 """The engines that have names of their own."""
+_BOUND = re.compile(r"\b([gl][et])=(\d+)")
+"""A bound of a number, as Pydantic writes it in a type."""
+_BOUNDS = {
+    "ge": ("of at least", operator.ge),
+    "gt": ("above", operator.gt),
+    "le": ("of at most", operator.le),
+    "lt": ("below", operator.lt),
+}
 
 
 def base(engine: str) -> str:
@@ -73,6 +85,18 @@ class EngineNames:
         """Whether the engine has a name, or an object that a path such as `speculative_config.method` begins with."""
         return any(path[:end] in self.names for end in (*(m.start() for m in re.finditer(r"\.", path)), len(path)))
 
+    def is_list(self, name: str) -> bool:
+        """Whether a name has a list and nothing else as its value; `str | list[str]` takes a text too."""
+        kind = self.names.get(name, "")
+        return "list[" in kind.lower() and {*(kinds_of(kind, {}) or ["text"])} <= {"a list", "null"}
+
+    def refusal(self, name: str, value: Any) -> str:
+        """Why the engine refuses a number, by the bounds of its type (`Field(ge=1, le=2048)`); "" where it does not."""
+        bounds = _BOUND.findall(self.names.get(name, ""))
+        if not isinstance(value, (int, float)) or all(_BOUNDS[kind][1](value, int(most)) for kind, most in bounds):
+            return ""
+        return f"{self.title} takes a number {' and '.join(f'{_BOUNDS[kind][0]} {most}' for kind, most in bounds)}"
+
     def similar(self, spelling: str) -> str | None:
         known = (*self.names, *self.aliases)
         return next(iter(difflib.get_close_matches(bare(spelling), known, n=1, cutoff=0.75)), None)
@@ -85,34 +109,26 @@ def bare(spelling: str) -> str:
 @cache
 def names_of(engine: str) -> EngineNames:
     """The names of an engine, or of a worker of Dynamo (`dynamo.vllm`)."""
-    if engine == "lmi":
-        keys = {declared.key: declared.expectation for declared in OPTIONS.values()}
-        spellings = {other: declared.key for declared in OPTIONS.values() for other in declared.option.aliases}
-        return EngineNames("LMI", "", keys, spellings)
-    if engine == "triton":
-        return EngineNames("Triton's TensorRT-LLM backend", "0.19", dict.fromkeys(triton.OPTION_OF, "str"))
-    own: dict[str, Any] = _table()[engine.partition(".")[0]]
-    names, aliases, version = dict(own["names"]), own["aliases"], own["version"]
-    dropped = {name: (last, first) for name, (last, first) in own["dropped"].items()}
-    if engine in WORKERS:
-        # Each worker's own flags begin with its name in the table.
-        flags = {name: kind for name, kind in names.items() if f"dynamo.{name.partition('.')[0]}" not in WORKERS}
-        prefix = engine.removeprefix("dynamo.") + "."
-        flags |= {name.removeprefix(prefix): kind for name, kind in names.items() if name.startswith(prefix)}
-        taken = dict(names_of(base(engine)).names)
-        if engine == "dynamo.trtllm":
-            # Arguments of TensorRT-LLM are `--trtllm.kv_cache_config.dtype` and so on.
-            taken = {f"trtllm.{name}": kind for name, kind in taken.items() if not name.startswith("--")}
-        elif engine == "dynamo.vllm":
-            taken = dict(tabled_arguments(known_versions()[-1]))
-        aliases = {} if engine == "dynamo.trtllm" else names_of(base(engine)).aliases
-        names = flags | taken
-    elif engine == "vllm":
-        *earlier, version = known_versions()
-        names |= tabled_arguments(version)
-        dropped |= {n: (last, version) for last in earlier for n in tabled_arguments(last) if n not in names}
     row = _ENGINES[engine]
-    return EngineNames(row["title"], version, names, aliases, dropped, row.get("abbreviates", False))
+    own: dict[str, Any] = _table().get(engine, {"version": row.get("version", "")})
+    names, aliases = dict(own.get("names", {})), own.get("aliases", {})
+    dropped = {name: (last, first) for name, (last, first) in own.get("dropped", {}).items()}
+    *earlier, newest = known_versions()
+    if engine == "lmi":
+        names = {declared.key: declared.expectation for declared in OPTIONS.values()}
+        aliases = {other: declared.key for declared in OPTIONS.values() for other in declared.option.aliases}
+    elif engine == "triton":
+        names = dict.fromkeys(triton.OPTION_OF, "str")
+    elif engine == "vllm":
+        names |= tabled_arguments(newest)
+        dropped |= {n: (last, newest) for last in earlier for n in tabled_arguments(last) if n not in names}
+    elif engine in WORKERS:
+        inside = names_of(base(engine))
+        taken = tabled_arguments(newest) if base(engine) == "vllm" else inside.names
+        prefix = row.get("prefix", "")
+        names |= {f"{prefix}{name}": kind for name, kind in taken.items() if not name.startswith("--")}
+        aliases = {} if prefix else inside.aliases
+    return EngineNames(row["title"], own["version"], names, aliases, dropped, row.get("abbreviates", False))
 
 
 @cache

@@ -10,19 +10,22 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from djl_trtllm.backends.extra_options import scalar_of
 from djl_trtllm.config.compat import triton, truss
-from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError
+from djl_trtllm.config.compat.foreign_format import FormatError
 from djl_trtllm.config.options import suggest
 from djl_trtllm.config.sources import Origin, Setting, Source, masked, parse_properties, read_environment, shortened
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
 from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
-from djl_trtllm.translate.names import STARTS, TITLES, EngineNames, base, names_of
-from djl_trtllm.translate.rows import PATCH, dropped, parsed, row_of, scalar
+from djl_trtllm.translate.names import STARTS, TITLES, EngineNames, bare, base, names_of
+from djl_trtllm.translate.rows import PATCH, dropped, parsed, row_of
 
 _LONGEST = 100
 _YAML = (".yaml", ".yml")
@@ -38,9 +41,9 @@ escape; a comment; a line that goes on; the end of a command."""
 _LEVEL = re.compile(r"-O(?:=?(\w+))?")
 """vLLM takes `-O3` for `--optimization-level=3`."""
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-_UNKNOWN = re.compile(r"(.+?) \((.+):(\d+)\) (.+)", re.DOTALL)
-"""`NAME (FILE:LINE) is not a setting of ...`, as `config/compat` says it."""
 _NUMBER = re.compile(r"-\.?\d.*")
+_FILES = ("config", "extra_llm_api_options", "extra_engine_args")
+"""Flags that name a YAML file of the engine's arguments."""
 _SILENT = (";", "python", "python3", "-m", "-u", "exec", "-e", "--env", "export")
 _IMAGE = re.compile(r"(^|/)vllm/vllm|vllm-openai")
 
@@ -128,10 +131,9 @@ def _of_sources(engine: str, sources: Sequence[Source]) -> Input:
         ordered = sorted(source.settings, key=lambda setting: engine == "truss" and setting.name != "model_name")
         settings += map(_of_setting, ordered)
         settings += [
-            Given(each.assignment, "lmi", None, each.origin, None, each.reason, True) for each in source.ignored
+            Given(each.assignment, "lmi", origin=each.origin, problem=each.reason, of_this_server=not each.unknown)
+            for each in source.ignored
         ]
-        unknown = filter(None, map(_UNKNOWN.fullmatch, source.unknown))
-        settings += [Given(m[1], "lmi", None, Origin.file(m[2], int(m[3])), problem=f"it {m[4]}") for m in unknown]
         reasons = {each.reason for each in source.ignored}
         notes += [text for text in (*source.warnings, *source.notes) if not any(reason in text for reason in reasons)]
     return Input(engine, tuple(settings), tuple(notes))
@@ -155,43 +157,76 @@ def _read_truss(text: str, path: str) -> Input:
     """A Truss's own settings, and the settings of TensorRT-LLM's YAML file that it passes on."""
     found = _of_sources("truss", truss.parse_config(text, path)[:1])
     own = [each for each in found.settings if not each.text.startswith(PATCH)]
-    entries = [each for each in truss.entries(text) if each.name.startswith(PATCH)]
-    passed = _of_entries([replace(each, name=each.name.removeprefix(PATCH)) for each in entries], path, "trtllm-serve")
-    return replace(found, settings=(*own, *(replace(each, text=PATCH + each.text) for each in passed)))
+    leaves = _leaves(truss.compose(text))
+    passed = [(name.removeprefix(PATCH), node) for name, node in leaves if name.startswith(PATCH)]
+    given = (replace(each, text=PATCH + each.text) for each in _of_leaves(passed, path, "trtllm-serve"))
+    return replace(found, settings=(*own, *given))
 
 
 # -- YAML files --------------------------------------------------------------------------------------------------------
 
 
 def _read_yaml(text: str, path: str, engine: str | None) -> Input:
-    """A file of `--config`."""
+    """A file of `--config`. An object of vLLM is one setting; of other engines each field is one."""
+    root = _compose(text, path)
+    leaves = list(_leaves(root))
+    engine = engine or _engine_of([name for name, _ in leaves], path)
+    given = _of_objects(root, path) if engine == "vllm" else _of_leaves(leaves, path, engine)
+    return Input(engine, tuple(given))
+
+
+def _compose(text: str, path: str) -> yaml.MappingNode:
     try:
-        entries = truss.entries(text)
+        return truss.compose(text)
     except FormatError as error:
         raise DjlTrtllmError(f"{path}:{error.line}: {error}") from None
-    engine = engine or _engine_of([entry.name for entry in entries], path)
-    return Input(engine, tuple(_of_entries(entries, path, engine)))
 
 
-def _of_entries(entries: Sequence[ForeignSetting], path: str, engine: str) -> list[Given]:
-    """The settings of a file: members of a list are one value, and the fields of an object of vLLM are one."""
+def _leaves(node: yaml.Node, name: str = "") -> Iterator[tuple[str, yaml.Node]]:
+    """The values by the paths of their keys; a list is one value."""
+    if isinstance(node, yaml.MappingNode) and (node.value or not name):
+        for key, inner in node.value:
+            yield from _leaves(inner, f"{name}.{key.value}" if name else key.value)
+    else:
+        yield name, node
+
+
+def _of_leaves(leaves: Iterable[tuple[str, yaml.Node]], path: str, engine: str) -> Iterator[Given]:
+    for name, node in leaves:
+        yield _named(name, _value(node), _place(path, node), engine)
+
+
+def _of_objects(root: yaml.MappingNode, path: str) -> Iterator[Given]:
+    """The settings of vLLM's file, where `speculative_config.method` is a field of an object."""
     found: dict[str, Any] = {}
-    lines: dict[str, int] = {}
-    for entry in entries:
-        value: Any = entry.value or ({} if entry.is_collection else None)
-        *objects, name = entry.name.split(".") if engine == "vllm" else [entry.name]
-        lines.setdefault((*objects, name)[0], entry.line)
-        fields = found
+    origins: dict[str, Origin] = {}
+    for key, node in root.value:
+        *objects, name = key.value.split(".")
+        origin = origins.setdefault((*objects, name)[0], _place(path, node))
+        fields: Any = found
         for each in objects:
-            fields = fields.setdefault(each, {})
-            if not isinstance(fields, dict):
-                raise DjlTrtllmError(f"{path}:{entry.line}: {entry.name}: {each} has a value already; keep one")
-        value = scalar(value) if objects else value
-        if name in fields:
-            earlier = fields[name]
-            value = [*(earlier if isinstance(earlier, list) else [earlier]), value]
-        fields[name] = value
-    return [_named(name, value, Origin.file(path, lines[name]), engine) for name, value in found.items()]
+            fields = fields.setdefault(each, {}) if isinstance(fields, dict) else None
+        if not isinstance(fields, dict) or name in fields:
+            raise DjlTrtllmError(f"{_place(path, node)}: {key.value}: it has a value already ({origin}); keep one")
+        fields[name] = _plain(node) if objects else _value(node)
+    return (_named(name, value, origins[name], "vllm") for name, value in found.items())
+
+
+def _place(path: str, node: yaml.Node) -> Origin:
+    return Origin.file(path, node.start_mark.line + 1)
+
+
+def _value(node: yaml.Node) -> Any:
+    """The value of a setting: text, which its option reads, None, a list or an object."""
+    plain = _plain(node)
+    return node.value or None if isinstance(node, yaml.ScalarNode) and plain is not None else plain
+
+
+def _plain(node: yaml.Node) -> Any:
+    """A value as JSON has it."""
+    if isinstance(node, yaml.MappingNode):
+        return {str(key.value): _plain(inner) for key, inner in node.value}
+    return [_plain(member) for member in node.value] if isinstance(node, yaml.SequenceNode) else scalar_of(node)
 
 
 def _engine_of(names: Sequence[str], path: str) -> str:
@@ -220,11 +255,10 @@ def read_command(text: str, engine: str | None = None) -> Input:
     except ValueError as error:
         raise DjlTrtllmError(f"{_shown(text, None)}: this is no command line: {error}") from None
     commands = [word for word in words if word != ";"]
-    assigned = [match for match in map(_ASSIGNMENT.fullmatch, commands) if match is not None]
     if not commands:
         raise DjlTrtllmError("there is nothing to translate: expected a command line of an engine, and found no word")
-    if len(assigned) == len(commands):
-        return _of_variables({match[1]: match[2] for match in assigned})
+    if len(assigned := _assigned(words)) == len({*commands}):
+        return _of_variables(dict(assigned.values()))
     engine, start, after = _program(words, engine)
     before, own = _expanded(words[:start], words[after:])
     end = next((place for place, word in enumerate(own) if _ENDS.fullmatch(word)), len(own))
@@ -236,23 +270,23 @@ def read_command(text: str, engine: str | None = None) -> Input:
     return Input(engine, tuple(settings))
 
 
+def _assigned(words: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """The words that are `NAME=VALUE`, with name and value."""
+    return {word: (match[1], match[2]) for word in words if (match := _ASSIGNMENT.fullmatch(word)) is not None}
+
+
 def _around(words: Sequence[str]) -> Iterator[Given]:
     """What stands before the engine: variables each, the rest together."""
-    variables = [word for word in words if _ASSIGNMENT.fullmatch(word) and _pair(word)[0].isupper()]
-    yield from (Given(_shown(*_pair(word)), "", problem=_ENVIRONMENT) for word in variables)
+    variables = {word: pair for word, pair in _assigned(words).items() if pair[0].isupper()}
+    yield from (Given(_shown(*pair), "", problem=_ENVIRONMENT) for pair in variables.values())
     if rest := " ".join(word for word in words if word not in (*variables, *_SILENT)):
         yield Given(_shown(rest, None), "", problem=_AROUND)
-
-
-def _pair(text: str) -> tuple[str, str | None]:
-    match = _ASSIGNMENT.fullmatch(text)
-    return (text, None) if match is None else (match[1], match[2])
 
 
 def _of_variables(environ: Mapping[str, str]) -> Input:
     """The variables of LMI's container; those that it does not know are reported."""
     found = _of_sources("lmi", read_environment(environ))
-    known = {str(given.origin).rpartition(" ")[2] for given in found.settings}
+    known = {given.origin.where for given in found.settings}
     lost = (Given(_shown(n, v), "lmi", problem=_ENVIRONMENT) for n, v in environ.items() if n not in known)
     return replace(found, settings=(*found.settings, *lost))
 
@@ -287,7 +321,7 @@ def _expanded(before: Sequence[str], own: Sequence[str]) -> tuple[list[str], lis
 
     A secret is not put in, because no name says of it what it is.
     """
-    pairs = {word: _pair(word) for word in before}
+    pairs = _assigned(before)
     found = {name: (word, value) for word, (name, value) in pairs.items() if value and masked(name, value) == value}
     used: set[str] = set()
 
@@ -322,7 +356,10 @@ def _flags(words: Sequence[str], engine: str) -> Iterator[Given]:
             place += 1
         value: Any = parsed(values[0]) if len(values) == 1 else values or not negated
         file = Path(str(value))
-        if flag not in ("--config", "--extra_llm_api_options"):
+        if bare(flag) == "override_engine_args" and isinstance(value, dict):
+            for path, node in _leaves(_compose(values[0], flag)):
+                yield _named(f"--trtllm.{path}", _value(node), _LINE, engine)
+        elif bare(flag) not in _FILES:
             yield replace(_named(spelling, value, _LINE, engine), text=_shown(flag, value or None))
         elif file.suffix in _YAML and file.is_file():
             yield from _read_path(file, base(engine)).settings

@@ -23,8 +23,12 @@ from djl_trtllm.config.options.option import NotAValueError, as_text
 from djl_trtllm.files import read_table
 from djl_trtllm.translate.names import ENGINES, TITLES, WORKERS, bare, base, names_of
 
-_ROWS = read_table("rows.toml", __package__)
-REPLACED: Mapping[str, Mapping[str, str]] = _ROWS.pop("replaced")
+_TABLE = read_table("rows.toml", __package__)
+REPLACED: Mapping[str, Mapping[str, str]] = _TABLE.pop("replaced")
+_ROWS: Mapping[str, Mapping[str, Any]] = {
+    row: {key: {"name": rule} if key in TITLES and isinstance(rule, str) else rule for key, rule in rules.items()}
+    for row, rules in _TABLE.items()
+}
 PATCH = "trt_llm.runtime.patch_kwargs."
 _UNCHECKED = "patch_kwargs passes it to TensorRT-LLM, and Truss does not check it"
 
@@ -34,7 +38,8 @@ class Name:
     """A row's name in one engine. `near` is the reason why it is not the same, "" where it is.
 
     `values` are that engine's by those of the option; a value without one is lost. A number there is the option's
-    divided by `scale`. `negated` is the opposite switch. `borrowed` belongs to another row.
+    divided by `scale`. `negated` is the opposite switch. With `many` it takes nothing but a list. `borrowed` belongs to
+    another row.
     """
 
     name: str
@@ -42,6 +47,7 @@ class Name:
     negated: bool = False
     values: Mapping[str, str] | None = None
     scale: float = 1
+    many: bool = False
     borrowed: bool = False
 
     def write(self, value: Any) -> Any:
@@ -51,7 +57,7 @@ class Name:
                 raise ValueError(f"{self.name} has no such value; it has {', '.join(self.values.values())}")
             return None if self.values[as_text(value)] == "null" else self.values[as_text(value)]
         if not self.negated and self.scale == 1:
-            return value
+            return [value] if self.many and not isinstance(value, (list, dict, type(None))) else value
         if not isinstance(value, (int, float)):
             raise ValueError(f"{self.name} needs {'true or false' if self.negated else 'a number'}")
         return not value if self.negated else round(value / self.scale, 3)
@@ -62,7 +68,7 @@ class Name:
             text = "null" if value is None else as_text(value)
             inverse = {theirs: ours for ours, theirs in self.values.items()}
             declared = OPTIONS.get(row)
-            words = declared is None or not declared.type.choices or "words" in _ROWS[row]
+            words = declared is None or not declared.type.choices or rule(row, "words")
             if text not in inverse and words and not PLACEHOLDER.search(text):
                 raise NotAValueError(f"it is a word of {self.name}")
             return _typed(row, inverse.get(text, text))
@@ -81,7 +87,7 @@ def _typed(row: str, value: Any) -> Any:
     declared, text = OPTIONS.get(row), as_text(value)
     if isinstance(value, dict) or value is None or (isinstance(value, list) and declared and not declared.type.many):
         return value
-    if declared is None or "words" in _ROWS.get(row, {}):
+    if declared is None or rule(row, "words"):
         return scalar(value)
     try:
         return _plain(declared.type.parse(text, declared.option))
@@ -113,38 +119,46 @@ def scalar(value: Any) -> Any:
     return json.loads(text.lower()) if not re.match(r"-?0\d", text) else value
 
 
+def rule(row: str, part: str) -> Any:
+    """What a row in `rows.toml` says whatever the engine is, such as `part_of`; None where it says nothing."""
+    return _ROWS.get(row, {}).get(part)
+
+
+def cell(row: str, engine: str) -> Mapping[str, Any]:
+    """What a row says of an engine: of a worker of Dynamo what it says of all workers, else of the engine it runs."""
+    shared = rule(row, "dynamo") if engine in WORKERS else None
+    found: Mapping[str, Any] = shared or rule(row, base(engine)) or {}
+    return found
+
+
 def name_in(row: str, engine: str) -> Name | str:
     """The row's name in an engine (or worker of Dynamo), or the reason why it has none."""
-    rules, column = _ROWS.get(row, {}), _column(row, engine)
-    reason = rules.get("secret") or rules.get("lost", {}).get(column)
-    if reason is None and column not in rules and engine != "lmi":
-        reason = rules.get("lost", {}).get("all")
-    found = reason or _own_name(row, engine) or _instead(row, engine)
+    own = cell(row, engine)
+    lost = rule(row, "secret") or own.get("lost")
+    if "name" not in own and engine != "lmi":
+        lost = lost or (rule(row, "all") or {}).get("lost")
+    found = lost or _own_name(row, engine) or _instead(row, engine)
     return found or dropped(engine, row) or f"{names_of(engine).title} has no counterpart"
 
 
-def _column(row: str, engine: str) -> str:
-    """The column of an engine in a row: `dynamo` is that of all its workers, before those of their engines."""
-    rules = _ROWS.get(row, {})
-    return "dynamo" if engine in WORKERS and "dynamo" in {*rules, *rules.get("lost", ())} else base(engine)
-
-
 def _own_name(row: str, engine: str) -> Name | None:
-    rules, column = _ROWS.get(row, {}), _column(row, engine)
+    own, names = cell(row, engine), names_of(engine)
     if row.startswith(f"{engine}."):
-        return Name(row.removeprefix(f"{engine}."))  # a name that this engine alone knows, see `row_of`
+        name = row.removeprefix(f"{engine}.")  # a name that this engine alone knows, see `row_of`
+        return Name(name, many=names.is_list(name))
     private = row.removeprefix(f"{base(engine)}.") if row.startswith(f"{base(engine)}.") else None
-    written = rules.get(column) or private or (_lmi_key(row) if engine == "lmi" else _tables()[base(engine)].get(row))
+    written = own.get("name") or private or (_lmi_key(row) if engine == "lmi" else _tables()[base(engine)].get(row))
     if written is None:
         return _patched(row) if engine == "truss" else None
     name = written.removeprefix("!")
-    if engine == "dynamo.trtllm" and column != "dynamo":
-        name = name.removeprefix("--")
-        name = name if name in names_of(engine).names else f"trtllm.{name}"
-    if engine in WORKERS and not names_of(engine).has(name):
-        return None
-    rule = {part: rules.get(part, {}).get(column) for part in ("near", "values", "scale")}
-    return Name(name, rule["near"] or "", written.startswith("!"), rule["values"], rule["scale"] or 1)
+    if engine in WORKERS:
+        # Arguments of TensorRT-LLM for which its worker has no flag are `--trtllm.NAME` there.
+        own_flag = bare(name)
+        name = next(filter(names.has, (own_flag, f"trtllm.{own_flag}")), "")
+        if not name:
+            return None
+    rules = {part: own[part] for part in ("near", "values", "scale") if part in own}
+    return Name(name, negated=written.startswith("!"), many=names.is_list(name), **rules)
 
 
 def _patched(row: str) -> Name | None:
@@ -157,9 +171,11 @@ def _patched(row: str) -> Name | None:
 
 def _instead(row: str, engine: str) -> Name | str | None:
     """The name of another row that is near."""
-    instead = _ROWS.get(row, {}).get("instead", {}).get(base(engine))
-    other = None if instead is None else name_in(instead["row"], engine)
-    if other is None or isinstance(other, str):
+    instead = cell(row, engine).get("instead")
+    if instead is None:
+        return None
+    other = name_in(instead["row"], engine)
+    if isinstance(other, str):
         return other
     values = other.values
     if "values" in instead:
@@ -172,7 +188,7 @@ def _lmi_key(row: str) -> str | None:
     """LMI's key: that of the option, else `option.NAME` of an argument of vLLM's engine, which LMI passes on."""
     if row in OPTIONS:
         return OPTIONS[row].key
-    argument = _ROWS.get(row, {}).get("vllm") or row.removeprefix("vllm.")
+    argument = cell(row, "vllm").get("name") or row.removeprefix("vllm.")
     passed = argument in tabled_arguments(known_versions()[-1]) and argument not in OPTIONS
     return f"option.{argument}" if passed else None
 
@@ -231,7 +247,7 @@ def _claims(engine: str) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for own, row in sorted(owned, key=lambda pair: (bool(pair[0].near), pair[0].negated)):
         found.setdefault(own.name, row)
-    return {_ROWS[row]["also"][engine]: row for row in _ROWS if engine in _ROWS[row].get("also", {})} | found
+    return {cell(row, engine)["also"]: row for row in _ROWS if "also" in cell(row, engine)} | found
 
 
 def row_of(name: str, engine: str) -> str:
@@ -246,20 +262,23 @@ def row_of(name: str, engine: str) -> str:
     return claimed or f"{engine}.{name}"
 
 
-def rule(row: str, part: str, of: str | None = None) -> Any:
-    """A part of a row in `rows.toml`, such as `part_of`; of a part with several texts that `of` one engine or value."""
-    found = _ROWS.get(row, {}).get(part)
-    return found if of is None or found is None else found.get(of)
-
-
-def explained(spelling: str) -> Mapping[str, Name | str] | None:
-    """One option in every engine by any of its names, or the reason why one has none; None if no engine knows it."""
+def explained(spelling: str) -> Mapping[str, Mapping[str, Any]] | None:
+    """One option in every engine by any of its names, as JSON, or why an engine has none; None if none knows it."""
     declared = find(spelling) or find(f"option.{spelling}")
     row = declared.name if declared is not None else spelling if spelling in _ROWS else None
     for engine in ENGINES:
         name = names_of(engine).find(spelling)
         row = row or (None if name is None else row_of(name, engine))
-    return None if row is None else {engine: name_in(row, engine) for engine in ENGINES}
+    if row is None:
+        return None
+    return {engine: {"version": names_of(engine).version, **_described(name_in(row, engine))} for engine in ENGINES}
+
+
+def _described(own: Name | str) -> Mapping[str, Any]:
+    if isinstance(own, str):
+        return {"name": None, "exactness": "lost", "reason": own}
+    shown = {"name": "!" * own.negated + own.name, "exactness": "near" if own.near else "same", "reason": own.near}
+    return shown | ({"values": own.values} if own.values else {})
 
 
 def nearest(spelling: str) -> str:

@@ -12,14 +12,10 @@ from djl_trtllm.config.sources import Origin, masked
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.translate.names import TITLES, WORKERS, base, names_of
 from djl_trtllm.translate.reading import Given, Input
-from djl_trtllm.translate.rows import Name, name_in, name_in_lmi_of_vllm, row_of, rule
+from djl_trtllm.translate.rows import Name, cell, name_in, name_in_lmi_of_vllm, row_of, rule
 
 _ECHOES = ("max_input_len", "max_output_len")
 """Options that `config/` sets by Truss's max_seq_len, because this server bounds prompts and outputs too."""
-_CHOOSES = ("backend", "rolling_batch", "entry_point")
-"""Options that choose the engine that LMI runs."""
-_FIND_METHOD = ("lmi", "vllm", "dynamo.vllm")
-"""Engines that find the method of speculation by the draft model."""
 
 
 class Exactness(str, enum.Enum):
@@ -32,18 +28,35 @@ class Exactness(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Line:
-    """What became of one setting. `written` is the setting as it was; a lost one has no `name` and `value`.
+    """What became of one setting: a name and a value of the target; a lost one has neither.
 
-    `row` is the row of `rows.toml` between the two.
+    `reason` says why it is near or lost. `row` is the row of `rows.toml` between the two.
     """
 
-    written: str
-    origin: Origin
-    exactness: Exactness
+    given: Given
     reason: str = ""
     name: str | None = None
     value: Any = None
     row: str = ""
+
+    @property
+    def written(self) -> str:
+        """The setting as it was."""
+        return self.given.text
+
+    @property
+    def origin(self) -> Origin:
+        return self.given.origin
+
+    @property
+    def exactness(self) -> Exactness:
+        if self.name is None:
+            return Exactness.LOST
+        return Exactness.NEAR if self.reason else Exactness.SAME
+
+    def as_json(self) -> dict[str, Any]:
+        shown = {"written": self.written, "origin": str(self.origin), "exactness": self.exactness}
+        return shown | {name: value for name, value in vars(self).items() if name != "given"}
 
 
 @dataclass(frozen=True)
@@ -57,11 +70,11 @@ class Translation:
 
     @property
     def lost(self) -> tuple[Line, ...]:
-        return tuple(line for line in self.lines if line.exactness is Exactness.LOST)
+        return tuple(line for line in self.lines if line.name is None)
 
     @property
     def kept(self) -> tuple[Line, ...]:
-        return tuple(line for line in self.lines if line.exactness is not Exactness.LOST)
+        return tuple(line for line in self.lines if line.name is not None)
 
 
 def engine_named(name: str) -> str:
@@ -89,17 +102,15 @@ def _worker(given: Input) -> str:
     for worker, engine in WORKERS.items():
         if given.engine in (worker, engine):
             return worker
-    chosen = " ".join(str(each.value) for each in given.settings if each.name and row_of(each.name, "lmi") in _CHOOSES)
+    known = [each for each in given.settings if each.name]
+    chosen = " ".join(str(each.value) for each in known if rule(row_of(str(each.name), "lmi"), "chooses"))
     return "dynamo.vllm" if "vllm" in chosen or "lmi-dist" in chosen else "dynamo.trtllm"
 
 
 def _lines(given: Given, source: str, target: str) -> Iterator[Line]:
-    def lost(reason: str, row: str = "") -> Line:
-        return Line(given.text, given.origin, Exactness.LOST, reason, row=row)
-
     if given.name is None:
         elsewhere = given.of_this_server and target != "lmi"
-        yield lost(f"{names_of(target).title} has no counterpart" if elsewhere else given.problem)
+        yield Line(given, f"{names_of(target).title} has no counterpart" if elsewhere else given.problem)
         return
     row = row_of(given.name, given.engine)
     if source == "truss" and row in _ECHOES and ".max_seq_len=" in given.text and target != "lmi":
@@ -110,8 +121,7 @@ def _lines(given: Given, source: str, target: str) -> Iterator[Line]:
     own = Name(given.name) if isinstance(here, str) else here
     if isinstance(given.value, dict) and isinstance(there, str):
         fields = list(_fields(given, row, target))
-        kept = [line for line in fields if line.exactness is not Exactness.LOST]
-        yield from fields if kept else [lost(there, row)]
+        yield from fields if any(line.name for line in fields) else [Line(given, there, row=row)]
         return
     if given.value is None and own.values is None:
         there = "it sets nothing, and needs no line"
@@ -119,27 +129,27 @@ def _lines(given: Given, source: str, target: str) -> Iterator[Line]:
         if isinstance(there, str):
             raise ValueError(there)
         written = _written(own, there, row, given.value, source, target)
+        if refusal := names_of(target).refusal(there.name, written):
+            raise ValueError(refusal)
     except ValueError as error:
         # What Triton does was compiled into its engine.
         idle = target != "triton" and as_text(given.value).lower() == rule(row, "idle")
-        yield lost(f"{as_text(given.value)} is what the target does anyway" if idle else str(error), row)
+        yield Line(given, f"{as_text(given.value)} is what the target does anyway" if idle else str(error), row=row)
         return
     # What is near in both engines in the same way is the same between them.
     first, second = ((side or "").split("; ") for side in (_near_in(given, own, row, source), there.near))
     near = [part for part in dict.fromkeys((*first, *second)) if (part in first) != (part in second) and part]
     if row == "model_name" and isinstance(written, list) and written and base(target) != "vllm":
+        near += ["it has one name, which is the first"] if len(written) > 1 else []
         written = written[0]
-        near.append("it has one name, which is the first")
-    if str(written).startswith((".", "/", "~")) and (remote := rule(row, "remote", target)):
+    if str(written).startswith((".", "/", "~")) and (remote := cell(row, target).get("remote")):
         near.append(remote)
-    near = [] if source == target else near
-    exactness = Exactness.NEAR if near else Exactness.SAME
-    yield Line(given.text, given.origin, exactness, "; ".join(near), there.name, written, row)
+    yield Line(given, "" if source == target else "; ".join(near), there.name, written, row)
 
 
 def _near_in(given: Given, own: Name, row: str, source: str) -> str | None:
     """Why the setting is not the same in its own engine as the row's. Triton's and Truss's have LMI's names here."""
-    return rule(row, "near", source) if given.engine == "lmi" else own.near
+    return cell(row, source).get("near") if given.engine == "lmi" else own.near
 
 
 def _written(own: Name, there: Name, row: str, value: Any, source: str, target: str) -> Any:
@@ -154,8 +164,8 @@ def _written(own: Name, there: Name, row: str, value: Any, source: str, target: 
         if there.values is None:
             raise ValueError(f"no other engine is known to have this value: {error}") from None
         return there.write(value)
-    if target != "lmi" and (refused := rule(row, "refused", as_text(ours))):
-        raise ValueError(refused)
+    if target != "lmi" and as_text(ours) in (refused := rule(row, "refused") or {}):
+        raise ValueError(refused[as_text(ours)])
     # Words that both take from the option are written as they stand: each may have spellings of its own.
     stands = isinstance(ours, str) and own.values is None and there.values is None
     return there.write(value if stands else ours)
@@ -178,22 +188,23 @@ def _fields(given: Given, row: str, target: str) -> Iterator[Line]:
 
 def _wholes(lines: list[Line], target: str) -> list[Line]:
     """The lines. A line is lost too if it tunes a setting that is lost, or that the target needs and does not have."""
-    kept = {line.row for line in lines if line.exactness is not Exactness.LOST}
+    kept = {line.row for line in lines if line.name is not None}
     lost = {line.row for line in lines} - kept
 
     def why(line: Line) -> str:
         whole = rule(line.row, "part_of")
-        if whole is None or whole in kept or (whole not in lost and target in _FIND_METHOD):
+        if whole is None or whole in kept or (whole not in lost and target in rule(whole, "found_by")):
             return ""
         return f"{whole} is lost" if whole in lost else f"the target needs {whole}, which is not set"
 
-    return [
-        Line(line.written, line.origin, Exactness.LOST, reason) if (reason := why(line)) else line for line in lines
-    ]
+    return [Line(line.given, reason) if (reason := why(line)) else line for line in lines]
 
 
 def _once(lines: list[Line]) -> Iterator[Line]:
-    """One line for each name: the exact one, or else the last one, because the last of repeated flags wins."""
+    """One line for each name: the exact one, or else the last one, because the last of repeated flags wins.
+
+    A field of an object that another line sets as a whole is lost.
+    """
     best: dict[str | None, Line] = {}
     for line in lines:
         earlier = best.get(line.name)
@@ -201,8 +212,10 @@ def _once(lines: list[Line]) -> Iterator[Line]:
         if earlier is None or again or earlier.exactness is line.exactness or line.exactness is Exactness.SAME:
             best[line.name] = line
     for line in lines:
-        winner = best[line.name]
+        path = [] if line.name is None else line.name.split(".")
+        objects = (".".join(path[:end]) for end in range(1, len(path)))
+        winner = next((best[name] for name in objects if name in best), best[line.name])
         if line.name is None or line is winner:
             yield line
         elif (winner.written, winner.value) != (line.written, line.value):
-            yield Line(line.written, line.origin, Exactness.LOST, f"{winner.written} sets {line.name}")
+            yield Line(line.given, f"{winner.written} sets {winner.name}")

@@ -15,15 +15,15 @@ from typing import Any
 import yaml
 
 from djl_trtllm.config.options.option import as_text
-from djl_trtllm.translate.names import TITLES
+from djl_trtllm.translate.names import MODULES, TITLES
 from djl_trtllm.translate.translation import Line, Translation, engine_of_lmi
 
 _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 _ESCAPED = re.compile(r'(["\\`]|\$(?!\w+|\{\w+\}))')
 """What stands between double quotes after a backslash: all that the shell reads there, but variables."""
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
-_TYPED = "--trtllm."
-"""How flags of Dynamo begin that are arguments of TensorRT-LLM: each has a value, and underscores."""
+_TYPED = "trtllm."
+"""How names of Dynamo begin that are arguments of TensorRT-LLM: `--trtllm.NAME` has one word, and underscores."""
 
 
 def rendered(translation: Translation) -> str:
@@ -124,21 +124,39 @@ def _scalar(value: Any) -> str:
 
 
 def _command(translation: Translation) -> Iterator[str]:
-    yield from (f"# {summary(line)}" for line in translation.kept)
-    target = translation.target
-    program = f"python -m {'sglang.launch_server' if target == 'sglang' else target}"
-    named = any(line.row == "model_id" for line in translation.kept)
-    lines = [_joined(_words(line, "--no-" if target == "dynamo.vllm" else "")) for line in translation.kept]
+    kept = translation.kept
+    yield from (f"# {summary(line)}" for line in kept)
+    program = f"python -m {MODULES[translation.target]}"
+    named = any(line.row == "model_id" for line in kept)
+    # Dynamo takes the arguments of TensorRT-LLM that have more than a word as one object, and then all of them.
+    arguments = {line.name: line.value for line in kept if str(line.name).startswith(_TYPED)}
+    whole = any(isinstance(value, (list, dict, type(None))) for value in arguments.values())
+    flags = [line for line in kept if not (whole and line.name in arguments)]
+    words = [_words(line, "--no-" if translation.target == "dynamo.vllm" else "") for line in flags]
+    words += [["--override-engine-args", json.dumps(_nested(arguments))]] if whole else []
+    lines = map(_joined, words)
     yield " \\\n  ".join([program if named else f"{program} --model MODEL", *filter(None, lines)])
+
+
+def _nested(arguments: Mapping[str | None, Any]) -> dict[str, Any]:
+    """Arguments by their paths as objects."""
+    found: dict[str, Any] = {}
+    for path, value in arguments.items():
+        *objects, name = str(path).removeprefix(_TYPED).split(".")
+        fields = found
+        for each in objects:
+            fields = fields.setdefault(each, {})
+        fields[name] = value
+    return found
 
 
 def _words(line: Line, off: str) -> list[str]:
     """The words of one flag; a switch that is off begins with `off`, and is left out if `off` is empty."""
-    flag, value = f"--{str(line.name).removeprefix('--')}", line.value
-    if not flag.startswith(_TYPED) and not str(line.name).startswith("--"):
-        flag = flag.replace("_", "-")
-    switch = as_text(value)
-    if switch in ("true", "false") and not flag.startswith(_TYPED):
+    name, value, switch = str(line.name), line.value, as_text(line.value)
+    if name.startswith(_TYPED):
+        return [f"--{name}", switch]
+    flag = name if name.startswith("--") else f"--{name.replace('_', '-')}"
+    if switch in ("true", "false"):
         return [flag] if switch == "true" else [off + flag.removeprefix("--")] if off else []
     if isinstance(value, dict):
         return [flag, json.dumps(value)]

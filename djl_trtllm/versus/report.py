@@ -26,26 +26,25 @@ _SHOWN = 60
 
 def _by_round(instance: Instance | None) -> dict[str, tuple[str, Callable[[Round], float | None]]]:
     """The figures of a round by their names in JSON, with their titles; those in bytes end so."""
-    price = None if instance is None else instance.hourly_price
-    rows: dict[str, tuple[str, Callable[[Round], float | None]]] = {
+    name, price = ("", None) if instance is None else (instance.name, instance.hourly_price)
+    return {
         "output_tokens_per_second": ("most tok/s", lambda each: each.best.tokens_per_second),
         "knee": ("knee, clients", lambda each: each.knee),
         "start_seconds": ("start s", lambda each: each.start_seconds),
         "memory_bytes": ("memory", lambda each: each.memory.host),
         "gpu_memory_bytes": ("GPU memory", lambda each: each.memory.gpus),
+        "usd_per_million_tokens": (
+            f"$ per million tokens, {name}",
+            lambda each: usd_per_million(price, each.best.tokens_per_second),
+        ),
     }
-    if instance is not None and price is not None:
-        title = f"$ per million tokens, {instance.name}"
-        speed = rows["output_tokens_per_second"][1]
-        rows["usd_per_million_tokens"] = (
-            title,
-            lambda each: usd_per_million(price, rate) if (rate := speed(each)) else None,
-        )
-    return rows
 
 
 def table(found: Versus, instance: Instance | None) -> list[list[str]]:
-    """Rows of cells: a figure, and its median (lowest-highest) on each engine. The first row names the engines."""
+    """Rows of cells: a figure, and its median (lowest-highest) on each engine. The first row names the engines.
+
+    A figure of a round that no engine has is left out.
+    """
     engines = found.engines
     rows = [["", *(measured.engine.name for measured in engines)]]
     for load, each in enumerate(found.plan.loads):
@@ -54,7 +53,7 @@ def table(found: Versus, instance: Instance | None) -> list[list[str]]:
     for key, (title, figure) in _by_round(instance).items():
         write = _bytes if key.endswith("bytes") else number
         cells = [_cell(measured.spread(figure), write) for measured in engines]
-        rows += [[title, *cells]] if key != "gpu_memory_bytes" or "-" not in cells else []
+        rows += [[title, *cells]] if {*cells} != {"-"} else []
     rows.append(["tokens that agree", "the reference", *(_agreement(found, measured) for measured in engines[1:])])
     rows.append(["failed requests", *(f"{measured.failed:,}" for measured in engines)])
     return rows
@@ -83,8 +82,8 @@ def _agreement(found: Versus, measured: Measured) -> str:
 
 def configuration(found: Versus) -> list[list[str]]:
     """Rows of the options that differ, with the value on each engine; the first row names the engines."""
-    rows = [["", *(measured.engine.name for measured in found.engines)]]
-    return rows + [[key, *(shortened(cell, _SHOWN) for cell in cells)] for key, cells in found.differing.items()]
+    rows = [[key, *(shortened(cell, _SHOWN) for cell in cells)] for key, cells in found.differing.items()]
+    return [["", *(measured.engine.name for measured in found.engines)], *rows] if rows else []
 
 
 def conclusion(found: Versus, instance: Instance | None) -> Iterator[str]:
@@ -136,12 +135,12 @@ def as_json(found: Versus, instance: Instance | None) -> dict[str, Any]:
 
 def _engine(found: Versus, measured: Measured, instance: Instance | None) -> dict[str, Any]:
     comparison = found.agreement(measured) if measured is not found.engines[0] else None
-    names = {"usd_per_million_tokens": None} | {key: figure for key, (_, figure) in _by_round(instance).items()}
+    by_round = _by_round(instance)
     return {
         "engine": measured.engine.name,
         "python": measured.engine.python,
         "rounds": [
-            {key: figure and figure(each) for key, figure in names.items()}
+            {key: figure(each) for key, (_, figure) in by_round.items()}
             | {"loads": [figures.as_json() for figures in each.figures]}
             for each in measured.rounds
         ],

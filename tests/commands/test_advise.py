@@ -131,6 +131,7 @@ def test_gpus_without_a_number_are_as_few_as_hold_it(tmp_path: Path) -> None:
     assert found["options"]["option.tensor_parallel_degree"] == "2"
     (found,) = answered(big, "--backend", "pytorch", "--gpu", "h100", "--stream", "40")["holding"]
     assert found["options"]["option.tensor_parallel_degree"] == "4"
+    assert "4 x H100" in advise(big, "--backend", "pytorch", "--gpu", "h100", "--stream", "40").stdout
 
 
 def test_where_none_holds_it_each_reason_is_said_and_nothing_is_there_to_paste(model: str) -> None:

@@ -71,10 +71,12 @@ def test_nested_models_are_paths_and_fields_that_a_stack_refuses_are_left_out(tm
     assert engine_names.rows("truss", {"1.0": folder})["names"] == {"trt_llm.build.checkpoint_repository.repo": "str"}
 
 
-def test_flags_of_one_worker_have_its_name_in_front(tmp_path: Path) -> None:
-    folder = package(tmp_path, {"trtllm/backend_args.py": DYNAMO})
-    found = engine_names.rows("dynamo", {"1.0": folder})
-    assert found["names"] == {"trtllm.max_seq_len": "int", "trtllm.quick": "bool"}
+def test_a_worker_has_the_flags_of_all_workers_and_its_own(tmp_path: Path) -> None:
+    shared = 'add_argument(g, flag_name="--namespace")'
+    files = {"trtllm/backend_args.py": DYNAMO, "vllm/backend_args.py": 'add_argument(g, flag_name="--other")'}
+    folder = package(tmp_path, files | {"common/configuration/groups/runtime_args.py": shared})
+    found = engine_names.rows("dynamo.trtllm", {"1.0": folder})
+    assert found["names"] == {"namespace": "str", "max_seq_len": "int", "quick": "bool"}
 
 
 def test_the_table_is_that_of_the_stored_reference_and_a_difference_has_status_1(

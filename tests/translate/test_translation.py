@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,6 +53,8 @@ def line(command: str, target: str, place: int = -1) -> Line:
         ("python -m dynamo.trtllm --model M --trtllm.max_num_tokens 4", "vllm", "max_num_batched_tokens", 4),
         ("python -m dynamo.vllm --model M --max-num-seqs 4", "sglang", "max_running_requests", 4),
         ("trtllm-serve M --tp_size 2", "dynamo", "tensor_parallel_size", 2),
+        ("trtllm-serve M --served_model_name a", "dynamo", "served_model_name", "a"),
+        ("python -m dynamo.vllm --model M -tp 2", "vllm", "tensor_parallel_size", 2),
         ("python -m dynamo.vllm --model M --namespace N", "dynamo", "namespace", "N"),
         ("trtllm-serve M --max_input_len 2", "truss", "trt_llm.runtime.patch_kwargs.max_input_len", 2),
         ("vllm serve M --served-model-name a b", "sglang", "served_model_name", "a"),
@@ -118,6 +121,9 @@ def test_a_setting_becomes_that_of_the_target(command: str, target: str, name: s
         ("OPTION_ADAPTERS=adapters", "vllm", "lost", "lora-modules"),
         ("vllm serve /models/m", "truss", "near", "upload"),
         ("vllm serve acme/m", "truss", "same", ""),
+        ("trtllm-serve M --max_batch_size 4096", "truss", "lost", "at most 2048"),
+        ("trtllm-serve M --max_batch_size 2048", "truss", "same", ""),
+        ("trtllm-serve M --max_num_tokens 64", "truss", "lost", "above 64"),
         ('vllm serve M --speculative-config \'{"num_speculative_tokens": 3, "method": "x"}\'', "sglang", "lost", ""),
     ],
 )
@@ -262,6 +268,20 @@ def test_a_file_that_a_command_line_names_is_read_with_it(tmp_path: Path) -> Non
     assert "translate it too" in translate(read_command(script.read_text()), "lmi").lines[-1].reason
 
 
+def test_a_file_of_tensorrt_llm_that_a_worker_of_dynamo_takes_is_read_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "extra.yaml"
+    path.write_text("kv_cache_config:\n  dtype: fp8\n")
+    found = line(f"python -m dynamo.trtllm --model M --extra-engine-args {path}", "vllm", 0)
+    assert (found.name, found.value, str(found.origin)) == ("kv_cache_dtype", "fp8", f"{path}:2")
+
+
+def test_a_field_of_an_object_that_is_set_as_a_whole_has_no_line_of_its_own() -> None:
+    found = translate(read_command("vllm serve M --cudagraph-capture-sizes 1 2 --enforce-eager"), "trtllm-serve")
+    assert [(each.name, each.value) for each in found.kept[1:]] == [("cuda_graph_config", None)]
+    assert found.lost[0].reason == "--enforce-eager sets cuda_graph_config"
+    assert yaml.safe_load(rendered(found)) == {"cuda_graph_config": None}
+
+
 @pytest.mark.parametrize("command", ["vllm serve M {} --max-num-seqs 8", "vllm serve M --max-num-seqs 8 {}"])
 def test_a_flag_wins_over_the_file_that_the_command_line_names(command: str, tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
@@ -282,6 +302,7 @@ def test_a_name_that_triton_has_not_is_lost_with_its_place() -> None:
     text += 'parameters { key: "nonsense" value: { string_value: "1" } }\n'
     found = translate(read_text(text, "config.pbtxt"), "vllm").lost[-1]
     assert (found.written, str(found.origin)) == ("nonsense", "config.pbtxt:3")
+    assert "not a setting of Triton" in found.reason
 
 
 def test_each_variable_before_the_program_is_reported_wherever_its_command_stands() -> None:
@@ -317,9 +338,38 @@ def test_the_fields_of_an_object_keep_their_lists_and_their_objects() -> None:
     assert str(found.origin) == "x.yaml:2"
 
 
-def test_an_object_is_a_value_or_has_fields() -> None:
+@pytest.mark.parametrize(
+    ("text", "source", "target", "name", "value"),
+    [
+        ("lora_config:\n  lora_dir: [/a]\n", "trtllm-serve", "trtllm-serve", "lora_config.lora_dir", ["/a"]),
+        ("served-model-name: [a]\n", "vllm", "vllm", "served_model_name", ["a"]),
+        ("served-model-name: [a]\n", "vllm", "sglang", "served_model_name", "a"),
+        ("lora-modules: []\n", "vllm", "vllm", "lora_modules", []),
+        ("cuda_graph_config:\n  batch_sizes: [4]\n", "trtllm-serve", "lmi", "option.cuda_graph_batch_sizes", [4]),
+        ("gc_threshold: [7, '8']\n", "sglang", "dynamo", "gc_threshold", [7, "8"]),
+        ("middleware: m\n", "vllm", "vllm", "middleware", ["m"]),
+        ("lora-modules: a=/x\n", "vllm", "vllm", "lora_modules", ["a=/x"]),
+        ("served-model-name: a\n", "vllm", "vllm", "served_model_name", "a"),
+    ],
+)
+def test_what_takes_lists_has_a_list_however_many_its_members_are(
+    text: str, source: str, target: str, name: str, value: Any
+) -> None:
+    (found,) = translate(read_text(text, "x.yaml", source), target).lines
+    assert (found.name, found.value, found.reason) == (name, value, "")
+
+
+def test_the_members_of_a_list_stay_apart() -> None:
+    members = [{"name": "a", "of": [[1, 2], [3]]}, {"name": "b"}]
+    text = yaml.safe_dump({"kv_transfer_config": {"connectors": members}})
+    (found,) = translate(read_text(text, "x.yaml", "vllm"), "lmi").lines
+    assert found.value == {"connectors": members}
+
+
+@pytest.mark.parametrize("first", ["speculative_config: ngram", "speculative_config: {method: mtp}"])
+def test_an_object_is_a_value_or_has_fields(first: str) -> None:
     with pytest.raises(DjlTrtllmError, match=r"^x\.yaml:2: speculative_config\.method: .*keep one"):
-        read_text("speculative_config: ngram\nspeculative_config.method: ngram\n", "x.yaml", "vllm")
+        read_text(f"{first}\nspeculative_config.method: ngram\n", "x.yaml", "vllm")
 
 
 def _values(declared: DeclaredOption) -> st.SearchStrategy[Any]:
@@ -378,6 +428,12 @@ def test_every_row_names_what_the_engines_have() -> None:
             found = name_in(row, engine)
             if not isinstance(found, str):
                 assert names_of(engine).has(found.name) or found.name == "gpt_model_path", (row, engine)
+
+
+def test_a_worker_of_dynamo_has_no_flags_of_the_server_that_it_does_not_run() -> None:
+    names = names_of("dynamo.trtllm")
+    assert names.has("trtllm.kv_cache_config.dtype") and names.has("namespace")
+    assert [name for name in names.names if "--" in name] == []
 
 
 def test_what_replaced_a_name_is_said_of_names_that_the_engine_has_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from djl_trtllm.config import parse_properties
-from djl_trtllm.translate.reading import read_command
+from djl_trtllm.translate.reading import read_command, read_text
 from djl_trtllm.translate.translation import translate
 from djl_trtllm.translate.writing import rendered
 
@@ -86,6 +87,16 @@ def test_a_command_line_has_the_words_of_its_program(command: str, target: str, 
     found = shlex.split(text(command, target).replace("\\\n", " "), comments=True)
     assert found[:2] == ["python", "-m"]
     assert found[5:] == words
+
+
+def test_arguments_of_tensorrt_llm_with_more_than_a_word_are_one_object_for_dynamo() -> None:
+    file = "cuda_graph_config:\n  batch_sizes: [1, 2]\nkv_cache_config:\n  dtype: fp8\nmax_batch_size: 4\n"
+    first = translate(read_text(file, "x.yaml", "trtllm-serve"), "dynamo")
+    words = shlex.split(rendered(first).replace("\\\n", " "), comments=True)
+    assert words[5:-1] == ["--max-batch-size", "4", "--override-engine-args"]
+    assert json.loads(words[-1]) == {"cuda_graph_config": {"batch_sizes": [1, 2]}, "kv_cache_config": {"dtype": "fp8"}}
+    again = translate(read_command(shlex.join(words)), "trtllm-serve")
+    assert yaml.safe_load(rendered(again)) == yaml.safe_load(file)
 
 
 @pytest.mark.parametrize("target", ["sglang", "dynamo"])

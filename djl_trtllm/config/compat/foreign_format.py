@@ -30,7 +30,6 @@ class ForeignSetting:
     name: str
     value: str
     line: int
-    is_collection: bool = False
 
     @property
     def assignment(self) -> str:
@@ -45,7 +44,7 @@ class Reading:
     settings: list[Setting] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
+    _unknown: list[Ignored] = field(default_factory=list)
     _ignored: dict[str, dict[str, int]] = field(default_factory=dict)
     _to_act_on: dict[str, dict[str, int]] = field(default_factory=dict)
 
@@ -76,9 +75,8 @@ class Reading:
         """The other server has no such setting. Its value is not shown: it may be a secret."""
         near = difflib.get_close_matches(entry.name, tuple(known), n=1, cutoff=0.75)
         advice = f"did you mean {near[0]}?" if near else "remove it, or set the option that you mean"
-        self.unknown.append(
-            f"{entry.name} ({self.path}:{entry.line}) is not a setting of {server} and has no effect; {advice}"
-        )
+        reason = f"it is not a setting of {server} and has no effect; {advice}"
+        self._unknown.append(Ignored(entry.name, Origin.file(self.path, entry.line), reason, unknown=True))
 
     def source(self) -> Source:
         return Source(
@@ -86,13 +84,16 @@ class Reading:
             tuple(self.settings),
             (*self.warnings, *self._lines(self._to_act_on)),
             tuple(self.problems),
-            tuple(self.unknown),
+            tuple(f"{each.assignment} ({each.origin}) {each.reason.removeprefix('it ')}" for each in self._unknown),
             tuple(self._lines(self._ignored)),
-            tuple(
-                Ignored(text, Origin.file(self.path, line), reason)
-                for reasons in (self._to_act_on, self._ignored)
-                for reason, entries in reasons.items()
-                for text, line in entries.items()
+            (
+                *(
+                    Ignored(text, Origin.file(self.path, line), reason)
+                    for reasons in (self._to_act_on, self._ignored)
+                    for reason, entries in reasons.items()
+                    for text, line in entries.items()
+                ),
+                *self._unknown,
             ),
         )
 

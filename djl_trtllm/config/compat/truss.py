@@ -47,6 +47,12 @@ def entries(text: str) -> list[ForeignSetting]:
     A list is one entry for each member, under the list's own name; null and empty collections have the value "".
     Raises `FormatError`.
     """
+    root = compose(text)
+    return list(_walk(root, "", 0)) if root.value else []
+
+
+def compose(text: str) -> yaml.MappingNode:
+    """The tree of a file, with bounds on its values and its depth, and without repeated keys. Raises `FormatError`."""
     if text.count(",") + text.count("\n") > _MOST_VALUES:  # reading them takes seconds
         raise FormatError(1, f"more than {_MOST_VALUES} values")
     try:
@@ -59,16 +65,14 @@ def entries(text: str) -> list[ForeignSetting]:
         reason = "its values are nested too deep" if isinstance(error, RecursionError) else str(error)
         raise FormatError(1, f"this is not YAML: {' '.join(reason.split())}") from None
     if root is None:
-        return []
+        return yaml.MappingNode("tag:yaml.org,2002:map", [])
     if not isinstance(root, yaml.MappingNode):
         raise FormatError(root.start_mark.line + 1, "expected `key: value` lines")
-    found: list[ForeignSetting] = []
-    for entry in _walk(root, "", 0):
-        found.append(entry)
-        if len(found) > _MOST_VALUES:
+    for count, _ in enumerate(_walk(root, "", 0)):
+        if count >= _MOST_VALUES:
             # Aliases multiply values; a few lines can have billions of them.
             raise FormatError(1, f"more than {_MOST_VALUES} values")
-    return found
+    return root
 
 
 def _walk(node: yaml.Node, name: str, depth: int) -> Iterator[ForeignSetting]:
@@ -92,7 +96,7 @@ def _walk(node: yaml.Node, name: str, depth: int) -> Iterator[ForeignSetting]:
         null = node.tag == "tag:yaml.org,2002:null"
         yield ForeignSetting(name, "" if null else node.value, line)
     else:
-        yield ForeignSetting(name, "", line, is_collection=True)
+        yield ForeignSetting(name, "", line)
 
 
 def _hint(text: str, line: int) -> str:

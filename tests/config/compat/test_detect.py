@@ -189,6 +189,7 @@ def test_an_entry_becomes_a_setting_or_an_answer() -> None:
     reading.refuse(ForeignSetting("a", "1", 2), "expected 2")
     reading.unknown_setting(ForeignSetting("max_beem_width", "hunter2", 2), ["max_beam_width", "max_tokens"], "Triton")
     reading.unknown_setting(ForeignSetting("beam_wid", "hunter2", 3), ["max_beam_width"], "Triton")
+    none = "it is not a setting of Triton and has no effect;"
     assert reading.source() == Source(
         Layer.FOREIGN,
         (
@@ -208,6 +209,10 @@ def test_an_entry_becomes_a_setting_or_an_answer() -> None:
             Ignored("a=1", Origin.file("f", 3), "not"),
             Ignored("c=2", Origin.file("f", 5), "not"),
             Ignored("b", Origin.file("f", 4), "else"),
+            Ignored("max_beem_width", Origin.file("f", 2), f"{none} did you mean max_beam_width?", unknown=True),
+            Ignored(
+                "beam_wid", Origin.file("f", 3), f"{none} remove it, or set the option that you mean", unknown=True
+            ),
         ),
     )
 
