@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +32,7 @@ from djl_trtllm.routing.scaling import Autoscaling, QueueAndCachePolicy
 from djl_trtllm.server.application import Application, plan_startup
 from djl_trtllm.server.exchange import WRITE_PART, Exchange
 from djl_trtllm.server.metrics import ModelFigures
+from djl_trtllm.service.adapters import Adapters
 from djl_trtllm.service.lifecycle import State
 
 if TYPE_CHECKING:
@@ -169,22 +170,26 @@ class Replica:
     app: ReplicaApplication
     _adapters: Mapping[str, str] = MappingProxyType({})
 
-    def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Register the adapters of `UserConfig`, and unregister those that an earlier one had.
 
-        Raises ConfigError and InvalidRequestError for what is wrong with it.
+        Requests are answered meanwhile. Raises ConfigError and InvalidRequestError for what is wrong with it.
         """
         wanted = UserConfig.parse(user_config).adapters
         models = [model for model in self.app.registry.models.values() if model.serves_adapters]
         if wanted and not models:
             raise ConfigError(["user_config has adapters, and the model has no LoRA: set option.enable_lora=true"])
-        for model in models:
+        # It reads files, perhaps over a network. Ray 2.55 calls a method that is not async in the event loop.
+        await asyncio.to_thread(self._change, [model.adapters for model in models], wanted)
+
+    def _change(self, of_models: Sequence[Adapters], wanted: Mapping[str, str]) -> None:
+        for adapters in of_models:
             for name, source in self._adapters.items():
                 if wanted.get(name) != source:
-                    model.adapters.unregister(name)
+                    adapters.unregister(name)
             for name, source in wanted.items():
                 if self._adapters.get(name) != source:
-                    model.adapters.register(name, source)
+                    adapters.register(name, source)
         self._adapters = wanted
 
     def record_routing_stats(self) -> dict[str, int]:
