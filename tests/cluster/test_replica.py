@@ -165,21 +165,18 @@ def test_what_stands_behind_rays_proxy_warns_or_is_refused(
     assert "Ray Serve's own proxy is between this replica and its clients" in caplog.text
 
 
-def test_the_application_of_a_replica_has_its_model_and_knows_whether_there_are_others(tiny_stories: Path) -> None:
-    alone = open_application(str(tiny_stories), {}, shared=False)
-    assert alone.registry.models.keys() == {"tiny-stories"}
-    assert not alone.shared
-    assert open_application(str(tiny_stories), {"model_name": "other"}, shared=True).shared
+def test_the_application_of_a_replica_has_its_model(tiny_stories: Path) -> None:
+    assert open_application(str(tiny_stories), {}, shared=False).registry.models.keys() == {"tiny-stories"}
 
 
 @by_table("requests", "refused")
-def test_what_would_change_one_of_several_replicas_is_refused(requests: str, refused: bool) -> None:
+def test_what_would_change_one_of_several_replicas_is_refused(requests: str, refused: bool, tiny_stories: Path) -> None:
+    apps = {shared: open_application(str(tiny_stories), {}, shared=shared) for shared in (True, False)}
+
     async def told(method: str, path: str, *, shared: bool = True, root: str = "") -> bool:
-        app = ReplicaApplication(Options(), [])
-        app.shared = shared
         made = Connection(method, root + path)
         made.scope["root_path"] = root
-        ended = await made.begin(app).end()
+        ended = await made.begin(apps[shared]).end()
         if b"one of several replicas" not in ended.body:
             return False
         return ended.status == 400 and "user_config of the deployment" in ended.json["message"]
