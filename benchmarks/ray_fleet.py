@@ -11,8 +11,9 @@ be measured says why in its row; the next one gets the fleet as it was, on anoth
 - poison: a request that ends servers, sent again by its client until it is refused; how many replicas it has ended.
 - stopped (SIGSTOP): a request every quarter of a second; the slowest of those from 10 s on.
 - update, second application, replica, router, routers, haproxy, node and head killed or lost, under a request every
-  quarter of a second: how many requests fail, with what, and until when.
-- scaled: 24 streams at the same time to one replica that may become three.
+  quarter of a second: how many requests fail, with what, and until when; how long it takes until as many replicas run
+  as before, or until HAProxy answers again.
+- scaled: 24 streams at the same time to one replica that may become three, until half a minute after all three run.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from rich.console import Console
 from benchmarks.ray_serve import round_of
 from benchmarks.servers import Server, cpu_seconds, serving
 from tests.support.models import scripted_model
+from tests.support.processes import wait_until
 from tests.support.ray_cluster import RayCluster, command
 
 REPLICAS = 4
@@ -49,7 +51,7 @@ _POISON = 77
 _PATIENCE = 120.0
 _READY_SECONDS = 900.0
 """Until as many replicas run as before: a busy machine takes minutes to start one."""
-_SCALED_SECONDS = 110.0
+_SCALED_STREAMS, _SCALED_SECONDS = 24, 30.0
 _IDLE_SECONDS = 5.0
 _ALONE = "the server without Ray"
 
@@ -273,14 +275,33 @@ def struck(cluster: RayCluster, what: str, strike: Callable[[], object], seconds
     yield Row(f"{what}: failed; seconds that it took", f"{failures(requests)}; {took:.0f}")
 
 
-def killed(cluster: RayCluster, what: str, mark: str, most: int, seconds: float) -> Iterator[Row]:
-    """The processes with this in their command line are killed, and no more than `most`."""
+def kill(cluster: RayCluster, mark: str, most: int) -> None:
+    """Kill the processes with this in their command line, no more than `most`."""
+    for process in [process for process in cluster.descendants() if mark in command(process)][:most]:
+        process.kill()
+
+
+def routers_killed(cluster: RayCluster, what: str, most: int, seconds: float) -> Iterator[Row]:
+    """No more routers than `most` are killed."""
+    return struck(cluster, f"{what} killed", lambda: kill(cluster, "djl-trtllm-router", most), seconds)
+
+
+def haproxy_killed(cluster: RayCluster) -> Iterator[Row]:
+    """The only HAProxy is killed, and those before it that have not ended; Ray starts another one."""
 
     def strike() -> None:
-        for process in [process for process in cluster.descendants() if mark in command(process)][:most]:
-            process.kill()
+        kill(cluster, "haproxy -", 9)
+        with client_of(cluster) as client:
+            wait_until(lambda: _answers(client), _READY_SECONDS, "another HAProxy")
 
-    return struck(cluster, f"{what} killed", strike, seconds)
+    return struck(cluster, "HAProxy killed", strike, 20)
+
+
+def _answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/ping").status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def complete(cluster: RayCluster) -> None:
@@ -327,14 +348,17 @@ def replica_killed(cluster: RayCluster) -> Iterator[Row]:
 
 def node_lost(cluster: RayCluster) -> Iterator[Row]:
     """The node of a replica ends, when another one has come."""
+    replicas = cluster.replicas()
+    on_it = [process for process in replicas if process.ppid() == replicas[0].ppid()]
 
     def strike() -> None:
-        cluster.call("lose_node", cluster.replicas()[0].pid)
+        cluster.call("lose_node", replicas[0].pid)
         time.sleep(1)
         complete(cluster)
 
     cluster.call("add_node")
-    return struck(cluster, "node lost", strike, 10)
+    yield from struck(cluster, "node lost", strike, 10)
+    yield Row("node lost: replicas that were on it", f"{len(on_it)} of {len(replicas)}")
 
 
 def scaled(cluster: RayCluster, model: Path) -> Iterator[Row]:
@@ -342,33 +366,39 @@ def scaled(cluster: RayCluster, model: Path) -> Iterator[Row]:
     cluster.deploy(model, app="scaled", route="/scaled", autoscale="1:3:8", direct=True)
     seen: dict[int, float] = {}
     statuses: Counter[int] = Counter()
+    replicas: Counter[str] = Counter()
 
-    async def stream(client: httpx.AsyncClient, number: int, until: float) -> None:
-        while time.monotonic() < until:
+    async def stream(client: httpx.AsyncClient, number: int, ended: asyncio.Event) -> None:
+        while not ended.is_set():
             try:
                 answer = await client.post("/scaled/invocations", json=body(f"{number} {_WORDS}", 100))
-                statuses[answer.status_code] += 1
             except httpx.HTTPError:
                 statuses[0] += 1
                 await asyncio.sleep(1)
+                continue
+            statuses[answer.status_code] += 1
+            replicas[answer.headers.get("x-replica", "none")] += 1
 
-    async def watch(began: float, until: float) -> None:
-        while time.monotonic() < until:
+    async def watch(ended: asyncio.Event) -> None:
+        now = began = time.monotonic()
+        while now < seen.get(3, _READY_SECONDS) + _SCALED_SECONDS + began:
             running = (await asyncio.to_thread(cluster.states, "scaled")).get("RUNNING", 0)
-            seen.setdefault(running, time.monotonic() - began)
+            now = time.monotonic()
+            seen.setdefault(running, now - began)
             await asyncio.sleep(1)
+        ended.set()
 
     async def all_of_them() -> None:
-        began, until = time.monotonic(), time.monotonic() + _SCALED_SECONDS
+        ended = asyncio.Event()
         async with async_client_of(cluster) as client:
-            await asyncio.gather(watch(began, until), *(stream(client, number, until) for number in range(24)))
+            await asyncio.gather(watch(ended), *(stream(client, number, ended) for number in range(_SCALED_STREAMS)))
 
     asyncio.run(all_of_them())
     cluster.call("delete", "scaled")
-    yield Row(
-        "autoscaling from 1 to 3: statuses", ", ".join(f"{count} x {status}" for status, count in statuses.items())
-    )
+    shown = (f"{count} x {status}" for status, count in statuses.items())
+    yield Row("autoscaling from 1 to 3: statuses", ", ".join(shown))
     yield Row("replicas, and when they ran", ", ".join(f"{count} at {at:.0f} s" for count, at in sorted(seen.items())))
+    yield Row("requests that each replica answered", ", ".join(map(str, sorted(replicas.values()))))
 
 
 # -- the fleet, and all sections of it ---------------------------------------------------------------------------------
@@ -434,9 +464,9 @@ def rows(folder: Path, wanted: Sequence[str], streams: int, tokens: int, rounds:
         "update": lambda cluster: updated(cluster, model),
         "second": lambda cluster: second(cluster, model),
         "replica": replica_killed,
-        "router": lambda cluster: killed(cluster, "one router", "djl-trtllm-router", 1, 20),
-        "routers": lambda cluster: killed(cluster, "all routers", "djl-trtllm-router", 9, 30),
-        "haproxy": lambda cluster: killed(cluster, "HAProxy", "haproxy -", 9, 60),
+        "router": lambda cluster: routers_killed(cluster, "one router", 1, 20),
+        "routers": lambda cluster: routers_killed(cluster, "all routers", 9, 30),
+        "haproxy": haproxy_killed,
         "scaled": lambda cluster: scaled(cluster, model),
         "node": node_lost,
         "head": head_lost,

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
-import re
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -32,6 +29,7 @@ from djl_trtllm.routing.scaling import Autoscaling, QueueAndCachePolicy
 from djl_trtllm.server.application import Application, plan_startup
 from djl_trtllm.server.exchange import WRITE_PART, Exchange
 from djl_trtllm.server.metrics import ModelFigures
+from djl_trtllm.service.adapters import Adapters
 from djl_trtllm.service.lifecycle import State
 
 if TYPE_CHECKING:
@@ -42,22 +40,10 @@ logger = logging.getLogger(__name__)
 
 _REQUEST_ID = REQUEST_ID.encode()
 _OF_ROUTER = ray_names.HEADERS.encode()
-_MANAGED = re.compile(r"/models(/[^/]+)?|(/models/[^/]+)?/adapters(/[^/]+)?")
-_ONE_OF_MANY = front_end_error(
-    400,
+_ONE_OF_MANY = (
     "a request reaches one of several replicas, and would change that one only: give adapters in the user_config of "
-    "the deployment, {adapters: {NAME: FOLDER}}, and models in the arguments of the application (docs/ray.md)",
+    "the deployment, {adapters: {NAME: FOLDER}}, and models in the arguments of the application (docs/ray.md)"
 )
-
-
-def _ended_replicas(seconds: str) -> Reply:
-    return front_end_error(
-        400,
-        f"this request has ended {DEATHS} replicas, and the same one is refused for {seconds} s: change it, and report "
-        "it with the replicas' logs",
-    )
-
-
 _MOVED_SECONDS = 2.0
 
 
@@ -68,8 +54,6 @@ class ReplicaApplication(Application):
     names the replica, whose log has the id.
     """
 
-    shared: bool = False
-    """Whether there are other replicas."""
     received: int = 0
     """Requests so far: with it the router knows which of those that it has sent are in a report of the load."""
     router: Any = None
@@ -96,13 +80,15 @@ class ReplicaApplication(Application):
     async def _received(self, scope: Scope) -> Reply | None:
         """Count a request and read what the router says about it; the reply to one that is refused."""
         self.received += 1
-        if self.shared and _changes_one_replica(scope):
-            return _ONE_OF_MANY
         if self.router is None:
             return None
         said = {name.decode(): value.decode() for name, value in scope["headers"] if name.startswith(_OF_ROUTER)}
-        if ray_names.REFUSED in said:
-            return _ended_replicas(said[ray_names.REFUSED])
+        if (seconds := said.get(ray_names.REFUSED)) is not None:
+            return front_end_error(
+                400,
+                f"this request has ended {DEATHS} replicas, and the same one is refused for {seconds} s: change it, "
+                "and report it with the replicas' logs",
+            )
         if said.get(ray_names.CHOSEN, self.name) != self.name:
             # The chosen replica has died of it, perhaps. Say it before the same happens here.
             try:
@@ -120,7 +106,7 @@ def open_application(model: str | None, options: Mapping[str, Any], *, shared: b
     """The application of a replica, `shared` if there are others. It is ready when its lifespan has started."""
     plan = plan_startup(model, os.environ, as_arguments(options))
     app = ReplicaApplication(*plan, wait_until_ready=True)
-    app.shared = shared
+    app.context.unchangeable = _ONE_OF_MANY if shared else ""
     configure(str(app.options.log_level), json=app.options.log_format == "json")
     return app
 
@@ -136,14 +122,8 @@ def require_direct(*, asked: bool) -> None:
         f"{' and '.join(wrong)} on all nodes"
     )
     if asked:
-        raise ConfigError([problem])
+        raise ConfigError(problem)
     logger.warning("%s", problem)
-
-
-def _changes_one_replica(scope: Scope) -> bool:
-    """Whether a request of the management API would change what this replica serves, and no other one."""
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
-    return scope["method"] in ("POST", "PUT", "DELETE") and _MANAGED.fullmatch(path) is not None
 
 
 class UserConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -160,32 +140,37 @@ class UserConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             return msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
-            raise ConfigError([f"user_config: {error}; expected adapters, as {{adapters: {{NAME: FOLDER}}}}"]) from None
+            raise ConfigError(f"user_config: {error}; expected adapters, as {{adapters: {{NAME: FOLDER}}}}") from None
 
 
 class Replica:
     """The hooks of a replica for Ray Serve. `serve.ingress` adds `app`, what `open_application` returned."""
 
     app: ReplicaApplication
-    _adapters: Mapping[str, str] = MappingProxyType({})
+    _configured = UserConfig()
 
-    def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Register the adapters of `UserConfig`, and unregister those that an earlier one had.
 
-        Raises ConfigError and InvalidRequestError for what is wrong with it.
+        Requests are answered meanwhile. Raises ConfigError and InvalidRequestError for what is wrong with it.
         """
-        wanted = UserConfig.parse(user_config).adapters
+        wanted = UserConfig.parse(user_config)
         models = [model for model in self.app.registry.models.values() if model.serves_adapters]
-        if wanted and not models:
-            raise ConfigError(["user_config has adapters, and the model has no LoRA: set option.enable_lora=true"])
-        for model in models:
-            for name, source in self._adapters.items():
-                if wanted.get(name) != source:
-                    model.adapters.unregister(name)
-            for name, source in wanted.items():
-                if self._adapters.get(name) != source:
-                    model.adapters.register(name, source)
-        self._adapters = wanted
+        if wanted.adapters and not models:
+            raise ConfigError("user_config has adapters, and the model has no LoRA: set option.enable_lora=true")
+        # It reads files, perhaps over a network. Ray 2.55 calls a method that is not async in the event loop.
+        await asyncio.to_thread(self._change, [model.adapters for model in models], wanted)
+
+    def _change(self, of_models: Sequence[Adapters], wanted: UserConfig) -> None:
+        before, after = self._configured.adapters, wanted.adapters
+        for adapters in of_models:
+            for name in before:
+                if after.get(name) != before[name]:
+                    adapters.unregister(name)
+            for name, source in after.items():
+                if before.get(name) != source:
+                    adapters.register(name, source)
+        self._configured = wanted
 
     def record_routing_stats(self) -> dict[str, int]:
         """Return what the router knows about this replica's load."""
@@ -270,9 +255,9 @@ class ClusterArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             arguments = msgspec.convert(named, cls, strict=False)
         except msgspec.ValidationError as error:
-            raise ConfigError([f"{_WHAT}: {error}; there are {', '.join(cls.__struct_fields__)}"]) from None
+            raise ConfigError(f"{_WHAT}: {error}; there are {', '.join(cls.__struct_fields__)}") from None
         if arguments.autoscale is not None and "replicas" in named:
-            raise ConfigError([f"{_WHAT} have replicas and autoscale: leave one out"])
+            raise ConfigError(f"{_WHAT} have replicas and autoscale: leave one out")
         return arguments
 
     @property
@@ -309,7 +294,7 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     kind = Replica if arguments.autoscale is None else AutoscaledReplica
     # Serve's limit is beyond ours, so that ours are those that refuse.
     limit = options.max_rolling_batch_size + options.job_queue_size + _BESIDES
-    replicas = ray_serve.deployment(
+    deployment = ray_serve.deployment(
         ray_serve.ingress(application)(kind),
         name=arguments.name,
         max_ongoing_requests=limit,
@@ -319,12 +304,17 @@ def build(args: Mapping[str, Any]) -> serve.Application:
         max_constructor_retry_count=_STARTS,
         ray_actor_options=_resources(arguments, options),
         **_number_of_replicas(arguments, options),
-        **(_routing() if routed else {}),
-    ).bind()
+    )
     if not routed:
-        return replicas
-    from djl_trtllm.cluster.router import Router
+        return deployment.bind()
+    from ray.serve.config import RequestRouterConfig
 
+    from djl_trtllm.cluster.router import PrefixRouter, Router
+
+    config = RequestRouterConfig(
+        request_router_class=PrefixRouter, request_routing_stats_period_s=_ROUTING_STATS_SECONDS
+    )
+    replicas = deployment.options(request_router_config=config).bind()
     router = ray_serve.deployment(
         ray_serve.ingress()(Router),
         name=router_name,
@@ -335,27 +325,14 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     return ray_names.with_router(replicas, router)
 
 
-def _routing() -> dict[str, Any]:
-    from ray.serve.config import RequestRouterConfig
-
-    from djl_trtllm.cluster.router import PrefixRouter
-
-    config = RequestRouterConfig(
-        request_router_class=PrefixRouter, request_routing_stats_period_s=_ROUTING_STATS_SECONDS
-    )
-    return {"request_router_config": config}
-
-
 def require_known_clients(options: Options) -> None:
     """Raise ConfigError for limits of clients that cannot be known: HAProxy says nothing of a client's address."""
     known = options.api_keys_file or options.client_header or _proxies(options)
     if options.max_requests_per_client and not known:
         raise ConfigError(
-            [
-                "max_requests_per_client counts clients by their addresses, and on Ray all have that of HAProxy: name "
-                "api_keys_file, or a client_header that a gateway sets, or the addresses of the load balancer and of "
-                "the nodes as forwarded_allow_ips"
-            ]
+            "max_requests_per_client counts clients by their addresses, and on Ray all have that of HAProxy: name "
+            "api_keys_file, or a client_header that a gateway sets, or the addresses of the load balancer and of the "
+            "nodes as forwarded_allow_ips"
         )
 
 
@@ -405,15 +382,12 @@ def reserved_gpus(options: Options) -> int:
     of_nodes = _gpus_of_nodes()
     if options.backend is Backend.AUTO and not any(of_nodes.values()):
         return 0
-    degrees = (options.tensor_parallel_degree, options.pipeline_parallel_degree, options.context_parallel_size)
-    if "max" in degrees:
+    ranks = options.ranks
+    if ranks is None:
         raise ConfigError(
-            [
-                "option.tensor_parallel_degree=max does not say how many GPUs a replica reserves: give a number, or "
-                "the argument gpus"
-            ]
+            "option.tensor_parallel_degree=max does not say how many GPUs a replica reserves: give a number, or the "
+            "argument gpus"
         )
-    ranks = math.prod(int(degree) for degree in degrees)
     ranks_are_actors = options.orchestrator_type == "ray"
     if of_nodes:
         _require_room(ranks, of_nodes, spanning=ranks_are_actors)
@@ -445,11 +419,9 @@ def _require_room(ranks: int, of_nodes: Mapping[str, int], *, spanning: bool) ->
     wanted = f"the same number on each node, the head included, and {ranks} together" if spanning else f"{ranks} on one"
     shown = ", ".join(f"{count} on {node}" for node, count in of_nodes.items())
     raise ConfigError(
-        [
-            f"{ranks} ranks need GPUs, {wanted}, and the cluster has {shown}: change the parallel degrees, let them "
-            f"span nodes with option.orchestrator_type=ray (docs/ray.md), or give the argument gpus: {ranks} if larger "
-            "nodes are to come"
-        ]
+        f"{ranks} ranks need GPUs, {wanted}, and the cluster has {shown}: change the parallel degrees, let them span "
+        f"nodes with option.orchestrator_type=ray (docs/ray.md), or give the argument gpus: {ranks} if larger nodes "
+        "are to come"
     )
 
 

@@ -15,12 +15,12 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from djl_trtllm.cluster.application import ClusterArguments, build, drain_seconds, require_ray
+from djl_trtllm.cluster.ray_names import AT_ONCE
 from djl_trtllm.config.sources import as_arguments
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.service.model import preview
@@ -58,52 +58,41 @@ def serve(task: Task, channel: socket.socket, ending: contextlib.ExitStack) -> N
     if planned.plan is not None:
         planned.plan.require_runtime()
     cpus = max(os.cpu_count() or 1, _LEAST_CPUS, math.ceil(parsed.cpus * parsed.most_replicas))
-    with _reasons("Ray does not start on this machine"):
+    listen = {"host": task.host, "port": task.port}
+    try:
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, logging_level="warning")
-    ending.callback(ray.shutdown)
-    ending.callback(ray.serve.shutdown)
-    with _reasons("Ray Serve does not start on this machine"):
-        listen = {"host": task.host, "port": task.port}
+        ending.callback(ray.shutdown)
+        ending.callback(ray.serve.shutdown)
         ray.serve.start(proxy_location="HeadOnly", http_options=listen, logging_config=_QUIET)
+    except Exception as error:  # Ray raises no narrower one
+        raise DjlTrtllmError(f"Ray does not start on this machine: {error}") from error
     try:
         ray.serve.run(build(task.arguments), name=task.app, route_prefix=task.route, logging_config=_QUIET)
     except RuntimeError as error:
         raise DjlTrtllmError(f"{task.app} does not start: {_reason(task.app) or error}") from error
     _tell(channel, runs=drain)
-    while _state(task.app) not in (None, "DELETING"):
+    while (found := _found(task.app)) is not None and found.status.value != "DELETING":
         if select.select([channel], [], [], _LOOK_SECONDS)[0]:
-            ray.serve.delete(task.app, _blocking=False)
+            ray.serve.delete(task.app, **AT_ONCE)
             break
     channel.shutdown(socket.SHUT_WR)
-    while _state(task.app) is not None:
+    while _found(task.app) is not None:
         time.sleep(_LOOK_SECONDS)
+
+
+def _found(app: str) -> Any:
+    """What Serve says of an application (`ApplicationStatusOverview`); None if there is none of this name."""
+    return require_ray().serve.status().applications.get(app)
 
 
 def _reason(app: str) -> str:
     """Why an application has not started: a replica's own reason, or what Serve says of the application."""
-    from ray import serve
-
-    if (found := serve.status().applications.get(app)) is None:
+    if (found := _found(app)) is None:
         return ""
     # With Ray 2.60 the application has a sentence only, and the deployment the replica's traceback.
     messages = [*(each.message for each in found.deployments.values()), found.message]
     own = (parts[-1] for message in messages if len(parts := _OWN_ERROR.split(message)) > 1)
-    return next(own, found.message).strip()
-
-
-@contextlib.contextmanager
-def _reasons(what: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # Ray raises no narrower one
-        raise DjlTrtllmError(f"{what}: {error}") from error
-
-
-def _state(app: str) -> str | None:
-    from ray import serve
-
-    found = serve.status().applications.get(app)
-    return None if found is None else str(found.status.value)
+    return str(next(own, found.message)).strip()
 
 
 def _tell(channel: socket.socket, **what: object) -> None:

@@ -86,24 +86,22 @@ def files_of_haproxy(folder: Path) -> dict[str, str]:
 
 
 def _ports() -> dict[str, str]:
-    chosen = {name: port if _is_free(port) else _any_free() for name, port in _PORTS.items()}
+    chosen = {name: _free(port) for name, port in _PORTS.items()}
     ranges = (range(first, first + _REPLICAS) for first in range(*_PORTS_OF_REPLICAS, _REPLICAS))
-    replicas = next((ports for ports in ranges if all(map(_is_free, ports))), range(*_PORTS_OF_REPLICAS))
+    unused = (ports for ports in ranges if all(_free(port) == port for port in ports))
+    replicas = next(unused, range(*_PORTS_OF_REPLICAS))
     chosen["RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT"] = replicas[0]
     chosen["RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT"] = replicas[-1]
     return {name: str(port) for name, port in chosen.items()}
 
 
-def _is_free(port: int) -> bool:
+def _free(port: int) -> int:
+    """Return the port, or another one if it is taken."""
     try:
-        socket.create_server(("", port)).close()
+        listener = socket.create_server(("", port))
     except OSError:
-        return False
-    return True
-
-
-def _any_free() -> int:
-    with socket.create_server(("", 0)) as listener:
+        listener = socket.create_server(("", 0))
+    with listener:
         return int(listener.getsockname()[1])
 
 
@@ -116,10 +114,6 @@ def _programs_of_haproxy() -> tuple[str, ...]:
 
 
 _DRIVER = (sys.executable, "-m", "djl_trtllm.cluster.driver")
-
-
-class _Stopped(Exception):
-    """SIGINT or SIGTERM came."""
 
 
 def serve_here(
@@ -146,11 +140,11 @@ def serve_here(
         environ = environment_of_machine(os.environ, Path(folder))
         spared = below()
         try:
-            with _on_signals(_stop):
+            with _on_signals(signal.default_int_handler):
                 error = _follow(task, driver, environ, ready, ray_seconds)
                 # HAProxy does not belong to Ray, and may outlive the one that has started it.
                 psutil.wait_procs(below() - spared, end_seconds)
-        except _Stopped:
+        except KeyboardInterrupt:
             pass
         finally:
             if killed := kill_below(spared, end_seconds):
@@ -162,7 +156,7 @@ def serve_here(
 def _follow(
     task: Task, program: Sequence[str], environ: Mapping[str, str], ready: Callable[[], None], ray_seconds: float
 ) -> str | None:
-    """Start the driver and wait until it has ended, or should have. Returns what went wrong. Raises _Stopped."""
+    """Start the driver and wait until it has ended or should have. Returns the error. Raises KeyboardInterrupt."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -184,7 +178,7 @@ def _follow(
                 else:
                     drain = message["runs"]
                     ready()
-        except _Stopped:
+        except KeyboardInterrupt:
             if drain is None:  # nothing runs that could be lost
                 raise
         ours.shutdown(socket.SHUT_WR)
@@ -193,10 +187,6 @@ def _follow(
         if error is None and driver.returncode:
             error = f"the process that runs Ray has ended with status {driver.returncode}"
         return error
-
-
-def _stop(number: int, frame: object) -> None:
-    raise _Stopped
 
 
 @contextlib.contextmanager

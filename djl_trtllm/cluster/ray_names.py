@@ -48,6 +48,8 @@ ROUTER = "-router"
 """How the name of a router's deployment ends, after that of the deployment that it routes to."""
 UNDISPATCHED = {"_reserve": False}
 """Keywords of `DeploymentHandle.choose_replica` for a request that HAProxy sends, and the handle does not."""
+AT_ONCE = {"_blocking": False}
+"""Keywords of `serve.delete`, which does not wait for the end of the application with them."""
 HEADERS = "x-serve-router-"
 """How the names of headers begin that a router may set; HAProxy removes them from what clients send."""
 CHOSEN, DIGEST, REFUSED = (f"{HEADERS}{name}" for name in ("chosen", "digest", "refused"))
@@ -67,12 +69,6 @@ def has_routers() -> bool:
 def with_router(application: serve.Application, router: serve.Application) -> serve.Application:
     """Let HAProxy ask the router for each POST to the application."""
     return application._with_ingress_request_router(router)
-
-
-def router_of(application: serve.Application) -> serve.Application | None:
-    """Return the router that `with_router` has set."""
-    found: serve.Application | None = getattr(application, "_ingress_request_router", None)
-    return found
 
 
 def address(replica: Any) -> tuple[str, int] | None:

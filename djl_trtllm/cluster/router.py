@@ -47,7 +47,7 @@ class Router:
         self._replicas = replicas
         self._fleet = Fleet(slack, self._accuse, self._sent)
         self._news: deque[Sent] = deque(maxlen=_MOST_NEWS)
-        self._routers = 1
+        self._name, self._routers = "", 1
         self._all: Any = None
         """The handle of all routers. Making one asks controller and head, and the event loop waits for both."""
         self._telling: set[asyncio.Task[None]] = set()
@@ -55,6 +55,7 @@ class Router:
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Ray calls it when the router starts."""
         context = serve.get_replica_context()
+        self._name = context.replica_id.unique_id
         self._all = serve.get_deployment_handle(context.deployment, context.app_name)
         return Starlette(routes=[Route("/{path:path}", self._answer, methods=["POST"])])
 
@@ -82,7 +83,7 @@ class Router:
 
     async def heard(self, router: str, news: list[Sent]) -> None:
         """A router has sent these."""
-        if router != self._name():
+        if router != self._name:
             for sent in news:
                 self._fleet.note(sent)
 
@@ -98,11 +99,7 @@ class Router:
         await asyncio.sleep(_TOGETHER_SECONDS * self._routers)
         news = list(self._news)
         self._news.clear()
-        await self._tell("heard", self._name(), news)
-
-    @staticmethod
-    def _name() -> str:
-        return str(serve.get_replica_context().replica_id.unique_id)
+        await self._tell("heard", self._name, news)
 
     def _background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

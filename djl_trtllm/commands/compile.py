@@ -3,7 +3,6 @@
 trtllm-build writes `--gemm_plugin=float16`, `--gemm_plugin float16`, and `--strongly_typed` without a value.
 """
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -194,9 +193,8 @@ def write_parameters(archive: Path, options: Options, progress: Callable[[str], 
         "ModelVersion": file_sha256(archive)[:16],
         "TargetConcurrency": str(target_concurrency(options.max_rolling_batch_size)),
     }
-    if options.tensor_parallel_degree != "max":
-        degrees = (options.tensor_parallel_degree, options.pipeline_parallel_degree, options.context_parallel_size)
-        parameters["Accelerators"] = str(math.prod(degrees))
+    if options.ranks is not None:
+        parameters["Accelerators"] = str(options.ranks)
     elif (former := parameters.pop("Accelerators", None)) is not None:
         progress(
             f"note: Accelerators={former} is no longer in {file}: option.tensor_parallel_degree=max does not say how "

@@ -84,7 +84,8 @@ def status_of(model: ServedModel) -> ModelStatus:
 class ServerContext:
     """The models of a server, its options, and what HTTP, WebSockets and gRPC check, count and report together.
 
-    Raises ConfigError if the options of clients are wrong.
+    `unchangeable` says why the management API changes nothing, on a server where it does not. Raises ConfigError if the
+    options of clients are wrong.
     """
 
     options: Options
@@ -92,6 +93,7 @@ class ServerContext:
     access: Access = EVERYBODY
     telemetry: Telemetry = field(default_factory=Telemetry)
     counts: ServerCounts = field(default_factory=ServerCounts)
+    unchangeable: str = ""
 
     def __post_init__(self) -> None:
         self.bodies = BodyMemory(self.options.max_body_memory)

@@ -238,6 +238,8 @@ class Endpoint:
             if self.method is not None and not self.takes(scope["method"]):
                 allow = self.allow or self.method
                 raise errors.MethodNotAllowedError(f"{scope['path']} takes {allow}, not {scope['method']}", allow=allow)
+            if self.role is Role.MANAGE and self.method != "GET" and context.unchangeable:
+                raise Refused(front_end_error(400, context.unchangeable))
             if (reply := await self.handler(exchange)) is not None:
                 await exchange.reply(reply)
         except ClientGone:

@@ -105,24 +105,35 @@ def test_only_proxies_that_are_named_say_who_a_client_is(model: str, monkeypatch
 
 
 def test_several_replicas_have_a_router_where_haproxy_can_ask_one(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def built(**arguments: Any) -> Any:
-        return build({"model": model, **arguments})
+    of_ray = ray_names.with_router
+    routed: list[Any] = []
 
-    def router_of(application: Any) -> Any:
-        return ray_names.router_of(application)
+    def with_router(application: Any, router: Any) -> Any:
+        routed.append(router)
+        return of_ray(application, router)
+
+    monkeypatch.setattr(ray_names, "with_router", with_router)
+
+    def has_router(**arguments: Any) -> bool:
+        routed.clear()
+        build({"model": model, **arguments})
+        return bool(routed)
 
     monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY", raising=False)
-    assert router_of(built(replicas=2)) is None
+    assert not has_router(replicas=2)
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
-    assert router_of(built()) is None, "there is nothing to choose"
+    assert not has_router(), "there is nothing to choose"
     if not ray_names.has_routers():
         pytest.skip("this Ray asks no router of ours")
-    assert router_of(built(replicas=2)) is not None and router_of(built(autoscale="1:2")) is not None
+    assert has_router(replicas=2) and has_router(autoscale="1:2")
 
 
 def test_the_installed_ray_has_the_names_that_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray import serve
+
     version = Version(importlib.metadata.version("ray"))
     monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    assert ray_names.AT_ONCE.keys() <= inspect.signature(serve.delete).parameters.keys()
     assert ray_names.has_routers() == (version >= Version("2.58"))
     if not ray_names.has_routers():
         return

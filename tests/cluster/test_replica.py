@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,27 +77,50 @@ def lora(tmp_path: Path) -> Any:
     return SimpleNamespace(name="lora", serves_adapters=True, adapters=adapters)
 
 
+def reconfigure(replica: Replica, user_config: Mapping[str, Any]) -> None:
+    asyncio.run(replica.reconfigure(user_config))
+
+
 def test_adapters_are_those_of_the_last_user_config(lora: Any) -> None:
     made = of_models(lora)
-    made.reconfigure({"adapters": {"a": "one", "b": "two"}})
+    reconfigure(made, {"adapters": {"a": "one", "b": "two"}})
     kept, replaced = lora.adapters.find("a"), lora.adapters.find("b")
-    made.reconfigure({"adapters": {"a": "one", "b": "three", "c": "two"}})
+    reconfigure(made, {"adapters": {"a": "one", "b": "three", "c": "two"}})
     assert [adapter.name for adapter in lora.adapters] == ["a", "b", "c"]
     assert lora.adapters.find("a") is kept
     assert lora.adapters.find("b").id != replaced.id
-    made.reconfigure({})
+    reconfigure(made, {})
     assert list(lora.adapters) == []
+
+
+def test_a_replica_goes_on_while_it_registers_adapters(lora: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, gone_on = threading.Event(), threading.Event()
+
+    def register(name: str, source: str) -> None:
+        begun.set()
+        assert gone_on.wait(10), "the event loop waits for it"
+
+    monkeypatch.setattr(lora.adapters, "register", register)
+
+    async def story() -> None:
+        changed = asyncio.create_task(of_models(lora).reconfigure({"adapters": {"a": "one"}}))
+        while not begun.is_set():  # noqa: ASYNC110  # it says so in another thread
+            await asyncio.sleep(0)
+        gone_on.set()
+        await changed
+
+    asyncio.run(story())
 
 
 def test_what_is_wrong_with_a_user_config_is_reported(lora: Any) -> None:
     with pytest.raises(ConfigError, match=r"user_config: .*`adaptors`; expected adapters, as"):
-        of_models(lora).reconfigure({"adaptors": {}})
+        reconfigure(of_models(lora), {"adaptors": {}})
     with pytest.raises(InvalidRequestError, match="holds no adapter"):
-        of_models(lora).reconfigure({"adapters": {"a": "four"}})
+        reconfigure(of_models(lora), {"adapters": {"a": "four"}})
     plain = SimpleNamespace(name="plain", serves_adapters=False)
-    of_models(plain).reconfigure({"adapters": {}})
+    reconfigure(of_models(plain), {"adapters": {}})
     with pytest.raises(ConfigError, match=r"set option\.enable_lora=true"):
-        of_models(plain).reconfigure({"adapters": {"a": "one"}})
+        reconfigure(of_models(plain), {"adapters": {"a": "one"}})
 
 
 def behind_rays_middleware(app: ASGIApp) -> ASGIApp:
@@ -141,21 +165,18 @@ def test_what_stands_behind_rays_proxy_warns_or_is_refused(
     assert "Ray Serve's own proxy is between this replica and its clients" in caplog.text
 
 
-def test_the_application_of_a_replica_has_its_model_and_knows_whether_there_are_others(tiny_stories: Path) -> None:
-    alone = open_application(str(tiny_stories), {}, shared=False)
-    assert alone.registry.models.keys() == {"tiny-stories"}
-    assert not alone.shared
-    assert open_application(str(tiny_stories), {"model_name": "other"}, shared=True).shared
+def test_the_application_of_a_replica_has_its_model(tiny_stories: Path) -> None:
+    assert open_application(str(tiny_stories), {}, shared=False).registry.models.keys() == {"tiny-stories"}
 
 
 @by_table("requests", "refused")
-def test_what_would_change_one_of_several_replicas_is_refused(requests: str, refused: bool) -> None:
+def test_what_would_change_one_of_several_replicas_is_refused(requests: str, refused: bool, tiny_stories: Path) -> None:
+    apps = {shared: open_application(str(tiny_stories), {}, shared=shared) for shared in (True, False)}
+
     async def told(method: str, path: str, *, shared: bool = True, root: str = "") -> bool:
-        app = ReplicaApplication(Options(), [])
-        app.shared = shared
         made = Connection(method, root + path)
         made.scope["root_path"] = root
-        ended = await made.begin(app).end()
+        ended = await made.begin(apps[shared]).end()
         if b"one of several replicas" not in ended.body:
             return False
         return ended.status == 400 and "user_config of the deployment" in ended.json["message"]

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,8 +41,8 @@ ended are not used again for an hour, and without a port no replica starts."""
 _ATTEMPTS = 5
 _CALL_SECONDS = 1200.0
 """Against a driver that hangs. A deployment took more than 300 s on two cores at a load of 60."""
-_REPLICA = "ServeReplica:"
-_PROXY = "haproxy"
+_REPLICA = re.compile(r"ServeReplica:(?P<app>[^:]+):(?P<name>[\w-]+)")
+"""The title of a replica's process. While Ray calls one of its methods, the method's name follows."""
 
 
 def needs_ray() -> None:
@@ -178,10 +179,14 @@ class RayCluster(Reachable):
         self._seen.update(children)
         return children
 
-    def replicas(self) -> list[psutil.Process]:
-        """The processes of replicas, in the order of their start."""
-        commands = ((process, command(process).strip()) for process in self.descendants())
-        found = [process for process, line in commands if _REPLICA in line and not line.endswith(ROUTER)]
+    def replicas(self, app: str | None = None) -> list[psutil.Process]:
+        """The processes of an application's replicas, or of all, in the order of their start; routers are none."""
+        titles = ((process, _REPLICA.search(command(process))) for process in self.descendants())
+        found = [
+            process
+            for process, title in titles
+            if title is not None and not title["name"].endswith(ROUTER) and app in (None, title["app"])
+        ]
         return sorted(found, key=lambda process: process.create_time())
 
 

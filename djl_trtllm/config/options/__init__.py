@@ -138,6 +138,13 @@ _Values: Any = create_model("_Values", __config__=_CONFIG, **_FIELDS)
 class Options(_Values, OptionTypes):  # type: ignore[misc]  # the first is made at run time
     """The values of all options, typed and frozen. Made by `resolve`; where values came from is in `Config`."""
 
+    @property
+    def ranks(self) -> int | None:
+        """GPUs over which the options spread a model; None if that depends on the machine (`max`)."""
+        if self.tensor_parallel_degree == "max":
+            return None
+        return self.tensor_parallel_degree * self.pipeline_parallel_degree * self.context_parallel_size
+
 
 _BY_SPELLING = {spelling: declared for declared in OPTIONS.values() for spelling in declared.spellings}
 

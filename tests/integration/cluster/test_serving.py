@@ -125,14 +125,14 @@ def adapting(cluster: RayCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def test_another_user_config_changes_the_adapters_of_the_replicas_that_run(adapting: Adapting) -> None:
-    before = adapting.cluster.replicas()
+    before = adapting.cluster.replicas(APP)
     adapting.register({"french": "more/a"})
-    wait_until(lambda: adapting.statuses("french") == {200}, 60, "the adapter in all replicas")
+    wait_until(lambda: adapting.statuses("french") == {200}, what="the adapter in all replicas")
     adapting.register({"german": "more/b"})
-    wait_until(lambda: adapting.statuses("german") == {200}, 60, "the new adapter in all replicas")
+    wait_until(lambda: adapting.statuses("german") == {200}, what="the new adapter in all replicas")
     assert 200 not in adapting.statuses("french")
     assert "french" in adapting.ask("french")[1]
     listed = adapting.cluster.http.get(f"{ROUTE}/adapters").text
     assert "german" in listed
     assert "french" not in listed
-    assert adapting.cluster.replicas() == before
+    assert adapting.cluster.replicas(APP) == before
