@@ -82,8 +82,8 @@ def _vllm(translation: Translation) -> Iterator[str]:
     # Without a name vLLM serves a model of its own choice.
     model = "" if any(line.name == "model" for line in translation.kept) else "MODEL "
     yield f"# Start it by: vllm serve {model}--config FILE.yaml"
-    dashed = {str(line.name).partition("."): line for line in translation.kept}
-    yield from _yaml({head.replace("_", "-") + dot + rest: line for (head, dot, rest), line in dashed.items()})
+    fields = _nested({str(line.name): line for line in translation.kept})
+    yield from _yaml({name.replace("_", "-"): leaf for name, leaf in fields.items()})
 
 
 def _trtllm_serve(translation: Translation) -> Iterator[str]:
@@ -92,31 +92,37 @@ def _trtllm_serve(translation: Translation) -> Iterator[str]:
     model = next((as_text(line.value) for line in flags if line.name == "model"), "MODEL")
     yield "# Start it by: " + _one_line(_joined(["trtllm-serve", model, *words, "--config", "FILE.yaml"]))
     yield from (f"#   {summary(line)}" for line in flags)
-    yield from _yaml({str(line.name): line for line in translation.kept if line not in flags})
+    yield from _yaml(_nested({str(line.name): line for line in translation.kept if line not in flags}))
 
 
 def _truss(translation: Translation) -> Iterator[str]:
     yield "# Truss also needs resources.accelerator, the GPUs: H100:2, for example."
-    names: dict[str, Line | str] = {str(line.name): line for line in translation.kept}
-    fixed: dict[str, Line | str] = {"trt_llm.inference_stack": "v2"}
-    if any(".checkpoint_repository." in name for name in names):
-        fixed["trt_llm.build.checkpoint_repository.source"] = "HF"
-    yield from _yaml(fixed | names)
+    leaves: dict[str, Line | str] = {"trt_llm.inference_stack": "v2"}
+    if any(".checkpoint_repository." in str(line.name) for line in translation.kept):
+        leaves["trt_llm.build.checkpoint_repository.source"] = "HF"
+    yield from _yaml(_nested(leaves | {str(line.name): line for line in translation.kept}))
 
 
-def _yaml(leaves: Mapping[str, Line | str], indent: str = "") -> Iterator[str]:
-    """Lines of a YAML file, of leaves by the paths of their keys."""
-    heads: dict[str, dict[str, Line | str]] = {}
+def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects of the leaves, which are by the paths of their keys; none is a leaf and an object."""
+    found: dict[str, Any] = {}
     for path, leaf in leaves.items():
-        head, _, rest = path.partition(".")
-        heads.setdefault(head, {})[rest] = leaf
-    for head, inside in heads.items():
-        if "" in inside:
-            leaf = inside.pop("")
-            yield f"{indent}{head}: " + (leaf if isinstance(leaf, str) else f"{_scalar(leaf.value)}  # {summary(leaf)}")
-        if inside:
-            yield f"{indent}{head}:"
-            yield from _yaml(inside, f"{indent}  ")
+        *objects, name = path.split(".")
+        fields = found
+        for each in objects:
+            fields = fields.setdefault(each, {})
+        fields[name] = leaf
+    return found
+
+
+def _yaml(fields: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """Lines of a YAML file, of lines and texts in objects."""
+    for name, leaf in fields.items():
+        if isinstance(leaf, dict):
+            yield f"{indent}{name}:"
+            yield from _yaml(leaf, f"{indent}  ")
+        else:
+            yield f"{indent}{name}: " + (leaf if isinstance(leaf, str) else f"{_scalar(leaf.value)}  # {summary(leaf)}")
 
 
 def _scalar(value: Any) -> str:
@@ -129,25 +135,13 @@ def _command(translation: Translation) -> Iterator[str]:
     program = f"python -m {MODULES[translation.target]}"
     named = any(line.row == "model_id" for line in kept)
     # Dynamo takes the arguments of TensorRT-LLM that have more than a word as one object, and then all of them.
-    arguments = {line.name: line.value for line in kept if str(line.name).startswith(_TYPED)}
+    arguments = {str(line.name): line.value for line in kept if str(line.name).startswith(_TYPED)}
     whole = any(isinstance(value, (list, dict, type(None))) for value in arguments.values())
     flags = [line for line in kept if not (whole and line.name in arguments)]
     words = [_words(line, "--no-" if translation.target == "dynamo.vllm" else "") for line in flags]
-    words += [["--override-engine-args", json.dumps(_nested(arguments))]] if whole else []
+    words += [["--override-engine-args", json.dumps(_nested(arguments)["trtllm"])]] if whole else []
     lines = map(_joined, words)
     yield " \\\n  ".join([program if named else f"{program} --model MODEL", *filter(None, lines)])
-
-
-def _nested(arguments: Mapping[str | None, Any]) -> dict[str, Any]:
-    """Arguments by their paths as objects."""
-    found: dict[str, Any] = {}
-    for path, value in arguments.items():
-        *objects, name = str(path).removeprefix(_TYPED).split(".")
-        fields = found
-        for each in objects:
-            fields = fields.setdefault(each, {})
-        fields[name] = value
-    return found
 
 
 def _words(line: Line, off: str) -> list[str]:
