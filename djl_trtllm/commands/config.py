@@ -32,7 +32,7 @@ def config(
     show_all: Annotated[bool, typer.Option("--all", help="Include options that have their default.")] = False,
     backend: Annotated[
         str | None,
-        typer.Option(help="Plan for this backend (tensorrt, pytorch, openvino), also where it is not installed."),
+        typer.Option(help="Plan for this backend (tensorrt, pytorch, vllm, openvino), also where it is not installed."),
     ] = None,
     gpu: Annotated[
         str | None, typer.Option(metavar="NAME[:COUNT]", help="Plan for a machine with these GPUs, such as h100:8.")
