@@ -1,5 +1,6 @@
 """`djl-trtllm generate`: the prompts of a file in, JSON lines out."""
 
+import codecs
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -58,7 +59,7 @@ def read_entries(data: bytes, name: str, parameters: Mapping[str, Any], *, json_
     Raises InvalidRequestError for parameters that are wrong, and for lines that are, with their numbers.
     """
     template = _parse({"inputs": "-", "parameters": parameters})
-    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    lines = data.split(b"\n")
     entries: list[Entry] = []
     problems: list[str] = []
     for number, line in enumerate(lines, 1):
@@ -183,7 +184,7 @@ def generate_file(
     Returns how many prompts failed. Raises DjlTrtllmError if nothing could be run, BrokenPipeError when nobody reads
     the output any more.
     """
-    data = _read(prompts)
+    data = _read(prompts).removeprefix(codecs.BOM_UTF8)
     json_lines = not text and (prompts.suffix in JSON_SUFFIXES or data.lstrip()[:1] == b"{")
     entries = read_entries(data, "stdin" if prompts == _STANDARD else str(prompts), parameters, json_lines=json_lines)
     if not entries:

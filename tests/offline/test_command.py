@@ -102,6 +102,12 @@ def test_lines_come_from_stdin_and_go_to_a_file(model: Path, tmp_path: Path) -> 
     assert lines_of(result.stdout)[0]["prompt"] == '{"prompt": "a wolf"}'
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_prompt(model: Path) -> None:
+    for prompt in ('{"prompt": "a wolf"}', "a wolf"):
+        result = generate(model, "-", stdin=f"{prompt}\n".encode("utf-8-sig"))
+        assert [line["prompt"] for line in lines_of(result.stdout)] == ["a wolf"]
+
+
 def test_a_file_without_prompts_is_no_work(missing: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n\n")
