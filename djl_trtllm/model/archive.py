@@ -110,7 +110,9 @@ def open_model(path: Path, workdir: Path, *, bounds: Bounds = DEFAULT_BOUNDS) ->
         elif path.is_file():
             path = _open_archive(path, workdir, bounds)
         else:
-            raise LayoutError(f"no model at {path}: expected a model directory or a .tar.gz of one")
+            raise LayoutError(
+                f"no model at {path}: expected a model directory, a .tar.gz of one, or a configuration file in one"
+            )
     raise ArchiveError(f"{path}: more than {_MAX_DESCENT} archives and folders inside one another; pack the model once")
 
 
