@@ -370,7 +370,7 @@ def package(directory: Path, out: Path, progress: Callable[[str], None] = lambda
                     archive.addfile(_header(name, path), _Counted(content, meter))
         partial.replace(out)
     except OSError as error:
-        raise ModelError(f"cannot write {out}: {error}") from error
+        raise ModelError(f"cannot write {out}: {error.strerror or error}") from error
     finally:
         partial.unlink(missing_ok=True)
     return list(files)

@@ -264,6 +264,9 @@ def test_a_bad_line_is_refused_with_its_number(line: bytes, message: str) -> Non
 def test_wrong_parameters_of_all_lines_are_refused_without_a_line() -> None:
     with pytest.raises(InvalidRequestError, match=r"^'top_p' is 2"):
         read_entries(b"a\nb", "prompts", {"top_p": 2}, json_lines=False)
+    for name in ("details", "stream", "return_full_text"):
+        with pytest.raises(InvalidRequestError, match=f"^'{name}' changes the shape"):
+            read_entries(b"a\nb", "prompts", {name: True}, json_lines=False)
 
 
 # -- lines of results --------------------------------------------------------------------------------------------------
