@@ -459,6 +459,6 @@ def _refusal(name: str, value: object, row: Parameter) -> str:
 
 def _not_accepted(row: Parameter) -> str:
     accepted = " or ".join(show(neutral) for neutral in row.neutral)
-    without = f" other than {accepted}" if accepted else ""
+    what = f"values other than {accepted} are" if accepted else "it is"
     advice = f": {row.advice}" if row.advice else ""
-    return f"values{without} are not supported by this backend{advice}"
+    return f"{what} not supported by this backend{advice}"
