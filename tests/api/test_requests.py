@@ -7,6 +7,7 @@ for scripted output. UPDATE_GOLDEN=1 writes what is made of each row; a new one 
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -209,6 +210,13 @@ def test_an_unknown_formatter_of_the_option_is_logged_once(caplog: pytest.LogCap
         made_of({"path": "/invocations", "body": {"inputs": "a"}, "options": {"output_formatter": "jsonline"}})
     (line,) = caplog.messages
     assert "option.output_formatter" in line and "jsonline" in line
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/v1/chat/completions", "/v1/messages", "/generate", "/predict"])
+def test_a_compressed_body_is_said_to_be_one(path: str) -> None:
+    body = gzip.compress(b'{"inputs": "a"}').decode("latin-1")
+    _, why = made_of({"path": path, "raw": body})["refused"]
+    assert "gzip" in why and "uncompressed" in why
 
 
 def test_an_error_before_the_prompt_was_tokenised_shows_the_inputs() -> None:

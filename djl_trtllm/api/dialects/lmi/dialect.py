@@ -160,7 +160,7 @@ def decode(body: bytes, content_type: str | None) -> Any:
             return read_json(body)
         except orjson.JSONDecodeError as error:
             raise errors.InvalidRequestError(
-                f"{PREFIX}Invalid request payload. The body is not valid JSON: {error}. "
+                f"{PREFIX}Invalid request payload. The body is not valid JSON: {base.why_no_json(body, error)}. "
                 f"Received {show(body[:100].decode(errors='replace'))}"
             ) from None
     if media_type == "text/plain":
