@@ -186,7 +186,7 @@ _ADAPTER = replace(
     _TOKENWISE,
     feature="adapters",
     shown="'adapters'",
-    advice="this model is served without LoRA adapters; on TensorRT-LLM set option.enable_lora=true",
+    advice="this model is served without LoRA adapters; on TensorRT-LLM and vLLM set option.enable_lora=true",
 )
 
 

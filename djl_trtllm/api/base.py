@@ -545,7 +545,17 @@ def parse_json(data: bytes, what: str = "the body") -> Any:
         return read_json(data)
     except orjson.JSONDecodeError as error:
         shown = data[:80].decode(errors="replace")
-        raise errors.InvalidRequestError(f"{what} is not valid JSON: {error}. Received {shown!r}") from None
+        raise errors.InvalidRequestError(
+            f"{what} is not valid JSON: {why_no_json(data, error)}. Received {shown!r}"
+        ) from None
+
+
+_GZIP = b"\x1f\x8b"
+
+
+def why_no_json(data: bytes, error: orjson.JSONDecodeError) -> str:
+    """Return what is wrong with data that is no JSON; a parser does not know of compressed bodies."""
+    return "it is compressed (gzip), send it uncompressed" if data.startswith(_GZIP) else str(error)
 
 
 def _count(data: bytes) -> bytes:

@@ -223,7 +223,7 @@ class Table:
         elif problems.unknown is UnknownParameters.NOTE and self._matters_not(name, problems):
             problems.ignore(name, where)
         else:
-            near = None if problems.full else self._similar(name, _ALIKE)  # without a use beyond those that are shown
+            near = None if problems.full else self.similar(name)  # without a use beyond those that are shown
             hint = f", did you mean '{near}'?" if near else ""
             problems.invalid.append(f"unknown {where} {show(name)}{hint}")
 
@@ -231,6 +231,10 @@ class Table:
         """Whether an unknown name is none of another API's, and probably not meant to be a known one."""
         few = len(problems.ignored) < _MOST_NOTED and name not in _meant
         return few and self._similar(name, _MISTYPED, *self._elsewhere) is None
+
+    def similar(self, name: str) -> str | None:
+        """The name that is most like an unknown one, None if none is."""
+        return self._similar(name, _ALIKE)
 
     def _similar(self, name: str, likeness: float, *more: str) -> str | None:
         return _most_similar(name[:_SHOWN], (*self.rows, *more), likeness)
@@ -459,6 +463,6 @@ def _refusal(name: str, value: object, row: Parameter) -> str:
 
 def _not_accepted(row: Parameter) -> str:
     accepted = " or ".join(show(neutral) for neutral in row.neutral)
-    without = f" other than {accepted}" if accepted else ""
+    what = f"values other than {accepted} are" if accepted else "it is"
     advice = f": {row.advice}" if row.advice else ""
-    return f"values{without} are not supported by this backend{advice}"
+    return f"{what} not supported by this backend{advice}"

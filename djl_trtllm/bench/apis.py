@@ -1,5 +1,6 @@
 """The APIs that a load can be put on: where requests go, what they say, and how their streams are read."""
 
+import codecs
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -84,7 +85,7 @@ def read_prompts(path: Path, output: int, flag: str) -> list[Prompt]:
     `parameters`. Raises BenchmarkError for lines that are wrong; `flag` names the file.
     """
     try:
-        lines = read_file(path, MOST_PROMPTS_BYTES).splitlines()
+        lines = read_file(path, MOST_PROMPTS_BYTES).removeprefix(codecs.BOM_UTF8).splitlines()
     except OSError as error:
         raise BenchmarkError(f"{flag} {path}: cannot read it: {error.strerror}") from None
     prompts = [_prompt(line, f"{path}:{number}", output) for number, line in enumerate(lines, 1) if line.strip()]

@@ -69,7 +69,7 @@ def advise(
             size.named_model(model), {name: value for name, value in flags.items() if value is not None}
         )
         if request.shortened is not None:
-            raise SizingError(request.shortened)
+            raise SizingError(f"--isl {isl} --osl {osl}: {request.shortened}; ask for no more than that together")
         machines = machines_of(split(gpu or ()), gpu_memory, split(instance or ()), here=False) or aws_machines()
         advice = Advice(request, machines, goals, degrees)
         if as_json:

@@ -18,7 +18,11 @@ app = typer.Typer(help="List, verify and prune the engine cache.", no_args_is_he
 
 
 def _cache() -> EngineCache:
-    return EngineCache(load(None, os.environ).engine_cache_dir)
+    config = load(None, os.environ)
+    root = config.engine_cache_dir
+    if root.exists() and not root.is_dir():
+        raise EngineError(f"{config.format_setting('engine_cache_dir')} is a file: expected the folder of the cache")
+    return EngineCache(root)
 
 
 @app.command("ls")

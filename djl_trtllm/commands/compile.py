@@ -50,7 +50,8 @@ def read_arguments(words: Sequence[str]) -> CompileArguments:
         if option is None:
             named[name] = value
             continue
-        settings.append(f"{option.key}={value}")
+        # By the name that the user wrote: messages show it, and two names of one option may differ in what they set.
+        settings.append(f"option.{name}={value}")
         if option.option.legacy:
             notes.append(f"--{name}: {option.option.effect_everywhere}")
     if _LOG_LEVEL in named:

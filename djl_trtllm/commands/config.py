@@ -1,6 +1,7 @@
 """`djl-trtllm config`: the resolved configuration, and whether the model can be served with it."""
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from djl_trtllm.commands.console import (
     warn,
     width_of,
 )
+from djl_trtllm.errors import DjlTrtllmError
 
 app = typer.Typer(add_completion=False)
 _CANNOT = "cannot be served:"
@@ -32,7 +34,7 @@ def config(
     show_all: Annotated[bool, typer.Option("--all", help="Include options that have their default.")] = False,
     backend: Annotated[
         str | None,
-        typer.Option(help="Plan for this backend (tensorrt, pytorch, openvino), also where it is not installed."),
+        typer.Option(help="Plan for this backend (tensorrt, pytorch, vllm, openvino), also where it is not installed."),
     ] = None,
     gpu: Annotated[
         str | None, typer.Option(metavar="NAME[:COUNT]", help="Plan for a machine with these GPUs, such as h100:8.")
@@ -51,11 +53,10 @@ def config(
     is in order and the model is on the hub or in S3.
     """
     if diff is not None:
-        show_differences(*diff, as_json=as_json)
+        unused = {"MODEL": model, "--all": show_all, "--backend": backend, "--gpu": gpu, "--offline": offline}
+        show_differences(*diff, [name for name, given in unused.items() if given], as_json=as_json)
     else:
-        show_configuration(
-            find_model(model), as_json=as_json, show_all=show_all, backend=backend, gpu=gpu, offline=offline
-        )
+        show_configuration(model, as_json=as_json, show_all=show_all, backend=backend, gpu=gpu, offline=offline)
 
 
 def show_configuration(
@@ -70,7 +71,7 @@ def show_configuration(
         from djl_trtllm.engines.hardware import gpus_named
         from djl_trtllm.service.model import preview
 
-        found = preview(model, os.environ, backend, () if gpu is None else gpus_named(gpu), offline=offline)
+        found = preview(find_model(model), os.environ, backend, () if gpu is None else gpus_named(gpu), offline=offline)
         config, plan, refusal = found.config, found.plan, found.refusal
         chosen = likely_backend(config, found.hardware) if plan is None else plan.backend
         if plan is None:
@@ -108,9 +109,11 @@ def show_configuration(
         raise typer.Exit(1 if refusal is not None else _NOT_LOOKED_AT)
 
 
-def show_differences(first: Path, second: Path, *, as_json: bool) -> None:
-    """Print what differs between two configurations."""
+def show_differences(first: Path, second: Path, unused: Sequence[str] = (), *, as_json: bool) -> None:
+    """Print what differs between two configurations; `unused` are arguments without effect on that, and refused."""
     with errors_for_the_reader():
+        if unused:
+            raise DjlTrtllmError(f"--diff compares its two configurations as they are: leave out {', '.join(unused)}")
         from djl_trtllm.config.explain import diff_as_json, render_diff
         from djl_trtllm.service.model import open_source
 

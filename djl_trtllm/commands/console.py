@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from djl_trtllm.errors import DjlTrtllmError
+from djl_trtllm.errors import DjlTrtllmError, clipped
 from djl_trtllm.listing import columns, wrapped
 from djl_trtllm.progress import TerminalDisplay, shown_on
 
@@ -25,13 +25,21 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 @contextmanager
 def errors_for_the_reader() -> Iterator[None]:
-    """Print expected errors as a message and exit with status 1, without a traceback; on a terminal, show bars."""
+    """Print expected errors as a message and exit with status 1, without a traceback; on a terminal, show bars.
+
+    What the system says of a file that the user named (a name that is too long, no permission) is expected too.
+    """
     console = Console(stderr=True)
     try:
         with shown_on(TerminalDisplay(console)) if console.is_terminal else nullcontext():
             yield
     except DjlTrtllmError as error:
         say(console, str(error), label="error:", style="bold red")
+        raise typer.Exit(1) from None
+    except OSError as error:
+        if error.filename is None:
+            raise
+        say(console, f"{clipped(str(error.filename))}: {error.strerror}", label="error:", style="bold red")
         raise typer.Exit(1) from None
 
 

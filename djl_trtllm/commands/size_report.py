@@ -635,7 +635,7 @@ def draw(path: Path, report: SizeReport) -> None:
     try:
         figure.savefig(path, dpi=144)
     except OSError as error:
-        raise SizingError(f"--plot {path}: cannot write it: {error}") from error
+        raise SizingError(f"--plot {path}: cannot write it: {error.strerror or error}") from error
 
 
 def _draw_memory(axes: Any, report: SizeReport) -> None:

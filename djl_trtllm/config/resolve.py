@@ -254,7 +254,8 @@ def _choose(
     for other_layer, other in ranked[1:]:
         two_names = other_layer is layer and layer.has_own_names
         if two_names and other.value.strip() != winner.value.strip():
-            draft.problems.append(f"{winner} and {other} are two names of one option with different values; keep one")
+            how = "given twice" if other.name == winner.name else "two names of one option"
+            draft.problems.append(f"{winner} and {other} are {how} with different values; keep one")
     return winner, [setting for _, setting in ranked[1:] if setting.origin.is_user]
 
 

@@ -347,6 +347,9 @@ def read_properties(path: Path, layer: Layer = Layer.FILE) -> Source:
         return Source(layer)
     except OSError as error:
         return Source(layer, problems=(f"{path} cannot be read: {error.strerror or error}",))
+    if b"\0" in data:
+        problem = f"{path} has NUL bytes, as UTF-16 has: no option of it can be read; save it as UTF-8"
+        return Source(layer, problems=(problem,))
     # Java reads Latin-1. A file with other characters is nearly always UTF-8, and was garbled there.
     try:
         text = data.decode("utf-8-sig")

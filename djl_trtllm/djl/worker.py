@@ -297,7 +297,7 @@ def register(service: ModelService, inputs: Any) -> Item:
     name = inputs.get_property("name") or ""
     try:
         if not service.serves_adapters:
-            raise InvalidRequestError("LoRA is not enabled: set option.enable_lora=true, on TensorRT-LLM")
+            raise InvalidRequestError("LoRA is not enabled: set option.enable_lora=true, on TensorRT-LLM or vLLM")
         service.adapters.register(name, inputs.get_property("src") or name)
     except RequestError as error:
         return Item(b"", True, _FAILED, str(error))

@@ -110,7 +110,9 @@ def open_model(path: Path, workdir: Path, *, bounds: Bounds = DEFAULT_BOUNDS) ->
         elif path.is_file():
             path = _open_archive(path, workdir, bounds)
         else:
-            raise LayoutError(f"no model at {path}: expected a model directory or a .tar.gz of one")
+            raise LayoutError(
+                f"no model at {path}: expected a model directory, a .tar.gz of one, or a configuration file in one"
+            )
     raise ArchiveError(f"{path}: more than {_MAX_DESCENT} archives and folders inside one another; pack the model once")
 
 
@@ -368,7 +370,7 @@ def package(directory: Path, out: Path, progress: Callable[[str], None] = lambda
                     archive.addfile(_header(name, path), _Counted(content, meter))
         partial.replace(out)
     except OSError as error:
-        raise ModelError(f"cannot write {out}: {error}") from error
+        raise ModelError(f"cannot write {out}: {error.strerror or error}") from error
     finally:
         partial.unlink(missing_ok=True)
     return list(files)

@@ -1,5 +1,6 @@
 """`djl-trtllm generate`: the prompts of a file in, JSON lines out."""
 
+import codecs
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -57,8 +58,9 @@ def read_entries(data: bytes, name: str, parameters: Mapping[str, Any], *, json_
     `name` is the file's in messages. `parameters` are parameters of the LMI schema for every line; a line's own win.
     Raises InvalidRequestError for parameters that are wrong, and for lines that are, with their numbers.
     """
+    _refuse_shapes(parameters)
     template = _parse({"inputs": "-", "parameters": parameters})
-    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    lines = data.split(b"\n")
     entries: list[Entry] = []
     problems: list[str] = []
     for number, line in enumerate(lines, 1):
@@ -103,11 +105,8 @@ def _read_object(line: dict[str, Any], number: int, defaults: Mapping[str, Any])
         raise InvalidRequestError("expected exactly one of 'prompt', 'inputs' and 'messages'")
     if "prompt" in payload:
         payload["inputs"] = payload.pop("prompt")
-    for name in _SHAPES_ANSWERS:
-        if payload.get(name) or own.get(name):
-            raise InvalidRequestError(
-                f"'{name}' changes the shape of HTTP responses, and the lines written here have one shape: leave it out"
-            )
+    _refuse_shapes(payload)
+    _refuse_shapes(own)
     if "messages" in payload:
         if twice := sorted(own.keys() & payload.keys()):
             raise InvalidRequestError(f"'{twice[0]}' stands in 'parameters' and beside 'messages': give one")
@@ -115,6 +114,15 @@ def _read_object(line: dict[str, Any], number: int, defaults: Mapping[str, Any])
     else:
         request = _parse(payload | {"parameters": _fill(own, defaults, INPUTS_PARAMETERS)})
     return Entry(number if id_ is None else id_, request)
+
+
+def _refuse_shapes(given: Mapping[str, Any]) -> None:
+    """Refuse parameters that have no effect on the lines of results."""
+    for name in _SHAPES_ANSWERS:
+        if given.get(name):
+            raise InvalidRequestError(
+                f"'{name}' changes the shape of HTTP responses, and the lines written here have one shape: leave it out"
+            )
 
 
 def _fill(given: dict[str, Any], defaults: Mapping[str, Any], table: Table) -> dict[str, Any]:
@@ -183,7 +191,7 @@ def generate_file(
     Returns how many prompts failed. Raises DjlTrtllmError if nothing could be run, BrokenPipeError when nobody reads
     the output any more.
     """
-    data = _read(prompts)
+    data = _read(prompts).removeprefix(codecs.BOM_UTF8)
     json_lines = not text and (prompts.suffix in JSON_SUFFIXES or data.lstrip()[:1] == b"{")
     entries = read_entries(data, "stdin" if prompts == _STANDARD else str(prompts), parameters, json_lines=json_lines)
     if not entries:

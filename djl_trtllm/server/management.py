@@ -284,7 +284,7 @@ class AdapterRoutes:
         if model.state is not State.READY:
             raise NotReadyError(f"model {model.name} is not ready")
         if not model.serves_adapters:
-            raise refused(400, "LoRA is not enabled: set option.enable_lora=true, on TensorRT-LLM.")
+            raise refused(400, "LoRA is not enabled: set option.enable_lora=true, on TensorRT-LLM or vLLM.")
         try:
             yield model
         except UnknownAdapterError as error:

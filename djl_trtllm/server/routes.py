@@ -411,7 +411,7 @@ class Routes:
 
     async def not_found(self, exchange: Exchange) -> Reply:
         exchange.dialect = _dialect_near(exchange.scope["path"])
-        raise errors.UnknownPathError(f"there is nothing at {exchange.scope['path']}")
+        raise errors.UnknownPathError(f"there is nothing at {exchange.scope['path']}; GET / lists the paths")
 
     def _renderer(self, name: str) -> Callable[[Sequence[Mapping[str, Any]], Mapping[str, Any]], str]:
         """Renders the chat messages of an action, for the thread that the action has."""

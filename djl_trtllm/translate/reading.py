@@ -89,6 +89,11 @@ def read(words: Sequence[str], engine: str | None = None) -> Input:
 
 
 def _read_path(path: Path, engine: str | None) -> Input:
+    if path.is_dir():
+        raise DjlTrtllmError(
+            f"{path} is a directory: name the file in it, such as {path / 'serving.properties'}, config.pbtxt or "
+            "config.yaml"
+        )
     try:
         text = read_file(path, MOST_SETTINGS_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:

@@ -7,6 +7,7 @@ for scripted output. UPDATE_GOLDEN=1 writes what is made of each row; a new one 
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -190,15 +191,32 @@ def test_any_body_is_parsed_or_refused(body: bytes, headers: dict[str, str]) -> 
     assert made_of({"path": "/invocations", "raw": body.decode("latin-1"), "headers": headers})
 
 
-def test_an_unknown_formatter_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    unheard, chat = {"output_formatter": "unheard"}, {"messages": [{"role": "user", "content": "Hello"}]}
-    for body in ({"inputs": "a"}, chat):
-        made_of({"path": "/invocations", "body": body})
-    made_of({"path": "/invocations", "body": chat, "options": unheard})
-    assert not caplog.messages
-    made_of({"path": "/invocations", "body": {"inputs": "a", "parameters": unheard}})
-    made_of({"path": "/invocations", "body": chat | unheard})
-    assert caplog.messages == ['Unsupported output formatter: "unheard"; using the default'] * 2
+FORMATTER = {"output_formatter": "unheard"}
+INPUTS = {"inputs": "a", "parameters": FORMATTER}
+BESIDE = {"messages": [{"role": "user", "content": "Hello"}], **FORMATTER}
+
+
+@pytest.mark.parametrize("body", [INPUTS, BESIDE])
+def test_an_unknown_formatter_is_named_in_the_response_or_refused(body: dict[str, Any]) -> None:
+    name, text = made_of({"path": "/invocations", "body": body})["head"][-1]
+    assert name == "Warning" and "output_formatter=unheard" in text
+    options = {"unknown_parameters": "refuse"}
+    kind, why = made_of({"path": "/invocations", "body": body, "options": options})["refused"]
+    assert kind == "InvalidRequestError" and "'output_formatter' is \"unheard\"" in why and "jsonlines" in why
+
+
+def test_an_unknown_formatter_of_the_option_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        made_of({"path": "/invocations", "body": {"inputs": "a"}, "options": {"output_formatter": "jsonline"}})
+    (line,) = caplog.messages
+    assert "option.output_formatter" in line and "jsonline" in line
+
+
+@pytest.mark.parametrize("path", ["/invocations", "/v1/chat/completions", "/v1/messages", "/generate", "/predict"])
+def test_a_compressed_body_is_said_to_be_one(path: str) -> None:
+    body = gzip.compress(b'{"inputs": "a"}').decode("latin-1")
+    _, why = made_of({"path": path, "raw": body})["refused"]
+    assert "gzip" in why and "uncompressed" in why
 
 
 def test_an_error_before_the_prompt_was_tokenised_shows_the_inputs() -> None:

@@ -275,6 +275,12 @@ def test_inputs_are_known_and_those_that_are_refused_are_small() -> None:
         check_input("lora_weights", "ensemble", 257)
     with pytest.raises(InvalidRequestError, match="unexpected inference input \"hen\" for model 'ensemble'"):
         check_input("hen", "ensemble", 1)
+    for name in ("temprature", "max_token", "x" * 100_000):
+        with pytest.raises(InvalidRequestError, match="unexpected inference input") as refused:
+            check_input(name, "ensemble", 1)
+        known = {"temprature": "temperature", "max_token": "max_tokens"}.get(name)
+        assert ("did you mean" in str(refused.value)) is (known is not None)
+        assert known is None or f"'{known}'" in str(refused.value)
 
 
 def test_outputs_are_those_that_are_named_or_the_usual_ones() -> None:

@@ -201,7 +201,8 @@ def test_a_file_has_texts_and_messages_and_is_read_again_and_again(tmp_path: Pat
     file = tmp_path / "prompts.jsonl"
     file.write_text(
         '{"prompt": "one", "max_tokens": 3}\n\n{"inputs": "two"}\n'
-        '{"messages": [{"role": "user", "content": "three"}]}\n'
+        '{"messages": [{"role": "user", "content": "three"}]}\n',
+        encoding="utf-8-sig",
     )
     prompts = list(islice(of_file(file, 9, random.Random(1)), 6))
     expected = {("one", 3), ("two", 9), ("three", 9)}

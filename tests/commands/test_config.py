@@ -100,6 +100,29 @@ def test_differences_are_a_list_or_json(tmp_path: Path) -> None:
     assert (refused.exit_code, "Traceback" in refused.output) == (1, False)
 
 
+def test_a_comparison_refuses_what_has_no_effect_on_it(tmp_path: Path) -> None:
+    one = str(model(tmp_path / "a", "option.max_input_len=8\n"))
+    for words in ([one], ["--all"], ["--backend", "openvino"], ["--gpu", "h100"], ["--offline"]):
+        result = runner.invoke(app, ["config", "--diff", one, one, *words])
+        assert result.exit_code == 1
+        assert f"leave out {words[0] if words[0] != one else 'MODEL'}" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["config", "serve", "compile", "size", "generate", "package"])
+def test_a_name_that_no_file_system_takes_is_an_error_in_one_line(command: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}')
+    more = {"compile": [str(tmp_path / "out")], "generate": ["--prompts", str(tmp_path / "prompts.jsonl")]}
+    result = runner.invoke(app, [command, "a" * 300, *more.get(command, [])])
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    assert "a" * 300 in result.stdout + result.stderr
+
+
+def test_a_configuration_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:
+    result = runner.invoke(app, ["config", "story/serving.properties"])
+    assert result.exit_code == 1
+    assert "no model at story/serving.properties" in result.stderr and "hub" not in result.stderr
+
+
 @pytest.mark.parametrize("words", [[], ["--json"]])
 def test_the_status_says_whether_the_model_can_be_served(tmp_path: Path, tiny_stories: Path, words: list[str]) -> None:
     assert runner.invoke(app, ["config", str(tiny_stories), *words]).exit_code == 0

@@ -40,7 +40,7 @@ WORKFLOW = """
 
 SETTINGS = """
     gpt_attention_plugin=float16 gemm_plugin=float16 remove_input_padding=enable paged_kv_cache=enable
-    tensor_parallel_degree=1 max_num_sequences=256 max_input_len=2048 max_output_len=1024 max_num_tokens=1024
+    tp_size=1 max_batch_size=256 max_input_len=2048 max_output_len=1024 max_num_tokens=1024
     opt_num_tokens=1024 context_fmha=enable use_paged_context_fmha=enable context_fmha_fp32_acc=enable
     multi_block_mode=enable
 """
@@ -53,6 +53,9 @@ def read(line: str) -> CompileArguments:
 
 def test_the_workflows_flags_are_options() -> None:
     settings = tuple(f"option.{setting}" for setting in SETTINGS.split())
+    # The engine's batch is the server's too, as trtllm-build means it.
+    options = load(None, {}, arguments=settings).options
+    assert (options.max_num_sequences, options.max_rolling_batch_size, options.tensor_parallel_degree) == (256, 256, 1)
     expected = CompileArguments("/models/trt/llama-trt-ckpt", "/models/trt/llama-trt-engine", settings, ())
     assert read(WORKFLOW) == expected
     assert read(WORKFLOW.replace("=", " ")) == expected
@@ -63,7 +66,7 @@ def test_checkpoint_and_output_are_places_or_flags(line: str) -> None:
     arguments = read(line)
     assert (arguments.checkpoint, arguments.out) == ("in", "out")
     assert {setting.replace("enable", "true") for setting in arguments.settings} == {
-        "option.tensor_parallel_degree=2",
+        "option.tp_size=2",
         "option.fast_build=true",
     }
 
@@ -177,6 +180,8 @@ def test_cache_lists_verifies_and_prunes(tmp_path: Path) -> None:
     assert damaged.exit_code == 1 and "model.bin" in damaged.stderr
     (tmp_path / key / MANIFEST_FILE).write_text("{")
     assert "unreadable manifest" in cache(tmp_path, "ls").stdout
+    other = cache(tmp_path / key / "model.bin", "ls")
+    assert other.exit_code == 1 and "option.engine_cache_dir=" in other.stderr and "is a file" in other.stderr
     kept = cache(tmp_path, "prune", "--keep", "1")
     assert "1 engines are left" in kept.stderr
     pruned = cache(tmp_path, "prune")

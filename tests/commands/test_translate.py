@@ -53,6 +53,7 @@ def test_flags_alone_are_of_the_engine_that_is_named() -> None:
         (("vllm serve M", "--to", "vlm"), "trtllm-serve"),
         (("vllm serve M",), "--to"),
         (("no-such.yaml", "--to", "lmi"), "no-such.yaml"),
+        ((str(Path(__file__).parent), "--to", "vllm"), "serving.properties"),
         (("--explain", "num-scheduler-steps"), "--async-scheduling"),
         (("--explain", "max_model_length"), "did you mean"),
     ],

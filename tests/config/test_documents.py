@@ -264,6 +264,19 @@ def test_a_public_file_ends_as_the_list_says_and_loses_no_setting(kind: str, mod
         assert f"| {file['where']} | {file['verdict']} |" in PAGE
 
 
+TROUBLESHOOTING = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+
+
+def test_the_page_shows_the_errors_that_a_wrong_file_gets() -> None:
+    match = re.search(r"^\$ djl-trtllm serve bad\nerror: (.*?)\n```", TROUBLESHOOTING, re.DOTALL | re.MULTILINE)
+    assert match is not None
+    wrong = re.findall(r"^  - (\S+) \(bad/serving\.properties:(\d+)\)", match[1], re.MULTILINE)
+    text = "".join(f"{key}\n" for key, _ in sorted(wrong, key=lambda each: int(each[1])))
+    with pytest.raises(ConfigError) as raised:
+        resolve([parse_properties(text, "bad/serving.properties")])
+    assert str(raised.value) == match[1] and len(wrong) > 3
+
+
 # -- configurations as people have them --------------------------------------------------------------------------------
 
 

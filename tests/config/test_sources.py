@@ -73,6 +73,15 @@ def test_utf_8_is_read_with_or_without_a_mark_and_latin_1_otherwise(tmp_path: Pa
         assert (setting.key, setting.value) == ("option.model_id", "/é")
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_a_file_in_utf_16_is_refused_and_not_read_as_other_names(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "serving.properties"
+    path.write_text("option.backend=openvino\n", encoding=encoding)
+    source = read_properties(path)
+    (problem,) = source.problems
+    assert source.settings == () and str(path) in problem and "UTF-8" in problem
+
+
 def test_a_file_that_cannot_be_read_is_reported_with_the_reason(tmp_path: Path) -> None:
     source = read_properties(tmp_path, Layer.SERVER_FILE)
     assert source == Source(

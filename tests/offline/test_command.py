@@ -102,6 +102,12 @@ def test_lines_come_from_stdin_and_go_to_a_file(model: Path, tmp_path: Path) -> 
     assert lines_of(result.stdout)[0]["prompt"] == '{"prompt": "a wolf"}'
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_prompt(model: Path) -> None:
+    for prompt in ('{"prompt": "a wolf"}', "a wolf"):
+        result = generate(model, "-", stdin=f"{prompt}\n".encode("utf-8-sig"))
+        assert [line["prompt"] for line in lines_of(result.stdout)] == ["a wolf"]
+
+
 def test_a_file_without_prompts_is_no_work(missing: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n\n")
@@ -258,6 +264,9 @@ def test_a_bad_line_is_refused_with_its_number(line: bytes, message: str) -> Non
 def test_wrong_parameters_of_all_lines_are_refused_without_a_line() -> None:
     with pytest.raises(InvalidRequestError, match=r"^'top_p' is 2"):
         read_entries(b"a\nb", "prompts", {"top_p": 2}, json_lines=False)
+    for name in ("details", "stream", "return_full_text"):
+        with pytest.raises(InvalidRequestError, match=f"^'{name}' changes the shape"):
+            read_entries(b"a\nb", "prompts", {name: True}, json_lines=False)
 
 
 # -- lines of results --------------------------------------------------------------------------------------------------

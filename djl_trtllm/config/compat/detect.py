@@ -12,11 +12,13 @@ from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
 
 PROPERTIES_FILE = "serving.properties"
 _YAML = (".yaml", ".yml")
+CONFIGURATION_SUFFIXES = (".pbtxt", ".properties", *_YAML)
+"""Files that `read_source` reads without the rest of a model directory."""
 
 
 def names_configuration(path: Path) -> bool:
     """Return whether `path` is itself a file that `read_source` reads, and not a directory or an archive of a model."""
-    return path.exists() and not path.is_dir() and path.suffix in (".pbtxt", ".properties", *_YAML)
+    return path.exists() and not path.is_dir() and path.suffix in CONFIGURATION_SUFFIXES
 
 
 def read_source(path: Path) -> list[Source]:

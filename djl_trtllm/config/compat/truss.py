@@ -3,6 +3,7 @@
 Truss's own defaults (64 sequences, 0.1 of the memory, 10000 tokens of cache, ...) come with its file and only with it.
 """
 
+import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -117,6 +118,9 @@ _MARK = re.compile(rf"^({'|'.join(MARKS)})\s*:", re.MULTILINE)
 _TOKEN = "secrets.hf_access_token"  # noqa: S105  # a name
 _OTHER_SECRET = f"nothing reads this secret: only {_TOKEN} is used, for downloads from the Hugging Face hub; remove it"
 _PLACEHOLDER = "this is a placeholder and no token, so none is used; set HF_TOKEN in the server's environment"
+_METADATA = "model_metadata"
+_MISTYPED = 0.85
+"""How alike a key is to the one that it was meant to be: `tensor_paralelism`, but not `engine_repo`."""
 _PARALLEL = ("option.tensor_parallel_degree", "option.pipeline_parallel_degree")
 _FETCHED = ("HF", "S3")
 
@@ -171,6 +175,8 @@ def _take(reading: Reading, entry: ForeignSetting) -> None:
         _READERS[name](reading, entry)
     elif name in OPTION_OF:
         reading.set(OPTION_OF[name], entry)
+    elif _is_nearly_read(name):
+        reading.unknown_setting(entry, (*OPTION_OF, *_READERS), "Truss")
     elif (reason := _reason(name)) is not None:
         reading.ignore(_summary(entry), reason, act=reason in TO_ACT_ON)
     elif value or not any(known.startswith(f"{name}.") for known in OPTION_OF):
@@ -207,6 +213,15 @@ def _route(reading: Reading, entry: ForeignSetting) -> None:
 def _tag(reading: Reading, entry: ForeignSetting) -> None:
     if entry.value == "openai-compatible":
         reading.ignore(entry, "a request with messages gets the model's chat template in any case")
+
+
+def _is_nearly_read(name: str) -> bool:
+    """Whether a key of `model_metadata`, where people write what they like, is probably a key that sets something."""
+    section, _, key = name.partition(".")
+    if section != _METADATA or not key:
+        return False
+    read = {known.partition(".")[2] for known in (*OPTION_OF, *_READERS) if known.startswith(f"{_METADATA}.")}
+    return bool(difflib.get_close_matches(key, read, 1, _MISTYPED))
 
 
 def _reason(name: str) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from djl_trtllm.config.compat.detect import CONFIGURATION_SUFFIXES
 from djl_trtllm.config.compat.truss import TRUSS_REPOSITORY
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.files import read_table
@@ -292,6 +293,8 @@ _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _TOKEN_OPTION = "option.hf_access_token"  # noqa: S105  # its name, not a token
 _TOKEN = re.compile(r"[!-~]+")
 HUB_SCHEME = "hf://"
+_HUB = "hf:"
+"""What begins so is meant for the hub; `hub_id` says what is wrong with `hf:/owner/name`."""
 """Marks a name as one of the hub where it could also be a local path."""
 _LOGS_OF_REQUESTS = ("httpx2", "httpcore2", "httpx", "httpcore", "urllib3")
 """huggingface_hub 2 uses httpx2, 1 httpx, older ones requests."""
@@ -311,9 +314,9 @@ def hub_id(text: str) -> str:
 def is_hub_id(text: str) -> bool:
     """Return whether the text can be the name of a hub repository (`owner/name`, or a bare `name`).
 
-    The name of an archive is that of a file, although the hub would take it.
+    The name of an archive or of a configuration is that of a file, although the hub would take it.
     """
-    endings = (".git", *ARCHIVE_SUFFIXES)
+    endings = (".git", *ARCHIVE_SUFFIXES, *CONFIGURATION_SUFFIXES)
     return bool(_ID.fullmatch(text)) and "--" not in text and ".." not in text and not text.endswith(endings)
 
 
@@ -480,7 +483,7 @@ def _explained(error: Exception, token_name: str) -> str:
 
 def is_remote(text: str) -> bool:
     """Return whether the text names something to download: an S3 address, or a hub id that is not a local path."""
-    return is_s3(text) or text.startswith(HUB_SCHEME) or (not Path(text).exists() and is_hub_id(text))
+    return is_s3(text) or text.startswith(_HUB) or (is_hub_id(text) and not Path(text).exists())
 
 
 def fetch(
@@ -608,7 +611,7 @@ def is_remote_destination(text: str) -> bool:
     """
     if is_s3(text):
         S3Address.parse(text)
-    elif text.startswith(HUB_SCHEME):
+    elif text.startswith(_HUB):
         hub_id(text)
     else:
         return False

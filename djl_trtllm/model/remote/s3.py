@@ -58,7 +58,8 @@ class S3Address(NamedTuple):
 
 
 def is_s3(text: str) -> bool:
-    return text.startswith(_SCHEME)
+    """Return whether the text is meant for an S3 address; `S3Address.parse` says what is wrong with `s3:/bucket`."""
+    return text.startswith("s3:")
 
 
 _creating = threading.Lock()

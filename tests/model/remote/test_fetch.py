@@ -51,6 +51,10 @@ def test_what_is_elsewhere_is_distinguished_from_local_paths(tmp_path: Path, mon
         assert not is_remote(text), text
     assert is_remote_destination("s3://models/story") and is_remote_destination("hf://acme/story")
     assert not is_remote_destination("/engines/story") and not is_remote_destination("acme/story")
+    for text in ("s3:/models/story", "s3:models", "hf:/acme/story", "hf:acme/story"):
+        assert is_remote(text), text
+        with pytest.raises(DownloadError, match=r"expected (s3://|owner/name)"):
+            is_remote_destination(text)
     for wrong in (lambda: fetch("/opt/ml/nowhere", tmp_path, tell), lambda: upload(tmp_path, "hf://a/b/c", tell)):
         with pytest.raises(DownloadError, match="is not the name of a model on the hub"):
             wrong()

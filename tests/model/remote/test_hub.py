@@ -438,6 +438,7 @@ def test_names_of_the_hub(text: str) -> None:
     [
         *("", "/opt/ml/model", "a/b/c", "../x", "s3://b/x", "a b", "x--y", "x..y", "acme/story.git", "a" * 97, "é/x\n"),
         *("./story", ".story", "~/story", "acme/.story", "-acme/story", "acme./story", "story.", "model.tar.gz"),
+        *("acme/serving.properties", "tensorrt_llm/config.pbtxt", "story/config.yaml", "config.yml"),
     ],
 )
 def test_what_is_no_name_of_the_hub(text: str) -> None:

@@ -22,6 +22,7 @@ Where DJL's documents leave it open, or DJL differs by version:
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ from djl_trtllm.api.openapi import any_of, read_operations
 from djl_trtllm.api.parameters import IGNORED, Parameter, Problems, Table, show
 from djl_trtllm.api.pooling import TEXTS, VectorsEncoder, embeddings
 from djl_trtllm.config import Options, Task
+from djl_trtllm.config.options.choices import UnknownParameters
 
 
 class Body(NamedTuple):
@@ -158,7 +160,7 @@ def decode(body: bytes, content_type: str | None) -> Any:
             return read_json(body)
         except orjson.JSONDecodeError as error:
             raise errors.InvalidRequestError(
-                f"{PREFIX}Invalid request payload. The body is not valid JSON: {error}. "
+                f"{PREFIX}Invalid request payload. The body is not valid JSON: {base.why_no_json(body, error)}. "
                 f"Received {show(body[:100].decode(errors='replace'))}"
             ) from None
     if media_type == "text/plain":
@@ -211,22 +213,39 @@ def choose_encoder(
 
     `events` chooses between lines and events, whichever `name` means.
     """
-    if (name := known_formatter(name)) is None:
-        name = "json" if not presentation.stream else "sse" if presentation.tgi_compat else "jsonlines"
-    if several and name in _SINGLE:
-        name = "json"
+    found = _CHAT.get(name or "", name)
+    if found is not None and found not in FORMATTERS:
+        _warn_of_unknown(found)
+    if found is None or found not in FORMATTERS:
+        found = "json" if not presentation.stream else "sse" if presentation.tgi_compat else "jsonlines"
+    if several and found in _SINGLE:
+        found = "json"
     if events is not None:
-        name = (_EVENTS if events else _LINES).get(name, name)
-    return FORMATTERS[name](presentation)
+        found = (_EVENTS if events else _LINES).get(found, found)
+    return FORMATTERS[found](presentation)
 
 
-def known_formatter(name: str | None) -> str | None:
-    """The name of `FORMATTERS` that a name means. None for None, and for one that is not known."""
-    name = _CHAT.get(name or "", name)
-    if name is not None and name not in FORMATTERS:
-        _logger.warning("Unsupported output formatter: %s; using the default", show(name))
-        return None
-    return name
+@cache
+def _warn_of_unknown(name: str) -> None:
+    """Log once that `option.output_formatter` names no formatter of LMI; a model's own is not chosen by its name."""
+    _logger.warning(
+        "option.output_formatter=%s is not known, and the default is used: expected one of %s, or leave it out",
+        show(name),
+        ", ".join(FORMATTERS),
+    )
+
+
+def _requested_formatter(values: Mapping[str, Any], problems: Problems) -> str | None:
+    """The name of `FORMATTERS` that a request names. None without one, and for an unknown one, which is a problem."""
+    name: str | None = values.get("output_formatter")
+    known = _CHAT.get(name or "", name)
+    if known is None or known in FORMATTERS:
+        return known
+    if problems.unknown is UnknownParameters.REFUSE:
+        problems.invalid.append(f"'output_formatter' is {show(name)}: expected one of {', '.join(FORMATTERS)}")
+    else:
+        problems.ignore(f"output_formatter={name}", "value")
+    return None
 
 
 FORMATTERS: dict[str, Callable[[responses.Presentation], base.ResponseEncoder]] = {
@@ -280,7 +299,7 @@ def _parse_inputs(
         tgi_compat=options.tgi_compat or from_hugging_face(properties),
         n=sampling.n,
     )
-    named = values.get("output_formatter")
+    named = _requested_formatter(values, problems)
     events = None if named else prefers_events(properties)
     encoder = choose_encoder(named or options.output_formatter, presentation, several=several, events=events)
     # In the LMI schema every token has its log-probability.
@@ -436,13 +455,14 @@ def _of_other(
     beside = BESIDE_FIELDS.read(
         {name: value for name, value in payload.items() if name in BESIDE_FIELDS.rows}, problems, "field"
     )
-    named = known_formatter(beside.get("output_formatter"))
+    named = _requested_formatter(beside, problems)
     if named == "none":  # it has no place for several kinds of output, such as tool calls
         problems.unsupported.append(f"'output_formatter' is {show(named)}: it has a place for 'inputs' only")
     problems.raise_any(PREFIX)
     rest = {name: value for name, value in payload.items() if name not in BESIDE_FIELDS.rows}
     with _prefixed():
         call = dialect.parse(request.as_body(path, rest), model)
+    call = call._replace(headers=(*call.headers, *problems.headers))
     option = model.options.output_formatter
     events = (named or _CHAT.get(option or "", option)) == "sse"
     if not named and (preferred := prefers_events(request.properties)) is not None:

@@ -528,7 +528,9 @@ def check_input(name: Any, model: str, size: int) -> None:
     """
     described = input_named(name) if type(name) is str else None
     if described is None:
-        raise InvalidRequestError(f"unexpected inference input {show(name)} for model '{model}'")
+        near = FIELDS.similar(name) if type(name) is str else None
+        hint = f", did you mean '{near}'?" if near in _BY_NAME else ""
+        raise InvalidRequestError(f"unexpected inference input {show(name)} for model '{model}'{hint}")
     if described.row.target is None and size > _LARGEST_NEUTRAL:
         problems = Problems()
         FIELDS.read({described.name: "a tensor"}, problems, "input")
