@@ -109,6 +109,7 @@ def test_a_request_that_never_ran_has_only_the_times_that_it_has() -> None:
     statistics = Statistics()
     record = RequestRecord(RequestOrigin(), 100, 40, 1)
     statistics.request_queued(record)
+    assert (statistics.images, statistics.image_tokens, statistics.image_bytes) == (0, 0, 0)
     statistics.request_ended(record, SequenceResult(FinishReason.CANCELLED, 0, None, None), 108)
     assert (statistics.request_time.sum, statistics.output_length.count) == (8, 1)
     for name in ("queue_time", "prefill_time", "decode_time", "inference_time", "time_per_output_token"):

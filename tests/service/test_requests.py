@@ -115,6 +115,8 @@ async def test_an_encoder_has_the_prompt_as_the_engine_gets_it(stage: Stage, cha
     special = TOKENIZER.special_ids
     tokens = [Token(id_, TOKENIZER.decode([id_], False), None, id_ in special) for id_ in ids]
     assert encoder.prompts == [Prompt(text, len(ids), tokens if wants_tokens else ())]
+    assert await prompted(stage, service, encoder, prompt_ids=ids) == ids
+    assert encoder.prompts[1] == Prompt(TOKENIZER.decode(ids), len(ids), tokens if wants_tokens else ())
 
 
 class Tokenised:
@@ -552,10 +554,14 @@ def test_the_process_imports_nothing_from_where_the_server_stands(
 def test_a_model_is_prepared_apart_as_it_is_here(tmp_path: Path) -> None:
     environ = {"OPTION_BACKEND": "scripted", "OPTION_MODEL_ID": str(TINY_STORIES)}
 
+    readers: list[int] = []
+
     def opened(**keywords: Any) -> Any:
+        readers.extend(calls(os.getpid) for calls in keywords.values())
         return open_source(tmp_path, environ, **keywords)
 
     apart, here = prepare_apart(str(tmp_path), opened), prepare(opened())
+    assert len(readers) == 1 and os.getpid() not in readers
     assert (apart.config, apart.start, apart.limits) == (here.config, here.start, here.limits)
     text = "Once upon a time, ünï 🐺"
     ids = here.tokenizer.encode(text)
