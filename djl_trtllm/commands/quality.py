@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from djl_trtllm.commands.console import errors_for_the_reader, print_json, print_report, progress_printer, warn
 from djl_trtllm.config.options.choices import LogLevel
