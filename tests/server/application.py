@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,10 @@ class Wire(asyncio.Transport):
 
     def __init__(self, connection: socket.socket | None = None) -> None:
         super().__init__({"socket": connection})
+        if connection is not None:  # as real ones keep its addresses
+            with suppress(OSError):
+                self._extra["sockname"] = connection.getsockname()
+                self._extra["peername"] = connection.getpeername()
         self.written = b""
         self.done: set[str] = set()
         self.unsent = 0
