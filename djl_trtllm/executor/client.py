@@ -113,6 +113,8 @@ _MEMORY_ADVICE = (
     "or option.max_rolling_batch_size, use more GPUs (option.tensor_parallel_degree), or end what else is on the GPU"
 )
 
+_MOST_TURNS = 4
+"""Turns of the event loop that messages wait for others, while some come in each."""
 _IDLE_PING_SECONDS = 5.0
 _TAIL_LINES = 20
 _MOST_REASONS = 5
@@ -344,7 +346,15 @@ class ExecutorClient(asyncio.Protocol):
         self._unsent.append(frame(message))
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush_together, len(self._unsent), _MOST_TURNS)
+
+    def _flush_together(self, seen: int, turns: int) -> None:
+        """Write what waits, unless more has come since there were `seen` messages: a write wakes the engine process,
+        which takes as long as much of a request. So those of a crowd wait, at most this number of turns."""
+        if turns and len(self._unsent) > seen:
+            self._loop.call_soon(self._flush_together, len(self._unsent), turns - 1)
+        else:
+            self._flush()
 
     def _flush(self) -> None:
         self._flushing = False
