@@ -113,8 +113,10 @@ _MEMORY_ADVICE = (
     "or option.max_rolling_batch_size, use more GPUs (option.tensor_parallel_degree), or end what else is on the GPU"
 )
 
-_MOST_TURNS = 4
-"""Turns of the event loop that messages wait for others, while some come in each."""
+_TOGETHER_SECONDS = 0.001
+"""How long messages wait for others while the event loop is busy: what it does are other requests, most likely."""
+_QUIET_SECONDS = 0.00005
+"""A turn of the event loop in which it has done next to nothing takes less."""
 _IDLE_PING_SECONDS = 5.0
 _TAIL_LINES = 20
 _MOST_REASONS = 5
@@ -338,23 +340,25 @@ class ExecutorClient(asyncio.Protocol):
         )
 
     def _send(self, message: ToEngine) -> None:
-        """Send it with the others of this turn, and with those for which the socket had no room.
+        """Send it with the others that come soon, and with those for which the socket had no room.
 
-        Each write takes a buffer of the kernel, and a socket has room for some hundred: written one by one, the
-        thousands of requests that a crowd leaves behind would take as many iterations to end as they are hundreds.
+        A write wakes the engine process, which takes as long as a tenth of a request. And each write takes a buffer of
+        the kernel, and a socket has room for some hundred: written one by one, the thousands of requests that a crowd
+        leaves behind would take as many iterations to end as they are hundreds.
         """
         self._unsent.append(frame(message))
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush_together, len(self._unsent), _MOST_TURNS)
+            now = time.perf_counter()
+            self._loop.call_soon(self._flush_when_quiet, now, now + _TOGETHER_SECONDS)
 
-    def _flush_together(self, seen: int, turns: int) -> None:
-        """Write what waits, unless more has come since there were `seen` messages: a write wakes the engine process,
-        which takes as long as much of a request. So those of a crowd wait, at most this number of turns."""
-        if turns and len(self._unsent) > seen:
-            self._loop.call_soon(self._flush_together, len(self._unsent), turns - 1)
-        else:
+    def _flush_when_quiet(self, before: float, until: float) -> None:
+        """Send what waits as soon as the event loop has had a turn without much to do, `until` then at the latest."""
+        now = time.perf_counter()
+        if now - before < _QUIET_SECONDS or now >= until:
             self._flush()
+        else:
+            self._loop.call_soon(self._flush_when_quiet, now, until)
 
     def _flush(self) -> None:
         self._flushing = False
