@@ -128,8 +128,7 @@ class Exchange:
     served: ServedRequest = field(init=False)
 
     def __post_init__(self) -> None:
-        latin = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in self.scope["headers"])
-        self.headers = by_name(latin)
+        self.headers = by_name([(n.decode("latin-1"), value.decode("latin-1")) for n, value in self.scope["headers"]])
         self.properties = with_attributes(self.headers)
         self.request_id = request_id(self.properties, self.context.options.request_id_header_key)
         method = self.scope["method"]
