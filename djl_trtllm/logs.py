@@ -168,6 +168,8 @@ class BackgroundHandler(QueueHandler):
         self._thread.start()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        if hasattr(record, _ATTRIBUTE) and type(record.msg) is str and not (record.args or record.exc_info):
+            return record  # it refers to nothing of the request
         given, record = record, logging.LogRecord.__new__(type(record))  # copy.copy takes ten times as long
         vars(record).update(vars(given))
         mark(record)

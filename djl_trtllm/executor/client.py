@@ -142,6 +142,8 @@ class ExecutorClient(asyncio.Protocol):
         self.limits: Limits
         self.details: dict[str, Any] = {}
         self.features: frozenset[str] = frozenset()
+        self.clock = time.perf_counter
+        """Measures turns of the event loop, whose own clock may count milliseconds."""
         self._on_steps = on_steps
         self._on_death = on_death
         self._busy = busy
@@ -349,12 +351,12 @@ class ExecutorClient(asyncio.Protocol):
         self._unsent.append(frame(message))
         if not self._flushing:
             self._flushing = True
-            now = time.perf_counter()
+            now = self.clock()
             self._loop.call_soon(self._flush_when_quiet, now, now + _TOGETHER_SECONDS)
 
     def _flush_when_quiet(self, before: float, until: float) -> None:
         """Send what waits as soon as the event loop has had a turn without much to do, `until` then at the latest."""
-        now = time.perf_counter()
+        now = self.clock()
         if now - before < _QUIET_SECONDS or now >= until:
             self._flush()
         else:
