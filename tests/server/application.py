@@ -124,11 +124,12 @@ class Wire(asyncio.Transport):
     """A transport that keeps what is written; `done` are the calls that were made."""
 
     def __init__(self, connection: socket.socket | None = None) -> None:
-        super().__init__({"socket": connection})
+        extra: dict[str, Any] = {"socket": connection}
         if connection is not None:  # as real ones keep its addresses
             with suppress(OSError):
-                self._extra["sockname"] = connection.getsockname()
-                self._extra["peername"] = connection.getpeername()
+                extra["sockname"] = connection.getsockname()
+                extra["peername"] = connection.getpeername()
+        super().__init__(extra)
         self.written = b""
         self.done: set[str] = set()
         self.unsent = 0
