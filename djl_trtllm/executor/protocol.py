@@ -210,7 +210,7 @@ class FirstRequest(NamedTuple):
     """What the engine is not said to have where the request fails; without any, it cannot be used then."""
 
     def lost_by(self, error: str | Refusal | None, seconds: float) -> frozenset[str]:
-        """The features that are lost by the end of the request after so many seconds, which is printed.
+        """The features that are lost by the end of the request after this number of seconds, which is printed.
 
         Raises RuntimeError for an error of one that any client may send.
         """
