@@ -78,7 +78,23 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
-class TextFormatter(logging.Formatter):
+class _Times(logging.Formatter):
+    """Formats the times of lines; of all that come within a second, the time to the second once."""
+
+    _second: int | None = None
+    _until_second = ""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        if datefmt or not self.default_msec_format:
+            return super().formatTime(record, datefmt)
+        second = int(record.created)
+        if second != self._second:
+            self._second = second
+            self._until_second = time.strftime(self.default_time_format, self.converter(record.created))
+        return self.default_msec_format % (self._until_second, record.msecs)
+
+
+class TextFormatter(_Times):
     """`TIME LEVEL LOGGER: [REQUEST] MESSAGE`; further lines of a message, and tracebacks, are indented.
 
     `short`: the message only, for a terminal that shows the rest itself.
@@ -99,7 +115,7 @@ class TextFormatter(logging.Formatter):
         return printable(super().format(record)).replace(_LINE_END, _INDENTED)
 
 
-class JsonLines(JsonFormatter):
+class JsonLines(_Times, JsonFormatter):
     """`time`, `level`, `logger`, `message`, `request_id` if the line belongs to a request, and its own fields."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
@@ -126,6 +142,8 @@ _MOST_WAITING = 10_000
 """Lines that wait to be written; more are dropped and counted."""
 _MOST_TOGETHER = 100
 """Lines that are written at once."""
+_TOGETHER_SECONDS = 0.05
+"""How long the first line of some waits for more: waking the thread for each takes longer than writing it."""
 _LAST_SECONDS = 2.0
 """How long the end of the process waits for its last lines to be read."""
 
@@ -150,6 +168,8 @@ class BackgroundHandler(QueueHandler):
         self._thread.start()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        if hasattr(record, _ATTRIBUTE) and type(record.msg) is str and not (record.args or record.exc_info):
+            return record  # it refers to nothing of the request
         given, record = record, logging.LogRecord.__new__(type(record))  # copy.copy takes ten times as long
         vars(record).update(vars(given))
         mark(record)
@@ -172,9 +192,18 @@ class BackgroundHandler(QueueHandler):
         super().close()
         self._thread.join(_LAST_SECONDS)
 
+    def _next(self) -> logging.LogRecord | None:
+        """The next line; None at the end."""
+        if not self._lines.empty():
+            return self._lines.get()
+        first = self._lines.get()
+        if first is not None:
+            time.sleep(_TOGETHER_SECONDS)
+        return first
+
     def _write(self) -> None:
         reported = 0
-        while (record := self._lines.get()) is not None:
+        while (record := self._next()) is not None:
             self._target.emit(record)
             dropped = self._dropped - reported
             if dropped:

@@ -13,7 +13,6 @@ silently.
 import enum
 import os
 import random
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -28,9 +27,20 @@ _ids = random.Random()  # noqa: S311  # no secrets; its own, because a model's c
 os.register_at_fork(after_in_child=_ids.seed)
 
 
-def new_uuid() -> uuid.UUID:
-    """A random UUID that need not be secret, without the system call of `uuid.uuid4`."""
-    return uuid.UUID(int=_ids.getrandbits(128), version=4)
+_RANDOM = ~(0xF000_C000_0000_0000_0000)
+_VERSION_4 = 0x4000_8000_0000_0000_0000
+"""The bits of a random UUID that say what it is (RFC 9562), and all others."""
+
+
+def new_hex_id() -> str:
+    """A random UUID in hexadecimal digits that need not be secret: without the system call of `uuid.uuid4`."""
+    return f"{_ids.getrandbits(128) & _RANDOM | _VERSION_4:032x}"
+
+
+def new_id() -> str:
+    """The same as UUIDs are written."""
+    digits = new_hex_id()
+    return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
 class FinishReason(enum.IntEnum):

@@ -341,6 +341,33 @@ def test_a_line_that_cannot_be_written_does_not_end_the_log(
     assert "two" in stream.getvalue()
 
 
+def test_lines_that_come_while_the_first_one_waits_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, others_are_there = threading.Event(), threading.Event()
+
+    def wait(_: float) -> None:
+        waits.set()
+        assert others_are_there.wait(SECONDS)
+
+    monkeypatch.setattr("djl_trtllm.logs.time.sleep", wait)
+    written: list[str] = []
+
+    class Target(logging.Handler):
+        def emit(self, line: logging.LogRecord) -> None:
+            written.append(line.getMessage())
+
+        def flush(self) -> None:
+            written.append("flushed")
+
+    handler = BackgroundHandler(Target())
+    handler.handle(record())
+    assert waits.wait(SECONDS)
+    for _ in range(3):
+        handler.handle(record())
+    others_are_there.set()
+    handler.close()
+    assert written[:5] == [*["text"] * 4, "flushed"]
+
+
 def test_json_is_a_choice(root: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     configure("info", json=True, root=root)
     root.info("a\nb")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-from uuid import RFC_4122
+from uuid import RFC_4122, UUID
 
 import msgspec
 import pytest
 
 from djl_trtllm.executor.protocol import Feature
-from djl_trtllm.request import FIELDS, FinishReason, GenerationRequest, Sampling, new_uuid, read_traits
+from djl_trtllm.request import FIELDS, FinishReason, GenerationRequest, Sampling, new_hex_id, new_id, read_traits
 
 
 def test_the_defaults_of_requests_are_neutral() -> None:
@@ -75,17 +75,19 @@ def test_finish_reasons_are_small_numbers_for_the_engine_process() -> None:
 def test_a_forked_process_has_uuids_of_its_own() -> None:
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
-        os.write(writing, new_uuid().bytes)
+        os.write(writing, new_hex_id().encode())
         os._exit(0)
     os.waitpid(child, 0)
-    assert os.read(reading, 16) != new_uuid().bytes
+    assert os.read(reading, 32) != new_hex_id().encode()
     os.close(reading)
     os.close(writing)
 
 
 def test_uuids_are_random_whatever_a_models_code_seeds() -> None:
-    random.seed(1)
-    first = new_uuid()
-    random.seed(1)
-    second = new_uuid()
-    assert first != second and (first.version, first.variant) == (second.version, second.variant) == (4, RFC_4122)
+    found = []
+    for _ in range(100):
+        random.seed(1)
+        found.append(UUID(new_id()))
+    assert len(set(found)) == 100
+    assert {(each.version, each.variant) for each in found} == {(4, RFC_4122)}
+    assert UUID(new_hex_id()).version == 4

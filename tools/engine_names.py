@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from djl_trtllm.backends.extra_options import classes_of, statements
+from djl_trtllm.backends.installed import classes_of, statements
 from djl_trtllm.backends.tensorrt_llm.names import members
 from djl_trtllm.backends.vllm.names import declared_arguments
 from djl_trtllm.files import read_table

@@ -25,7 +25,7 @@ from djl_trtllm.api.base import (
     nearest_row,
 )
 from djl_trtllm.api.parameters import read_object, show
-from djl_trtllm.request import OutputChunk, RankedToken, SequenceResult, Token, new_uuid, total
+from djl_trtllm.request import OutputChunk, RankedToken, SequenceResult, Token, new_hex_id, total
 
 _USAGE = b"\0"
 """Marks the place of the usage in an event. JSON has no such byte."""
@@ -56,7 +56,7 @@ class Response:
     prompt_logprobs: bool = False
     token_ids: bool = False
     tgi: bool = False
-    id: str = field(default_factory=lambda: new_uuid().hex)
+    id: str = field(default_factory=new_hex_id)
     created: int = field(default_factory=lambda: int(time.time()))
     prompts: list[str] = field(default_factory=list)
     prompt_ids: list[list[int]] = field(default_factory=list)

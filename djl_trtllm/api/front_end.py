@@ -10,6 +10,7 @@ import re
 from binascii import crc32
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from struct import pack
 from types import MappingProxyType
 
@@ -17,7 +18,7 @@ import orjson
 
 from djl_trtllm import errors
 from djl_trtllm.api.base import Call, Prompt, RawRequest, Reply, ResponseEncoder
-from djl_trtllm.request import OutputChunk, new_uuid
+from djl_trtllm.request import OutputChunk, new_id
 
 CUSTOM_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 INFERENCE_ID = "x-amzn-sagemaker-inference-id"
@@ -28,6 +29,9 @@ _EVENTS = "text/event-stream"
 _LINES = frozenset({"application/jsonlines", "application/json-lines", "application/x-ndjson"})
 _READS_EVENTS = ("hf_hub/", "openai/")
 """In the User-Agent of huggingface_hub and of OpenAI's libraries, which read streams as events only."""
+
+_LONGEST_KEPT = 512
+"""The most characters of headers whose meaning is kept for the next request with them."""
 
 _OF_THE_BODY = frozenset({"content-length", "content-encoding", "transfer-encoding", "inference-header-content-length"})
 """Headers that say how the body is sent. Only the client that sends it knows: no attribute has their place."""
@@ -76,7 +80,9 @@ def returned_attributes(properties: Mapping[str, str]) -> tuple[tuple[str, str],
 
     Attributes with an API key are left out.
     """
-    items = properties.get(CUSTOM_ATTRIBUTES, "").split(";")
+    if CUSTOM_ATTRIBUTES not in properties:
+        return ()
+    items = properties[CUSTOM_ATTRIBUTES].split(";")
     given = ";".join(item for item in items if item.partition("=")[0].strip().lower() not in _SECRET).strip()
     return ((CUSTOM_ATTRIBUTES, given),) if _RETURNED.fullmatch(given) else ()
 
@@ -88,9 +94,9 @@ def request_id(properties: Mapping[str, str], header: str = REQUEST_ID) -> str:
     """
     for name in (header.lower(), INFERENCE_ID):
         given = properties.get(name, "").strip()
-        if _USABLE_ID.fullmatch(given):
+        if given and _USABLE_ID.fullmatch(given):
             return given
-    return str(new_uuid())
+    return new_id()
 
 
 def from_hugging_face(properties: Mapping[str, str]) -> bool:
@@ -104,13 +110,21 @@ def prefers_events(properties: Mapping[str, str]) -> bool | None:
     `Accept` decides. Without either type in it, clients that read nothing but events get events: they send
     `Accept: */*` or `application/json`, and would skip every line of a stream without an error.
     """
+    accept, agent = properties.get("accept", ""), properties.get("user-agent", "")
+    # A client sends the same ones with each request. Long ones are not kept.
+    reads = _events_preferred if len(accept) + len(agent) < _LONGEST_KEPT else _events_preferred.__wrapped__
+    return reads(accept, agent)
+
+
+@lru_cache(maxsize=256)
+def _events_preferred(accept: str, agent: str) -> bool | None:
     best, found = 0.0, None
-    for item in properties.get("accept", "").lower().split(","):
+    for item in accept.lower().split(","):
         media_type, *parameters = (part.strip() for part in item.split(";"))
         quality = _quality(parameters)
         if (media_type == _EVENTS or media_type in _LINES) and quality > best:
             best, found = quality, media_type == _EVENTS
-    if found is None and any(name in properties.get("user-agent", "").lower() for name in _READS_EVENTS):
+    if found is None and any(name in agent.lower() for name in _READS_EVENTS):
         return True
     return found
 

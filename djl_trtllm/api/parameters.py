@@ -123,6 +123,8 @@ class Problems:
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
         """The response headers that name what was ignored, and what was left out."""
+        if not (self.ignored or self.left_out):
+            return ()
         how = f"option.unknown_parameters={self.unknown.value}"
         texts = {
             f"unknown and ignored: {_listed(self.ignored)} ({how})": self.ignored,

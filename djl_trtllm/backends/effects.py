@@ -5,7 +5,7 @@ does not name has no effect there, unless its declaration says what it does ever
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -146,6 +146,20 @@ def _targets(text: str) -> tuple[Target, ...]:
 
 def _value(name: str, value: Any) -> Any:
     return OPTIONS[name].type.check(value, OPTIONS[name].option)
+
+
+def passed_values(config: Config, effects: Effects, *, without: Container[str] = ()) -> dict[str, Any]:
+    """The arguments of options that are passed as they are, by name as plain data, but for the options `without`."""
+    found: dict[str, Any] = {}
+    for name, effect in effects.items():
+        value = getattr(config.options, name)
+        if not isinstance(effect, Passed) or value is None or name in without:
+            continue
+        if (effect.needs and not effect.needs.met(config)) or (effect.when_set and not config.is_set(name)):
+            continue
+        plain = list(value) if isinstance(value, tuple) else getattr(value, "value", value)
+        found |= {target.name: plain for target in effect.targets}
+    return found
 
 
 def with_admission(effects: Effects) -> Effects:

@@ -9,8 +9,9 @@ import ast
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -25,6 +26,20 @@ from djl_trtllm.errors import ConfigError
 _MOST_BYTES = 1 << 20
 _MOST_VALUES = 10_000
 _DEEPEST = 20
+OF_THE_SERVER: Mapping[str, str] = MappingProxyType(
+    {
+        "model": "set option.model_id",
+        "tokenizer": "set option.tokenizer",
+        "tokenizer_revision": "set option.tokenizer_revision",
+        "revision": "set option.revision",
+        "reasoning_parser": "set option.reasoning_parser: the server finds reasoning",
+        "trust_remote_code": (
+            "set option.trust_remote_code: a file that comes with a model cannot allow the model's code"
+        ),
+        "enable_lora": "set option.enable_lora",
+    }
+)
+"""Arguments that the server sets itself on every engine that has them, with what to do instead."""
 # Names of arguments that bring code into the engine process, or change what it runs.
 _CODE = re.compile(
     r"^(custom_|env_overrides$|executor_cls$|model_factory$|drafter$|resource_manager$|checkpoint_loader$)"
@@ -102,6 +117,38 @@ def read_settings(
     notes += [reader.config.format_setting(name) for name in reader.became]
     notes += [f"{each.target}={each.value!r} ({each.place})" for each in reader.found]
     return reader.config, tuple(reader.found)
+
+
+def read_arguments(
+    config: Config, library: Library, objects: Iterable[str], settings: Iterable[Setting], notes: list[str]
+) -> tuple[Config, dict[str, Any]]:
+    """The configuration, and the other arguments by name: of the library's option, of others, and of settings.
+
+    `objects` are options that are the value of the one argument of their name. Raises `ConfigError` with every problem
+    found, also for an argument that is given twice.
+    """
+    found: dict[str, Any] = {}
+    problems: list[str] = []
+    for name in (library.option, *objects, ""):
+        try:
+            if name:
+                argument = "" if name == library.option else name
+                config, extra = read_extra_options(config, replace(library, option=name, argument=argument), notes)
+            else:
+                config, extra = read_settings(config, library, settings, notes)
+        except ConfigError as error:
+            problems += error.problems
+            continue
+        problems += [
+            f"{config.format_setting(name) if name else each.place}: {OPTIONS[library.option].key} has "
+            f"{each.target.name} too; keep one"
+            for each in extra
+            if each.target.name in found
+        ]
+        found |= {each.target.name: each.value for each in extra}
+    if problems:
+        raise ConfigError(problems)
+    return config, found
 
 
 class _Reader:
@@ -373,35 +420,3 @@ def _paths(signatures: Signatures, llm: str) -> Iterator[str]:
         yield name
         for inner in re.findall(r"\w+", annotation):
             yield from (f"{name}.{field}" for field in signatures.get(inner, ()))
-
-
-def statements(path: Path) -> list[ast.stmt]:
-    """The statements of a Python file, which is not run; none if it cannot be read."""
-    try:
-        return ast.parse(path.read_text(encoding="utf-8")).body
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return []
-
-
-def classes_of(*paths: Path) -> dict[str, dict[str, str]]:
-    """The classes that Python files declare, with the types of their fields and of those that they inherit."""
-    nodes = [node for path in paths for node in statements(path) if isinstance(node, ast.ClassDef)]
-    declared = {node.name: declared_fields(node) for node in nodes}
-    return {name: inherited_fields(name, declared) for name in declared}
-
-
-def declared_fields(node: ast.ClassDef) -> tuple[list[str], dict[str, str]]:
-    """The names of a class's bases, and its own fields."""
-    fields = {
-        item.target.id: ast.unparse(item.annotation)
-        for item in node.body
-        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
-    }
-    usual = {name: text for name, text in fields.items() if not name.startswith("_") and "ClassVar" not in text}
-    return [ast.unparse(base).rsplit(".", 1)[-1] for base in node.bases], usual
-
-
-def inherited_fields(name: str, classes: Mapping[str, tuple[list[str], dict[str, str]]]) -> dict[str, str]:
-    """The fields of a class and of its bases, from what `declared_fields` found of each."""
-    bases, own = classes.get(name, ([], {}))
-    return {key: text for base in bases if base != name for key, text in inherited_fields(base, classes).items()} | own

@@ -384,24 +384,29 @@ class WaitingQueue:
             return request_id if places.fit(slot.beams, slot.blocks * slot.beams) else None
         if resumed_only or not self._slots:
             return None
+        if len(self._slots) == 1:  # nobody waits beside it, as nearly always
+            return self._first_that_fits(self._slots.items(), places, crowded)
+        with contextlib.closing(self._candidates()) as candidates:
+            return self._first_that_fits(candidates, places, crowded)
+
+    def _first_that_fits(self, candidates: Iterable[tuple[int, Slot]], places: Places, crowded: bool) -> int | None:
         blocked: Slot | None = None
         count = 0
-        with contextlib.closing(self._candidates()) as candidates:
-            for request_id, slot in candidates:
-                client, size = slot.client, (slot.beams, slot.blocks * slot.beams)
-                if blocked is not None and client.running:
-                    continue
-                if places.fit_among_others(client, *size) if crowded else places.fit(*size):
-                    if blocked is not None:
-                        blocked.overtaken += 1
-                    return request_id
-                if client.running and places.fit(size[0] - client.running, size[1] - client.blocks):
-                    continue
-                if self.starving is None and not client.running:
-                    self.starving = slot
-                blocked, count = blocked or slot, count + 1
-                if blocked.overtaken >= _MOST_OVERTAKING or count >= _MOST_BLOCKED:
-                    break
+        for request_id, slot in candidates:
+            client, size = slot.client, (slot.beams, slot.blocks * slot.beams)
+            if blocked is not None and client.running:
+                continue
+            if places.fit_among_others(client, *size) if crowded else places.fit(*size):
+                if blocked is not None:
+                    blocked.overtaken += 1
+                return request_id
+            if client.running and places.fit(size[0] - client.running, size[1] - client.blocks):
+                continue
+            if self.starving is None and not client.running:
+                self.starving = slot
+            blocked, count = blocked or slot, count + 1
+            if blocked.overtaken >= _MOST_OVERTAKING or count >= _MOST_BLOCKED:
+                break
         return None
 
     def take(self, request_id: int) -> list[Slot]:

@@ -126,8 +126,8 @@ class Detokenizer:
     """Decodes one sequence. Joining what `step` and `flush` return gives what decoding all its tokens at once would
     add to the prompt's text. Special tokens have no text and are left out.
 
-    Most tokens are looked up in `texts`, in a tenth of the time. The library decodes the first one, and those that
-    make a character only together.
+    Most tokens are looked up in `texts`, in a tenth of the time. The library decodes those that make a character only
+    together, and the first one where the prompt's last token does not show what it follows.
     """
 
     __slots__ = ("_begun", "_context", "_emitted", "_ids", "_stream", "_texts", "_tokenizer", "pending")
@@ -137,11 +137,11 @@ class Detokenizer:
         self._tokenizer = texts.raw
         self.pending = False
         """Whether the last token ended inside a character."""
-        self._begun = False
-        """Whether any text has been returned."""
         self._stream: DecodeStream | None
         """None after a token that was looked up."""
         self._begin(list(prompt_ids[-_CONTEXT:]))
+        self._begun = bool(self._context) and texts[self._context[-1]] is not None
+        """Whether the next token follows a text, of the prompt or of what has been returned."""
 
     def step(self, token_id: int) -> str:
         """The text that `token_id` completes: "" while a character is unfinished."""
@@ -436,13 +436,19 @@ class RequestState:
         if sequence.finished is not None:
             started = self.record.started
             if started is not None:
-                waited = started - self.record.arrived
-                sequence.finished = sequence.finished._replace(
-                    queue_seconds=waited,
+                end = sequence.finished
+                sequence.finished = SequenceResult(
+                    end.reason,
+                    end.generated_tokens,
+                    end.cumulative_logprob,
+                    end.seed,
+                    end.stop_sequence,
+                    end.error,
+                    queue_seconds=started - self.record.arrived,
                     reseeded=self.record.reseeded,
                     accepted_tokens=sequence.accepted,
-                    drafted_tokens=sequence.drafted,
                     cached_tokens=sequence.cached_tokens,
+                    drafted_tokens=sequence.drafted,
                 )
             sequence.closed = True
             self._unfinished -= 1

@@ -317,3 +317,15 @@ def planned_text_length(config: Config, shape: ModelShape, head: Head, notes: li
     if config.is_set("max_seq_len") or config.is_set("max_input_len"):
         return planned_length(config, replace(shape, max_position_embeddings=head.max_length), notes)
     return min(head.max_length or _LONGEST_TEXT, _LONGEST_TEXT)
+
+
+def planned_adapters(config: Config, shape: ModelShape) -> AdapterLimits | None:
+    """The LoRA adapters that an engine takes, whatever modules they change; None where LoRA is off."""
+    if not config.options.enable_lora:
+        return None
+    return AdapterLimits(
+        max_rank=config.options.max_lora_rank,
+        rank_setting=config.format_setting("max_lora_rank"),
+        hidden=shape.hidden,
+        layers=shape.num_layers,
+    )

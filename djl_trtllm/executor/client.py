@@ -113,6 +113,10 @@ _MEMORY_ADVICE = (
     "or option.max_rolling_batch_size, use more GPUs (option.tensor_parallel_degree), or end what else is on the GPU"
 )
 
+_TOGETHER_SECONDS = 0.001
+"""How long messages wait for others while the event loop is busy: what it does are other requests, most likely."""
+_QUIET_SECONDS = 0.00005
+"""A turn of the event loop in which it has done next to nothing takes less."""
 _IDLE_PING_SECONDS = 5.0
 _TAIL_LINES = 20
 _MOST_REASONS = 5
@@ -138,6 +142,8 @@ class ExecutorClient(asyncio.Protocol):
         self.limits: Limits
         self.details: dict[str, Any] = {}
         self.features: frozenset[str] = frozenset()
+        self.clock = time.perf_counter
+        """Measures turns of the event loop, whose own clock may count milliseconds."""
         self._on_steps = on_steps
         self._on_death = on_death
         self._busy = busy
@@ -336,15 +342,25 @@ class ExecutorClient(asyncio.Protocol):
         )
 
     def _send(self, message: ToEngine) -> None:
-        """Send it with the others of this turn, and with those for which the socket had no room.
+        """Send it with the others that come soon, and with those for which the socket had no room.
 
-        Each write takes a buffer of the kernel, and a socket has room for some hundred: written one by one, the
-        thousands of requests that a crowd leaves behind would take as many iterations to end as they are hundreds.
+        A write wakes the engine process, which takes as long as a tenth of a request. And each write takes a buffer of
+        the kernel, and a socket has room for some hundred: written one by one, the thousands of requests that a crowd
+        leaves behind would take as many iterations to end as they are hundreds.
         """
         self._unsent.append(frame(message))
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self._flush)
+            now = self.clock()
+            self._loop.call_soon(self._flush_when_quiet, now, now + _TOGETHER_SECONDS)
+
+    def _flush_when_quiet(self, before: float, until: float) -> None:
+        """Send what waits as soon as the event loop has had a turn without much to do, `until` then at the latest."""
+        now = self.clock()
+        if now - before < _QUIET_SECONDS or now >= until:
+            self._flush()
+        else:
+            self._loop.call_soon(self._flush_when_quiet, now, until)
 
     def _flush(self) -> None:
         self._flushing = False

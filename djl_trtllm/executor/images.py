@@ -1,4 +1,7 @@
-"""Reads the images of requests beside the engine's loop: decoding a large one takes longer than many iterations."""
+"""The images of requests: as an engine takes them, and read beside its loop.
+
+Decoding a large image takes longer than many iterations.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,51 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from djl_trtllm.errors import LayoutError
 from djl_trtllm.executor.protocol import Submit
+from djl_trtllm.model.checkpoint import read_object
+from djl_trtllm.model.vision import ScaledImages, Vision, content_name
+from djl_trtllm.request import Image, Sampling
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+
+class ImagePrompts:
+    """Prompts with images of the model in `directory`. An engine's own class makes of them what it takes.
+
+    Raises ValueError for a model whose files do not say how it takes images.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        vision = Vision.find(directory, read_object(directory / "config.json", LayoutError))
+        if vision is None:
+            raise ValueError(
+                f"{directory} does not say how its model takes images: expected the model's preprocessor_config.json "
+                "beside its config.json; fetch the model again, or compile it again"
+            )
+        self.vision = vision
+        self._scaled = ScaledImages(vision)
+
+    def pictures(self, request: Submit) -> list[Picture]:
+        """The images as the model's processor takes them; any one thread may call it. Raises ValueError."""
+        return [self._scaled.pixels(image.data, request.cache_salt) for image in request.images]
+
+    def collapsed(self, request: Submit) -> list[int]:
+        """The ids of the prompt with one placeholder for each image. Raises ValueError."""
+        return self.vision.collapsed(request.prompt_ids, [image.tokens for image in request.images])
+
+    def names(self, request: Submit) -> list[str]:
+        """A name for each image, by its content and the prompt's salt."""
+        return [content_name(image.data, request.cache_salt) for image in request.images]
+
+    def first(self) -> Submit:
+        """A request with a small image, for warming up."""
+        ids, file, side = self.vision.example()
+        return Submit(0, ids, Sampling(2), images=(Image(file, side, side, self.vision.tokens(side, side)),))
 
 
 class ImageGate:

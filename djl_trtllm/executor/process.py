@@ -364,20 +364,12 @@ class WarmUp:
 
     async def run(self) -> None:
         """Send the first requests, one after the other. Raises if one fails that any client may send."""
-        for kind, request, features in self._executor.first_requests():
+        for first in self._executor.first_requests():
             began = time.monotonic()
-            self._executor.submit(request)
-            for _ in range(request.sampling.beam_width):
-                error = (await self._end(kind, began)).error
-            if error is None:
-                print(f"warming up: {kind} took {time.monotonic() - began:.1f} s", flush=True)
-                continue
-            message = error if isinstance(error, str) else error.message
-            if not features:
-                raise RuntimeError(f"{kind} that is to warm the engine up has failed: {message}")
-            self.lost |= features
-            without = ", ".join(sorted(features))
-            print(f"warming up: {kind} has failed, so the engine does without {without}: {message}", flush=True)
+            self._executor.submit(first.request)
+            for _ in range(first.request.sampling.beam_width):
+                error = (await self._end(first.kind, began)).error
+            self.lost |= first.lost_by(error, time.monotonic() - began)
 
     async def _end(self, kind: str, began: float) -> End:
         """Return the next end. What takes long is said in the log, with the compiler that it may wait for."""

@@ -103,16 +103,6 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """The prompt becomes a vector (`Step.vectors`) and nothing is generated; its end is LENGTH."""
 
 
-class FirstRequest(NamedTuple):
-    """A request that the engine process sends the engine before clients do: what compiles at its first use does so."""
-
-    kind: str
-    """For the log, such as "a sampled request"."""
-    request: Submit
-    features: frozenset[str] = frozenset()
-    """What the engine is not said to have where the request fails; without any, it cannot be used then."""
-
-
 class Try(msgspec.Struct, frozen=True, array_like=True, tag="try"):
     """Try a guide for a request that has no place yet (`Limits.tries_guides`).
 
@@ -209,6 +199,31 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
 
     message: str
     full: FullQueue | None = None
+
+
+class FirstRequest(NamedTuple):
+    """A request that the engine process sends the engine before clients do: what compiles at its first use does so."""
+
+    kind: str
+    """For the log, such as "a sampled request"."""
+    request: Submit
+    features: frozenset[str] = frozenset()
+    """What the engine is not said to have where the request fails; without any, it cannot be used then."""
+
+    def lost_by(self, error: str | Refusal | None, seconds: float) -> frozenset[str]:
+        """The features that are lost by the end of the request after this number of seconds, which is printed.
+
+        Raises RuntimeError for an error of one that any client may send.
+        """
+        if error is None:
+            print(f"warming up: {self.kind} took {seconds:.1f} s", flush=True)
+            return frozenset()
+        message = error if isinstance(error, str) else error.message
+        if not self.features:
+            raise RuntimeError(f"{self.kind} that is to warm the engine up has failed: {message}")
+        without = ", ".join(sorted(self.features))
+        print(f"warming up: {self.kind} has failed, so the engine does without {without}: {message}", flush=True)
+        return self.features
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -11,9 +11,7 @@ from functools import cache
 from http import HTTPStatus
 from itertools import takewhile
 from math import inf
-from typing import Protocol
-
-from uvicorn.protocols.utils import get_remote_addr
+from typing import NamedTuple, Protocol
 
 from djl_trtllm.api.front_end import front_end_error
 from djl_trtllm.processes import raise_limit
@@ -87,14 +85,28 @@ class Connection(Protocol):
         """Close the connection to make room."""
 
 
-def has_left(transport: asyncio.Transport) -> bool:
-    """Whether the client of a new connection has left already.
+class Addresses(NamedTuple):
+    """The two ends of a connection, as ASGI has them. Transports keep them: asking the socket is a system call."""
 
-    Its requests would be those of a client without address, which would get a place of its own in the batch.
-    """
-    connection = transport.get_extra_info("socket")
-    is_tcp = connection is not None and connection.family != socket.AF_UNIX
-    return is_tcp and get_remote_addr(transport) is None
+    server: tuple[str, int | None] | None
+    client: tuple[str, int] | None
+    """None on a Unix socket."""
+
+    @classmethod
+    def of(cls, transport: asyncio.Transport) -> "Addresses":
+        ours, theirs = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+        client = (theirs[0], theirs[1]) if isinstance(theirs, tuple) else None
+        if isinstance(ours, tuple):
+            return cls((ours[0], ours[1]), client)
+        return cls((ours, None) if isinstance(ours, str) else None, client)
+
+    @property
+    def client_left(self) -> bool:
+        """Whether the client of a new connection has left already.
+
+        Its requests would be those of a client without address, which would get a place of its own in the batch.
+        """
+        return self.client is None and self.server is not None and self.server[1] is not None
 
 
 def has_unread(transport: asyncio.Transport) -> bool:

@@ -98,6 +98,8 @@ class ServerContext:
     def __post_init__(self) -> None:
         self.bodies = BodyMemory(self.options.max_body_memory)
         self.clients = Clients(self.options)
+        self.id_header = self.options.request_id_header_key.lower().encode("latin-1")
+        """The name of the response header with the request's id."""
 
     @classmethod
     def open(cls, options: Options) -> "ServerContext":

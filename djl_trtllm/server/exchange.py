@@ -10,7 +10,7 @@ import logging
 from asyncio import Future
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from io import BytesIO
 from types import coroutine
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
@@ -128,8 +128,7 @@ class Exchange:
     served: ServedRequest = field(init=False)
 
     def __post_init__(self) -> None:
-        latin = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in self.scope["headers"])
-        self.headers = by_name(latin)
+        self.headers = by_name([(n.decode("latin-1"), value.decode("latin-1")) for n, value in self.scope["headers"]])
         self.properties = with_attributes(self.headers)
         self.request_id = request_id(self.properties, self.context.options.request_id_header_key)
         method = self.scope["method"]
@@ -233,10 +232,10 @@ class Exchange:
 
     async def begin(self, status: int, content_type: str, length: int | None, more: Headers = ()) -> None:
         """Send status and headers; without `length` the body is chunked."""
-        headers = [("content-type", content_type), (self.context.options.request_id_header_key, self.request_id), *more]
+        fields = [_field("content-type", content_type), (self.context.id_header, self.request_id.encode("latin-1"))]
+        fields += [_field(name, value) for name, value in more]
         if length is not None:
-            headers.append(("content-length", str(length)))
-        fields = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+            fields.append((b"content-length", b"%d" % length))
         self.sent_head = True
         self.served.status = status
         self.context.counts.response(status, self.route, self.model)
@@ -266,6 +265,12 @@ class Exchange:
         """Drop the connection and what its client has not read yet, where the server can do so."""
         if self.connection is not None:
             self.connection.reset()
+
+
+@lru_cache(maxsize=1024)
+def _field(name: str, value: str) -> tuple[bytes, bytes]:
+    """A header as ASGI has it: most responses have the same ones."""
+    return name.lower().encode("latin-1"), value.encode("latin-1")
 
 
 logger = logging.getLogger(__name__)
@@ -550,6 +555,7 @@ _NEW_SESSION = "X-Amzn-SageMaker-New-Session-Id"
 _CLOSED_SESSION = "X-Amzn-SageMaker-Closed-Session-Id"
 _NEW, _CLOSE = "NEW_SESSION", "CLOSE"
 _TYPE = "requestType"
+_TYPE_IN_JSON = _TYPE.encode()
 _PATH = "session_path"
 """Property with the folder of the session, for the model's own formatters."""
 
@@ -607,7 +613,7 @@ class SessionRequests:
 
 def _kind(request: RawRequest) -> str | None:
     """Return what the body asks about sessions; None if it does not. Such bodies are small. Raises SessionError."""
-    if len(request.body) > SMALL or _TYPE.encode() not in request.body:
+    if len(request.body) > SMALL or _TYPE_IN_JSON not in request.body:
         return None
     try:
         payload = request.json

@@ -14,7 +14,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from math import inf
 from typing import Any, cast
 from urllib.parse import unquote
@@ -22,15 +22,14 @@ from urllib.parse import unquote
 import httptools
 from starlette.types import Message, Scope
 from uvicorn import Config
-from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 
 from djl_trtllm.api.front_end import request_id
 from djl_trtllm.server.connections import (
     SLOWEST_BODY,
+    Addresses,
     Connections,
     HttpRefusal,
-    has_left,
     has_unread,
     reset,
     status_line,
@@ -47,6 +46,8 @@ _PIECE = 1024
 _SHORTEST_REQUEST = 16
 _MOST_WAITING = 65536
 """Bytes that may wait before reading stops: of a body that the application has not taken, or of the next requests."""
+_LONGEST_KEPT = 128
+"""The longest address, in bytes, whose parts are kept for other requests."""
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 1 << 20
 """A refused client gets time to read why, but its request is not read to the end."""
@@ -98,14 +99,12 @@ class HttpProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # uvicorn only calls `shutdown`
-        self._addresses = {
-            "server": get_local_addr(self.transport),
-            "client": get_remote_addr(self.transport),
-            "scheme": "https" if is_ssl(self.transport) else "http",
-        }
+        addresses = Addresses.of(self.transport)
+        scheme = "https" if self.transport.get_extra_info("sslcontext") else "http"
+        self._addresses = {"server": addresses.server, "client": addresses.client, "scheme": scheme}
         self._connections.enter(self)
         self._idle_until(self._limits.keep_alive_timeout)
-        if has_left(self.transport):
+        if addresses.client_left:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -281,7 +280,7 @@ class HttpProtocol(asyncio.Protocol):
         self._check_size()
         if self._parser.get_method() == b"CONNECT":
             raise HttpRefusal(501, "this server is no proxy")
-        hosts = sum(name == b"host" for name, _ in self._headers)
+        hosts = [name for name, _ in self._headers].count(b"host")
         if hosts > 1 or (not hosts and self._parser.get_http_version() != "1.0"):
             raise HttpRefusal(400, f"expected one header Host, which names this server, and not {hosts}")
         if self._parser.should_upgrade() and not self._opens_websocket():
@@ -300,16 +299,17 @@ class HttpProtocol(asyncio.Protocol):
             self.control_reading()
 
     def _scope(self) -> Scope:
-        address = httptools.parse_url(self._url)
+        url = self._url
+        raw_path, path, query = (_address if len(url) <= _LONGEST_KEPT else _address.__wrapped__)(url)
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": self._parser.get_http_version(),
             "method": self._parser.get_method().decode("ascii"),
             "root_path": "",
-            "path": unquote(address.path.decode("ascii")),
-            "raw_path": address.path,
-            "query_string": address.query or b"",
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
             "headers": self._headers,
             **self._addresses,
             CONNECTION: self,
@@ -521,6 +521,21 @@ def _head(parser: Any, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
     return b"".join([parser.get_method(), b" ", url, b" HTTP/", version, b"\r\n", *lines, b"\r\n"])
 
 
+@lru_cache(maxsize=1024)
+def _address(url: bytes) -> tuple[bytes, str, bytes]:
+    """The path of an address as it came, and decoded, and the query: most requests have the address of others."""
+    address = httptools.parse_url(url)
+    return address.path, unquote(address.path.decode("ascii")), address.query or b""
+
+
+@lru_cache(maxsize=1024)
+def _line(name: bytes, value: bytes) -> bytes:
+    """The line of a header, which most responses have too. Raises RuntimeError for one that cannot be sent."""
+    if _NOT_IN_NAMES.search(name) or _NOT_IN_VALUES.search(value):
+        raise RuntimeError(f"the header {name!r} of the response cannot be sent")
+    return b"%b: %b\r\n" % (name, value)
+
+
 @dataclass(slots=True, eq=False)
 class RequestResponseCycle:
     """One request of a connection and its response, as ASGI's `receive` and `send` have them."""
@@ -598,14 +613,13 @@ class RequestResponseCycle:
         lines = [status_line(status)]
         length: int | None = None
         for name, value in (*self.protocol.default_headers, *headers):
-            if _NOT_IN_NAMES.search(name) or _NOT_IN_VALUES.search(value):
-                raise RuntimeError(f"the header {name!r} of the response cannot be sent")
+            line = _line(name, value)
             if name == b"content-length":
                 length = int(value)
             elif name == b"connection" and value.lower() == b"close":
                 self.keep_alive = False
                 continue
-            lines += (name, b": ", value, b"\r\n")
+            lines.append(line)
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
         if self.scope["method"] != "HEAD":

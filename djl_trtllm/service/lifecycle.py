@@ -351,7 +351,7 @@ class ModelService:
         found: list[ReadPrompt] = []
         for request in requests:
             prompt = await reader.prompt_of(request, takes_images=takes_images)
-            found.append(prompt._replace(ids=batch.fit(request, prompt.ids)))
+            found.append(ReadPrompt(batch.fit(request, prompt.ids), prompt.text, prompt.images))
             await reader.work_of(sum(map(len, request.stop)), partial(batch.learn_stops, request))
         for ids, text, _ in found:
             if text is None:
@@ -509,6 +509,8 @@ class ServedModel:
     @property
     def state(self) -> State:
         """The best state among the workers; FAILED as long as one has failed."""
+        if len(self.workers) == 1:
+            return self.workers[0].state
         states = {worker.state for worker in self.workers}
         return State.FAILED if State.FAILED in states else min(states, key=_BEST_FIRST.index)
 

@@ -7,10 +7,6 @@ counts as waiting in its queue.
 """
 
 import asyncio
-import logging
-import math
-import os
-import pickle
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -19,20 +15,13 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from djl_trtllm.batching.statistics import Statistics
-from djl_trtllm.errors import (
-    DjlTrtllmError,
-    InvalidRequestError,
-    NotReadyError,
-    PromptTooLongError,
-    RequestTimeoutError,
-)
-from djl_trtllm.model import Tokenizer, chat_template
+from djl_trtllm.errors import InvalidRequestError, PromptTooLongError, RequestTimeoutError
+from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import GenerationRequest, Image, Token
 from djl_trtllm.service.images import read_images
 from djl_trtllm.service.model import Model
-from djl_trtllm.service.work import LONG_WORK, WORKERS, BoundedCalls
-
-logger = logging.getLogger(__name__)
+from djl_trtllm.service.rendering import ChatRenderer
+from djl_trtllm.service.work import WORKERS
 
 T = TypeVar("T")
 
@@ -155,11 +144,11 @@ class PromptReader:
             return text
         return text[: (longest or _ANY_LENGTH) * truncate + _MARGIN]
 
-    async def render(self, messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any]) -> str:
-        """The prompt of a conversation. Raises InvalidRequestError."""
+    def render(self, messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any]) -> Awaitable[str]:
+        """The prompt of a conversation. Raises InvalidRequestError, and so does what it returns."""
         if self._renderer is None:
             self._renderer = ChatRenderer(self._tokenizer, self._template_timeout)
-        return await self._renderer.render(messages, keywords)
+        return self._renderer.render(messages, keywords)
 
     async def text(self, ids: Sequence[int]) -> str:
         """The text of a prompt of ids."""
@@ -202,89 +191,3 @@ def require_short_enough(characters: int, longest_token: int | None, max_input_l
             f"the prompt has {characters} characters, which are at least {-(-characters // longest_token)} tokens, and "
             f"max_input_len is {max_input_len}: shorten it, or raise option.max_input_len"
         )
-
-
-_START_SECONDS = 60.0
-_MEMORY = 1024**3
-"""Bytes that rendering may take."""
-_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "HOME", "VIRTUAL_ENV")
-"""The variables that the rendering process gets: a template has no use for secrets."""
-
-
-class ChatRenderer:
-    """Renders one conversation after the other, in a process that the first one starts.
-
-    All methods run on the event loop. `timeout` is the time of one conversation, without its waiting.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, timeout: float) -> None:
-        self._templates = tokenizer.chat_templates
-        self._timeout = timeout
-        self._turn = asyncio.Lock()
-        self._process: BoundedCalls | None = None
-        self._closed = False
-
-    async def render(self, messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any]) -> str:
-        """Return the prompt of a conversation. Raises InvalidRequestError."""
-        try:
-            conversation = pickle.dumps((list(messages), dict(keywords)))
-        except Exception as error:  # made by a model directory's own formatter, or nested too deep
-            raise InvalidRequestError(f"the messages are no JSON: {type(error).__name__}: {error}") from error
-        await self._turn.acquire()
-        rendering = asyncio.ensure_future(LONG_WORK.run(partial(self._rendered, conversation)))
-        # The process answers also where the client leaves meanwhile, and the next conversation would get that answer.
-        rendering.add_done_callback(self._end_turn)
-        return await asyncio.shield(rendering)
-
-    def _end_turn(self, rendering: asyncio.Future[str]) -> None:
-        self._turn.release()
-        if not rendering.cancelled():
-            rendering.exception()  # nobody else asks for it where the client has left
-
-    async def close(self) -> None:
-        """End the process; conversations that still wait get an error."""
-        self._closed = True
-        if self._process is not None:
-            self._process.kill()
-        async with self._turn:
-            await asyncio.to_thread(self._end_process)
-
-    def _rendered(self, conversation: bytes) -> str:
-        """Have a conversation rendered. Where that fails, the next one gets a new process."""
-        self._require_open()
-        late = f"its process did not start within {_START_SECONDS:g} seconds"
-        try:
-            if self._process is None:
-                environ = {name: os.environ[name] for name in _KEPT if name in os.environ}
-                seconds = math.ceil(self._timeout) + 1
-                self._process = BoundedCalls(
-                    "rendering a chat", seconds=seconds, memory=_MEMORY, niceness=0, environ=environ
-                )
-                self._process.within(_START_SECONDS, partial(chat_template.prepare, *self._templates))
-            self._require_open()  # `close` has not seen a process that began meanwhile
-            late = f"it takes longer than chat_template_timeout={self._timeout:g} seconds"
-            return self._process.within(self._timeout, partial(chat_template.render, conversation))()
-        except InvalidRequestError:
-            raise
-        except DjlTrtllmError as error:
-            problem = str(error)
-        except TimeoutError:
-            problem = late
-        except (EOFError, ConnectionError):
-            problem = "its process has ended, as one does that takes too much memory"
-        except OSError as error:
-            problem = f"its process cannot be started ({error})"
-        self._end_process()
-        self._require_open()
-        logger.warning("a chat template was given up: %s", problem)
-        raise InvalidRequestError(f"the model's chat template failed on these messages: {problem}")
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise NotReadyError("the model was shut down", retry_after=1)
-
-    def _end_process(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            with process:
-                pass

@@ -101,6 +101,31 @@ serve_calls(sys.argv[2], *map(int, sys.argv[3:]))
 """
 
 
+def start_calls(
+    doing: str,
+    *,
+    seconds: int = _PROCESSOR_SECONDS,
+    memory: int = _MEMORY,
+    niceness: int = _NICENESS,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a process that runs `serve_calls`, and return this end of its connection, see `BoundedCalls`.
+
+    Without `environ` it has the environment of this one. Raises OSError if no process can be started.
+    """
+    ours, theirs = socket.socketpair()
+    level = logging.getLogger(__package__).getEffectiveLevel()
+    with theirs:
+        fd = theirs.fileno()
+        numbers = map(str, (fd, level, seconds, memory, niceness))
+        command = [sys.executable, "-I", "-c", _PROGRAM, json.dumps(sys.path), doing, *numbers]
+        try:
+            return subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, env=environ), ours
+        except OSError:
+            ours.close()
+            raise
+
+
 class Calls:
     """Calls in this process. Arguments and results have to be those that `BoundedCalls` can send."""
 
@@ -122,27 +147,11 @@ class BoundedCalls(Calls):
     """
 
     def __init__(
-        self,
-        doing: str,
-        *,
-        seconds: int = _PROCESSOR_SECONDS,
-        memory: int = _MEMORY,
-        niceness: int = _NICENESS,
-        environ: Mapping[str, str] | None = None,
+        self, doing: str, *, seconds: int = _PROCESSOR_SECONDS, memory: int = _MEMORY, niceness: int = _NICENESS
     ) -> None:
-        """Raises OSError if no process can be started. Without `environ` it has the environment of this one."""
+        """Raises OSError if no process can be started."""
         self._doing, self._seconds, self._memory = doing, seconds, memory
-        ours, theirs = socket.socketpair()
-        level = logging.getLogger(__package__).getEffectiveLevel()
-        with theirs:
-            fd = theirs.fileno()
-            numbers = map(str, (fd, level, seconds, memory, niceness))
-            command = [sys.executable, "-I", "-c", _PROGRAM, json.dumps(sys.path), doing, *numbers]
-            try:
-                self._process = subprocess.Popen(command, pass_fds=(fd,), stdin=subprocess.DEVNULL, env=environ)
-            except OSError:
-                ours.close()
-                raise
+        self._process, ours = start_calls(doing, seconds=seconds, memory=memory, niceness=niceness)
         self._connection = Connection(ours.detach())
 
     def __enter__(self) -> "BoundedCalls":
@@ -150,40 +159,41 @@ class BoundedCalls(Calls):
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
-        self.kill()
-        self._process.wait()
-
-    def kill(self) -> None:
-        """End the process; a call that runs in another thread raises."""
         self._process.kill()
+        self._process.wait()
 
     def later(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Callable[[], T]:
         """As for `Calls`: the work is done now, and its result is unpickled when the function is called."""
         try:
-            return self.within(_SECONDS, partial(work, *args, **kwargs))
-        except TimeoutError:
-            raise ModelError(f"{self._doing} takes more than {_SECONDS:g} seconds") from None
+            self._connection.send(partial(work, *args, **kwargs))
+            while self._connection.poll(_SECONDS):
+                if (result := answer_of(self._connection.recv())) is not None:
+                    return result
         except (EOFError, OSError):
             raise ModelError(f"{self._doing} {self._reason(self._process.wait())}") from None
-
-    def within(self, seconds: float, work: Callable[[], T]) -> Callable[[], T]:
-        """Do the work as `later`. Raises TimeoutError after this time, EOFError or OSError if the process ended."""
-        self._connection.send(work)
-        while self._connection.poll(seconds):
-            match self._connection.recv():
-                case logging.LogRecord() as record:
-                    logging.getLogger(record.name).handle(record)
-                case bytes() as result:
-                    held = [result]  # which is not kept beside what becomes of it
-                    return lambda: pickle.loads(held.pop())  # noqa: S301 - of this program, not of the files
-                case error:
-                    raise error
-        raise TimeoutError
+        raise ModelError(f"{self._doing} takes more than {_SECONDS:g} seconds")
 
     def _reason(self, status: int) -> str:
         if status == -signal.SIGXCPU:
             return f"takes more than {self._seconds} seconds of processor time"
         return f"failed: its process ended with status {status}; it may take {self._memory:,} bytes"
+
+
+def answer_of(message: object) -> Callable[[], Any] | None:
+    """The result of a call by its answer, to be called once; None for a line of the log, which is logged here.
+
+    Raises what the call has raised.
+    """
+    match message:
+        case logging.LogRecord() as record:
+            logging.getLogger(record.name).handle(record)
+            return None
+        case bytes() as result:
+            held = [result]  # which is not kept beside what becomes of it
+            return lambda: pickle.loads(held.pop())  # noqa: S301 - of this program, not of the files
+        case BaseException() as error:
+            raise error
+    raise TypeError(f"expected an answer, got {type(message).__name__}")
 
 
 class _Forwarded(QueueHandler):

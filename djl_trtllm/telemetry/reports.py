@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from djl_trtllm.batching.sequence import RequestState
+from djl_trtllm.batching.statistics import RequestRecord
 from djl_trtllm.config import Options
 from djl_trtllm.config.sources import shortened
 from djl_trtllm.engines.cache import installed_versions
@@ -67,6 +68,46 @@ class Generated(NamedTuple):
     drafted_tokens: int | None = None
     images: int = 0
     image_tokens: int = 0
+
+    @classmethod
+    def of(cls, record: RequestRecord) -> Generated:
+        """What the engine did for one prompt."""
+        return cls(
+            record.prompt_tokens,
+            record.generated_tokens,
+            record.arrived,
+            record.started,
+            record.first_token_at,
+            record.last_token_at,
+            () if record.reason is None else (FINISH_WORDS[record.reason],),
+            record.resumes,
+            record.reseeded,
+            record.accepted_tokens,
+            record.drafted_tokens,
+            record.images,
+            record.image_tokens,
+        )
+
+    @classmethod
+    def of_all(cls, records: Sequence[RequestRecord]) -> Generated:
+        """What the engine did for several prompts."""
+        each = [cls.of(record) for record in records]
+        accepted = [one.accepted_tokens for one in each if one.accepted_tokens is not None]
+        return cls(
+            sum(one.prompt_tokens for one in each),
+            sum(one.output_tokens for one in each),
+            min(one.queued for one in each),
+            min((one.started for one in each if one.started is not None), default=None),
+            min((one.first_token for one in each if one.first_token is not None), default=None),
+            max((one.last_token for one in each if one.last_token is not None), default=None),
+            tuple(dict.fromkeys(reason for one in each for reason in one.reasons)),
+            sum(one.resumes for one in each),
+            any(one.reseeded for one in each),
+            sum(accepted) if accepted else None,
+            total(one.drafted_tokens for one in each),
+            sum(one.images for one in each),
+            sum(one.image_tokens for one in each),
+        )
 
 
 class Asked(NamedTuple):
@@ -125,24 +166,9 @@ class ServedRequest:
     def generated(self) -> Generated | None:
         """Return what the engine did; None if the request never was in the waiting queue."""
         records = [state.record for state in self.generations]
-        accepted = [record.accepted_tokens for record in records if record.accepted_tokens is not None]
         if not records:
             return None
-        return Generated(
-            sum([record.prompt_tokens for record in records]),
-            sum([record.generated_tokens for record in records]),
-            min([record.arrived for record in records]),
-            min([record.started for record in records if record.started is not None], default=None),
-            min([record.first_token_at for record in records if record.first_token_at is not None], default=None),
-            max([record.last_token_at for record in records if record.last_token_at is not None], default=None),
-            tuple(dict.fromkeys([FINISH_WORDS[record.reason] for record in records if record.reason is not None])),
-            sum([record.resumes for record in records]),
-            any(record.reseeded for record in records),
-            sum(accepted) if accepted else None,
-            total(record.drafted_tokens for record in records),
-            sum([record.images for record in records]),
-            sum([record.image_tokens for record in records]),
-        )
+        return Generated.of(records[0]) if len(records) == 1 else Generated.of_all(records)
 
 
 _requests = logging.getLogger("djl_trtllm.requests")
@@ -183,11 +209,12 @@ class RequestLog:
         if not _requests.isEnabledFor(level):
             return
         # Before `_has_room`: what has no line anyway takes none of a refusal.
-        if not request.failed and not request.any_error() and self._chance() >= self._share:
+        error = request.any_error()
+        if not request.failed and not error and self._chance() >= self._share:
             return
         if not request.generations and level > logging.DEBUG and not self._has_room(request):
             return
-        fields = {**_fields(request, self._clock()), **fields}
+        fields = {**_fields(request, error, self._clock()), **fields}
         shown = [_shown(value) if name in _HEAD else f"{name}={_shown(value)}" for name, value in fields.items()]
         # As `log` does it, which would look for the file and line where it is called.
         extra = {**_belonging(request), **fields, SHORT: "request"}
@@ -222,7 +249,7 @@ class RequestLog:
 _HEAD = ("method", "path", "status")
 
 
-def _fields(request: ServedRequest, now: float) -> dict[str, Any]:
+def _fields(request: ServedRequest, error: str, now: float) -> dict[str, Any]:
     """Return the fields of the line, by their names in JSON."""
     fields: dict[str, Any] = {
         "method": shortened(request.method, LONGEST),
@@ -234,7 +261,7 @@ def _fields(request: ServedRequest, now: float) -> dict[str, Any]:
         "model": request.model,
         "dialect": request.dialect,
         "client": request.client,
-        "error": request.any_error(),
+        "error": error,
     }
     fields |= {name: shortened(value, LONGEST) for name, value in named.items() if value}
     if generated is not None:

@@ -152,9 +152,17 @@ def test_only_the_first_token_is_decoded_where_the_others_are_known(tokenizer: T
     detokenizer = Detokenizer(texts, [1])
     words = [tokenizer.encode(word, False)[0] for word in (" the", " big", " dog")]
     assert [detokenizer.step(word) for word in words] == [" the", " big", " dog"]
-    assert set(texts) == set(words[1:])
+    assert {id_ for id_, text in texts.items() if text is not None} == set(words[1:])
     texts.update(dict.fromkeys(words, "?"))
     assert detokenizer.step(words[0]) == "?"
+
+
+def test_behind_a_text_of_the_prompt_the_first_token_is_looked_up_too(tokenizer: Tokenizer) -> None:
+    texts = TokenTexts(tokenizer.raw)
+    words = [tokenizer.encode(word, False)[0] for word in (" the", " big", " dog")]
+    detokenizer = Detokenizer(texts, [1, words[0]])
+    assert [detokenizer.step(word) for word in words[1:]] == [" big", " dog"]
+    assert set(texts) == set(words)
 
 
 def test_only_an_unfinished_character_is_pending(tokenizer: Tokenizer) -> None:

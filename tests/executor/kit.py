@@ -145,6 +145,7 @@ class Probe:
         self.client = ExecutorClient(
             on_steps=self._on_steps, on_death=self._on_death, busy=lambda: self.busy, hang_timeout=hang_timeout
         )
+        self.client.clock = asyncio.get_running_loop().time  # however busy the machine is
 
     def _on_steps(self, steps: list[Step]) -> None:
         if self.error is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 import sys
@@ -207,6 +208,21 @@ async def test_messages_of_one_turn_of_the_event_loop_are_sent_together(host: Pl
     assert host.process.heard() == [], "they wait for the others of their turn"
     await settled()
     assert host.process.heard() == [request, Cancel(1)]
+
+
+@started
+async def test_messages_of_a_busy_event_loop_wait_for_each_other_for_a_moment(host: PlayedHost) -> None:
+    """A crowd of requests comes in many turns, and each write wakes the engine process."""
+    times = itertools.count()
+    host.client.clock = lambda: next(times) / 8192  # the time of a turn
+    sent: list[ToEngine] = []
+    for number in range(6):
+        host.client.cancel(number)
+        sent.append(Cancel(number))
+        await asyncio.sleep(0)
+        assert host.process.heard() == []
+    await settled()
+    assert host.process.heard() == sent
 
 
 @started

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,12 @@ class Wire(asyncio.Transport):
     """A transport that keeps what is written; `done` are the calls that were made."""
 
     def __init__(self, connection: socket.socket | None = None) -> None:
-        super().__init__({"socket": connection})
+        extra: dict[str, Any] = {"socket": connection}
+        if connection is not None:  # as real ones keep its addresses
+            with suppress(OSError):
+                extra["sockname"] = connection.getsockname()
+                extra["peername"] = connection.getpeername()
+        super().__init__(extra)
         self.written = b""
         self.done: set[str] = set()
         self.unsent = 0

@@ -17,7 +17,8 @@ import pytest
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, PromptTooLongError, RequestTimeoutError
 from djl_trtllm.model import Tokenizer
-from djl_trtllm.service.prompts import ChatRenderer, PromptReader
+from djl_trtllm.service.prompts import PromptReader
+from djl_trtllm.service.rendering import ChatRenderer
 from djl_trtllm.service.work import WORKERS, WorkerThreads
 from tests.support.in_process import Hosts, played_model
 from tests.support.virtual_time import until

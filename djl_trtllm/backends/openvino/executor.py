@@ -11,7 +11,6 @@ a sequence that goes on in another process begins anew there (`Limits.repeats`).
 
 import secrets
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,10 @@ from djl_trtllm.backends.openvino.compile import NO_ATTENTION, has_tokenizer, ta
 from djl_trtllm.backends.openvino.guides import CompiledGuides, GuideCompiler, read_vocabulary, structured_output
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, PrefixCacheMirror, PromptSalts
 from djl_trtllm.backends.openvino.prompt_scorer import PromptScorer
-from djl_trtllm.errors import LayoutError
-from djl_trtllm.executor.guides import GuideGate
-from djl_trtllm.executor.images import ImageGate
-from djl_trtllm.executor.protocol import Feature, Limits, Refusal, Stats, Step, Submit, Try
-from djl_trtllm.model.checkpoint import read_object
-from djl_trtllm.model.vision import ScaledImages, Vision
-from djl_trtllm.request import FinishReason, Image, Sampling
+from djl_trtllm.executor import images
+from djl_trtllm.executor.gated import WAIT_SECONDS, GatedExecutor
+from djl_trtllm.executor.protocol import Feature, Limits, Refusal, Stats, Step, Submit
+from djl_trtllm.request import FinishReason, Sampling
 
 _MARK = "<ov_genai_"
 """The beginning of OpenVINO GenAI's own marks of images and videos, which it replaces in any text."""
@@ -48,26 +44,21 @@ def refusal(error: Exception) -> str | Refusal:
     return Refusal(f"the prompt is refused: {lines[-1]}")
 
 
-class ImagePrompts:
-    """The prompts of an engine that takes images. `tokenizer` is the pipeline's."""
+class ImagePrompts(images.ImagePrompts):
+    """See `executor.images.ImagePrompts`. `tokenizer` is the pipeline's."""
 
     def __init__(self, engine_dir: Path, tokenizer: Any) -> None:
-        vision = Vision.find(engine_dir, read_object(engine_dir / "config.json", LayoutError))
-        if vision is None:
-            raise ValueError(f"{engine_dir} does not say how its model takes images: compile it again")
-        self._vision = vision
-        self._scaled = ScaledImages(vision)
+        super().__init__(engine_dir)
         self._tokenizer = tokenizer
 
-    def read(self, request: Submit) -> list[ov.Tensor]:
+    def tensors(self, request: Submit) -> list[ov.Tensor]:
         """The images as `add_request` takes them; any one thread may call it. Raises ValueError."""
         # In the order rows, columns, colours.
-        pixels = [np.array(self._scaled.pixels(image.data, request.cache_salt)) for image in request.images]
-        return [ov.Tensor(each[np.newaxis]) for each in pixels]
+        return [ov.Tensor(np.array(each)[np.newaxis]) for each in self.pictures(request)]
 
-    def text(self, ids: Sequence[int], images: Sequence[Image]) -> str:
+    def text(self, request: Submit) -> str:
         """The text of a prompt, as `add_request` takes it. Raises ValueError."""
-        given = self._vision.collapsed(ids, [image.tokens for image in images])
+        given = self.collapsed(request)
         text: str = self._tokenizer.decode(given, skip_special_tokens=False)
         if _MARK in text:
             raise ValueError(f"leave '{_MARK}' out of texts: OpenVINO GenAI's own marks of images begin with it")
@@ -78,7 +69,6 @@ class ImagePrompts:
 
 
 _GUIDE_PROGRAM = "djl_trtllm.backends.openvino.guides"
-_WAIT_SECONDS = 0.005
 
 # A pybind11 enum compares through a Python call; identities of its values do not.
 _LENGTH = GenerationFinishReason.LENGTH
@@ -177,8 +167,8 @@ def _new(
     return token_ids[count:], None if logprobs is None else logprobs[count:]
 
 
-class OpenVinoExecutor:
-    """See `djl_trtllm.executor.process.Executor`."""
+class OpenVinoExecutor(GatedExecutor):
+    """See `GatedExecutor`."""
 
     def __init__(
         self,
@@ -198,6 +188,7 @@ class OpenVinoExecutor:
         draft_dir: str | None = None,
         lookup_ngram: int = 0,
     ) -> None:
+        super().__init__()
         scheduler = SchedulerConfig()
         scheduler.max_num_batched_tokens = max_num_batched_tokens
         scheduler.num_kv_blocks = num_kv_blocks
@@ -226,12 +217,11 @@ class OpenVinoExecutor:
         """Tokens of the prompts that are in the pipeline and have no token yet."""
         self._pipeline = _load(engine_dir, scheduler, properties | speculating)
         self._image_prompts: ImagePrompts | None = None
-        self._reading: ImageGate | None = None
         self._read: dict[int, list[ov.Tensor]] = {}
         """The images of requests that are not started."""
         if takes_images(Path(engine_dir)):
             self._image_prompts = ImagePrompts(Path(engine_dir), self._pipeline.get_tokenizer())
-            self._reading = ImageGate(self._image_prompts.read, self._add_read, self._fail)
+            self.open_images(self._image_prompts.tensors)
         vocabulary = read_vocabulary(Path(engine_dir))
         self._salts = PromptSalts(vocabulary)
         takes_salts = not enable_prefix_caching or self._salts_change_nothing(vocabulary)
@@ -242,8 +232,6 @@ class OpenVinoExecutor:
             self._pipeline = _load(engine_dir, scheduler, properties | speculating)
         self._scorer = PromptScorer(Path(engine_dir), properties, vocabulary) if scores_prompts else None
         self._sequences: dict[int, _Sequence] = {}
-        self._ended = Step()
-        """The next step: what has ended outside of an iteration."""
         self._prefixes = (
             PrefixCacheMirror(capacity=num_kv_blocks, block_size=BLOCK_TOKENS) if enable_prefix_caching else None
         )
@@ -259,15 +247,12 @@ class OpenVinoExecutor:
         self._penalised = PrefixCacheMirror(capacity=_MIRRORED * num_kv_blocks, block_size=BLOCK_TOKENS)
         """Prompts as `_start_penalised` reads them, each as it is and with its salt."""
         # OpenVINO GenAI compiles guides for the tokenizer beside the model; nothing else here needs its tokenizer.
-        self._guides: GuideGate | None = None
         if has_tokenizer(Path(engine_dir)):
             tokenizer = self._pipeline.get_tokenizer()
             self._compiled = CompiledGuides(lambda: GuideCompiler(tokenizer, vocabulary))
-            self._guides = GuideGate(
-                _GUIDE_PROGRAM, engine_dir, self._let_through, self._reject, prepare=self._compiled
-            )
+            self.open_guides(_GUIDE_PROGRAM, engine_dir, self._compiled)
             self.limits = structs.replace(self.limits, tries_guides=True)
-        self.features = FEATURES if self._guides is None else FEATURES | GUIDES
+        self.features = FEATURES if self.guides is None else FEATURES | GUIDES
         self.features -= {"cache_salt"} if enable_prefix_caching and not takes_salts else set()
         self.features |= SCORES if self._scorer is not None else set()
         if self._image_prompts is not None:
@@ -281,14 +266,11 @@ class OpenVinoExecutor:
             self.details["speculation"] = f"{draft_tokens} tokens of {draft_dir or 'earlier text'}"
 
     def close(self) -> None:
-        """End what runs beside the engine; it also ends with this process."""
-        if self._guides is not None:
-            self._guides.close()
+        super().close()
+        if self.guides is not None:
             self._compiled.close()
         if self._scorer is not None:
             self._scorer.close()
-        if self._reading is not None:
-            self._reading.close()
 
     @property
     def busy(self) -> bool:
@@ -296,33 +278,11 @@ class OpenVinoExecutor:
         return bool(
             self._sequences
             or self._held
-            or self._ended.has_news
-            or self._guides
+            or self.news.has_news
+            or self.holds
             or self._scorer
-            or self._reading
             or self._pipeline.has_non_finished_requests()
         )
-
-    def submit(self, request: Submit) -> None:
-        sampling = request.sampling
-        if request.guide is None or self._guides is None:
-            self._add(request)
-        elif sampling.min_new_tokens or sampling.ignore_eos:
-            named = "min_new_tokens" if sampling.min_new_tokens else "ignore_eos"
-            problem = f"'{named}' with a guide: the guide says where the output ends; leave out one"
-            self._reject(request, Refusal(problem))
-        else:
-            self._guides.hold(request)
-
-    def try_guide(self, trial: Try) -> None:
-        assert self._guides is not None
-        self._guides.hold(trial)
-
-    def _let_through(self, request: Submit | Try) -> None:
-        if isinstance(request, Submit):
-            self._add(request)
-        else:
-            self._ended.end(request.request_id, FinishReason.STOP)
 
     def _salts_change_nothing(self, vocabulary: int) -> bool:
         """Whether the model takes negative ids for what they mean."""
@@ -350,33 +310,29 @@ class OpenVinoExecutor:
             config.max_ngram_size = self._lookup_ngram
         return config
 
-    def _add(self, request: Submit) -> None:
+    def start(self, request: Submit, images: list[ov.Tensor] | None = None) -> None:
+        if images is not None:
+            self._read[request.request_id] = images
         if request.prompt_logprobs is not None and self._scorer is not None:
             self._scorer.hold(request)
-        elif request.images and self._reading is not None and request.request_id not in self._read:
-            self._reading.hold(request)
         elif self._whole_prompts:
             self._held.append(request)
         else:
             self._start(request)
 
-    def _add_read(self, request: Submit, images: list[ov.Tensor]) -> None:
-        self._read[request.request_id] = images
-        self._add(request)
-
-    def _fail(self, request: Submit, error: Exception) -> None:
-        self._reject(request, str(error) if self._image_prompts is None else refusal(error))
+    def fail(self, request: Submit, error: Exception) -> None:
+        self.refuse(request, str(error) if self._image_prompts is None else refusal(error))
 
     def _score(self, scorer: PromptScorer, patience: float) -> None:
         try:
             scored = scorer.advance(patience)
         except Exception as error:
-            self._reject(scorer.give_up(), f"the log-probabilities of the prompt could not be computed: {error}")
+            self.refuse(scorer.give_up(), f"the log-probabilities of the prompt could not be computed: {error}")
             return
         if scored is not None:
             request, scores = scored
-            self._ended.prompts[request.request_id] = scores
-            self._add(structs.replace(request, prompt_logprobs=None))
+            self.news.prompts[request.request_id] = scores
+            self.start(structs.replace(request, prompt_logprobs=None))
 
     def _start_held(self) -> None:
         """Start the requests whose whole prompts the next step can read, beside what it verifies."""
@@ -423,16 +379,13 @@ class OpenVinoExecutor:
             config = self._configuration(request)
             prompt: tuple[Any, ...] = (ov.Tensor(np.array([ids], dtype=np.int64)),)
             if self._image_prompts is not None:
-                prompt = self._image_prompts.text(ids, request.images), images
+                prompt = self._image_prompts.text(request), images
             handle = self._pipeline.add_request(request.request_id, *prompt, config)
         except (RuntimeError, TypeError, ValueError, LookupError, MemoryError) as error:
-            self._fail(request, error)
+            self.fail(request, error)
             return
         sequence = self._sequences[request.request_id] = _Sequence(handle, request, ids, cached)
         sequence.following = following
-
-    def _reject(self, request: Submit | Try, error: str | Refusal) -> None:
-        self._ended.end(request.request_id, FinishReason.ERROR, error)
 
     def cancel(self, request_id: int) -> None:
         sequence = self._sequences.get(request_id)
@@ -442,25 +395,22 @@ class OpenVinoExecutor:
         elif held := [each for each in self._held if each.request_id == request_id]:
             self._held.remove(held[0])
             self._read.pop(request_id, None)
-            self._ended.end(request_id, FinishReason.CANCELLED)
-        elif (self._guides is not None and self._guides.cancel(request_id) is not None) or (
-            (self._scorer is not None and self._scorer.cancel(request_id))
-            or (self._reading is not None and self._reading.cancel(request_id))
-        ):
-            self._ended.end(request_id, FinishReason.CANCELLED)
+            self.news.end(request_id, FinishReason.CANCELLED)
+        elif self._scorer is not None and self._scorer.cancel(request_id):
+            self._read.pop(request_id, None)
+            self.news.end(request_id, FinishReason.CANCELLED)
+        else:
+            self.cancel_held(request_id)
 
     def step(self) -> Step:
-        patience = 0.0 if self._pipeline.has_non_finished_requests() else _WAIT_SECONDS
-        if self._guides:
-            self._guides.advance(patience)
+        patience = 0.0 if self._pipeline.has_non_finished_requests() else WAIT_SECONDS
+        self.advance(patience)
         if self._scorer:
             self._score(self._scorer, patience)
-        if self._reading:
-            self._reading.advance(patience)
         self._start_held()
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
-        step, self._ended = self._ended, Step()
+        step, self.news = self.news, Step()
         for request_id, sequence in list(self._sequences.items()):
             self._collect(request_id, sequence, step)
         return step
@@ -470,7 +420,7 @@ class OpenVinoExecutor:
         usage = self._pipeline.get_metrics().cache_usage / 100 if self._sequences else 0.0
         blocks = self.limits.kv_blocks
         stats = Stats(len(self._sequences), usage, kv_blocks=blocks, kv_blocks_used=round(usage * blocks))
-        return stats if self._guides is None else self._guides.count_in(stats)
+        return self.count_in(stats)
 
     def _collect(self, request_id: int, sequence: _Sequence, step: Step) -> None:
         if sequence.cancelled:

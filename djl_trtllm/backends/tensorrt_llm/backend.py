@@ -3,8 +3,6 @@
 The installed package is found without importing it: an import takes seconds and starts MPI.
 """
 
-import importlib.metadata
-import importlib.util
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +13,7 @@ from packaging.version import Version
 
 from djl_trtllm.backends.base import Built, EngineBackend, Offer, PrefixCache
 from djl_trtllm.backends.effects import Effects
+from djl_trtllm.backends.installed import folder_of, version_of
 from djl_trtllm.backends.tensorrt_llm.arguments import ENGINE, PYTORCH, method_of
 from djl_trtllm.backends.tensorrt_llm.built_engine import built_limits, read_built_engine
 from djl_trtllm.backends.tensorrt_llm.limits import SUPPOSED_VERSION, fitted_to_memory, planned_version
@@ -30,31 +29,14 @@ _TENSORRT_PACKAGES = ("tensorrt", "tensorrt-cu13", "tensorrt-cu12")
 _VERSION_LINE = re.compile(r"""^__version__\s*=\s*["']([^"']+)["']""", re.MULTILINE)
 
 
-def _package() -> Path | None:
-    spec = importlib.util.find_spec("tensorrt_llm")
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(next(iter(spec.submodule_search_locations)))
-
-
 def _version(package: Path) -> str:
-    installed = _installed(("tensorrt-llm",))
-    if installed is not None:
-        return installed
+    if (installed := version_of("tensorrt-llm")) is not None:
+        return installed[1]
     try:
         line = _VERSION_LINE.search((package / "version.py").read_text(encoding="utf-8"))
     except OSError:
         line = None
     return "of unknown version" if line is None else line[1]
-
-
-def _installed(names: tuple[str, ...]) -> str | None:
-    for name in names:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
 
 
 _ENGINES = (ModelKind.TENSORRT_ENGINE, ModelKind.LMI_REPOSITORY)
@@ -75,11 +57,11 @@ class TensorRtLlmBackend(EngineBackend):
     tasks = frozenset({Task.GENERATE, Task.SCORE})
 
     def inspect(self, hardware: Hardware) -> Hardware:
-        package = _package()
+        package, tensorrt = folder_of("tensorrt_llm"), version_of(*_TENSORRT_PACKAGES)
         return replace(
             hardware,
             tensorrt_llm=None if package is None else _version(package),
-            tensorrt=_installed(_TENSORRT_PACKAGES),
+            tensorrt=None if tensorrt is None else tensorrt[1],
             engine_backend=None if package is None else any(package.glob("_tensorrt_engine*")),
             autodeploy=None if package is None else any(package.glob("_torch/auto_deploy*")),
         )

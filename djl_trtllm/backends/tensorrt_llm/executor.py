@@ -154,7 +154,7 @@ class TensorRtLlmExecutor:
             lambda: llm_class(model=model, tokenizer=tokenizer, **build_arguments(arguments)), gpus
         )
         self._images = ImagePrompts(Path(model), self._llm, version) if images else None
-        self._reading = None if self._images is None else AsyncImageGate(self._images.read, self._start, self._fail)
+        self._reading = None if self._images is None else AsyncImageGate(self._images.pictures, self._start, self._fail)
         self._sampling_params = class_of("SamplingParams", version)
         self._guided_params = class_of("GuidedDecodingParams", version)
         self._lora_request = class_of("LoRARequest", version)

@@ -16,38 +16,28 @@ from pathlib import Path
 from typing import Any
 
 from djl_trtllm.backends.tensorrt_llm.names import has
-from djl_trtllm.errors import InvalidRequestError, LayoutError
+from djl_trtllm.errors import InvalidRequestError
+from djl_trtllm.executor import images
 from djl_trtllm.executor.protocol import Submit
-from djl_trtllm.model.checkpoint import read_object
-from djl_trtllm.model.vision import ScaledImages, Vision, content_name
-from djl_trtllm.request import Image, Sampling
+from djl_trtllm.model.vision import content_name
 
 
-class ImagePrompts:
-    """The prompts of a model in `directory`. `llm` is TensorRT-LLM's LLM, of this version."""
+class ImagePrompts(images.ImagePrompts):
+    """See `executor.images.ImagePrompts`. `llm` is TensorRT-LLM's LLM, of this version."""
 
     def __init__(self, directory: Path, llm: Any, version: str) -> None:
-        vision = Vision.find(directory, read_object(directory / "config.json", LayoutError))
-        if vision is None:
-            raise ValueError(f"{directory} does not say how its model takes images")
-        self._vision = vision
-        self._scaled = ScaledImages(vision)
+        super().__init__(directory)
         self._llm = llm
         self._named = has("TextPrompt", "multi_modal_uuids", version)
 
-    def read(self, request: Submit) -> list[Any]:
-        """The images as `prompt` takes them, in a thread beside the loop. Raises RefusedImageError."""
-        return [self._scaled.pixels(each.data, request.cache_salt) for each in request.images]
-
     def prompt(self, request: Submit, pictures: list[Any]) -> dict[str, Any]:
-        """The prompt as `generate_async` takes it."""
-        ids = self._vision.collapsed(request.prompt_ids, [image.tokens for image in request.images])
+        """The prompt with what `pictures` has read, as `generate_async` takes it."""
         plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        prompt: dict[str, Any] = {"prompt": self._llm.tokenizer.decode(ids, **plain)}
+        prompt: dict[str, Any] = {"prompt": self._llm.tokenizer.decode(self.collapsed(request), **plain)}
         if request.images:
             prompt["multi_modal_data"] = {"image": pictures}
             if self._named:
-                prompt["multi_modal_uuids"] = {"image": self._names(request)}
+                prompt["multi_modal_uuids"] = {"image": self.names(request)}
         return prompt
 
     def salt(self, request: Submit) -> str:
@@ -55,14 +45,14 @@ class ImagePrompts:
         hashed = getattr(self._llm.input_processor, "multimodal_hashing_supported", None)
         if not request.images or (self._named and hashed):
             return request.cache_salt
-        return content_name("".join(self._names(request)).encode(), request.cache_salt)
+        return content_name("".join(self.names(request)).encode(), request.cache_salt)
 
     def check(self, request: Submit, given: list[int]) -> None:
         """Raise InvalidRequestError if TensorRT-LLM has made other tokens of the prompt than the server has counted.
 
         Before 1.4 the tokens of images are an id beyond the vocabulary.
         """
-        placeholder, expected = self._vision.placeholder, request.prompt_ids
+        placeholder, expected = self.vision.placeholder, request.prompt_ids
         if len(given) != len(expected) or any(
             theirs != ours for theirs, ours in zip(given, expected, strict=True) if ours != placeholder
         ):
@@ -70,12 +60,3 @@ class ImagePrompts:
                 "the prompt's tokens are not those of a text, and TensorRT-LLM takes the prompts of models with "
                 "images as text: send messages or a text"
             )
-
-    def first(self) -> Submit:
-        """A request with a small image, for warming up."""
-        ids, file, side = self._vision.example()
-        image = Image(file, side, side, self._vision.tokens(side, side))
-        return Submit(0, ids, Sampling(2), images=(image,))
-
-    def _names(self, request: Submit) -> list[str]:
-        return [content_name(image.data, request.cache_salt) for image in request.images]

@@ -4,8 +4,6 @@
 example `kv_cache_config: {max_util_for_resume: 0.9}`.
 """
 
-import ast
-import importlib.util
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -15,14 +13,14 @@ from packaging.version import Version
 
 from djl_trtllm.backends.effects import Effects, Target
 from djl_trtllm.backends.extra_options import (
+    OF_THE_SERVER,
     ExtraArgument,
     Library,
     Signatures,
-    declared_fields,
-    inherited_fields,
     options_of,
     read_extra_options,
 )
+from djl_trtllm.backends.installed import classes_of, folder_of, statements
 from djl_trtllm.backends.speculation import planned_speculation
 from djl_trtllm.backends.tensorrt_llm.arguments import (
     ENGINE,
@@ -48,7 +46,7 @@ from djl_trtllm.config.rules import most_images
 from djl_trtllm.config.sources import Origin
 from djl_trtllm.engines.cache import Manifest, OptionValue, installed_versions, raise_damaged
 from djl_trtllm.engines.hardware import Hardware
-from djl_trtllm.engines.plan import EnginePlan, asked_options, planned_text_length, shared_fields
+from djl_trtllm.engines.plan import EnginePlan, asked_options, planned_adapters, planned_text_length, shared_fields
 from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.files import read_table
 from djl_trtllm.model import Layout, ModelShape
@@ -61,18 +59,12 @@ _PLACED = frozenset(read_table("options.toml", __package__)["places"])
 
 # Arguments that the server sets itself, with what to do instead.
 _OURS = {
-    "model": "set option.model_id",
+    **OF_THE_SERVER,
     "backend": "set option.backend",
-    "tokenizer": "set option.tokenizer",
-    "tokenizer_revision": "set option.tokenizer_revision",
-    "revision": "set option.revision",
     "skip_tokenizer_init": "the engine needs the tokenizer for guides",
     "generation_config": "requests say how they are sampled",
-    "reasoning_parser": "set option.reasoning_parser: the server finds reasoning",
     "num_postprocess_workers": "it reads token ids and makes the text itself",
     "postprocess_tokenizer_dir": "it reads token ids and makes the text itself",
-    "trust_remote_code": "set option.trust_remote_code: a file that comes with a model cannot allow the model's code",
-    "enable_lora": "set option.enable_lora",
     "lora_config": "set option.enable_lora and the options of adapters",
 }
 # Arguments that are options under another name, where code derives the argument.
@@ -114,24 +106,15 @@ def _tabled(llm: str, version: str) -> Signatures:
 @cache
 def _installed(llm: str) -> Signatures:
     """What the installed package declares, read without running it; nothing where there is none."""
-    spec = importlib.util.find_spec("tensorrt_llm")
-    declared = owners()[llm].declared
-    if spec is None or declared is None or not spec.submodule_search_locations:
+    package, declared = folder_of("tensorrt_llm"), owners()[llm].declared
+    if package is None or declared is None:
         return {}
-    package = Path(spec.submodule_search_locations[0])
     module, _, root = declared.partition(":")
-    classes: dict[str, tuple[list[str], dict[str, str]]] = {}
-    for name in dict.fromkeys(("tensorrt_llm.llmapi.llm_args", module)):
-        try:
-            source = package.joinpath(*name.split(".")[1:]).with_suffix(".py").read_text(encoding="utf-8")
-            classes |= {
-                found.name: declared_fields(found)
-                for found in ast.parse(source).body
-                if isinstance(found, ast.ClassDef)
-            }
-        except (OSError, SyntaxError, UnicodeDecodeError):
-            return {}
-    found = {name: fields for name in classes if (fields := inherited_fields(name, classes))}
+    names = dict.fromkeys(("tensorrt_llm.llmapi.llm_args", module))
+    files = [package.joinpath(*name.split(".")[1:]).with_suffix(".py") for name in names]
+    if not all(map(statements, files)):
+        return {}
+    found = {name: fields for name, fields in classes_of(*files).items() if fields}
     return found | {llm: found[root]} if root in found else {}
 
 
@@ -140,22 +123,13 @@ def adapter_limits(config: Config, shape: ModelShape, backend: Backend) -> Adapt
 
     A compiled engine's names of modules depend on its family, so they are not compared.
     """
-    options = config.options
-    if not options.enable_lora:
-        return None
-    modules, setting = None, ""
-    if backend is not Backend.TENSORRT:
-        chosen = options.lora_target_modules
-        modules = frozenset(lora_modules().get(name, name) for name in chosen or lora_modules())
-        setting = config.format_setting("lora_target_modules") if chosen else "all that it knows"
-    return AdapterLimits(
-        max_rank=options.max_lora_rank,
-        rank_setting=config.format_setting("max_lora_rank"),
-        modules=modules,
-        modules_setting=setting,
-        hidden=shape.hidden,
-        layers=shape.num_layers,
-    )
+    limits = planned_adapters(config, shape)
+    if limits is None or backend is Backend.TENSORRT:
+        return limits
+    chosen = config.options.lora_target_modules
+    modules = frozenset(lora_modules().get(name, name) for name in chosen or lora_modules())
+    setting = config.format_setting("lora_target_modules") if chosen else "all that it knows"
+    return replace(limits, modules=modules, modules_setting=setting)
 
 
 _MOST_LOOKAHEAD = 16

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from djl_trtllm.backends.effects import Effects, Passed, Target, read_effects
-from djl_trtllm.backends.extra_options import Library, options_of, read_extra_options, read_settings
+from djl_trtllm.backends.effects import Effects, Target, passed_values, read_effects
+from djl_trtllm.backends.extra_options import OF_THE_SERVER, Library, options_of, read_arguments
 from djl_trtllm.backends.vllm.names import OWNER, arguments_of, declared_objects, installed_package
 from djl_trtllm.config import Config, DType, KvCacheDType, Quantization, Task
 from djl_trtllm.config.options.choices import GuidedDecoding
@@ -22,6 +21,7 @@ from djl_trtllm.config.speculation import Speculation
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import planned_length, planned_sequences
 from djl_trtllm.errors import ConfigError
+from djl_trtllm.files import read_table
 from djl_trtllm.model import Layout
 from djl_trtllm.model.pooling import Head
 from djl_trtllm.model.vision import Vision
@@ -39,30 +39,7 @@ _OBJECTS = {
     "limit_mm_per_prompt": "dict",
 }
 """Options that are JSON objects, with the classes that vLLM makes of them."""
-_SERVED_HERE = "the server does that itself"
-_OURS = {
-    "model": "set option.model_id",
-    "tokenizer": "set option.tokenizer",
-    "tokenizer_revision": "set option.tokenizer_revision",
-    "revision": "set option.revision",
-    "hf_token": "set HF_TOKEN",
-    "served_model_name": "set option.model_name",
-    "skip_tokenizer_init": "vLLM needs the tokenizer for guides and bad words",
-    "trust_remote_code": "set option.trust_remote_code: a file that comes with a model cannot allow the model's code",
-    "enable_lora": "set option.enable_lora",
-    "structured_outputs_config": "set option.guided_decoding_backend",
-    "reasoning_parser": "set option.reasoning_parser: the server finds reasoning",
-    "runner": "set option.task",
-    "convert": "set option.task",
-    "pooler_config": "the files of the model say how it pools",
-    "disable_log_stats": "the server shows vLLM's figures",
-    "stream_interval": "set option.stream_interval",
-    "override_generation_config": "requests say how they are sampled",
-    "tokens_only": _SERVED_HERE,
-    "shutdown_timeout": _SERVED_HERE,
-    "scheduling_policy": "set option.scheduling_policy: the server decides who is next",
-    "data_parallel_size": "start as many workers of the model (minWorkers)",
-}
+_OURS = {**OF_THE_SERVER, **read_table("options.toml", __package__)["ours"]}
 """Arguments that the server sets itself, with what to do instead."""
 _DERIVED = {
     "dtype": "dtype",
@@ -153,28 +130,7 @@ def with_extra_arguments(config: Config, version: str, notes: list[str]) -> tupl
     )
     known = settable(version)
     settings = [each for each in config.engine_settings if known.get(each.name_in_engine) == ""]
-    found: dict[str, Any] = {}
-    problems: list[str] = []
-    for name in ("extra_engine_args", *_OBJECTS, ""):
-        try:
-            if name:
-                argument = "" if name == library.option else name
-                config, extra = read_extra_options(config, replace(library, option=name, argument=argument), notes)
-            else:
-                config, extra = read_settings(config, library, settings, notes)
-        except ConfigError as error:
-            problems += error.problems
-            continue
-        problems += [
-            f"{config.format_setting(name) if name else each.place}: option.extra_engine_args has {each.target.name} "
-            "too; keep one"
-            for each in extra
-            if each.target.name in found
-        ]
-        found |= {each.target.name: each.value for each in extra}
-    if problems:
-        raise ConfigError(problems)
-    return config, found
+    return read_arguments(config, library, _OBJECTS, settings, notes)
 
 
 def takes_images(config: Config, layout: Layout) -> bool:
@@ -199,7 +155,7 @@ def engine_arguments(
         "max_model_len": _longest(config, layout, notes),
         "tensor_parallel_size": _tensor_parallel(config, layout, hardware, problems),
         "structured_outputs_config": {"backend": _LIBRARIES.get(options.guided_decoding_backend, "xgrammar")},
-        **_passed(config),
+        **passed_values(config, EFFECTS, without=_OBJECTS),
         **extra,
     }
     if options.dtype in _DTYPES:
@@ -242,25 +198,6 @@ def pooling_arguments(arguments: Mapping[str, Any], head: Head, length: int) -> 
     if head.task is Task.EMBED:
         pooling["pooler_config"] = {"seq_pooling_type": head.pooled.name}
     return {name: value for name, value in arguments.items() if name != "structured_outputs_config"} | pooling
-
-
-def _passed(config: Config) -> dict[str, Any]:
-    """The values of options that are passed as they are."""
-    found: dict[str, Any] = {}
-    for name, effect in EFFECTS.items():
-        value = getattr(config.options, name)
-        if (
-            not isinstance(effect, Passed)
-            or value is None
-            or name in _OBJECTS
-            or (effect.needs and not effect.needs.met(config))
-        ):
-            continue
-        if effect.when_set and not config.is_set(name):
-            continue
-        plain = list(value) if isinstance(value, tuple) else getattr(value, "value", value)
-        found |= {target.name: plain for target in effect.targets}
-    return found
 
 
 def _origin_of(config: Config, argument: str) -> str:

@@ -6,10 +6,8 @@ The installed package is found and read without importing it.
 from __future__ import annotations
 
 import difflib
-import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -17,6 +15,7 @@ from packaging.version import Version
 
 from djl_trtllm.backends.base import EngineBackend, Offer, PrefixCache
 from djl_trtllm.backends.effects import Effects
+from djl_trtllm.backends.installed import is_of_transformers
 from djl_trtllm.backends.speculation import planned_speculation
 from djl_trtllm.backends.vllm.arguments import (
     EFFECTS,
@@ -29,17 +28,25 @@ from djl_trtllm.backends.vllm.arguments import (
     with_speculation,
 )
 from djl_trtllm.backends.vllm.names import architectures, installed_package, installed_version, known_versions
-from djl_trtllm.backends.vllm.ranks import REASONS
 from djl_trtllm.config import Backend, Config, Task
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.config.speculation import Method
 from djl_trtllm.engines.hardware import Hardware, release_of
-from djl_trtllm.engines.plan import EnginePlan, planned_length, planned_sequences, planned_text_length, shared_fields
+from djl_trtllm.engines.plan import (
+    EnginePlan,
+    planned_adapters,
+    planned_length,
+    planned_sequences,
+    planned_text_length,
+    shared_fields,
+)
 from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import Layout, ModelKind
 from djl_trtllm.model.adapter import AdapterLimits
 from djl_trtllm.model.pooling import Head, find_head, find_task
 
+REASONS = r"^\(Worker\S* pid=\d+\) .*\] [\w.]*(?:Error|Exception)\b"
+"""Lines of vLLM's log with the error of a rank: `(Worker_TP1 pid=12) ERROR 11-27 10:00:00 [x.py:1] ValueError: ...`."""
 _TABLES = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_SUPPORTED_MODELS")
 """Tables of vLLM's registry whose models generate text."""
 _POOLING_TABLES = ("_EMBEDDING_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS")
@@ -146,7 +153,7 @@ class VllmBackend(EngineBackend):
             max_input_len=config.options.max_input_len,
             arguments=arguments,
             guides=config.options.guided_decoding_backend or GuidedDecoding.XGRAMMAR,
-            adapter_limits_=_adapter_limits(config, layout),
+            adapter_limits_=planned_adapters(config, layout.shape),
             images=takes_images(config, layout),
         )
 
@@ -238,17 +245,6 @@ class VllmPoolingPlan(CheckpointPlan):
         return f"{super().describe()}; {self.head.describe()}; texts of up to {self.max_seq_len} tokens"
 
 
-def _adapter_limits(config: Config, layout: Layout) -> AdapterLimits | None:
-    if not config.options.enable_lora:
-        return None
-    return AdapterLimits(
-        max_rank=config.options.max_lora_rank,
-        rank_setting=config.format_setting("max_lora_rank"),
-        hidden=layout.shape.hidden,
-        layers=layout.shape.num_layers,
-    )
-
-
 def _missing(hardware: Hardware) -> str:
     """What this machine lacks for vLLM, "" for nothing."""
     if hardware.vllm is None:
@@ -276,7 +272,7 @@ def _check_architecture(layout: Layout, hardware: Hardware) -> None:
     tables = architectures(package)
     pools = find_task(Task.AUTO, layout) is not Task.GENERATE
     known = {name for table in _TABLES + _POOLING_TABLES * pools for name in tables.get(table, ())}
-    if not known or any(name in known or _is_of_transformers(name) for name in asked):
+    if not known or any(name in known or is_of_transformers(name) for name in asked):
         return
     near = difflib.get_close_matches(asked[0], sorted(known), _SHOWN)
     advice = f"; it has {', '.join(near)}" if near else ""
@@ -286,15 +282,3 @@ def _check_architecture(layout: Layout, hardware: Hardware) -> None:
         f"{layout.path / 'config.json'}: architectures is {', '.join(asked)}{kind}: vLLM {hardware.vllm} has no such "
         f"text model{advice}; serve it with a vLLM that has it, or with another engine (option.backend)"
     )
-
-
-def _is_of_transformers(architecture: str) -> bool:
-    """Whether the installed transformers names the class among its causal language models."""
-    spec = importlib.util.find_spec("transformers")
-    if spec is None or not spec.submodule_search_locations or not architecture.endswith("ForCausalLM"):
-        return False
-    path = Path(next(iter(spec.submodule_search_locations))) / "models" / "auto" / "modeling_auto.py"
-    try:
-        return f'"{architecture}"' in path.read_text(encoding="utf-8")
-    except OSError:
-        return False

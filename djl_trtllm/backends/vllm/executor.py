@@ -15,23 +15,24 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from djl_trtllm.backends.json_grammar import as_grammar, with_options
 from djl_trtllm.backends.vllm.image_prompts import ImagePrompts
 from djl_trtllm.backends.vllm.names import arguments_of
-from djl_trtllm.backends.vllm.ranks import Ranks
 from djl_trtllm.config.options.choices import GuidedDecoding
-from djl_trtllm.executor.guides import GuideGate
-from djl_trtllm.executor.images import ImageGate
-from djl_trtllm.executor.protocol import End, Feature, Limits, Logprob, Ranked, Refusal, Stats, Step, Submit, Try
+from djl_trtllm.executor.gated import WAIT_SECONDS, GatedExecutor
+from djl_trtllm.executor.protocol import Feature, FirstRequest, Limits, Logprob, Ranked, Refusal, Stats, Step, Submit
+from djl_trtllm.executor.ranks import Ranks
 from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
+RANKS = "vLLM", r"VllmWorker-(\d+)"
+"""The ranks of vLLM's `MultiprocExecutor` (vllm/v1/executor/multiproc_executor.py), one for each of several GPUs."""
 _GUIDE_PROGRAM = "djl_trtllm.backends.{}_process"
 """The program that tries guides; its name has that of the package that vLLM compiles them with."""
 _GUIDES = {
@@ -40,8 +41,6 @@ _GUIDES = {
     GuideKind.GRAMMAR: "grammar",
     GuideKind.STRUCTURAL_TAG: "structural_tag",
 }
-_GUIDE_SECONDS = 0.005
-"""How long to wait for the trial of a guide where nothing else runs."""
 _EMPTY_SECONDS = 0.001
 """The pause after iterations without output: vLLM's own loop makes it too."""
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -87,22 +86,25 @@ GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR
 IMAGES: frozenset[str] = frozenset({"images"})
 """Those that it also honours with a model that takes images."""
 
-_FIRST = {
-    "a greedy request": Submit(0, [1, 1], Sampling(2, repetition_penalty=1.1, presence_penalty=0.1)),
-    "a sampled request": Submit(0, [1, 1], Sampling(2, do_sample=True, top_k=5, top_p=0.9, seed=1)),
-    "a request with log-probabilities": Submit(0, [1, 1], Sampling(2), logprobs=True),
-    "a request with min_p": Submit(0, [1, 1], Sampling(2, do_sample=True, min_p=0.1, seed=1)),
-    "a request with the likeliest tokens": Submit(0, [1, 1], Sampling(2), logprobs=True, top_logprobs=1),
-    "a request with a guide": Submit(0, [1, 1], Sampling(2), guide=Guide(GuideKind.REGEX, "(a|b)+")),
-}
+_FIRST = (
+    FirstRequest("a greedy request", Submit(0, [1, 1], Sampling(2, repetition_penalty=1.1, presence_penalty=0.1))),
+    FirstRequest("a sampled request", Submit(0, [1, 1], Sampling(2, do_sample=True, top_k=5, top_p=0.9, seed=1))),
+    FirstRequest("a request with log-probabilities", Submit(0, [1, 1], Sampling(2), logprobs=True)),
+    FirstRequest(  # speculation has no min_p
+        "a request with min_p",
+        Submit(0, [1, 1], Sampling(2, do_sample=True, min_p=0.1, seed=1)),
+        frozenset({"min_p"}),
+    ),
+    FirstRequest(  # `max_logprobs` may be 0
+        "a request with the likeliest tokens",
+        Submit(0, [1, 1], Sampling(2), logprobs=True, top_logprobs=1),
+        frozenset({"top_logprobs"}),
+    ),
+    FirstRequest(
+        "a request with a guide", Submit(0, [1, 1], Sampling(2), guide=Guide(GuideKind.REGEX, "(a|b)+")), GUIDES
+    ),
+)
 """What the engine gets before clients' requests: vLLM compiles some kernels at their first use."""
-_WITHOUT = {
-    "a request with min_p": frozenset({"min_p"}),
-    "a request with the likeliest tokens": frozenset({"top_logprobs"}),
-    "a request with a guide": GUIDES,
-    "a request with an image": IMAGES,
-}
-"""Features that vLLM does without if such a request fails: speculation has no min_p, `max_logprobs` may be 0."""
 
 
 def checks_sampled_drafts() -> bool:
@@ -138,6 +140,12 @@ def sampling_arguments(request: Submit) -> dict[str, Any]:
     if request.prompt_logprobs is not None:  # vLLM computes such a prompt, whatever its prefix cache has of it
         arguments["prompt_logprobs"] = request.prompt_logprobs
     return arguments
+
+
+def token_prompt(request: Submit) -> dict[str, Any]:
+    """The prompt of a request without images as vLLM's input processor takes it."""
+    prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}
+    return prompt | ({"cache_salt": request.cache_salt} if request.cache_salt else {})
 
 
 def load_engine(arguments: dict[str, Any], environment: Mapping[str, str], ranks: Ranks) -> Any:
@@ -182,8 +190,8 @@ class _Sequence:
         self.begun = False
 
 
-class VllmExecutor:
-    """See `djl_trtllm.executor.process.Executor`. `arguments` are those of EngineArgs, as plain data."""
+class VllmExecutor(GatedExecutor):
+    """See `GatedExecutor`. `arguments` are those of EngineArgs, as plain data."""
 
     def __init__(
         self,
@@ -196,7 +204,8 @@ class VllmExecutor:
         lookahead: int,
         images: bool = False,
     ) -> None:
-        self._ranks = Ranks()
+        super().__init__()
+        self._ranks = Ranks(*RANKS)
         engine = load_engine(arguments, environment, self._ranks)
         from vllm import SamplingParams
         from vllm import exceptions as vllm_exceptions
@@ -209,17 +218,17 @@ class VllmExecutor:
         self._losses = (EngineDeadError,)
         self._wrong = (ValueError, TypeError, getattr(vllm_exceptions, "VLLMClientError", ValueError))
         self._core, self._input_processor = engine.engine_core, engine.input_processor
-        self._images = ImagePrompts(Path(arguments["model"]), engine) if images else None
-        self._reading = None if self._images is None else ImageGate(self._images.read, self._add, self._fail)
+        self._prompts = ImagePrompts(Path(arguments["model"]), engine) if images else None
+        if self._prompts is not None:
+            self.open_images(self._prompts.pictures)
+        self.open_guides(_GUIDE_PROGRAM.format(guides), tokenizer_dir)
         configuration = engine.vllm_config
         self._vocabulary: int = configuration.model_config.get_vocab_size()
         self._kv_blocks: int = configuration.cache_config.num_gpu_blocks or 0
         self._sequences: dict[str, _Sequence] = {}
-        self._news = Step()
         self._names = map(str, itertools.count())
         """Names of requests in vLLM: one of ours is free again when it is cancelled, and there a batch may have it."""
         self._library = guides
-        self._guides = GuideGate(_GUIDE_PROGRAM.format(guides), tokenizer_dir, self._let_through, self._refuse)
         self._iterations, self._empty = 0, 0
         self._seconds: float | None = None
         self._scheduler: Any = None
@@ -239,7 +248,7 @@ class VllmExecutor:
         if self._speculates and str(configuration.device_config.device_type) == "cpu" and not checks_sampled_drafts():
             lost |= SAMPLING
             print("sampled requests are refused: this vLLM checks their drafts with wrong parameters", flush=True)
-        self.features = (FEATURES | GUIDES | (IMAGES if images else set())) - self._warm_up(lost)
+        self.features = (FEATURES | GUIDES | (IMAGES if images else set())) - lost - self._warm_up(lost)
         if configuration.lora_config is not None:
             # Where an adapter runs, vLLM gives the rows of a prompt the adapters of the batch: the sizes do not fit.
             self.features = self.features - {"prompt_logprobs"} | {Feature.ADAPTERS}
@@ -249,10 +258,7 @@ class VllmExecutor:
         }
 
     def close(self) -> None:
-        """End what runs beside the engine; it also ends with this process."""
-        self._guides.close()
-        if self._reading is not None:
-            self._reading.close()
+        super().close()
         self._core.shutdown()
 
     def check(self) -> None:
@@ -261,36 +267,19 @@ class VllmExecutor:
 
     @property
     def busy(self) -> bool:
-        return bool(self._sequences or self._news.has_news or self._guides or self._reading)
-
-    def submit(self, request: Submit) -> None:
-        sampling = request.sampling
-        if request.guide is None:
-            self._add(request)
-        elif sampling.min_new_tokens or sampling.ignore_eos:
-            named = "min_new_tokens" if sampling.min_new_tokens else "ignore_eos"
-            problem = f"'{named}' with a guide: the guide says where the output ends; leave out one"
-            self._refuse(request, Refusal(problem))
-        else:
-            self._guides.hold(request)
-
-    def try_guide(self, trial: Try) -> None:
-        self._guides.hold(trial)
+        return bool(self._sequences or self.news.has_news or self.holds)
 
     def cancel(self, request_id: int) -> None:
-        if self._guides.cancel(request_id) is None and not (self._reading and self._reading.cancel(request_id)):
-            name = next((name for name, each in self._sequences.items() if each.request_id == request_id), None)
-            if name is None:
-                return
+        name = next((name for name, each in self._sequences.items() if each.request_id == request_id), None)
+        if name is not None:
             del self._sequences[name]
             self._core.abort_requests([name])
-        self._news.end(request_id, FinishReason.CANCELLED)
+            self.news.end(request_id, FinishReason.CANCELLED)
+        else:
+            self.cancel_held(request_id)
 
     def step(self) -> Step:
-        if self._guides:
-            self._guides.advance(0.0 if self._sequences else _GUIDE_SECONDS)
-        if self._reading:
-            self._reading.advance(0.0 if self._sequences else _GUIDE_SECONDS)
+        self.advance(0.0 if self._sequences else WAIT_SECONDS)
         if self._sequences:
             began = time.monotonic()
             outputs = self._core.get_output()
@@ -302,16 +291,16 @@ class VllmExecutor:
             self._empty = 0 if outputs.outputs else self._empty + 1
             if self._empty > 1:
                 time.sleep(_EMPTY_SECONDS)
-        step, self._news = self._news, Step()
+        step, self.news = self.news, Step()
         return step
 
     def stats(self) -> Stats:
         scheduler, running = self._scheduler, len(self._sequences)
         if scheduler is None:
-            return self._guides.count_in(Stats(running, 0.0, kv_blocks=self._kv_blocks, kv_blocks_used=0))
+            return self.count_in(Stats(running, 0.0, kv_blocks=self._kv_blocks, kv_blocks_used=0))
         waiting = min(running, scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs)
         usage = scheduler.kv_cache_usage if running else 0.0
-        return self._guides.count_in(
+        return self.count_in(
             Stats(
                 running,
                 usage,
@@ -327,55 +316,22 @@ class VllmExecutor:
         )
 
     def _warm_up(self, lost: frozenset[str]) -> frozenset[str]:
-        """Run the first requests; returns `lost` and the features of those that fail.
-
-        Raises for one that any client may send.
-        """
-        seen = {} if self._images is None else {"a request with an image": self._images.first()}
-        for kind, request in (_FIRST | seen).items():
-            if request.sampling.do_sample and "do_sample" in lost:
-                continue
-            began = time.monotonic()
-            self._add(request)
-            errors = [end.error for end in self._to_end() if end.error is not None]
-            if not errors:
-                print(f"warming up: {kind} took {time.monotonic() - began:.1f} s", flush=True)
-            elif without := _WITHOUT.get(kind):
-                lost |= without
-                print(
-                    f"warming up: {kind} has failed, so there is no {', '.join(sorted(without))}: {errors[0]}",
-                    flush=True,
-                )
-            else:
-                raise RuntimeError(f"{kind} that is to warm vLLM up has failed: {errors[0]}")
+        """Run the first requests, but those that need `lost` features; returns the features of those that fail."""
+        seen = [] if self._prompts is None else [FirstRequest("a request with an image", self._prompts.first(), IMAGES)]
+        sampled = "do_sample" not in lost
+        failed = self.warm_up([each for each in (*_FIRST, *seen) if sampled or not each.request.sampling.do_sample])
         self._queried = self._hits = self._draft_tokens = self._drafts = 0
-        return lost
-
-    def _to_end(self) -> Iterator[End]:
-        while self.busy:
-            yield from self.step().ends
+        return failed
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _let_through(self, request: Submit | Try) -> None:
-        if isinstance(request, Submit):
-            self._add(request)
-        else:
-            self._news.end(request.request_id, FinishReason.STOP)
-
-    def _refuse(self, request: Submit | Try, error: str | Refusal) -> None:
-        self._news.end(request.request_id, FinishReason.ERROR, error)
-
-    def _add(self, request: Submit, pictures: Sequence[Any] = ()) -> None:
-        if request.images and not pictures and self._reading is not None:
-            return self._reading.hold(request)
+    def start(self, request: Submit, images: Sequence[Any] | None = None) -> None:
         name, adapter = next(self._names), request.adapter
-        salt = {"cache_salt": request.cache_salt} if request.cache_salt else {}
-        prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids), **salt}
+        prompt: Mapping[str, Any] = token_prompt(request)
         try:
             parameters = self._parameters(request)
-            if pictures and self._images is not None:
-                prompt = self._images.prompt(request, pictures)
+            if images is not None and self._prompts is not None:
+                prompt = self._prompts.prompt(request, images)
             processed = self._input_processor.process_inputs(
                 name,
                 prompt,
@@ -389,19 +345,18 @@ class VllmExecutor:
         except self._losses:
             raise
         except Exception as error:
-            if pictures and self._images is not None:
-                self._images.forget(prompt)
-            self._fail(request, error)
+            if images is not None and self._prompts is not None:
+                self._prompts.forget(prompt)
+            self.fail(request, error)
         else:
             self._sequences[name] = _Sequence(request)
-        return None
 
-    def _fail(self, request: Submit, error: Exception) -> None:
+    def fail(self, request: Submit, error: Exception) -> None:
         if isinstance(error, self._wrong):
-            self._refuse(request, Refusal(str(error)))
+            self.refuse(request, Refusal(str(error)))
         else:
             traceback.print_exception(error)
-            self._refuse(request, f"{type(error).__name__}: {error}")
+            self.refuse(request, f"{type(error).__name__}: {error}")
 
     def _lora(self, adapter: Adapter) -> Any:
         """vLLM takes adapters of one name for one, in its prefix cache too; one that comes again has another id."""
@@ -416,7 +371,7 @@ class VllmExecutor:
         return self._sampling_params(**arguments, detokenize=False, skip_clone=True)
 
     def _take(self, outputs: list[Any]) -> None:
-        sequences, news = self._sequences, self._news
+        sequences, news = self._sequences, self.news
         for output in outputs:
             sequence = sequences.get(output.request_id)
             if sequence is None:

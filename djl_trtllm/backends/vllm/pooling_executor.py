@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from djl_trtllm.backends.vllm.executor import described, load_engine
-from djl_trtllm.backends.vllm.ranks import Ranks
+from djl_trtllm.backends.vllm.executor import RANKS, described, load_engine, token_prompt
 from djl_trtllm.executor.pooling import PoolingExecutor, Vectors
 from djl_trtllm.executor.protocol import Submit
+from djl_trtllm.executor.ranks import Ranks
 from djl_trtllm.request import Pooling, Sampling
 
 _TASKS = {"embed": "embed", "score": "classify"}
@@ -27,7 +27,7 @@ class VllmPoolingExecutor(PoolingExecutor):
     def __init__(
         self, *, arguments: dict[str, Any], environment: Mapping[str, str], task: Any, max_seq_len: int, **limits: Any
     ) -> None:
-        self._ranks = Ranks()
+        self._ranks = Ranks(*RANKS)
         engine = load_engine(arguments, environment, self._ranks)
         from vllm import PoolingParams
 
@@ -57,13 +57,12 @@ class VllmPoolingExecutor(PoolingExecutor):
     def _add(self, request: Submit) -> str:
         """Give a request to the core; returns its name there."""
         name, second = next(self._names), 0 if request.pooling is None else request.pooling.second
-        prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}
-        if request.cache_salt:
-            prompt["cache_salt"] = request.cache_salt
         parameters = self._parameters(
             task=self._task,
             use_activation=False,
             extra_kwargs={"compressed_token_type_ids": second} if second else None,
         )
-        self._core.add_request(self._input_processor.process_inputs(name, prompt, parameters, (self._task,)))
+        self._core.add_request(
+            self._input_processor.process_inputs(name, token_prompt(request), parameters, (self._task,))
+        )
         return name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from djl_trtllm.backends.base import backend_named, this_machine
 from djl_trtllm.backends.planning import choose_backend, plan_fitted, with_effects
-from djl_trtllm.backends.vllm.backend import VllmPlan, VllmPoolingPlan
+from djl_trtllm.backends.vllm.backend import REASONS, VllmPlan, VllmPoolingPlan
 from djl_trtllm.backends.vllm.names import arguments_of, known_versions
 from djl_trtllm.config import Backend, Task
 from djl_trtllm.engines.hardware import Hardware
@@ -410,6 +411,21 @@ def test_the_fake_has_all_that_the_executor_uses(tmp_path: Path) -> None:
     lines = [line for line in differences("0.32.0", tmp_path / "vllm") if not line.startswith("EngineArgs.")]
     assert lines == []
     assert members_of(tmp_path / "vllm", "vllm.v1.engine.core_client:Nothing") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "is_reason"),
+    [
+        ("(Worker pid=41) ERROR 11-27 10:00:00 [multiproc_executor.py:870] ValueError: Free memory on device", True),
+        ("(Worker_TP1 pid=41) ERROR 11-27 10:00:00 [x.py:8] torch.OutOfMemoryError: CUDA out of memory.", True),
+        ("(Worker_PP1_TP0 pid=41) ERROR 11-27 10:00:00 [x.py:8] torch.AcceleratorError: CUDA error", True),
+        ("(Worker pid=41) ERROR 11-27 10:00:00 [multiproc_executor.py:870] WorkerProc failed to start.", False),
+        ("(Worker pid=41) ERROR 11-27 10:00:00 [x.py:870]     raise ValueError(", False),
+        ("ERROR 11-27 10:00:00 [x.py:870] ValueError: of this process, which reports it itself", False),
+    ],
+)
+def test_the_errors_of_ranks_are_the_reasons_of_a_load_that_fails(line: str, is_reason: bool) -> None:
+    assert (re.search(REASONS, line) is not None) is is_reason
 
 
 def test_what_is_installed_is_found_without_importing_it() -> None:

@@ -20,8 +20,7 @@ Where DJL's documents leave it open, or DJL differs by version:
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -62,27 +61,37 @@ class Body(NamedTuple):
         return marked and payload.get(self.member) is not None
 
 
-def find_body(
-    bodies: Sequence[Body], payload: Mapping[str, Any], properties: Mapping[str, str], task: Task
-) -> Body | None:
-    """The row of a payload to a model of a task, None if it has none of the members of any task.
+class Bodies:
+    """The bodies that an address takes, by the task of the model and by member."""
 
-    Raises InvalidRequestError for several of them, and for members of other tasks alone.
-    """
-    others = [body for body in bodies if body.task is not task and body.fits(payload, properties)]
-    bodies = [body for body in bodies if body.task is task]
-    if others and not any(body.fits(payload, properties) for body in bodies):
-        named = " or ".join(dict.fromkeys(f"'{body.member}'" for body in bodies))
-        raise errors.InvalidRequestError(
-            f"the body has '{others[0].member}', and this model is for option.task={task}: expected {named}"
-        )
-    members = list(dict.fromkeys(body.member for body in bodies if payload.get(body.member) is not None))
-    if len(members) > 1:
-        named = " and ".join(f"'{member}'" for member in members)
-        raise errors.InvalidRequestError(
-            f"the body has {named}: expected one of them, which are bodies of different APIs"
-        )
-    return next((body for body in bodies if body.fits(payload, properties)), None)
+    def __init__(self, bodies: Sequence[Body]) -> None:
+        self._bodies = bodies
+        self._of_task: dict[Task, dict[str, list[Body]]] = {task: {} for task in Task}
+        for body in bodies:
+            self._of_task[body.task].setdefault(body.member, []).append(body)
+
+    def find(self, payload: Mapping[str, Any], properties: Mapping[str, str], task: Task) -> Body | None:
+        """The row of a payload to a model of a task, None if it has none of the members of any task.
+
+        Raises InvalidRequestError for several of them, and for members of other tasks alone.
+        """
+        own = self._of_task[task]
+        members = [member for member in own if payload.get(member) is not None]
+        rows = (row for member in members for row in own[member])
+        found = next((row for row in rows if row.fits(payload, properties)), None)
+        if found is None:
+            others = [body for body in self._bodies if body.task is not task and body.fits(payload, properties)]
+            if others:
+                named = " or ".join(f"'{member}'" for member in own)
+                raise errors.InvalidRequestError(
+                    f"the body has '{others[0].member}', and this model is for option.task={task}: expected {named}"
+                )
+        if len(members) > 1:
+            named = " and ".join(f"'{member}'" for member in members)
+            raise errors.InvalidRequestError(
+                f"the body has {named}: expected one of them, which are bodies of different APIs"
+            )
+        return found
 
 
 _FORMATTER = (Parameter(("output_formatter",), kinds.TEXT, "output_formatter"),)
@@ -194,7 +203,7 @@ def parse_payload(
     require_object(payload)
     call = _parse_inputs(payload, options, properties, problems)
     problems.raise_any(PREFIX)
-    return call._replace(headers=problems.headers)
+    return call._replace(headers=problems.headers) if problems.headers else call
 
 
 def require_object(payload: Any) -> None:
@@ -354,7 +363,7 @@ class Lmi(base.Dialect):
     )
 
     def __init__(self, bodies: tuple[Body, ...]) -> None:
-        self._bodies = bodies
+        self._bodies = Bodies(bodies)
         others = {body.path: body.dialect for body in bodies if body.dialect is not None}
         tables = (table for path, dialect in others.items() for table in dialect.tables[path])
         self.tables = dict.fromkeys(self.paths, (INPUTS_FIELDS, *tables, VECTOR_FIELDS))
@@ -388,11 +397,11 @@ class Lmi(base.Dialect):
     def read(self, payload: Any, request: base.RawRequest, model: base.ModelContext) -> base.Call:
         """Read a decoded payload, as the body that its members say. Raises what `parse` raises."""
         require_object(payload)
-        with _prefixed():
+        with _Prefixed():
             task = Task.GENERATE if model.options.task is Task.AUTO else model.options.task
-            body = find_body(self._bodies, payload, request.properties, task)
+            body = self._bodies.find(payload, request.properties, task)
         if task is Task.EMBED and body is not None and body.dialect is None:
-            with _prefixed():
+            with _Prefixed():
                 call = _parse_texts(payload, model)
         elif body is None and task is Task.SCORE:
             raise errors.InvalidRequestError(
@@ -428,14 +437,14 @@ class Lmi(base.Dialect):
         return front_end_error(status, str(error), djl_type, fields=fields, headers=base.error_headers(error))
 
 
-@contextmanager
-def _prefixed() -> Iterator[None]:
+class _Prefixed:
     """Errors of other APIs' bodies begin as those of LMI's own."""
-    try:
-        yield
-    except errors.InvalidRequestError as error:
-        error.args = (f"{PREFIX}{error}",)
-        raise
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, errors.InvalidRequestError):
+            error.args = (f"{PREFIX}{error}",)
 
 
 def _parse_texts(payload: Mapping[str, Any], model: base.ModelContext) -> base.Call:
@@ -460,7 +469,7 @@ def _of_other(
         problems.unsupported.append(f"'output_formatter' is {show(named)}: it has a place for 'inputs' only")
     problems.raise_any(PREFIX)
     rest = {name: value for name, value in payload.items() if name not in BESIDE_FIELDS.rows}
-    with _prefixed():
+    with _Prefixed():
         call = dialect.parse(request.as_body(path, rest), model)
     call = call._replace(headers=(*call.headers, *problems.headers))
     option = model.options.output_formatter

@@ -1,9 +1,8 @@
-"""The watch on vLLM's ranks, with processes of the names that vLLM gives them."""
+"""The watch on the ranks of an engine, with processes of the names that vLLM gives them."""
 
 from __future__ import annotations
 
 import multiprocessing
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,9 +10,10 @@ from multiprocessing.process import BaseProcess
 
 import pytest
 
-from djl_trtllm.backends.vllm.ranks import REASONS, RankError, Ranks
+from djl_trtllm.executor.ranks import RankError, Ranks
 from tests.support.processes import wait_until
 
+OF_VLLM = "vLLM", r"VllmWorker-(\d+)"
 Start = Callable[..., BaseProcess]
 
 
@@ -41,7 +41,7 @@ def ended(ranks: Ranks) -> bool:
 
 
 def test_a_rank_that_ends_is_named_with_its_process_and_no_other(start: Start) -> None:
-    ranks = Ranks()
+    ranks = Ranks(*OF_VLLM)
     with ranks.loading():
         start("VllmWorker-0")
         killed = start("VllmWorker-1")
@@ -55,7 +55,7 @@ def test_a_rank_that_ends_is_named_with_its_process_and_no_other(start: Start) -
 
 
 def test_a_load_that_fails_after_a_rank_has_ended_names_the_rank(start: Start) -> None:
-    with pytest.raises(RankError, match="rank 1 of vLLM") as caught, Ranks().loading():
+    with pytest.raises(RankError, match="rank 1 of vLLM") as caught, Ranks(*OF_VLLM).loading():
         first, second = start("VllmWorker-0"), start("VllmWorker-1", 0.3)
         second.join()
         time.sleep(0.5)
@@ -68,28 +68,13 @@ def test_a_load_that_fails_after_a_rank_has_ended_names_the_rank(start: Start) -
 
 
 def test_a_load_that_fails_of_itself_fails_as_it_did(start: Start) -> None:
-    with pytest.raises(ValueError, match="no such model"), Ranks().loading():
+    with pytest.raises(ValueError, match="no such model"), Ranks(*OF_VLLM).loading():
         start("VllmWorker-0")
         raise ValueError("no such model")
 
 
 def test_where_vllm_has_one_gpu_there_is_nothing_to_watch(start: Start) -> None:
-    ranks = Ranks()
+    ranks = Ranks(*OF_VLLM)
     with ranks.loading():
         start("another", 0.0).join()
     ranks.check()
-
-
-@pytest.mark.parametrize(
-    ("line", "is_reason"),
-    [
-        ("(Worker pid=41) ERROR 11-27 10:00:00 [multiproc_executor.py:870] ValueError: Free memory on device", True),
-        ("(Worker_TP1 pid=41) ERROR 11-27 10:00:00 [x.py:8] torch.OutOfMemoryError: CUDA out of memory.", True),
-        ("(Worker_PP1_TP0 pid=41) ERROR 11-27 10:00:00 [x.py:8] torch.AcceleratorError: CUDA error", True),
-        ("(Worker pid=41) ERROR 11-27 10:00:00 [multiproc_executor.py:870] WorkerProc failed to start.", False),
-        ("(Worker pid=41) ERROR 11-27 10:00:00 [x.py:870]     raise ValueError(", False),
-        ("ERROR 11-27 10:00:00 [x.py:870] ValueError: of this process, which reports it itself", False),
-    ],
-)
-def test_the_errors_of_ranks_are_the_reasons_of_a_load_that_fails(line: str, is_reason: bool) -> None:
-    assert (re.search(REASONS, line) is not None) is is_reason

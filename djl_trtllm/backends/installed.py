@@ -1,0 +1,83 @@
+"""What an engine's installed package has, read without importing it: that takes seconds, and may use a GPU."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def folder_of(package: str) -> Path | None:
+    """The directory of an installed package; None where there is none."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def version_of(*distributions: str) -> tuple[str, str] | None:
+    """The first of these distributions that is installed, with its version; None where none is."""
+    for name in distributions:
+        try:
+            return name, importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def statements(path: Path) -> list[ast.stmt]:
+    """The statements of a Python file, which is not run; none if it cannot be read."""
+    try:
+        return ast.parse(path.read_text(encoding="utf-8")).body
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return []
+
+
+def classes_of(*paths: Path) -> dict[str, dict[str, str]]:
+    """The classes that Python files declare, with the types of their fields and of those that they inherit."""
+    nodes = [node for path in paths for node in statements(path) if isinstance(node, ast.ClassDef)]
+    declared = {node.name: declared_fields(node) for node in nodes}
+    return {name: inherited_fields(name, declared) for name in declared}
+
+
+def declared_fields(node: ast.ClassDef) -> tuple[list[str], dict[str, str]]:
+    """The names of a class's bases, and its own fields."""
+    fields = {
+        item.target.id: ast.unparse(item.annotation)
+        for item in node.body
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+    }
+    usual = {name: text for name, text in fields.items() if not name.startswith("_") and "ClassVar" not in text}
+    return [ast.unparse(base).rsplit(".", 1)[-1] for base in node.bases], usual
+
+
+def inherited_fields(name: str, classes: Mapping[str, tuple[list[str], dict[str, str]]]) -> dict[str, str]:
+    """The fields of a class and of its bases, from what `declared_fields` found of each."""
+    bases, own = classes.get(name, ([], {}))
+    return {key: text for base in bases if base != name for key, text in inherited_fields(base, classes).items()} | own
+
+
+def tables_of(path: Path) -> Mapping[str, frozenset[str]]:
+    """The dictionaries that a Python file assigns, by name: those of their keys that are strings."""
+    found = {}
+    for node in statements(path):
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)):
+            continue
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        if isinstance(target, ast.Name) and isinstance(node.value, ast.Dict):
+            keys = (key.value for key in node.value.keys if isinstance(key, ast.Constant))
+            found[target.id] = frozenset(key for key in keys if isinstance(key, str))
+    return found
+
+
+def is_of_transformers(architecture: str) -> bool:
+    """Whether the installed transformers names the class among its causal language models."""
+    package = folder_of("transformers")
+    if package is None or not architecture.endswith("ForCausalLM"):
+        return False
+    try:
+        return f'"{architecture}"' in (package / "models" / "auto" / "modeling_auto.py").read_text(encoding="utf-8")
+    except OSError:
+        return False

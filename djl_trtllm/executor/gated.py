@@ -1,0 +1,135 @@
+"""The base of executors before whose engine requests wait: for the trial of a guide, then for the reading of images."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from djl_trtllm.executor.guides import GuideGate, Prepare
+from djl_trtllm.executor.images import ImageGate
+from djl_trtllm.executor.protocol import End, FirstRequest, Limits, Refusal, Stats, Step, Submit, Try
+from djl_trtllm.request import FinishReason
+
+WAIT_SECONDS = 0.005
+"""How long an iteration waits for what a gate holds, where nothing else runs."""
+
+
+class GatedExecutor(ABC):
+    """See `djl_trtllm.executor.process.Executor`. A derived class loads its engine, and opens the gates that it needs.
+
+    `news` is the next step: what ends outside an iteration of the engine goes into it.
+    """
+
+    limits: Limits
+    features: frozenset[str]
+    details: dict[str, Any]
+
+    def __init__(self) -> None:
+        self.news = Step()
+        self.guides: GuideGate | None = None
+        self._images: ImageGate | None = None
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Return whether `step` has something to do; not before `holds` and `news.has_news` are false."""
+
+    @abstractmethod
+    def step(self) -> Step:
+        """Let requests through the gates (`advance`), run one iteration and return `news`."""
+
+    @abstractmethod
+    def start(self, request: Submit, images: Any = None) -> None:
+        """Give the engine a request that no gate holds, with what was read of its images. An error becomes its end."""
+
+    @abstractmethod
+    def fail(self, request: Submit, error: Exception) -> None:
+        """End a request that cannot be started, for example because its images cannot be read."""
+
+    def open_guides(self, program: str, directory: str, prepare: Prepare = lambda key, guide: "") -> None:
+        """Have guides tried by `program`; `directory` has the tokenizer. See `GuideGate`."""
+        self.guides = GuideGate(program, directory, self._let_through, self.refuse, prepare=prepare)
+
+    def open_images(self, read: Callable[[Submit], Any]) -> None:
+        """Have images read by a thread, see `ImageGate`."""
+        self._images = ImageGate(read, self.start, self.fail)
+
+    @property
+    def holds(self) -> bool:
+        """Whether a gate holds a request."""
+        return bool(self.guides or self._images)
+
+    def submit(self, request: Submit) -> None:
+        sampling = request.sampling
+        if request.guide is None or self.guides is None:
+            self._pass_guides(request)
+        elif sampling.min_new_tokens or sampling.ignore_eos:
+            named = "min_new_tokens" if sampling.min_new_tokens else "ignore_eos"
+            problem = f"'{named}' with a guide: the guide says where the output ends; leave out one"
+            self.refuse(request, Refusal(problem))
+        else:
+            self.guides.hold(request)
+
+    def try_guide(self, trial: Try) -> None:
+        assert self.guides is not None
+        self.guides.hold(trial)
+
+    def cancel_held(self, request_id: int) -> bool:
+        """End a request that a gate holds. False if none does."""
+        held = self.guides is not None and self.guides.cancel(request_id) is not None
+        held = held or (self._images is not None and self._images.cancel(request_id))
+        if held:
+            self.news.end(request_id, FinishReason.CANCELLED)
+        return held
+
+    def refuse(self, request: Submit | Try, error: str | Refusal) -> None:
+        """End a request that the engine does not get."""
+        self.news.end(request.request_id, FinishReason.ERROR, error)
+
+    def advance(self, seconds: float) -> None:
+        """Let through what the gates need not hold any more, after waiting up to `seconds` at each that holds some."""
+        for gate in (self.guides, self._images):
+            if gate:
+                gate.advance(seconds)
+
+    def count_in(self, stats: Stats) -> Stats:
+        """The engine's state with the figures of the gates."""
+        return stats if self.guides is None else self.guides.count_in(stats)
+
+    def close(self) -> None:
+        """End what runs beside the engine; it also ends with this process."""
+        if self.guides is not None:
+            self.guides.close()
+        if self._images is not None:
+            self._images.close()
+
+    def warm_up(self, requests: Iterable[FirstRequest]) -> frozenset[str]:
+        """Run requests one after the other; their guides, which are known to be good, are not tried.
+
+        Returns the features of those that fail. Raises RuntimeError for one that any client may send.
+        """
+        lost = frozenset[str]()
+        for first in requests:
+            began = time.monotonic()
+            self._pass_guides(first.request)
+            errors = [end.error for end in self._ends() if end.error is not None]
+            lost |= first.lost_by(errors[0] if errors else None, time.monotonic() - began)
+        return lost
+
+    def _ends(self) -> Iterator[End]:
+        while self.busy:
+            yield from self.step().ends
+
+    def _let_through(self, request: Submit | Try) -> None:
+        if isinstance(request, Submit):
+            self._pass_guides(request)
+        else:
+            self.news.end(request.request_id, FinishReason.STOP)
+
+    def _pass_guides(self, request: Submit) -> None:
+        if request.images and self._images is not None:
+            self._images.hold(request)
+        else:
+            self.start(request)

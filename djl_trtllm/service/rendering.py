@@ -1,0 +1,239 @@
+"""Renders the chat templates of requests, which are programs, in a process that may be ended.
+
+The event loop itself reads and writes the process's connection: a thread that waits for each conversation would take
+several times as long as all else that a chat costs besides its tokens.
+"""
+
+import asyncio
+import logging
+import math
+import os
+import pickle
+import struct
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError, NotReadyError
+from djl_trtllm.logs import current_request_id, of_request
+from djl_trtllm.model import Tokenizer, chat_template
+from djl_trtllm.service.work import LONG_WORK, answer_of, start_calls
+
+logger = logging.getLogger(__name__)
+
+_START_SECONDS = 60.0
+_MEMORY = 1024**3
+"""Bytes that rendering may take."""
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "HOME", "VIRTUAL_ENV")
+"""The variables that the rendering process gets: a template has no use for secrets."""
+_LENGTH = struct.Struct("!i")
+_LONG_LENGTH = struct.Struct("!Q")
+"""What a message begins with in `multiprocessing.connection`: its length, or -1 and the length of a long one."""
+
+
+class RenderingProcess(asyncio.Protocol):
+    """A process of `serve_calls`, for the event loop: one call after the other."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._unread = bytearray()
+        self._answer: asyncio.Future[Any] | None = None
+        """Who waits for the present call."""
+        self._late: asyncio.TimerHandle | None = None
+        self._lost = False
+
+    @classmethod
+    async def start(cls, seconds: int) -> "RenderingProcess":
+        """Start a process whose calls may take this processor time each. Raises OSError."""
+        environ = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        starting = partial(
+            start_calls, "rendering a chat", seconds=seconds, memory=_MEMORY, niceness=0, environ=environ
+        )
+        process, ours = await LONG_WORK.run(starting)
+        _, protocol = await asyncio.get_running_loop().create_connection(lambda: cls(process), sock=ours)
+        return protocol
+
+    def call(self, seconds: float, work: Callable[[], Any]) -> asyncio.Future[Any]:
+        """What `work` returns or raises in the process.
+
+        Otherwise TimeoutError after `seconds`, or EOFError if the process has ended: it takes no other call then.
+        """
+        answer = self._answer = self._loop.create_future()
+        if self._lost:
+            answer.set_exception(EOFError())
+            return answer
+        message = pickle.dumps(work)
+        self._late = self._loop.call_later(seconds, self._settle, partial(_raise, TimeoutError()))
+        self._transport.write(_LENGTH.pack(len(message)) + message)
+        return answer
+
+    def kill(self) -> None:
+        """End the process; a call that runs raises EOFError."""
+        self._process.kill()
+
+    async def close(self) -> None:
+        """End the process, and wait for its end."""
+        self.kill()
+        self._transport.abort()
+        await LONG_WORK.run(self._process.wait)
+
+    # -- asyncio.Protocol ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._unread += data
+        while (message := self._next_message()) is not None:
+            try:
+                result = answer_of(pickle.loads(message))  # noqa: S301  of this program, not of the template
+            except Exception as error:
+                result = partial(_raise, error)
+            if result is not None:
+                self._settle(result)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._settle(partial(_raise, EOFError()))
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _next_message(self) -> bytes | None:
+        """The next message that has come as a whole."""
+        unread, begin = self._unread, _LENGTH.size
+        if len(unread) < begin:
+            return None
+        (length,) = _LENGTH.unpack_from(unread)
+        if length < 0:
+            begin += _LONG_LENGTH.size
+            if len(unread) < begin:
+                return None
+            (length,) = _LONG_LENGTH.unpack_from(unread, _LENGTH.size)
+        if len(unread) < begin + length:
+            return None
+        message = bytes(unread[begin : begin + length])
+        del unread[: begin + length]
+        return message
+
+    def _settle(self, result: Callable[[], Any]) -> None:
+        """Give who waits what `result` returns or raises."""
+        if self._late is not None:
+            self._late.cancel()
+        answer, self._answer, self._late = self._answer, None, None
+        if answer is None or answer.done():
+            return
+        try:
+            answer.set_result(result())
+        except Exception as error:
+            answer.set_exception(error)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+class Conversation(NamedTuple):
+    """Messages and keywords, pickled, the prompt that is waited for, and the id of the request."""
+
+    content: bytes
+    prompt: "asyncio.Future[str]"
+    request_id: str
+
+
+class ChatRenderer:
+    """Renders one conversation after the other, in a process that the first one starts.
+
+    All methods run on the event loop. `timeout` is the time of one conversation, without its waiting.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, timeout: float) -> None:
+        self._templates = tokenizer.chat_templates
+        self._timeout = timeout
+        self._waiting: deque[Conversation] = deque()
+        self._rendering: asyncio.Task[None] | None = None
+        """Renders what waits; there is one while something does."""
+        self._process: RenderingProcess | None = None
+        self._closed = False
+
+    def render(self, messages: Sequence[Mapping[str, Any]], keywords: Mapping[str, Any]) -> "asyncio.Future[str]":
+        """The prompt of a conversation. Raises InvalidRequestError, and so does what is returned."""
+        try:
+            content = pickle.dumps((list(messages), dict(keywords)))
+        except Exception as error:  # made by a model directory's own formatter, or nested too deep
+            raise InvalidRequestError(f"the messages are no JSON: {type(error).__name__}: {error}") from error
+        loop = asyncio.get_running_loop()
+        prompt: asyncio.Future[str] = loop.create_future()
+        self._waiting.append(Conversation(content, prompt, current_request_id()))
+        if self._rendering is None or self._rendering.done():
+            # It goes on for other requests than this one.
+            self._rendering = Context().run(loop.create_task, self._render_all())
+        return prompt
+
+    async def close(self) -> None:
+        """End the process; conversations that still wait get an error."""
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()
+        if self._rendering is not None:
+            await asyncio.wait({self._rendering})
+        await self._end_process()
+
+    async def _render_all(self) -> None:
+        while self._waiting:
+            conversation = self._waiting.popleft()
+            prompt = conversation.prompt
+            if prompt.done():  # the client has left
+                continue
+            try:
+                text = await self._rendered(conversation)
+            except Exception as error:
+                if not prompt.done():
+                    prompt.set_exception(error)
+            else:
+                if not prompt.done():
+                    prompt.set_result(text)
+
+    async def _rendered(self, conversation: Conversation) -> str:
+        """Have a conversation rendered. Where that fails, the next one gets a new process."""
+        self._require_open()
+        late = f"its process did not start within {_START_SECONDS:g} seconds"
+        try:
+            process = self._process or await self._start()
+            self._require_open()  # `close` has not seen a process that began meanwhile
+            late = f"it takes longer than chat_template_timeout={self._timeout:g} seconds"
+            text: str = await process.call(self._timeout, partial(chat_template.render, conversation.content))
+            return text
+        except InvalidRequestError:
+            raise
+        except DjlTrtllmError as error:
+            problem = str(error)
+        except TimeoutError:
+            problem = late
+        except (EOFError, ConnectionError):
+            problem = "its process has ended, as one does that takes too much memory"
+        except OSError as error:
+            problem = f"its process cannot be started ({error})"
+        await self._end_process()
+        self._require_open()
+        extra = of_request(conversation.request_id) if conversation.request_id else {}
+        logger.warning("a chat template was given up: %s", problem, extra=extra)
+        raise InvalidRequestError(f"the model's chat template failed on these messages: {problem}")
+
+    async def _start(self) -> RenderingProcess:
+        process = self._process = await RenderingProcess.start(math.ceil(self._timeout) + 1)
+        await process.call(_START_SECONDS, partial(chat_template.prepare, *self._templates))
+        return process
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise NotReadyError("the model was shut down", retry_after=1)
+
+    async def _end_process(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await process.close()
