@@ -309,6 +309,17 @@ def complete(cluster: RayCluster) -> None:
     cluster.wait_for_replicas(REPLICAS, timeout=_READY_SECONDS)
 
 
+def replaced(cluster: RayCluster, lost: Sequence[psutil.Process]) -> None:
+    """Wait until as many replicas run as before and none of them is one of these: Ray learns of a loss later."""
+
+    def others() -> bool:
+        there = cluster.replicas()
+        return len(there) == REPLICAS and not {*lost} & {*there}
+
+    wait_until(others, _READY_SECONDS, "other replicas")
+    complete(cluster)
+
+
 def updated(cluster: RayCluster, model: Path) -> Iterator[Row]:
     """Another version replaces the running version."""
 
@@ -339,9 +350,9 @@ def replica_killed(cluster: RayCluster) -> Iterator[Row]:
     """One of the replicas is killed."""
 
     def strike() -> None:
-        cluster.replicas()[0].kill()
-        time.sleep(1)
-        complete(cluster)
+        replica = cluster.replicas()[0]
+        replica.kill()
+        replaced(cluster, [replica])
 
     return struck(cluster, "replica killed", strike, 10)
 
@@ -353,8 +364,7 @@ def node_lost(cluster: RayCluster) -> Iterator[Row]:
 
     def strike() -> None:
         cluster.call("lose_node", replicas[0].pid)
-        time.sleep(1)
-        complete(cluster)
+        replaced(cluster, on_it)
 
     cluster.call("add_node")
     yield from struck(cluster, "node lost", strike, 10)
