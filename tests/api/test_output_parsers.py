@@ -30,7 +30,7 @@ from djl_trtllm.api.output_parsers import (
     with_reasoning,
 )
 from djl_trtllm.api.output_parsers.formats import REASONING, TOOLS
-from djl_trtllm.api.output_parsers.reader import MOST_BLANKS, Markers, ValueEnd, types_in
+from djl_trtllm.api.output_parsers.reader import MOST_BLANKS, Markers, ValueEnd, member_of, types_in
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.model.chat_template import ChatTemplate
 from tests.api.models import seconds
@@ -550,6 +550,25 @@ def test_blanks_in_a_call_without_an_end_cost_no_more_than_other_text(writer: st
 def test_the_types_of_a_parameter_are_those_of_its_schema(schema: Any, types: set[str]) -> None:
     root = {"$defs": {"a": {"type": "string"}, "loop": {"anyOf": [{"$ref": "#/$defs/loop"}]}}}
     assert types_in(schema, root) == types
+
+
+@pytest.mark.parametrize(
+    ("schema", "key", "member"),
+    [
+        ({"properties": {"a": {"type": "string"}}}, "a", {"type": "string"}),
+        ({"properties": {"a": {"type": "string"}}}, "b", None),
+        ({"items": {"type": "integer"}}, None, {"type": "integer"}),
+        ({"$ref": "#/$defs/object"}, "a", {"type": "null"}),
+        ({"$ref": "#/$defs/list"}, None, {"type": "boolean"}),
+        ({"$ref": "#/$defs/none"}, "a", None),
+        ({"$ref": 5}, "a", None),
+        ({"properties": 5}, "a", None),
+        (None, "a", None),
+    ],
+)
+def test_the_schema_of_a_member_is_found_behind_a_reference(schema: Any, key: str | None, member: Any) -> None:
+    object_, list_ = {"properties": {"a": {"type": "null"}}}, {"items": {"type": "boolean"}}
+    assert member_of(schema, key, {"$defs": {"object": object_, "list": list_}}) == member
 
 
 @by_table("writer", "text", "answer")

@@ -122,7 +122,7 @@ async def test_without_memory_for_two_it_is_replaced_when_its_requests_have_ende
     running = [await ask(service, tokens=2) for _ in range(2)]
     await asyncio.sleep(CHECK)
     waiting = await ask(service, tokens=1)
-    assert (len(old.submitted), state_of(service), service.load_now) == (2, State.READY, 3)
+    assert (len(stage.made), len(old.submitted), state_of(service), service.load_now) == (1, 2, State.READY, 3)
     old.step(2)
     assert [one.reason for one in running] == [FinishReason.LENGTH] * 2
     assert waiting.finished is None

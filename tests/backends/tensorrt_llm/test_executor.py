@@ -120,9 +120,7 @@ def test_an_engine_first_gets_a_request_of_each_kind_that_it_has_code_for(
     beams: int, features: frozenset[str], requests: list[tuple[Sampling, dict[str, Any], set[str]]]
 ) -> None:
     found = module.first_requests(Limits(8, 0, 32, 100, beams=beams), features, 7)
-    expected = [
-        (Submit(0, [7] * 8, sampling, **fields), frozenset(honoured)) for sampling, fields, honoured in requests
-    ]
+    expected = [(Submit(0, [7] * 8, sampling, **fields), frozenset(own)) for sampling, fields, own in requests]
     assert [(each.request, each.features) for each in found] == expected
 
 
