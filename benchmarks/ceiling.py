@@ -22,7 +22,8 @@ may run on each other's, where each waits for the scheduler's time slices.
 With `--api` one server answers the streams of several APIs in turns, and with `--before` so does a server of another
 checkout. The figures are medians over the rounds, the ratios those of each round to its first row, and of the other
 checkout to the same API. `--tokens` is the length of a stream, with one burst of all streams after another: with one
-token, what a request costs (two for OpenAI's: the first is the begin token, which they do not show).
+token, what a request costs. (With OpenAI's eight: the scripted engine repeats the prompt, and they do not show the
+special tokens that it begins with.)
 """
 
 from __future__ import annotations
