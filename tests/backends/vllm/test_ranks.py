@@ -13,6 +13,7 @@ import pytest
 
 from djl_trtllm.backends.vllm.ranks import REASONS, RankError, Ranks
 from tests.support.processes import wait_until
+from tests.support.tables import by_table
 
 Start = Callable[..., BaseProcess]
 
@@ -80,16 +81,6 @@ def test_where_vllm_has_one_gpu_there_is_nothing_to_watch(start: Start) -> None:
     ranks.check()
 
 
-@pytest.mark.parametrize(
-    ("line", "is_reason"),
-    [
-        ("(Worker pid=41) ERROR 11-27 10:00:00 [multiproc_executor.py:870] ValueError: Free memory on device", True),
-        ("(Worker_TP1 pid=41) ERROR 11-27 10:00:00 [x.py:8] torch.OutOfMemoryError: CUDA out of memory.", True),
-        ("(Worker_PP1_TP0 pid=41) ERROR 11-27 10:00:00 [x.py:8] torch.AcceleratorError: CUDA error", True),
-        ("(Worker pid=41) ERROR 11-27 10:00:00 [multiproc_executor.py:870] WorkerProc failed to start.", False),
-        ("(Worker pid=41) ERROR 11-27 10:00:00 [x.py:870]     raise ValueError(", False),
-        ("ERROR 11-27 10:00:00 [x.py:870] ValueError: of this process, which reports it itself", False),
-    ],
-)
+@by_table("line", "is_reason")
 def test_the_errors_of_ranks_are_the_reasons_of_a_load_that_fails(line: str, is_reason: bool) -> None:
     assert (re.search(REASONS, line) is not None) is is_reason
