@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from djl_trtllm.files import read_file
+from tests.support.tables import by_rows
 
 
 def _write(path: Path) -> None:
@@ -24,7 +25,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@by_rows("kind", KINDS)
 def test_what_is_no_such_file_is_named(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "file"
     KINDS[kind](path)

@@ -22,7 +22,7 @@ from djl_trtllm.api.base import (
 )
 from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 
 def padded(data: bytes) -> bytes:
@@ -96,9 +96,7 @@ def test_a_long_text_may_have_any_marks() -> None:
     assert read_json(orjson.dumps({"inputs": text})) == {"inputs": text}
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"[", b"]" * 40_000, b'"' * 40_001, b"{]" * 20_000, b"\\" * 40_000, b"\xff" * 40_000]
-)
+@by_rows("data", [b"", b"[", b"]" * 40_000, b'"' * 40_001, b"{]" * 20_000, b"\\" * 40_000, b"\xff" * 40_000])
 def test_what_is_no_json_is_told_so(data: bytes) -> None:
     with pytest.raises(orjson.JSONDecodeError):
         read_json(data)

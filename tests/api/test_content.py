@@ -18,6 +18,7 @@ from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import GenerationRequest, ImageSource
 from tests.support.in_process import played_model
+from tests.support.tables import by_rows
 from tests.support.vision import TEMPLATE, image_part
 
 A, B = "data:image/png;base64,AAAA", "data:image/jpeg;base64,BBBB"
@@ -70,7 +71,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("path", BODIES)
+@by_rows("path", BODIES)
 def test_images_are_found_in_order_and_leave_their_places(tokenizer: Tokenizer, path: str) -> None:
     request = parsed(tokenizer, path, BODIES[path])
     where = "input[0]" if path == "/v1/responses" else "messages[0]"
@@ -114,7 +115,7 @@ def refusal(tokenizer: Tokenizer, path: str, body: dict[str, Any], *given: Any, 
     return caught.value
 
 
-@pytest.mark.parametrize("path", BODIES)
+@by_rows("path", BODIES)
 def test_a_model_that_takes_text_only_refuses_images_by_name(tokenizer: Tokenizer, path: str) -> None:
     error = refusal(tokenizer, path, BODIES[path], "{{ messages }}")
     assert isinstance(error, UnsupportedParameterError)
@@ -140,7 +141,7 @@ def test_only_hosts_that_the_operator_allows_are_asked_for_images(tokenizer: Tok
         assert "option.allowed_media_domains" in str(refusal(tokenizer, path, body))
 
 
-@pytest.mark.parametrize(
+@by_rows(
     "url",
     [
         *("https://example.com/a", "https://images.example.com.evil.com/a", "http://127.0.0.1/a", "http://[::1/a"),
@@ -155,7 +156,7 @@ def test_other_hosts_are_refused_without_the_rest_of_the_address(tokenizer: Toke
     assert "secret" not in told
 
 
-@pytest.mark.parametrize(
+@by_rows(
     "part",
     [
         *({"type": "image_url"}, {"type": "image_url", "image_url": {}}, {"type": "image_url", "image_url": 5}),

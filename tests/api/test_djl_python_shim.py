@@ -25,6 +25,7 @@ from djl_trtllm.api.dialects.lmi.djl_python_shim import (
     output_formatter,
     prediction_handler,
 )
+from tests.support.tables import by_rows
 
 pytestmark = pytest.mark.usefixtures("clean_imports")
 
@@ -135,7 +136,7 @@ def test_the_content_is_text_json_or_csv() -> None:
     assert request(b"a,b\n1,2\n").get_as_csv() == [{"a": "1", "b": "2"}]
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("content_type", "content", "decoded"),
     [
         ("application/json", b'{"inputs": "a"}', {"inputs": "a"}),

@@ -33,7 +33,7 @@ from djl_trtllm.service.model import Model
 from tests.api.models import FAILURE, check_golden, parse_lines
 from tests.support.dialogues import parse
 from tests.support.in_process import played_model
-from tests.support.tables import table
+from tests.support.tables import by_rows, table
 
 HERMES = "{# <tool_call> #}{% if tools %}{{ tools | tojson }}{% endif %}{{ messages | tojson }}"
 MISTRAL = HERMES.replace("<tool_call>", "[TOOL_CALLS]")
@@ -223,7 +223,7 @@ def test_no_calls_are_no_key(tokenizer: Tokenizer, calls: Any) -> None:
     assert fit(tokenizer, HERMES, message) == [{"role": "assistant", "content": "x"}]
 
 
-@pytest.mark.parametrize("calls", [3, {"a": 1}, ["x"], [{}], [{"function": {"name": 3}}], [call(7)], [call([])]])
+@by_rows("calls", [3, {"a": 1}, ["x"], [{}], [{"function": {"name": 3}}], [call(7)], [call([])]])
 def test_what_is_no_call_is_named(tokenizer: Tokenizer, calls: Any) -> None:
     problems = Problems()
     messages: list[Values] = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": calls}]

@@ -35,7 +35,7 @@ from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.model.chat_template import ChatTemplate
 from tests.api.models import seconds
 from tests.support.dialogues import CASES, FUNCTIONS, WRITERS, Answer, parse, parser, write
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 MakeParser = Callable[[], OutputParser]
 hermes = partial(parser, "hermes")
@@ -99,7 +99,7 @@ def test_a_plain_parser_passes_everything_on() -> None:
     assert parse(PlainParser(), "a", "", "<tool_call>") == Answer("a<tool_call>")
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("text", "begun"),
     [("abc", 3), ("abc <", 4), ("a<to<", 4), ("a<to", 1), ("a<ta", 4), ("", 0), ("<", 0), ("<tool", 0), ("[<", 1)],
 )
@@ -400,7 +400,7 @@ def check_every_split(make: MakeParser, text: str, answer: Answer) -> None:
         assert parse(make(), text[:at], text[at:]) == answer, at
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@by_rows("writer", WRITERS)
 def test_calls_are_found_as_the_model_meant_them_in_every_split(writer: str) -> None:
     for before, calls, after in CASES:
         text = write(writer, before, calls, after)
@@ -413,7 +413,7 @@ def test_calls_are_found_as_the_model_meant_them_in_every_split(writer: str) -> 
 _RECORDED = [json.loads(line) for line in Path(__file__).with_name("recorded.jsonl").read_bytes().splitlines()]
 
 
-@pytest.mark.parametrize("writer", sorted({row["format"] for row in _RECORDED}))
+@by_rows("writer", sorted({row["format"] for row in _RECORDED}))
 def test_recorded_outputs_are_read_as_they_were_meant_in_every_split(writer: str) -> None:
     for row in (row for row in _RECORDED if row["format"] == writer):
         make = partial(parser, writer, row["tools"], row["reasoning"], row["prompt"])
@@ -422,7 +422,7 @@ def test_recorded_outputs_are_read_as_they_were_meant_in_every_split(writer: str
         check_every_split(make, row["text"], found)
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@by_rows("writer", WRITERS)
 def test_an_output_that_is_cut_off_has_the_beginning_of_its_calls(writer: str) -> None:
     before, calls, after = CASES[14]
     text = write(writer, before, calls, after)
@@ -463,7 +463,7 @@ def test_no_text_is_an_error_and_no_split_changes_it(writer: str, data: st.DataO
     assert parse(make(), *(text[start:end] for start, end in pairwise([0, *cuts, len(text)]))) == whole
 
 
-@pytest.mark.parametrize("writer", [writer for writer in WRITERS if writer != "openai"])
+@by_rows("writer", [writer for writer in WRITERS if writer != "openai"])
 def test_calls_in_their_usual_form_behind_another_one_are_read_at_once(writer: str) -> None:
     """Each has its arguments in one piece; read in steps, they come in several, or take ten times as long."""
     calls = [("look", {"s": f"at {number}", "other": number}) for number in range(5)]
@@ -473,7 +473,7 @@ def test_calls_in_their_usual_form_behind_another_one_are_read_at_once(writer: s
     assert parse(parser(writer), write(writer, "", calls, "")).values() == [list(call) for call in calls]
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@by_rows("writer", WRITERS)
 def test_a_call_in_its_usual_form_behind_another_one_takes_few_steps(writer: str) -> None:
     """Steps are calls of Python's functions; read in steps, such a call takes more than twenty."""
 
@@ -506,8 +506,9 @@ def test_a_string_of_python_means_the_same_in_every_call(text: str) -> None:
     assert len(others) < 2 or others == [first, first]
 
 
-@pytest.mark.parametrize("size", [16, 1 << 20])
-@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.slow
+@by_rows("size", [16, 1 << 20])
+@by_rows("writer", WRITERS)
 def test_the_cost_grows_with_the_output_and_no_faster(writer: str, size: int) -> None:
     def output(length: int) -> list[str]:
         long = write(writer, "", [("look", {"s": "The wolf ran.\n" * (length // 14), "l": ["a"] * (length // 64)})], "")
@@ -520,7 +521,7 @@ def test_the_cost_grows_with_the_output_and_no_faster(writer: str, size: int) ->
     assert long < 80 * short  # 16 times as long; 256 if each piece cost as much as all before it
 
 
-@pytest.mark.parametrize("writer", WRITERS)
+@by_rows("writer", WRITERS)
 def test_blanks_in_a_call_without_an_end_cost_no_more_than_other_text(writer: str) -> None:
     calls = write(writer, "", [("look", {"s": "\n" * 8192})] * 2, "")
     whole, _, _ = calls.rpartition("n" if "\\n" in calls else "\n")
@@ -532,7 +533,7 @@ def test_blanks_in_a_call_without_an_end_cost_no_more_than_other_text(writer: st
     assert cost(60 * " ") < 20 * cost("")
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("schema", "types"),
     [
         ({"type": "string"}, {"string"}),

@@ -38,7 +38,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.config.options.choices import UnknownParameters
 from djl_trtllm.errors import InvalidRequestError, UnsupportedParameterError
 from tests.api.models import PlayedModel, load
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 TABLE = Table(
     (
@@ -83,7 +83,7 @@ def unsupported(**given: Any) -> list[str]:
 SIXTY_FOUR = [str(i) for i in range(64)]
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("kind", "given", "value"),
     [
         (integer(1), 1, 1),
@@ -159,14 +159,14 @@ NO_HINT = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "given"), NO_HINT)
+@by_rows(("kind", "given"), NO_HINT)
 def test_a_kind_refuses_other_values(kind: Kind, given: object) -> None:
     with pytest.raises(ValueError) as caught:
         kind.read(given)
     assert str(caught.value) == ""
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("kind", "given", "hint"),
     [
         (integer(1), 5.0, " (written without a decimal point: 5)"),
@@ -187,7 +187,7 @@ def test_a_value_of_another_json_type_gets_a_hint(kind: Kind, given: object, hin
 WORD = {"type": "string", "minLength": 1, "maxLength": LONGEST_STRING}
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("kind", "expected", "schema"),
     [
         (integer(1), "an integer of at least 1", {"type": "integer", "minimum": 1}),

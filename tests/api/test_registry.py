@@ -43,7 +43,7 @@ from tests.server.application import application, body
 from tests.support.in_process import Hosts
 from tests.support.plugin import TRIAL, installed
 from tests.support.steps import Delta
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 from tests.support.virtual_time import in_virtual_time, until
 
 ARGUMENTS: dict[type[RequestError], dict[str, Any]] = {
@@ -66,7 +66,7 @@ def registered() -> Iterator[None]:
 # -- all dialects ------------------------------------------------------------------------------------------------------
 
 
-@by_table("path", "content")
+@by_table("path", "content", apart=True)
 @in_virtual_time
 async def test_a_client_that_leaves_cancels(hosts: Hosts, tokenizer: Tokenizer, path: str, content: bytes) -> None:
     async with application(tokenizer) as served:
@@ -93,7 +93,7 @@ def test_every_path_belongs_to_one_dialect() -> None:
     assert DEFAULT in DIALECTS
 
 
-@pytest.mark.parametrize("dialect", [*DIALECTS, TRIAL], ids=lambda dialect: type(dialect).__name__)
+@by_rows("dialect", [*DIALECTS, TRIAL])
 def test_every_dialect_has_a_reply_to_every_error(dialect: Dialect) -> None:
     for name, kind in vars(errors).items():
         if not isinstance(kind, type) or not issubclass(kind, RequestError):
@@ -319,7 +319,7 @@ def written(data: bytes) -> str:
     return repr(CHANGING.sub(b"...", data).decode(errors="backslashreplace"))[1:-1]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: type(dialect).__name__)
+@by_rows("dialect", DIALECTS)
 def test_every_error_of_the_tree_in_every_dialect(dialect: Dialect, tokenizer: Tokenizer) -> None:
     lines = ["Replies before the first byte", *replies(dialect)]
     if dialect.sagemaker:
@@ -391,7 +391,7 @@ def everything_below(kind: type[DjlTrtllmError]) -> Iterator[type[DjlTrtllmError
         yield from everything_below(each)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: type(dialect).__name__)
+@by_rows("dialect", DIALECTS)
 def test_what_is_no_error_of_a_request_is_a_defect_whose_message_is_not_sent(dialect: Dialect) -> None:
     defect = dialect.encode_error(KeyError("secret"), Options())
     tabled = {type(error) for _, error in every_error()}

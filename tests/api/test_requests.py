@@ -31,6 +31,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.request import GenerationRequest, Guide, OutputChunk, Pooling, Sampling, ThinkingBudget
 from tests.api.models import EOS, FAILURE, PROMPT, PlayedModel, PlayedTokenizer, seconds, several
+from tests.support.tables import by_rows
 
 TABLE = Path(__file__).with_name("requests.json")
 ROWS: dict[str, list[dict[str, Any]]] = json.loads(TABLE.read_text())
@@ -88,7 +89,7 @@ def made_of(row: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-@pytest.mark.parametrize("rule", ROWS)
+@by_rows("rule", ROWS)
 def test_what_requests_become_is_in_the_table(rule: str) -> None:
     for row in ROWS[rule]:
         asked = {name: value for name, value in row.items() if name not in MADE}
@@ -123,7 +124,7 @@ def names_in(value: Any) -> set[str]:
     return {*value, *tensor}.union(*map(names_in, value.values()))
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: type(dialect).__name__)
+@by_rows("dialect", DIALECTS)
 def test_every_parameter_of_a_dialect_has_a_row(dialect: Dialect) -> None:
     tables = [table for path in dialect.paths for table in dialect.tables.get(path, ())]
     # A path may take bodies of other dialects, which have their rows.
@@ -279,7 +280,7 @@ DJL = json.loads((Path(__file__).parent / "golden" / "djl_bodies.json").read_tex
 FIRST_OF_ID = {"chatcmpl": "chat", "cmpl": "completions"}
 
 
-@pytest.mark.parametrize("version", DJL["answers"])
+@by_rows("version", DJL["answers"])
 def test_bodies_are_what_djls_own_handlers_take_them_for(version: str) -> None:
     for body, theirs in zip(DJL["bodies"], DJL["answers"][version]["apis"], strict=True):
         made = made_of({"path": "/invocations", "body": body, "respond": True})
@@ -302,7 +303,7 @@ class Played(ResponseEncoder):
         return event.encode()
 
 
-@pytest.mark.parametrize("version", DJL["answers"])
+@by_rows("version", DJL["answers"])
 def test_streams_are_the_lines_that_djls_own_handlers_send(version: str) -> None:
     theirs, lines = DJL["answers"][version]["stream"], LinesEncoder(Played())
     sent = b"".join(lines.encode(OutputChunk(number, [], None)) for number in range(len(DJL["events"])))

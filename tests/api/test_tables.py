@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import Any
 
 import orjson
-import pytest
 
 from djl_trtllm import errors
 from djl_trtllm.api.base import Dialect, Operation, RawRequest
@@ -47,7 +46,7 @@ from djl_trtllm.errors import RequestError
 from djl_trtllm.request import Sampling
 from tests.api.models import PlayedModel, check_descriptions, check_golden, check_rows, check_tables
 from tests.support.plugin import TRIAL, Trial
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 TABLES: dict[str, dict[str, Table]] = {
     "lmi": {
@@ -77,7 +76,7 @@ TABLES: dict[str, dict[str, Table]] = {
 }
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: type(dialect).__name__)
+@by_rows("dialect", DIALECTS)
 def test_a_dialect_reads_its_examples_and_its_tables_are_as_stored(dialect: Dialect) -> None:
     for path in dialect.paths:
         request = RawRequest(orjson.dumps(describe(dialect, path).example), {}, path, {"model": "ensemble"})
@@ -210,7 +209,7 @@ def test_operations_have_names_of_their_own_and_references_lead_somewhere() -> N
     assert resolved(made, {"a": 1}) == {"a": 1}
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: type(dialect).__name__)
+@by_rows("dialect", DIALECTS)
 def test_every_body_of_a_dialect_has_its_members_and_its_paths_have_summaries(dialect: Dialect) -> None:
     for path in (*dialect.paths, *dialect.actions):
         operation = describe(dialect, path)

@@ -53,7 +53,7 @@ from djl_trtllm.service.lifecycle import ServedModel
 from tests.api.models import EOS, FAILED, FAILURE, PlayedModel, answer, check_golden
 from tests.server.application import application
 from tests.support.in_process import Hosts
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 from tests.support.virtual_time import in_virtual_time
 
 BODY = b'{"text_input": "the wolf", "max_tokens": 2}'
@@ -112,7 +112,7 @@ def test_the_configuration_says_whether_there_are_streams(decoupled: bool | None
     assert config["output"][0] == {"name": "text_output", "data_type": "TYPE_STRING", "dims": [-1]}
 
 
-@pytest.mark.parametrize("name", description.PARTS)
+@by_rows("name", description.PARTS)
 def test_a_part_takes_no_requests_and_says_where_to_send_them(name: str) -> None:
     for refused in (description.model_metadata, description.check_takes_requests):
         with pytest.raises(InvalidRequestError, match="send them to 'ensemble'"):
@@ -315,7 +315,7 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("datatype", NUMBERS)
+@by_rows("datatype", NUMBERS)
 def test_every_datatype_is_read_and_written_as_numpy_does(datatype: str) -> None:
     array: Any = np.array([[1, 0, 1], [1, 1, 0]], NUMBERS[datatype])
     tensor = from_bytes("x", datatype, [2, 3], array.tobytes())
@@ -351,7 +351,7 @@ def test_json_of_one_element_needs_no_list() -> None:
     assert from_json("x", "BYTES", [1, 1], "a").data == ["a"]
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("datatype", "data", "message"),
     [
         ("INT32", [1, 2], "has 2 elements: expected 1"),
@@ -425,7 +425,7 @@ def test_a_body_that_cannot_be_unpacked_is_refused(encoding: str, body: bytes, m
         read_body(request(body, encoding), 1000)
 
 
-@pytest.mark.parametrize("data", [b"", b"[1]", b"nonsense", b"\xff", b'"a"', b"[" * 100_000, b'{"a":' * 5000])
+@by_rows("data", [b"", b"[1]", b"nonsense", b"\xff", b'"a"', b"[" * 100_000, b'{"a":' * 5000])
 def test_json_that_is_no_object_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequestError, match=r"^the body "):
         read_object(data)

@@ -25,6 +25,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import GenerationError, InvalidRequestError
 from djl_trtllm.request import FinishReason, OutputChunk, SequenceResult, Token
 from tests.api.models import PlayedModel
+from tests.support.tables import by_rows
 
 PROMPT = Tensor("text_input", "BYTES", (1, 1), ["once"])
 COUNT = Tensor("max_tokens", "UINT32", (1, 1), [4])
@@ -192,7 +193,7 @@ def contents(name: str, datatype: str, field: str, values: list[Any], shape: tup
     return made
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("name", "datatype", "field", "values"),
     [
         ("text_input", "BYTES", "bytes_contents", [b"once"]),
@@ -246,7 +247,7 @@ def refused() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("message", refused())
+@by_rows("message", refused())
 def test_what_is_refused(message: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         parse(refused()[message], streams=True)
@@ -300,7 +301,7 @@ def compare(message: Any, original: Any) -> None:
         compare(nested, original.nested_types_by_name[nested.name])
 
 
-@pytest.mark.parametrize("name", [message.name for message in ours().message_type])
+@by_rows("name", [message.name for message in ours().message_type])
 def test_messages_are_those_of_tritons_client(name: str) -> None:
     compare(rpc.message_class(name).DESCRIPTOR, theirs(name))
 
@@ -365,7 +366,7 @@ def of_tensor(contents: bytes) -> bytes:
     return field(INPUTS, field(CONTENTS, contents))
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("data", "most"),
     [
         (field(INPUTS, b""), 5000),

@@ -41,7 +41,7 @@ from djl_trtllm.model import inspect
 from tests.backends.tensorrt_llm.kit import CASES
 from tests.config.helpers import from_text
 from tests.engines.helpers import CPU_ONLY, configured, gpu_machine
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 SIZE = Target("LLM", "tensor_parallel_size")
 DTYPE = Target("KvCacheConfig", "dtype")
@@ -107,7 +107,7 @@ NEEDS: Effects = {"max_lora_rank": Passed((DTYPE,), needs=Needs("enable_lora", T
 BLOCKS: Effects = {"tokens_per_block": Fixed(32, "blocks are fixed"), "max_input_len": Derived("limit")}
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("text", "effects", "longest", "said"),
     [
         ("tokens_per_block=128", {"tokens_per_block": NoEffect("why")}, None, "= 128 tokens ({}): no effect: why"),
@@ -294,7 +294,7 @@ def arguments(config: Config, plan: EnginePlan) -> list[Any]:
     return [*limits, plan.executor_options()]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@by_rows("backend", BACKENDS)
 def test_what_is_said_of_an_option_is_what_happens(roomy: Path, backend: Backend) -> None:
     before = arguments(*planned(roomy, backend))
     wrong = []

@@ -16,6 +16,7 @@ from djl_trtllm.backends.json_grammar import SchemaError, any_object, as_grammar
 from djl_trtllm.backends.pattern_grammar import FORMATS, Pattern, counted, ranged
 from djl_trtllm.request import Guide, GuideKind
 from tests.api.models import seconds
+from tests.support.tables import by_rows
 
 TABLES = json.loads(Path(__file__).with_name("json_grammar.json").read_text())
 _PIECE = re.compile(r'"((?:[^"\\]|\\.)*)"|(\[(?:[^\]\\]|\\.)*\])|([a-z]\w*)|(\S)')
@@ -43,7 +44,7 @@ def expression(grammar: str, name: str = "root") -> re.Pattern[str]:
     return re.compile(expand(rules[name], 0))
 
 
-@pytest.mark.parametrize(("schema", "good", "bad"), TABLES["values"], ids=lambda value: json.dumps(value)[:60])
+@by_rows(("schema", "good", "bad"), TABLES["values"])
 def test_a_grammar_lets_through_what_fits_the_schema(schema: Any, good: list[str], bad: list[str]) -> None:
     text, _ = grammar_of(json.dumps(schema))
     let_through = expression(text)
@@ -51,12 +52,12 @@ def test_a_grammar_lets_through_what_fits_the_schema(schema: Any, good: list[str
     assert [value for value in bad if let_through.fullmatch(value)] == []
 
 
-@pytest.mark.parametrize(("schema", "names", "_"), TABLES["not_followed"], ids=lambda value: json.dumps(value)[:60])
+@by_rows(("schema", "names", "_"), TABLES["not_followed"])
 def test_what_a_grammar_does_not_follow_is_named(schema: Any, names: list[str], _: Any) -> None:
     assert list(grammar_of(json.dumps(schema)).not_followed) == names
 
 
-@pytest.mark.parametrize(("schema", "problem"), TABLES["wrong"], ids=lambda value: json.dumps(value)[:60])
+@by_rows(("schema", "problem"), TABLES["wrong"])
 def test_a_schema_that_is_wrong_is_an_error_that_says_where(schema: Any, problem: str) -> None:
     with pytest.raises(SchemaError, match=re.escape(problem)):
         grammar_of(json.dumps(schema))
@@ -125,7 +126,7 @@ def test_no_count_of_a_grammar_is_one_that_tokens_wait_for() -> None:
     assert len(text) < 5000
 
 
-@pytest.mark.parametrize(
+@by_rows(
     "pattern", ["^a+b?$", "a", "^(x|yz){1,2}$", r"^\w\s\d$", "^[^ab]$", "^.$", "^$", "a$|^b", r"^[\\\"]{2}$", "^a{,2}$"]
 )
 def test_a_pattern_lets_through_the_same_texts_as_a_regular_expression(pattern: str) -> None:
@@ -140,7 +141,7 @@ def test_a_pattern_lets_through_the_same_texts_as_a_regular_expression(pattern: 
         assert bool(let_through.fullmatch(inside)) == bool(expected), text
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@by_rows("name", FORMATS)
 def test_a_format_is_a_pattern_that_can_be_read(name: str) -> None:
     assert Pattern(FORMATS[name]).least > 0
 

@@ -43,20 +43,7 @@ def hf(checkpoint: Path) -> Layout:
 # -- the prefix cache --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("backend", "version", "keys", "given", "on", "origin"),
-    [
-        ("openvino", "1.2.1", False, None, True, "derived from OpenVINO's own default"),
-        ("openvino", "1.2.1", True, None, True, "derived from OpenVINO's own default"),
-        ("openvino", "1.2.1", True, "false", False, ""),
-        ("pytorch", "1.2.1", True, None, True, "derived from TensorRT-LLM 1.2.1's own default"),
-        ("pytorch", "1.0.0", False, None, True, "derived from TensorRT-LLM 1.0.0's own default"),
-        ("pytorch", "1.0.0", True, None, False, "derived from api_keys_file: TensorRT-LLM 1.0.0 cannot keep"),
-        ("pytorch", "1.0.0", True, "true", True, ""),
-        ("tensorrt", "1.2.1", False, None, False, "default"),
-        ("autodeploy", "1.2.1", False, None, False, "default"),
-    ],
-)
+@by_table("backend", "version", "keys", "given", "on", "origin")
 def test_the_prefix_cache_is_on_where_the_engines_is_unless_keys_would_share_it(
     hf: Layout, backend: str, version: str, keys: bool, given: str | None, on: bool, origin: str
 ) -> None:

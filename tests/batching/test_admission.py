@@ -30,6 +30,7 @@ from djl_trtllm.request import (
     ThinkingBudget,
 )
 from tests.batching.helpers import take
+from tests.support.tables import by_rows
 
 BATCH = BatchLimits(
     max_batch_size=4, max_queue_size=4, max_input_len=50, max_output_len=20, max_seq_len=60, vocab_size=100
@@ -64,7 +65,7 @@ def test_the_scores_of_a_prompt_are_bounded_with_their_likely_tokens(tokens: int
 # -- what an engine refuses --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("missing", "refused"),
     [
         ((), ""),
@@ -92,7 +93,7 @@ def test_an_engine_with_beams_for_every_request_refuses_what_beams_have_not() ->
 # -- how long a sequence may be ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("prompt", "fields", "engine", "tokens"),
     [
         # What fits is kept as it is.
@@ -120,7 +121,7 @@ def test_a_sequence_gets_the_tokens_that_it_asks_for_or_that_fit(
     assert SequenceLimits(BATCH, replace(ENGINE, **engine)).fit(asking(**fields), ids) == (ids, tokens)
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("prompt", "fields", "engine", "error", "message"),
     [
         (
@@ -233,7 +234,7 @@ def test_every_field_of_a_request_has_a_value_here() -> None:
     assert set(VALUES) == set(FIELDS) - {"prompt", "prompt_ids", "messages", "sampling"} - of_other_tasks
 
 
-@pytest.mark.parametrize("name", VALUES)
+@by_rows("name", VALUES)
 def test_what_an_engine_does_not_honour_is_refused_by_name_and_the_server_honours_the_rest(name: str) -> None:
     trait = FIELDS[name].trait
     needed = Feature.REGEX if name == "guide" else trait.feature or name
@@ -253,7 +254,7 @@ def test_what_an_engine_does_not_honour_is_refused_by_name_and_the_server_honour
         supported(asking(**{name: VALUES[name]}), ENGINE, frozenset())  # no effect without what it is part of
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("kind", "feature"),
     [
         *((GuideKind.JSON_OBJECT, Feature.JSON), (GuideKind.JSON_SCHEMA, Feature.JSON)),
@@ -273,7 +274,7 @@ def test_everything_that_is_missing_is_in_one_message() -> None:
         supported(request, ENGINE, frozenset({"do_sample"}))
 
 
-@pytest.mark.parametrize(("asks", "needs", "free"), list(product((False, True), repeat=3)))
+@by_rows(("asks", "needs", "free"), list(product((False, True), repeat=3)))
 def test_log_probabilities_go_to_those_who_want_them_or_where_they_are_free(
     asks: bool, needs: bool, free: bool
 ) -> None:
@@ -297,7 +298,7 @@ def test_beams_have_log_probabilities_where_the_engine_has_them_of_beams() -> No
 # -- engines with a number of beams ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("fields", "beams", "most", "changed"),
     [
         # A request without beams gets the engine's, and its best are returned.
@@ -315,7 +316,7 @@ def test_an_engine_runs_requests_with_its_number_of_beams(
     assert supported(asking(**fields), limits, EVERYTHING) == asking(**{**fields, **changed})
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("fields", "beams", "most", "problem"),
     [
         ({"beam_width": 3}, 4, 0, r"with 4 beams \(option.max_beam_width\): 'num_beams' .*is 3, expected 4, or none$"),

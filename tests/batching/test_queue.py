@@ -11,6 +11,7 @@ from djl_trtllm.batching.queue import ClientShare, ClientShares, Places, Slot, W
 from djl_trtllm.executor.protocol import Limits, Submit
 from djl_trtllm.request import Sampling
 from tests.batching.helpers import FakeExecutor
+from tests.support.tables import by_rows
 from tests.support.virtual_time import Clock
 
 
@@ -84,7 +85,7 @@ def test_a_full_queue_has_room_for_the_share_of_another_client(clients: ClientSh
     assert clients.has_share(clients.find("third"), 3, 10)
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("sequences", "blocks", "kv_blocks", "asked", "fit"),
     [
         *((3, 3000, 0, (1, 1000), True), (3, 3000, 0, (2, 2000), False), (2, 0, 0, (2, 2000), True)),
@@ -114,7 +115,7 @@ LITTLE, MUCH = 16, 17
 """Sequences that a client asks for."""
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("running", "admitted", "of_its_own", "sequences", "fit"),
     [
         (29, MUCH, 5, 1, True),
@@ -139,7 +140,7 @@ def test_the_last_places_are_for_clients_that_ask_for_little_and_for_what_needs_
     assert taken(running).fit_among_others(client, sequences, 7) is fit
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("blocks", "admitted", "of_its_own", "asked", "fit"),
     [
         (140, MUCH, 50, 10, True),

@@ -21,6 +21,7 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, RequestOrigin, Sampling
 from tests.batching.helpers import Bench, FakeExecutor, Recorder
 from tests.support.steps import Delta, step_of
+from tests.support.tables import by_rows
 
 # -- Which running sequences give their places to another client.
 
@@ -48,7 +49,7 @@ class Running:
         return list(to_move(self.running, self.slot("light", **light), self.places, clients))
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("clients", "executor", "asked", "moved"),
     [
         ("aaab", {}, {}, [2]),
@@ -72,16 +73,15 @@ def test_the_last_sequences_of_the_client_with_most_places_move(
     assert some.moved(**asked) == moved
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("fixed", "changed"),
     [
         *(({"seeded": True}, {}), ({"presence_penalty": 0.5}, {}), ({"min_new_tokens": 5}, {})),
         *(({"max_new_tokens": 999}, {}), ({}, {"moves": 2}), ({}, {"places": Running().places})),
         ({}, {"sequence": SimpleNamespace(finished="ended", token_ids=[])}),
     ],
-    ids=lambda values: "-".join(values) or "as_is",
 )
-@pytest.mark.parametrize("place", [0, 3])
+@by_rows("place", [0, 3])
 def test_what_could_not_go_on_later_stays(fixed: dict[str, Any], changed: dict[str, Any], place: int) -> None:
     some = Running()
     for number in range(4):
@@ -370,8 +370,8 @@ def several(bench: Bench, iteration: int) -> None:
 FLOODS = [many_sequences, without_end, long_ones, with_seeds, several]
 
 
-@pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: flood.__name__)
-@pytest.mark.parametrize(("kv_blocks", "lookahead"), [(0, 0), (400, 4)])
+@pytest.mark.parametrize("flood", FLOODS)
+@by_rows(("kv_blocks", "lookahead"), [(0, 0), (400, 4)])
 def test_a_light_clients_first_tokens_take_less_than_twice_as_long_beside_a_flood(
     tokenizer: Tokenizer, flood: Flood, kv_blocks: int, lookahead: int
 ) -> None:

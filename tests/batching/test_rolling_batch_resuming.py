@@ -15,7 +15,7 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FIELDS, Adapter, FinishReason, Guide, GuideKind, Resume, Sampling
 from tests.batching.helpers import Bench, FakeExecutor
 from tests.support.steps import Delta
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 # -- Which sequences can go on in another engine process, and with what message.
 
@@ -39,7 +39,7 @@ STATEFUL = [
 ]
 
 
-@pytest.mark.parametrize("one", STATEFUL, ids=str)
+@by_rows("one", STATEFUL)
 def test_what_an_engine_remembers_beside_the_tokens_would_be_lost(one: Submit) -> None:
     assert can_resume(one, 0, LIMITS)
     assert not can_resume(one, 5, LIMITS)

@@ -25,6 +25,7 @@ from djl_trtllm.executor.protocol import Ranked
 from djl_trtllm.model import Tokenizer, TokenTexts
 from djl_trtllm.request import Alternative, FinishReason, OutputChunk, RankedToken, RequestOrigin, Sampling, Token
 from tests.batching.helpers import Recorder, take
+from tests.support.tables import by_table
 
 short_text = st.text(alphabet="ab\n", max_size=20)
 
@@ -41,19 +42,7 @@ def feed(stops: list[str], pieces: list[str]) -> tuple[str, str | None]:
     return whole[: matcher.safe], None
 
 
-@pytest.mark.parametrize(
-    ("stops", "pieces", "safe", "stop"),
-    [
-        (["END"], ["text E", "N", "D more"], "text ", "END"),
-        (["END"], [], "", None),
-        (["END"], ["the EN"], "the ", None),
-        (["END"], ["the EN", "glish"], "the ENglish", None),
-        (["END", "###"], ["the EN"], "the ", None),
-        (["zz", "abcdef"], ["xabcde"], "x", None),
-        (["late", "first"], ["x first late"], "x ", "first"),
-        (["ab", "abc"], ["xabc"], "x", "abc"),
-    ],
-)
+@by_table("stops", "pieces", "safe", "stop")
 def test_the_stop_that_begins_first_wins_and_its_beginning_is_held_back(
     stops: list[str], pieces: list[str], safe: str, stop: str | None
 ) -> None:

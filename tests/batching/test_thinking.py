@@ -16,6 +16,7 @@ from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FinishReason, GenerationRequest, RankedToken, Sampling, ThinkingBudget
 from tests.batching.helpers import Bench, FakeExecutor
 from tests.support.steps import Delta
+from tests.support.tables import by_rows
 
 BUDGET = ThinkingBudget(3, "<think>", ("</think>",))
 CLOSING = "\n</think>\n\n"
@@ -36,7 +37,7 @@ def pieces(budget: ThinkingBudget, texts: Sequence[str], prompt: str = "") -> li
     return [meter.spend(text) for text in texts]
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("budget", "prompt", "texts", "ended"),
     [
         (BUDGET, "<think>\n", ["a", "b", "c"], 2),

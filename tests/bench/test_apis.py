@@ -22,7 +22,7 @@ from djl_trtllm.bench.apis import (
 from djl_trtllm.bench.client import Client, EventReader, Reader, Target, TokenReader
 from djl_trtllm.errors import BenchmarkError
 from tests.support.stub_http import Asked, streamed, stub_server, usage_events, whole
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -47,7 +47,7 @@ OPENAI = {"model": "m", "max_tokens": 5, "stream": True, "ignore_eos": True, "to
 CHAT = Prompt(5, messages=MESSAGES)
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("api", "prompt", "path", "body", "reader"),
     [
         ("chat", HELLO, "/v1/chat/completions", {**OPENAI, "messages": MESSAGES}, EventReader),
@@ -94,7 +94,7 @@ def test_a_request_of_each_api(api: str, prompt: Prompt, path: str, body: dict[s
     assert type(requests.reader(prompt, 1.0)) is reader
 
 
-@pytest.mark.parametrize("api", APIS)
+@by_rows("api", APIS)
 def test_outputs_may_end_by_themselves(api: str) -> None:
     _, body = made(requests_of(api, ignore_end=False), HELLO)
     assert not {"ignore_eos", "ignore_eos_token", "end_id"} & (body.keys() | body.get("parameters", {}).keys())

@@ -12,7 +12,7 @@ from djl_trtllm.bench.client import Client, Counted, EventReader, Reader, Stream
 from djl_trtllm.errors import BenchmarkError
 from tests.support.server import Certificates
 from tests.support.stub_http import HEAD, Answer, Asked, chunked, streamed, stub_server, usage_events, whole
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 
 def against(answer: Answer, use: Callable[[Client, int], Awaitable[object]], timeout: float = 30.0) -> None:
@@ -201,7 +201,7 @@ WHOLE = b'{"token":{"id":3},"generated_text":"abc"}\n'
 ESCAPED = b'{"token":{"id":1,"text":"{\\"token\\": 2}"}}\n'
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("reader", "pieces", "arrivals", "counted"),
     [
         (TokenReader, (b'{"token":{"id":1}}\n{"tok', b'en":{"id":2}}\n' + WHOLE), {0: 1, 1: 2}, Counted.EACH),
@@ -238,7 +238,7 @@ def test_without_usage_the_requested_length_is_the_count_where_it_is_known() -> 
     assert (list(stream.counts), stream.counted) == ([4, 4], Counted.REQUESTED)
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("reader", "pieces", "tokens", "error"),
     [
         (TokenReader, (TOKEN, b'{"token":{"id":-1,"error_msg":"it failed"},"details":{}}\n'), 1, "it failed"),
@@ -260,7 +260,7 @@ def test_an_error_in_a_stream_is_no_token_and_a_text_about_errors_no_error(
     assert stream.detail == ("<html>" if pieces == (b"<html>",) else "")
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("reader", "last", "error"),
     [
         (TokenReader, b"", CUT),

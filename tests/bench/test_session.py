@@ -20,6 +20,7 @@ from djl_trtllm.bench.figures import Figures
 from djl_trtllm.bench.session import Load, Plan, Progress, Result, Run, Sweep, find_knee, run
 from djl_trtllm.errors import BenchmarkError
 from tests.support.stub_http import Answer, Asked, OpenAiStub, streamed, stub_server, usage_events, whole
+from tests.support.tables import by_rows
 
 
 def plan(url: str, *loads: Load, **options: object) -> Plan:
@@ -144,7 +145,7 @@ def swept(throughput: Callable[[int], float], most: int = 1024, stop_at: int | N
     return sweep, order
 
 
-@pytest.mark.parametrize("places", [1, 2, 3, 7, 12, 24, 60, 100, 256, 300])
+@by_rows("places", [1, 2, 3, 7, 12, 24, 60, 100, 256, 300])
 def test_the_knee_is_within_ten_percent_of_the_places_of_the_batch(places: int) -> None:
     sweep, order = swept(lambda clients: 5.0 * min(clients, places))
     assert sweep.knee is not None

@@ -26,6 +26,7 @@ from djl_trtllm.service.lifecycle import ModelService
 from tests.serving.test_kubernetes import ask_queries, container, needs_promtool, pod, series_of
 from tests.support import virtual_time
 from tests.support.in_process import PROMPT, Hosts, loaded
+from tests.support.tables import by_rows
 
 QUICK = ColdStart(20, 10, 0, 0)
 SLOW = ColdStart(20, 10, 600, 0)
@@ -61,7 +62,7 @@ def test_requests_in_the_system_are_their_rate_times_their_time_in_it(places: in
     assert result.request_seconds == pytest.approx(stayed)
 
 
-@pytest.mark.parametrize("rule", [*RULES.values(), lambda: Fixed(1)])
+@by_rows("rule", [*RULES.values(), lambda: Fixed(1)])
 def test_every_request_has_one_end_after_its_beginning(rule: Callable[[], Rule]) -> None:
     requests = load(20, factor=3)
     result = Simulation(fleet(queue=20, drain=1), rule()).run(requests)
@@ -129,6 +130,7 @@ def test_what_a_replica_had_when_it_died_is_cut_and_goes_elsewhere_if_it_is_sent
         )
 
 
+@pytest.mark.slow
 def test_a_choice_at_random_costs_little_where_batches_are_large_and_much_where_they_are_small() -> None:
     def late(places: int, at_random: bool) -> float:
         few = Simulation(fleet(places=places), Fixed(8), troubles=Troubles(at_random=at_random))
@@ -141,7 +143,7 @@ def test_a_choice_at_random_costs_little_where_batches_are_large_and_much_where_
 # -- rules -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", RULES)
+@by_rows("rule", RULES)
 def test_a_rule_adds_replicas_for_a_burst_and_takes_them_away(rule: str) -> None:
     simulation = scaled(RULES[rule])
     fixed = Simulation(fleet(), Fixed(1)).run(load(5, seconds=900, factor=4))

@@ -23,7 +23,7 @@ from djl_trtllm.config import load
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.routing.scaling import Autoscaling, QueueAndCachePolicy
 from tests.support.models import scripted_model
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 pytest.importorskip("ray", reason="Ray is not installed (the extra `ray`)", exc_type=ImportError)
 
@@ -194,7 +194,7 @@ RANKS = {"tensor_parallel_degree": 4, "pipeline_parallel_degree": 2}
 SPANNING = {"backend": "pytorch", "orchestrator_type": "ray"}
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("of_nodes", "options", "expected"),
     [
         ((), {"backend": "scripted"}, 0),

@@ -145,7 +145,7 @@ def test_wrong_options_are_said_before_ray_starts(channel: Channel, model: str, 
     assert serve.calls == []
 
 
-@by_table("call", "message", "ended")
+@by_table("call", "message", "ended", apart=True)
 def test_what_does_not_start_is_said_and_ended(
     call: str,
     message: str,

@@ -22,6 +22,7 @@ from djl_trtllm import cli
 from djl_trtllm.commands.console import errors_for_the_reader, errors_of_stdout, progress_printer, say, show, width_of
 from djl_trtllm.errors import ModelError
 from djl_trtllm.progress import display_on
+from tests.support.tables import by_rows
 
 LONG = "option.max_input_len=[bold]7[/bold] " * 9
 
@@ -88,8 +89,8 @@ def ended(code: str, stdout: int, **environ: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("code", ["print('it')", "print('it' * 10**6)", "print('it'); raise SystemExit(0)"])
+@by_rows("unbuffered", ["", "1"])
+@by_rows("code", ["print('it')", "print('it' * 10**6)", "print('it'); raise SystemExit(0)"])
 def test_output_that_cannot_be_written_is_one_line_and_status_1(code: str, unbuffered: str) -> None:
     with Path("/dev/full").open("w") as full:
         found = ended(code, full.fileno(), PYTHONUNBUFFERED=unbuffered)
@@ -160,7 +161,7 @@ def test_sigterm_ends_a_command_as_ctrl_c_does_so_that_it_can_clean_up() -> None
     assert (ended.returncode, ended.stdout) == (143, "cleaned up\n")
 
 
-@pytest.mark.parametrize("name", cli.SUMMARIES)
+@by_rows("name", cli.SUMMARIES)
 def test_the_list_of_commands_has_the_first_line_of_each_ones_help(name: str) -> None:
     assert cli.SUMMARIES[name] == inspect.cleandoc(cli.find_command(name).help or "").partition("\n\n")[0]
 

@@ -278,7 +278,7 @@ def test_flags_are_options_the_load_and_the_bound(measured: str, trials: Played)
     assert {"kv_cache_dtype": "fp8", "max_input_len": "500"}.items() <= spec.options.items()
 
 
-@by_table("bound", "status", "text")
+@by_table("bound", "status", "text", apart=True)
 def test_a_bound_that_the_search_does_not_reach_is_said(
     measured: str, trials: Played, bound: int, status: int, text: str
 ) -> None:
@@ -308,7 +308,7 @@ def test_an_interrupt_says_how_to_go_on(measured: str, trials: Played) -> None:
     assert len(trials.tried) > before + 3
 
 
-@by_table("flags", "message")
+@by_table("flags", "message", apart=True)
 def test_what_a_measurement_cannot_follow_is_refused(measured: str, trials: Played, flags: str, message: str) -> None:
     result = size(measured, "--measure", *flags.split())
     assert result.exit_code == 1

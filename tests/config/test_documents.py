@@ -25,6 +25,7 @@ from djl_trtllm.config.sources import read_environment
 from djl_trtllm.errors import ConfigError
 from djl_trtllm.model import inspect
 from tests.engines.helpers import gpu_machine, write_checkpoint
+from tests.support.tables import by_rows
 from tools.disagreements import DISAGREEMENTS
 from tools.options_docs import example_file, main, pages
 from tools.options_tasks import FIRST, TASKS
@@ -314,7 +315,7 @@ def test_there_are_twenty_of_every_kind_and_five_broken_ones() -> None:
     assert {case.partition("_")[0] for case in folders(OLD)} == {"lmi", "triton", "truss"}
 
 
-@pytest.mark.parametrize("case", folders(OLD))
+@by_rows("case", folders(OLD))
 def test_it_resolves_as_its_author_meant(case: str) -> None:
     config, expected = resolved(case)
     assert not_default(config) == expected["options"] != {}
@@ -360,7 +361,7 @@ def test_no_secret_is_shown() -> None:
     assert any("my_hf_api_key" in path.read_text(errors="replace") for path in files)
 
 
-@pytest.mark.parametrize("case", folders(BROKEN))
+@by_rows("case", folders(BROKEN))
 def test_a_broken_one_is_refused_with_what_to_write(case: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(BROKEN / case, {})
@@ -396,7 +397,7 @@ def rows(config: Config, name: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@by_rows("name", SHOWN)
 def test_the_page_shows_the_resolved_values(name: str) -> None:
     config = load(OLD / SHOWN[name] / "model", {})
     lines = [line for line in block_of(name) if not line.startswith(("note:", "warning:"))]
@@ -404,7 +405,7 @@ def test_the_page_shows_the_resolved_values(name: str) -> None:
     assert shown == rows(config, name)
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@by_rows("name", SHOWN)
 def test_the_page_shows_the_messages(name: str) -> None:
     config = load(OLD / SHOWN[name] / "model", {})
     printed = [f"warning: {line}" for line in config.warnings] + [f"note: {line}" for line in config.notes]

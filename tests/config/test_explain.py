@@ -17,6 +17,7 @@ from djl_trtllm.config.explain import (
 from djl_trtllm.config.options import OPTIONS, DeclaredOption
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text, items, printed
+from tests.support.tables import by_rows
 
 
 def shown(config: Config, backend: Backend | None = None, *, only_set: bool = False) -> str:
@@ -124,7 +125,7 @@ def test_json_is_plain_and_complete(tmp_path: Path) -> None:
     assert data["notes"] == list(config.notes) != []
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("name", "value", "shown", "plain"),
     [
         ("max_input_len", 8, "8 tokens", 8),

@@ -24,7 +24,7 @@ from djl_trtllm.config.options.option import (
 )
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text, problems_of
-from tests.support.tables import by_table, table
+from tests.support.tables import by_rows, by_table, table
 
 
 def test_every_field_is_declared_once() -> None:
@@ -297,7 +297,7 @@ def test_a_text_means_a_value(kind: str, text: str, value: object) -> None:
     assert parsed == expected and type(parsed) is type(expected)
 
 
-@pytest.mark.parametrize(("kind", "text"), [*table(__file__, "texts_that_mean_none"), ("ints", "[" * 100_000)])
+@by_rows(("kind", "text"), [*table(__file__, "texts_that_mean_none"), ("ints", "[" * 100_000)])
 def test_a_text_that_means_none_is_refused_with_what_is_expected(kind: str, text: str) -> None:
     with pytest.raises(NotAValueError) as caught:
         parse(TYPES[kind], text)
@@ -324,7 +324,7 @@ def test_a_hint_says_what_is_too_much(text: str, hint: str) -> None:
     assert str(caught.value) == f"expected a whole number{hint}"
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("kind", "given", "value"),
     [
         *table(__file__, "values_of_a_program"),
@@ -338,13 +338,13 @@ def test_a_value_of_a_program_is_taken(kind: str, given: object, value: object) 
     assert checked == expected and type(checked) is type(expected)
 
 
-@pytest.mark.parametrize(("kind", "given"), [*table(__file__, "values_of_a_program_refused"), ("ints", {1})])
+@by_rows(("kind", "given"), [*table(__file__, "values_of_a_program_refused"), ("ints", {1})])
 def test_a_value_of_a_program_that_is_none_is_refused(kind: str, given: object) -> None:
     with pytest.raises(NotAValueError, match="expected "):
         TYPES[kind].check(given, BOUND)
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("value", "text"),
     [
         (None, ""),

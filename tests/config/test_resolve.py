@@ -34,7 +34,7 @@ from djl_trtllm.config.sources import IGNORED_VARIABLES, MASK, Origin, variables
 from djl_trtllm.config.speculation import Speculation, speculation_of
 from djl_trtllm.errors import ConfigError
 from tests.config.helpers import from_text, problems_of
-from tests.support.tables import by_table, table
+from tests.support.tables import by_rows, by_table, table
 
 
 @pytest.mark.parametrize(
@@ -553,7 +553,7 @@ def findings(text: str, model: str) -> dict[Severity, list[str]]:
     return {Severity.ERROR: [], Severity.WARNING: list(config.warnings), Severity.NOTE: list(config.notes)}
 
 
-@pytest.mark.parametrize(("name", "text", "model", "parts"), CASES)
+@by_rows(("name", "text", "model", "parts"), CASES)
 def test_a_rule_is_broken_or_holds(
     monkeypatch: pytest.MonkeyPatch, name: str, text: str, model: str, parts: list[str] | None
 ) -> None:

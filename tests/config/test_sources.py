@@ -31,7 +31,7 @@ from djl_trtllm.config.sources import (
     variables_of,
 )
 from djl_trtllm.errors import ConfigError
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 _texts = st.text(alphabet=st.sampled_from("ab=:#! \t\f\r\n\\u0041é.")) | st.text()
 
@@ -152,7 +152,7 @@ def test_an_argument_without_key_or_value_is_reported_and_set_nothing() -> None:
     assert "hunter2" not in read_arguments(["=HF_TOKEN=hunter2"]).problems[0]
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("origin", "text", "is_user", "is_preset"),
     [
         (Origin.file("serving.properties", 3), "serving.properties:3", True, False),

@@ -218,7 +218,7 @@ def test_partition_takes_the_old_arguments_and_is_that_of_a_training_job_without
         assert done.stdout.startswith("<compile></opt/ml/input/data/training><s3://bucket/engine>\n"), done
 
 
-@by_table("arguments", "message")
+@by_table("arguments", "message", apart=True)
 def test_partition_that_cannot_be(image: Path, arguments: list[str], message: str) -> None:
     done = run(image, "partition", *arguments, environ=variables(image))
     assert done.returncode == 1 and message in done.stderr

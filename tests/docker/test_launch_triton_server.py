@@ -73,14 +73,14 @@ def test_it_serves_the_repository_with_the_ports_as_options_whatever_the_other_a
     }
 
 
-@by_table("arguments", "environ", "port")
+@by_table("arguments", "environ", "port", apart=True)
 def test_the_servers_own_port_is_one_of_tritons_unless_it_is_set(
     repository: Path, arguments: tuple[str, ...], environ: dict[str, str], port: str | None
 ) -> None:
     assert called(repository, *arguments, **environ)[1].get("SERVING_INFERENCE_PORT") == port
 
 
-@by_table("config")
+@by_table("config", apart=True)
 def test_the_world_size_is_that_of_the_engine(repository: Path, config: object) -> None:
     write_config(repository, config)
     assert "OPTION_TENSOR_PARALLEL_DEGREE" not in called(repository, world_size="2")[1]
@@ -102,7 +102,7 @@ def test_the_log_goes_to_a_file(repository: Path) -> None:
     assert json.loads((repository.parent / "here.txt").read_text())[0][0] == "serve"
 
 
-@by_table("arguments", "message")
+@by_table("arguments", "message", apart=True)
 def test_what_is_wrong_is_named(repository: Path, arguments: tuple[str, ...], message: str) -> None:
     done = launch(repository, *arguments)
     assert (done.returncode, message in done.stderr) == (2, True)

@@ -72,7 +72,7 @@ def test_an_overlay_is_the_checkpoint_with_another_config(
 
 
 # The last is PretrainedConfig.to_dict of LLaMAConfig, tensorrt_llm/models/llama/config.py, 1.2.
-@by_table("config", "text", "changed")
+@by_table("config", "text", "changed", apart=True)
 def test_each_family_has_its_own_keys(
     tmp_path: Path, tiny_stories: Path, cache: Path, config: dict[str, object], text: str, changed: dict[str, object]
 ) -> None:

@@ -256,7 +256,7 @@ def test_an_engine_that_fits_is_taken_and_another_is_refused_with_every_differen
     assert manifest.differences(options={"max_batch_size": 4}, versions={"torch": "0.1"}) == []
 
 
-@by_table("installed", "differs")  # fmt: skip
+@by_table("installed", "differs", apart=True)  # fmt: skip
 def test_only_an_older_runtime_differs(directory: Path, installed: str, differs: bool) -> None:
     manifest = described(directory)
     for made_with in ("2026.4.1-1-abc", "2026.4.1"):

@@ -130,7 +130,7 @@ async def test_a_process_that_cannot_be_made_is_a_start_error(host: PlayedHost) 
     assert (host.environment.cleared, host.probe.deaths) == (1, [])
 
 
-@by_table("words", "advised")
+@by_table("words", "advised", apart=True)
 @played
 async def test_a_process_that_ends_while_it_loads_is_a_start_error_with_advice_on_memory(
     host: PlayedHost, words: str, advised: bool

@@ -51,7 +51,7 @@ from djl_trtllm.request import FinishReason, Sampling
 from tests.executor.kit import Server
 from tests.support import models
 from tests.support.steps import Delta, deltas_of, step_of
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 
 class Ends:
@@ -155,7 +155,7 @@ def test_the_last_word_arrives_unless_the_server_does_not_read(ends: Ends, monke
 # -- several iterations as one message ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("iterations", "seconds", "sent"),
     [
         # After which iterations, each of a quarter of a second, the tokens of a sequence are sent.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from djl_trtllm.executor.pooling import LEAST_FILLED, PoolingExecutor, Vectors, next_batch
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.request import FinishReason, Pooling, Sampling, TaskName
+from tests.support.tables import by_rows
 
 MOST = 64
 
@@ -63,7 +64,7 @@ def test_an_iteration_has_the_oldest_request_and_is_bounded_in_tokens_and_paddin
     assert not [length for length in others if of_eight(min(taken)) < of_eight(length) < of_eight(max(taken))]
 
 
-@pytest.mark.parametrize("tokens", range(1, 20))
+@by_rows("tokens", range(1, 20))
 def test_prompts_of_one_length_fill_an_iteration_whatever_they_are_rounded_up_to(tokens: int) -> None:
     waiting = [request(number, tokens) for number in range(256)]
     assert len(next_batch(waiting, 1024, of_eight)) == 1024 // of_eight(tokens)
@@ -135,8 +136,8 @@ def test_a_vector_of_zeros_stays_one() -> None:
     assert answers(executor)[0] == [0, 0]
 
 
-@pytest.mark.parametrize(("task", "activate"), [("embed", None), ("embed", False), ("score", None), ("score", False)])
-@pytest.mark.parametrize("number", [np.nan, np.inf])
+@by_rows(("task", "activate"), [("embed", None), ("embed", False), ("score", None), ("score", False)])
+@by_rows("number", [np.nan, np.inf])
 def test_a_vector_that_is_not_finite_fails_its_request_alone(
     task: TaskName, activate: bool | None, number: float
 ) -> None:

@@ -47,7 +47,7 @@ from djl_trtllm.finder.trial import Phase, TrialLoad, TrialReport, TrialSpec, ru
 from djl_trtllm.progress import display_on
 from tests.fakes.installation import fake_tensorrt_llm
 from tests.finder.conftest import Played, model_with, one_gpu
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 CONDITIONS = {"model": "m", "options": {"dtype": "float16"}}
 ATTEMPTS = [Attempt(100, True, "requests", "", 1.5), Attempt(200, False, "load", "no room", 2.5)]
@@ -433,7 +433,7 @@ def run(numbers: Sequence[int], bound: int, guess: int | None = None) -> tuple[i
     return search.found, tried
 
 
-@pytest.mark.parametrize(("numbers", "trials"), [(1, 1), (2, 2), (3, 2), (4, 3), (7, 3), (8, 4), (1000, 10)])
+@by_rows(("numbers", "trials"), [(1, 1), (2, 2), (3, 2), (4, 3), (7, 3), (8, 4), (1000, 10)])
 def test_a_search_needs_the_logarithm_of_its_results(numbers: int, trials: int) -> None:
     assert most_trials(numbers) == trials
     found = [run(range(1, numbers + 1), bound) for bound in range(numbers + 1)]

@@ -39,7 +39,7 @@ from djl_trtllm.offline.llm import open_offline_model
 from djl_trtllm.service.model import Model
 from tests.finder.conftest import model_with
 from tests.support.processes import survivors
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 # -- The requests of a trial --
 
@@ -250,7 +250,7 @@ FAILURES = json.loads((Path(__file__).parent / "failures.json").read_text(encodi
 """Failures of TensorRT-LLM (PyTorch's worker, the C++ runtime), of the host, of builds, by signals; what they mean."""
 
 
-@pytest.mark.parametrize(("facts", "kind", "reason"), FAILURES)
+@by_rows(("facts", "kind", "reason"), FAILURES)
 def test_memory_has_run_out_if_the_kernel_the_cause_or_the_words_say_so(
     facts: dict[str, Any], kind: str, reason: str
 ) -> None:

@@ -15,6 +15,8 @@ from tests.support.models import TINY_STORIES, scripted_model
 from tests.support.processes import wait_until
 from tests.support.server import Server, environment, run_cli, serving
 
+pytestmark = pytest.mark.slow
+
 PLACES = 5
 STEPS_PER_SECOND = 20
 
@@ -27,7 +29,6 @@ def bench(server: Server, folder: Path, *arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
 def test_a_sweep_finds_the_places_and_the_speed_of_the_batch(tmp_path: Path) -> None:
     model = scripted_model(
         tmp_path / "model",
@@ -45,7 +46,6 @@ def test_a_sweep_finds_the_places_and_the_speed_of_the_batch(tmp_path: Path) -> 
     assert [load["requests"]["failed"] for load in found["loads"]] == [0] * len(found["loads"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("api", "load"),
     [("chat", ("--concurrency", "3")), ("lmi", ("--rate", "1.5"))],
@@ -71,7 +71,6 @@ def test_times_agree_with_the_servers_own_histograms(api: str, load: tuple[str, 
     assert measured["itl_seconds"]["mean"] == pytest.approx(means[1], rel=0.3)
 
 
-@pytest.mark.slow
 def test_every_api_of_the_server_is_measured(tmp_path: Path) -> None:
     counted = {
         "chat": "usage in each event",
@@ -92,7 +91,6 @@ def test_every_api_of_the_server_is_measured(tmp_path: Path) -> None:
 # -- quality and compile --check with real engines, and a server's record that both commands replay -------------------
 
 
-@pytest.mark.slow
 def test_a_server_agrees_with_the_model_that_it_serves(server: Server, model: Path, tmp_path: Path) -> None:
     done = run_cli("quality", server.url, str(model), "--json", environ=environment(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -103,7 +101,6 @@ def test_a_server_agrees_with_the_model_that_it_serves(server: Server, model: Pa
     assert found["perplexity"]["a"] == pytest.approx(found["perplexity"]["b"], rel=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_4_bit_weights_differ_from_those_of_the_checkpoint(tmp_path: Path) -> None:
     flags = ("--quantize=int4", "--check", str(TINY_STORIES))
@@ -122,7 +119,6 @@ def own(record: Path) -> list[str]:
     return [line for line in record.read_text().splitlines(keepends=True) if '"max_tokens":2,' not in line]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("prompts", ["lengths", "ids"])
 def test_a_record_of_requests_is_replayed(prompts: str, tmp_path: Path) -> None:
     record = tmp_path / "requests.jsonl"

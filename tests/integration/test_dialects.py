@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -86,6 +85,7 @@ def test_the_samplings_differ(texts: dict[tuple[str, bool], str]) -> None:
     assert len(set(texts.values())) == len(texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("way", ways(), ids=lambda way: way.name)
 def test_http(served: Server, texts: dict[tuple[str, bool], str], way: Way, sampling: str) -> None:
@@ -94,6 +94,7 @@ def test_http(served: Server, texts: dict[tuple[str, bool], str], way: Way, samp
     assert way.text(answer.content) == texts[sampling, way.row.chat]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_grpc(served: Server, texts: dict[tuple[str, bool], str], grpc_port: int, sampling: str) -> None:
     parts: list[Any] = []
@@ -105,6 +106,7 @@ def test_grpc(served: Server, texts: dict[tuple[str, bool], str], grpc_port: int
     assert len(parts) > 1 and "".join(parts) == texts[sampling, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLING)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_websocket(served: Server, texts: dict[tuple[str, bool], str], sampling: str, stream: bool) -> None:
@@ -118,7 +120,6 @@ def test_a_websocket(served: Server, texts: dict[tuple[str, bool], str], samplin
 
 schemathesis = pytest.importorskip("schemathesis")
 
-QUICK = 4
 EXAMPLES = int(os.environ.get("OPENAPI_EXAMPLES", "40"))
 
 OWN = [(method.lower(), path) for method, path in map(str.split, OPERATIONS)]
@@ -133,8 +134,6 @@ DIFFERENT = [
     }.values(),
 ]
 NAMES = {"model": ["story", "hen"], "version": ["1"]}
-# A path with a part that may be any text takes a hundred times as long to generate.
-NAMED = [(method, path) for method, path in DIFFERENT if set(re.findall(r"{(\w+)}", path)) <= set(NAMES)]
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +159,9 @@ def schema(described: Any) -> Any:
     return loaded
 
 
-def check(schema: Any, address: str, method: str, path: str, count: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "path"), DIFFERENT)
+def test_an_operation_does_what_its_description_says(schema: Any, address: str, method: str, path: str) -> None:
     from schemathesis import GenerationMode
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks
@@ -179,7 +180,7 @@ def check(schema: Any, address: str, method: str, path: str, count: int) -> None
     operation = schema[path][method.upper()]
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
 
-        @settings(max_examples=count, suppress_health_check=list(HealthCheck), deadline=None, database=None)
+        @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), deadline=None, database=None)
         @given(case=operation.as_strategy(generation_mode=mode))
         def one(case: Any) -> None:
             # Requests would end the path at a question mark that schemathesis leaves in it.
@@ -204,14 +205,3 @@ def test_a_request_that_takes_seconds_to_make_finds_its_connection_open(address:
             connection.auto_open = 0  # nor is another one opened
             assert connection.getresponse().read()
             time.sleep(pause)
-
-
-@pytest.mark.parametrize(("method", "path"), NAMED)
-def test_an_operation_does_what_its_description_says(schema: Any, address: str, method: str, path: str) -> None:
-    check(schema, address, method, path, QUICK)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "path"), DIFFERENT)
-def test_an_operation_always_does_what_its_description_says(schema: Any, address: str, method: str, path: str) -> None:
-    check(schema, address, method, path, EXAMPLES)

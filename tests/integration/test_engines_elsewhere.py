@@ -138,9 +138,8 @@ STARTED_AGAIN = ("a directory", "properties that name its archive")
 """A directory and a file: what else there is differs in where they are named."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if number == 0 else pytest.mark.slow) for number, name in enumerate(PLACES)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLACES)
 def test_an_engine_in_s3_is_fetched_once_without_the_weights_beside_it(
     compiled: dict[str, bytes], text: str, store: Store, s3: dict[str, str], tmp_path: Path, name: str
 ) -> None:
@@ -194,7 +193,7 @@ def test_compiling_from_s3_to_s3_and_serving_from_there(text: str, fake: dict[st
 
 
 @pytest.mark.slow
-@by_table("file", "content")
+@by_table("file", "content", apart=True)
 def test_engine_and_tokenizer_of_two_repositories(
     compiled: dict[str, bytes], text: str, fake: dict[str, str], tmp_path: Path, file: str, content: str
 ) -> None:
@@ -256,6 +255,7 @@ def test_a_truss_is_served_with_the_token_of_its_secrets(tiny_stories: Path, tmp
         assert refused.returncode == 1 and "HF_TOKEN is not" in said and secret not in said
 
 
+@pytest.mark.slow
 def test_config_looks_at_a_model_of_the_hub_without_its_weights(tiny_stories: Path, tmp_path: Path) -> None:
     files = {path.name: path.read_bytes() for path in tiny_stories.iterdir() if path.is_file()}
     hub = Hub({"acme/tiny-stories": files | {"serving.properties": b"option.max_input_len=77\n"}})

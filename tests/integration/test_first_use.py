@@ -86,9 +86,8 @@ def test_the_documents_request_by_curl(default_server: Server) -> None:
 # -- archives ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "folder", ["model/", pytest.param(".", marks=pytest.mark.slow)], ids=["with-the-folder", "without"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["model/", "."], ids=["with-the-folder", "without"])
 def test_a_tarball_serves(model: Path, scratch: Path, tmp_path: Path, folder: str) -> None:
     directory = copied(model, tmp_path / "model", properties="engine=Python\noption.max_rolling_batch_size=4\n")
     where, what = (tmp_path, "model/") if folder == "model/" else (directory, ".")
@@ -126,6 +125,7 @@ def test_a_failed_start_ends_with_its_reason(model: Path, tmp_path: Path) -> Non
             assert not any("uvicorn" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_be_loaded_is_reported_with_the_loaders_words(
     model: Path, scratch: Path, tmp_path: Path
 ) -> None:
@@ -139,6 +139,7 @@ def test_an_engine_that_cannot_be_loaded_is_reported_with_the_loaders_words(
     assert "doesn't contain the operation with type: NoSuchOperation" in run.stderr
 
 
+@pytest.mark.slow
 def test_port_0_is_the_systems_choice_and_the_log_has_it(tmp_path: Path) -> None:
     model = scripted_model(tmp_path / "model")
     command = [sys.executable, *CLI, "serve", str(model), "--host", "127.0.0.1", "--port", "0"]

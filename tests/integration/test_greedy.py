@@ -20,6 +20,8 @@ from tests.support.models import scripted_model
 from tests.support.reference import ARCHITECTURES, SIXTEEN, Reference, greedy, story, write_checkpoint
 from tests.support.server import Server, serving
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def expected(golden_tokens: golden.Tokens) -> list[list[int]]:
@@ -27,7 +29,6 @@ def expected(golden_tokens: golden.Tokens) -> list[list[int]]:
     return golden_tokens[golden.GREEDY]
 
 
-@pytest.mark.slow
 def test_the_golden_file_is_what_transformers_says(reference: Reference, golden_tokens: golden.Tokens) -> None:
     made = golden.make(reference)
     assert made.keys() == golden_tokens.keys()
@@ -42,7 +43,6 @@ def test_greedy_among_sixteen_equals_transformers(server: Server, expected: list
         assert answer.token_ids == ids, prompt
 
 
-@pytest.mark.slow
 def test_text_equals_transformers_decoding(server: Server, reference: Reference, expected: list[list[int]]) -> None:
     for prompt, ids in zip(SIXTEEN, expected, strict=True):
         text = reference.tokenizer.decode(reference.ids(prompt) + ids, skip_special_tokens=True)
@@ -73,26 +73,22 @@ def deviations(server: Server, reference: Reference, prompt: str, **parameters: 
     return [abs(token["log_prob"] - value) for token, value in zip(tokens, expected, strict=True)]
 
 
-@pytest.mark.slow
 def test_logprobs_equal_transformers_log_softmax(exact: Server, reference: Reference) -> None:
     for prompt in SIXTEEN:
         assert max(deviations(exact, reference, prompt, max_new_tokens=32)) < 1e-3
 
 
-@pytest.mark.slow
 def test_logprobs_do_not_drift_with_the_position(exact: Server, reference: Reference) -> None:
     prompt = story(110)
     assert len(reference.ids(prompt)) > 1500
     assert max(deviations(exact, reference, prompt, max_new_tokens=32)) < 1e-3
 
 
-@pytest.mark.slow
 def test_a_16_bit_cache_changes_logprobs_little(server: Server, reference: Reference) -> None:
     for prompt in (*SIXTEEN, story(110)):
         assert max(deviations(server, reference, prompt, max_new_tokens=32)) < 3e-2
 
 
-@pytest.mark.slow
 def test_logprobs_of_sampled_tokens_are_those_before_temperature(exact: Server, reference: Reference) -> None:
     sampling = {"do_sample": True, "temperature": 1.7, "top_k": 50, "repetition_penalty": 1.2, "seed": 11}
     assert max(deviations(exact, reference, SIXTEEN[0], max_new_tokens=32, **sampling)) < 1e-3
@@ -112,7 +108,6 @@ def checkpoint(directory: Path, tiny_stories: Path, **config: object) -> Path:
     return directory
 
 
-@pytest.mark.slow
 def test_greedy_with_rotary_options_equals_transformers(tmp_path: Path, tiny_stories: Path) -> None:
     scaling = {"rope_type": "linear", "factor": 2.0}
     other = Reference(checkpoint(tmp_path / "other", tiny_stories, rope_theta=500.0, rope_scaling=scaling))

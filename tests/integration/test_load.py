@@ -1,6 +1,6 @@
 """Engine processes that are killed under streams, memory that is too small, and long prompts: no request is lost.
 
-KILLS is how often the process of the slow test is killed.
+KILLS is how often the process of TensorRT-LLM is killed.
 """
 
 from __future__ import annotations
@@ -97,13 +97,8 @@ async def kill_under(server: Server, asked: list[dict[str, Any]], kills: int) ->
     return await answers
 
 
-@pytest.mark.parametrize(
-    ("engine", "streams", "kills"),
-    [
-        ("openvino", 16, 2),
-        pytest.param("tensorrt_llm", STREAMS, KILLS, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("engine", "streams", "kills"), [("openvino", 16, 2), ("tensorrt_llm", STREAMS, KILLS)])
 def test_greedy_streams_are_those_of_a_quiet_run(
     start: Callable[[str], Server], engine: str, streams: int, kills: int
 ) -> None:

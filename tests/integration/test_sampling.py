@@ -22,6 +22,8 @@ from tests.support.reference import DOCUMENT, SHORT, check_that_a_client_may_lea
 from tests.support.server import Server, serving
 from tests.support.tables import by_table, table
 
+pytestmark = pytest.mark.slow
+
 END = 2
 
 
@@ -161,7 +163,7 @@ def test_response_format_gives_json_of_the_schema_whole_and_streamed(client: ope
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.message.content
 
 
-@by_table("parameters", "expected")
+@by_table("parameters", "expected", apart=True)
 def test_the_guides_of_lmi_work(server: Server, parameters: dict[str, Any], expected: tuple[str, ...]) -> None:
     assert generate(server, **parameters).json()["generated_text"] in expected
 
@@ -254,7 +256,6 @@ def p_value(drawn: list[int], expected: torch.Tensor) -> float:
     return float(torch.special.gammaincc(*half_of))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -278,7 +279,6 @@ def test_the_first_token_is_distributed_as_in_transformers(
     assert p_value(drawn, expected) > 1e-4
 
 
-@pytest.mark.slow
 def test_the_distribution_test_sees_a_wrong_temperature(server: Server, reference: Reference, open_prompt: str) -> None:
     drawn = first_tokens(server, open_prompt)
     assert p_value(drawn, probabilities(reference, open_prompt, temperature=0.7)) < 1e-4
@@ -293,7 +293,7 @@ WAYS = {
 }
 
 
-@pytest.fixture(scope="module", params=["prompt lookup", pytest.param("draft model", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["prompt lookup", "draft model"])
 def speculating(request: pytest.FixtureRequest, model: Path, scratch: Path) -> Iterator[Server]:
     # The checkpoint is as large as its engine.
     with serving(model, scratch, OPTION_MAX_ROLLING_BATCH_SIZE="16", **WAYS[request.param]) as started:

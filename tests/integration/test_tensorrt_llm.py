@@ -20,6 +20,8 @@ from tests.support.processes import wait_until
 from tests.support.server import run_cli, serving
 from tests.support.tables import table
 
+pytestmark = pytest.mark.slow
+
 RUNNING: dict[str, Any] = table(__file__, "RUNNING")
 BUILDING = {
     "build_config": {
@@ -83,7 +85,6 @@ def left_behind(directory: Path) -> list[str]:
     return [path.name for path in directory.iterdir() if "partial" in path.name or path.name.startswith("djl-trtllm")]
 
 
-@pytest.mark.slow
 def test_a_checkpoint_is_compiled_at_the_first_start_and_found_at_the_second(checkpoint: Path, tmp_path: Path) -> None:
     machine = Machine(tmp_path / "machine")
     first: list[str] = []
@@ -133,7 +134,6 @@ def test_an_engine_compiled_ahead_of_time_is_served_without_compiling(checkpoint
     assert run == RUNNING | {"max_batch_size": 8, "max_num_tokens": 8 * CONTEXT, "tensor_parallel_size": 2}
 
 
-@pytest.mark.slow
 def test_without_the_engine_backend_the_checkpoint_is_served_by_pytorch(checkpoint: Path, tmp_path: Path) -> None:
     machine = Machine(tmp_path / "machine", version="1.3.0")
     log: list[str] = []
@@ -153,7 +153,6 @@ FAILURES = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "phase", "cause", "advice"), FAILURES, ids=[str(case[0]["build_error"]) for case in FAILURES]
 )
@@ -175,7 +174,6 @@ def test_a_failure_says_what_it_was_and_what_to_do_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_an_engine_process_that_replaces_another_finds_the_kernels_that_it_compiled(
     checkpoint: Path, tmp_path: Path
 ) -> None:

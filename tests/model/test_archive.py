@@ -29,6 +29,7 @@ from djl_trtllm.model import archive as archives
 from djl_trtllm.model import work_directory
 from djl_trtllm.model.archive import DEFAULT_BOUNDS, Bounds, extract, is_archive, open_model, package
 from djl_trtllm.model.work_directory import TEMPORARY_PREFIX, is_abandoned, marked, temporary_directory
+from tests.support.tables import by_rows
 
 FILES = {"config.json": b"{}", "serving.properties": b"engine=Python\n", "weights/part": b"\x00\x01" * 5000}
 
@@ -75,8 +76,8 @@ def contents(directory: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("prefix", ["", "./", "model/", "./model/", "anything else/", "a/b/"])
-@pytest.mark.parametrize(
+@by_rows("prefix", ["", "./", "model/", "./model/", "anything else/", "a/b/"])
+@by_rows(
     ("name", "mode"),
     [("model.tar.gz", "w:gz"), ("m.tgz", "w:gz"), ("m.tar", "w"), ("artifact", "w:xz"), ("other", "w:bz2")],
 )
@@ -86,7 +87,7 @@ def test_with_or_without_a_top_folder_the_model_directory_is_opened(
     assert contents(open_model(pack_files(tmp_path / name, prefix, mode), tmp_path / "work")) == FILES
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("bad", "says"),
     [
         (member("/etc/passwd"), "leads out"),
@@ -268,8 +269,8 @@ def test_archive_and_files_must_fit_on_the_disk_before_they_are_written(
     extracted(small, size, 1, 0)  # an empty file needs no room
 
 
-@pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w:bz2", "w"])
-@pytest.mark.parametrize("kept", [0.2, 0.5, 0.9])
+@by_rows("mode", ["w:gz", "w:xz", "w:bz2", "w"])
+@by_rows("kept", [0.2, 0.5, 0.9])
 def test_a_cut_off_archive_is_never_a_model(tmp_path: Path, mode: str, kept: float) -> None:
     whole = pack(tmp_path / "whole", *(member(f"f{number}", os.urandom(100_000)) for number in range(5)), mode=mode)
     cut = tmp_path / "cut.tar.gz"
@@ -328,7 +329,7 @@ def changed(*members: Member, at: int, to: bytes) -> bytes:
 ONE, TWO = member("one"), member("two")
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("content", "says"),
     [
         (changed(ONE, TWO, at=0, to=b"CONFIG"), r"at member '\(its first member\)': it is damaged or truncated"),
@@ -371,8 +372,8 @@ def test_a_flipped_byte_fails_the_checksum(tmp_path: Path) -> None:
         extract(packed, tmp_path / "out")
 
 
-@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE])
-@pytest.mark.parametrize("count", [20, 3000])
+@by_rows("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE])
+@by_rows("count", [20, 3000])
 def test_a_chain_of_records_ends(tmp_path: Path, kind: bytes, count: int) -> None:
     packed = tmp_path / "m.tar.gz"
     content = b"9 a=long\n" if kind == tarfile.XHDTYPE else b"name"

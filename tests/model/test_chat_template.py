@@ -9,7 +9,7 @@ import pytest
 
 from djl_trtllm.errors import InvalidRequestError, TokenizerError
 from djl_trtllm.model.chat_template import ChatTemplate, prepare, read_sources, render
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 USER = [{"role": "user", "content": "<hi> ü"}]
 
@@ -76,7 +76,7 @@ OBJECT = (
 
 
 @by_table("body", "expected")
-@pytest.mark.parametrize("arguments", [{"wolf": 1}, '{"wolf":1}'])
+@by_rows("arguments", [{"wolf": 1}, '{"wolf":1}'])
 def test_a_template_gets_arguments_as_it_takes_them(body: str, expected: str, arguments: Any) -> None:
     assert rendered_call(body, arguments) == expected
 

@@ -18,7 +18,7 @@ from djl_trtllm.errors import LayoutError
 from djl_trtllm.model import ModelShape, checkpoint, inspect
 from djl_trtllm.model.checkpoint import is_lfs_pointer, read_object, stored_quantization
 from tests.model.test_layout import safetensors
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n"
 
@@ -180,7 +180,7 @@ def test_each_way_of_saying_it_is_one_name(tmp_path: Path, config: dict[str, Any
 FAMILIES: dict[str, list[Any]] = json.loads(Path(__file__).with_name("families.json").read_text())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@by_rows("family", FAMILIES)
 def test_every_family_is_read_in_its_own_words(family: str) -> None:
     config, layers, kv_heads, head_dim, hidden, positions = FAMILIES[family]
     shape = ModelShape.from_config(config)

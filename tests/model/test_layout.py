@@ -18,7 +18,7 @@ from djl_trtllm.model import ModelKind, handle_requirements, inspect, inspect_co
 from djl_trtllm.model.adapter import AdapterLimits, check_adapter
 from djl_trtllm.model.layout import old_engine
 from tests.support.models import lora_tensors, write_adapter
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 HF = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 BUILT = {
@@ -86,7 +86,7 @@ def test_what_is_not_whole_or_no_model_is_refused_by_its_files(
         inspect(write(tmp_path, **files))
 
 
-@pytest.mark.parametrize(
+@by_rows(
     "counts",
     [
         {"num_hidden_layers": 10**12},
@@ -99,7 +99,6 @@ def test_what_is_not_whole_or_no_model_is_refused_by_its_files(
         {"pretrained_config": {"mapping": {"world_size": 10**9}}, "build_config": {}},
         *({name: 65_537} for name in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")),
     ],
-    ids=lambda counts: next(iter(counts)),
 )
 def test_no_file_counts_more_than_any_model_has(tmp_path: Path, counts: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **counts}))
@@ -217,7 +216,7 @@ def test_the_context_of_an_engine_is_at_least_what_it_was_compiled_for(
     assert layout.shape.max_position_embeddings == context
 
 
-@pytest.mark.parametrize("folder", ["", "tensorrt_llm/1/"])
+@by_rows("folder", ["", "tensorrt_llm/1/"])
 @by_table("file", "config")
 def test_engines_of_before_0_8_are_refused_with_what_reads_them_and_the_command(
     tmp_path: Path, folder: str, file: str, config: dict[str, Any] | None

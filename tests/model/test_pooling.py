@@ -13,6 +13,7 @@ from djl_trtllm.errors import EngineError, LayoutError
 from djl_trtllm.model import Layout, ModelKind
 from djl_trtllm.model.pooling import Head, Pooled, copy_head, find_head, find_task
 from tests.support.encoders import write_modules
+from tests.support.tables import by_rows
 
 BERT = {"architectures": ["BertModel"], "model_type": "bert", "max_position_embeddings": 512, "hidden_size": 48}
 DECODER = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "max_position_embeddings": 4096}
@@ -25,7 +26,7 @@ def layout(directory: Path, config: dict[str, Any]) -> Layout:
     return Layout(ModelKind.HF_CHECKPOINT, directory, config, (), directory)
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("config", "modules", "asked", "task"),
     [
         (BERT, False, Task.AUTO, Task.EMBED),
@@ -47,11 +48,11 @@ def test_the_files_say_what_a_model_is_for_unless_the_option_does(
     assert find_task(asked, layout(tmp_path, config)) is task
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("mode", "pooled"),
     [("cls_token", Pooled.CLS), ("mean_tokens", Pooled.MEAN), ("lasttoken", Pooled.LAST)],
 )
-@pytest.mark.parametrize("normalize", [True, False])
+@by_rows("normalize", [True, False])
 def test_the_modules_say_which_tokens_count_and_whether_vectors_are_normalised(
     mode: str, pooled: Pooled, normalize: bool, tmp_path: Path
 ) -> None:
@@ -115,7 +116,7 @@ def test_a_model_that_gives_no_single_score_is_refused_by_name(
         find_head(task, layout(tmp_path, config))
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("steps", "named"),
     [
         (

@@ -26,7 +26,7 @@ from djl_trtllm.model import Layout, Tokenizer, TokenTexts, inspect, load_tokeni
 from djl_trtllm.model.tokenizer import load_fitting_tokenizer, outside, require_tokenizer
 from tests.model.conftest import CHATML, MakeModel, byte_level
 from tests.model.test_layout import safetensors
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 USER = [{"role": "user", "content": "the wolf"}]
 
@@ -150,14 +150,14 @@ def test_special_tokens_are_left_out_unless_asked_for(tokenizer: Tokenizer) -> N
     assert tokenizer.special_ids == {0, 1, 2, 3}
 
 
-@by_table("files", "expected")
+@by_table("files", "expected", apart=True)
 def test_every_file_that_names_an_end_token_counts(
     make_model: MakeModel, files: dict[str, Any], expected: list[int]
 ) -> None:
     assert load_tokenizer(make_model(**files)).end_ids == set(expected)
 
 
-@by_table("files", "bos", "pad", "special")
+@by_table("files", "bos", "pad", "special", apart=True)
 def test_named_tokens_come_from_the_tokenizer_or_else_the_models_config(
     make_model: MakeModel, files: dict[str, Any], bos: int | None, pad: int | None, special: str
 ) -> None:
@@ -168,7 +168,7 @@ def test_named_tokens_come_from_the_tokenizer_or_else_the_models_config(
     assert tokenizer.vocab_size == byte_level().get_vocab_size()
 
 
-@by_table("config")
+@by_table("config", apart=True)
 def test_entries_of_another_type_are_passed_over(make_model: MakeModel, config: dict[str, Any]) -> None:
     tokenizer = load_tokenizer(make_model(**{"tokenizer_config.json": config}))
     assert tokenizer.end_ids == frozenset()
@@ -193,7 +193,7 @@ def test_an_added_token_has_the_flags_that_are_listed(make_model: MakeModel, fla
         assert getattr(tokenizer.raw.get_added_tokens_decoder()[size], flag) is value
 
 
-@by_table("config", "expected")
+@by_table("config", "expected", apart=True)
 def test_bos_and_eos_are_added_as_transformers_adds_them(
     make_model: MakeModel, config: dict[str, Any], expected: list[Any]
 ) -> None:
@@ -394,7 +394,7 @@ def test_pieces_have_their_text_after_the_first_token(decoder: Any) -> None:
     assert known(decoder) == {"a": "a", "▁": " ", "▁wolf": " wolf", "wolf": "wolf", "##s": "##s", "é": "é"}
 
 
-@pytest.mark.parametrize(
+@by_rows(
     "decoder",
     [
         None,

@@ -12,12 +12,13 @@ from PIL import Image as Pictures
 from djl_trtllm.errors import InvalidRequestError, LayoutError
 from djl_trtllm.model import vision
 from djl_trtllm.model.vision import FORMATS, MOST_PIXELS, ScaledImages, Vision, content_name, decode
+from tests.support.tables import by_rows
 from tests.support.vision import PROCESSOR, chunk, encoded, picture, png, text_bomb
 
 VISION = Vision(placeholder=7, side=28, least=3136, most=50176)
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("width", "height", "scaled"),
     [
         (56, 56, (56, 56)),
@@ -92,7 +93,7 @@ def test_a_model_is_read_from_the_files_of_old_and_new_transformers(tmp_path: Pa
     assert described(tmp_path, CONFIG, **files) == VISION
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("config", "files"),
     [
         ({**CONFIG, "model_type": "llama"}, {"preprocessor_config": PROCESSOR}),
@@ -118,7 +119,7 @@ def test_a_damaged_processor_is_an_error(tmp_path: Path) -> None:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@by_rows("form", FORMATS)
 def test_files_of_the_formats_are_decoded(form: str) -> None:
     decoded = decode(encoded(picture(30, 20), form))
     assert (decoded.size, decoded.mode) == ((30, 20), "RGB")
@@ -135,7 +136,7 @@ def test_an_image_is_turned_as_its_camera_says() -> None:
     assert decode(encoded(picture(30, 20), "JPEG", exif=exif)).size == (20, 30)
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
+@by_rows("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16"])
 def test_colours_become_rgb(mode: str) -> None:
     form = "JPEG" if mode == "CMYK" else "PNG"
     assert decode(encoded(Pictures.new(mode, (4, 4)), form)).mode == "RGB"
@@ -149,7 +150,7 @@ def scans(count: int, form: str = "JPEG", **options: Any) -> bytes:
     return file[:begin] + scan * count + file[begin:]
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("file", "said"),
     [
         (b"", "no file of PNG, JPEG, WEBP, GIF"),
@@ -164,10 +165,6 @@ def scans(count: int, form: str = "JPEG", **options: Any) -> bytes:
         (text_bomb(8_000_000), "damaged"),
         (scans(100), "scans"),
         (scans(100, "MPO", save_all=True, append_images=[picture(64, 64)]), "scans"),
-    ],
-    ids=[
-        *("empty", "svg", "bmp", "tiff", "cut png", "cut jpeg", "no data", "huge", "large", "comment", "scans"),
-        "scans of the first of several",
     ],
 )
 def test_no_other_file_is_decoded(file: bytes, said: str) -> None:
@@ -206,7 +203,7 @@ def test_each_image_has_its_place(ids: list[int], images: int) -> None:
         VISION.expanded(ids, [2] * images)
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("ids", "images"),
     [([9], 0), ([5, 7, 6, 9], 1), ([5], 0), ([6], 0), ([5, 7, 6, 5], 1), ([5, 7, 6, 6], 1), ([7], 1)],
 )

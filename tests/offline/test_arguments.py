@@ -25,7 +25,7 @@ from djl_trtllm.errors import ConfigError, InvalidRequestError
 from djl_trtllm.offline import GuidedDecodingParams, SamplingParams
 from djl_trtllm.offline.arguments import Configuration, flattened
 from djl_trtllm.request import GenerationRequest, Guide, GuideKind, Sampling
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 # -- objects -----------------------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ def test_an_object_of_tensorrt_llm_itself() -> None:
     assert flattened({"kv_cache_config": theirs}) == {"max_tokens_in_paged_kv_cache": 64}
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("arguments", "problem"),
     [
         (

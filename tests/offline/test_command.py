@@ -25,6 +25,7 @@ from djl_trtllm.offline.llm import OfflineResult
 from djl_trtllm.request import FinishReason, GenerationRequest, OutputChunk, Sampling, SequenceResult, Token
 from tests.support.models import scripted_model
 from tests.support.processes import wait_until
+from tests.support.tables import by_rows
 
 runner = CliRunner()
 
@@ -237,7 +238,7 @@ def test_many_bad_lines_are_counted() -> None:
     assert told[-1] == "and 15 lines more"
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("line", "message"),
     [
         (b"{broken", "the line is not JSON"),

@@ -42,6 +42,7 @@ from tests.offline.conftest import PROMPT, Make, Processes, repeated, stories
 from tests.support.encoders import QUERY, TEXTS, scripted_encoder
 from tests.support.models import scripted_model
 from tests.support.processes import survivors, wait_until
+from tests.support.tables import by_rows
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def test_log_probabilities_go_with_the_tokens(story: LLM) -> None:
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("options", "name", "value"),
     [
         ({"tensor_parallel_size": 4}, "tensor_parallel_degree", 4),
@@ -157,7 +158,7 @@ def ended(reason: FinishReason = FinishReason.LENGTH, stop: str | None = None) -
     return SequenceResult(reason, 2, -0.25, None, stop_sequence=stop)
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("finished", "reason", "stop"),
     [
         (ended(FinishReason.END_TOKEN), "stop", None),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.tables import table
+from tests.support.tables import by_rows, table
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "serving" / "dashboards"
@@ -143,7 +143,7 @@ def firing(folder: Path, series: dict[str, str], fired: dict[str, dict[str, str]
 
 
 @needs_promtool
-@pytest.mark.parametrize("alert", CASES)
+@by_rows("alert", CASES)
 def test_an_alert_fires_for_its_case_only(tmp_path: Path, alert: str) -> None:
     series, labels, *time = CASES[alert]
     if not any(name.startswith("up{") for name in series):

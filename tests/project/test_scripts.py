@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 from tests.support.uv import uv
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +24,7 @@ SCRIPTS = sorted(
 )
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+@by_rows("script", SCRIPTS)
 def test_shellcheck_has_nothing_to_say(script: Path) -> None:
     shellcheck = Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([shellcheck, "--external-sources", script], cwd=ROOT, capture_output=True, text=True)

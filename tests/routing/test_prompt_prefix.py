@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from djl_trtllm.routing.affinity import PromptKeys
+from tests.support.tables import by_rows
 
 
 def prefix_keys(body: bytes) -> tuple[bytes, ...]:
@@ -37,8 +38,8 @@ def test_the_next_turn_of_a_conversation_has_the_keys_of_the_one_before() -> Non
     assert common(first, second) == len(first)
 
 
-@pytest.mark.parametrize("added", [1, 10, 31])
-@pytest.mark.parametrize("length", [1, 5, 100])
+@by_rows("added", [1, 10, 31])
+@by_rows("length", [1, 5, 100])
 def test_the_prompt_that_another_one_goes_on_from_is_known_by_its_end(length: int, added: int) -> None:
     shorter, longer = "a" * 128 * length, "b" * 128 * added
     first, second = (PromptKeys.of(json.dumps({"prompt": text}).encode()) for text in (shorter, shorter + longer))

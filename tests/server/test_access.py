@@ -21,7 +21,7 @@ from djl_trtllm.server.context import ServerContext
 from tests.server.application import application
 from tests.support.asgi import JSON, Connection
 from tests.support.server import Certificates
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 INFER = ApiKey.of("app", "generate-please", frozenset({Role.INFER}))
 MANAGE = ApiKey.of("admin", "manage-please", frozenset({Role.MANAGE}))
@@ -77,7 +77,7 @@ def test_every_key_is_compared_with_each_request(monkeypatch: pytest.MonkeyPatch
     assert compared == [key.digest for key in ACCESS.keys], "a match in the first place ends nothing"
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("role", "port", "refused"),
     [
         (Role.MANAGE, 8081, False),
@@ -105,7 +105,7 @@ LOOPBACK = ("127.0.0.1", 8080)
 FOREIGN = {"host": "localhost:8080", "origin": "https://evil.example"}
 
 
-@pytest.mark.parametrize(
+@by_rows(
     "headers",
     [
         {},
@@ -125,7 +125,7 @@ def test_on_loopback_this_machine_and_the_operators_pages_need_no_key(headers: d
     Access(origins=("https://chat.example.com",)).check(Role.INFER, headers, LOOPBACK)
 
 
-@pytest.mark.parametrize("server", [LOOPBACK, ("::1", 8080), ("::ffff:127.0.0.1", 8080), ("127.8.9.1", 80)])
+@by_rows("server", [LOOPBACK, ("::1", 8080), ("::ffff:127.0.0.1", 8080), ("127.8.9.1", 80)])
 @by_table("headers", "named")
 def test_on_loopback_without_keys_a_web_page_from_elsewhere_is_refused(
     server: tuple[str, int], headers: dict[str, str], named: str
@@ -186,7 +186,7 @@ def test_a_file_has_keys_or_their_digests_with_roles(tmp_path: Path) -> None:
 ROW = "- {name: a, key: secret, roles: [infer]}"
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("text", "problem"),
     [
         ("secret: [", "this is not YAML"),

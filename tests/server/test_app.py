@@ -323,7 +323,7 @@ def test_the_process_ends_with_the_servers_status(monkeypatch: pytest.MonkeyPatc
     assert len(ran) == 1
 
 
-@by_table("terminal", "options", "names")
+@by_table("terminal", "options", "names", apart=True)
 async def test_a_person_at_a_terminal_sees_where_the_server_is_when_it_is_ready(
     hosts: Hosts,
     tokenizer: Tokenizer,

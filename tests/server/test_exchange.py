@@ -32,7 +32,7 @@ from djl_trtllm.server.exchange import CONNECTION, ClientGone, Exchange, Respons
 from djl_trtllm.telemetry import Telemetry
 from tests.support.asgi import Connection
 from tests.support.models import WordEncoder, chunk
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 # How much memory the bodies of requests may have.
 
@@ -331,7 +331,7 @@ class Answered:
         await asyncio.sleep(0.001)
 
 
-@pytest.mark.parametrize("ours", [True, False], ids=["ours", "any ASGI server"])
+@by_rows("ours", [True, False])
 @by_table("script", "parts", "state")
 async def test_what_a_client_sees_of_a_stream(script: str, parts: str, state: str, ours: bool) -> None:
     answered = await Answered(ours=ours).plays(script)

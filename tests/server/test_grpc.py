@@ -33,6 +33,7 @@ from tests.server.application import Application, application
 from tests.server.test_grpc_stream import message
 from tests.support.in_process import Hosts, PlayedHost
 from tests.support.server import free_port
+from tests.support.tables import by_rows
 from tests.support.virtual_time import until
 
 SERVICE = f"/{rpc.SERVICE}/"
@@ -195,7 +196,7 @@ def test_calls_are_counted_by_their_status_and_those_for_health_are_quiet(
     with_model(hosts, tokenizer, test)
 
 
-@pytest.mark.parametrize("method", description.REFUSED_METHODS)
+@by_rows("method", description.REFUSED_METHODS)
 def test_what_is_not_here_is_refused_with_what_to_do(method: str) -> None:
     async def run() -> None:
         counts = ServerCounts()

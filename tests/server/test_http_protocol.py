@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from djl_trtllm.server.exchange import CONNECTION, REST
 from tests.server.application import CHUNKED, GET, POST, Peer
 from tests.support.client import raw_post
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 from tests.support.virtual_time import VirtualLoop, until
 
 PING = GET + b"\r\n"
@@ -139,7 +139,7 @@ async def test_a_body_with_a_length_or_without_content_has_no_parts(method: byte
     assert b"transfer-encoding" not in peer.wire.written and not peer.wire.done
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("messages", "statuses"),
     [
         ([], [500]),
@@ -150,7 +150,7 @@ async def test_a_body_with_a_length_or_without_content_has_no_parts(method: byte
         ([("start", [(b"x wolf", b"a")])], []),
     ],
 )
-@pytest.mark.parametrize("fails", [False, True])
+@by_rows("fails", [False, True])
 async def test_a_response_that_is_not_completed_ends_its_connection(
     messages: list[tuple[str, object]], statuses: list[int], fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -398,7 +398,7 @@ async def test_a_client_that_is_late_is_so_although_the_server_stood_still_befor
 # -- limits, on a transport and a clock of the test's own --------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("data", "status"),
     [
         (b"GET /" + b"a" * 127 + b" HTTP/1.1\r\nHost: test\r\n\r\n", 200),
@@ -422,7 +422,7 @@ async def test_a_client_that_is_late_is_so_although_the_server_stood_still_befor
         (GET.replace(b"1.1", b"1.0") + b"Host: other\r\n\r\n", 400),
     ],
 )
-@pytest.mark.parametrize("size", [1, 100, 1 << 20])
+@by_rows("size", [1, 100, 1 << 20])
 async def test_bytes_are_bounded_however_they_come(data: bytes, status: int, size: int) -> None:
     peer = Peer()
     peer.sends(*(data[start : start + size] for start in range(0, len(data), size)))
@@ -646,8 +646,8 @@ async def test_a_body_that_is_not_wanted_is_read_a_while_beyond_the_largest() ->
     assert peer.statuses == [200]
 
 
-@pytest.mark.parametrize("follows", [b"nonsense\r\n\r\n", CHUNKED + b"nonsense", b"GET http:// HTTP/1.1\r\n\r\n"])
-@pytest.mark.parametrize("before", [1, 2])
+@by_rows("follows", [b"nonsense\r\n\r\n", CHUNKED + b"nonsense", b"GET http:// HTTP/1.1\r\n\r\n"])
+@by_rows("before", [1, 2])
 async def test_a_request_that_is_refused_leaves_those_before_it_their_responses(follows: bytes, before: int) -> None:
     peer = Peer()
     peer.hold = asyncio.Event()
@@ -662,10 +662,10 @@ async def test_a_request_that_is_refused_leaves_those_before_it_their_responses(
     await until(lambda: "abort" in peer.wire.done)
 
 
-@pytest.mark.parametrize("method", [b"POST", b"GET"])
-@pytest.mark.parametrize("offer", [b"h2c", b"websocket", b"other"])
-@pytest.mark.parametrize("body", [b"Content-Length: 6\r\n\r\na wolf", CHUNKED[-30:] + b"6\r\na wolf\r\n0\r\n\r\n"])
-@pytest.mark.parametrize("size", [1, 100, 1 << 20])
+@by_rows("method", [b"POST", b"GET"])
+@by_rows("offer", [b"h2c", b"websocket", b"other"])
+@by_rows("body", [b"Content-Length: 6\r\n\r\na wolf", CHUNKED[-30:] + b"6\r\na wolf\r\n0\r\n\r\n"])
+@by_rows("size", [1, 100, 1 << 20])
 async def test_the_offer_of_another_protocol_is_ignored(method: bytes, offer: bytes, body: bytes, size: int) -> None:
     peer = Peer()
     upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: %s\r\nHTTP2-Settings: AAEAAEAA\r\n" % offer

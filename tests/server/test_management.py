@@ -214,7 +214,7 @@ async def test_an_archive_has_the_name_before_its_suffix(
         assert list(served.registry.models) == ["packed"]
 
 
-@by_table("query", "workers")
+@by_table("query", "workers", apart=True)
 async def test_a_model_is_registered_with_workers(hosts: Hosts, store: Path, query: str, workers: int) -> None:
     async with application(store=store) as served:
         await register(served, f"url=red{query}")

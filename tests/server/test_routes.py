@@ -41,7 +41,7 @@ from tests.support.asgi import JSON, lifespan
 from tests.support.dialogues import Dialogues
 from tests.support.in_process import PROMPT, Hosts
 from tests.support.plugin import TRIAL, Trial
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 from tests.support.virtual_time import until
 
 # A path is found by itself before those with placeholders, wherever the application lies.
@@ -78,7 +78,7 @@ async def _answer(application: ASGIApp, path: str, root_path: str) -> str:
         return (await client.get(path)).text
 
 
-@pytest.mark.parametrize("root_path", ["", "/app"])
+@by_rows("root_path", ["", "/app"])
 @by_table("path", "expected")
 def test_the_path_with_the_most_fixed_characters_answers(path: str, expected: str, root_path: str) -> None:
     router = PathRouter({path: Named(path) for path in PATHS}, Named("default"), life)
@@ -138,7 +138,7 @@ def text(tokenizer: Tokenizer, tokens: int) -> str:
 # -- generating --------------------------------------------------------------------------------------------------------
 
 
-@by_table("path", "query", "headers")
+@by_table("path", "query", "headers", apart=True)
 async def test_every_path_of_a_model_generates(
     hosts: Hosts, tokenizer: Tokenizer, path: str, query: str, headers: dict[str, str]
 ) -> None:
@@ -224,8 +224,8 @@ async def test_a_model_that_ends_tells_clients_to_go_elsewhere(hosts: Hosts, tok
 # -- what is no request of a model -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
-@pytest.mark.parametrize("path", ["/ping", "/metrics", "/prometheus/metrics", "/models"])
+@by_rows("method", ["GET", "HEAD"])
+@by_rows("path", ["/ping", "/metrics", "/prometheus/metrics", "/models"])
 async def test_pages_take_get_and_head(method: str, path: str) -> None:
     async with application() as served:
         assert (await served.client.get(path, method=method)).status == 200
@@ -241,7 +241,7 @@ async def test_the_application_has_a_life() -> None:
 # -- /ping -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("states", "status", "words"),
     [
         ([], 200, []),
@@ -351,7 +351,7 @@ async def test_a_request_that_is_refused_or_invalid_does_not_count_any_more(host
         assert not limited._requests
 
 
-@by_table("headers", "expected")
+@by_table("headers", "expected", apart=True)
 async def test_a_key_has_its_share_and_its_priority(
     hosts: Hosts, tokenizer: Tokenizer, headers: dict[str, str], expected: list[object]
 ) -> None:

@@ -17,7 +17,7 @@ from djl_trtllm.errors import BuildError, ConfigError, DjlTrtllmError, DownloadE
 from djl_trtllm.service import model
 from djl_trtllm.service.model import compile_model, compile_with_neo, preview
 from tests.engines.helpers import CPU_ONLY, gpu_machine, write_checkpoint
-from tests.support.tables import table
+from tests.support.tables import by_rows, table
 
 
 class Work:
@@ -155,10 +155,9 @@ def test_neo_says_from_where_to_where_and_where_the_cache_is(work: Work, checkpo
     assert not (tmp_path / "errors.json").exists()
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("environ", "cache"),
     table(__file__, "without_its_variables_neos_paths_count"),
-    ids=["none", "neo's", "djl's own"],
 )
 def test_without_its_variables_neos_paths_count(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], cache: str | None

@@ -14,7 +14,7 @@ from djl_trtllm.config import Options
 from djl_trtllm.errors import ConfigError, InvalidRequestError, OverloadedError, SessionError, TooManyRequestsError
 from djl_trtllm.service import clients as module
 from djl_trtllm.service.clients import Clients, Places, Sessions, open_sessions
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 from tests.support.virtual_time import Clock
 
 
@@ -22,7 +22,7 @@ def clients(**options: Any) -> Clients:
     return Clients(Options(**options))
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("options", "key", "header", "address", "client"),
     [
         ({"client_header": "X-User-Id"}, "web", " ann ", "10.0.0.7", "key web"),
@@ -72,9 +72,7 @@ def test_a_long_name_takes_no_more_memory_than_a_short_one() -> None:
     assert len(some.caller(None, {"x-user-id": "a" * 128}, None).client) == len("header ") + 128
 
 
-@pytest.mark.parametrize(
-    ("given", "priority"), [("high", 1), ("normal", 0), ("low", -1), (" HIGH ", 1), ("", 0), (None, 0)]
-)
+@by_rows(("given", "priority"), [("high", 1), ("normal", 0), ("low", -1), (" HIGH ", 1), ("", 0), (None, 0)])
 def test_the_priority_is_what_the_operators_header_says(given: str | None, priority: int) -> None:
     headers = {} if given is None else {"x-priority": given}
     assert clients(priority_header="X-Priority").caller(None, headers, None).priority == priority

@@ -17,7 +17,7 @@ from djl_trtllm.service.lifecycle import State
 from djl_trtllm.service.model import Texts
 from tests.service.conftest import TOKENIZER, Stage
 from tests.support.in_process import ask, state_of
-from tests.support.tables import table
+from tests.support.tables import by_rows, table
 
 GB = 10**9
 
@@ -28,10 +28,9 @@ def watch(limit: float | None = None, at_start: int = 2 * GB) -> MemoryWatch:
     return made
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("at_start", "looks", "grown"),
     table(__file__, "growth_by_a_quarter_and_250_megabytes_is_said"),
-    ids=["each quarter", "a quarter exactly, and its end", "a small process"],
 )
 def test_growth_by_a_quarter_and_250_megabytes_is_said(
     at_start: float, looks: tuple[float, ...], grown: list[str], caplog: pytest.LogCaptureFixture

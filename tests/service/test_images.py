@@ -19,6 +19,7 @@ from djl_trtllm.model.vision import Vision
 from djl_trtllm.request import Image, ImageSource
 from djl_trtllm.service import images
 from djl_trtllm.service.images import read_images
+from tests.support.tables import by_rows
 from tests.support.vision import data_url, encoded, picture, png
 
 VISION = Vision(placeholder=7, side=28, least=3136, most=50176)
@@ -42,7 +43,7 @@ def refusal(*urls: str, most_bytes: int = MOST) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("url", "reason"),
     [
         (data_url(encoded(picture(804, 4))), "size"),
@@ -163,7 +164,7 @@ def test_an_image_is_fetched_without_a_header_of_its_own() -> None:
     assert {header.partition(":")[0] for header in headers} == {"Host", "Accept-Encoding", "Accept", "User-Agent"}
 
 
-@pytest.mark.parametrize(
+@by_rows(
     "address",
     [
         *("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0"),

@@ -26,7 +26,7 @@ from djl_trtllm.service.model import open_remote, open_source, plan, prepare, re
 from tests.engines.helpers import gpu_machine, write_checkpoint, write_engine_files, write_tensorrt_engine
 from tests.support import models
 from tests.support.models import scripted_model
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 OPENVINO = {"OPTION_BACKEND": "openvino"}
 
@@ -523,7 +523,7 @@ def served(path: Path, root: Path, **environ: str) -> tuple[Config, EnginePlan]:
     return config, engine_plan
 
 
-@pytest.mark.parametrize("place", PLACES)
+@by_rows("place", PLACES)
 def test_a_tensorrt_engine_is_served_as_it_was_built(
     tmp_path: Path, place: Callable[[Path, Callable[[Path], Path]], Path]
 ) -> None:
@@ -535,7 +535,7 @@ def test_a_tensorrt_engine_is_served_as_it_was_built(
     assert [warning for warning in config.warnings if "not filled in" not in warning] == []
 
 
-@pytest.mark.parametrize("place", PLACES)
+@by_rows("place", PLACES)
 def test_an_openvino_engine_is_served_as_it_was_built(
     tmp_path: Path, place: Callable[[Path, Callable[[Path], Path]], Path]
 ) -> None:

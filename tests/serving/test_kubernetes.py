@@ -25,6 +25,7 @@ from djl_trtllm.config.options import find
 from djl_trtllm.config.sources import as_arguments
 from djl_trtllm.routing.scaling import Autoscaling
 from tests.support.kubernetes import CHART, FOLDER, NAMESPACE, Object, check, helm, one, rendered
+from tests.support.tables import by_rows
 
 ROOT = FOLDER.parents[1]
 PAGE = ROOT / "docs" / "kubernetes.md"
@@ -95,7 +96,7 @@ def group(role: str) -> Object:
 # -- schemas -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", VALUES)
+@by_rows("case", VALUES)
 def test_the_objects_of_a_release_follow_their_schemas(case: str) -> None:
     objects = rendered(VALUES[case])
     for found in objects:
@@ -147,7 +148,7 @@ def test_every_value_has_a_description_and_every_default_is_declared() -> None:
             found = found[part]
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("values", "key"),
     [
         ({"modle": {"id": "x"}}, "modle"),
@@ -500,7 +501,7 @@ CASES: dict[str, tuple[dict[str, str], float | None, float | None]] = {
 
 
 @needs_promtool
-@pytest.mark.parametrize("case", CASES)
+@by_rows("case", CASES)
 def test_queries_have_the_values_that_the_rule_means(tmp_path: Path, case: str) -> None:
     series, *wanted = CASES[case]
     ask_queries(tmp_path, [(series, wanted)])

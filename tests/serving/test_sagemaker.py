@@ -21,6 +21,7 @@ from cfnlint.decode import cfn_yaml
 
 from djl_trtllm.config import Options
 from djl_trtllm.model.archive import parameters_file
+from tests.support.tables import by_rows
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "serving" / "sagemaker" / "endpoint.yaml"
@@ -179,7 +180,7 @@ def test_the_linter_finds_nothing() -> None:
     assert [str(found) for found in lint_file(FILE, ManualArgs(regions=["us-east-1"]))] == []
 
 
-@pytest.mark.parametrize("case", CASES)
+@by_rows("case", CASES)
 def test_the_calls_have_the_parameters_of_the_sdk(case: str) -> None:
     found = resources(**CASES[case])
     for name, (service, operation) in CALLS.items():
@@ -291,7 +292,7 @@ def test_parameters_that_need_others_are_refused_before_anything_is_made(given: 
     assert named in broken
 
 
-@pytest.mark.parametrize("case", CASES)
+@by_rows("case", CASES)
 def test_parameters_that_fit_break_no_rule(case: str) -> None:
     assert Template(CASES[case]).broken_rules() == []
 

@@ -7,12 +7,10 @@ import pytest
 from djl_trtllm.model.checkpoint import first_positive, part
 from djl_trtllm.sizing.checkpoint import LayerCache, expected_tensors, layer_caches, listed, model_type, positive
 from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"), [(3, 3), (1, 1), (0, None), (-1, None), (True, None), (2.5, None), ("3", None)]
-)
+@by_rows(("value", "expected"), [(3, 3), (1, 1), (0, None), (-1, None), (True, None), (2.5, None), ("3", None)])
 def test_only_whole_numbers_above_zero_are_sizes(value: Any, expected: int | None) -> None:
     assert positive({"a": value}, "a") == expected
 
@@ -178,9 +176,9 @@ def test_every_nth_layer_of_some_families_sees_everything(family: str, step: int
     assert [index + 1 for index, window in enumerate(found) if window is None] == list(range(step, 33, step))
 
 
-@pytest.mark.parametrize("size", ["ssm_state_size", "mamba_d_state", "state_size"])
-@pytest.mark.parametrize("width", ["hidden_size", "d_model", "n_embd"])
-@pytest.mark.parametrize("factor", ["mamba_expand", "expand"])
+@by_rows("size", ["ssm_state_size", "mamba_d_state", "state_size"])
+@by_rows("width", ["hidden_size", "d_model", "n_embd"])
+@by_rows("factor", ["mamba_expand", "expand"])
 def test_a_state_is_found_under_every_name_of_its_sizes(size: str, width: str, factor: str) -> None:
     config = {"model_type": "mamba", "num_hidden_layers": 1, width: 100, size: 8, factor: 3, "conv_kernel": 3}
     assert layer_caches(config)[0].state_elements == 2 * 300 + 300 * 8

@@ -37,7 +37,7 @@ from djl_trtllm.sizing.tensors import (
 from tests.sizing.configs import deepseek, llama, nemotron_h
 from tests.support.s3 import Store, s3, store
 from tests.support.stub_http import Hub, hub_server
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 __all__ = ["s3", "store"]
 
@@ -258,7 +258,7 @@ SCALES = {"GPTQ": 0.25, "AWQ": 0.125, "PER_GROUP": 0.125, "BLOCK_SCALES": 32 / 1
 """Bits per weight of the scales, by what the name of a format contains."""
 
 
-@pytest.mark.parametrize("name", sorted(set(WEIGHT_FORMATS) - {"no_quant", "mixed_precision"}))
+@by_rows("name", sorted(set(WEIGHT_FORMATS) - {"no_quant", "mixed_precision"}))
 def test_a_format_has_the_bits_of_its_name_and_those_of_its_scales(name: str) -> None:
     bits = re.search(r"(?:w|fp|int)(\d)", name)
     assert bits is not None
@@ -266,7 +266,7 @@ def test_a_format_has_the_bits_of_its_name_and_those_of_its_scales(name: str) ->
     assert WEIGHT_FORMATS[name] == int(bits[1]) + sum(scales)
 
 
-@pytest.mark.parametrize("dtype", ["fp8", "int8", "fp16", "float16", "bf16", "bfloat16", "fp32", "float32", "nvfp4"])
+@by_rows("dtype", ["fp8", "int8", "fp16", "float16", "bf16", "bfloat16", "fp32", "float32", "nvfp4"])
 def test_a_type_of_the_cache_has_the_bits_of_its_name(dtype: str) -> None:
     bits = re.search(r"\d+", dtype)
     assert bits is not None

@@ -31,7 +31,7 @@ from djl_trtllm.sizing.estimate import (
 from djl_trtllm.sizing.machines import gpu_named
 from djl_trtllm.sizing.tensors import Part
 from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h, qwen3_32b_fp8
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ ACTIVATIONS: list[tuple[CheckpointSizes, dict[str, Any], EngineConstants, int, f
 ]
 
 
-@pytest.mark.parametrize(("sizes", "conditions", "constants", "tokens", "size"), ACTIVATIONS)
+@by_rows(("sizes", "conditions", "constants", "tokens", "size"), ACTIVATIONS)
 def test_activations(
     sizes: CheckpointSizes, conditions: dict[str, Any], constants: EngineConstants, tokens: int, size: float
 ) -> None:
@@ -85,7 +85,7 @@ def test_logits_of_the_whole_batch_are_kept_five_times_by_an_engine() -> None:
     assert Estimate(CheckpointSizes.from_config({}), Conditions(1)).logits == 0
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("tensor", "pipeline", "backend", "size"),
     [
         *((1, 1, "pytorch", 0), (2, 1, "pytorch", 342 * MIB), (3, 1, "pytorch", 342 * MIB)),
@@ -131,7 +131,7 @@ TIED = CheckpointSizes.from_config(llama(tie_word_embeddings=True))
 WIDE = CheckpointSizes.from_config(llama(torch_dtype="float32"))
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("sizes", "conditions", "size"),
     [
         (LLAMA, {}, ALL),
@@ -441,7 +441,7 @@ def test_more_ranks_never_hold_more_weights_each(backend: Any) -> None:
 EXACT = replace(CheckpointSizes.from_config(llama(), "llama"), exact=True)
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("sizes", "memory", "conditions", "parts"),
     [
         (EXACT, 80, {}, ()),
@@ -527,7 +527,7 @@ ON_H200 = [
 """`benchmarks.gpu` with vLLM 0.26 (docs/sizing.md, "On a GPU")."""
 
 
-@pytest.mark.parametrize(("shape", "share", "ranks", "held", "tokens"), ON_H200)
+@by_rows(("shape", "share", "ranks", "held", "tokens"), ON_H200)
 def test_vllm_takes_what_was_measured_on_h200(
     shape: tuple[int, int, int, int], share: float, ranks: int, held: int, tokens: int
 ) -> None:

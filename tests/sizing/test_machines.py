@@ -19,7 +19,7 @@ from djl_trtllm.sizing.machines import (
     of_memory,
     split,
 )
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 # -- GPUs and instance types by the names that people and NVML give them --
 
@@ -44,9 +44,7 @@ def test_a_gpu_is_found_by_what_nvml_reports(name: str | None, mib: int | None, 
     assert (model and model.name) == found
 
 
-@pytest.mark.parametrize(
-    "text", ["g5.12xlarge", "g5.12xl", "ml.g5.12xlarge", "ml.g5.12xl", " G5.12XLarge ", "ML.G5.12XL"]
-)
+@by_rows("text", ["g5.12xlarge", "g5.12xl", "ml.g5.12xlarge", "ml.g5.12xl", " G5.12XLarge ", "ML.G5.12XL"])
 def test_an_instance_type_has_several_spellings(text: str) -> None:
     found = instance_named(text)
     assert (found.name, found.gpu.name, found.gpus) == ("g5.12xlarge", "A10G", 4)
@@ -87,7 +85,7 @@ def test_a_count_stands_before_or_after_the_name(text: str, name: str, count: in
     assert (machine.gpu, machine.gpus) == (name, count)
 
 
-@pytest.mark.parametrize("count", ["0", "-1", "two", "", "1.5", "1025", "\u0663"])
+@by_rows("count", ["0", "-1", "two", "", "1.5", "1025", "\u0663"])
 def test_a_count_that_is_no_number_of_gpus_is_refused(count: str) -> None:
     expected = f"h200:{count}: expected 1 to 1024 GPUs, as H200:8, and not {count or 'nothing'}"
     with pytest.raises(SizingError, match=expected):

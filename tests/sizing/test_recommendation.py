@@ -40,7 +40,7 @@ from djl_trtllm.sizing.recommendation import (
 )
 from tests.engines.helpers import configured
 from tests.sizing.configs import CONFIGS, llama
-from tests.support.tables import by_table, table
+from tests.support.tables import by_rows, by_table, table
 from tools.sizing import fit
 from tools.sizing.check_tables import Check, model_sizes, render, rows
 
@@ -157,7 +157,7 @@ def test_the_tables_have_every_row_of_the_document_and_no_other() -> None:
     assert list(map(len, TABLES.values())) == [27, 13]
 
 
-@pytest.mark.parametrize(("lmi", "model", "machine", "degree", "tokens"), DOCUMENT)
+@by_rows(("lmi", "model", "machine", "degree", "tokens"), DOCUMENT)
 def test_every_row_is_found_by_instance_type_and_by_the_gpus(
     lmi: str, model: str, machine: str, degree: int, tokens: int | None
 ) -> None:

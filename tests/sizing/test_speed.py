@@ -18,6 +18,7 @@ from djl_trtllm.sizing.points import FILE_NAME, Point, fingerprint, precision_of
 from djl_trtllm.sizing.speed import CONSTANTS, Load, Rank, Roofline, Speed, corrected
 from tests.commands.conftest import BIG
 from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h
+from tests.support.tables import by_rows
 from tools.sizing.check_speed import Row, constants_now, cost, halves, rows, summary
 
 LOAD = Load(1000, 1000, 64)
@@ -83,8 +84,8 @@ def test_the_page_has_the_table_as_it_is_printed() -> None:
 # -- what always holds --
 
 
-@pytest.mark.parametrize("config", [llama(), deepseek(), gemma3(), gpt_oss(), nemotron_h()])
-@pytest.mark.parametrize("engine", CONSTANTS)
+@by_rows("config", [llama(), deepseek(), gemma3(), gpt_oss(), nemotron_h()])
+@by_rows("engine", CONSTANTS)
 def test_more_clients_get_more_together_and_less_each(config: dict[str, Any], engine: str) -> None:
     found = [speed(replace(LOAD, clients=clients), config=config, engine=engine) for clients in (1, 4, 16, 64, 256)]
     assert sorted(one.tokens_per_second for one in found) == [one.tokens_per_second for one in found]
@@ -104,7 +105,7 @@ def test_a_better_gpu_is_not_slower(name: str) -> None:
     assert one.tokens_per_second > other.tokens_per_second
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("faster", "slower"),
     [
         ({"quantization": "fp8"}, {}),
@@ -247,8 +248,8 @@ def test_a_point_counts_as_it_was_measured_though_less_fits_here() -> None:
     assert found.ttft_of_burst / speed(room=32).ttft_of_burst == pytest.approx(1 / factor)
 
 
-@pytest.mark.parametrize("name", ["clients", "isl", "osl"])
-@pytest.mark.parametrize("by", [1 / 5, 5])
+@by_rows("name", ["clients", "isl", "osl"])
+@by_rows("by", [1 / 5, 5])
 def test_points_of_another_load_by_far_do_not_count(name: str, by: float) -> None:
     far = msgspec.structs.replace(MEASURED, **{name: int(getattr(MEASURED, name) * by)})
     assert _corrected(far) == speed()
@@ -323,7 +324,7 @@ def test_writers_at_the_same_moment_lose_no_point(tmp_path: Path) -> None:
     assert sorted(point.clients for point in read_points(tmp_path)) == list(range(1, 9))
 
 
-@pytest.mark.parametrize(
+@by_rows(
     "values",
     [
         {"tokens_per_second": 0.0},
@@ -346,7 +347,7 @@ def test_a_point_out_of_bounds_is_refused_and_the_file_stays(tmp_path: Path, val
 _ENTRY = msgspec.to_builtins(WRITTEN)
 
 
-@pytest.mark.parametrize(
+@by_rows(
     "content",
     [
         b"[]",
@@ -358,7 +359,6 @@ _ENTRY = msgspec.to_builtins(WRITTEN)
         msgspec.json.encode(_ENTRY | {"other": 1}),
         b" " * (1 << 22),
     ],
-    ids=["list", "cut", "no-fields", "deep", "type", "bound", "unknown", "large"],
 )
 def test_a_file_of_another_kind_is_an_error_that_names_it_and_is_not_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / FILE_NAME

@@ -17,7 +17,7 @@ from djl_trtllm.request import FinishReason
 from djl_trtllm.telemetry import ServedRequest
 from djl_trtllm.telemetry.otel import DURATION, EACH, FIRST, USAGE, OtelMetrics, SpanTraces, exporter
 from djl_trtllm.version import __version__
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 from tests.telemetry.requests import BEGAN, TRACEPARENT, served, state
 
 NOW = 112.0
@@ -147,7 +147,7 @@ def test_a_call_of_grpc_has_its_method_and_status() -> None:
     assert "http.request.method" not in found
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("status", "code"),
     [
         (200, StatusCode.UNSET),

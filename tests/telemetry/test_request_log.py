@@ -23,11 +23,12 @@ from djl_trtllm.request import FinishReason, GenerationRequest, Pooling, Samplin
 from djl_trtllm.telemetry import ServedRequest, Telemetry
 from djl_trtllm.telemetry.reports import Asked, Generated, Recorder, RequestLog
 from djl_trtllm.version import __version__
+from tests.support.tables import by_rows
 from tests.support.virtual_time import in_virtual_time
 from tests.telemetry.requests import served, state
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("status", "failed"), [(200, False), (399, False), (400, True), (499, True), ("OK", False), ("UNAVAILABLE", True)]
 )
 def test_a_status_says_whether_the_request_failed(status: int | str, failed: bool) -> None:

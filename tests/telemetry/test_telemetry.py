@@ -62,7 +62,7 @@ def opens(signal: Signal, environ: Mapping[str, str]) -> bool:
 X = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}
 
 
-@by_table("environ", "protocol")
+@by_table("environ", "protocol", apart=True)
 def test_opentelemetrys_variables_ask_for_a_signal_and_say_its_protocol(
     signal: Signal, environ: Mapping[str, str], protocol: str | None, exported: list[tuple[str, str, str | None]]
 ) -> None:
@@ -70,7 +70,7 @@ def test_opentelemetrys_variables_ask_for_a_signal_and_say_its_protocol(
     assert exported == ([] if protocol is None else [(signal.removesuffix("s"), protocol, None)])
 
 
-@by_table("environ", "message")
+@by_table("environ", "message", apart=True)
 def test_what_cannot_be_done_is_an_error_that_names_the_setting(
     signal: Signal, environ: dict[str, str], message: str
 ) -> None:
@@ -102,7 +102,7 @@ def test_what_does_not_open_is_an_error_with_its_reason(
     assert isinstance(error, ValueError) or f"OTEL_SDK_DISABLED=true switches {signal} off" in problem
 
 
-@by_table("given", "more", "used")
+@by_table("given", "more", "used", apart=True)
 def test_traces_go_to_the_endpoint_of_the_option(
     given: str, more: dict[str, str], used: str, exported: list[tuple[str, str, str | None]]
 ) -> None:

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 from tools.mutants import EQUIVALENTS, equivalents, mutants_of
 from tools.mutate import NAMESPACE, PACKAGE, ROOT, Suite, chosen, modules, package_of
 
@@ -25,7 +25,7 @@ def changes(source: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("line", "mutants"),
     [
         ("if a < b: c()", {"if a <= b: c()", "if a < 1: c()", "if not (a < b): c()", "if a < b: pass"}),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-import pytest
-
+from tests.support.tables import by_rows
 from tools import openai_fields
 
 
@@ -18,7 +17,7 @@ def test_the_page_is_what_the_parser_says_today() -> None:
         assert today == written
 
 
-@pytest.mark.parametrize(("title", "member", "types"), [(each[0], each[1], each[2:]) for each in openai_fields.APIS])
+@by_rows(("title", "member", "types"), [(each[0], each[1], each[2:]) for each in openai_fields.APIS])
 def test_no_outcome_is_unknown(title: str, member: str, types: tuple[type, ...]) -> None:
     found = openai_fields.rows(member, types)
     assert {row.outcome.split(":")[0] for row in found} == {

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tables import by_rows
 from tools import run_tests
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +91,7 @@ def failed(*tests: str, directory: str = "tests/part") -> run_tests.Run:
 PASSED = run_tests.Run(0, 10, ())
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("runs", "status", "said"),
     [
         ([PASSED], 0, ""),

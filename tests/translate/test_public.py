@@ -23,6 +23,7 @@ from djl_trtllm.translate.reading import Input, read_command, read_text
 from djl_trtllm.translate.translation import Exactness, Translation, translate
 from djl_trtllm.translate.writing import rendered
 from tests.config.test_documents import DATA, in_environment, written
+from tests.support.tables import by_rows
 
 HERE = Path(__file__).parent
 EACH = 20
@@ -83,7 +84,7 @@ def test_a_hundred_public_files_and_command_lines_become_what_was_read_by_hand()
     assert found == yaml.safe_load(path.read_text())
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@by_rows("target", TARGETS)
 def test_no_setting_is_lost_silently_and_every_name_is_one_of_the_target(target: str) -> None:
     for where in public():
         read = given(where)
@@ -118,7 +119,7 @@ def parsed(target: str, text: str) -> dict[str, Any]:
     return {word: word for word in words if word.startswith("--")}
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@by_rows("target", TARGETS)
 def test_the_text_is_of_the_targets_format_with_a_comment_for_each_lost_setting(target: str) -> None:
     for where in public():
         translation = translate(given(where), target)

@@ -18,13 +18,14 @@ from djl_trtllm.translate.reading import read_command, read_text
 from djl_trtllm.translate.rows import REPLACED, explained, name_in, nearest, rows
 from djl_trtllm.translate.translation import Exactness, Line, translate
 from djl_trtllm.translate.writing import rendered
+from tests.support.tables import by_rows, by_table
 
 
 def line(command: str, target: str, place: int = -1) -> Line:
     return translate(read_command(command), target).lines[place]
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("command", "target", "name", "value"),
     [
         ("vllm serve M --max-model-len 8k", "trtllm-serve", "max_seq_len", 8000),
@@ -76,57 +77,7 @@ def test_a_setting_becomes_that_of_the_target(command: str, target: str, name: s
     assert (found.name, found.value) == (name, value)
 
 
-@pytest.mark.parametrize(
-    ("command", "target", "exactness", "says"),
-    [
-        ("vllm serve M --max-num-seqs 4", "trtllm-serve", "same", ""),
-        ("vllm serve M --gpu-memory-utilization 0.9", "lmi", "same", ""),
-        ("vllm serve M --gpu-memory-utilization 0.9", "trtllm-serve", "near", "free once the model is loaded"),
-        ("vllm serve M --gpu-memory-utilization 0.9", "sglang", "near", "CUDA graphs"),
-        ("vllm serve M --max-num-batched-tokens 9", "trtllm-serve", "near", "enable_chunked_prefill"),
-        ("trtllm-serve M --enable_chunked_prefill", "vllm", "near", "max-model-len"),
-        ("trtllm-serve M --enable_chunked_prefill", "lmi", "near", "max-model-len"),
-        ("vllm serve M --kv-cache-dtype fp8_e5m2", "trtllm-serve", "lost", "auto, fp8, nvfp4"),
-        ("vllm serve M --max-model-len auto", "trtllm-serve", "lost", "value"),
-        ("sglang serve --chunked-prefill-size -1", "vllm", "lost", "value"),
-        ("sglang serve --attention-backend trtllm_mla", "vllm", "lost", "value"),
-        ("sglang serve --tool-call-parser qwen25", "lmi", "lost", "value"),
-        ("sglang serve --ep 8", "lmi", "lost", "enable-expert-parallel"),
-        ("trtllm-serve M --ep_size 8", "lmi", "same", ""),
-        ("sglang serve --dp 2", "vllm", "near", "tp-size"),
-        ("OPTION_SPECULATIVE_DRAFT_MODEL=D", "vllm", "same", ""),
-        ("OPTION_SPECULATIVE_DRAFT_MODEL=D", "trtllm-serve", "lost", "speculative_decoding_mode"),
-        ("vllm serve M --api-key SECRET", "sglang", "lost", "not copied"),
-        ("OPTION_TENSOR_PARALLEL_DEGREE=max", "vllm", "lost", "number"),
-        ("OPTION_HF_TOKEN=hf_abcdefghijkl", "vllm", "lost", "HF_TOKEN"),
-        ("vllm serve M --max-model-length 3", "lmi", "lost", "max_model_len"),
-        ("vllm serve M --swap-space 8", "lmi", "lost", "--kv-offloading-size"),
-        ("vllm serve M --num-scheduler-steps 8", "lmi", "lost", "--async-scheduling"),
-        ("sglang serve --cuda-graph-max-bs 8", "lmi", "lost", "--cuda-graph-max-bs-decode"),
-        ("OPTION_MAX_MODLE_LEN=3", "vllm", "lost", "option.max_model_len"),
-        ("CUDA_VISIBLE_DEVICES=1 vllm serve", "lmi", "lost", "environment"),
-        ("docker run --gpus all vllm/vllm-openai", "lmi", "lost", "starts the process"),
-        ("vllm serve M > log", "lmi", "lost", "shell"),
-        ("vllm serve M other", "lmi", "lost", "no flag"),
-        ("vllm serve M --config missing.yaml", "lmi", "lost", "translate it too"),
-        ("vllm serve M --host H", "dynamo", "lost", "dynamo.frontend"),
-        ("python -m dynamo.vllm --model M --port 1", "vllm", "lost", "no such name"),
-        ("python -m dynamo.trtllm --model M --namespace N", "trtllm-serve", "lost", "no counterpart"),
-        ("vllm serve M --data-parallel-size 1", "trtllm-serve", "lost", "does anyway"),
-        ("trtllm-serve M --ep_size 1", "vllm", "lost", "does anyway"),
-        ("trtllm-serve M --ep_size 1", "triton", "lost", "compiled"),
-        ("vllm serve M --data-parallel-size 2", "trtllm-serve", "lost", "a server for each"),
-        ("vllm serve M --moe-backend triton", "trtllm-serve", "lost", "kernels of its own"),
-        ("python -m dynamo.trtllm --trtllm.moe_config.backend TRTLLM", "sglang", "lost", "moe-runner-backend"),
-        ("OPTION_ADAPTERS=adapters", "vllm", "lost", "lora-modules"),
-        ("vllm serve /models/m", "truss", "near", "upload"),
-        ("vllm serve acme/m", "truss", "same", ""),
-        ("trtllm-serve M --max_batch_size 4096", "truss", "lost", "at most 2048"),
-        ("trtllm-serve M --max_batch_size 2048", "truss", "same", ""),
-        ("trtllm-serve M --max_num_tokens 64", "truss", "lost", "above 64"),
-        ('vllm serve M --speculative-config \'{"num_speculative_tokens": 3, "method": "x"}\'', "sglang", "lost", ""),
-    ],
-)
+@by_table("command", "target", "exactness", "says")
 def test_what_is_not_the_same_says_why(command: str, target: str, exactness: str, says: str) -> None:
     found = line(command, target)
     assert found.exactness.value == exactness
@@ -162,18 +113,7 @@ def test_a_compiled_engine_is_no_checkpoint_of_another_engine() -> None:
     assert translate(read, "triton").kept[0].name == "gpt_model_path"
 
 
-@pytest.mark.parametrize(
-    ("command", "worker"),
-    [
-        ("vllm serve M", "dynamo.vllm"),
-        ("sglang serve --model M", "dynamo.sglang"),
-        ("trtllm-serve M", "dynamo.trtllm"),
-        ("OPTION_ROLLING_BATCH=lmi-dist", "dynamo.vllm"),
-        ("OPTION_ROLLING_BATCH=trtllm", "dynamo.trtllm"),
-        ("OPTION_BACKEND=vllm", "dynamo.vllm"),
-        ("OPTION_ENTRYPOINT=djl_python.lmi_vllm.vllm_async_service", "dynamo.vllm"),
-    ],
-)
+@by_table("command", "worker")
 def test_dynamos_worker_is_that_of_the_engine_of_the_source(command: str, worker: str) -> None:
     assert translate(read_command(command), "dynamo").target == worker
 

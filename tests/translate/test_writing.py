@@ -13,23 +13,14 @@ from djl_trtllm.config import parse_properties
 from djl_trtllm.translate.reading import read_command, read_text
 from djl_trtllm.translate.translation import translate
 from djl_trtllm.translate.writing import rendered
+from tests.support.tables import by_table
 
 
 def text(command: str, target: str) -> str:
     return rendered(translate(read_command(command), target))
 
 
-@pytest.mark.parametrize(
-    ("command", "engine"),
-    [
-        ("vllm serve M", "vllm"),
-        ("sglang serve --model M", "vllm"),
-        ("python -m dynamo.vllm --model M", "vllm"),
-        ("python -m dynamo.sglang --model M", "vllm"),
-        ("python -m dynamo.trtllm --model M", "trtllm"),
-        ("trtllm-serve M", "trtllm"),
-    ],
-)
+@by_table("command", "engine")
 def test_lmis_file_names_the_engine_of_the_source(command: str, engine: str) -> None:
     keys = {setting.key: setting.value for setting in parse_properties(text(command, "lmi"), "x").settings}
     assert keys == {"option.rolling_batch": engine, "option.model_id": "M"}

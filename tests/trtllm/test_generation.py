@@ -17,7 +17,7 @@ from tests.support.processes import wait_until
 from tests.support.server import Server
 from tests.trtllm.conftest import START_SECONDS, Installation, ask
 
-pytestmark = pytest.mark.timeout(3 * START_SECONDS)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * START_SECONDS)]
 
 PROMPT = "once upon a time a little girl went into the dark wood to see her grandmother. there she met a wolf"
 ROUNDING = 0.25

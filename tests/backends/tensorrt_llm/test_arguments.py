@@ -39,7 +39,7 @@ from djl_trtllm.model import inspect
 from tests.backends.tensorrt_llm.kit import CASES, building, changed, engine_planned, flat, planned, problems, running
 from tests.engines.helpers import configured, gpu_machine
 from tests.fakes.installation import fake_tensorrt_llm
-from tests.support.tables import by_table, table
+from tests.support.tables import by_rows, by_table, table
 
 DEFAULTS = {"LLM.gather_generation_logits"}
 """Of those that a case names and that are passed anyway."""
@@ -60,8 +60,8 @@ def test_what_is_passed_by_default(
     assert (flat(plan.building) if isinstance(plan, TensorRtEnginePlan) else {}) == built
 
 
-@pytest.mark.parametrize("version", KNOWN_VERSIONS)
-@pytest.mark.parametrize("backend", ["pytorch", "autodeploy"])
+@by_rows("version", KNOWN_VERSIONS)
+@by_rows("backend", ["pytorch", "autodeploy"])
 def test_what_is_passed_by_default_every_version_has(roomy: Path, version: str, backend: str) -> None:
     if members(LLM_OWNERS[Backend(backend)], version):
         planned(roomy, version, backend=backend)
@@ -142,7 +142,7 @@ class Together(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 TOGETHER_CASES = msgspec.json.decode(Path(__file__).with_name("together.json").read_bytes(), type=list[Together])
 
 
-@pytest.mark.parametrize("case", [case for case in TOGETHER_CASES if case.problem is None], ids=repr)
+@by_rows("case", [case for case in TOGETHER_CASES if case.problem is None])
 def test_options_together_become_exactly_these_arguments(roomy: Path, case: Together) -> None:
     before, after = (planned(roomy, case.version, backend=case.backend, **options) for options in ({}, case.options))
     assert changed(flat(before.running), flat(after.running)) == case.running
@@ -150,7 +150,7 @@ def test_options_together_become_exactly_these_arguments(roomy: Path, case: Toge
         assert changed(flat(before.building), flat(after.building)) == case.building
 
 
-@pytest.mark.parametrize("case", [case for case in TOGETHER_CASES if case.problem is not None], ids=repr)
+@by_rows("case", [case for case in TOGETHER_CASES if case.problem is not None])
 def test_what_tensorrt_llm_does_not_take_is_refused_when_planning(roomy: Path, case: Together) -> None:
     (problem,) = problems(roomy, case.version, backend=case.backend, **case.options)
     name, value = next(iter(case.options.items()))
@@ -315,7 +315,7 @@ def test_rows_of_one_name_do_not_overlap_and_leave_no_gap() -> None:
 # -- versions ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", KNOWN_VERSIONS)
+@by_rows("version", KNOWN_VERSIONS)
 def test_the_engine_backend_is_there_before_1_3_0rc21(version: str) -> None:
     there = Version(version) < Version("1.3.0rc21")
     for owner in ENGINE_BACKEND:

@@ -22,7 +22,7 @@ from djl_trtllm.model import Layout, ModelKind, inspect
 from tests.backends.tensorrt_llm.kit import planned, problems
 from tests.config.helpers import from_text
 from tests.engines.helpers import CPU_ONLY, H200, configured, gpu_machine
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 GPU = gpu_machine("1.2.1")
 NO_ENGINES = gpu_machine("1.3.0")
@@ -82,7 +82,7 @@ def test_autodeploy_asked_for_where_tensorrt_llm_has_none_is_explained(hf: Layou
         assert choose_backend(asked, hf, Hardware((H200,), "1.4.0", 1, autodeploy=there))[0] is Backend.AUTODEPLOY
 
 
-@pytest.mark.parametrize("kind", TENSORRT_KINDS)
+@by_rows("kind", TENSORRT_KINDS)
 def test_tensorrt_llms_own_files_need_it_and_never_openvino(kind: ModelKind) -> None:
     layout = of_kind(kind)
     assert choose_backend(configured(), layout, GPU) == (Backend.TENSORRT, f"/models/it is a {kind.value}")
@@ -93,9 +93,9 @@ def test_tensorrt_llms_own_files_need_it_and_never_openvino(kind: ModelKind) -> 
         choose_backend(configured(backend="openvino"), layout, GPU)
 
 
-@pytest.mark.parametrize("kind", TENSORRT_KINDS)
-@pytest.mark.parametrize("asked", ["pytorch", "autodeploy"])
-@pytest.mark.parametrize("hardware", [GPU, NO_ENGINES])
+@by_rows("kind", TENSORRT_KINDS)
+@by_rows("asked", ["pytorch", "autodeploy"])
+@by_rows("hardware", [GPU, NO_ENGINES])
 def test_the_python_backends_read_hugging_face_checkpoints_only(
     kind: ModelKind, asked: str, hardware: Hardware
 ) -> None:
@@ -103,8 +103,8 @@ def test_the_python_backends_read_hugging_face_checkpoints_only(
         choose_backend(configured(backend=asked), of_kind(kind), hardware)
 
 
-@pytest.mark.parametrize("asked", ["auto", "tensorrt"])
-@pytest.mark.parametrize(
+@by_rows("asked", ["auto", "tensorrt"])
+@by_rows(
     ("layout", "says"),
     [
         (of_kind(ModelKind.TENSORRT_ENGINE, "1.2.0"), "Serve it with TensorRT-LLM 1.2.0, which compiled it"),
@@ -216,8 +216,8 @@ def quantised(roomy: Path, tmp_path: Path) -> Any:
     return make
 
 
-@pytest.mark.parametrize("backend", ["tensorrt", "pytorch"])
-@pytest.mark.parametrize("version", ["1.0.0", "1.2.1"])
+@by_rows("backend", ["tensorrt", "pytorch"])
+@by_rows("version", ["1.0.0", "1.2.1"])
 @by_table("stored")
 def test_what_tensorrt_llm_does_not_load_is_refused(
     quantised: Any, stored: dict[str, Any], version: str, backend: str
@@ -278,7 +278,7 @@ def test_bfloat16_needs_ampere(roomy: Path, backend: str) -> None:
         assert planned(roomy, gpu=gpu, backend=backend, dtype="bf16").inputs.dtype == "bfloat16"
 
 
-@pytest.mark.parametrize("gpu", [B200, B300])
+@by_rows("gpu", [B200, B300])
 @by_table("option", "value", "algorithm")
 def test_blackwell_has_no_engines_with_integers(roomy: Path, gpu: Gpu, option: str, value: str, algorithm: str) -> None:
     (problem,) = problems(roomy, gpu=gpu, **{option: value})

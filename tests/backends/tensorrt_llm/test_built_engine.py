@@ -30,7 +30,7 @@ from djl_trtllm.engines.cache import Manifest
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.errors import EngineMismatchError
 from tests.engines.helpers import H200, configured, gpu_machine, write_checkpoint, write_tensorrt_engine
-from tests.support.tables import by_table, table
+from tests.support.tables import by_rows, by_table, table
 
 BUILT: dict[str, Any] = table(__file__, "built")
 """What TensorRT-LLM 1.2 writes for a Llama on two GPUs, less what nothing here looks at."""
@@ -168,7 +168,7 @@ class Compared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 COMPARED = msgspec.json.decode(Path(__file__).with_name("built_engine.json").read_bytes(), type=list[Compared])
 
 
-@pytest.mark.parametrize("case", COMPARED, ids=repr)
+@by_rows("case", COMPARED)
 def test_an_option_is_compared_with_what_the_engine_was_compiled_with(case: Compared) -> None:
     config, built = configured(**case.options), engine(**case.engine)
     if case.mismatch:
@@ -354,7 +354,7 @@ def test_the_whole_compiler_leaves_an_engine_beside_its_timing_cache(
 LABELS = table(__file__, "labels")
 
 
-@pytest.mark.parametrize(("line", "phase"), LABELS)
+@by_rows(("line", "phase"), LABELS)
 def test_tensorrt_llms_own_lines_tell_its_phases(line: str, phase: str) -> None:
     assert TENSORRT_LLM.phase_after("start", line) == phase
 
@@ -363,7 +363,7 @@ def test_tensorrt_llms_own_lines_tell_its_phases(line: str, phase: str) -> None:
 TENSORRT_FAILURES = table(__file__, "tensorrt_failures")
 
 
-@pytest.mark.parametrize(("line", "cause"), TENSORRT_FAILURES)
+@by_rows(("line", "cause"), TENSORRT_FAILURES)
 def test_a_failure_of_tensorrt_llm_is_classified(line: str, cause: str) -> None:
     found = TENSORRT_LLM.cause_of(["Traceback (most recent call last):", line, "  at the end"])
     assert found is not None

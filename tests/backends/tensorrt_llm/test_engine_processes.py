@@ -347,7 +347,7 @@ async def test_a_shutdown_that_the_worker_does_not_follow_is_bounded(machine: Ma
 # -- loading -----------------------------------------------------------------------------------------------------------
 
 
-@by_table("backend", "error", "message")
+@by_table("backend", "error", "message", apart=True)
 def test_a_load_that_fails_is_reported_with_its_cause(machine: Machine, backend: str, error: str, message: str) -> None:
     async def body() -> None:
         with pytest.raises(ExecutorStartError, match=message):

@@ -330,7 +330,7 @@ async def test_an_error_of_a_response_ends_its_request_alone(
     assert first.aborts == aborts
 
 
-@by_table("words", "lost", "options")
+@by_table("words", "lost", "options", apart=True)
 @played
 async def test_an_error_of_a_request_after_which_none_succeeds_is_the_loss_of_the_engine(
     make: MakeEngine, words: str, lost: bool, options: dict[str, Any]
@@ -410,7 +410,7 @@ async def test_a_late_response_of_a_dropped_request_ends_none_that_came_again_wi
     assert engine.executor.stats().running == 0
 
 
-@by_table("backend", "fields", "aborted")
+@by_table("backend", "fields", "aborted", apart=True)
 @played
 async def test_a_stream_with_log_probabilities_on_the_engine_backend_is_drained_unaborted(
     make: MakeEngine, backend: str, fields: dict[str, Any], aborted: int

@@ -17,7 +17,7 @@ pytest.importorskip("llguidance")
 from llguidance import LLMatcher, LLTokenizer  # if it is installed
 
 from djl_trtllm.backends.llguidance_process import LlguidanceTrial
-from tests.support.tables import table
+from tests.support.tables import by_rows, table
 
 GUIDES = table(__file__, "guides_for_llguidance")
 GOOD = [Guide(GuideKind(kind), value) for kind, value in GUIDES["good"]]
@@ -38,7 +38,7 @@ def test_each_kind_of_guide_is_tried_for_the_models_tokenizer(tokenizer: str) ->
     assert [trial(guide).problem for guide, _ in BAD] == [problem for _, problem in BAD]
 
 
-@pytest.mark.parametrize(("guide", "problem"), LATE)
+@by_rows(("guide", "problem"), LATE)
 def test_a_guide_that_fails_with_a_token_of_its_output_is_refused(tokenizer: str, guide: Guide, problem: str) -> None:
     assert LlguidanceTrial(tokenizer)(guide).problem.startswith(problem)
 
@@ -65,7 +65,7 @@ def test_a_problem_is_what_is_wrong_with_the_guide(tokenizer: str, guide: Guide,
     assert LlguidanceTrial(tokenizer)(guide).problem.startswith(problem)
 
 
-@pytest.mark.parametrize(("schema", "_", "value"), KEYWORDS, ids=lambda value: json.dumps(value)[:60])
+@by_rows(("schema", "_", "value"), KEYWORDS)
 def test_a_keyword_is_followed_or_noted_or_refused(
     tokenizer: str, schema: object, _: object, value: str | None
 ) -> None:

@@ -27,7 +27,7 @@ from djl_trtllm.model.layout import inspect_config
 from tests.backends.tensorrt_llm.kit import building, engine_planned, planned, problems, running
 from tests.engines.helpers import CONTEXT, configured, gpu_machine, write_checkpoint, write_tensorrt_engine
 from tests.sizing.configs import llama
-from tests.support.tables import by_table, table
+from tests.support.tables import by_rows, by_table, table
 from tests.support.vision import seeing_model_on_tensorrt_llm
 
 
@@ -251,7 +251,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 CASES = msgspec.convert(table(__file__, "fitted_to_memory"), list[Case])
 
 
-@pytest.mark.parametrize("case", CASES, ids=repr)
+@by_rows("case", CASES)
 def test_what_the_memory_of_the_gpus_makes_of_max_num_tokens(tmp_path: Path, case: Case) -> None:
     if case.refused:
         with pytest.raises(ConfigError, match=case.refused):
@@ -351,7 +351,7 @@ def test_gpus_of_other_machines_count_where_their_ranks_are_launched(
     assert running(model, "1.2.1", 4, tensor_parallel_degree=16)["LLM.tensor_parallel_size"] == 16
 
 
-@pytest.mark.parametrize("backend", ["tensorrt", "pytorch"])
+@by_rows("backend", ["tensorrt", "pytorch"])
 @by_table("heads", "kv_heads", "degree", "problem")
 def test_heads_that_cannot_be_split_are_an_error_before_anything_starts(
     roomy: Path, tmp_path: Path, backend: str, heads: int, kv_heads: int, degree: int, problem: str

@@ -22,7 +22,7 @@ from djl_trtllm.executor.protocol import Logprob, Ranked, Stats, Step, Submit
 from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
 from tests.backends.tensorrt_llm.kit import Responses
 from tests.support.steps import Delta, deltas_of
-from tests.support.tables import by_table, table
+from tests.support.tables import by_rows, by_table, table
 
 PLAIN = {"max_tokens": 9, "detokenize": False}
 CHOICE = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": None}
@@ -312,7 +312,7 @@ LIKELIEST = [entry((5, -0.5), (8, -2.0), (9, -1.0)), entry((8, -0.1), (9, -0.2))
 RANKED: list[Logprob] = [Ranked(-0.5, [5, 9], [-0.5, -1.0]), Ranked(None, [8, 9], [-0.1, -0.2]), Ranked(-0.25, [], [])]
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("steps", "fields", "messages"),
     [
         # Deltas carry what is new, and the last one the end; a backlog of responses is one delta.
@@ -347,7 +347,7 @@ def test_cached_tokens_come_with_the_first_delta_only() -> None:
     assert (first[0].cached_tokens, second[0].cached_tokens) == (64, 0)
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("last", "tokens"),
     [
         (say(6, END, end="stop"), [5, 6, END]),  # the PyTorch backend

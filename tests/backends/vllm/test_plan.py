@@ -22,6 +22,7 @@ from tests.backends.vllm import FAKE
 from tests.config.helpers import from_text
 from tests.engines.helpers import CPU_ONLY, configured, gpu_machine
 from tests.support.encoders import scripted_encoder, write_modules
+from tests.support.tables import by_rows, by_table
 from tests.support.vision import seeing_model
 from tools.vllm.names import TABLE, differences, members_of
 
@@ -60,73 +61,7 @@ def test_what_the_user_does_not_set_is_vllms_own_or_lmis_with_vllm(roomy: Path) 
     assert (plan.max_seq_len, plan.max_input_len, plan.gpus) == (8192, 8191, 1)
 
 
-@pytest.mark.parametrize(
-    ("options", "arguments"),
-    [
-        ({"max_model_len": 4096}, {"max_model_len": 4096}),
-        ({"max_input_len": 100, "max_output_len": 50}, {"max_model_len": 150}),
-        ({"max_rolling_batch_size": 16}, {"max_num_seqs": 16}),
-        ({"max_num_tokens": 4096}, {"max_num_batched_tokens": 4096}),
-        ({"max_num_batched_tokens": 4096}, {"max_num_batched_tokens": 4096}),
-        ({"max_rolling_batch_prefill_tokens": 4096}, {"max_num_batched_tokens": 4096}),
-        ({"tensor_parallel_degree": "max"}, {"tensor_parallel_size": 2}),
-        ({"dtype": "fp16"}, {"dtype": "float16"}),
-        ({"load_format": "dummy"}, {"load_format": "dummy"}),
-        ({"gpu_memory_utilization": 0.8}, {"gpu_memory_utilization": 0.8}),
-        ({"enable_prefix_caching": "false"}, {"enable_prefix_caching": False}),
-        ({"quantize": "fp8"}, {"quantization": "fp8"}),
-        ({"quantization": "bitsandbytes"}, {"quantization": "bitsandbytes"}),
-        ({"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "fp8"}),
-        ({"tokens_per_block": 16}, {"block_size": 16}),
-        ({"enable_lora": "true"}, {"enable_lora": True, "max_lora_rank": 64, "max_loras": 4}),
-        ({"cpu_offload_gb_per_gpu": 2}, {"cpu_offload_gb": 2}),
-        (
-            {"speculative_config": {"decoding_type": "NGram", "max_matching_ngram_size": 3}},
-            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}},
-        ),
-        ({"speculative_decoding_mode": "ngram"}, {"per_request_spec_decode_metrics": "summary"}),
-        (
-            {"speculative_decoding_mode": "ngram", "per_request_spec_decode_metrics": "none"},
-            {"per_request_spec_decode_metrics": "none"},
-        ),
-        ({}, {"per_request_spec_decode_metrics": None}),
-        (
-            {"speculative_decoding_mode": "MTP", "draft_model_tp_size": 1},
-            {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1, "draft_tensor_parallel_size": 1}},
-        ),
-        (
-            {"speculative_config": {"method": "suffix", "suffix_decoding_max_tree_depth": 24}},
-            {
-                "speculative_config": {
-                    "method": "suffix",
-                    "num_speculative_tokens": 4,
-                    "suffix_decoding_max_tree_depth": 24,
-                }
-            },
-        ),
-        ({"limit_mm_per_prompt": {"image": 0}}, {"limit_mm_per_prompt": {"image": 0}}),
-        ({"guided_decoding_backend": "llguidance"}, {"structured_outputs_config": {"backend": "guidance"}}),
-        ({"extra_engine_args": {"long_prefill_token_threshold": 9}}, {"long_prefill_token_threshold": 9}),
-        ({"extra_engine_args": {"max_model_len": 512}}, {"max_model_len": 512}),
-        ({"extra_engine_args": {"gpu_memory_utilization": 0.7}}, {"gpu_memory_utilization": 0.7}),
-        ({"max_num_seqs": 8}, {"max_num_seqs": 8}),
-        ({"block_size": 16}, {"block_size": 16}),
-        ({"seed": 7}, {"seed": 7}),
-        ({"seed": "7"}, {"seed": 7}),
-        ({"disable_sliding_window": "True"}, {"disable_sliding_window": True}),
-        ({"revision": "1.5"}, {"code_revision": None}),
-        ({"code_revision": "1.5"}, {"code_revision": "1.5"}),
-        ({"code_revision": "a: b: c"}, {"code_revision": "a: b: c"}),
-        ({"mm_processor_kwargs": '{"crops": 4}'}, {"mm_processor_kwargs": {"crops": 4}}),
-        ({"quantize": "gptq"}, {"quantization": "gptq"}),
-        ({"quantize": "gptq", "quantization": "gptq"}, {"quantization": "gptq"}),
-        ({"load_format": "mistral"}, {"load_format": "mistral"}),
-        ({"kv_cache_dtype": "fp8_e5m2"}, {"kv_cache_dtype": "fp8_e5m2"}),
-        ({"disable_log_stats": "true"}, {"disable_log_stats": None}),
-        ({"seeed": 7}, {"seed": None}),
-    ],
-    ids=lambda value: str(value)[:60],
-)
+@by_table("options", "arguments")
 def test_an_option_becomes_the_argument_of_its_name(
     roomy: Path, options: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
@@ -136,38 +71,7 @@ def test_an_option_becomes_the_argument_of_its_name(
     assert json.loads(json.dumps(plan.arguments)) == plan.arguments and "<" not in "".join(plan.details())
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"quantize": "int8"}, "option.quantize=int8 "),
-        ({"kv_cache_dtype": "int8"}, "option.kv_cache_dtype=int8 "),
-        ({"tensor_parallel_degree": 4}, "4 GPUs are needed, and 1 "),
-        ({"max_num_tokens": 4096, "max_num_batched_tokens": 2048}, "keep one"),
-        ({"max_num_batched_tokens": 8, "max_rolling_batch_size": 16}, "a token of each of 16 sequences"),
-        ({"limit_mm_per_prompt": {"image": 2}}, "only text is served"),
-        ({"speculative_config": "{"}, "option.speculative_config (environment variable OPTION_SPECULATIVE_CONFIG)"),
-        (
-            {"speculative_decoding_mode": "lookahead"},
-            "vLLM has no speculation with lookahead: it has ngram, draft_model",
-        ),
-        ({"medusa_choices": "{0}"}, "vLLM has no trees of draft tokens"),
-        ({"extra_engine_args": {"gpu_memory_utilisation": 0.7}}, "did you mean gpu_memory_utilization?"),
-        ({"extra_engine_args": {"max_logprobs": "many"}}, "line 1: max_logprobs: expected a whole number"),
-        ({"extra_engine_args": {"logits_processors": ["mine.Own"]}}, "set option.trust_remote_code=true"),
-        ({"kv_transfer_config": '{"kv_connector_module_path": "mine.own"}'}, "set option.trust_remote_code=true"),
-        ({"compilation_config": '{"backend": "mine.own"}'}, "backend: it brings code into the engine"),
-        ({"extra_engine_args": {"compilation_config": {"backend": "mine.own"}}}, "set option.trust_remote_code=true"),
-        ({"extra_engine_args": {"model": "x"}}, "set option.model_id"),
-        ({"extra_engine_args": {"worker_cls": "x.Y"}}, "set option.trust_remote_code=true"),
-        ({"extra_engine_args": {"max_model_len": 512}, "max_model_len": 600}, "option.max_seq_len=600"),
-        ({"extra_engine_args": {"hf_overrides": {}}, "hf_overrides": {}}, "keep one"),
-        ({"seed": "many"}, "OPTION_SEED=many (environment): expected a whole number, not 'many'"),
-        ({"seed": 7, "extra_engine_args": {"seed": 7}}, "option.extra_engine_args has seed too; keep one"),
-        ({"worker_cls": "x.Y"}, "set option.trust_remote_code=true"),
-        ({"quantize": "gptq", "quantization": "awq"}, "keep one"),
-    ],
-    ids=lambda value: str(value)[:60],
-)
+@by_table("options", "said")
 def test_what_vllm_would_not_take_is_one_line_before_it_starts(roomy: Path, options: dict[str, Any], said: str) -> None:
     (problem,) = refused(roomy, **options)
     assert said in problem
@@ -232,21 +136,7 @@ def test_a_word_of_vllms_is_refused_with_the_way_out_where_no_file_names_vllm(li
 # -- which engine ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("line", "backend"),
-    [
-        ("option.rolling_batch=vllm", "vllm"),
-        ("option.rolling_batch=lmi-dist", "vllm"),
-        ("option.rolling_batch=vllm\noption.backend=openvino", "openvino"),
-        ("option.rolling_batch=vllm\noption.backend=auto", "auto"),
-        ("option.rolling_batch=trtllm", "auto"),
-        ("option.rolling_batch=scheduler", "auto"),
-        ("option.entryPoint=djl_python.lmi_vllm.vllm_async_service\noption.rolling_batch=disable", "vllm"),
-        ("option.entryPoint=djl_python.lmi_vllm.vllm_async_service\noption.backend=openvino", "openvino"),
-        ("option.entryPoint=djl_python.lmi_trtllm.trtllm_async_service", "auto"),
-        ("option.entryPoint=model.py", "auto"),
-    ],
-)
+@by_table("line", "backend")
 def test_a_file_that_names_vllm_in_lmis_words_chooses_it_unless_a_backend_is_set(line: str, backend: str) -> None:
     config = from_text(line)
     assert config.options.backend == backend
@@ -262,7 +152,7 @@ def test_an_engine_that_a_file_names_and_another_one_runs_is_a_warning() -> None
     assert with_effects(config, Backend.OPENVINO, under_djl=True).warnings == ()  # it selects DJL Serving's mode
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("hardware", "backend", "said"),
     [
         (machine(), "vllm", ("vLLM 0.32.0 is installed and there is a GPU",)),
@@ -276,7 +166,6 @@ def test_an_engine_that_a_file_names_and_another_one_runs_is_a_warning() -> None
         (replace(CPU_ONLY, vllm="0.32.0"), "openvino", ("vLLM 0.32.0 needs an NVIDIA GPU",)),
         (replace(machine(), vllm="0.9.0"), "openvino", ("0.26.0 is the oldest",)),
     ],
-    ids=["only vllm", "both on a GPU", "both on a CPU", "alone on a CPU", "no GPU", "too old"],
 )
 def test_auto_says_which_engine_it_takes_and_why(
     roomy: Path, hardware: Hardware, backend: str, said: tuple[str, ...]

@@ -28,7 +28,7 @@ from djl_trtllm.config.compat.truss import (
 from djl_trtllm.config.explain import as_json, render
 from djl_trtllm.config.options import find
 from tests.config.helpers import printed, resolves_or_is_refused, values
-from tests.support.tables import by_table, table
+from tests.support.tables import by_rows, by_table, table
 
 
 def from_text(text: str) -> Config:
@@ -44,7 +44,7 @@ def nested(name: str, value: str) -> str:
     return f"python_version: py311\n{text}\n" if name.partition(".")[0] != "python_version" else f"{text}\n"
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("name", "value", "option", "expected"),
     table(__file__, "values_of_truss"),
 )
@@ -231,10 +231,9 @@ TOO_MUCH: list[tuple[str, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("text", "line", "says"),
     [*table(__file__, "yaml_mistakes"), *TOO_MUCH],
-    ids=lambda value: None if isinstance(value, str) and len(value) > 60 else value,
 )
 def test_a_mistake_is_reported_with_its_line(text: str, line: int, says: str) -> None:
     with pytest.raises(FormatError) as caught:

@@ -1,4 +1,4 @@
-"""Our handlers in both modes of DJL, under its Java engine (`slow`) and under its Python engine alone."""
+"""Our handlers in both modes of DJL, under its Java engine and under its Python engine alone."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from tests.integration.djl.engines import MODES, JavaEngine, SocketEngine, djl_m
 Engine: TypeAlias = "JavaEngine | SocketEngine"
 Start: TypeAlias = "Callable[..., Engine]"
 
-DRIVERS = (pytest.param("java", marks=pytest.mark.slow), "socket")
-KINDS = [
-    *(pytest.param(("java", mode), marks=pytest.mark.slow, id=f"java-{mode}") for mode in MODES),
-    *(pytest.param(("socket", mode), id=f"socket-{mode}") for mode in MODES),
-]
+DRIVERS = ("java", "socket")
+KINDS = [pytest.param((driver, mode), id=f"{driver}-{mode}") for driver in DRIVERS for mode in MODES]
 STOPPING = 31
 """Tokens of a request that stops the engine process at its third token."""
 

@@ -14,6 +14,8 @@ from tests.support.client import body
 from tests.support.processes import survivors, wait_until
 from tests.support.server import START_SECONDS
 
+pytestmark = pytest.mark.slow
+
 _SLOW = {"steps_per_second": 20}
 _OPTIONS = {"option.max_rolling_batch_size": 64}
 _ENDING = {**_OPTIONS, "option.resume_after_restart": "false"}
@@ -65,7 +67,6 @@ def test_every_stream_ends_when_the_engine_process_is_killed_and_none_may_go_on(
     _next_succeeds(engine)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("start", ["java"], indirect=True)
 def test_a_whole_answer_gets_a_status_when_the_engine_process_is_killed(start: Start) -> None:
     engine = start(_SLOW, **_ENDING)
@@ -79,7 +80,6 @@ def test_a_whole_answer_gets_a_status_when_the_engine_process_is_killed(start: S
         assert "may be repeated" in json.loads(answer.body)["error"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["async"], indirect=True)
 def test_every_stream_ends_when_djls_worker_is_killed(mode: str, tmp_path: Path) -> None:
     with JavaEngine(djl_model(tmp_path / "model", mode, _SLOW, **_OPTIONS)) as engine:
@@ -102,7 +102,6 @@ def test_a_model_that_has_failed_is_started_anew(start: Start) -> None:
     _next_succeeds(engine)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("start", ["java"], indirect=True)
 def test_a_failing_request_costs_the_others_nothing(start: Start) -> None:
     script = {"steps_per_second": 100, "faults": [{"action": "error", "at_token": 3, "max_new_tokens": 77}]}

@@ -16,6 +16,8 @@ from tests.support.client import body
 from tests.support.processes import wait_until
 from tests.support.server import serving
 
+pytestmark = pytest.mark.slow
+
 REQUESTS = [json.loads(line) for line in (Path(__file__).parent / "requests.jsonl").read_text().splitlines()]
 _OPTIONS = {"option.max_rolling_batch_size": 64, "option.max_input_len": 4096}
 _VARYING = re.compile(rb'"(id|created)":("[^"]*"|\d+)')

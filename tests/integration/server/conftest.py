@@ -13,7 +13,7 @@ from tests.support.models import scripted_model, tensorrt_llm_model
 from tests.support.sagemaker_front import runtime_of
 from tests.support.server import Server, serving
 
-EXECUTORS = ["scripted", pytest.param("tensorrt_llm", marks=pytest.mark.slow)]
+EXECUTORS = ["scripted", "tensorrt_llm"]
 with_every_executor = pytest.mark.parametrize("executor", EXECUTORS, indirect=True, scope="session")
 
 

@@ -18,6 +18,8 @@ from tests.support.client import JSON, body, opened
 from tests.support.models import scripted_model
 from tests.support.server import Certificates, Server, free_port, running, serving
 
+pytestmark = pytest.mark.slow
+
 KEYS = "".join(
     f"- {{name: {name}, key: {name}-secret, roles: [{role}]}}\n"
     for name, role in (("app", "infer"), ("admin", "manage"), ("prometheus", "metrics"))

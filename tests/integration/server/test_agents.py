@@ -17,6 +17,8 @@ import pytest
 from tests.support.models import echoing_model
 from tests.support.server import Server, serving
 
+pytestmark = pytest.mark.slow
+
 RECORDED: dict[str, list[dict[str, Any]]] = json.loads(Path(__file__).with_name("recorded_clients.json").read_text())
 
 CALLS = [

@@ -21,6 +21,8 @@ from tests.integration.server.conftest import with_every_executor
 from tests.support.models import PROMPT, TINY_STORIES, echoing_model
 from tests.support.server import Server, serving
 
+pytestmark = pytest.mark.slow
+
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": PROMPT}]
 
 
@@ -197,7 +199,6 @@ def test_forced_calls_follow_a_guide(tool_client: openai.OpenAI, model: str) -> 
         assert (call.function.name, call.function.arguments) == ("weather", ARGUMENTS)
 
 
-@pytest.mark.slow
 def test_the_embedded_engine_makes_the_calls_that_it_has_to(tmp_path: Path) -> None:
     directory = tmp_path / "model"
     shutil.copytree(TINY_STORIES / "engine", directory)

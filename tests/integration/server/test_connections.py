@@ -25,6 +25,8 @@ from tests.support.models import PROMPT, scripted_model
 from tests.support.processes import PATIENCE, wait_until
 from tests.support.server import Server, free_port, serving
 
+pytestmark = pytest.mark.slow
+
 LIMITS = {
     "max_header_size": 4096,
     "max_header_count": 20,
@@ -139,7 +141,6 @@ def test_bodies_together_are_bounded_and_small_ones_find_a_place(limited: Server
 _MOST_GROWTH = 200_000_000
 
 
-@pytest.mark.slow
 def test_every_hostile_request_gets_its_status_and_leaves_nothing(tmp_path: Path) -> None:
     with serving(scripted_model(tmp_path / "model"), tmp_path) as server:
         before = server.process.memory_info().rss
@@ -287,7 +288,7 @@ def runs(server: Server) -> None:
     ("executor", "way"),
     [
         *(("scripted", way) for way in ways()),
-        *(pytest.param("tensorrt_llm", way, marks=pytest.mark.slow) for way in ON_TENSORRT_LLM),
+        *(("tensorrt_llm", way) for way in ON_TENSORRT_LLM),
     ],
     ids=lambda value: value.name if isinstance(value, Way) else value,
     indirect=["executor"],

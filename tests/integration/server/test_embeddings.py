@@ -23,6 +23,8 @@ from tests.support.encoders import QUERY, TEXTS, scripted_encoder
 from tests.support.processes import wait_until
 from tests.support.server import Server, serving
 
+pytestmark = pytest.mark.slow
+
 DIMENSIONS = 8
 
 

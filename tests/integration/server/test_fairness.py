@@ -17,6 +17,8 @@ from tests.support.models import PROMPT, scripted_model
 from tests.support.processes import wait_until
 from tests.support.server import Server, serving
 
+pytestmark = pytest.mark.slow
+
 PLACES = 4
 ENDLESS = 500_000
 """Tokens of the flood's requests: hours, at the speed of the script."""
@@ -62,7 +64,6 @@ CROWD = Crowd(idle=1500, readers=40, senders=20, flooders=10)
 _MEMORY = 300e6
 
 
-@pytest.mark.slow
 def test_a_crowd_costs_a_client_that_behaves_no_request_and_the_server_little_memory(tmp_path: Path) -> None:
     options = {"option.max_rolling_batch_size": 128, "job_queue_size": 20, "max_connections": 1600}
     model = scripted_model(tmp_path / "model", {"steps_per_second": 50}, **options)

@@ -23,6 +23,8 @@ from tests.support.models import PROMPT, scripted_model
 from tests.support.processes import wait_until
 from tests.support.server import Server
 
+pytestmark = pytest.mark.slow
+
 HANG_TIMEOUT = 2.0
 
 
@@ -57,11 +59,11 @@ def message_of(answer: Outcome) -> str:
     [
         ("scripted", "die", (0, 2)),
         ("scripted", "hang", (2,)),
-        *(pytest.param("scripted", action, (0, 2), marks=pytest.mark.slow) for action in ("raise", "exit")),
-        pytest.param("scripted", "stop", (2,), marks=pytest.mark.slow),
+        *(("scripted", action, (0, 2)) for action in ("raise", "exit")),
+        ("scripted", "stop", (2,)),
         # The server sees of an engine process that it ends, or that it is silent.
-        pytest.param("tensorrt_llm", "die", (0, 2), marks=pytest.mark.slow),
-        pytest.param("tensorrt_llm", "hang", (2,), marks=pytest.mark.slow),
+        ("tensorrt_llm", "die", (0, 2)),
+        ("tensorrt_llm", "hang", (2,)),
     ],
     indirect=["executor"],
     scope="session",
@@ -150,14 +152,7 @@ AT_ONCE = {"SERVING_SHUTDOWN_TIMEOUT": "3600"}
 """A server that waited for what it must not wait for would be waited for in vain."""
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [
-        [signal.SIGTERM],
-        pytest.param([signal.SIGTERM] * 2, marks=pytest.mark.slow),
-        pytest.param([signal.SIGINT], marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGTERM] * 2, [signal.SIGINT]])
 def test_running_answers_are_finished_and_new_requests_refused(start: Start, numbers: list[signal.Signals]) -> None:
     fault = {"action": "stop", "at_token": 3, "max_new_tokens": 150}
     server = start({"faults": [fault]}, AT_ONCE, **{"option.executor_hang_timeout": 600})

@@ -16,6 +16,8 @@ from tests.support.hostile import GUIDE_BOMBS
 from tests.support.models import PROMPT
 from tests.support.server import Server, serving
 
+pytestmark = pytest.mark.slow
+
 BOMBS = 12
 CLIENTS = 20
 REQUESTS = 3
@@ -69,7 +71,6 @@ def guided(model: Path, tmp_path: Path) -> Any:
         yield server
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", GUIDE_BOMBS)
 def test_small_schemas_are_answered_while_bombs_are_tried(guided: Server, kind: str) -> None:
     bomb = GUIDE_BOMBS[kind]

@@ -18,6 +18,8 @@ from tests.support.models import scripted_model
 from tests.support.processes import InBackground, wait_until
 from tests.support.server import Server, serving
 
+pytestmark = pytest.mark.slow
+
 QUIET = 200
 """Answers of /ping before all registrations, for comparison: the machine may be busy."""
 MOST_SECONDS = 0.1
@@ -88,7 +90,6 @@ def register(server: Server, name: str, quiet: float, model_name: str = "m") -> 
     return answer, times
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [*HOSTILE, *OTHERS])
 def test_a_model_that_would_cost_much_is_refused_while_the_server_answers(
     server: Server, quiet: float, name: str
@@ -99,7 +100,6 @@ def test_a_model_that_would_cost_much_is_refused_while_the_server_answers(
     assert server.ping() == 200 and server.generate().status_code == 200
 
 
-@pytest.mark.slow
 def test_a_model_with_a_large_tokenizer_is_served(server: Server, quiet: float, store: Path) -> None:
     """Its tokenizer is what the server has to make itself: in one call of the library, which holds up one /ping."""
     write_large(store)

@@ -21,6 +21,8 @@ from tests.support.random_requests import random_image_request
 from tests.support.server import Server, serving
 from tests.support.vision import chunk, data_url, encoded, image_part, picture, png, seeing_model, text_bomb
 
+pytestmark = pytest.mark.slow
+
 COUNT, SEED = int(os.environ.get("RANDOM_REQUESTS", "1000")), int(os.environ.get("RANDOM_SEED", "0"))
 AT_ONCE = 16
 MEGABYTES_MORE = 32
@@ -105,7 +107,6 @@ def test_nothing_is_fetched_from_this_machine(seeing: Server, host: str) -> None
     assert not seeing.says("secret")
 
 
-@pytest.mark.slow
 def test_random_images_are_answered_or_refused_and_nothing_is_left(seeing: Server) -> None:
     source = random.Random(SEED)
     statuses: collections.Counter[int] = collections.Counter()

@@ -29,6 +29,8 @@ from tests.support.processes import wait_until
 from tests.support.server import Server, free_port, serving
 from tests.telemetry.requests import TRACEPARENT
 
+pytestmark = pytest.mark.slow
+
 SECRET = "a-prompt-that-nobody-reads"
 FAILS, DIES = 66, 77
 """Tokens of requests at which the engine fails and dies."""
@@ -334,7 +336,6 @@ def ask(client: httpx.Client, query: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(PROMETHEUS is None, reason="Prometheus is not installed (Debian's package prometheus)")
 def test_every_panel_has_data(tmp_path: Path) -> None:
     model = scripted_model(tmp_path / "model", {"steps_per_second": 200, "kv_blocks": 400})
@@ -363,7 +364,6 @@ def firing(client: httpx.Client) -> set[str]:
     return {each["metric"]["alertname"] for each in ask(client, 'ALERTS{alertstate="firing"}')}
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(PROMETHEUS is None, reason="Prometheus is not installed (Debian's package prometheus)")
 def test_refusals_and_a_server_that_has_gone_ring(tmp_path: Path) -> None:
     model = scripted_model(tmp_path / "model", {"steps_per_second": 5}, max_requests_per_client=1)

@@ -17,6 +17,8 @@ from tests.support.models import scripted_model
 from tests.support.processes import wait_until
 from tests.support.server import Server, serving
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -74,7 +76,6 @@ def test_a_registered_model_serves_in_an_engine_process_of_its_own(registering: 
     assert len(registering.hosts()) == 1
 
 
-@pytest.mark.slow
 def test_scaling_adds_and_removes_engine_processes_and_loses_nothing(registering: Server) -> None:
     register(registering, "red", min_worker="2")
     assert len(registering.hosts()) == 3

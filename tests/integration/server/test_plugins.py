@@ -16,6 +16,8 @@ from tests.support.plugin import installed
 from tests.support.processes import wait_until
 from tests.support.server import Server, running
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_dialect_of_an_installed_package_is_served(tmp_path: Path) -> None:
     model = scripted_model(tmp_path / "model", {"steps_per_second": 20})

@@ -14,6 +14,8 @@ from tests.support.models import scripted_model
 from tests.support.server import Server, running, serving
 from tests.support.vision import data_url, encoded, image_part, picture, seeing_model_on_tensorrt_llm
 
+pytestmark = pytest.mark.slow
+
 KEYS = [{"name": name, "key": f"{name}-key", "roles": ["infer", "metrics", "manage"]} for name in ("ada", "bob")]
 STORY = "Once upon a time there was a little wolf who lived in the dark wood, and he was always hungry. " * 4
 
@@ -159,7 +161,6 @@ def test_more_log_probabilities_than_are_made_are_refused(scripted: Server) -> N
     assert scripted.http.post("/v1/completions", json=body | {"logprobs": 0}).status_code == 200
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.2.1", "1.4.0rc1"])
 def test_prompts_on_tensorrt_llm_are_reused_with_the_same_images_and_the_same_key_only(
     tmp_path: Path, version: str

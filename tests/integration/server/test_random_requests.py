@@ -157,27 +157,28 @@ def megabytes(server: Server) -> dict[int, int]:
     return {process.pid: process.memory_info().rss >> 20 for process in [server.process, *server.descendants()]}
 
 
-def check(
-    backend: str, version: str, options: dict[str, str], count: int, tokenizer: Tokenizer, folder: Path, pace: int = 80
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "version", "options"), ALL)
+def test_random_requests_cost_no_other_client_anything(
+    backend: str, version: str, options: dict[str, str], tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """Serve, send, and look at what is left. `pace` is the engine's, in iterations per second."""
     limits = {"max_rolling_batch_size": PLACES, "max_input_len": 400, "max_output_len": MOST_TOKENS, "max_seq_len": 700}
     adapters = {"enable_lora": "true", "lora_target_modules": "attn_q"}
     wanted = {"backend": backend, **limits, **adapters, **options}
     model, environ = tensorrt_llm_model(
-        folder / "model", **{f"option.{name}": value for name, value in wanted.items()}, job_queue_size=QUEUE
+        tmp_path / "model", **{f"option.{name}": value for name, value in wanted.items()}, job_queue_size=QUEUE
     )
     write_adapter(model / "adapters" / ADAPTER)
-    environ |= PATIENT | fake_tensorrt_llm(folder / "machine", version=version, script={"steps_per_second": pace})
+    environ |= PATIENT | fake_tensorrt_llm(tmp_path / "machine", version=version, script={"steps_per_second": 80})
     with serving(model, **environ) as server:
         workers = worker_processes(server.process.pid)
         clients = Clients(server, tokenizer)
-        before, after = asyncio.run(clients.send(count))
+        before, after = asyncio.run(clients.send(COUNT))
         print(f"{backend} {version}: {dict(clients.statuses)}, {clients.streams} streams, {before} MB -> {after} MB")
         assert clients.wrong == []
-        assert clients.statuses.total() == count
+        assert clients.statuses.total() == COUNT
         # Many of each kind, or the requests are not what they should be.
-        assert min(clients.statuses[200], sum(clients.statuses[status] for status in REFUSED)) > count / 8
+        assert min(clients.statuses[200], sum(clients.statuses[status] for status in REFUSED)) > COUNT / 8
         assert clients.statuses.keys() <= {0, 200, 413, *REFUSED}
         # Of a client that left the answer was not seen.
         assert server.finished("error") <= clients.guides_refused + clients.statuses[0]
@@ -216,21 +217,13 @@ def test_each_parameter_is_in_requests_that_are_read_and_in_others_that_are_refu
     assert (names - read, names - refused) == (set(), set())
 
 
-def test_random_requests_cost_no_other_client_anything(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    check("pytorch", "1.2.1", {}, 200, tokenizer, tmp_path, pace=400)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "version", "options"), ALL)
-def test_thousands_of_random_requests_cost_no_other_client_anything(
-    backend: str, version: str, options: dict[str, str], tokenizer: Tokenizer, tmp_path: Path
+@pytest.mark.parametrize(("labels", "forms"), [(0, ["embeddings", "tei"]), (1, ["rerank", "texts", "score"])])
+def test_random_requests_for_vectors_and_scores_are_answered_or_refused(
+    labels: int, forms: list[str], tmp_path: Path
 ) -> None:
-    check(backend, version, options, COUNT, tokenizer, tmp_path)
-
-
-def check_pooled(folder: Path, labels: int, forms: list[str], count: int) -> None:
-    """Send requests of each form, some of a model's other kind, to a model that embeds, or scores with `labels`."""
-    model = scripted_encoder(folder / "model", labels=labels)
+    """Some are of a model's other kind. A model with `labels` scores."""
+    model = scripted_encoder(tmp_path / "model", labels=labels)
     source = random.Random(SEED)
     statuses: collections.Counter[int] = collections.Counter()
     with serving(model, **PATIENT) as server:
@@ -247,7 +240,7 @@ def check_pooled(folder: Path, labels: int, forms: list[str], count: int) -> Non
                 statuses[0 if leaves else answer.status] += 1
                 assert leaves or answer.status == 200 or (400 <= answer.status < 500 and answer.json["error"]), answer
 
-            await asyncio.gather(*(one(random_request(source, form)) for _ in range(count)))
+            await asyncio.gather(*(one(random_request(source, form)) for _ in range(COUNT // 2)))
 
         for form in POOLED:
             asyncio.run(send(form) if form in forms else send_few(server, form))
@@ -266,21 +259,3 @@ async def send_few(server: Server, form: str) -> None:
         request = random_request(random.Random(SEED), form)
         answer = await exchange(server.port, request.body, path=request.path)
         assert 400 <= answer.status < 500
-
-
-OF_TASKS = [(0, ["embeddings", "tei"]), (1, ["rerank", "texts", "score"])]
-
-
-@pytest.mark.parametrize(("labels", "forms"), OF_TASKS)
-def test_random_requests_for_vectors_and_scores_are_answered_or_refused(
-    labels: int, forms: list[str], tmp_path: Path
-) -> None:
-    check_pooled(tmp_path, labels, forms, 100)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("labels", "forms"), OF_TASKS)
-def test_thousands_of_random_requests_for_vectors_and_scores_are_answered_or_refused(
-    labels: int, forms: list[str], tmp_path: Path
-) -> None:
-    check_pooled(tmp_path, labels, forms, COUNT // 2)

@@ -11,6 +11,8 @@ from tests.support.client import JSON, body, raw_post, read_all
 from tests.support.processes import wait_until
 from tests.support.server import Server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("offer", ["websocket", "h2c", "other"])
 def test_a_request_with_a_body_is_answered_whatever_protocol_it_offers(server: Server, offer: str) -> None:

@@ -19,6 +19,8 @@ from tests.support.models import PROMPT, lora_tensors, scripted_model, tensorrt_
 from tests.support.sagemaker_front import runtime_of
 from tests.support.server import Server, serving
 
+pytestmark = pytest.mark.slow
+
 
 def parts(answer: Any) -> bytes:
     return b"".join(event["PayloadPart"]["Bytes"] for event in answer["Body"])

@@ -23,6 +23,8 @@ from tests.support.processes import survivors, wait_until
 from tests.support.server import Server, serving
 from tests.support.vision import data_url, encoded, image_part, picture, seeing_model_on_tensorrt_llm
 
+pytestmark = pytest.mark.slow
+
 HANG_TIMEOUT = 2.0
 
 
@@ -57,7 +59,6 @@ def message_of(answer: bytes) -> str:
     return str(last["token"]["error_msg"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "hang_timeout", "cause"),
     [(signal.SIGKILL, 600, "worker process"), (signal.SIGSTOP, HANG_TIMEOUT, "silent for")],
@@ -96,11 +97,7 @@ def test_all_of_64_clients_are_reported_when_the_worker_is_lost(
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        ("oom", "insufficient GPU memory"),
-        pytest.param("hang", "option.model_loading_timeout", marks=pytest.mark.slow),
-    ],
+    ("error", "message"), [("oom", "insufficient GPU memory"), ("hang", "option.model_loading_timeout")]
 )
 def test_an_engine_that_does_not_come_up_ends_the_server_with_the_reason(
     tmp_path: Path, error: str, message: str
@@ -123,7 +120,6 @@ def details(server: Server, **parameters: object) -> list[float | None]:
     return [token["log_prob"] for token in tokens]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.2.0", "1.3.0"])
 def test_beams(tmp_path: Path, version: str) -> None:
     """Another number of beams ends the engine's loop up to 1.2.0, and `logprobs` other than 0 is refused by 1.3."""
@@ -142,7 +138,6 @@ def test_beams(tmp_path: Path, version: str) -> None:
         assert server.metric("executor_restarts_total") == 0
 
 
-@pytest.mark.slow
 def test_images_are_tokens_of_prompts(tmp_path: Path) -> None:
     model, environ = seeing_model_on_tensorrt_llm(tmp_path / "model")
     pictures = [image_part(data_url(encoded(picture(84, 56, colour)))) for colour in (1, 2)]
@@ -164,7 +159,6 @@ def chat(*parts: dict[str, object]) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": [*parts, text]}], "max_tokens": 4, "temperature": 0}
 
 
-@pytest.mark.slow
 def test_a_model_that_takes_text_only_refuses_an_image_by_its_place(tmp_path: Path) -> None:
     model, environ = tensorrt_llm_model(tmp_path / "model")
     with serving(model, **environ) as server:

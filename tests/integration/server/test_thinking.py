@@ -11,6 +11,8 @@ import pytest
 from tests.support.models import tensorrt_llm_model
 from tests.support.server import Server, serving
 
+pytestmark = pytest.mark.slow
+
 BUDGET, TOKENS = 8, 40
 CLOSING = "\n</think>\n\n"
 MESSAGES = [{"role": "user", "content": "Tell me a story about a wolf"}]

@@ -29,6 +29,8 @@ from tests.support.processes import wait_until
 from tests.support.server import Server, free_port, running, serving
 from tests.support.tables import by_table
 
+pytestmark = pytest.mark.slow
+
 CURL = """curl -s -X POST localhost:8000/v2/models/ensemble/generate -d '{"text_input": "What is machine learning?", \
 "max_tokens": 20, "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}'"""
 PARALLEL = """cd FOLDER
@@ -178,7 +180,7 @@ def test_a_batch_has_a_text_for_each_prompt(client: Any, protocol: str, tokenize
     assert result.as_numpy("output_log_probs").shape == (2, 1, 5)
 
 
-@by_table("name", "tokens", "more", "status", "message")
+@by_table("name", "tokens", "more", "status", "message", apart=True)
 def test_errors_raise_tritons_exception(
     client: Any, protocol: str, name: str, tokens: int, more: Any, status: str, message: str
 ) -> None:

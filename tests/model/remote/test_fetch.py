@@ -152,7 +152,7 @@ def test_one_file_goes_up_last_where_asked(store: Store, directory: Path) -> Non
         assert len(puts) == 4 and puts[-1] == last
 
 
-@by_table("status", "code", "says")  # fmt: skip
+@by_table("status", "code", "says", apart=True)  # fmt: skip
 def test_why_the_store_refuses_is_reported_with_what_to_do(
     store: Store, directory: Path, status: int, code: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

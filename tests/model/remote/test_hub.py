@@ -32,7 +32,7 @@ from djl_trtllm.model.remote.fetch import (
 )
 from djl_trtllm.progress import ProgressMeter
 from tests.support.stub_http import Hub
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 COMMIT = "0123456789"
 BLOB_WEIGHTS, BLOB_CONFIG = b"weights" * 1000, b"{}"
@@ -433,7 +433,7 @@ def test_names_of_the_hub(text: str) -> None:
     assert hub_id(f"hf://{text}/") == hub_id(text) == text
 
 
-@pytest.mark.parametrize(
+@by_rows(
     "text",
     [
         *("", "/opt/ml/model", "a/b/c", "../x", "s3://b/x", "a b", "x--y", "x..y", "acme/story.git", "a" * 97, "é/x\n"),

@@ -31,7 +31,7 @@ from djl_trtllm.model.remote import s3
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
 from djl_trtllm.model.remote.s3_download import Claim, PartialFile, claim_of, crc64, joined_crc64, matches
 from tests.support.s3 import Store
-from tests.support.tables import by_table
+from tests.support.tables import by_rows, by_table
 
 
 @by_table("text", "bucket", "key")
@@ -41,7 +41,7 @@ def test_an_address_is_a_bucket_and_a_key(text: str, bucket: str, key: str) -> N
     assert address.below("x/y") == (f"{key}/x/y" if key else "x/y")
 
 
-@pytest.mark.parametrize(
+@by_rows(
     "text", ["s3://", "s3:///key", "s3://arn:aws:s3:::models", "/opt/ml/model", "models/story", "hf://acme/story", ""]
 )
 def test_anything_else_is_no_address(text: str) -> None:
@@ -88,7 +88,7 @@ def test_an_answer_says_what_to_do() -> None:
     assert s3.status(answer("x", 412)) == 412
 
 
-@pytest.mark.parametrize(
+@by_rows(
     ("error", "remedy"),
     [
         (NoCredentialsError(), "give the machine a role, or set AWS_ACCESS_KEY_ID"),
@@ -99,7 +99,6 @@ def test_an_answer_says_what_to_do() -> None:
         (ConnectTimeoutError(endpoint_url="http://x"), "cannot be reached ("),
         (ParamValidationError(report="bad"), "ParamValidationError: "),
     ],
-    ids=lambda value: type(value).__name__,
 )
 def test_what_fails_on_this_side_says_what_to_do(error: Exception, remedy: str) -> None:
     assert remedy in said(error)

@@ -252,7 +252,7 @@ def test_a_store_that_is_asked_too_often_is_given_up_after_the_time_to_load(
         download(ADDRESS, tmp_path / "downloads", lambda line: None, patience=0.5)
 
 
-@by_table("address", "says")  # fmt: skip
+@by_table("address", "says", apart=True)  # fmt: skip
 def test_an_address_without_a_model_is_refused(store: Store, tmp_path: Path, address: str, says: str) -> None:
     store.put("team/evil/../../evil.json", b"{}")
     store.put("team/pictures/a.png", b"x")

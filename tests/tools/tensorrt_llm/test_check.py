@@ -60,7 +60,7 @@ def look(tmp_path: Path) -> Make:
     return make
 
 
-@by_table("owner", "names")
+@by_table("owner", "names", apart=True)
 def test_dataclasses_models_enums_functions_and_properties_are_read(look: Make, owner: str, names: str) -> None:
     report = look()
     assert report.version == "1.2.1"
@@ -166,7 +166,7 @@ def test_a_default_that_only_running_code_tells_is_not_called_equal(look: Make, 
 # -- what differs ---
 
 
-@by_table("path", "old", "new", "owner", "name", "text")
+@by_table("path", "old", "new", "owner", "name", "text", apart=True)
 def test_what_is_otherwise_there_differs(
     look: Make, path: str, old: str, new: str, owner: str, name: str, text: str
 ) -> None:

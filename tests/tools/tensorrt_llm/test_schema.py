@@ -51,7 +51,7 @@ def test_an_excerpt_of_the_whole_schema_is_reduced_and_agrees(excerpt: dict[str,
     assert reduced(excerpt) == excerpt
 
 
-@by_table("owner", "name", "change", "text")
+@by_table("owner", "name", "change", "text", apart=True)
 def test_names_types_and_defaults_count(
     excerpt: dict[str, Any], owner: str, name: str, change: dict[str, Any] | None, text: str
 ) -> None:
@@ -64,7 +64,7 @@ def test_names_types_and_defaults_count(
     assert text in found.get(f"{owner}.{name}", found.get(owner, ""))
 
 
-@by_table("owner", "values", "text")
+@by_table("owner", "values", "text", apart=True)
 def test_members_of_enums_count(excerpt: dict[str, Any], owner: str, values: list[str], text: str) -> None:
     excerpt["enums"] = {owner: values}
     assert told(excerpt)[owner] == text
