@@ -6,13 +6,17 @@ import asyncio
 import json
 import logging
 import resource
+import socket
+from typing import Any, cast
 
 import pytest
 
 from djl_trtllm.config import Options
 from djl_trtllm.server.connections import Connections, HttpRefusal, reset
 from djl_trtllm.server.context import ServerContext
+from tests.server.application import GET, POST, Peer
 from tests.support.tables import by_table
+from tests.support.virtual_time import VirtualLoop
 
 
 class Played:
@@ -227,3 +231,53 @@ def test_the_limit_of_descriptors_is_raised_or_that_of_connections_lowered(
     assert [f"max_connections={most} is lowered to {left}" in text for text in caplog.messages] == [True] * (
         left < most
     )
+
+
+# -- what has come in time is answered, also where the server did not run meanwhile ------------------------------------
+
+PING = GET + b"\r\n"
+HALF = len(POST) // 2
+
+
+@pytest.mark.parametrize(
+    ("before", "rest", "limit"),
+    [
+        (b"", PING, "keep_alive_timeout"),
+        (PING, PING, "keep_alive_timeout"),
+        (POST[:HALF], POST[HALF:] + b"a wolf", "header_read_timeout"),
+        (POST + b"a", b" wolf", "body_read_timeout"),
+    ],
+)
+@pytest.mark.parametrize(("seconds", "stopped"), [(10.0, 100.0), (0.5, 0.0)])
+async def test_bytes_that_came_in_time_are_read_before_a_deadline_ends_their_connection(
+    before: bytes, rest: bytes, limit: str, seconds: float, stopped: float
+) -> None:
+    limits: dict[str, Any] = {limit: seconds}
+    server = Peer(**limits)
+    loop = cast(VirtualLoop, asyncio.get_running_loop())
+    ours, theirs = socket.socketpair()
+
+    def stop() -> None:
+        """In the turn of the loop in which deadlines are looked at next."""
+        theirs.sendall(rest)
+        loop.now += stopped
+
+    with theirs:
+        theirs.setblocking(False)
+        theirs.sendall(before)
+        await server.accept(ours)
+        loop.call_at(0.5, stop)
+        await asyncio.sleep(2)
+        answers = theirs.recv(4096)
+    assert answers.count(b"HTTP/1.1 200") == 1 + (before == PING)
+    await asyncio.sleep(0.1)
+
+
+async def test_a_client_that_is_late_is_so_although_the_server_stood_still_before() -> None:
+    peer = Peer(keep_alive_timeout=5.0)
+    loop = cast(VirtualLoop, asyncio.get_running_loop())
+    loop.call_at(0.5, lambda: setattr(loop, "now", loop.now + 100.0))
+    await asyncio.sleep(104)
+    assert not peer.wire.done
+    await asyncio.sleep(2)
+    assert "close" in peer.wire.done

@@ -9,7 +9,6 @@ import struct
 import tracemalloc
 import weakref
 from collections.abc import Callable
-from typing import Any, cast
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -18,7 +17,7 @@ from djl_trtllm.server.exchange import CONNECTION, REST
 from tests.server.application import CHUNKED, GET, POST, Peer
 from tests.support.client import raw_post
 from tests.support.tables import by_rows, by_table
-from tests.support.virtual_time import VirtualLoop, until
+from tests.support.virtual_time import until
 
 PING = GET + b"\r\n"
 ENDED = b"POST / HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
@@ -344,55 +343,6 @@ async def test_an_application_waits_for_a_client_that_does_not_read() -> None:
     peer.protocol.connection_lost(None)
     await asyncio.sleep(0.001)
     assert not peer.state.tasks
-
-
-# -- what has come in time is answered, also where the server did not run meanwhile ------------------------------------
-
-HALF = len(POST) // 2
-
-
-@pytest.mark.parametrize(
-    ("before", "rest", "limit"),
-    [
-        (b"", PING, "keep_alive_timeout"),
-        (PING, PING, "keep_alive_timeout"),
-        (POST[:HALF], POST[HALF:] + b"a wolf", "header_read_timeout"),
-        (POST + b"a", b" wolf", "body_read_timeout"),
-    ],
-)
-@pytest.mark.parametrize(("seconds", "stopped"), [(10.0, 100.0), (0.5, 0.0)])
-async def test_bytes_that_came_in_time_are_read_before_a_deadline_ends_their_connection(
-    before: bytes, rest: bytes, limit: str, seconds: float, stopped: float
-) -> None:
-    limits: dict[str, Any] = {limit: seconds}
-    server = Peer(**limits)
-    loop = cast(VirtualLoop, asyncio.get_running_loop())
-    ours, theirs = socket.socketpair()
-
-    def stop() -> None:
-        """In the turn of the loop in which deadlines are looked at next."""
-        theirs.sendall(rest)
-        loop.now += stopped
-
-    with theirs:
-        theirs.setblocking(False)
-        theirs.sendall(before)
-        await server.accept(ours)
-        loop.call_at(0.5, stop)
-        await asyncio.sleep(2)
-        answers = theirs.recv(4096)
-    assert answers.count(b"HTTP/1.1 200") == 1 + (before == PING)
-    await asyncio.sleep(0.1)
-
-
-async def test_a_client_that_is_late_is_so_although_the_server_stood_still_before() -> None:
-    peer = Peer(keep_alive_timeout=5.0)
-    loop = cast(VirtualLoop, asyncio.get_running_loop())
-    loop.call_at(0.5, lambda: setattr(loop, "now", loop.now + 100.0))
-    await asyncio.sleep(104)
-    assert not peer.wire.done
-    await asyncio.sleep(2)
-    assert "close" in peer.wire.done
 
 
 # -- limits, on a transport and a clock of the test's own --------------------------------------------------------------

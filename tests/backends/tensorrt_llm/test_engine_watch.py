@@ -1,14 +1,22 @@
+"""What TensorRT-LLM tells of itself: its processes, statistics and errors, and a probe where it is silent."""
+
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from queue import Queue
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from djl_trtllm.backends.tensorrt_llm import engine_watch
-from djl_trtllm.backends.tensorrt_llm.engine_watch import IterationStatistics, dead, ranks_below
-from djl_trtllm.executor.protocol import Stats
+from djl_trtllm.backends.tensorrt_llm import executor as module
+from djl_trtllm.backends.tensorrt_llm.engine_watch import IterationStatistics, dead, probe_of, ranks_below, trouble_of
+from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
+from djl_trtllm.executor.protocol import Stats, Submit
+from djl_trtllm.request import Adapter, Guide, GuideKind, Sampling
+from tests.backends.tensorrt_llm.kit import MakeEngine, RequestError, played
 
 
 class Process:
@@ -131,3 +139,132 @@ def test_what_drafts_proposed_is_the_sum_over_iterations() -> None:
     statistics.take({"iter": 2, "specDecodingStats": None})
     found = statistics.stats(4)
     assert (found.draft_tokens, found.drafts) == (21, 7)
+
+
+# -- what it knows of its state, and a probe where it is silent --------------------------------------------------------
+
+
+def llm(*errors: Exception, is_shutdown: bool = False, **others: object) -> SimpleNamespace:
+    queue: Queue[Exception] = Queue()
+    for error in errors:
+        queue.put(error)
+    return SimpleNamespace(_executor=SimpleNamespace(_error_queue=queue, is_shutdown=lambda: is_shutdown), **others)
+
+
+def test_the_first_error_of_a_background_thread_is_the_trouble_and_stays_where_it_is() -> None:
+    failed = llm(RuntimeError("in a thread"), OSError("later"), is_shutdown=True, _check_health=lambda: True)
+    assert [trouble_of(failed) for _ in range(2)] == ["RuntimeError: in a thread"] * 2
+
+
+def test_a_version_that_knows_how_it_is_is_asked_and_nothing_else() -> None:
+    assert trouble_of(llm(is_shutdown=True, _check_health=lambda: True)) is None
+    assert trouble_of(llm(_check_health=lambda: False)) == "it reports that it is not healthy"
+
+
+def test_one_that_has_shut_down_is_in_trouble() -> None:
+    assert trouble_of(llm()) is None
+    assert trouble_of(llm(is_shutdown=True)) == "it has shut down"
+    for without in (SimpleNamespace(), SimpleNamespace(_executor=None)):
+        assert trouble_of(without) == "it has shut down"
+    # As with an executor in the process itself, of which nothing is known.
+    assert trouble_of(SimpleNamespace(_executor=object())) is None
+
+
+def test_a_probe_is_one_token_for_an_engine_that_took_the_request() -> None:
+    message = Submit(
+        7,
+        [5, 6, 7],
+        Sampling(90, min_new_tokens=4, do_sample=True, beam_width=3),
+        stop=["a"],
+        guide=Guide(GuideKind.REGEX, "a"),
+        adapter=Adapter("a", 1, "/a"),
+        logprobs=True,
+        top_logprobs=2,
+    )
+    probe = probe_of(message)
+    assert (probe.prompt_ids, probe.sampling) == ([5], Sampling(1, beam_width=3))
+    assert (probe.guide, probe.adapter, probe.logprobs, probe.top_logprobs) == (None, None, False, 0)
+
+
+@pytest.fixture
+def compilers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What compiles below the process."""
+    running: list[str] = []
+    monkeypatch.setattr(module, "compiler_below", lambda: running[0] if running else None)
+    return running
+
+
+@played
+async def test_the_time_of_a_compiler_is_no_silence_also_for_a_request_that_is_aborted(
+    make: MakeEngine, compilers: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = await make.begun(hang_timeout=10.0, compile_timeout=100.0)
+    engine.submit(1).say(7)
+    await asyncio.sleep(1)
+    engine.executor.cancel(1)
+    compilers.append("nvcc (process 7)")
+    await asyncio.sleep(90)
+    compilers.clear()
+    await asyncio.sleep(4)
+    assert not engine.running.done()
+    assert capfd.readouterr().out.count("nvcc (process 7) compiles kernels") == 1
+    # The silence before the compiler came is a part of it.
+    await asyncio.sleep(4)
+    with pytest.raises(EngineLostError, match=r"10 seconds"):
+        await asyncio.wait_for(engine.running, 4)
+
+
+@played
+async def test_a_compiler_may_take_as_long_as_loading(make: MakeEngine, compilers: list[str]) -> None:
+    engine, loop = await make.begun(hang_timeout=10.0, compile_timeout=100.0), asyncio.get_running_loop()
+    compilers.append("ninja (process 7)")
+    began = loop.time()
+    engine.submit(1)
+    with pytest.raises(EngineLostError, match=r"100 seconds, and ninja \(process 7\) still runs"):
+        await engine.running
+    assert loop.time() - began == pytest.approx(100.5)
+
+
+@played
+async def test_an_error_that_waits_is_the_loss_before_another_request_is_sent(make: MakeEngine) -> None:
+    """TensorRT-LLM would first send aborts to its worker, and never come back if that is gone."""
+    engine = await make.begun()
+    engine.llm.errors.put(ArithmeticError("in the worker"))
+    engine.submit(1)
+    with pytest.raises(ArithmeticError, match="in the worker"):
+        await engine.running
+    assert engine.llm.calls == []
+
+
+@played
+async def test_a_silent_engine_is_probed_once_and_one_that_answers_is_not(make: MakeEngine) -> None:
+    engine = await make.begun(hang_timeout=60.0)
+    await asyncio.sleep(30)
+    assert engine.llm.calls == []  # idle
+    result = engine.submit(1)
+    for _ in range(3):
+        await asyncio.sleep(4)
+        result.say(7)
+    assert len(engine.llm.calls) == 1
+    await asyncio.sleep(5.6)
+    assert len(engine.llm.calls) == 2
+    assert engine.llm.calls[1]["inputs"] == [5]
+    assert engine.llm.calls[1]["sampling_params"].max_tokens == 1
+    await asyncio.sleep(40)
+    assert len(engine.llm.calls) == 2
+    result.say(8)
+    await asyncio.sleep(6.5)
+    assert len(engine.llm.calls) == 3
+
+
+@pytest.mark.parametrize(("error", "lost"), [(RuntimeError("in the worker"), True), (RequestError("too long"), False)])
+@played
+async def test_what_a_probe_is_answered_may_be_the_loss(make: MakeEngine, error: Exception, lost: bool) -> None:
+    engine = await make.begun(hang_timeout=60.0)
+    engine.submit(1)
+    engine.llm.refusal = error
+    await asyncio.sleep(6)
+    assert engine.running.done() is lost
+    if lost:
+        with pytest.raises(RuntimeError, match="in the worker"):
+            await engine.running
