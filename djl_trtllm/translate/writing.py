@@ -152,9 +152,8 @@ def _words(line: Line, off: str) -> list[str]:
     flag = name if name.startswith("--") else f"--{name.replace('_', '-')}"
     if switch in ("true", "false"):
         return [flag] if switch == "true" else [off + flag.removeprefix("--")] if off else []
-    if isinstance(value, dict):
-        return [flag, json.dumps(value)]
-    return [flag, *map(as_text, value if isinstance(value, list) else [value])]
+    members = value if isinstance(value, list) else [value]
+    return [flag, *(json.dumps(each) if isinstance(each, (dict, list)) else as_text(each) for each in members)]
 
 
 def _joined(words: list[str]) -> str:

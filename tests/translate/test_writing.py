@@ -80,6 +80,14 @@ def test_a_command_line_has_the_words_of_its_program(command: str, target: str, 
     assert found[5:] == words
 
 
+def test_an_object_in_a_list_is_one_word_of_json() -> None:
+    file = "lora-modules:\n- {name: a, path: /x}\n- b=/y\n"
+    found = rendered(translate(read_text(file, "x.yaml", "vllm"), "sglang"))
+    words = shlex.split(found.replace("\\\n", " "), comments=True)
+    assert words[-3::2] == ["--lora-paths", "b=/y"]
+    assert json.loads(words[-2]) == {"name": "a", "path": "/x"}
+
+
 def test_arguments_of_tensorrt_llm_with_more_than_a_word_are_one_object_for_dynamo() -> None:
     file = "cuda_graph_config:\n  batch_sizes: [1, 2]\nkv_cache_config:\n  dtype: fp8\nmax_batch_size: 4\n"
     first = translate(read_text(file, "x.yaml", "trtllm-serve"), "dynamo")
