@@ -36,6 +36,11 @@ def test_a_row_that_raises_nothing_is_named_too() -> None:
     assert vars(failed.value)["__notes__"] == ["row 1: number=1"]
 
 
+def test_a_table_without_rows_proves_nothing() -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        by_rows("number", [])
+
+
 @by_rows("row", [0, 1])
 @by_rows("column", [0, 1])
 def test_a_row_has_a_folder_and_an_environment_of_its_own(

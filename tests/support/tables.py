@@ -52,6 +52,8 @@ def by_rows(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Test
     """
     columns = (names,) if isinstance(names, str) else names
     named = [dict(zip(columns, (row,) if isinstance(names, str) else row, strict=True)) for row in rows]
+    if not named:
+        raise ValueError(f"a table of {', '.join(columns)} has no rows: the test would prove nothing")
 
     def with_rows(test: Test) -> Test:
         @functools.wraps(test)
