@@ -293,9 +293,9 @@ _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _TOKEN_OPTION = "option.hf_access_token"  # noqa: S105  # its name, not a token
 _TOKEN = re.compile(r"[!-~]+")
 HUB_SCHEME = "hf://"
-_HUB = "hf:"
-"""What begins so is meant for the hub; `hub_id` says what is wrong with `hf:/owner/name`."""
 """Marks a name as one of the hub where it could also be a local path."""
+_HUB = "hf:"
+"""A text that begins so is meant for the hub; `hub_id` says what is wrong with `hf:/owner/name`."""
 _LOGS_OF_REQUESTS = ("httpx2", "httpcore2", "httpx", "httpcore", "urllib3")
 """huggingface_hub 2 uses httpx2, 1 httpx, older ones requests."""
 _NOT_REACHED = {"TransportError", "ConnectionError", "Timeout"}
