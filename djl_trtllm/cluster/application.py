@@ -158,7 +158,7 @@ class Replica:
         models = [model for model in self.app.registry.models.values() if model.serves_adapters]
         if wanted.adapters and not models:
             raise ConfigError("user_config has adapters, and the model has no LoRA: set option.enable_lora=true")
-        # It reads files, perhaps over a network. Ray before 2.60, by its source, calls a method that is not async in the
+        # It reads files, perhaps over a network. By its source, Ray before 2.60 calls a method that is not async in the
         # event loop.
         await asyncio.to_thread(self._change, [model.adapters for model in models], wanted)
 

@@ -7,6 +7,7 @@ translates.
 
 from __future__ import annotations
 
+import codecs
 import enum
 import re
 import tempfile
@@ -347,8 +348,9 @@ def read_properties(path: Path, layer: Layer = Layer.FILE) -> Source:
         return Source(layer)
     except OSError as error:
         return Source(layer, problems=(f"{path} cannot be read: {error.strerror or error}",))
-    if b"\0" in data:
-        problem = f"{path} has NUL bytes, as UTF-16 has: no option of it can be read; save it as UTF-8"
+    # A NUL elsewhere is refused by the option whose value has it, and harmless in a comment.
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in data[:2]:
+        problem = f"{path} begins as text in UTF-16 does: no option of it can be read; save it as UTF-8"
         return Source(layer, problems=(problem,))
     # Java reads Latin-1. A file with other characters is nearly always UTF-8, and was garbled there.
     try:

@@ -415,7 +415,7 @@ def _found(source: ModelSource, setting: str, text: str, revision: str | None, *
             "(owner/name), nor an s3:// address"
         )
     if source.offline:
-        raise NotDescribedError(_OFFLINE.format(text))
+        raise _not_looked_at(text)
     return fetch_model(text, source.config, revision, tokenizer_only=tokenizer_only, config_only=source.config_only)
 
 
@@ -510,7 +510,6 @@ def compile_with_neo(environ: Mapping[str, str], progress: Callable[[str], None]
 # -- previews ----------------------------------------------------------------------------------------------------------
 
 _HANDLERS = ("djl_trtllm.handler", "djl_trtllm.async_handler")
-_OFFLINE = "{} is looked at when it is served (--offline)"
 _WITHOUT_GPU = ("auto", "openvino", "scripted")
 
 
@@ -589,7 +588,7 @@ def preview(
         return Preview(alone, machine.hardware, remarks=("no model is named: this is what the environment says",))
     try:
         if offline and is_remote(model):
-            raise NotDescribedError(_OFFLINE.format(model))
+            raise _not_looked_at(model)
         if _is_archive(model):
             return _unopened(model, alone, machine)
         if is_remote(model):
@@ -599,6 +598,12 @@ def preview(
         return Preview(alone, machine.hardware, remarks=(f"not planned: {error}",), offline=offline)
     except DownloadError as error:
         return Preview(alone, machine.hardware, refusal=str(error))
+
+
+def _not_looked_at(model: str) -> NotDescribedError:
+    """The reason why a model elsewhere is not planned. Raises DownloadError for an address that is malformed."""
+    is_remote_destination(model)
+    return NotDescribedError(f"{model} is looked at when it is served (--offline)")
 
 
 def _planned(source: ModelSource, machine: _Machine, *, offline: bool = False) -> Preview:

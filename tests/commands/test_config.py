@@ -257,3 +257,11 @@ def test_where_max_num_tokens_comes_from_is_shown(tmp_path: Path) -> None:
     assert "option.max_num_tokens = 8192 tokens" in result.stdout
     assert "derived from 32 sequences of 256 tokens; half of the estimate of" in result.stdout
     assert "for NVIDIA H100, tp 1" in result.stdout
+
+
+@pytest.mark.parametrize("name", ["s3:/bucket/model", "hf:/acme/model"])
+def test_offline_an_address_with_one_slash_is_refused_as_it_is_when_it_is_served(tmp_path: Path, name: str) -> None:
+    local = str(model(tmp_path / "named", f"option.model_id={name}\n"))
+    for words in ([name], [local]):
+        result = runner.invoke(app, ["config", "--offline", *words])
+        assert result.exit_code == 1 and "cannot be served" in result.stdout and name in result.stdout

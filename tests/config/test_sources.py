@@ -73,7 +73,15 @@ def test_utf_8_is_read_with_or_without_a_mark_and_latin_1_otherwise(tmp_path: Pa
         assert (setting.key, setting.value) == ("option.model_id", "/é")
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_a_nul_in_a_comment_or_behind_the_last_line_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "serving.properties"
+    path.write_bytes(b"# a\0b\noption.backend=openvino\n#\0\0\0")
+    source = read_properties(path)
+    assert [(each.key, each.value) for each in source.settings] == [("option.backend", "openvino")]
+    assert source.problems == ()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_a_file_in_utf_16_is_refused_and_not_read_as_other_names(tmp_path: Path, encoding: str) -> None:
     path = tmp_path / "serving.properties"
     path.write_text("option.backend=openvino\n", encoding=encoding)
