@@ -161,7 +161,7 @@ def _bounded_pools(watch: _Watch) -> Iterator[None]:
         return
     submit, shutdown = pool.submit, pool.shutdown
 
-    def collecting(self: Any, task: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
+    def collecting(self: Any, task: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
         task, args, options = with_own_kernels(task, *args, **options)
         future: Future[Any] = submit(self, task, *args, **options)
         watch.tasks.append(future)

@@ -15,7 +15,7 @@ from typing import Any
 from djl_trtllm.executor.kernels import shared_folder, take_own_folder
 
 
-def with_own_kernels(task: Callable[..., Any], *args: Any, **options: Any) -> tuple[Callable[..., Any], Any, Any]:
+def with_own_kernels(task: Callable[..., Any], /, *args: Any, **options: Any) -> tuple[Callable[..., Any], Any, Any]:
     """A task for a rank, and its arguments: the same, or one that has its own folder before it is unpickled.
 
     To unpickle one of TensorRT-LLM's imports FlashInfer, which reads the variable then.
