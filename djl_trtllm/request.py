@@ -154,7 +154,9 @@ _SEED = Trait(
 )
 _HISTORY = Trait(honoured_by="engine", part_of=None, resume=Resume.IMPOSSIBLE)
 _PENALTY = replace(
-    _HISTORY, advice="this engine's sampler ignores it; before TensorRT-LLM 1.4 set option.sampler_type=TRTLLMSampler"
+    _HISTORY,
+    advice="this engine's sampler does not take it; before TensorRT-LLM 1.4 set option.sampler_type=TRTLLMSampler, and "
+    "later beside speculation enable_penalty (docs/tensorrt-llm.md)",
 )
 _BEAMS = replace(
     _HISTORY,
