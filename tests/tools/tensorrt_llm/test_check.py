@@ -224,7 +224,7 @@ def test_the_status_is_0_where_what_was_seen_is_equal(tmp_path: Path, capsys: py
     assert printed.splitlines()[-1].startswith("0 equal, 0 different")
 
 
-@by_table("arguments", "message")
+@by_table("arguments", "message", apart=True)
 def test_what_cannot_be_looked_at_is_said(
     arguments: list[str],
     message: str,
