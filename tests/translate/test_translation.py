@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from djl_trtllm.config.options import OPTIONS, DeclaredOption
 from djl_trtllm.config.options.option import as_text
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.translate.names import TITLES, WORKERS, names_of
+from djl_trtllm.files import read_table
+from djl_trtllm.translate.names import ENGINES, TITLES, WORKERS, names_of
 from djl_trtllm.translate.reading import read_command, read_text
-from djl_trtllm.translate.rows import REPLACED, explained, name_in, nearest, rows
+from djl_trtllm.translate.rows import REPLACED, explained, name_in, nearest, row_of, rows
 from djl_trtllm.translate.translation import Exactness, Line, translate
 from djl_trtllm.translate.writing import rendered
 from tests.support.tables import by_rows, by_table
@@ -368,6 +369,33 @@ def test_every_row_names_what_the_engines_have() -> None:
             found = name_in(row, engine)
             if not isinstance(found, str):
                 assert names_of(engine).has(found.name) or found.name == "gpt_model_path", (row, engine)
+
+
+def test_what_an_engine_has_is_no_loss_in_its_own_configuration() -> None:
+    for engine in ("vllm", "sglang", "trtllm-serve"):
+        found = {name: name_in(row_of(name, engine), engine) for name in names_of(engine).names}
+        lost = {name: reason for name, reason in found.items() if isinstance(reason, str)}
+        assert [name for name, reason in lost.items() if "secret" not in reason] == [], engine
+
+
+OF_A_ROW = {"secret", "refused", "idle", "words", "part_of", "found_by", "chooses"}
+OF_AN_ENGINE = {"name", "also", "values", "scale", "near", "lost", "instead", "remote"}
+
+
+def test_a_row_has_no_column_that_nothing_reads() -> None:
+    table = read_table("rows.toml", "djl_trtllm.translate")
+    del table["replaced"]
+    for row, columns in table.items():
+        engines = {name: cell for name, cell in columns.items() if name in TITLES}
+        assert columns.keys() - engines.keys() - OF_A_ROW <= {"all"}, row
+        assert {*columns.get("all", {})} <= {"lost"}, row
+        for engine, cell in engines.items():
+            parts = {"name"} if isinstance(cell, str) else {*cell}
+            assert parts <= OF_AN_ENGINE, (row, engine)
+            assert "lost" not in parts or parts == {"lost"}, (row, engine)
+            assert "instead" not in parts or (parts == {"instead"} and cell["instead"]["row"] in rows()), (row, engine)
+        if whole := columns.get("part_of"):
+            assert {*table[whole]["found_by"]} <= {*ENGINES}, row
 
 
 def test_a_worker_of_dynamo_has_no_flags_of_the_server_that_it_does_not_run() -> None:
