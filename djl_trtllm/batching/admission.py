@@ -373,8 +373,8 @@ def _name(field: RequestField) -> str:
 class Translator:
     """Turns requests into sequences, and into the executor's messages.
 
-    `engine_stops`: whether the executor ends sequences at stop ids and stop strings (see `Limits.stops`), and
-    `stops_ignored`, whether not those that ignore the end token.
+    `engine_stops`: whether the executor ends sequences at stop ids and stop strings (see `Limits.stops`).
+    `stops_ignored`: whether it does not end those sequences that ignore the end token.
 
     `seeded`: whether its tokens follow from the seed; without it no sequence has one.
     """

@@ -1,4 +1,4 @@
-"""The base of executors before whose engine requests wait: for the trial of a guide, then for the reading of images."""
+"""The base of executors whose requests wait before the engine: for the trial of a guide, then for their images."""
 
 from __future__ import annotations
 

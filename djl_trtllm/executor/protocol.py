@@ -205,10 +205,10 @@ class FirstRequest(NamedTuple):
     """A request that the engine process sends the engine before clients do: what compiles at its first use does so."""
 
     kind: str
-    """For the log, such as "a sampled request"."""
+    """How the log names the request, for example "a sampled request"."""
     request: Submit
     features: frozenset[str] = frozenset()
-    """What the engine is not said to have where the request fails; without any, it cannot be used then."""
+    """The features that the engine loses if the request fails; if there are none, a failure ends the load."""
 
     def lost_by(self, error: str | Refusal | None, seconds: float) -> frozenset[str]:
         """The features that are lost by the end of the request after this number of seconds, which is printed.

@@ -94,8 +94,8 @@ def load_with_ranks(load: Callable[[], T], ranks: int) -> T:
 
 
 def _forget_what_the_variable_was() -> None:
-    """TensorRT-LLM reads it once and for all: a function with `@cache` (@03dd9bb8, about 1.2; #10098 was closed)."""
-    with contextlib.suppress(ImportError, AttributeError):  # where it is not, or not cached
+    """Clear the cache of the function with which TensorRT-LLM reads the variable (@03dd9bb8, about 1.2; #10098)."""
+    with contextlib.suppress(ImportError, AttributeError):  # a version without the function, or without the cache
         import_module("tensorrt_llm.llmapi.utils").enable_worker_single_process_for_tp1.cache_clear()
 
 
