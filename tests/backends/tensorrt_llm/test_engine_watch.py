@@ -1,4 +1,4 @@
-"""What TensorRT-LLM tells of itself: its processes, statistics and errors, and a probe where it is silent."""
+"""What TensorRT-LLM reports of itself: its processes, statistics and errors, and a probe where it is silent."""
 
 from __future__ import annotations
 
