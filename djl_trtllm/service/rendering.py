@@ -11,7 +11,7 @@ import os
 import pickle
 import struct
 import subprocess
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from functools import partial
@@ -138,10 +138,9 @@ def _raise(error: Exception) -> None:
 
 
 class Conversation(NamedTuple):
-    """Messages and keywords, pickled, the prompt that is waited for, and the id of the request."""
+    """Messages and keywords, pickled, and the id of the request."""
 
     content: bytes
-    prompt: "asyncio.Future[str]"
     request_id: str
 
 
@@ -154,7 +153,8 @@ class ChatRenderer:
     def __init__(self, tokenizer: Tokenizer, timeout: float) -> None:
         self._templates = tokenizer.chat_templates
         self._timeout = timeout
-        self._waiting: deque[Conversation] = deque()
+        self._waiting: OrderedDict[asyncio.Future[str], Conversation] = OrderedDict()
+        """What is to be rendered, by the prompt that somebody waits for."""
         self._rendering: asyncio.Task[None] | None = None
         """Renders what waits; there is one while something does."""
         self._process: RenderingProcess | None = None
@@ -168,11 +168,16 @@ class ChatRenderer:
             raise InvalidRequestError(f"the messages are no JSON: {type(error).__name__}: {error}") from error
         loop = asyncio.get_running_loop()
         prompt: asyncio.Future[str] = loop.create_future()
-        self._waiting.append(Conversation(content, prompt, current_request_id()))
+        self._waiting[prompt] = Conversation(content, current_request_id())
+        prompt.add_done_callback(self._leave)
         if self._rendering is None or self._rendering.done():
             # It goes on for other requests than this one.
             self._rendering = Context().run(loop.create_task, self._render_all())
         return prompt
+
+    def _leave(self, prompt: "asyncio.Future[str]") -> None:
+        """Forget a conversation whose client has left: its bytes count as those of a request no more."""
+        self._waiting.pop(prompt, None)
 
     async def close(self) -> None:
         """End the process; conversations that still wait get an error."""
@@ -185,9 +190,8 @@ class ChatRenderer:
 
     async def _render_all(self) -> None:
         while self._waiting:
-            conversation = self._waiting.popleft()
-            prompt = conversation.prompt
-            if prompt.done():  # the client has left
+            prompt, conversation = self._waiting.popitem(last=False)
+            if prompt.done():  # the client has left in this turn of the event loop
                 continue
             try:
                 text = await self._rendered(conversation)

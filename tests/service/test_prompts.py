@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,6 +134,30 @@ def test_the_client_that_leaves_is_not_kept_until_its_prompt_is_rendered() -> No
         leaving.cancel()
         done, _ = await asyncio.wait({leaving}, timeout=30)
         assert done == {leaving}
+
+    rendering(body)
+
+
+def test_conversations_of_clients_that_have_left_wait_for_no_turn() -> None:
+    """Each client may send as many as it likes, one after the other, while another one is rendered."""
+
+    async def body(renderer: ChatRenderer) -> None:
+        await renderer.render(conversation("warm"), {})
+        staying = asyncio.ensure_future(renderer.render(conversation("loop"), {}))
+        await asyncio.sleep(0)
+        tracemalloc.start()
+        try:
+            for _ in range(20):
+                leaving = renderer.render(conversation("x" * 1_000_000), {})
+                await asyncio.sleep(0)
+                leaving.cancel()
+                await asyncio.sleep(0)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held < 5_000_000
+        assert not staying.done()
+        staying.cancel()
 
     rendering(body)
 
