@@ -256,6 +256,12 @@ def test_a_traceback_is_kept_as_text_and_its_frames_are_not(reader: Reader) -> N
     assert str(line.exc_text).endswith("ValueError: wrong")
 
 
+def test_other_handlers_get_the_message_of_a_request_without_its_id() -> None:
+    line = record(request_id="r-1")
+    assert "[r-1] text" in TextFormatter().format(line)
+    assert logging.Formatter("%(message)s").formatMessage(line) == "text"
+
+
 def test_other_handlers_get_the_line_unchanged(reader: Reader) -> None:
     handler, other = BackgroundHandler(reader), Reader()
     logger = logger_of(handler)
@@ -341,7 +347,9 @@ def test_a_line_that_cannot_be_written_does_not_end_the_log(
     assert "two" in stream.getvalue()
 
 
-def test_lines_that_come_while_the_first_one_waits_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_after_a_pause_is_written_at_once_and_those_that_follow_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waits, others_are_there = threading.Event(), threading.Event()
 
     def wait(_: float) -> None:
@@ -359,6 +367,11 @@ def test_lines_that_come_while_the_first_one_waits_are_written_together(monkeypa
             written.append("flushed")
 
     handler = BackgroundHandler(Target())
+    handler.handle(record())
+    while written[-1:] != ["flushed"]:  # at once: nothing was written just before
+        assert not waits.is_set()
+    monkeypatch.setattr("djl_trtllm.logs.time.monotonic", lambda: 0.0)
+    del written[:]
     handler.handle(record())
     assert waits.wait(SECONDS)
     for _ in range(3):
