@@ -9,6 +9,7 @@ import struct
 import tracemalloc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -446,6 +447,30 @@ async def test_a_request_that_comes_while_the_next_one_is_about_to_begin_is_refu
     peer.hold.set()
     await until(lambda: "eof" in peer.wire.done)
     assert peer.statuses == [200, 200, 503] and [path for path, _ in peer.seen] == ["/ping", "/ping"]
+
+
+async def test_bytes_behind_the_handshake_of_a_websocket_that_was_read_ahead_are_the_websockets() -> None:
+    messages: list[Any] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            messages.append(await receive())
+            await send({"type": "websocket.close"})
+            return
+        await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+        # Before the event loop goes on with the handshake, which waits for this response.
+        peer.sends(b"\x81\x86\0\0\0\0a wolf")
+
+    peer = Peer(application)
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    peer.sends(PING, GET + upgrade + b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
+    await until(lambda: bool(messages))
+    assert messages[0]["text"] == "a wolf" and peer.statuses == [200, 101]
+    peer.wire.get_protocol().connection_lost(None)
 
 
 async def test_reading_goes_on_when_what_was_read_ahead_is_answered() -> None:
