@@ -29,6 +29,8 @@ _MEMORY = 1024**3
 """Bytes that rendering may take."""
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "HOME", "VIRTUAL_ENV")
 """The variables that the rendering process gets: a template has no use for secrets."""
+_TURNS = 4
+"""Turns of the event loop in which an answer is read that has come."""
 _LENGTH = struct.Struct("!i")
 _LONG_LENGTH = struct.Struct("!Q")
 """What a message begins with in `multiprocessing.connection`: its length, or -1 and the length of a long one."""
@@ -44,7 +46,7 @@ class RenderingProcess(asyncio.Protocol):
         self._unread = bytearray()
         self._answer: asyncio.Future[Any] | None = None
         """Who waits for the present call."""
-        self._late: asyncio.TimerHandle | None = None
+        self._late: asyncio.Handle | None = None
         self._lost = False
 
     @classmethod
@@ -68,7 +70,7 @@ class RenderingProcess(asyncio.Protocol):
             answer.set_exception(EOFError())
             return answer
         message = pickle.dumps(work)
-        self._late = self._loop.call_later(seconds, self._settle, partial(_raise, TimeoutError()))
+        self._late = self._loop.call_later(seconds, self._end_late, _TURNS)
         self._transport.write(_LENGTH.pack(len(message)) + message)
         return answer
 
@@ -119,6 +121,13 @@ class RenderingProcess(asyncio.Protocol):
         message = bytes(unread[begin : begin + length])
         del unread[: begin + length]
         return message
+
+    def _end_late(self, turns: int) -> None:
+        """Give the call up, `turns` of the event loop later: a timer may run before what came in time is read."""
+        if turns:
+            self._late = self._loop.call_soon(self._end_late, turns - 1)
+        else:
+            self._settle(partial(_raise, TimeoutError()))
 
     def _settle(self, result: Callable[[], Any]) -> None:
         """Give who waits what `result` returns or raises."""
