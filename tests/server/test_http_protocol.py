@@ -214,6 +214,16 @@ async def test_a_response_before_the_end_of_its_request_can_be_read_by_a_client_
     await until(lambda: "abort" in peer.wire.done)
 
 
+async def test_what_a_refused_client_still_sends_is_read_although_nobody_took_its_body() -> None:
+    peer = Peer(body_read_timeout=5.0)
+    peer.hold = asyncio.Event()
+    peer.sends(POST.replace(b"/echo", b"/else").replace(b": 6", b": 200000"), b"x" * 100_000)
+    assert "pause" in peer.wire.done
+    await until(lambda: peer.statuses == [408])
+    assert "pause" not in peer.wire.done
+    peer.hold.set()
+
+
 async def test_a_long_response_before_the_end_of_its_request_may_be_read_slowly() -> None:
     peer = Peer()
     peer.wire.unsent = 1
@@ -427,7 +437,10 @@ async def test_no_more_is_read_ahead_than_needed_or_than_there_is_memory_for() -
     peer.sends(b"x")
     assert "pause" in peer.wire.done
     peer.sends(b"x" * 140_000, b"x" * 140_000)
+    peer.sends(b"x")  # there is room for it, and it is refused already
     assert not peer.statuses and "abort" not in peer.wire.done
+    assert peer.connections.context.counts.responses.total() == 1
+    assert peer.connections.context.bodies.used == 65_537
     peer.hold.set()
     await until(lambda: "eof" in peer.wire.done)
     assert peer.statuses == [200, 503] and "max_body_memory=400000" in peer.refusal
