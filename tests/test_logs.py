@@ -231,17 +231,26 @@ def test_who_logs_does_not_wait_for_who_reads_and_what_is_dropped_is_counted(rea
     assert reader.lines[1].levelno == logging.WARNING
 
 
-def test_a_line_is_what_it_was_when_it_was_logged(reader: Reader) -> None:
+@pytest.mark.parametrize("extra", [None, of_request("r-1")])
+def test_a_line_is_what_it_was_when_it_was_logged(reader: Reader, extra: dict[str, str] | None) -> None:
     reader.reads.clear()
     handler = BackgroundHandler(reader)
     value = ["before"]
     with RequestContext("r-1"):
-        logger_of(handler).info("%s", value)
+        logger_of(handler).info("%s", value, extra=extra)
     value[0] = "after"
     reader.reads.set()
     handler.close()
     assert reader.texts == ["['before']"]
     assert request_id_of(reader.lines[0]) == "r-1"
+
+
+def test_each_line_has_the_time_of_its_own() -> None:
+    formatter, line = JsonLines(), record()
+    times = []
+    for line.created, line.msecs in ((0.25, 250.0), (0.5, 500.0), (61.0, 0.0), (0.25, 250.0)):
+        times.append(json.loads(formatter.format(line))["time"])
+    assert [time[-10:] for time in times] == ["00:00.250Z", "00:00.500Z", "01:01.000Z", "00:00.250Z"]
 
 
 def test_a_traceback_is_kept_as_text_and_its_frames_are_not(reader: Reader) -> None:

@@ -160,6 +160,16 @@ def test_an_answer_that_came_in_time_is_read_where_the_server_stood_still(
         rendering(body, 2.0, make)
 
 
+def test_the_time_of_a_conversation_ends_with_it() -> None:
+    async def body(renderer: ChatRenderer) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while loop.time() < begun + 2:  # one is rendered when the time of the first is over
+            assert await renderer.render(conversation("a"), {}) == "<s>a"
+
+    rendering(body, timeout=1.0)
+
+
 def test_the_client_that_leaves_is_not_kept_until_its_prompt_is_rendered() -> None:
     async def body(renderer: ChatRenderer) -> None:
         await renderer.render(conversation("warm"), {})
