@@ -108,7 +108,8 @@ class TextFormatter(_Times):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         if identifier := request_id_of(record):
-            record.message = f"[{identifier}] {record.message}"
+            # Other handlers may have the same record.
+            return str(self._fmt) % {**vars(record), "message": f"[{identifier}] {record.message}"}
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
@@ -143,7 +144,8 @@ _MOST_WAITING = 10_000
 _MOST_TOGETHER = 100
 """Lines that are written at once."""
 _TOGETHER_SECONDS = 0.05
-"""How long the first line of some waits for more: waking the thread for each takes longer than writing it."""
+"""How long a line waits for more where the last ones were written just before: waking the thread for each takes longer
+than writing it. A line after a pause is written at once, before what the process does next, which may be its end."""
 _LAST_SECONDS = 2.0
 """How long the end of the process waits for its last lines to be read."""
 
@@ -164,6 +166,7 @@ class BackgroundHandler(QueueHandler):
         self._target = target
         self._dropped = 0
         """Only threads that log change it, so that the writing thread needs no lock to read it."""
+        self._quiet_from = 0.0
         self._thread = threading.Thread(target=self._write, name="log", daemon=True)
         self._thread.start()
 
@@ -197,8 +200,9 @@ class BackgroundHandler(QueueHandler):
         if not self._lines.empty():
             return self._lines.get()
         first = self._lines.get()
-        if first is not None:
+        if first is not None and time.monotonic() < self._quiet_from:
             time.sleep(_TOGETHER_SECONDS)
+        self._quiet_from = time.monotonic() + _TOGETHER_SECONDS
         return first
 
     def _write(self) -> None:

@@ -231,17 +231,26 @@ def test_who_logs_does_not_wait_for_who_reads_and_what_is_dropped_is_counted(rea
     assert reader.lines[1].levelno == logging.WARNING
 
 
-def test_a_line_is_what_it_was_when_it_was_logged(reader: Reader) -> None:
+@pytest.mark.parametrize("extra", [None, of_request("r-1")])
+def test_a_line_is_what_it_was_when_it_was_logged(reader: Reader, extra: dict[str, str] | None) -> None:
     reader.reads.clear()
     handler = BackgroundHandler(reader)
     value = ["before"]
     with RequestContext("r-1"):
-        logger_of(handler).info("%s", value)
+        logger_of(handler).info("%s", value, extra=extra)
     value[0] = "after"
     reader.reads.set()
     handler.close()
     assert reader.texts == ["['before']"]
     assert request_id_of(reader.lines[0]) == "r-1"
+
+
+def test_each_line_has_the_time_of_its_own() -> None:
+    formatter, line = JsonLines(), record()
+    times = []
+    for line.created, line.msecs in ((0.25, 250.0), (0.5, 500.0), (61.0, 0.0), (0.25, 250.0)):
+        times.append(json.loads(formatter.format(line))["time"])
+    assert [time[-10:] for time in times] == ["00:00.250Z", "00:00.500Z", "01:01.000Z", "00:00.250Z"]
 
 
 def test_a_traceback_is_kept_as_text_and_its_frames_are_not(reader: Reader) -> None:
@@ -254,6 +263,12 @@ def test_a_traceback_is_kept_as_text_and_its_frames_are_not(reader: Reader) -> N
     (line,) = reader.lines
     assert line.exc_info is None
     assert str(line.exc_text).endswith("ValueError: wrong")
+
+
+def test_other_handlers_get_the_message_of_a_request_without_its_id() -> None:
+    line = record(request_id="r-1")
+    assert "[r-1] text" in TextFormatter().format(line)
+    assert logging.Formatter("%(message)s").formatMessage(line) == "text"
 
 
 def test_other_handlers_get_the_line_unchanged(reader: Reader) -> None:
@@ -341,7 +356,9 @@ def test_a_line_that_cannot_be_written_does_not_end_the_log(
     assert "two" in stream.getvalue()
 
 
-def test_lines_that_come_while_the_first_one_waits_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_after_a_pause_is_written_at_once_and_those_that_follow_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waits, others_are_there = threading.Event(), threading.Event()
 
     def wait(_: float) -> None:
@@ -359,6 +376,11 @@ def test_lines_that_come_while_the_first_one_waits_are_written_together(monkeypa
             written.append("flushed")
 
     handler = BackgroundHandler(Target())
+    handler.handle(record())
+    while written[-1:] != ["flushed"]:  # at once: nothing was written just before
+        assert not waits.is_set()
+    monkeypatch.setattr("djl_trtllm.logs.time.monotonic", lambda: 0.0)
+    del written[:]
     handler.handle(record())
     assert waits.wait(SECONDS)
     for _ in range(3):

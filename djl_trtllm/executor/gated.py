@@ -79,7 +79,7 @@ class GatedExecutor(ABC):
     def cancel_held(self, request_id: int) -> bool:
         """End a request that a gate holds. False if none does."""
         held = self.guides is not None and self.guides.cancel(request_id) is not None
-        held = held or (self._images is not None and self._images.cancel(request_id))
+        held = held or (self._images is not None and self._images.cancel(request_id) is not None)
         if held:
             self.news.end(request_id, FinishReason.CANCELLED)
         return held

@@ -83,12 +83,12 @@ class ImageGate:
     def hold(self, request: Submit) -> None:
         self._held[request.request_id] = request, self._thread.submit(self._read, request)
 
-    def cancel(self, request_id: int) -> bool:
-        """Hold a request no longer. False if it is not held."""
-        _, reading = self._held.pop(request_id, (None, None))
+    def cancel(self, request_id: int) -> Submit | None:
+        """Return the request if it is held, and hold it no longer."""
+        request, reading = self._held.pop(request_id, (None, None))
         if reading is not None:
             reading.cancel()
-        return reading is not None
+        return request
 
     def advance(self, seconds: float = 0.0) -> None:
         """Let requests through whose images are read, after waiting up to `seconds` for the first of them."""

@@ -11,7 +11,7 @@ import os
 import pickle
 import struct
 import subprocess
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from functools import partial
@@ -29,6 +29,8 @@ _MEMORY = 1024**3
 """Bytes that rendering may take."""
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "HOME", "VIRTUAL_ENV")
 """The variables that the rendering process gets: a template has no use for secrets."""
+_TURNS = 4
+"""Turns of the event loop in which an answer is read that has come."""
 _LENGTH = struct.Struct("!i")
 _LONG_LENGTH = struct.Struct("!Q")
 """What a message begins with in `multiprocessing.connection`: its length, or -1 and the length of a long one."""
@@ -44,7 +46,7 @@ class RenderingProcess(asyncio.Protocol):
         self._unread = bytearray()
         self._answer: asyncio.Future[Any] | None = None
         """Who waits for the present call."""
-        self._late: asyncio.TimerHandle | None = None
+        self._late: asyncio.Handle | None = None
         self._lost = False
 
     @classmethod
@@ -68,7 +70,7 @@ class RenderingProcess(asyncio.Protocol):
             answer.set_exception(EOFError())
             return answer
         message = pickle.dumps(work)
-        self._late = self._loop.call_later(seconds, self._settle, partial(_raise, TimeoutError()))
+        self._late = self._loop.call_later(seconds, self._end_late, _TURNS)
         self._transport.write(_LENGTH.pack(len(message)) + message)
         return answer
 
@@ -120,6 +122,13 @@ class RenderingProcess(asyncio.Protocol):
         del unread[: begin + length]
         return message
 
+    def _end_late(self, turns: int) -> None:
+        """Give the call up, `turns` of the event loop later: a timer may run before what came in time is read."""
+        if turns:
+            self._late = self._loop.call_soon(self._end_late, turns - 1)
+        else:
+            self._settle(partial(_raise, TimeoutError()))
+
     def _settle(self, result: Callable[[], Any]) -> None:
         """Give who waits what `result` returns or raises."""
         if self._late is not None:
@@ -138,10 +147,9 @@ def _raise(error: Exception) -> None:
 
 
 class Conversation(NamedTuple):
-    """Messages and keywords, pickled, the prompt that is waited for, and the id of the request."""
+    """Messages and keywords, pickled, and the id of the request."""
 
     content: bytes
-    prompt: "asyncio.Future[str]"
     request_id: str
 
 
@@ -154,7 +162,8 @@ class ChatRenderer:
     def __init__(self, tokenizer: Tokenizer, timeout: float) -> None:
         self._templates = tokenizer.chat_templates
         self._timeout = timeout
-        self._waiting: deque[Conversation] = deque()
+        self._waiting: OrderedDict[asyncio.Future[str], Conversation] = OrderedDict()
+        """What is to be rendered, by the prompt that somebody waits for."""
         self._rendering: asyncio.Task[None] | None = None
         """Renders what waits; there is one while something does."""
         self._process: RenderingProcess | None = None
@@ -168,11 +177,16 @@ class ChatRenderer:
             raise InvalidRequestError(f"the messages are no JSON: {type(error).__name__}: {error}") from error
         loop = asyncio.get_running_loop()
         prompt: asyncio.Future[str] = loop.create_future()
-        self._waiting.append(Conversation(content, prompt, current_request_id()))
+        self._waiting[prompt] = Conversation(content, current_request_id())
+        prompt.add_done_callback(self._leave)
         if self._rendering is None or self._rendering.done():
             # It goes on for other requests than this one.
             self._rendering = Context().run(loop.create_task, self._render_all())
         return prompt
+
+    def _leave(self, prompt: "asyncio.Future[str]") -> None:
+        """Forget a conversation whose client has left: its bytes count as those of a request no more."""
+        self._waiting.pop(prompt, None)
 
     async def close(self) -> None:
         """End the process; conversations that still wait get an error."""
@@ -185,9 +199,8 @@ class ChatRenderer:
 
     async def _render_all(self) -> None:
         while self._waiting:
-            conversation = self._waiting.popleft()
-            prompt = conversation.prompt
-            if prompt.done():  # the client has left
+            prompt, conversation = self._waiting.popitem(last=False)
+            if prompt.done():  # the client has left in this turn of the event loop
                 continue
             try:
                 text = await self._rendered(conversation)

@@ -281,3 +281,18 @@ async def test_a_client_that_is_late_is_so_although_the_server_stood_still_befor
     assert not peer.wire.done
     await asyncio.sleep(2)
     assert "close" in peer.wire.done
+
+
+async def test_a_client_that_is_read_first_when_the_server_goes_on_has_no_more_time_than_others() -> None:
+    peer = Peer(header_read_timeout=5.0)
+    loop = cast(VirtualLoop, asyncio.get_running_loop())
+
+    def go_on() -> None:
+        loop.now += 100.0
+        peer.sends(PING[:HALF])
+
+    loop.call_at(0.4, go_on)
+    await asyncio.sleep(104)
+    assert not peer.statuses
+    await asyncio.sleep(3)
+    assert peer.statuses == [408]

@@ -9,6 +9,7 @@ import struct
 import tracemalloc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -211,6 +212,16 @@ async def test_a_response_before_the_end_of_its_request_can_be_read_by_a_client_
     peer.sends(b"a wolf")
     assert peer.wire.done == {"eof"}
     await until(lambda: "abort" in peer.wire.done)
+
+
+async def test_what_a_refused_client_still_sends_is_read_although_nobody_took_its_body() -> None:
+    peer = Peer(body_read_timeout=5.0)
+    peer.hold = asyncio.Event()
+    peer.sends(POST.replace(b"/echo", b"/else").replace(b": 6", b": 200000"), b"x" * 100_000)
+    assert "pause" in peer.wire.done
+    await until(lambda: peer.statuses == [408])
+    assert "pause" not in peer.wire.done
+    peer.hold.set()
 
 
 async def test_a_long_response_before_the_end_of_its_request_may_be_read_slowly() -> None:
@@ -426,7 +437,10 @@ async def test_no_more_is_read_ahead_than_needed_or_than_there_is_memory_for() -
     peer.sends(b"x")
     assert "pause" in peer.wire.done
     peer.sends(b"x" * 140_000, b"x" * 140_000)
+    peer.sends(b"x")  # there is room for it, and it is refused already
     assert not peer.statuses and "abort" not in peer.wire.done
+    assert peer.connections.context.counts.responses.total() == 1
+    assert peer.connections.context.bodies.used == 65_537
     peer.hold.set()
     await until(lambda: "eof" in peer.wire.done)
     assert peer.statuses == [200, 503] and "max_body_memory=400000" in peer.refusal
@@ -446,6 +460,30 @@ async def test_a_request_that_comes_while_the_next_one_is_about_to_begin_is_refu
     peer.hold.set()
     await until(lambda: "eof" in peer.wire.done)
     assert peer.statuses == [200, 200, 503] and [path for path, _ in peer.seen] == ["/ping", "/ping"]
+
+
+async def test_bytes_behind_the_handshake_of_a_websocket_that_was_read_ahead_are_the_websockets() -> None:
+    messages: list[Any] = []
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            messages.append(await receive())
+            await send({"type": "websocket.close"})
+            return
+        await asyncio.sleep(0)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+        # Before the event loop goes on with the handshake, which waits for this response.
+        peer.sends(b"\x81\x86\0\0\0\0a wolf")
+
+    peer = Peer(application)
+    upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    peer.sends(PING, GET + upgrade + b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n")
+    await until(lambda: bool(messages))
+    assert messages[0]["text"] == "a wolf" and peer.statuses == [200, 101]
+    peer.wire.get_protocol().connection_lost(None)
 
 
 async def test_reading_goes_on_when_what_was_read_ahead_is_answered() -> None:

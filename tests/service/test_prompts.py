@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import socket
 import threading
+import time
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +17,7 @@ from unittest import mock
 
 import psutil
 import pytest
+import uvloop
 
 from djl_trtllm.batching.statistics import Statistics
 from djl_trtllm.errors import InvalidRequestError, NotReadyError, PromptTooLongError, RequestTimeoutError
@@ -38,7 +43,11 @@ def conversation(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def rendering(body: Callable[[ChatRenderer], Awaitable[None]], timeout: float = 60.0) -> None:
+def rendering(
+    body: Callable[[ChatRenderer], Awaitable[None]],
+    timeout: float = 60.0,
+    make: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> None:
     """Work with a renderer of one template. No process of it outlives the work."""
 
     async def main() -> None:
@@ -52,7 +61,8 @@ def rendering(body: Callable[[ChatRenderer], Awaitable[None]], timeout: float = 
             assert set(psutil.Process().children()) <= before
             gc.collect()
 
-    asyncio.run(main())
+    with contextlib.closing(make()) as loop:
+        loop.run_until_complete(main())
 
 
 def test_conversations_are_rendered_in_order_with_their_keywords() -> None:
@@ -125,6 +135,41 @@ def test_who_leaves_is_not_waited_for_and_closing_ends_the_rest() -> None:
     rendering(body)
 
 
+@pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_an_answer_that_came_in_time_is_read_where_the_server_stood_still(
+    make: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """uvloop's timers run before the connections are read that had something meanwhile."""
+    ours, theirs = socket.socketpair()
+
+    def stand_still() -> None:
+        ours.recv(1)
+        time.sleep(3)
+
+    async def body(renderer: ChatRenderer) -> None:
+        await renderer.render(conversation("warm"), {})
+        loop = asyncio.get_running_loop()
+        loop.add_reader(ours, stand_still)
+        prompt = renderer.render(conversation("slow"), {})
+        await asyncio.sleep(0)
+        theirs.send(b"x")
+        assert await prompt == "of another client"
+        loop.remove_reader(ours)
+
+    with ours, theirs:
+        rendering(body, 2.0, make)
+
+
+def test_the_time_of_a_conversation_ends_with_it() -> None:
+    async def body(renderer: ChatRenderer) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while loop.time() < begun + 2:  # one is rendered when the time of the first is over
+            assert await renderer.render(conversation("a"), {}) == "<s>a"
+
+    rendering(body, timeout=1.0)
+
+
 def test_the_client_that_leaves_is_not_kept_until_its_prompt_is_rendered() -> None:
     async def body(renderer: ChatRenderer) -> None:
         await renderer.render(conversation("warm"), {})
@@ -133,6 +178,30 @@ def test_the_client_that_leaves_is_not_kept_until_its_prompt_is_rendered() -> No
         leaving.cancel()
         done, _ = await asyncio.wait({leaving}, timeout=30)
         assert done == {leaving}
+
+    rendering(body)
+
+
+def test_conversations_of_clients_that_have_left_wait_for_no_turn() -> None:
+    """Each client may send as many as it likes, one after the other, while another one is rendered."""
+
+    async def body(renderer: ChatRenderer) -> None:
+        await renderer.render(conversation("warm"), {})
+        staying = asyncio.ensure_future(renderer.render(conversation("loop"), {}))
+        await asyncio.sleep(0)
+        tracemalloc.start()
+        try:
+            for _ in range(20):
+                leaving = renderer.render(conversation("x" * 1_000_000), {})
+                await asyncio.sleep(0)
+                leaving.cancel()
+                await asyncio.sleep(0)
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert held < 5_000_000
+        assert not staying.done()
+        staying.cancel()
 
     rendering(body)
 

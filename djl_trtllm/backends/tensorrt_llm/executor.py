@@ -418,8 +418,8 @@ class TensorRtLlmExecutor:
         if self._guides is not None and (held := self._guides.cancel(request_id)) is not None:
             self._end(held, FinishReason.CANCELLED)
             return
-        if self._reading is not None and self._reading.cancel(request_id):
-            self._step_buffer.step.end(request_id, FinishReason.CANCELLED)
+        if self._reading is not None and (message := self._reading.cancel(request_id)) is not None:
+            self._made(message).end(FinishReason.CANCELLED)
             return
         request = self._requests.get(request_id)
         if request is None or request.muted:
