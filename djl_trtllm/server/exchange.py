@@ -10,7 +10,7 @@ import logging
 from asyncio import Future
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from io import BytesIO
 from types import coroutine
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
@@ -232,8 +232,11 @@ class Exchange:
 
     async def begin(self, status: int, content_type: str, length: int | None, more: Headers = ()) -> None:
         """Send status and headers; without `length` the body is chunked."""
-        fields = [_field("content-type", content_type), (self.context.id_header, self.request_id.encode("latin-1"))]
-        fields += [_field(name, value) for name, value in more]
+        fields = [
+            (b"content-type", content_type.encode("latin-1")),
+            (self.context.id_header, self.request_id.encode("latin-1")),
+        ]
+        fields += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in more]
         if length is not None:
             fields.append((b"content-length", b"%d" % length))
         self.sent_head = True
@@ -265,12 +268,6 @@ class Exchange:
         """Drop the connection and what its client has not read yet, where the server can do so."""
         if self.connection is not None:
             self.connection.reset()
-
-
-@lru_cache(maxsize=1024)
-def _field(name: str, value: str) -> tuple[bytes, bytes]:
-    """A header as ASGI has it: most responses have the same ones."""
-    return name.lower().encode("latin-1"), value.encode("latin-1")
 
 
 logger = logging.getLogger(__name__)

@@ -47,7 +47,7 @@ _SHORTEST_REQUEST = 16
 _MOST_WAITING = 65536
 """Bytes that may wait before reading stops: of a body that the application has not taken, or of the next requests."""
 _LONGEST_KEPT = 128
-"""The longest address, in bytes, whose parts are kept for other requests."""
+"""The longest address, and the longest value of a header, in bytes, of which something is kept for other requests."""
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 1 << 20
 """A refused client gets time to read why, but its request is not read to the end."""
@@ -619,7 +619,7 @@ class RequestResponseCycle:
         lines = [status_line(status)]
         length: int | None = None
         for name, value in (*self.protocol.default_headers, *headers):
-            line = _line(name, value)
+            line = (_line if len(value) <= _LONGEST_KEPT else _line.__wrapped__)(name, value)
             if name == b"content-length":
                 length = int(value)
             elif name == b"connection" and value.lower() == b"close":
