@@ -15,6 +15,7 @@ import pytest
 from tests.engines.helpers import write_checkpoint
 from tests.fakes.installation import fake_tensorrt_llm
 from tests.support.models import without_sagemakers_model
+from tests.support.processes import wait_until
 from tests.support.s3 import MOTO_BUCKET, Store, client, keys, moto_server, s3_server, variables
 from tests.support.server import Server, environment, run_cli, serving
 from tests.support.stub_http import Hub, hub_server
@@ -378,7 +379,7 @@ def test_an_engine_is_served_with_the_limits_that_it_was_built_with(
 ) -> None:
     of, engine, environ = built
     with serving(place(tmp_path, engine), **environ) as server:
-        assert all(server.says(each) for each in of.says)
+        wait_until(lambda: all(server.says(each) for each in of.says))
         served = server.answer(prompt_of(of.within, engine), max_new_tokens=4)
         assert served["details"]["generated_tokens"] == 4
         refused = server.post(prompt_of(of.limit, engine), max_new_tokens=4)

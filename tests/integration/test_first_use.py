@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.models import scripted_model
+from tests.support.processes import wait_until
 from tests.support.reference import DOCUMENT
 from tests.support.server import CLI, Server, environment, run_cli, serving
 
@@ -97,7 +98,7 @@ def test_a_tarball_serves(model: Path, scratch: Path, tmp_path: Path, folder: st
     shutil.rmtree(directory)
     with serving(tmp_path / "model.tar.gz", scratch) as server:
         assert tells_a_story(lambda: server.http.post("/invocations", json=REQUEST).json()["generated_text"])
-        assert server.says("up to 4 sequences")
+        wait_until(lambda: server.says("up to 4 sequences"))
 
 
 # -- configuration -----------------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def test_streams_go_on_byte_for_byte_after_the_engine_process_is_killed(
     bodies.append({**bodies[-1], "temperature": 1, "seed": 7})
     expected = [answer(seeing, body)["choices"][0]["message"]["content"] for body in bodies]
     assert texts_across_a_kill(seeing, bodies) == expected
-    assert seeing.says(" resumes=1 reseeded=False ")
+    wait_until(lambda: seeing.says(" resumes=1 reseeded=False "))
 
 
 MARKS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
