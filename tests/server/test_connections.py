@@ -296,3 +296,40 @@ async def test_a_client_that_is_read_first_when_the_server_goes_on_has_no_more_t
     assert not peer.statuses
     await asyncio.sleep(3)
     assert peer.statuses == [408]
+
+
+@by_table("data", "seconds", "message")
+async def test_slow_requests_are_refused_when_their_time_is_over(data: bytes, seconds: float, message: str) -> None:
+    peer = Peer()
+    peer.sends(data)
+    await asyncio.sleep(seconds - 1)
+    assert not peer.statuses
+    await asyncio.sleep(2)
+    assert peer.statuses == [408]
+    assert peer.refusal == message
+    assert peer.seen == ([] if data == GET else [("/echo", None)])
+    peer.sends(b"x" * (1 << 20))
+    assert "abort" not in peer.wire.done
+    peer.sends(b"x")
+    assert "abort" in peer.wire.done
+
+
+async def test_a_large_body_has_more_time() -> None:
+    peer = Peer()
+    size = 16384 * 100
+    peer.sends(POST.replace(b"6", b"%d" % (size + 1)), b"x" * size)
+    await asyncio.sleep(155)
+    assert not peer.statuses
+    await asyncio.sleep(10)
+    assert peer.statuses == [408]
+
+
+@pytest.mark.parametrize("data", [b"", GET + b"\r\n", POST + b"a wolf"])
+async def test_an_idle_connection_is_closed_after_its_time(data: bytes) -> None:
+    peer = Peer()
+    peer.sends(data)
+    await asyncio.sleep(70)
+    assert "close" not in peer.wire.done
+    assert list(peer.connections.idle) == [peer.protocol]
+    await asyncio.sleep(10)
+    assert "close" in peer.wire.done
