@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from djl_trtllm.batching.blame import LOSSES
 from djl_trtllm.batching.sequence import RequestState
-from djl_trtllm.errors import GenerationError, InvalidRequestError, OverloadedError
+from djl_trtllm.errors import GenerationError, HarmfulRequestError, InvalidRequestError, OverloadedError
 from djl_trtllm.executor.protocol import Submit
 from djl_trtllm.model import load_tokenizer
 from djl_trtllm.request import FinishReason
@@ -163,6 +163,9 @@ class RollingBatchMachine(RuleBasedStateMachine):
             )
         except OverloadedError as error:
             assert error.queue_depth == self.bench.batch.waiting
+            return
+        except HarmfulRequestError:
+            assert self.losses >= LOSSES
             return
         except InvalidRequestError:
             assert never
