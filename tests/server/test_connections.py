@@ -333,3 +333,15 @@ async def test_an_idle_connection_is_closed_after_its_time(data: bytes) -> None:
     assert list(peer.connections.idle) == [peer.protocol]
     await asyncio.sleep(10)
     assert "close" in peer.wire.done
+
+
+async def test_the_time_for_deadlines_passes_evenly_after_the_server_stood_still() -> None:
+    shared = connections()
+    watching = asyncio.ensure_future(shared.watch())
+    loop = cast(VirtualLoop, asyncio.get_running_loop())
+    loop.call_at(0.5, lambda: setattr(loop, "now", loop.now + 100.0))
+    await asyncio.sleep(102.1)
+    before = shared.now()
+    await asyncio.sleep(0.2)
+    assert shared.now() - before == pytest.approx(0.2)
+    watching.cancel()
