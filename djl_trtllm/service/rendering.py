@@ -33,7 +33,7 @@ _TURNS = 4
 """Turns of the event loop in which an answer is read that has come."""
 _LENGTH = struct.Struct("!i")
 _LONG_LENGTH = struct.Struct("!Q")
-"""What a message begins with in `multiprocessing.connection`: its length, or -1 and the length of a long one."""
+"""The head of a message of `multiprocessing.connection`: its length, or -1 and the length of a long message."""
 
 
 class RenderingProcess(asyncio.Protocol):
@@ -61,7 +61,7 @@ class RenderingProcess(asyncio.Protocol):
         return protocol
 
     def call(self, seconds: float, work: Callable[[], Any]) -> asyncio.Future[Any]:
-        """What `work` returns or raises in the process.
+        """The result of `work` in the process, or the error that it raises there.
 
         Otherwise TimeoutError after `seconds`, or EOFError if the process has ended: it takes no other call then.
         """

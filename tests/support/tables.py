@@ -66,7 +66,7 @@ def by_rows(names: str | tuple[str, ...], rows: Iterable[Any]) -> Callable[[Test
                             run(result)
                 except BaseException as error:
                     shown = ", ".join(f"{name}={value!r:.{_SHOWN}}" for name, value in row.items())
-                    # What add_note of Python 3.11 does.
+                    # Python 3.11's `add_note` does the same; 3.10 has none.
                     vars(error).setdefault("__notes__", []).append(f"row {number}: {shown}")
                     raise
 
