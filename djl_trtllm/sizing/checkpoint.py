@@ -17,6 +17,7 @@ from djl_trtllm.files import read_table
 from djl_trtllm.model.archive import ARCHIVE_SUFFIXES, is_archive
 from djl_trtllm.model.checkpoint import (
     EXPERTS,
+    Header,
     ModelShape,
     check_counts,
     find_weights,
@@ -482,7 +483,7 @@ class CheckpointSizes:
             return cls._read(path, text, remote_headers(text, path, revision=revision, hub_token=hub_token))
 
     @classmethod
-    def _read(cls, path: Path, source: str, headers: Mapping[str, Mapping[str, Any]] | None) -> CheckpointSizes:
+    def _read(cls, path: Path, source: str, headers: Mapping[str, Header] | None) -> CheckpointSizes:
         config = read_object(path / "config.json", LayoutError)
         if config is None:
             raise LayoutError(f"{source} has no config.json, which gives the sizes of a model; expected a checkpoint")

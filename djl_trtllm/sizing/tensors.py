@@ -5,10 +5,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from djl_trtllm.errors import LayoutError, SizingError
 from djl_trtllm.files import read_table
+from djl_trtllm.model.checkpoint import Header
 
 _TABLE = read_table("formats.toml", __package__)
 BITS: Mapping[str, int] = _TABLE["safetensors"]
@@ -39,26 +40,12 @@ class WeightTensor:
         return -(-self.elements * BITS[self.dtype] // 8)
 
 
-_MOST_DIMENSIONS = 16
-
-
-def tensors_of(header: Mapping[str, Any], source: object) -> Iterable[WeightTensor]:
-    """The tensors of a safetensors header. Raises LayoutError for a type or shape that the format does not have."""
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        try:
-            shape = tuple(int(size) for size in entry["shape"])
-            if len(shape) > _MOST_DIMENSIONS or not all(0 <= size < 2**48 for size in shape):
-                raise ValueError("its shape is none of a tensor")
-            tensor = WeightTensor(name, str(entry["dtype"]), shape)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise LayoutError(
-                f"{source}: the header describes {name!r} wrongly ({error}); copy the file again"
-            ) from error
-        if tensor.dtype not in BITS:
-            raise LayoutError(f"{source}: {name} has the type {tensor.dtype!r}, expected one of {', '.join(BITS)}")
-        yield tensor
+def tensors_of(header: Header, source: object) -> Iterable[WeightTensor]:
+    """The tensors of a safetensors header. Raises LayoutError for a type that the format does not have."""
+    for name, stored in header.items():
+        if stored.dtype not in BITS:
+            raise LayoutError(f"{source}: {name} has the type {stored.dtype!r}, expected one of {', '.join(BITS)}")
+        yield WeightTensor(name, stored.dtype, stored.shape)
 
 
 def weight_bits(quantization: str) -> float:

@@ -117,6 +117,9 @@ if TYPE_CHECKING:
         def __init__(self, **values: Any) -> None: ...
         def model_copy(self, *, update: dict[str, Any]) -> Any: ...
 
+        @classmethod
+        def model_validate(cls, values: dict[str, Any]) -> Any: ...
+
 else:
     _Values = create_model(
         "_Values",
