@@ -3,10 +3,11 @@
 Columns, and numbers and durations with three digits, look the same in all reports.
 """
 
+import difflib
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 
@@ -69,6 +70,13 @@ def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent:
         ]
         lines.append((indent + "  ".join(cells)).rstrip())
     return lines
+
+
+def suggestion(given: str, known: Iterable[str], *, most: int = 1, likeness: float = 0.6) -> str:
+    """The names that were probably meant, or else all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(given, names, most, likeness)
+    return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(names)}"
 
 
 def seconds(value: float) -> str:

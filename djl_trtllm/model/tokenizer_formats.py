@@ -304,6 +304,16 @@ class Converted:
     """`add_bos_token` and `add_eos_token` as observed."""
 
 
+def missing(path: Path) -> TokenizerError:
+    """The error about a model directory without a tokenizer."""
+    shown = bounded(sorted(entry.name for entry in path.iterdir()))
+    return TokenizerError(
+        f"{path} has no tokenizer: found {shown or 'nothing'}; expected tokenizer.json, or tokenizer.model "
+        "(SentencePiece), or vocab.json with merges.txt. They are part of the Hugging Face model: copy them beside "
+        "config.json, or name a directory or a model that has them with option.tokenizer"
+    )
+
+
 def convert(path: Path, into: Path, *, trust_remote_code: bool) -> Converted:
     """Convert the tokenizer of the directory `path` and write it to the directory `into`.
 
@@ -312,12 +322,7 @@ def convert(path: Path, into: Path, *, trust_remote_code: bool) -> Converted:
     """
     remote = _remote_code(path)
     if not remote and not any(any(path.glob(pattern)) for pattern in SOURCES):
-        shown = bounded(sorted(entry.name for entry in path.iterdir()))
-        raise TokenizerError(
-            f"no tokenizer files in {path}: found {shown or 'nothing'}; expected tokenizer.json, or tokenizer.model "
-            "(SentencePiece), or vocab.json with merges.txt. They are part of the Hugging Face checkpoint: copy them "
-            "beside the engine or the weights"
-        )
+        raise missing(path)
     if remote and not trust_remote_code:
         raise TokenizerError(
             f"the tokenizer of {path} is Python code that comes with the model ({remote}); read it, and if you trust "

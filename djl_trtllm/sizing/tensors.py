@@ -1,6 +1,5 @@
 """Sizes of tensors: their types, bits per element when quantised, and which rank holds how much of them."""
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -9,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from djl_trtllm.errors import LayoutError, SizingError
 from djl_trtllm.files import read_table
+from djl_trtllm.listing import suggestion
 from djl_trtllm.model.checkpoint import Header
 
 _TABLE = read_table("formats.toml", __package__)
@@ -75,9 +75,7 @@ def cache_bits(dtype: str) -> float:
 def _of(table: Mapping[str, float], name: str, given: str, what: str, known: list[str]) -> float:
     if name in table:
         return table[name]
-    near = difflib.get_close_matches(given, known, n=1)
-    advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-    raise SizingError(f"{given}: expected {what}; {advice}")
+    raise SizingError(f"{given}: expected {what}; {suggestion(given, known)}")
 
 
 TensorGroup = Literal["embedding", "head", "key_value", "fused", "replicated", "expert", "matrix"]
