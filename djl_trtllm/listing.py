@@ -59,7 +59,7 @@ class Listing:
                 self.text.append("\n" + start + line[len(start) :], "dim" if dim else "")
 
 
-def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: str = "") -> list[str]:
+def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
     """Return rows as lines with aligned columns; `right` has the numbers of right-aligned columns."""
     widths = [max(len(row[number]) for row in rows) for number in range(len(rows[0]))] if rows else []
     lines = []
@@ -68,7 +68,7 @@ def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent:
             cell.rjust(width) if number in right else cell.ljust(width)
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append((indent + "  ".join(cells)).rstrip())
+        lines.append("  ".join(cells).rstrip())
     return lines
 
 

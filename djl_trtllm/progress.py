@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from rich.filesize import decimal
-
 if TYPE_CHECKING:
     from filelock import FileLock
     from rich.console import Console
@@ -229,4 +227,7 @@ def acquire(lock: FileLock, report: Callable[[float], None]) -> AbstractContextM
 
 def format_bytes(count: float) -> str:
     """Return bytes for a reader: `1.5 GB`, powers of 1000."""
-    return decimal(int(count))
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count:.0f} bytes"

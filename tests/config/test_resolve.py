@@ -66,7 +66,6 @@ def test_the_precedence_table_in_the_docstring_is_the_function() -> None:
         Layer.SERVING: "SERVING_* variables",
         Layer.PLAIN: "plain variables",
         Layer.TRANSLATED: "variables of other servers",
-        Layer.SERVER_FILE: "config.properties",
         Layer.FOREIGN: "config.pbtxt, config.yaml",
         Layer.PRESET: "presets of Triton and Truss",
     }
@@ -93,18 +92,12 @@ def test_files_of_a_model_come_last_for_permissions() -> None:
     assert set(order) == set(precedence(Scope.MODEL))
 
 
-def test_the_environment_a_command_line_a_directory_and_the_servers_file_are_read(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "serving.properties").write_text("option.max_input_len=1\n")
-    server = tmp_path / "config.properties"
-    server.write_text("inference_address=http://127.0.0.1:81\njob_queue_size=4\n")
-    config = load(model, {"OPTION_MAX_OUTPUT_LEN": "2"}, arguments=["max_seq_len=3"], server_properties=server)
+def test_the_environment_a_command_line_and_a_directory_are_read(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.max_input_len=1\n")
+    config = load(tmp_path, {"OPTION_MAX_OUTPUT_LEN": "2"}, arguments=["max_seq_len=3"])
     options = config.options
     assert (options.max_input_len, options.max_output_len, options.max_seq_len) == (1, 2, 3)
-    assert (options.job_queue_size, options.port) == (4, 81)
-    assert str(config.origin("job_queue_size")) == f"{server}:2"
-    assert config.model_dir == model
+    assert config.model_dir == tmp_path
 
 
 def test_a_configuration_file_stands_for_its_directory(tmp_path: Path) -> None:

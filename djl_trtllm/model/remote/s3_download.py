@@ -194,6 +194,7 @@ class PartialFile:
 
 # -- checksums ---------------------------------------------------------------------------------------------------------
 
+CHUNK_BYTES = 4 << 20
 _ENCRYPTED = ("aws:kms", "aws:kms:dsse")
 
 
@@ -223,13 +224,13 @@ def claim_of(head: Mapping[str, Any], part_size: Callable[[], int]) -> Claim | N
     return Claim("MD5", etag, part_size() if "-" in etag else 0)
 
 
-def matches(claim: Claim, path: Path, chunk_bytes: int = 4 << 20) -> bool:
+def matches(claim: Claim, path: Path) -> bool:
     """Return whether the file has that checksum; reads all of it, in chunks. Raises OSError."""
     if not claim.part_size:
-        return _written(claim.algorithm, _digest(claim.algorithm, _chunks(path, chunk_bytes))) == claim.value
+        return _written(claim.algorithm, _digest(claim.algorithm, _chunks(path))) == claim.value
     size = path.stat().st_size
     starts = range(0, max(size, 1), claim.part_size)
-    digests = [_digest(claim.algorithm, _chunks(path, chunk_bytes, start, claim.part_size)) for start in starts]
+    digests = [_digest(claim.algorithm, _chunks(path, start, claim.part_size)) for start in starts]
     whole = _digest(claim.algorithm, iter([b"".join(digests)]))
     return f"{_written(claim.algorithm, whole)}-{len(digests)}" == claim.value
 
@@ -264,12 +265,12 @@ def _digest(algorithm: str, chunks: Iterator[bytes]) -> bytes:
     return value.to_bytes(8 if algorithm == "CRC64NVME" else 4, "big")
 
 
-def _chunks(path: Path, chunk_bytes: int, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+def _chunks(path: Path, start: int = 0, length: int | None = None) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as file:
         file.seek(start)
         left = length
         while left is None or left > 0:
-            chunk = file.read(chunk_bytes if left is None else min(chunk_bytes, left))
+            chunk = file.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
             if not chunk:
                 return
             yield chunk
