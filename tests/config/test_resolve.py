@@ -132,39 +132,6 @@ def test_only_the_operators_variable_can_install_requirements(key: str) -> None:
 PLACE = "(serving.properties:1)"
 
 
-_keys = st.sampled_from([spelling for declared in OPTIONS.values() for spelling in declared.spellings])
-_values = st.one_of(
-    st.text(max_size=12),
-    st.integers(-10, 10**7).map(str),
-    st.sampled_from(
-        ["true", "none", "max", "auto", "int8", "0.5", "1e5", "8 # comment", "\0", "http://[::1", "~nobody"]
-    ),
-)
-_settings = st.lists(st.tuples(_keys | st.text(max_size=12), _values), max_size=6)
-
-
-@given(by_layer=st.dictionaries(st.sampled_from(list(Layer)), _settings))
-def test_resolve_raises_config_error_or_gives_every_value_an_origin(
-    by_layer: dict[Layer, list[tuple[str, str]]],
-) -> None:
-    sources = [
-        Source(layer, tuple(Setting(key, value, Origin.file("f", 1), key) for key, value in pairs))
-        for layer, pairs in by_layer.items()
-    ]
-    try:
-        config = resolve(sources)
-    except ConfigError as error:
-        assert error.problems
-        return
-    assert set(config.origins) == set(OPTIONS)
-    for name, declared in OPTIONS.items():
-        origin = config.origin(name)
-        if origin.kind is OriginKind.DEFAULT:
-            assert getattr(config.options, name) == declared.default
-        assert declared.type.check(getattr(config.options, name), declared.option) == getattr(config.options, name)
-    assert resolve(sources) == config
-
-
 # -- What a resolution reports: values without effect, comments, quotes, retired and unknown names --
 
 
@@ -440,9 +407,11 @@ def test_any_file_and_environment_resolve_or_are_refused(
         assert error.problems and all(problem.strip() for problem in error.problems)
         return
     assert config.origins.keys() == OPTIONS.keys()
-    for name in config.user_set:
-        declared, value = OPTIONS[name], getattr(config.options, name)
+    for name, declared in OPTIONS.items():
+        value = getattr(config.options, name)
         assert declared.type.check(value, declared.option) == value, name
+        assert config.origin(name).kind is not OriginKind.DEFAULT or value == declared.default, name
+    assert resolve(sources).options == config.options
 
 
 # -- the values together ----------------------------------------------------------------------------------------------
