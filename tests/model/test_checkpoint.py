@@ -172,10 +172,6 @@ def test_a_tensor_of_the_index_that_its_shard_lacks_is_named(tmp_path: Path) -> 
         inspect(tmp_path)
 
 
-HOLES = {name: size for name, size in stack(4).items() if ".1." not in name and ".3." not in name}
-EXPERTS = tuple(f"mlp.experts.{expert}.w1.weight" for expert in range(8))
-
-
 @by_table("tensors", "config", "refusal")
 def test_a_checkpoint_has_the_layers_that_its_config_says(
     tmp_path: Path, tensors: dict[str, int], config: dict[str, Any], refusal: str
