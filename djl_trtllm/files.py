@@ -1,11 +1,13 @@
-"""Read files: TOML tables of this package, and files that come from elsewhere within bounds.
+"""Read and write files: TOML tables of this package, and files that come from elsewhere within bounds.
 
 A file from elsewhere has to be a regular file, and no more bytes are read than a file of its kind has: a model's
 directory may hold a FIFO, which a plain `open` waits for, or a link to a device without an end.
 """
 
 import errno
+import hashlib
 import os
+import secrets
 import stat
 import sys
 from collections.abc import Callable, Mapping
@@ -26,6 +28,7 @@ MOST_JSON_BYTES = 1 << 23
 MOST_TOKENIZER_BYTES = 1 << 26
 """The most of a tokenizer: those of 250,000 tokens have 35 MB."""
 
+_CHUNK_BYTES = 4 << 20
 _KINDS: Mapping[str, Callable[[int], bool]] = {
     "a directory": stat.S_ISDIR,
     "a FIFO": stat.S_ISFIFO,
@@ -52,6 +55,23 @@ def read_file(path: Path, most: int) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes, the most of such a file", str(path))
     return content
+
+
+def file_sha256(path: Path) -> str:
+    """Hex SHA-256 of a file, read in chunks (constant memory). Raises OSError."""
+    digest = hashlib.sha256()
+    view = memoryview(bytearray(_CHUNK_BYTES))
+    with path.open("rb", buffering=0) as stream:
+        while count := stream.readinto(view):
+            digest.update(view[:count])
+    return digest.hexdigest()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that others see complete or not at all, in place of one that is there. Raises OSError."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary.write_bytes(content)
+    temporary.replace(path)
 
 
 def read_table(name: str, package: str = "djl_trtllm.config.compat") -> dict[str, Any]:

@@ -3,10 +3,11 @@
 Columns, and numbers and durations with three digits, look the same in all reports.
 """
 
+import difflib
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.text import Text
 
@@ -58,7 +59,7 @@ class Listing:
                 self.text.append("\n" + start + line[len(start) :], "dim" if dim else "")
 
 
-def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent: str = "") -> list[str]:
+def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
     """Return rows as lines with aligned columns; `right` has the numbers of right-aligned columns."""
     widths = [max(len(row[number]) for row in rows) for number in range(len(rows[0]))] if rows else []
     lines = []
@@ -67,8 +68,15 @@ def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), indent:
             cell.rjust(width) if number in right else cell.ljust(width)
             for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append((indent + "  ".join(cells)).rstrip())
+        lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def suggestion(given: str, known: Iterable[str], *, most: int = 1, likeness: float = 0.6) -> str:
+    """The names that were probably meant, or else all of them."""
+    names = list(known)
+    near = difflib.get_close_matches(given, names, most, likeness)
+    return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(names)}"
 
 
 def seconds(value: float) -> str:

@@ -59,15 +59,29 @@ def processor_seconds(pid: int) -> float:
 
 CGROUP = Path("/sys/fs/cgroup")
 """Where Linux shows the control groups of processes."""
-_VMSTAT = Path("/proc/vmstat")
+MEMBERSHIP = Path("/proc/self/cgroup")
+VMSTAT = Path("/proc/vmstat")
 
 
-def oom_kills(cgroup: Path = CGROUP, vmstat: Path = _VMSTAT, membership: Path = Path("/proc/self/cgroup")) -> int:
+def control_groups() -> list[tuple[list[str], str]]:
+    """Controllers and path of each control group of this process, those of version 2 with the controller ""."""
+    try:
+        lines = MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        return []  # not Linux
+    groups = (line.split(":", 2) for line in lines)
+    return [(controllers.split(","), path.lstrip("/")) for _, controllers, path in groups]
+
+
+def oom_kills() -> int:
     """How many processes the OOM killer has ended, in this control group or else on this machine.
 
     Only the difference between two calls says something. 0 where the kernel does not say.
     """
-    for file in (*_events(cgroup, membership), vmstat):
+    paths = [path for controllers, path in control_groups() if controllers == [""]]
+    # In a container the path is often the host's, and the root is the container's group.
+    events = [folder / "memory.events" for path in paths for folder in (CGROUP / path, CGROUP)]
+    for file in (*events, VMSTAT):
         try:
             lines = file.read_text().splitlines()
         except OSError:
@@ -77,16 +91,6 @@ def oom_kills(cgroup: Path = CGROUP, vmstat: Path = _VMSTAT, membership: Path = 
             if key == "oom_kill" and value.strip().isdigit():
                 return int(value)
     return 0
-
-
-def _events(cgroup: Path, membership: Path) -> list[Path]:
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return []
-    paths = (line.split(":", 2)[2] for line in lines if line.startswith("0::"))
-    # In a container the path is often the host's, and the root is the container's group.
-    return [folder / "memory.events" for path in paths for folder in (cgroup / path.lstrip("/"), cgroup)]
 
 
 def be_nice(pid: int, niceness: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from djl_trtllm import processes
 from djl_trtllm.processes import end_group, oom_kills, raise_limit
 
 BEGIN = """
@@ -103,18 +104,21 @@ def test_a_group_ends_also_where_an_interrupt_ends_the_wait_for_it() -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-def test_the_control_group_counts_its_own_kills(tmp_path: Path) -> None:
+def test_the_control_group_counts_its_own_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "cgroup" / "X:a" / "b"
     own.mkdir(parents=True)
     (tmp_path / "membership").write_text("4:memory:/other\n0::/X:a/b\n")
     (tmp_path / "vmstat").write_text("nr_free_pages 5\noom_kill 40\n")
-    arguments = (tmp_path / "cgroup", tmp_path / "vmstat", tmp_path / "membership")
-    assert oom_kills(*arguments) == 40
+    for name in ("cgroup", "vmstat", "membership"):
+        monkeypatch.setattr(processes, name.upper(), tmp_path / name)
+    assert oom_kills() == 40
     (tmp_path / "cgroup" / "memory.events").write_text("low 0\noom 9\noom_kill 3\n")
-    assert oom_kills(*arguments) == 3
+    assert oom_kills() == 3
     (own / "memory.events").write_text("oom_kill 2\noom_group_kill 0\n")
-    assert oom_kills(*arguments) == 2
+    assert oom_kills() == 2
     # Where the kernel does not say, there are none.
     (tmp_path / "vmstat").write_text("oom_kill many\n")
-    assert oom_kills(tmp_path / "none", tmp_path / "vmstat", tmp_path / "none") == 0
-    assert oom_kills(tmp_path / "none", tmp_path / "none", tmp_path / "none") == 0
+    monkeypatch.setattr(processes, "MEMBERSHIP", tmp_path / "none")
+    assert oom_kills() == 0
+    monkeypatch.setattr(processes, "VMSTAT", tmp_path / "none")
+    assert oom_kills() == 0

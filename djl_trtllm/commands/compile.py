@@ -176,8 +176,8 @@ def write_parameters(archive: Path, options: Options, progress: Callable[[str], 
 
     `aws cloudformation deploy --parameter-overrides` reads it. What else is in it stays. Raises ModelError.
     """
-    from djl_trtllm.engines.cache import file_sha256
     from djl_trtllm.errors import ModelError
+    from djl_trtllm.files import file_sha256
     from djl_trtllm.model.archive import parameters_file
     from djl_trtllm.routing.scaling import target_concurrency
 

@@ -185,8 +185,11 @@ def read_request(
     """
     config, checkpoint = _read_options(model, settings)
     _refuse_engine(checkpoint)
-    hub_cache = None if config.options.download_dir is None else config.options.download_dir / "hub"
-    sizes = CheckpointSizes.read(checkpoint, revision=config.options.revision, hub_cache=hub_cache)
+    hub: dict[str, Any] = {
+        "hub_cache": None if config.options.download_dir is None else config.options.download_dir / "hub",
+        "hub_token": config.options.hf_access_token,
+    }
+    sizes = CheckpointSizes.read(checkpoint, revision=config.options.revision, **hub)
     if not sizes.layers or not sizes.parts:
         raise SizingError(
             f"{checkpoint}/config.json does not give the layers, the heads and the hidden size of the model as numbers "
@@ -200,7 +203,7 @@ def read_request(
     if speculation is not None and speculation.model is not None:
         beside = (config.model_dir or Path()) / speculation.model
         named = str(beside) if beside.is_dir() else speculation.model
-        draft = CheckpointSizes.read(named, hub_cache=hub_cache)
+        draft = CheckpointSizes.read(named, **hub)
     return SizeRequest(sizes, config, settings, lmi, draft)
 
 

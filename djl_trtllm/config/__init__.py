@@ -11,7 +11,6 @@ from djl_trtllm.config.options.choices import (
     DType,
     KvCacheDType,
     Quantization,
-    SchedulerPolicy,
     Task,
 )
 from djl_trtllm.config.resolve import load, resolve
@@ -38,7 +37,6 @@ __all__ = [
     "Origin",
     "OriginKind",
     "Quantization",
-    "SchedulerPolicy",
     "Setting",
     "Source",
     "Task",

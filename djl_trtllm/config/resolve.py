@@ -27,7 +27,6 @@ from djl_trtllm.config.sources import (
     format_value,
     read_arguments,
     read_environment,
-    read_properties,
     variables_of,
 )
 from djl_trtllm.errors import ConfigError
@@ -51,17 +50,16 @@ def precedence(scope: Scope) -> tuple[Layer, ...]:
     3     HF_MODEL_ID and HF_REVISION            SERVING_* variables
     4     serving.properties                     plain variables
     5     OPTION_* variables                     variables of other servers
-    6     SERVING_* variables                    config.properties
-    7     plain variables                        serving.properties
-    8     config.pbtxt, config.yaml              config.pbtxt, config.yaml
-    9     variables of other servers             presets of Triton and Truss
-    10    config.properties
-    11    presets of Triton and Truss
+    6     SERVING_* variables                    serving.properties
+    7     plain variables                        config.pbtxt, config.yaml
+    8     config.pbtxt, config.yaml              presets of Triton and Truss
+    9     variables of other servers
+    10    presets of Triton and Truss
     ====  =====================================  =====================================  ===========================
 
-    This is DJL Serving's order: a model's file overrides OPTION_*, SageMaker's variables override the file, SERVING_*
-    overrides config.properties, and a variable of another server is used only if nothing else sets its option. DJL
-    Serving does not read the server's options from a model's file; here the file is the last place for them.
+    This is DJL Serving's order: a model's file overrides OPTION_*, SageMaker's variables override the file, and a
+    variable of another server is used only if nothing else sets its option. DJL Serving does not read the server's
+    options from a model's file but from its config.properties; here the file is the last place for them.
     HF_MODEL_ID replaces the model that a file names, and its revision (DJL Serving would load both models).
     A `config.pbtxt` or `config.yaml` is written for another server, so everything that is for this one overrides it.
 
@@ -82,7 +80,6 @@ def precedence(scope: Scope) -> tuple[Layer, ...]:
             Layer.SERVING,
             Layer.PLAIN,
             Layer.TRANSLATED,
-            Layer.SERVER_FILE,
             Layer.FILE,
             Layer.FOREIGN,
             Layer.PRESET,
@@ -97,7 +94,6 @@ def precedence(scope: Scope) -> tuple[Layer, ...]:
         Layer.PLAIN,
         Layer.FOREIGN,
         Layer.TRANSLATED,
-        Layer.SERVER_FILE,
         Layer.PRESET,
     )
 
@@ -107,7 +103,6 @@ def load(
     environ: Mapping[str, str],
     *,
     arguments: Iterable[str] = (),
-    server_properties: Path | None = None,
     fetched: str | None = None,
 ) -> Config:
     """Resolve the configuration at `model_dir` (see `detect.read_source`), the environment and a command line.
@@ -115,7 +110,7 @@ def load(
     If `option.model_id` names another directory, the configuration that its compiler wrote there is read too, as the
     last of its layer.
     `model_dir` may also be a configuration file; then its folder is the model directory. `arguments` are KEY=VALUE
-    pairs, `server_properties` is a `config.properties` of the server, if it has one.
+    pairs.
     `fetched` is the name of a model whose directory was fetched: its files may set what `fetched.toml` lists.
     Raises `ConfigError` with every problem found.
     """
@@ -123,8 +118,6 @@ def load(
     sources.append(read_arguments(arguments))
     if model_dir is not None:
         sources += _of_model(read_source(model_dir), fetched)
-    if server_properties is not None:
-        sources.append(read_properties(server_properties, Layer.SERVER_FILE))
     if model_dir is not None and names_configuration(model_dir):
         model_dir = model_dir.parent
     config = resolve(sources, model_dir=model_dir)

@@ -8,7 +8,7 @@ longer have gives a note and never an error.
 
 import enum
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -75,7 +75,8 @@ class RuleContext:
         )
 
 
-Broken = Callable[[RuleContext], str | None]
+Broken = Callable[[RuleContext], bool | Mapping[str, object] | None]
+"""Whether a rule is broken, or, where it is, the words that its message needs."""
 
 
 class Severity(enum.Enum):
@@ -96,7 +97,10 @@ class When(enum.Enum):
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of `rules.toml`. `broken` returns a message, or None if the rule holds; without it the type checks it."""
+    """One row of `rules.toml`. Without `broken` the type of the option checks it.
+
+    In `message` the field of an option in braces is its `KEY=VALUE (origin)`.
+    """
 
     name: str
     options: list[str]
@@ -104,8 +108,25 @@ class Rule:
     severity: Severity
     lifted: str
     document: str
+    message: str = ""
     broken: Broken | None = None
     when: When = When.OPTIONS
+
+    def finding(self, context: RuleContext) -> str | None:
+        """The message about a broken rule; None if it holds."""
+        found = False if self.broken is None else self.broken(context)
+        return self.message.format_map(_Words(context, {} if found is True else found)) if found else None
+
+
+class _Words(dict[str, object]):
+    """The words of a message: those that the rule found, the model's type, and the settings of options."""
+
+    def __init__(self, context: RuleContext, found: Mapping[str, object]) -> None:
+        super().__init__({"model_type": context.model_type} | dict(found))
+        self._context = context
+
+    def __missing__(self, name: str) -> str:
+        return self._context.format_setting(name)
 
 
 _BROKEN: dict[str, Broken] = {}
@@ -134,12 +155,12 @@ class Findings:
         return replace(config, warnings=(*config.warnings, *self.warnings), notes=(*config.notes, *self.notes))
 
 
-def check(context: RuleContext, when: When, rules: Iterable[Rule] | None = None) -> Findings:
-    """Check the rules of one moment; `rules` are all by default."""
+def check(context: RuleContext, when: When) -> Findings:
+    """Check the rules of one moment."""
     found = Findings()
     into = {Severity.ERROR: found.problems, Severity.WARNING: found.warnings, Severity.NOTE: found.notes}
-    for rule in RULES if rules is None else rules:
-        if rule.when is when and rule.broken is not None and (message := rule.broken(context)) is not None:
+    for rule in RULES:
+        if rule.when is when and (message := rule.finding(context)) is not None:
             into[rule.severity].append(message)
     return found
 
@@ -163,107 +184,75 @@ def check_running(config: Config, value: Callable[[str], Any]) -> Config:
 
 
 @_rule
-def engine_of_djl_serving(context: RuleContext) -> str | None:
-    engine = context.value("engine")
-    if engine is None or engine.lower() in ("python", "mpi"):
-        return None
-    return (
-        f"{context.format_setting('engine')} is another engine of DJL Serving and has no effect: option.backend "
-        "chooses the engine; under DJL Serving write engine=Python"
-    )
+def engine_of_djl_serving(context: RuleContext) -> bool:
+    return (context.value("engine") or "python").lower() not in ("python", "mpi")
 
 
 @_rule
-def rotary_scaling_pair(context: RuleContext) -> str | None:
-    pair = ("rotary_scaling_type", "rotary_scaling_factor")
-    missing = [name for name in pair if context.value(name) is None]
+def rotary_scaling_pair(context: RuleContext) -> Mapping[str, object] | None:
+    examples = {"rotary_scaling_type": "linear", "rotary_scaling_factor": "2"}
+    missing = [name for name in examples if context.value(name) is None]
     if len(missing) != 1:
         return None
-    (present,) = (name for name in pair if name not in missing)
-    example = "linear" if missing == ["rotary_scaling_type"] else "2"
-    return (
-        f"{context.format_setting(present)} needs option.{missing[0]} beside it: write option.{missing[0]}={example}, "
-        "or neither"
-    )
+    (present,) = examples.keys() - missing
+    return {"present": context.format_setting(present), "missing": missing[0], "example": examples[missing[0]]}
 
 
-def _is_of(context: RuleContext, families: tuple[str, ...]) -> bool:
+def _is_of(context: RuleContext, *families: str) -> bool:
     kind = (context.model_type or "").lower().replace("-", "").replace("_", "")
     return kind.startswith(families)
 
 
-def _outside(context: RuleContext, name: str, families: tuple[str, ...], names: str) -> str | None:
-    if (
-        not context.is_set(name)
-        or context.value(name) is False
-        or context.model_type is None
-        or _is_of(context, families)
-    ):
-        return None
-    return f"{context.format_setting(name)} is documented for {names} only, and this model is {context.model_type}"
+def _is_other(context: RuleContext, *families: str) -> bool:
+    return context.model_type is not None and not _is_of(context, *families)
 
 
-for _name, _families, _names in (
-    ("rotary_dim", ("gptj",), "GPT-J"),
-    ("rotary_base", ("llama", "internlm", "qwen"), "Llama, InternLM and Qwen"),
-    ("use_fused_mlp", ("llama",), "Llama"),
+def _outside(context: RuleContext, name: str, families: tuple[str, ...]) -> bool:
+    """Whether an option is set, and the model is of none of the families that it is documented for."""
+    return context.is_set(name) and context.value(name) is not False and _is_other(context, *families)
+
+
+for _name, _families in (
+    ("rotary_dim", ("gptj",)),
+    ("rotary_base", ("llama", "internlm", "qwen")),
+    ("use_fused_mlp", ("llama",)),
 ):
-    _BROKEN[f"{_name}_family"] = partial(_outside, name=_name, families=_families, names=_names)
+    _BROKEN[f"{_name}_family"] = partial(_outside, name=_name, families=_families)
 
 
 @_rule
-def multi_block_mode_family(context: RuleContext) -> str | None:
-    if not context.value("multi_block_mode") or not _is_of(context, ("qwen",)):
-        return None
-    return (
-        f"{context.format_setting('multi_block_mode')}: early engines did not have it for Qwen (this model is "
-        f"{context.model_type}); today's kernels do"
-    )
+def multi_block_mode_family(context: RuleContext) -> bool:
+    return bool(context.value("multi_block_mode")) and _is_of(context, "qwen")
 
 
 @_rule
-def smoothquant_family(context: RuleContext) -> str | None:
-    families = ("llama", "mistral", "internlm", "baichuan")
-    if _quantization(context) != "smoothquant" or context.model_type is None or _is_of(context, families):
-        return None
-    return (
-        f"{_quantized(context)} is documented for Llama, Mistral, InternLM and Baichuan, and this model is "
-        f"{context.model_type}: where compiling fails, use option.quantize=fp8 or int8"
-    )
+def smoothquant_family(context: RuleContext) -> Mapping[str, object] | None:
+    of_others = _is_other(context, "llama", "mistral", "internlm", "baichuan")
+    return _quantized(context) if _quantization(context) == "smoothquant" and of_others else None
 
 
 @_rule
-def smoothquant_parts(context: RuleContext) -> str | None:
-    if _quantization(context) == "smoothquant":
-        return None
+def smoothquant_parts(context: RuleContext) -> Mapping[str, object] | None:
     names = ("smoothquant_alpha", "smoothquant_per_token", "smoothquant_per_channel", "multi_query_mode")
-    return _without(context, names, "smoothquant")
+    return None if _quantization(context) == "smoothquant" else _without(context, names)
 
 
 @_rule
-def awq_family(context: RuleContext) -> str | None:
-    if _quantization(context) != "awq" or context.model_type is None or _is_of(context, ("llama", "mistral")):
-        return None
-    return (
-        f"{_quantized(context)}: early containers had it for Llama and Mistral only (this model is "
-        f"{context.model_type}); today's compilers take it"
-    )
+def awq_family(context: RuleContext) -> Mapping[str, object] | None:
+    return _quantized(context) if _quantization(context) == "awq" and _is_other(context, "llama", "mistral") else None
 
 
 @_rule
-def awq_parts(context: RuleContext) -> str | None:
+def awq_parts(context: RuleContext) -> Mapping[str, object] | None:
     chosen = _quantization(context)
     if chosen in ("awq", "w4a8_awq"):
         return None
-    names = ["awq_format", "awq_block_size"]
     calibrated = chosen in ("smoothquant", "fp8", "NVFP4") and "awq" not in context.written_name("calib_size").lower()
-    if not calibrated:
-        names.append("calib_size")
-    return _without(context, tuple(names), "awq")
+    return _without(context, ("awq_format", "awq_block_size", *(() if calibrated else ("calib_size",))))
 
 
 @_rule
-def quantize_compiled(context: RuleContext) -> str | None:
+def quantize_compiled(context: RuleContext) -> Mapping[str, object] | None:
     if not context.is_engine:
         return None
     wanted = context.value("quantize")
@@ -274,115 +263,78 @@ def quantize_compiled(context: RuleContext) -> str | None:
         name = "quantize"
     else:
         return None
-    return (
-        f"{context.format_setting(name)}: the model is a compiled engine, and its weights have the format that it was "
-        f"compiled with; remove option.{name}, or serve the checkpoint it was compiled from"
-    )
+    return {"setting": context.format_setting(name), "name": name}
 
 
 @_rule
-def chatglm_version(context: RuleContext) -> str | None:
-    if not _is_of(context, ("chatglm",)) or context.is_set("chatglm_model_version"):
-        return None
-    return (
-        f"option.chatglm_model_version is not set and this model is {context.model_type}: LMI containers "
-        "require it (such as chatglm3_6b), here the checkpoint's path or its config.json has the version"
-    )
+def chatglm_version(context: RuleContext) -> bool:
+    return _is_of(context, "chatglm") and not context.is_set("chatglm_model_version")
 
 
 @_rule
-def chatglm_unspecified(context: RuleContext) -> str | None:
-    unspecified = context.value("chatglm_model_version") == "unspecified"
-    if not _is_of(context, ("chatglm",)) or not context.is_set("chatglm_model_version") or not unspecified:
-        return None
-    return (
-        f"{context.format_setting('chatglm_model_version')}: this model is {context.model_type} and has a version; "
-        "name it (such as chatglm3_6b), or remove the option: the checkpoint's path or its config.json has it"
-    )
+def chatglm_unspecified(context: RuleContext) -> bool:
+    version = "chatglm_model_version"
+    return _is_of(context, "chatglm") and context.is_set(version) and context.value(version) == "unspecified"
 
 
 @_rule
-def model_version_family(context: RuleContext) -> str | None:
-    return _outside(context, "chatglm_model_version", ("chatglm",), "ChatGLM") or _outside(
-        context, "gpt_model_version", ("gpt2", "gptbigcode"), "GPT-2, SantaCoder and StarCoder"
-    )
-
-
-@_rule
-def media_of_a_prompt(context: RuleContext) -> str | None:
-    try:
-        most_images(context.value("limit_mm_per_prompt"))
-    except ValueError as error:
-        return f"{context.format_setting('limit_mm_per_prompt')}: {error}"
+def model_version_family(context: RuleContext) -> Mapping[str, object] | None:
+    for name, names, families in (
+        ("chatglm_model_version", "ChatGLM", ("chatglm",)),
+        ("gpt_model_version", "GPT-2, SantaCoder and StarCoder", ("gpt2", "gptbigcode")),
+    ):
+        if _outside(context, name, families):
+            return {"setting": context.format_setting(name), "names": names}
     return None
 
 
 @_rule
-def cap_and_fraction(context: RuleContext) -> str | None:
-    cap, fraction = "max_tokens_in_paged_kv_cache", "kv_cache_free_gpu_mem_fraction"
-    if context.value(cap) is None or context.value(fraction) is None:
-        return None
-    return (
-        f"{context.format_setting(cap)} and {context.format_setting(fraction)}: the KV cache holds the smaller of "
-        f"{context.value(cap)} tokens and what fits into {100 * context.value(fraction):g} % of the memory "
-        "that is free once the model is loaded"
-    )
+def media_of_a_prompt(context: RuleContext) -> Mapping[str, object] | None:
+    try:
+        most_images(context.value("limit_mm_per_prompt"))
+    except ValueError as error:
+        return {"error": error}
+    return None
 
 
 @_rule
-def max_num_tokens_holds_a_prompt(context: RuleContext) -> str | None:
+def cap_and_fraction(context: RuleContext) -> Mapping[str, object] | None:
+    tokens, fraction = context.value("max_tokens_in_paged_kv_cache"), context.value("kv_cache_free_gpu_mem_fraction")
+    return None if tokens is None or fraction is None else {"tokens": tokens, "percent": 100 * fraction}
+
+
+@_rule
+def max_num_tokens_holds_a_prompt(context: RuleContext) -> Mapping[str, object] | None:
     tokens, longest = context.value("max_num_tokens"), context.value("max_input_len")
     if tokens is None or tokens >= longest or context.value("enable_chunked_prefill"):
         return None
-    return (
-        f"{context.format_setting('max_num_tokens')} is below {context.format_setting('max_input_len')}: "
-        f"TensorRT-LLM refuses prompts of more than {tokens} tokens although up to {longest} are allowed; set "
-        f"option.enable_chunked_prefill=true, or option.max_num_tokens={longest}"
-    )
+    return {"tokens": tokens, "longest": longest}
 
 
 @_rule
-def static_batch(context: RuleContext) -> str | None:
-    if context.value("batch_scheduler_policy") is not SchedulerPolicy.STATIC_BATCH:
-        return None
-    return (
-        f"{context.format_setting('batch_scheduler_policy')} finishes a whole batch before the next one begins, a "
-        "legacy mode that is not for production; write max_utilization or guaranteed_no_evict"
-    )
+def static_batch(context: RuleContext) -> bool:
+    return context.value("batch_scheduler_policy") is SchedulerPolicy.STATIC_BATCH
 
 
 @_rule
-def attention_window(context: RuleContext) -> str | None:
-    windows = context.value("max_attention_window")
+def attention_window(context: RuleContext) -> Mapping[str, object] | None:
+    windows, longest = context.value("max_attention_window"), context.value("max_seq_len")
     if windows is None:
         return None
-    name = "max_seq_len"
-    longest = context.value(name)
-    given = context.format_setting(name)
+    given = context.format_setting("max_seq_len")
     if longest is None:
         longest = context.value("max_input_len") + context.value("max_output_len")
         given = f"{context.format_setting('max_input_len')} plus {context.format_setting('max_output_len')}"
-    if min(windows) >= longest:
-        return None
-    return (
-        f"{context.format_setting('max_attention_window')} is below the longest sequence of {longest} tokens ({given}"
-        f"): of longer sequences only the last {min(windows)} tokens are attended to, which is faster and less "
-        "accurate; leave it out for full attention"
-    )
+    return None if min(windows) >= longest else {"window": min(windows), "longest": longest, "given": given}
 
 
 @_rule
-def speculation_without_method(context: RuleContext) -> str | None:
+def speculation_without_method(context: RuleContext) -> bool:
     others = (
         *("speculative_config", "speculative_decoding_mode", "speculative_draft_model", "medusa_choices"),
         *("eagle_choices", "lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"),
     )
-    if not context.value("speculative_length") or any(context.value(name) is not None for name in others):
-        return None
-    return (
-        f"{context.format_setting('speculative_length')} has no effect without a method: set "
-        "option.speculative_decoding_mode (ngram, for example), or option.speculative_draft_model"
-    )
+    return bool(context.value("speculative_length")) and all(context.value(name) is None for name in others)
 
 
 class NamedEngine(NamedTuple):
@@ -421,14 +373,11 @@ def engine_named(value: Callable[[str], Any]) -> tuple[str, NamedEngine] | None:
 
 
 @_rule
-def engine_of_lmi(context: RuleContext) -> str | None:
+def engine_of_lmi(context: RuleContext) -> Mapping[str, object] | None:
     named, backend = engine_named(context.value), context.value("backend")
     if named is None or backend is None or backend in named[1].backends or context.is_set("backend"):
         return None
-    return (
-        f"{context.format_setting(named[0])} names {named[1].name}, and {backend} runs the model here; "
-        "option.backend says which engine you want"
-    )
+    return {"setting": context.format_setting(named[0]), "engine": named[1].name, "running": backend}
 
 
 def _quantization(context: RuleContext) -> str | None:
@@ -441,16 +390,16 @@ def _quantization(context: RuleContext) -> str | None:
     return None if method is None else method.value
 
 
-def _quantized(context: RuleContext) -> str:
-    return context.format_setting("quant_algo" if context.value("quant_algo") is not None else "quantize")
+def _quantized(context: RuleContext) -> Mapping[str, object]:
+    """The setting that names the quantisation."""
+    name = "quantize" if context.value("quant_algo") is None else "quant_algo"
+    return {"setting": context.format_setting(name)}
 
 
-def _without(context: RuleContext, names: tuple[str, ...], method: str) -> str | None:
+def _without(context: RuleContext, names: tuple[str, ...]) -> Mapping[str, object] | None:
+    """Those of these options that are set."""
     given = [context.format_setting(name) for name in names if context.is_set(name)]
-    if not given:
-        return None
-    verb = "has" if len(given) == 1 else "have"
-    return f"{' and '.join(given)} {verb} no effect without option.quantize={method}: add that, or leave it out"
+    return {"given": " and ".join(given), "have": "has" if len(given) == 1 else "have"} if given else None
 
 
 def _declared(name: str, row: dict[str, Any]) -> Rule:

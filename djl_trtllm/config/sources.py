@@ -159,7 +159,6 @@ class Layer(enum.Enum):
     PLAIN = "plain variables (TENSOR_PARALLEL_DEGREE, PREDICT_TIMEOUT, ...)"
     FOREIGN = "config.pbtxt (Triton) or config.yaml (Truss) of the model directory"
     TRANSLATED = "variables of other servers (SM_NUM_GPUS, MAX_BATCH_SIZE, ...)"
-    SERVER_FILE = "config.properties of the server"
     PRESET = "what Triton or Truss presets, where its file is the source"
 
     @property
@@ -168,7 +167,7 @@ class Layer(enum.Enum):
 
         Among the variables of the other layers, the first one is used.
         """
-        return self in (Layer.ARGUMENTS, Layer.FILE, Layer.OPTION, Layer.SERVER_FILE)
+        return self in (Layer.ARGUMENTS, Layer.FILE, Layer.OPTION)
 
 
 @dataclass(frozen=True)
@@ -340,33 +339,35 @@ def read_arguments(pairs: Iterable[str]) -> Source:
 _MOST_CONTINUED = 200
 
 
-def read_properties(path: Path, layer: Layer = Layer.FILE) -> Source:
+def read_properties(path: Path) -> Source:
     """Read a properties file; a file that is missing is an empty source, one that cannot be read is a problem."""
     try:
         data = read_file(path, MOST_SETTINGS_BYTES)
     except FileNotFoundError:
-        return Source(layer)
+        return Source(Layer.FILE)
     except OSError as error:
-        return Source(layer, problems=(f"{path} cannot be read: {error.strerror or error}",))
+        return Source(Layer.FILE, problems=(f"{path} cannot be read: {error.strerror or error}",))
     # A NUL elsewhere is refused by the option whose value has it, and harmless in a comment.
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in data[:2]:
         problem = f"{path} begins as text in UTF-16 does: no option of it can be read; save it as UTF-8"
-        return Source(layer, problems=(problem,))
+        return Source(Layer.FILE, problems=(problem,))
     # Java reads Latin-1. A file with other characters is nearly always UTF-8, and was garbled there.
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = data.decode("latin-1")
-    return parse_properties(text, str(path), layer)
+    return parse_properties(text, str(path))
 
 
-def parse_properties(text: str, path: str, layer: Layer = Layer.FILE) -> Source:
+def parse_properties(text: str, path: str) -> Source:
     """Parse text in the syntax of java.util.Properties; of a key that occurs more than once the last value is used."""
     # The parser reads a logical line again for each line that continues it.
     if sum(line.endswith("\\") for line in text.splitlines()) > _MOST_CONTINUED:
-        return Source(layer, problems=(f"{path}: more than {_MOST_CONTINUED} lines end in a backslash; join them",))
+        return Source(
+            Layer.FILE, problems=(f"{path}: more than {_MOST_CONTINUED} lines end in a backslash; join them",)
+        )
     settings: dict[str, Setting] = {}
-    warnings: list[str] = []
+    warnings, problems = list[str](), list[str]()
     line = 1
     try:
         for element in javaproperties.parse(text):
@@ -380,12 +381,11 @@ def parse_properties(text: str, path: str, layer: Layer = Layer.FILE) -> Source:
                 settings[element.key] = setting
             line += _lines(element.source)
     except javaproperties.InvalidUEscapeError as error:
-        problem = (
+        problems.append(
             f"{path}:{line}: {error.escape} is not a \\u escape: expected \\u and four hexadecimal digits; "
             "write a backslash as \\\\"
         )
-        return Source(layer, tuple(settings.values()), tuple(warnings), (problem,))
-    return Source(layer, tuple(settings.values()), tuple(warnings))
+    return Source(Layer.FILE, tuple(settings.values()), tuple(warnings), tuple(problems))
 
 
 def _lines(source: str) -> int:

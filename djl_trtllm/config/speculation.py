@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -41,13 +41,6 @@ _SPELLINGS = {
     "lookaheaddecoding": Method.LOOKAHEAD,
 }
 _WITH_MODEL = (Method.DRAFT, Method.EAGLE3)
-_BELONGS = {
-    "ngram": (Method.NGRAM, Method.LOOKAHEAD),
-    "window": (Method.LOOKAHEAD,),
-    "verification": (Method.LOOKAHEAD,),
-    "tree": (Method.MEDUSA, Method.EAGLE),
-}
-"""Fields that only some methods have."""
 _TOKENS = 4
 MOST_TOKENS = 256
 """More draft tokens than any engine takes in an iteration."""
@@ -79,28 +72,33 @@ class Speculation:
         return self.method in (Method.DRAFT, None)
 
 
-_NAMES = {
-    "method": ("method", "decoding_type"),
-    "tokens": ("num_speculative_tokens", "max_draft_len", "num_nextn_predict_layers", "num_assistant_tokens"),
-    "model": ("model", "speculative_model", "speculative_model_dir"),
-    "ngram": ("prompt_lookup_max", "max_matching_ngram_size", "max_ngram_size"),
-    "tensor_parallel": ("draft_tensor_parallel_size",),
-    "window": ("max_window_size",),
-    "verification": ("max_verification_set_size",),
-    "tree": ("medusa_choices", "eagle_choices"),
+class _Field(NamedTuple):
+    """The names of a field in `option.speculative_config`, the options that are the same, and the methods with it."""
+
+    names: tuple[str, ...]
+    options: tuple[str, ...]
+    of: tuple[Method, ...] = tuple(Method)
+
+
+_FIELDS = {
+    "method": _Field(("method", "decoding_type"), ("speculative_decoding_mode",)),
+    "tokens": _Field(
+        ("num_speculative_tokens", "max_draft_len", "num_nextn_predict_layers", "num_assistant_tokens"),
+        ("speculative_length",),
+    ),
+    "model": _Field(("model", "speculative_model", "speculative_model_dir"), ("speculative_draft_model",)),
+    "ngram": _Field(
+        ("prompt_lookup_max", "max_matching_ngram_size", "max_ngram_size"),
+        ("lookahead_ngram_size",),
+        (Method.NGRAM, Method.LOOKAHEAD),
+    ),
+    "tensor_parallel": _Field(("draft_tensor_parallel_size",), ("draft_model_tp_size",)),
+    "window": _Field(("max_window_size",), ("lookahead_window_size",), (Method.LOOKAHEAD,)),
+    "verification": _Field(("max_verification_set_size",), ("lookahead_verification_set_size",), (Method.LOOKAHEAD,)),
+    "tree": _Field(
+        ("medusa_choices", "eagle_choices"), ("medusa_choices", "eagle_choices"), (Method.MEDUSA, Method.EAGLE)
+    ),
 }
-"""The names of fields in `option.speculative_config`."""
-_OPTIONS = {
-    "method": ("speculative_decoding_mode",),
-    "tokens": ("speculative_length",),
-    "model": ("speculative_draft_model",),
-    "ngram": ("lookahead_ngram_size",),
-    "tensor_parallel": ("draft_model_tp_size",),
-    "window": ("lookahead_window_size",),
-    "verification": ("lookahead_verification_set_size",),
-    "tree": ("medusa_choices", "eagle_choices"),
-}
-"""The same as options."""
 _IMPLIED = {
     "speculative_draft_model": None,
     "medusa_choices": Method.MEDUSA,
@@ -135,11 +133,11 @@ def speculation_of(config: Config) -> Speculation | None:
         problems.append(f"{setting}: {method} needs a draft model: set option.speculative_draft_model to its files")
     if model is not None and method in (Method.NGRAM, Method.LOOKAHEAD, Method.MTP):
         problems.append(f"{setting}: {method} has no draft model: leave out {model}, or set another method")
-    for name in found.keys() & _BELONGS.keys():
-        drafting = Method.DRAFT if method is None else method
-        if isinstance(drafting, Method) and drafting not in _BELONGS[name]:
-            others = " and ".join(_BELONGS[name])
-            problems.append(f"{setting}: {drafting} has no {_NAMES[name][0]}, which {others} have: leave it out")
+    drafting = Method.DRAFT if method is None else method
+    for name in found:
+        if isinstance(drafting, Method) and drafting not in _FIELDS[name].of:
+            others = " and ".join(_FIELDS[name].of)
+            problems.append(f"{setting}: {drafting} has no {_FIELDS[name].names[0]}, which {others} have: leave it out")
     _raise(problems)
     found["tokens"] = found.get("tokens") or (1 if method is Method.MTP else _TOKENS)
     return Speculation(setting, method, extra=extra, **found)
@@ -151,15 +149,15 @@ def _collected(config: Config, problems: list[str]) -> tuple[dict[str, Any], dic
     extra: dict[str, Any] = {}
     said: dict[str, str] = {}
     for name, value in _object(config).items():
-        own = next((each for each, names in _NAMES.items() if name in names), None)
+        own = next((each for each, (names, _, _) in _FIELDS.items() if name in names), None)
         if own is None:
             extra[name] = value
         elif own in said and _method(found[own]) != _method(value):
             problems.append(f"{_config(config)}: {said[own]} and {name} are the same: keep one")
         else:
             found[own], said[own] = value, name
-    for own, names in _OPTIONS.items():
-        for name in names:
+    for own, (_, options, _) in _FIELDS.items():
+        for name in options:
             value = getattr(config.options, name)
             if value is not None and _method(found.setdefault(own, value)) != _method(value):
                 problems.append(f"{config.format_setting(name)}: another setting says {found[own]!r}; keep one")
@@ -192,8 +190,10 @@ def _wrong(config: Config, found: Mapping[str, Any]) -> list[str]:
         else:
             right, expected = name == "tree" or value is None or isinstance(value, str), "text"
         if not right:
-            key = next((each for each in _OPTIONS[name] if config.is_set(each)), None)
-            place = f"{_config(config)}: {_NAMES[name][0]}={value!r}" if key is None else config.format_setting(key)
+            key = next((each for each in _FIELDS[name].options if config.is_set(each)), None)
+            place = (
+                f"{_config(config)}: {_FIELDS[name].names[0]}={value!r}" if key is None else config.format_setting(key)
+            )
             problems.append(f"{place}: expected {expected}")
     return problems
 

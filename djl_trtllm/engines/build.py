@@ -26,7 +26,7 @@ from djl_trtllm.model.work_directory import temporary_directory
 from djl_trtllm.processes import child_environment, end_group
 from djl_trtllm.progress import format_bytes, under_way
 
-DEFAULT_TIMEOUT_SECONDS = 4 * 3600.0
+TIMEOUT_SECONDS = 4 * 3600.0
 _POLL_SECONDS = 0.1
 _REPORT_EVERY_SECONDS = 30.0
 _TERMINATE_SECONDS = 5.0
@@ -44,14 +44,13 @@ def build_engine(
     out: Path,
     progress: Callable[[str], None],
     *,
-    timeout: float = DEFAULT_TIMEOUT_SECONDS,
     command: list[str] | None = None,
 ) -> EngineDir:
     """Compile the plan's checkpoint into `out`, which appears complete or not at all.
 
     `progress` gets one line per compiler phase, with the duration of the one before it. The compiler's output goes to
     `OUT.log` beside `out`, which stays unless this thread is interrupted. The compiler's process group is killed after
-    `timeout` seconds, or when this thread is interrupted. Tests replace the compiler by `command`, which gets the spec
+    four hours, or when this thread is interrupted. Tests replace the compiler by `command`, which gets the spec
     file as its last argument.
 
     Raises CompilerMissingError, BuildError (with the cause, what to do and the log's last lines) and EngineError
@@ -73,7 +72,7 @@ def build_engine(
             spec_path = partial / "spec.json"
             spec.save(spec_path)
             environment = _environment(compiler, offline=plan.offline) | {"TMPDIR": temporary}
-            run = _Run(compiler, [*command, str(spec_path)], environment, log_path, progress, timeout)
+            run = _Run(compiler, [*command, str(spec_path)], environment, log_path, progress)
             try:
                 run.to_its_end()
             finally:
@@ -117,7 +116,6 @@ class _Run:
     environment: dict[str, str]
     log_path: Path
     progress: Callable[[str], None]
-    timeout: float
     phase: str = field(init=False)
     phase_began: float | None = None
     log_offset: int = 0
@@ -157,8 +155,8 @@ class _Run:
                 self.phase, self.phase_began, reported = phase, now, now
             if status is not None:
                 return status
-            if now - started > self.timeout:
-                raise self._failure(f"took longer than {self.timeout:.0f} s and was killed")
+            if now - started > TIMEOUT_SECONDS:
+                raise self._failure(f"took longer than {TIMEOUT_SECONDS:.0f} s and was killed")
             if now - reported > _REPORT_EVERY_SECONDS:
                 since = started if self.phase_began is None else self.phase_began
                 self.progress(f"compiling: still in {self.phase} ({now - since:.0f} s)")

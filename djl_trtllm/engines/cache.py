@@ -28,7 +28,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from djl_trtllm.errors import EngineError, EngineMismatchError
-from djl_trtllm.files import MOST_JSON_BYTES, read_file
+from djl_trtllm.files import MOST_JSON_BYTES, file_sha256, read_file, write_whole
 from djl_trtllm.model.work_directory import abandoned_temporary_directories, is_abandoned, marked
 from djl_trtllm.progress import acquire, format_bytes
 
@@ -124,25 +124,8 @@ def _is_free(lock: Path) -> bool:
 
 log = logging.getLogger(__name__)
 
-_CHUNK_BYTES = 4 << 20
 _WORTH_REMEMBERING_BYTES = 64 << 20
 _SETTLED_SECONDS = 2.0
-
-
-class _Remembered(msgspec.Struct, frozen=True):
-    state: list[int]
-    sha256: str
-
-
-def file_sha256(path: Path) -> str:
-    """Hex SHA-256 of a file, read in chunks (constant memory). Raises OSError."""
-    digest = hashlib.sha256()
-    buffer = bytearray(_CHUNK_BYTES)
-    view = memoryview(buffer)
-    with path.open("rb", buffering=0) as stream:
-        while count := stream.readinto(buffer):
-            digest.update(view[:count])
-    return digest.hexdigest()
 
 
 class FileHashes:
@@ -161,40 +144,29 @@ class FileHashes:
         if self.store is None or path.stat().st_size < _WORTH_REMEMBERING_BYTES:
             return file_sha256(path)
         note = self.store / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.json"
-        remembered = _read(note)
-        if remembered is not None and remembered.state == state:
-            return remembered.sha256
+        try:
+            remembered = msgspec.json.decode(note.read_bytes(), type=dict[str, Any])
+            if remembered["state"] == state:
+                return str(remembered["sha256"])
+        except FileNotFoundError:
+            pass
+        except (OSError, msgspec.DecodeError, KeyError) as error:
+            log.info("the cached hash %s is not used: %s", note, error)
         sha256 = file_sha256(path)
         # A file touched just now may be written once more with the same times.
         settled = time.time() - path.stat().st_mtime > _SETTLED_SECONDS
         if settled and _state(path) == state:
-            _write(note, _Remembered(state, sha256))
+            try:
+                note.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(note, msgspec.json.encode({"state": state, "sha256": sha256}))
+            except OSError as error:
+                log.info("cannot cache the hash of a large file, it is computed at every start: %s", error)
         return sha256
 
 
 def _state(path: Path) -> list[int]:
     stat = path.stat()
     return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
-
-
-def _read(note: Path) -> _Remembered | None:
-    try:
-        return msgspec.json.decode(note.read_bytes(), type=_Remembered)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.DecodeError) as error:
-        log.info("the cached hash %s is not used: %s", note, error)
-        return None
-
-
-def _write(note: Path, remembered: _Remembered) -> None:
-    try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        temporary = note.with_name(f".{note.name}.{secrets.token_hex(4)}")
-        temporary.write_bytes(msgspec.json.encode(remembered))
-        temporary.replace(note)
-    except OSError as error:
-        log.info("cannot cache the hash of a large file, it is computed at every start: %s", error)
 
 
 MANIFEST_FILE = "manifest.json"
@@ -286,10 +258,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     def write(self, directory: Path) -> None:
         """Write `manifest.json`. Call it last: its presence says that the directory is complete."""
-        path = directory / MANIFEST_FILE
-        temporary = path.with_name(f".{MANIFEST_FILE}.partial")
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
-        temporary.replace(path)
+        write_whole(directory / MANIFEST_FILE, msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
     def verify(self, directory: Path, *, contents: bool = True) -> list[str]:
         """List what is missing, truncated or changed, one line per file; empty if the directory is intact.
@@ -505,11 +474,7 @@ class CacheEntry:
 
     def verify(self) -> list[str]:
         """Read every byte and list what is wrong, one line per file. Empty if the entry is intact."""
-        try:
-            manifest = Manifest.read(self.path)
-        except EngineMismatchError as error:
-            return [str(error)]
-        return ["no manifest"] if manifest is None else manifest.verify(self.path)
+        return _defects(self.path, contents=True)
 
 
 @dataclass(frozen=True)
@@ -630,7 +595,7 @@ class EngineCache:
             ) from error
 
 
-def _defects(entry: Path) -> list[str]:
+def _defects(entry: Path, *, contents: bool = False) -> list[str]:
     try:
         manifest = Manifest.read(entry)
         if manifest is None:
@@ -638,7 +603,7 @@ def _defects(entry: Path) -> list[str]:
         # The manifest is written last. Read files that are newer than it; for the others compare sizes only.
         sealed = (entry / MANIFEST_FILE).stat().st_mtime_ns
         touched = any(path.stat().st_mtime_ns > sealed for path in entry.rglob("*") if path.is_file())
-        return manifest.verify(entry, contents=touched)
+        return manifest.verify(entry, contents=contents or touched)
     except EngineMismatchError as error:
         return [str(error)]
     except OSError as error:

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import psutil
 from packaging.version import InvalidVersion, Version
 
+from djl_trtllm import processes
 from djl_trtllm.errors import SizingError
-from djl_trtllm.processes import CGROUP
 
 VARIABLE = "DJL_TRTLLM_ENGINE_MEMORY"
 """Bytes of data that an engine process may have: heap, buffers and stacks, no mapped files (RLIMIT_DATA)."""
@@ -52,8 +52,8 @@ def bounded(memory: int | None) -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
-_DRIVER_FILES = Path("/proc/driver/nvidia/gpus")
-_DEVICE_FILES = Path("/dev")
+DRIVER_FILES = Path("/proc/driver/nvidia/gpus")
+DEVICE_FILES = Path("/dev")
 _MIG = "MIG-"
 
 
@@ -74,9 +74,7 @@ class Gpu:
         return None if self.compute_capability is None else "sm_{}{}".format(*self.compute_capability)
 
 
-def visible_gpus(
-    environ: Mapping[str, str], *, driver_files: Path = _DRIVER_FILES, device_files: Path = _DEVICE_FILES
-) -> tuple[tuple[Gpu, ...], str | None]:
+def visible_gpus(environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str | None]:
     """The GPUs that CUDA shows to a process with this environment, and the driver's version.
 
     Asks NVML, which initialises no GPU. Without NVML, counts the driver's files; nothing else is known then.
@@ -86,7 +84,7 @@ def visible_gpus(
         devices = [(_text(nvml.nvmlDeviceGetUUID(handle)), _describe(nvml, handle)) for handle in handles]
         return devices, _text(nvml.nvmlSystemGetDriverVersion())
 
-    devices, driver = _ask_nvml(describe) or ([("", Gpu())] * _count_files(driver_files, device_files), None)
+    devices, driver = _ask_nvml(describe) or ([("", Gpu())] * _count_files(), None)
     return _visible(devices, environ), driver
 
 
@@ -130,10 +128,10 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _count_files(driver_files: Path, device_files: Path) -> int:
+def _count_files() -> int:
     """GPUs by the driver's files; containers may show the devices and hide the driver's /proc tree."""
-    listed = len(list(driver_files.iterdir())) if driver_files.is_dir() else 0
-    names = [path.name for path in device_files.glob("nvidia*")]
+    listed = len(list(DRIVER_FILES.iterdir())) if DRIVER_FILES.is_dir() else 0
+    names = [path.name for path in DEVICE_FILES.glob("nvidia*")]
     return listed or sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names) or names.count("nvidiactl")
 
 
@@ -283,14 +281,14 @@ def release_of(version: str | None) -> Version | None:
         return None
 
 
-def available_memory(cgroup: Path = CGROUP, membership: Path = Path("/proc/self/cgroup")) -> int:
+def available_memory() -> int:
     """Bytes of host memory that this process may still allocate: the system's, or less if a control group limits it.
 
     Reads control groups of version 1 and 2 with all their ancestors, because a container's limit can be set on any of
     them. Page cache that can be dropped is available memory. Within `bounded` it is at most the bound.
     """
     available = int(psutil.virtual_memory().available)
-    for directory, limit_file, usage_file, inactive_key in _memory_groups(cgroup, membership):
+    for directory, limit_file, usage_file, inactive_key in _memory_groups():
         limit = _read_bytes(directory / limit_file)
         usage = _read_bytes(directory / usage_file)
         if limit is not None and usage is not None:
@@ -299,26 +297,20 @@ def available_memory(cgroup: Path = CGROUP, membership: Path = Path("/proc/self/
     return max(0, available if bound is None else min(available, bound))
 
 
-def _memory_groups(root: Path, membership: Path) -> list[tuple[Path, str, str, str]]:
-    groups = []
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        lines = []  # not Linux: only the system's figure
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
+def _memory_groups() -> Iterator[tuple[Path, str, str, str]]:
+    root = processes.CGROUP
+    for controllers, path in processes.control_groups():
+        if controllers == [""]:
             base, names = root, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
+        elif "memory" in controllers:
             base, names = root / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
             continue
-        own = base / path.lstrip("/")
+        own = base / path
         # In a container the path is often the host's and does not exist; the root is then the container's group.
         for directory in dict.fromkeys((own, *own.parents)):
             if directory == base or base in directory.parents:
-                groups.append((directory, *names))
-    return groups
+                yield (directory, *names)
 
 
 def _read_bytes(path: Path) -> int | None:

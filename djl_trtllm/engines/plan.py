@@ -19,9 +19,9 @@ from djl_trtllm.config import Backend, Config, DType, Task
 from djl_trtllm.engines.cache import FileHashes, Manifest, OptionValue, cache_key
 from djl_trtllm.engines.compiler import Compiler, CompileSpec
 from djl_trtllm.errors import ModelError
-from djl_trtllm.files import MOST_JSON_BYTES, read_file
 from djl_trtllm.model import Layout, ModelShape
 from djl_trtllm.model.adapter import AdapterLimits
+from djl_trtllm.model.checkpoint import read_object
 from djl_trtllm.model.pooling import Head
 
 _MOST_THREADS = 8
@@ -103,10 +103,9 @@ def _matching(directory: Path, patterns: Iterable[str]) -> list[Path]:
 
 def _has_own_code(checkpoint: Path) -> bool:
     try:
-        config = json.loads(read_file(checkpoint / "config.json", MOST_JSON_BYTES))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and "auto_map" in config
+        return "auto_map" in (read_object(checkpoint / "config.json", ModelError) or {})
+    except ModelError:
+        return False  # who loads the model says so
 
 
 _LONGEST_TEXT = 8192

@@ -5,7 +5,7 @@ it is. The tokenizer turns text into ids and back. Files are not trusted: archiv
 code that comes with a model runs only if the operator allows it.
 """
 
-from djl_trtllm.model.archive import is_archive, open_model
+from djl_trtllm.model.archive import open_model
 from djl_trtllm.model.checkpoint import ModelShape
 from djl_trtllm.model.layout import Layout, ModelKind, handle_requirements, inspect, inspect_config
 from djl_trtllm.model.tokenizer import Tokenizer, TokenTexts, load_tokenizer
@@ -19,7 +19,6 @@ __all__ = [
     "handle_requirements",
     "inspect",
     "inspect_config",
-    "is_archive",
     "load_tokenizer",
     "open_model",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 
 from djl_trtllm.errors import LayoutError
 from djl_trtllm.files import open_file
-from djl_trtllm.model.checkpoint import bounded, check_whole, read_header, read_object
+from djl_trtllm.model.checkpoint import Header, StoredTensor, bounded, check_whole, read_header, read_object
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
@@ -88,23 +88,24 @@ def _check_rank(what: str, rank: int, limits: AdapterLimits) -> None:
         )
 
 
-def _check_tensors(file: Path, header: Mapping[str, Any], limits: AdapterLimits) -> None:
-    modules: dict[str, dict[str, list[int]]] = {}
+def _check_tensors(file: Path, header: Header, limits: AdapterLimits) -> None:
+    modules: dict[str, dict[str, tuple[int, ...]]] = {}
     for key, match, entry in _tensors(file, header):
         _check_place(file, key, match, limits)
         sides = modules.setdefault(match["module"], {})
         if match["side"] is not None:
-            sides[match["side"]] = _shape(file, key, entry)
+            if len(entry.shape) != 2 or 0 in entry.shape:
+                shape = list(entry.shape)
+                raise LayoutError(f"{file}: tensor {key!r} has the shape {shape}, expected two sizes")
+            sides[match["side"]] = entry.shape
     if not modules:
         raise LayoutError(f"{file} has no lora_A and lora_B tensors: it changes no module of the model")
     for module, sides in modules.items():
         _check_module(file, module, sides, limits)
 
 
-def _tensors(file: Path, header: Mapping[str, Any]) -> Iterator[tuple[str, re.Match[str], Any]]:
+def _tensors(file: Path, header: Header) -> Iterator[tuple[str, re.Match[str], StoredTensor]]:
     for key, entry in header.items():
-        if key == "__metadata__":
-            continue
         match = _TENSOR.fullmatch(key)
         if match is not None:
             yield key, match, entry
@@ -130,7 +131,7 @@ def _check_place(file: Path, key: str, match: re.Match[str], limits: AdapterLimi
         )
 
 
-def _check_module(file: Path, module: str, sides: Mapping[str, list[int]], limits: AdapterLimits) -> None:
+def _check_module(file: Path, module: str, sides: Mapping[str, tuple[int, ...]], limits: AdapterLimits) -> None:
     missing = [side for side in "AB" if side not in sides]
     if missing:
         raise LayoutError(f"{file}: '{module}.lora_{missing[0]}.weight' is missing, expected lora_A and lora_B of it")
@@ -145,10 +146,3 @@ def _check_module(file: Path, module: str, sides: Mapping[str, list[int]], limit
                 f"{file}: {module!r} is for a model of hidden size {size}, the model has {limits.hidden}; the adapter "
                 "belongs to another model"
             )
-
-
-def _shape(file: Path, key: str, entry: Any) -> list[int]:
-    shape = entry.get("shape")
-    if not isinstance(shape, list) or len(shape) != 2 or not all(type(size) is int and size > 0 for size in shape):
-        raise LayoutError(f"{file}: tensor {key!r} has the shape {shape!r}, expected two sizes")
-    return shape

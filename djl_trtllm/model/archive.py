@@ -6,7 +6,6 @@ destination are written, with plain permissions, and all limits are checked whil
 
 import bz2
 import gzip
-import hashlib
 import io
 import logging
 import lzma
@@ -17,13 +16,14 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, cast
 
 import filelock
 
 from djl_trtllm.errors import ArchiveError, LayoutError, ModelError
+from djl_trtllm.files import file_sha256
+from djl_trtllm.model.work_directory import shortage
 from djl_trtllm.progress import ProgressMeter, format_bytes
 
 logger = logging.getLogger(__name__)
@@ -47,21 +47,12 @@ _LOCK_TIMEOUT = 3600.0
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
-@dataclass(frozen=True)
-class Bounds:
-    total_bytes: int = 2 * 1024**4
-    """Bytes of the decompressed archive. The disk's free space is checked too."""
-    members: int = 100_000
-    """Number of files and directories."""
-    ratio: int = 1_000
-    """Decompressed bytes per archive byte."""
-    ratio_from_bytes: int = 1024**3
-    """The ratio is checked above this number of decompressed bytes."""
-    spare_bytes: int = 256 * 1024**2
-    """Bytes that must stay free on the disk."""
-
-
-DEFAULT_BOUNDS = Bounds()
+MOST_BYTES = 2 * 1024**4
+"""The most of a decompressed archive. The disk's free space is checked too."""
+MOST_MEMBERS = 100_000
+"""The most files and directories."""
+MOST_RATIO, RATIO_FROM_BYTES = 1_000, 1024**3
+"""The most decompressed bytes for a byte of the archive, where it decompresses to more than the second number."""
 
 
 def is_archive(path: Path) -> bool:
@@ -76,7 +67,7 @@ def is_archive(path: Path) -> bool:
         return False
 
 
-def extract(archive: Path, into: Path, *, bounds: Bounds = DEFAULT_BOUNDS) -> None:
+def extract(archive: Path, into: Path) -> None:
     """Extract `archive` to the new directory `into`.
 
     Extraction goes to a directory beside `into`, which is renamed when complete, so `into` exists completely or not at
@@ -86,14 +77,14 @@ def extract(archive: Path, into: Path, *, bounds: Bounds = DEFAULT_BOUNDS) -> No
     into.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{into.name}.partial-", dir=into.parent))
     try:
-        _Extraction(archive, partial, bounds).run()
+        _Extraction(archive, partial).run()
         partial.chmod(0o755)
         partial.rename(into)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def open_model(path: Path, workdir: Path, *, bounds: Bounds = DEFAULT_BOUNDS) -> Path:
+def open_model(path: Path, workdir: Path) -> Path:
     """The model directory for `path`, a directory or an archive.
 
     A directory is returned unchanged, unless its only content is one directory or one archive (SageMaker's
@@ -108,7 +99,7 @@ def open_model(path: Path, workdir: Path, *, bounds: Bounds = DEFAULT_BOUNDS) ->
                 return path
             path = below
         elif path.is_file():
-            path = _open_archive(path, workdir, bounds)
+            path = _open_archive(path, workdir)
         else:
             raise LayoutError(
                 f"no model at {path}: expected a model directory, a .tar.gz of one, or a configuration file in one"
@@ -116,21 +107,21 @@ def open_model(path: Path, workdir: Path, *, bounds: Bounds = DEFAULT_BOUNDS) ->
     raise ArchiveError(f"{path}: more than {_MAX_DESCENT} archives and folders inside one another; pack the model once")
 
 
-def _open_archive(archive: Path, workdir: Path, bounds: Bounds) -> Path:
+def _open_archive(archive: Path, workdir: Path) -> Path:
     if not is_archive(archive):
         raise ArchiveError(
             f"{archive} is not a tar archive ({archive.stat().st_size} bytes, starts with {_head(archive)!r}): "
             "expected a model directory, or a .tar.gz, .tgz or .tar of one, as `tar czvf model.tar.gz model/` makes"
         )
     try:
-        into = workdir / _content_key(archive)
+        into = workdir / f"model-{file_sha256(archive)[:32]}"
         workdir.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(workdir / f".{into.name}.lock", timeout=_LOCK_TIMEOUT):
             for abandoned in workdir.glob(f".{into.name}.partial-*"):
                 shutil.rmtree(abandoned, ignore_errors=True)
             if not into.is_dir():
                 logger.info("extracting %s to %s", archive, into)
-                extract(archive, into, bounds=bounds)
+                extract(archive, into)
     except filelock.Timeout as error:
         raise ArchiveError(
             f"cannot extract {archive}: another process has been extracting it to {into} for {_LOCK_TIMEOUT:.0f} s; "
@@ -145,10 +136,9 @@ def _open_archive(archive: Path, workdir: Path, bounds: Bounds) -> Path:
 
 
 class _Extraction:
-    def __init__(self, archive: Path, root: Path, bounds: Bounds) -> None:
+    def __init__(self, archive: Path, root: Path) -> None:
         self.archive = archive
         self.root = root
-        self.bounds = bounds
         self.packed_bytes = archive.stat().st_size
         self.unpacked_bytes = 0
         self.reads_at_end = 0
@@ -189,20 +179,17 @@ class _Extraction:
                 "the archive is truncated (it has less than its headers say)", "make or download it again"
             )
         self.unpacked_bytes += len(chunk)
-        if self.unpacked_bytes > self.bounds.total_bytes:
-            bound = format_bytes(self.bounds.total_bytes)
-            raise self._error(f"the archive extracts to more than {bound}", "pack less, or raise the limit")
-        if self.unpacked_bytes > max(self.bounds.ratio_from_bytes, self.packed_bytes * self.bounds.ratio):
+        if self.unpacked_bytes > MOST_BYTES:
+            raise self._error(f"the archive extracts to more than {format_bytes(MOST_BYTES)}", "pack less")
+        if self.unpacked_bytes > max(RATIO_FROM_BYTES, self.packed_bytes * MOST_RATIO):
             grown = f"{format_bytes(self.unpacked_bytes)} from {format_bytes(self.packed_bytes)}"
             raise self._error(f"the archive extracts to {grown}, a ratio that no model reaches", "check its content")
         return chunk
 
     def _write(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         self.members += 1
-        if self.members > self.bounds.members:
-            raise self._error(
-                f"the archive has more than {self.bounds.members:,} members", "pack only the model's files"
-            )
+        if self.members > MOST_MEMBERS:
+            raise self._error(f"the archive has more than {MOST_MEMBERS:,} members", "pack only the model's files")
         parts = self._parts(member)
         if parts is None:
             return
@@ -243,13 +230,8 @@ class _Extraction:
             raise self._error("a file and a directory have the same name", "make the archive again") from error
 
     def _check_disk(self, needed: int) -> None:
-        free = shutil.disk_usage(self.root).free
-        if needed + self.bounds.spare_bytes > free:
-            raise ArchiveError(
-                f"cannot extract {self.archive}: {format_bytes(needed)} more are needed in {self.root.parent} and "
-                f"{format_bytes(free)} are free, of which {format_bytes(self.bounds.spare_bytes)} must stay free; "
-                "free some space, or choose another place"
-            )
+        if lack := shortage(self.root.parent, needed):
+            raise ArchiveError(f"cannot extract {self.archive}: {lack}; free some space, or choose another place")
 
     def _error(self, wrong: str, do: str) -> ArchiveError:
         return ArchiveError(f"cannot extract {self.archive}: at member {self.current[:200]!r}: {wrong}; {do}")
@@ -320,14 +302,6 @@ def _only_content(directory: Path) -> Path | None:
     if only.is_dir():
         return None if (only / "config.pbtxt").is_file() or only.name.isdigit() else only
     return only if is_archive(only) else None
-
-
-def _content_key(archive: Path) -> str:
-    digest = hashlib.sha256()
-    with archive.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return f"model-{digest.hexdigest()[:32]}"
 
 
 def _head(path: Path) -> bytes:

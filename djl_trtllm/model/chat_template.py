@@ -198,10 +198,17 @@ def read_sources(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, s
         sources.update({str(name): text for name, text in configured.items() if isinstance(text, str)})
     single = path / "chat_template.jinja"
     if single.exists():
-        sources[DEFAULT] = content_of(single, MOST_JSON_BYTES, TokenizerError).decode()
+        sources[DEFAULT] = _text_of(single)
     for extra in sorted((path / "additional_chat_templates").glob("*.jinja")):
-        sources[extra.stem] = content_of(extra, MOST_JSON_BYTES, TokenizerError).decode()
+        sources[extra.stem] = _text_of(extra)
     return sources
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return content_of(file, MOST_JSON_BYTES, TokenizerError).decode()
+    except UnicodeDecodeError as error:
+        raise TokenizerError(f"{file} is not UTF-8 text ({error}); save it as UTF-8") from error
 
 
 class _GenerationTag(jinja2.ext.Extension):

@@ -10,7 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
 
 from djl_trtllm.config.options.option import MOST_GPUS
 from djl_trtllm.errors import LayoutError, ModelError
@@ -29,18 +31,23 @@ def read_object(file: Path, error: type[ModelError]) -> dict[str, Any] | None:
     """The JSON object in `file`, or None if there is no such file. Raises `error` for anything else."""
     if not file.exists():
         return None
+    value = read_json(file, error)
+    if not isinstance(value, dict):
+        raise error(f"{file} holds a JSON {type(value).__name__}, expected an object; copy it from the model again")
+    check_counts(value, file, error)
+    return value
+
+
+def read_json(file: Path, error: type[ModelError]) -> Any:
+    """The JSON in `file`. Raises `error`."""
     of_tensors = file.name in INDEXES
     content = content_of(file, _MOST_INDEX_BYTES if of_tensors else MOST_JSON_BYTES, error)
     if content.startswith(_LFS):
         raise error(f"{file}: this is a Git LFS pointer, not the file; fetch the files with `git lfs pull`")
     try:
-        value = parse_json(content, _MOST_VALUES_OF_TENSORS if of_tensors else _MOST_VALUES)
+        return parse_json(content, _MOST_VALUES_OF_TENSORS if of_tensors else _MOST_VALUES)
     except (ValueError, RecursionError) as cause:
         raise error(f"{file} is not valid JSON: {cause}; copy it from the model again") from cause
-    if not isinstance(value, dict):
-        raise error(f"{file} holds a JSON {type(value).__name__}, expected an object; copy it from the model again")
-    check_counts(value, file, error)
-    return value
 
 
 def content_of(file: Path, most: int, error: type[ModelError]) -> bytes:
@@ -143,7 +150,23 @@ def _check_whole(files: tuple[Path, ...]) -> None:
             )
 
 
-def read_header(file: Path) -> dict[str, Any]:
+class StoredTensor(msgspec.Struct, frozen=True):
+    """One tensor of a safetensors file: its type, its sizes, and its begin and end behind the header, in bytes."""
+
+    dtype: str
+    shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**48)], ...], msgspec.Meta(max_length=16)]
+    data_offsets: tuple[Annotated[int, msgspec.Meta(ge=0)], int]
+
+    def __post_init__(self) -> None:
+        if self.data_offsets[0] > self.data_offsets[1]:
+            raise ValueError(f"it begins at {self.data_offsets[0]} and ends at {self.data_offsets[1]}")
+
+
+Header: TypeAlias = Mapping[str, StoredTensor]
+"""The tensors of a file by name."""
+
+
+def read_header(file: Path) -> Header:
     """The header of a safetensors file, see `parse_header`."""
     with open_file(file) as stream:
 
@@ -160,8 +183,8 @@ def parse_header(
     get: Callable[[int, int], bytes],
     error: type[ModelError] = LayoutError,
     remedy: str = "download or copy it again",
-) -> dict[str, Any]:
-    """The header of a safetensors file: tensor name to dtype, shape and data offsets.
+) -> Header:
+    """The header of a safetensors file without its metadata.
 
     `get` returns the bytes of the file, which has `size`, from a start to an end. Raises `error` if the file is
     truncated or not a safetensors file. Format: https://github.com/huggingface/safetensors#format
@@ -175,13 +198,22 @@ def parse_header(
     if len(content) < 8 + length:
         content += get(len(content), 8 + length)
     try:
-        header = parse_json(content[8 : 8 + length], _MOST_VALUES_OF_TENSORS)
-        end = max((_extent(entry)[1] for entry in _tensors(header)), default=0)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as cause:
+        entries = parse_json(content[8 : 8 + length], _MOST_VALUES_OF_TENSORS)
+        entries.pop("__metadata__", None)
+        header = {name: _stored(name, entry) for name, entry in entries.items()}
+        end = max((tensor.data_offsets[1] for tensor in header.values()), default=0)
+    except (ValueError, AttributeError, TypeError, RecursionError) as cause:
         raise error(f"{where} has a damaged header ({cause}); {remedy}") from cause
     if 8 + length + end > size:
         raise error(f"{where} is truncated: {size:,} bytes, the tensors end at {8 + length + end:,}; {remedy}")
-    return dict(header)
+    return header
+
+
+def _stored(name: str, entry: object) -> StoredTensor:
+    try:
+        return msgspec.convert(entry, StoredTensor)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name!r}: {error}") from None
 
 
 def _is_cut_zip(file: Path) -> bool:
@@ -198,7 +230,7 @@ def parameter_bytes(files: tuple[Path, ...]) -> int | None:
     total = 0
     for file in files:
         if file.suffix == ".safetensors":
-            total += sum(end - start for start, end in map(_extent, _tensors(read_header(file))))
+            total += sum(end - start for start, end in (each.data_offsets for each in read_header(file).values()))
         else:
             total += file.stat().st_size
     return total
@@ -207,17 +239,6 @@ def parameter_bytes(files: tuple[Path, ...]) -> int | None:
 def bounded(names: list[str], limit: int = 20) -> str:
     more = len(names) - limit
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
-
-
-def _tensors(header: dict[str, Any]) -> list[dict[str, Any]]:
-    return [entry for name, entry in header.items() if name != "__metadata__"]
-
-
-def _extent(entry: dict[str, Any]) -> tuple[int, int]:
-    start, end = entry["data_offsets"]
-    if not (isinstance(start, int) and isinstance(end, int) and 0 <= start <= end):
-        raise ValueError(f"a tensor at {start!r} to {end!r}")
-    return start, end
 
 
 def _indexed(index: Path) -> tuple[Path, ...]:
@@ -281,7 +302,7 @@ def check_tensors(path: Path, files: tuple[Path, ...], num_layers: int | None, e
     tensors: dict[str, set[str]] = {}
     count = 0
     for file in files:
-        tensors[file.name] = set(read_header(file)) - {"__metadata__"}
+        tensors[file.name] = set(read_header(file))
         count += len(tensors[file.name])
         if count > _MOST_TENSORS:
             raise LayoutError(

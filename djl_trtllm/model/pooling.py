@@ -5,7 +5,6 @@ tokens count, `sentence_bert_config.json` how long texts may be. A cross-encoder
 classification with one label.
 """
 
-import json
 import re
 import shutil
 from collections.abc import Mapping
@@ -16,8 +15,7 @@ from typing import Any
 
 from djl_trtllm.config import Task
 from djl_trtllm.errors import EngineError, LayoutError
-from djl_trtllm.files import MOST_JSON_BYTES, read_file
-from djl_trtllm.model.checkpoint import ModelShape, read_object
+from djl_trtllm.model.checkpoint import ModelShape, read_json, read_object
 from djl_trtllm.model.layout import Layout
 from djl_trtllm.model.tokenizer import Tokenizer
 
@@ -164,15 +162,10 @@ def _folder(module: Mapping[str, Any]) -> str | None:
 def _modules(directory: Path) -> list[Mapping[str, Any]] | None:
     """The steps of a model of Sentence Transformers; None without a file that lists them. Raises LayoutError."""
     file = directory / _MODULES
-    if not file.is_file():
-        return None
-    try:
-        steps = json.loads(read_file(file, MOST_JSON_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LayoutError(f"{file} cannot be read: {error}; copy it from the model again") from error
-    if not isinstance(steps, list) or not steps or not all(isinstance(step, dict) for step in steps):
-        raise LayoutError(f"{file}: expected a list of modules; copy it from the model again")
-    return steps
+    steps = read_json(file, LayoutError) if file.is_file() else None
+    if steps is None or (isinstance(steps, list) and steps and all(isinstance(step, dict) for step in steps)):
+        return steps
+    raise LayoutError(f"{file}: expected a list of modules; copy it from the model again")
 
 
 def _pooled(file: Path) -> Pooled:

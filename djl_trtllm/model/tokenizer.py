@@ -21,7 +21,7 @@ import tokenizers.processors
 from djl_trtllm.errors import InvalidRequestError, PromptTooLongError, RequestError, TokenizerError
 from djl_trtllm.files import MOST_TOKENIZER_BYTES
 from djl_trtllm.model import chat_template, tokenizer_formats
-from djl_trtllm.model.checkpoint import ModelShape, bounded, check_values, content_of, is_lfs_pointer, read_object
+from djl_trtllm.model.checkpoint import ModelShape, check_values, content_of, is_lfs_pointer, read_object
 from djl_trtllm.model.layout import Layout
 from djl_trtllm.model.work_directory import temporary_directory
 
@@ -31,12 +31,7 @@ from djl_trtllm.model.work_directory import temporary_directory
 def require_tokenizer(layout: Layout) -> None:
     """Raise TokenizerError if neither the model nor the engine inside it has tokenizer files."""
     if layout.tokenizer_dir is None and layout.bundled_engine is None:
-        shown = bounded(sorted(entry.name for entry in layout.path.iterdir()))
-        raise TokenizerError(
-            f"{layout.path} has no tokenizer: found {shown}; expected tokenizer.json, or tokenizer.model "
-            "(SentencePiece), or vocab.json with merges.txt. They are part of the Hugging Face model: copy them beside "
-            "config.json, or name a directory or a model that has them with option.tokenizer"
-        )
+        raise tokenizer_formats.missing(layout.path)
 
 
 def load_fitting_tokenizer(layout: Layout, *, trust_remote_code: bool) -> Tokenizer | None:

@@ -213,6 +213,7 @@ def _named(proto: Any) -> dict[str, str]:
 
 QWEN_FILE = "qwen.tiktoken"
 _QWEN_END = "<|endoftext|>"
+_MOST_RANK = 1 << 24
 _QWEN_SPECIAL = (_QWEN_END, "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
 _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
@@ -222,9 +223,12 @@ _QWEN_WORDS = (
 
 def read_qwen(file: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     """Qwen 1's tokenizer and its named special tokens, without the model's code. Raises `TokenizerError`."""
+    content = content_of(file, MOST_TOKENIZER_BYTES, TokenizerError)
     try:
-        lines = [line.split() for line in file.read_bytes().splitlines() if line]
+        lines = [line.split() for line in content.splitlines() if line]
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+        if not all(0 <= rank < _MOST_RANK for rank in ranks.values()):
+            raise ValueError(f"ranks from {min(ranks.values())} to {max(ranks.values())}")
     except ValueError as error:
         raise TokenizerError(
             f"{file} is no file of tiktoken: {error}; expected lines of a token in base64 and its rank; copy it again"
@@ -300,6 +304,16 @@ class Converted:
     """`add_bos_token` and `add_eos_token` as observed."""
 
 
+def missing(path: Path) -> TokenizerError:
+    """The error about a model directory without a tokenizer."""
+    shown = bounded(sorted(entry.name for entry in path.iterdir()))
+    return TokenizerError(
+        f"{path} has no tokenizer: found {shown or 'nothing'}; expected tokenizer.json, or tokenizer.model "
+        "(SentencePiece), or vocab.json with merges.txt. They are part of the Hugging Face model: copy them beside "
+        "config.json, or name a directory or a model that has them with option.tokenizer"
+    )
+
+
 def convert(path: Path, into: Path, *, trust_remote_code: bool) -> Converted:
     """Convert the tokenizer of the directory `path` and write it to the directory `into`.
 
@@ -308,12 +322,7 @@ def convert(path: Path, into: Path, *, trust_remote_code: bool) -> Converted:
     """
     remote = _remote_code(path)
     if not remote and not any(any(path.glob(pattern)) for pattern in SOURCES):
-        shown = bounded(sorted(entry.name for entry in path.iterdir()))
-        raise TokenizerError(
-            f"no tokenizer files in {path}: found {shown or 'nothing'}; expected tokenizer.json, or tokenizer.model "
-            "(SentencePiece), or vocab.json with merges.txt. They are part of the Hugging Face checkpoint: copy them "
-            "beside the engine or the weights"
-        )
+        raise missing(path)
     if remote and not trust_remote_code:
         raise TokenizerError(
             f"the tokenizer of {path} is Python code that comes with the model ({remote}); read it, and if you trust "

@@ -118,9 +118,11 @@ class Vision:
 
     def pixels(self, data: bytes) -> Picture:
         """The image of a file as the processor takes it. Raises RefusedImageError."""
+        from PIL.Image import Resampling
+
         picture = decode(data)
         scaled = self.scaled(*picture.size)
-        return picture if picture.size == scaled else picture.resize(scaled, _bicubic())
+        return picture if picture.size == scaled else picture.resize(scaled, Resampling.BICUBIC)
 
     def example(self) -> tuple[list[int], bytes, int]:
         """The ids of a prompt with a small image, the image's file, and the length of its sides in pixels."""
@@ -200,12 +202,6 @@ def _pixel_bytes(picture: Picture) -> int:
 
 
 _LEAVE_OUT = "leave the model's own marks of images and videos out of texts"
-
-
-def _bicubic() -> Any:
-    from PIL.Image import Resampling
-
-    return Resampling.BICUBIC
 
 
 def decode(data: bytes, most_pixels: int = MOST_PIXELS) -> Picture:

@@ -13,6 +13,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from djl_trtllm.files import write_whole
+from djl_trtllm.progress import format_bytes
+
 logger = logging.getLogger(__name__)
 
 TEMPORARY_PREFIX = "djl-trtllm-work-"
@@ -22,6 +25,21 @@ _FOLDER = re.compile(rf"{TEMPORARY_PREFIX}.+|{ENGINE_PREFIX}[0-9a-f]{{12}}")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where Linux has it
 _SETTLED_SECONDS = 60.0
 """A folder that was just made may not be locked yet."""
+
+
+SPARE_BYTES = 256 << 20
+"""Bytes that stay free on a disk."""
+
+
+def shortage(folder: Path, needed: int) -> str | None:
+    """What a folder's disk lacks for `needed` more bytes, beside those that stay free; None if they fit."""
+    free = shutil.disk_usage(next(each for each in (folder, *folder.absolute().parents) if each.exists())).free
+    if not needed or needed + SPARE_BYTES <= free:
+        return None
+    return (
+        f"{format_bytes(needed)} more are needed on the disk of {folder}, and {format_bytes(free)} are free "
+        f"({format_bytes(SPARE_BYTES)} stay free)"
+    )
 
 
 @contextmanager
@@ -60,9 +78,7 @@ def link_with_changes(directory: Path, into: Path, changed: Mapping[str, str]) -
             with suppress(FileExistsError):
                 (into / path.name).symlink_to(path.absolute())
     for name, text in changed.items():
-        written = into.with_name(f".{name}.{os.getpid()}")
-        written.write_text(text, encoding="utf-8")
-        written.replace(into / name)
+        write_whole(into / name, text.encode())
 
 
 def folder_in_memory(folder: Path) -> Path:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,6 +17,7 @@ from djl_trtllm.files import read_table
 from djl_trtllm.model.archive import ARCHIVE_SUFFIXES, is_archive
 from djl_trtllm.model.checkpoint import (
     EXPERTS,
+    Header,
     ModelShape,
     check_counts,
     find_weights,
@@ -451,16 +452,13 @@ class CheckpointSizes:
         source: str | Path,
         *,
         revision: str | None = None,
-        downloads: Path | None = None,
         hub_cache: Path | None = None,
         hub_token: str | None = None,
-        progress: Callable[[str], None] = lambda line: None,
     ) -> CheckpointSizes:
         """Read a local directory, a hub id or an S3 address.
 
         Of remote models only config.json, the files beside it and the headers of weight files are downloaded.
-        `downloads` is the folder for what comes from S3 (the temporary directory by default). Raises LayoutError for
-        what is no checkpoint, DownloadError for what cannot be read.
+        Raises LayoutError for what is no checkpoint, DownloadError for what cannot be read.
         """
         text = str(source)
         if text.lower().endswith(ARCHIVE_SUFFIXES) or is_archive(Path(text)):
@@ -470,19 +468,12 @@ class CheckpointSizes:
         if not is_remote(text):
             return cls._read(Path(source), text, None)
         with tempfile.TemporaryDirectory(prefix="djl-trtllm-size-") as scratch:
-            path = fetch(
-                text,
-                downloads or Path(scratch),
-                progress,
-                revision=revision,
-                hub_cache=hub_cache,
-                hub_token=hub_token,
-                config_only=True,
-            )
-            return cls._read(path, text, remote_headers(text, path, revision=revision, hub_token=hub_token))
+            hub: dict[str, Any] = {"revision": revision, "hub_token": hub_token}
+            path = fetch(text, Path(scratch), lambda line: None, hub_cache=hub_cache, config_only=True, **hub)
+            return cls._read(path, text, remote_headers(text, path, **hub))
 
     @classmethod
-    def _read(cls, path: Path, source: str, headers: Mapping[str, Mapping[str, Any]] | None) -> CheckpointSizes:
+    def _read(cls, path: Path, source: str, headers: Mapping[str, Header] | None) -> CheckpointSizes:
         config = read_object(path / "config.json", LayoutError)
         if config is None:
             raise LayoutError(f"{source} has no config.json, which gives the sizes of a model; expected a checkpoint")

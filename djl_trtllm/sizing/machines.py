@@ -1,7 +1,6 @@
 """GPUs and AWS instance types as data (`gpus.toml`, `instances.toml`), and machines as a command line names them."""
 
 import datetime
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 from djl_trtllm.errors import SizingError
 from djl_trtllm.files import read_table
+from djl_trtllm.listing import suggestion
 
 _MIB = 1024 * 1024
 _NEAR = 0.08
@@ -153,9 +153,7 @@ def _plain(text: str) -> str:
 
 
 def _advice(wanted: str, known: Iterable[str]) -> str:
-    names = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(wanted.lower(), names, n=3, cutoff=0.7)
-    return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(names)}"
+    return suggestion(wanted.lower(), map(str.lower, known), most=3, likeness=0.7)
 
 
 _GIB = 1 << 30

@@ -1,14 +1,15 @@
 """Sizes of tensors: their types, bits per element when quantised, and which rank holds how much of them."""
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from djl_trtllm.errors import LayoutError, SizingError
 from djl_trtllm.files import read_table
+from djl_trtllm.listing import suggestion
+from djl_trtllm.model.checkpoint import Header
 
 _TABLE = read_table("formats.toml", __package__)
 BITS: Mapping[str, int] = _TABLE["safetensors"]
@@ -39,26 +40,12 @@ class WeightTensor:
         return -(-self.elements * BITS[self.dtype] // 8)
 
 
-_MOST_DIMENSIONS = 16
-
-
-def tensors_of(header: Mapping[str, Any], source: object) -> Iterable[WeightTensor]:
-    """The tensors of a safetensors header. Raises LayoutError for a type or shape that the format does not have."""
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        try:
-            shape = tuple(int(size) for size in entry["shape"])
-            if len(shape) > _MOST_DIMENSIONS or not all(0 <= size < 2**48 for size in shape):
-                raise ValueError("its shape is none of a tensor")
-            tensor = WeightTensor(name, str(entry["dtype"]), shape)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise LayoutError(
-                f"{source}: the header describes {name!r} wrongly ({error}); copy the file again"
-            ) from error
-        if tensor.dtype not in BITS:
-            raise LayoutError(f"{source}: {name} has the type {tensor.dtype!r}, expected one of {', '.join(BITS)}")
-        yield tensor
+def tensors_of(header: Header, source: object) -> Iterable[WeightTensor]:
+    """The tensors of a safetensors header. Raises LayoutError for a type that the format does not have."""
+    for name, stored in header.items():
+        if stored.dtype not in BITS:
+            raise LayoutError(f"{source}: {name} has the type {stored.dtype!r}, expected one of {', '.join(BITS)}")
+        yield WeightTensor(name, stored.dtype, stored.shape)
 
 
 def weight_bits(quantization: str) -> float:
@@ -88,9 +75,7 @@ def cache_bits(dtype: str) -> float:
 def _of(table: Mapping[str, float], name: str, given: str, what: str, known: list[str]) -> float:
     if name in table:
         return table[name]
-    near = difflib.get_close_matches(given, known, n=1)
-    advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-    raise SizingError(f"{given}: expected {what}; {advice}")
+    raise SizingError(f"{given}: expected {what}; {suggestion(given, known)}")
 
 
 TensorGroup = Literal["embedding", "head", "key_value", "fused", "replicated", "expert", "matrix"]

@@ -458,14 +458,15 @@ def test_a_remote_model_is_read_by_its_headers(monkeypatch: pytest.MonkeyPatch, 
     asked = []
 
     def read(source: str, **options: object) -> CheckpointSizes:
-        asked.append((source, options["revision"]))
+        asked.append((source, options["revision"], options["hub_token"]))
         return CheckpointSizes.from_config(llama(), source)
 
     monkeypatch.setattr(CheckpointSizes, "read", read)
     monkeypatch.setenv("OPTION_REVISION", "abc")
     monkeypatch.setenv("OPTION_MAX_INPUT_LEN", "77")
+    monkeypatch.setenv("OPTION_HF_ACCESS_TOKEN", "hf_own")
     found = read_request("owner/name", {}, "0.28")
-    assert (asked, found.input_len) == ([("owner/name", "abc")], 77)
+    assert (asked, found.input_len) == ([("owner/name", "abc", "hf_own")], 77)
 
 
 def test_the_parts_add_up_to_the_gpu(tmp_path: Path) -> None:

@@ -10,17 +10,14 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from djl_trtllm.config import Config, Layer, OriginKind, Source, parse_properties, read_environment, resolve
+from djl_trtllm.config import Config, OriginKind, Source, parse_properties, read_environment, resolve
 from djl_trtllm.config.options import OPTIONS
 from djl_trtllm.errors import ConfigError
 
 
-def from_text(text: str, environ: Mapping[str, str] | None = None, **others: str) -> Config:
-    """Resolve a serving.properties of this text, an environment and a config.properties of the server."""
-    sources = [*read_environment(environ or {}), parse_properties(text, "serving.properties")]
-    if "server" in others:
-        sources.append(parse_properties(others["server"], "config.properties", Layer.SERVER_FILE))
-    return resolve(sources)
+def from_text(text: str, environ: Mapping[str, str] | None = None) -> Config:
+    """Resolve a serving.properties of this text and an environment."""
+    return resolve([*read_environment(environ or {}), parse_properties(text, "serving.properties")])
 
 
 def problems_of(text: str, environ: Mapping[str, str] | None = None) -> tuple[str, ...]:

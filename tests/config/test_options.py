@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
 from djl_trtllm.config import Options
-from djl_trtllm.config.options import GROUPS, OPTIONS, ROWS, find, suggest, with_legacy
+from djl_trtllm.config.options import GROUPS, OPTIONS, find, suggest
 from djl_trtllm.config.options.choices import Backend, Choice, OptionTypes
 from djl_trtllm.config.options.option import (
     NotAValueError,
@@ -23,6 +24,7 @@ from djl_trtllm.config.options.option import (
     without_comment,
 )
 from djl_trtllm.errors import ConfigError
+from djl_trtllm.files import read_table
 from tests.config.helpers import from_text, problems_of
 from tests.support.tables import by_rows, by_table, table
 
@@ -32,8 +34,14 @@ def test_every_field_is_declared_once() -> None:
     assert set(OPTIONS) == set(Options.model_fields)
     assert sum(len(group.fields) for group in GROUPS) == len(Options.model_fields)
     # A type has its row in TOML, and stands in the order of the rows.
-    effective = [name for name, declared in OPTIONS.items() if not declared.option.legacy]
-    assert list(OptionTypes.__annotations__) == effective
+    assert list(OptionTypes.__annotations__) == [name for name in OPTIONS if name in OptionTypes.__annotations__]
+    rows = {name: row for file in ("model", "engine", "server") for name, row in _rows(file)}
+    assert [name for name in OptionTypes.__annotations__ if "type" in rows[name]] == []
+
+
+def _rows(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for group in read_table(f"{file}.toml", "djl_trtllm.config.options").values():
+        yield from ((name, row) for name, row in group.items() if isinstance(row, dict))
 
 
 def test_every_option_is_documented() -> None:
@@ -136,7 +144,7 @@ def test_a_row_has_the_key_of_its_field_and_bounds_for_counts_amounts_and_device
     assert option_of("tokens", row) == Option(
         "option.tokens", "Tokens.", unit="tokens", at_least=1, aliases=("option.length",)
     )
-    row = {"description": "A port.", "prefix": "", "scope": "server", "today": "nothing"}
+    row = {"description": "A port.", "prefix": "", "scope": "server", "legacy": "nothing"}
     assert option_of("port", row) == Option("port", "A port.", scope=Scope.SERVER, legacy="nothing")
     assert option_of("port", {**row, "key": "its_port"}).key == "its_port"
     bounds = [option_of("n", {"description": "N.", kind: "u"}).range_text for kind in ("amount", "devices")]
@@ -162,40 +170,24 @@ def test_suggestions(key: str, suggestion: str | None) -> None:
     assert suggest(key) == suggestion
 
 
-# -- Options without effect: the rows of `config/compat/legacy.toml` become declarations as all others are --
+# -- Options without effect --
 
 
 LEGACY = [declared for declared in OPTIONS.values() if declared.option.legacy]
 
 
-def test_every_row_is_an_option_of_its_group() -> None:
-    assert set(ROWS) <= {group.name for group in GROUPS}
-    rows = {(group, name) for group, rows in ROWS.items() for name in rows}
-    assert {(declared.group.name, declared.name) for declared in LEGACY} == rows
-    assert len(rows) > 110
-
-
 def test_a_value_is_held_against_the_type_and_range_of_its_row() -> None:
-    assert from_text("minWorkers=2").options.min_workers == 2
+    assert vars(from_text("minWorkers=2").options)["min_workers"] == 2
     with pytest.raises(ConfigError, match="a whole number \\(processes\\), at least 0"):
         from_text("minWorkers=-1")
-    assert from_text("option.auto_parallel_world_size=none").options.auto_parallel_world_size is None
-    assert from_text("option.logits_dtype=FLOAT16").options.logits_dtype == "float16"
+    assert vars(from_text("option.auto_parallel_world_size=none").options)["auto_parallel_world_size"] is None
+    assert vars(from_text("option.logits_dtype=FLOAT16").options)["logits_dtype"] == "float16"
     with pytest.raises(ConfigError, match="one of float16, float32"):
         from_text("option.logits_dtype=float8")
 
 
-def test_rows_stand_behind_the_field_that_they_name_and_else_behind_each_other() -> None:
-    rows = {"a": {}, "b": {"after": "two"}, "c": {}}
-    ROWS["g"] = {name: dict(row) for name, row in rows.items()}
-    try:
-        assert with_legacy("g", ["one", "two", "three"]) == ["a", "one", "two", "b", "c", "three"]
-    finally:
-        del ROWS["g"]
-    assert with_legacy("no such group", ["one"]) == ["one"]
-
-
 def test_what_to_use_instead_exists() -> None:
+    assert len(LEGACY) > 110
     named = {key for declared in LEGACY for key in re.findall(r"option\.\w+", declared.option.legacy)}
     assert named and {key for key in named if find(key) is None or find(key) in LEGACY} == set()
 

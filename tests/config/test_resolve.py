@@ -66,7 +66,6 @@ def test_the_precedence_table_in_the_docstring_is_the_function() -> None:
         Layer.SERVING: "SERVING_* variables",
         Layer.PLAIN: "plain variables",
         Layer.TRANSLATED: "variables of other servers",
-        Layer.SERVER_FILE: "config.properties",
         Layer.FOREIGN: "config.pbtxt, config.yaml",
         Layer.PRESET: "presets of Triton and Truss",
     }
@@ -93,18 +92,12 @@ def test_files_of_a_model_come_last_for_permissions() -> None:
     assert set(order) == set(precedence(Scope.MODEL))
 
 
-def test_the_environment_a_command_line_a_directory_and_the_servers_file_are_read(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "serving.properties").write_text("option.max_input_len=1\n")
-    server = tmp_path / "config.properties"
-    server.write_text("inference_address=http://127.0.0.1:81\njob_queue_size=4\n")
-    config = load(model, {"OPTION_MAX_OUTPUT_LEN": "2"}, arguments=["max_seq_len=3"], server_properties=server)
+def test_the_environment_a_command_line_and_a_directory_are_read(tmp_path: Path) -> None:
+    (tmp_path / "serving.properties").write_text("option.max_input_len=1\n")
+    config = load(tmp_path, {"OPTION_MAX_OUTPUT_LEN": "2"}, arguments=["max_seq_len=3"])
     options = config.options
     assert (options.max_input_len, options.max_output_len, options.max_seq_len) == (1, 2, 3)
-    assert (options.job_queue_size, options.port) == (4, 81)
-    assert str(config.origin("job_queue_size")) == f"{server}:2"
-    assert config.model_dir == model
+    assert config.model_dir == tmp_path
 
 
 def test_a_configuration_file_stands_for_its_directory(tmp_path: Path) -> None:
@@ -137,39 +130,6 @@ def test_only_the_operators_variable_can_install_requirements(key: str) -> None:
 
 
 PLACE = "(serving.properties:1)"
-
-
-_keys = st.sampled_from([spelling for declared in OPTIONS.values() for spelling in declared.spellings])
-_values = st.one_of(
-    st.text(max_size=12),
-    st.integers(-10, 10**7).map(str),
-    st.sampled_from(
-        ["true", "none", "max", "auto", "int8", "0.5", "1e5", "8 # comment", "\0", "http://[::1", "~nobody"]
-    ),
-)
-_settings = st.lists(st.tuples(_keys | st.text(max_size=12), _values), max_size=6)
-
-
-@given(by_layer=st.dictionaries(st.sampled_from(list(Layer)), _settings))
-def test_resolve_raises_config_error_or_gives_every_value_an_origin(
-    by_layer: dict[Layer, list[tuple[str, str]]],
-) -> None:
-    sources = [
-        Source(layer, tuple(Setting(key, value, Origin.file("f", 1), key) for key, value in pairs))
-        for layer, pairs in by_layer.items()
-    ]
-    try:
-        config = resolve(sources)
-    except ConfigError as error:
-        assert error.problems
-        return
-    assert set(config.origins) == set(OPTIONS)
-    for name, declared in OPTIONS.items():
-        origin = config.origin(name)
-        if origin.kind is OriginKind.DEFAULT:
-            assert getattr(config.options, name) == declared.default
-        assert declared.type.check(getattr(config.options, name), declared.option) == getattr(config.options, name)
-    assert resolve(sources) == config
 
 
 # -- What a resolution reports: values without effect, comments, quotes, retired and unknown names --
@@ -447,9 +407,11 @@ def test_any_file_and_environment_resolve_or_are_refused(
         assert error.problems and all(problem.strip() for problem in error.problems)
         return
     assert config.origins.keys() == OPTIONS.keys()
-    for name in config.user_set:
-        declared, value = OPTIONS[name], getattr(config.options, name)
+    for name, declared in OPTIONS.items():
+        value = getattr(config.options, name)
         assert declared.type.check(value, declared.option) == value, name
+        assert config.origin(name).kind is not OriginKind.DEFAULT or value == declared.default, name
+    assert resolve(sources).options == config.options
 
 
 # -- the values together ----------------------------------------------------------------------------------------------

@@ -91,11 +91,9 @@ def test_a_file_in_utf_16_is_refused_and_not_read_as_other_names(tmp_path: Path,
 
 
 def test_a_file_that_cannot_be_read_is_reported_with_the_reason(tmp_path: Path) -> None:
-    source = read_properties(tmp_path, Layer.SERVER_FILE)
-    assert source == Source(
-        Layer.SERVER_FILE, problems=(f"{tmp_path} cannot be read: it is a directory, expected a regular file",)
-    )
-    assert read_properties(tmp_path / "nowhere", Layer.SERVER_FILE) == Source(Layer.SERVER_FILE)
+    problem = f"{tmp_path} cannot be read: it is a directory, expected a regular file"
+    assert read_properties(tmp_path) == Source(Layer.FILE, problems=(problem,))
+    assert read_properties(tmp_path / "nowhere") == Source(Layer.FILE)
 
 
 def test_a_value_continues_on_a_bounded_number_of_lines() -> None:
@@ -104,12 +102,11 @@ def test_a_value_continues_on_a_bounded_number_of_lines() -> None:
 
 
 def test_what_stands_before_a_broken_escape_is_read_and_of_two_equal_keys_the_last() -> None:
-    source = parse_properties("a=1\n\na=2\nb=\\u00", "f", Layer.SERVER_FILE)
+    source = parse_properties("a=1\n\na=2\nb=\\u00", "f")
     assert [(setting.key, setting.value) for setting in source.settings] == [("a", "2")]
     (warning,), (problem,) = source.warnings, source.problems
     assert warning.startswith("f:1 and line 3: a is set twice")
     assert problem.startswith("f:4:") and "write a backslash as" in problem
-    assert source.layer is Layer.SERVER_FILE
 
 
 def setting(value: str, key: str = "option.x", name: str = "X", given: str | None = None) -> Setting:
@@ -138,7 +135,7 @@ def test_a_setting_is_cited_with_its_place() -> None:
 
 def test_users_write_options_by_name_in_files_on_the_command_line_and_in_option_variables() -> None:
     own = {layer for layer in Layer if layer.has_own_names}
-    assert own == {Layer.ARGUMENTS, Layer.FILE, Layer.OPTION, Layer.SERVER_FILE}
+    assert own == {Layer.ARGUMENTS, Layer.FILE, Layer.OPTION}
 
 
 def test_an_argument_is_a_setting_of_the_command_line() -> None:
@@ -234,7 +231,7 @@ def test_a_memory_fraction_meant_for_another_library_is_said() -> None:
 def test_a_variable_may_mean_the_opposite_nothing_or_a_bare_key() -> None:
     for text, eager in (("true", False), ("TRUE", False), ("false", True), ("1", True)):
         assert load(None, {"ENABLE_CUDA_GRAPHS": text}).options.enforce_eager is eager
-    assert load(None, {"ARGS_BATCH_SIZE": "2"}).options.batch_size == 2
+    assert vars(load(None, {"ARGS_BATCH_SIZE": "2"}).options)["batch_size"] == 2
     assert load(None, {"ARGS_MINWORKERS": "2", "ARGS_NO_OPTION": "x"}).warnings == ()
     assert load(None, {"MAX_BATCH_PREFILL_TOKENS": "9"}).options.max_num_batched_tokens == 9
     empty = load(None, {"OPTION_MAX_INPUT_LEN": "", "SERVING_JOB_QUEUE_SIZE": " ", "HF_MODEL_ID": ""})

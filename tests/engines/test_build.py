@@ -131,14 +131,17 @@ def test_a_directory_in_the_way_is_not_overwritten(plan: EnginePlan, tmp_path: P
     assert (tmp_path / "engine" / "letters.txt").read_text() == "dear"
 
 
-def test_a_build_past_its_time_or_interrupted_is_killed(plan: EnginePlan, tmp_path: Path, fake_compiler: Fake) -> None:
+def test_a_build_past_its_time_or_interrupted_is_killed(
+    plan: EnginePlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_compiler: Fake
+) -> None:
     def interrupt(line: str) -> None:
         raise KeyboardInterrupt
 
     pids = tmp_path / "pids"
     command = fake_compiler("hang", str(pids))
-    with pytest.raises(BuildError, match="took longer than 1 s and was killed"):
-        build_engine(plan, tmp_path / "engine", print, timeout=1, command=command)
+    with monkeypatch.context() as patch, pytest.raises(BuildError, match="took longer than 1 s and was killed"):
+        patch.setattr("djl_trtllm.engines.build.TIMEOUT_SECONDS", 1)
+        build_engine(plan, tmp_path / "engine", print, command=command)
     wait_until(lambda: not pids.exists() or not any(alive(int(pid)) for pid in pids.read_text().split()))
     pids.unlink(missing_ok=True)
     with pytest.raises(KeyboardInterrupt):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ import psutil
 import pytest
 from packaging.version import Version
 
+from djl_trtllm import processes
 from djl_trtllm.engines import hardware
 from djl_trtllm.engines.hardware import (
     VARIABLE,
@@ -86,13 +86,8 @@ class Machine:
     NVMLError = NVMLError
     NVML_DEVICE_MIG_ENABLE = NVML_FEATURE_ENABLED = 1
     NVML_P2P_STATUS_OK = 0
-    NVML_NVLINK_MAX_LINKS = 18
-    # As nvidia-ml-py has them.
-    NVML_P2P_CAPS_INDEX_READ, NVML_P2P_CAPS_INDEX_NVLINK = (0,), (2,)
 
-    def __init__(
-        self, gpus: Sequence[Gpu], *broken: str, partitioned: bool = False, encoded: bool = False, links: int = 18
-    ) -> None:
+    def __init__(self, gpus: Sequence[Gpu], *broken: str, partitioned: bool = False, encoded: bool = False) -> None:
         def text(value: str) -> str | bytes:
             return value.encode() if encoded else value
 
@@ -109,10 +104,7 @@ class Machine:
             "nvmlDeviceGetCudaComputeCapability": lambda handle: gpus[handle].compute_capability,
             "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=gpus[handle].memory, free=handle),
             "nvmlDeviceGetMigMode": lambda handle: (1, 1),
-            "nvmlDeviceGetNvLinkState": lambda handle, number: int(number < links),
-            "nvmlDeviceGetP2PStatus": lambda one, other, capability: {0: 0, 2: 0 if links else 1}[capability],
-            "nvmlDeviceGetMaxPcieLinkGeneration": lambda handle: 5,
-            "nvmlDeviceGetMaxPcieLinkWidth": lambda handle: 16,
+            "nvmlDeviceGetP2PStatus": lambda one, other, capability: {0: 0, 2: 1}[capability],
         }
 
     def __getattr__(self, name: str) -> Callable[..., object]:
@@ -182,8 +174,9 @@ def test_without_nvml_gpus_are_counted_by_the_drivers_files(
     else:
         monkeypatch.setitem(sys.modules, "pynvml", None)
     for bus in ("0000:17:00.0", "0000:65:00.0"):
-        (tmp_path / "proc" / bus).mkdir(parents=True)
-    assert visible_gpus({}, driver_files=tmp_path / "proc", device_files=tmp_path) == ((Gpu(), Gpu()), None)
+        (tmp_path / bus).mkdir()
+    monkeypatch.setattr(hardware, "DRIVER_FILES", tmp_path)
+    assert visible_gpus({}) == ((Gpu(), Gpu()), None)
 
 
 @by_table("files", "visible", "count")
@@ -193,17 +186,16 @@ def test_where_the_drivers_files_are_hidden_its_devices_count(
     monkeypatch.setitem(sys.modules, "pynvml", None)
     for name in files:
         (tmp_path / name).touch()
-    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    found = visible_gpus(environ, driver_files=tmp_path / "hidden", device_files=tmp_path)
-    assert found == ((Gpu(),) * count, None)
-
-
-def test_the_files_are_those_of_driver_and_process() -> None:
-    driver, groups = inspect.signature(visible_gpus).parameters, inspect.signature(available_memory).parameters
-    assert driver["driver_files"].default == Path("/proc/driver/nvidia/gpus")
-    assert driver["device_files"].default == Path("/dev")
-    assert groups["cgroup"].default == Path("/sys/fs/cgroup")
-    assert groups["membership"].default == Path("/proc/self/cgroup")
+    places = (hardware.DRIVER_FILES, hardware.DEVICE_FILES, processes.CGROUP, processes.MEMBERSHIP)
+    assert [str(place) for place in places] == [
+        "/proc/driver/nvidia/gpus",
+        "/dev",
+        "/sys/fs/cgroup",
+        "/proc/self/cgroup",
+    ]
+    monkeypatch.setattr(hardware, "DRIVER_FILES", tmp_path / "hidden")
+    monkeypatch.setattr(hardware, "DEVICE_FILES", tmp_path)
+    assert seen(visible) == (Gpu(),) * count
 
 
 # -- GPUs by name.
@@ -222,8 +214,6 @@ def test_memory_and_links_of_each_gpu_are_read(install: Install, encoded: bool) 
     machine, total = install([H200, H200], encoded=encoded), H200.memory or 0
     assert read_states() == (GpuState(total, 0, (1,)), GpuState(total, 1, (0,)))
     assert machine.calls[-1] == "nvmlShutdown"
-    install([H200, H200], links=0)  # without NVLink they can be peers
-    assert [gpu.peers for gpu in read_states()] == [(1,), (0,)]
     install([H200, H200], "nvmlDeviceGetP2PStatus")
     assert read_states()[0].peers == ()
 
@@ -238,7 +228,11 @@ def test_without_nvml_there_are_no_states(install: Install, monkeypatch: pytest.
 
 @by_table("membership", "groups", "available")
 def test_memory_is_what_the_limits_of_all_groups_leave(
-    tmp_path: Path, membership: str | None, groups: dict[str, dict[str, str]], available: int | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    membership: str | None,
+    groups: dict[str, dict[str, str]],
+    available: int | None,
 ) -> None:
     for folder, files in groups.items():
         (tmp_path / "cgroup" / folder).mkdir(parents=True, exist_ok=True)
@@ -246,7 +240,9 @@ def test_memory_is_what_the_limits_of_all_groups_leave(
             (tmp_path / "cgroup" / folder / name).write_text(content)
     if membership is not None:
         (tmp_path / "membership").write_text(f"{membership}\n")
-    found = available_memory(tmp_path / "cgroup", tmp_path / "membership")
+    monkeypatch.setattr(processes, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(processes, "MEMBERSHIP", tmp_path / "membership")
+    found = available_memory()
     assert found == available if available is not None else 1000 < found <= psutil.virtual_memory().total
 
 

@@ -31,6 +31,7 @@ from djl_trtllm.engines.cache import (
     unheld,
 )
 from djl_trtllm.errors import EngineMismatchError
+from djl_trtllm.files import file_sha256
 from tests.engines.helpers import is_free, locked, write_engine_files
 from tests.support.tables import by_table
 
@@ -39,11 +40,10 @@ from tests.support.tables import by_table
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were read, with every file counting as large."""
     files: list[Path] = []
-    original = cache_module.file_sha256
 
     def counted(path: Path) -> str:
         files.append(path)
-        return original(path)
+        return file_sha256(path)
 
     monkeypatch.setattr(cache_module, "file_sha256", counted)
     monkeypatch.setattr(cache_module, "_WORTH_REMEMBERING_BYTES", 0)

@@ -61,6 +61,14 @@ def test_where_templates_come_from(
     assert read_sources(tmp_path, config) == expected
 
 
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"])
+def test_a_template_that_is_no_text_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes("Grüße".encode("latin-1"))
+    with pytest.raises(TokenizerError, match=f"{name} is not UTF-8 text .*; save it as UTF-8"):
+        read_sources(tmp_path, {})
+
+
 _CALLS = "{% for m in messages %}{% for call in m.tool_calls or [] %}BODY{% endfor %}{% endfor %}"
 
 

@@ -78,7 +78,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def test_a_prefix_of_a_file_is_never_whole(saved: Path) -> None:
-    assert checkpoint.read_header(saved)["a"]["shape"] == [3, 5]
+    assert checkpoint.read_header(saved)["a"].shape == (3, 5)
     assert checkpoint.parameter_bytes((saved,)) == 3 * 5 * 2 + 7 * 4
     data = saved.read_bytes()
     (saved.parent / "consolidated.safetensors").write_bytes(data)  # another library's, which is not counted
@@ -87,6 +87,20 @@ def test_a_prefix_of_a_file_is_never_whole(saved: Path) -> None:
         saved.write_bytes(data[:length])
         with pytest.raises(LayoutError, match=r"truncated|not a safetensors file"):
             checkpoint.find_weights(saved.parent)
+
+
+@by_rows(
+    "changes",
+    [{"shape": shape} for shape in (["x"], [float("inf")], [-1], [2**48], [1] * 17, None)]
+    + [{"dtype": 1}, {"data_offsets": [2, 1]}, {"data_offsets": [-1, 1]}, {"data_offsets": [0]}],
+)
+def test_a_tensor_that_the_format_does_not_have_is_refused_by_name(tmp_path: Path, changes: dict[str, Any]) -> None:
+    file = tmp_path / "model.safetensors"
+    entry = {"dtype": "F16", "shape": [1], "data_offsets": [0, 2], **changes}
+    header = json.dumps({"__metadata__": {"format": "pt"}, "lm_head": entry}).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(2))
+    with pytest.raises(LayoutError, match=r"model\.safetensors has a damaged header \('lm_head': "):
+        checkpoint.read_header(file)
 
 
 @settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -156,10 +170,6 @@ def test_a_tensor_of_the_index_that_its_shard_lacks_is_named(tmp_path: Path) -> 
     sharded(tmp_path, shards, {**weight_map, "c": "model-2.safetensors"})
     with pytest.raises(LayoutError, match=r"1 of 3 tensors named in .* not in their files: c in model-2\.safetensors;"):
         inspect(tmp_path)
-
-
-HOLES = {name: size for name, size in stack(4).items() if ".1." not in name and ".3." not in name}
-EXPERTS = tuple(f"mlp.experts.{expert}.w1.weight" for expert in range(8))
 
 
 @by_table("tensors", "config", "refusal")

@@ -343,7 +343,6 @@ LIMITS = AdapterLimits(
     hidden=256,
     layers=2,
 )
-ATTENTION = "base_model.model.model.layers.0.self_attn"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 

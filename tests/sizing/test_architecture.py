@@ -6,7 +6,7 @@ import pytest
 
 from djl_trtllm.model.checkpoint import first_positive, part
 from djl_trtllm.sizing.checkpoint import LayerCache, expected_tensors, layer_caches, listed, model_type, positive
-from tests.sizing.configs import deepseek, gemma3, gpt_oss, llama, nemotron_h
+from tests.sizing.configs import CONFIGS, deepseek, gemma3, gpt_oss, llama, nemotron_h
 from tests.support.tables import by_rows, by_table
 
 
@@ -33,7 +33,15 @@ def test_latent_attention_keeps_one_vector_of_576_on_every_rank() -> None:
     layers = layer_caches(deepseek())
     assert {layer.kind for layer in layers} == {"latent"}
     assert [layers[0].per_token(ranks) for ranks in (1, 8)] == [576, 576]
-    assert layer_caches(deepseek(qk_rope_head_dim=None))[0].per_token(1) == 512
+
+
+@by_table("model", "base", "changes", "layers")
+def test_a_layer_keeps_what_its_family_does(
+    model: str, base: str, changes: dict[str, Any], layers: list[list[Any]]
+) -> None:
+    """`layers`, from the first one: kind, window, elements per token, elements of the state."""
+    found = layer_caches(CONFIGS[base] | changes)[: len(layers)]
+    assert [[each.kind, each.window, each.per_token(1), each.state_elements] for each in found] == layers, model
 
 
 def windows(config: dict[str, Any]) -> list[int | None]:
@@ -83,93 +91,6 @@ def test_hybrid_models_attend_in_some_layers(changes: dict[str, Any], expected: 
     assert (layers[0].per_sequence(1) > 0) == (expected[0] == "s" or "model_type" in changes)
 
 
-def test_qwen3_next_keeps_a_matrix_per_head() -> None:
-    config = llama(
-        full_attention_interval=4,
-        linear_num_value_heads=32,
-        linear_num_key_heads=16,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-        linear_conv_kernel_dim=4,
-    )
-    assert layer_caches(config)[0].state_elements == 3 * (2 * 2048 + 4096) + 4096 * 128
-
-
-def test_layers_of_an_architecture_search_differ() -> None:
-    def block(**attention: object) -> dict[str, object]:
-        return {"attention": attention, "ffn": {"ffn_mult": 1.0}}
-
-    blocks = [block(n_heads_in_group=8), block(n_heads_in_group=4), block(no_op=True), block(replace_with_linear=True)]
-    layers = layer_caches(llama(num_hidden_layers=4, num_key_value_heads=None, block_configs=blocks))
-    assert [(layer.kind, layer.kv_heads) for layer in layers] == [
-        ("attention", 4),
-        ("attention", 8),
-        ("none", 0),
-        ("none", 0),
-    ]
-
-
-def test_mimo_v2_has_other_heads_in_layers_with_a_window_and_shorter_values() -> None:
-    config = llama(
-        num_hidden_layers=2,
-        num_key_value_heads=4,
-        head_dim=192,
-        v_head_dim=128,
-        sliding_window=128,
-        hybrid_layer_pattern=[0, 1],
-        swa_num_key_value_heads=8,
-        swa_head_dim=192,
-        swa_v_head_dim=128,
-    )
-    full, windowed = layer_caches(config)
-    assert (full.window, full.per_token(1)) == (None, 4 * (192 + 128))
-    assert (windowed.window, windowed.per_token(1)) == (128, 8 * (192 + 128))
-
-
-def test_gemma_4_has_longer_keys_in_layers_without_a_window() -> None:
-    config = llama(
-        layer_types=["sliding_attention", "full_attention"] * 16,
-        sliding_window=1024,
-        head_dim=256,
-        global_head_dim=512,
-        num_global_key_value_heads=4,
-    )
-    windowed, full = layer_caches(config)[:2]
-    assert (windowed.per_token(1), full.per_token(1)) == (2 * 8 * 256, 2 * 4 * 512)
-
-
-def test_kimi_linear_counts_its_layers_from_one() -> None:
-    linear = {
-        "kda_layers": [1, 2, 3],
-        "full_attn_layers": [4],
-        "num_heads": 32,
-        "head_dim": 128,
-        "short_conv_kernel_size": 4,
-    }
-    layers = layer_caches(deepseek(num_hidden_layers=4, linear_attn_config=linear))
-    assert [layer.kind for layer in layers] == ["state"] * 3 + ["latent"]
-    assert layers[0].state_elements == 3 * 32 * 128 * 3 + 32 * 128 * 128
-
-
-def test_kimi_linear_keeps_the_inputs_of_three_convolutions() -> None:
-    config = llama(
-        full_attention_interval=2,
-        linear_attn_config={"num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 3},
-    )
-    state = next(layer for layer in layer_caches(config) if layer.kind == "state")
-    assert state.state_elements == 3 * 4 * 16 * 2 + 4 * 16 * 16
-
-
-@pytest.mark.parametrize("names", [("mamba_num_heads", "mamba_head_dim"), ("mamba_n_heads", "mamba_d_head")])
-def test_the_heads_of_mamba_decide_its_width(names: tuple[str, str]) -> None:
-    config = llama(attn_layer_indices=[1], mamba_d_state=16, mamba_d_conv=5, **dict(zip(names, (3, 32), strict=True)))
-    assert layer_caches(config)[0].state_elements == 4 * 96 + 96 * 16
-    config = llama(attn_layer_indices=[1], mamba_d_state=16, mamba_d_conv=5, mamba_d_ssm=96)
-    assert layer_caches(config)[0].state_elements == 4 * 96 + 96 * 16
-    expanded = shapes(llama(model_type="mamba2", mamba_d_state=16, expand=3))
-    assert expanded["mixer.out_proj.weight"] == (4096, 3 * 4096)
-
-
 @pytest.mark.parametrize(("family", "step"), [("gemma2", 2), ("gemma3", 6), ("gemma3_text", 6), ("cohere2", 4)])
 def test_every_nth_layer_of_some_families_sees_everything(family: str, step: int) -> None:
     found = windows(llama(model_type=family, sliding_window=64))
@@ -184,53 +105,22 @@ def test_a_state_is_found_under_every_name_of_its_sizes(size: str, width: str, f
     assert layer_caches(config)[0].state_elements == 2 * 300 + 300 * 8
 
 
-@pytest.mark.parametrize(("kernel", "inputs"), [(None, 3), (6, 5)])
-def test_gated_delta_nets_keep_the_inputs_of_their_convolution(kernel: int | None, inputs: int) -> None:
-    config = llama(full_attention_interval=4, linear_num_value_heads=2, linear_conv_kernel_dim=kernel)
-    assert layer_caches(config)[0].state_elements == inputs * (2 * 256 + 256) + 256 * 128
-
-
 def test_the_parameters_of_llama_3_8b_are_counted_exactly() -> None:
     # The total of its index file: https://huggingface.co/NousResearch/Meta-Llama-3-8B
     assert sum(tensor.bytes for tensor in expected_tensors(llama())) == 16_060_522_496
 
 
-def billions(config: dict[str, Any]) -> float:
-    return round(sum(tensor.elements for tensor in expected_tensors(config)) / 1e9, 1)
+@by_table("model", "base", "changes", "billions")
+def test_known_models_have_the_parameters_that_they_are_named_after(
+    model: str, base: str, changes: dict[str, Any], billions: float
+) -> None:
+    parameters = sum(tensor.elements for tensor in expected_tensors(CONFIGS[base] | changes))
+    assert round(parameters / 1e9, 1) == billions, model
 
 
-def test_known_models_have_the_parameters_that_they_are_named_after() -> None:
-    assert billions(nemotron_h()) == 8.1
-    assert billions(deepseek()) == pytest.approx(671, abs=0.5)
-    assert billions(gpt_oss()) == 20.9
-    # Nemotron 3 Super 120B: experts on a latent vector, and one that is shared.
-    pattern = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
-    latent = nemotron_h(
-        num_hidden_layers=88,
-        hybrid_override_pattern=pattern,
-        n_routed_experts=512,
-        num_experts_per_tok=22,
-        moe_intermediate_size=2688,
-        moe_latent_size=1024,
-        moe_shared_expert_intermediate_size=5376,
-        n_shared_experts=1,
-        num_key_value_heads=2,
-    )
-    assert billions(latent) == 120.7
-    # Llama 4 Maverick's text part: experts in every other layer.
-    maverick = llama(
-        model_type="llama4_text",
-        num_hidden_layers=48,
-        hidden_size=5120,
-        intermediate_size=8192,
-        intermediate_size_mlp=16384,
-        num_attention_heads=40,
-        head_dim=128,
-        num_local_experts=128,
-        interleave_moe_layer_step=2,
-        vocab_size=202048,
-    )
-    assert billions(maverick) == 400.7
+def test_a_mixer_is_as_wide_as_it_is_expanded() -> None:
+    expanded = shapes(llama(model_type="mamba2", mamba_d_state=16, expand=3))
+    assert expanded["mixer.out_proj.weight"] == (4096, 3 * 4096)
 
 
 def test_a_list_says_which_layers_have_experts() -> None:

@@ -484,7 +484,7 @@ def _stored_dtype(layout: Layout) -> str | None:
         return None
     if layout.weight_files[0].suffix != ".safetensors":
         return None
-    stored = (entry.get("dtype") for entry in read_header(layout.weight_files[0]).values() if "dtype" in entry)
+    stored = (tensor.dtype for tensor in read_header(layout.weight_files[0]).values())
     return next((_DTYPES[name] for name in stored if name in _DTYPES), None)
 
 

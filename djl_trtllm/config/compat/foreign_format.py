@@ -6,8 +6,10 @@ Every entry of such a file becomes a setting, or a message that says why it has 
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from djl_trtllm.config.sources import Ignored, Layer, Origin, Setting, Source, is_secret_key, masked, shortened
+from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
 
 _LONGEST = 60
 
@@ -18,6 +20,19 @@ class FormatError(ValueError):
     def __init__(self, line: int, message: str) -> None:
         self.line = line
         super().__init__(message)
+
+    def source(self, path: str) -> Source:
+        return Source(Layer.FOREIGN, problems=(f"{path}:{self.line}: {self}",))
+
+
+def read_text(path: Path) -> str | Source:
+    """The text of a file, or the source with the reason why it cannot be read."""
+    try:
+        return read_file(path, MOST_SETTINGS_BYTES).decode("utf-8-sig")
+    except OSError as error:
+        return Source(Layer.FOREIGN, problems=(f"{path} cannot be read: {error.strerror or error}",))
+    except UnicodeDecodeError:
+        return Source(Layer.FOREIGN, problems=(f"{path} is not UTF-8 text; save it as UTF-8",))
 
 
 @dataclass(frozen=True)
@@ -45,8 +60,8 @@ class Reading:
     warnings: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     _unknown: list[Ignored] = field(default_factory=list)
-    _ignored: dict[str, dict[str, int]] = field(default_factory=dict)
-    _to_act_on: dict[str, dict[str, int]] = field(default_factory=dict)
+    _ignored: dict[tuple[bool, str], dict[str, int]] = field(default_factory=dict)
+    """Entries and their lines, by whether somebody has to act and the reason."""
 
     def set(self, key: str, entry: ForeignSetting, value: str | None = None) -> None:
         """The entry sets `key` to its own text or to `value`."""
@@ -60,8 +75,7 @@ class Reading:
         Entries with the same reason share a line. An entry without a value is named once.
         """
         text = entry.assignment if entry.value and not is_secret_key(entry.name) else entry.name
-        reasons = self._to_act_on if act else self._ignored
-        reasons.setdefault(reason, {}).setdefault(text, entry.line)
+        self._ignored.setdefault((act, reason), {}).setdefault(text, entry.line)
 
     def warn(self, entry: ForeignSetting, text: str) -> None:
         """The entry has an effect, with the warning `text`."""
@@ -82,25 +96,24 @@ class Reading:
         return Source(
             Layer.FOREIGN,
             tuple(self.settings),
-            (*self.warnings, *self._lines(self._to_act_on)),
+            (*self.warnings, *self._lines(act=True)),
             tuple(self.problems),
             tuple(f"{each.assignment} ({each.origin}) {each.reason.removeprefix('it ')}" for each in self._unknown),
-            tuple(self._lines(self._ignored)),
+            tuple(self._lines(act=False)),
             (
                 *(
                     Ignored(text, Origin.file(self.path, line), reason)
-                    for reasons in (self._to_act_on, self._ignored)
-                    for reason, entries in reasons.items()
+                    for (_, reason), entries in sorted(self._ignored.items(), key=lambda item: not item[0][0])
                     for text, line in entries.items()
                 ),
                 *self._unknown,
             ),
         )
 
-    def _lines(self, reasons: dict[str, dict[str, int]]) -> Iterator[str]:
-        for reason, entries in reasons.items():
-            names = ", ".join(f"{text} (line {line})" for text, line in entries.items())
-            yield f"{self.path}: {names}: {reason}"
+    def _lines(self, *, act: bool) -> Iterator[str]:
+        for (to_act_on, reason), entries in self._ignored.items():
+            if to_act_on is act:
+                yield f"{self.path}: {', '.join(f'{text} (line {line})' for text, line in entries.items())}: {reason}"
 
 
 def presets(server: str, values: dict[str, str]) -> Source:

@@ -7,18 +7,19 @@ unless Triton refuses it.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from google.protobuf import text_encoding
 
-from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError, Reading, presets
+from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError, Reading, presets, read_text
 from djl_trtllm.config.options import find
 from djl_trtllm.config.options.option import NotAValueError
 from djl_trtllm.config.sources import Layer, Source
-from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file, read_table
+from djl_trtllm.files import read_table
 
 ENGINE_MODEL = "tensorrt_llm"
 MODELS = (ENGINE_MODEL, "tensorrt_llm_bls", "ensemble", "preprocessing", "postprocessing")
@@ -66,8 +67,7 @@ class Field:
 Value: TypeAlias = "str | tuple[Field, ...]"
 
 
-@dataclass(frozen=True)
-class _Token:
+class _Token(NamedTuple):
     kind: str
     text: str
     line: int
@@ -75,10 +75,11 @@ class _Token:
 
 def parse(text: str) -> tuple[Field, ...]:
     """The fields of a message; a list `[a, b]` becomes one field for each member. Raises `FormatError`."""
-    return _Parser(tuple(_tokens(text))).message(None, 0)
+    return _Parser(text).message(None, 0)
 
 
 def _tokens(text: str) -> Iterator[_Token]:
+    """The tokens of a text, and at last one without text."""
     line, position = 1, 0
     while position < len(text):
         match = _TOKEN.match(text, position)
@@ -89,6 +90,7 @@ def _tokens(text: str) -> Iterator[_Token]:
             line += 1
         elif match.lastgroup != "space":
             yield _Token(str(match.lastgroup), match.group(), line)
+    yield _Token("end", "", line)
 
 
 def _unexpected(text: str, position: int) -> str:
@@ -106,64 +108,58 @@ def _unexpected(text: str, position: int) -> str:
 
 
 class _Parser:
-    def __init__(self, tokens: tuple[_Token, ...]) -> None:
-        self._tokens = tokens
-        self._next = 0
+    def __init__(self, text: str) -> None:
+        self._tokens = deque(_tokens(text))
 
     def message(self, opening: _Token | None, depth: int) -> tuple[Field, ...]:
         """The fields up to the mark that closes `opening`, or up to the end of the text."""
         if opening is not None and depth > _DEEPEST:
             raise FormatError(opening.line, f"more than {_DEEPEST} nested messages")
+        closing = "" if opening is None else _CLOSING[opening.text]
         fields: list[Field] = []
-        while True:
-            token = self._peek()
-            if token is None:
-                if opening is None:
-                    return tuple(fields)
+        while self._tokens[0].text != closing:
+            if opening is not None and self._tokens[0].kind == "end":
                 raise _not_closed(opening)
-            if token.kind == "mark" and opening is not None and token.text == _CLOSING[opening.text]:
-                self._next += 1
-                return tuple(fields)
-            if token.text in (",", ";") and fields:
-                self._next += 1
-                continue
-            fields += self._field(depth)
+            if self._tokens[0].text in (",", ";") and fields:
+                self._tokens.popleft()
+            else:
+                fields += self._field(depth)
+        if opening is not None:
+            self._tokens.popleft()
+        return tuple(fields)
 
     def _field(self, depth: int) -> Iterator[Field]:
-        name = self._take()
+        name = self._tokens.popleft()
         if name.kind == "text":
             raise FormatError(name.line, f"{name.text} has quotes, and names have none; write {name.text[1:-1]}:")
         if not _NAME.fullmatch(name.text):
             raise FormatError(name.line, f"there is {name.text} where the name of a field belongs")
-        mark = self._peek()
-        if mark is not None and mark.text == ":":
-            self._next += 1
-        elif mark is None or mark.text not in ("{", "<", "["):
+        if self._tokens[0].text == ":":
+            self._tokens.popleft()
+        elif self._tokens[0].text not in ("{", "<", "["):
             raise FormatError(name.line, f"{name.text} has no : behind it; write {name.text}: value")
         for value, line in self._values(name, depth):
             yield Field(name.text, value, line)
 
     def _values(self, name: _Token, depth: int) -> Iterator[tuple[Value, int]]:
-        token = self._peek()
-        if token is None or token.text in ("}", ">", "]", ":", ",", ";"):
+        if self._tokens[0].text in ("", "}", ">", "]", ":", ",", ";"):
             raise FormatError(name.line, f"{name.text} has no value; write {name.text}: value")
-        if token.text != "[":
+        if self._tokens[0].text != "[":
             yield self._value(depth)
             return
-        opening = self._take()
-        while (token := self._peek()) is not None and token.text != "]":
+        opening = self._tokens.popleft()
+        while (token := self._tokens[0]).text != "]":
+            if token.kind == "end":
+                raise _not_closed(opening)
             yield self._value(depth)
-            token = self._peek()
-            if token is not None and token.text == ",":
-                self._next += 1
-            elif token is not None and token.text != "]":
-                raise FormatError(token.line, f"there is no comma between the members of {name.text}")
-        if token is None:
-            raise _not_closed(opening)
-        self._next += 1
+            if self._tokens[0].text == ",":
+                self._tokens.popleft()
+            elif self._tokens[0].text not in ("]", ""):
+                raise FormatError(self._tokens[0].line, f"there is no comma between the members of {name.text}")
+        self._tokens.popleft()
 
     def _value(self, depth: int) -> tuple[Value, int]:
-        token = self._take()
+        token = self._tokens.popleft()
         if token.text in ("{", "<"):
             return self.message(token, depth + 1), token.line
         if token.kind == "mark":
@@ -171,17 +167,9 @@ class _Parser:
         if token.kind == "word":
             return token.text, token.line
         parts = [_unescaped(token)]
-        while (following := self._peek()) is not None and following.kind == "text":
-            parts.append(_unescaped(self._take()))
+        while self._tokens[0].kind == "text":
+            parts.append(_unescaped(self._tokens.popleft()))
         return "".join(parts), token.line
-
-    def _peek(self) -> _Token | None:
-        return self._tokens[self._next] if self._next < len(self._tokens) else None
-
-    def _take(self) -> _Token:
-        token = self._tokens[self._next]
-        self._next += 1
-        return token
 
 
 def _not_closed(opening: _Token) -> FormatError:
@@ -262,13 +250,8 @@ def triton_presets() -> Source:
 
 
 def read_config(path: Path) -> Source:
-    try:
-        text = read_file(path, MOST_SETTINGS_BYTES).decode("utf-8-sig")
-    except OSError as error:
-        return Source(Layer.FOREIGN, problems=(f"{path} cannot be read: {error.strerror or error}",))
-    except UnicodeDecodeError:
-        return Source(Layer.FOREIGN, problems=(f"{path} is not UTF-8 text; save it as UTF-8",))
-    return parse_config(text, str(path), own_engine=_own_engine(path.parent))
+    text = read_text(path)
+    return text if isinstance(text, Source) else parse_config(text, str(path), own_engine=_own_engine(path.parent))
 
 
 def _own_engine(model: Path) -> Path | None:
@@ -292,7 +275,7 @@ def parse_config(text: str, path: str, *, own_engine: Path | None = None) -> Sou
     try:
         fields = parse(text)
     except FormatError as error:
-        return Source(Layer.FOREIGN, problems=(f"{path}:{error.line}: {error}",))
+        return error.source(path)
     _Model(reading, model_of(fields, path), own_engine).read(fields)
     return reading.source()
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import yaml
 
-from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError, Reading, presets
-from djl_trtllm.config.sources import Layer, Source
-from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file, read_table
+from djl_trtllm.config.compat.foreign_format import ForeignSetting, FormatError, Reading, presets, read_text
+from djl_trtllm.config.sources import Source
+from djl_trtllm.files import read_table
 
 TRUSS_REPOSITORY = Path("packages", "inflight_batcher_llm")
 """The folder in which a Truss of the first generation holds its Triton model repository."""
@@ -135,13 +135,8 @@ def read_config(path: Path, *, has_repository: bool = False) -> list[Source]:
 
     With `has_repository` its Triton model repository is read as well, and there are no defaults.
     """
-    try:
-        text = read_file(path, MOST_SETTINGS_BYTES).decode("utf-8-sig")
-    except OSError as error:
-        return [Source(Layer.FOREIGN, problems=(f"{path} cannot be read: {error.strerror or error}",))]
-    except UnicodeDecodeError:
-        return [Source(Layer.FOREIGN, problems=(f"{path} is not UTF-8 text; save it as UTF-8",))]
-    return parse_config(text, str(path), has_repository=has_repository)
+    text = read_text(path)
+    return [text] if isinstance(text, Source) else parse_config(text, str(path), has_repository=has_repository)
 
 
 def parse_config(text: str, path: str, *, has_repository: bool = False) -> list[Source]:
@@ -149,7 +144,7 @@ def parse_config(text: str, path: str, *, has_repository: bool = False) -> list[
     try:
         found = entries(text)
     except FormatError as error:
-        return [Source(Layer.FOREIGN, problems=(f"{path}:{error.line}: {error}",))]
+        return [error.source(path)]
     reading = Reading(path)
     if not is_truss(text):
         reading.problems.append(

@@ -1,19 +1,21 @@
-"""Every option, declared once: a row in TOML, and its type in `choices.OptionTypes`.
+"""Every option, declared once: a row of `model.toml`, `engine.toml` or `server.toml`, by group.
 
-`model.toml`, `engine.toml` and `server.toml` have the options that do something, by group; `config/compat/legacy.toml`
-has those without effect. Messages, the resolved table, the pages of `docs/options/` and `serving.properties.example`
-are made from these rows.
+Messages, the resolved table, the pages of `docs/options/` and `serving.properties.example` are made from these rows.
 
 A group has a `heading`, and what all its options have unless they say otherwise: the `prefix` of their keys, `scope`,
-`source`. A row has the `default`, the `values` of a text that has no others, and the fields of `Option`; `count`,
-`amount` and `devices` are units with a bound.
+`source`. A row has the `default` and the fields of `Option`; `count`, `amount` and `devices` are units with a bound.
+The type of an option that code reads is in `choices.OptionTypes`, that of another option is its default's, or the row
+has the `type`. `values` are those of a text that has no others.
+
+An option with a `legacy` text is accepted and has no effect: nothing reads its value. An option that loses its last
+effect gets one, and `python -m tools.options_docs` writes the pages anew.
 """
 
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import ConfigDict, create_model
 
@@ -24,18 +26,14 @@ from djl_trtllm.files import read_table
 _HINTS = get_type_hints(OptionTypes)
 _FILES = ("model.toml", "engine.toml", "server.toml")
 _TABLES = {name: table for file in _FILES for name, table in read_table(file, __package__).items()}
-ROWS: dict[str, dict[str, dict[str, Any]]] = read_table("legacy.toml")
-"""The rows of options without effect, by group and field, in the order of the file."""
-
 _TYPES: dict[str, type] = {"boolean": bool, "whole number": int, "number": float, "text": str, "path": Path}
-_OF_DJL_SERVING = ("djl_worker", "djl_server")
 
 
 @dataclass(frozen=True)
 class Group:
     """A group of options as documents show it; `name` is that of its page and of its rows.
 
-    `fields` are in the order of the documents, those without effect in their places.
+    `fields` are in the order of the documents.
     """
 
     name: str
@@ -43,23 +41,10 @@ class Group:
     fields: tuple[str, ...]
 
 
-def with_legacy(group: str, names: list[str]) -> list[str]:
-    """The fields of a group, its legacy ones in their places."""
-    place = 0
-    for name, row in ROWS.get(group, {}).items():
-        if "after" in row:
-            place = names.index(row["after"]) + 1
-        names.insert(place, name)
-        place += 1
-    return names
-
-
-def _group(name: str, table: dict[str, Any]) -> Group:
-    fields = [field for field, row in table.items() if isinstance(row, dict)]
-    return Group(name, table["heading"], tuple(with_legacy(name, fields)))
-
-
-GROUPS: tuple[Group, ...] = tuple(_group(name, table) for name, table in _TABLES.items())
+GROUPS: tuple[Group, ...] = tuple(
+    Group(name, table["heading"], tuple(field for field, row in table.items() if isinstance(row, dict)))
+    for name, table in _TABLES.items()
+)
 """The groups of options, in the order of the documents."""
 
 
@@ -92,12 +77,15 @@ class DeclaredOption:
         return self.type.describe(self.option)
 
 
-def _legacy_type(row: dict[str, Any]) -> ValueType:
-    """The type of an option without effect, which its row names."""
-    kind, words = row["type"], tuple[str, ...]()
-    if isinstance(kind, list):
-        kind, words = "text", tuple(kind)
-    return ValueType(_TYPES[kind], "default" not in row, words=words)
+def _type(name: str, row: dict[str, Any]) -> ValueType:
+    """The type in `OptionTypes`, or that in the row ("numbers" and "texts" are several), or the default's."""
+    if name in _HINTS:
+        found = ValueType.of(_HINTS[name])
+    else:
+        kind = row.get("type", "")
+        base = _TYPES[kind.removesuffix("s")] if kind else type(row.get("default", ""))
+        found = ValueType(base, "default" not in row, many=kind.endswith("s"))
+    return replace(found, words=tuple(row.get("values", found.words)))
 
 
 def _declared() -> Iterator[DeclaredOption]:
@@ -105,17 +93,8 @@ def _declared() -> Iterator[DeclaredOption]:
         table = _TABLES[group.name]
         shared = {name: value for name, value in table.items() if name != "heading" and not isinstance(value, dict)}
         for name in group.fields:
-            if name in table:
-                row = shared | table[name]
-                type_ = ValueType.of(_HINTS[name])
-                type_ = replace(type_, words=tuple(row.get("values", type_.words)))
-            else:
-                row = ROWS[group.name][name]
-                type_ = _legacy_type(row)
-                row = row | {
-                    "under_djl": row.get("djl", "read by DJL Serving" if group.name in _OF_DJL_SERVING else "")
-                }
-            option = option_of(name, row)
+            row = shared | table[name]
+            option, type_ = option_of(name, row), _type(name, row)
             default = type_.check(row["default"], option) if "default" in row else None
             yield DeclaredOption(name, option, type_, default, group)
 
@@ -125,17 +104,32 @@ OPTIONS: dict[str, DeclaredOption] = {declared.name: declared for declared in _d
 
 
 def _annotation(declared: DeclaredOption) -> Any:
-    own: Any = declared.type.base
+    base: Any = declared.type.base
+    own = tuple[base, ...] if declared.type.many else base
     return _HINTS.get(declared.name, own | None if declared.type.optional else own)
 
 
-_FIELDS: dict[str, Any] = {name: (_annotation(declared), declared.default) for name, declared in OPTIONS.items()}
-# protected_namespaces: half of the documented options begin with `model_`.
-_CONFIG = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-_Values: Any = create_model("_Values", __config__=_CONFIG, **_FIELDS)
+if TYPE_CHECKING:
+
+    class _Values:
+        model_fields: dict[str, Any]
+
+        def __init__(self, **values: Any) -> None: ...
+        def model_copy(self, *, update: dict[str, Any]) -> Any: ...
+
+        @classmethod
+        def model_validate(cls, values: dict[str, Any]) -> Any: ...
+
+else:
+    _Values = create_model(
+        "_Values",
+        # protected_namespaces: half of the documented options begin with `model_`.
+        __config__=ConfigDict(frozen=True, extra="forbid", protected_namespaces=()),
+        **{name: (_annotation(declared), declared.default) for name, declared in OPTIONS.items()},
+    )
 
 
-class Options(_Values, OptionTypes):  # type: ignore[misc]  # the first is made at run time
+class Options(_Values, OptionTypes):
     """The values of all options, typed and frozen. Made by `resolve`; where values came from is in `Config`."""
 
     @property

@@ -1,4 +1,4 @@
-"""The types of options: enumerations of values, and the type of each field of `Options`.
+"""The types of options: enumerations of values, and the types of the fields of `Options` that code reads.
 
 Members are strings: `options.backend == "openvino"` and `options.backend is Backend.OPENVINO` both hold.
 """
@@ -182,10 +182,10 @@ class SamplerType(Choice):
 
 
 class OptionTypes:
-    """The types of all options that do something, in the order of the documents; what else is said of them is TOML.
+    """The types of the options that code reads or TensorRT-LLM has as enumerations, in the order of the documents.
 
     A type is plain, an enumeration or `tuple[TYPE, ...]`, or a union of one with None (the default) and `Literal`
-    keywords.
+    keywords. The rows of other options name their types.
     """
 
     # model
@@ -217,18 +217,7 @@ class OptionTypes:
     enable_kv_cache_reuse: bool
     kv_cache_dtype: KvCacheDType
     max_attention_window: tuple[int, ...] | None
-    sink_token_length: int | None
     host_cache_size: int | None
-    onboard_blocks: bool
-    secondary_offload_min_priority: int | None
-    event_buffer_max_size: int
-    enable_partial_reuse: bool
-    copy_on_partial_reuse: bool
-    use_uvm: bool
-    max_gpu_total_bytes: int
-    attention_dp_events_gather_period_ms: int
-    mamba_ssm_cache_dtype: Literal["auto", "float16", "bfloat16", "float32"]
-    fail_fast_on_attention_window_too_large: bool
     kv_cache_type: KvCacheType | None
     paged_kv_cache: bool
     # scheduler
@@ -237,28 +226,13 @@ class OptionTypes:
     enable_chunked_prefill: bool
     batching_type: BatchingType | None
     enable_overlap_scheduler: bool | None
-    disable_overlap_scheduler: bool
-    enable_batch_size_tuning: bool | None
-    enable_max_num_tokens_tuning: bool | None
-    dynamic_batch_moving_average_window: int | None
     stream_interval: int | Literal["auto"]
-    batch_wait_timeout_ms: float
-    batch_wait_timeout_iters: int
-    batch_wait_max_tokens_ratio: float
     # parallelism
     tensor_parallel_degree: int | Literal["max"]
     pipeline_parallel_degree: int
     pp_partition: tuple[int, ...] | None
     context_parallel_size: int
-    moe_tensor_parallel_size: int | None
-    moe_expert_parallel_size: int | None
-    moe_cluster_parallel_size: int | None
     enable_attention_dp: bool
-    enable_lm_head_tp_in_adp: bool
-    embedding_parallel_mode: Literal["NONE", "SHARDING_ALONG_VOCAB", "SHARDING_ALONG_HIDDEN"]
-    allreduce_strategy: Literal[
-        "AUTO", "NCCL", "UB", "MINLATENCY", "ONESHOT", "TWOSHOT", "LOWPRECISION", "MNNVL", "NCCL_SYMMETRIC"
-    ]
     gpus_per_node: int | None
     num_nodes: int
     cluster_size: int
@@ -270,72 +244,26 @@ class OptionTypes:
     inference_num_threads: int | None
     script: str | None
     # build
-    opt_num_tokens: int | None
-    opt_batch_size: int
-    max_encoder_input_len: int
-    max_prompt_embedding_table_size: int
     gather_context_logits: bool
-    gather_generation_logits: bool | None
-    gather_all_token_logits: bool
-    strongly_typed: bool
-    force_num_profiles: int | None
-    profiling_verbosity: Literal["layer_names_only", "detailed", "none"]
-    enable_debug_output: bool
-    use_refit: bool
     input_timing_cache: Path | None
-    output_timing_cache: Path
-    weight_sparsity: bool
-    weight_streaming: bool
-    use_strip_plan: bool
-    visualize_network: str | None
-    monitor_memory: bool
-    fast_build: bool
     workspace: Path | None
-    enable_tqdm: bool
     # plugins
-    gpt_attention_plugin: str | None
     gemm_plugin: str | None
-    lora_plugin: str | None
-    moe_plugin: str | None
-    nccl_plugin: str | None
     gemm_swiglu_plugin: str | None
-    remove_input_padding: bool
-    context_fmha: bool
-    context_fmha_fp32_acc: bool
     use_paged_context_fmha: bool
-    use_fp8_context_fmha: bool | None
-    multi_block_mode: bool
-    use_fused_mlp: bool
-    multiple_profiles: bool
-    reduce_fusion: bool
-    user_buffer: bool
-    streamingllm: bool
     extended_runtime_perf_knob_config: str | None
-    cuda_graph_mode: bool
-    cuda_graph_cache_size: int
     # quantization
     quantize: Quantization | None
     smoothquant_alpha: float
     smoothquant_per_token: bool
     smoothquant_per_channel: bool
     awq_format: str
-    awq_block_size: int
     calib_size: int
     calib_batch_size: int
     calib_batches: int | None
     calib_dataset: str
-    calib_max_seq_length: int
-    tokenizer_max_seq_length: int
-    random_seed: int
-    calib_device: Literal["cuda", "cpu"]
     quant_algo: QuantAlgorithm | None
     kv_cache_quant_algo: KvCacheQuantAlgorithm | None
-    clamp_val: tuple[float, ...] | None
-    use_meta_recipe: bool
-    has_zero_point: bool
-    pre_quant_scale: bool
-    exclude_modules: tuple[str, ...] | None
-    force_dynamic_quantization: bool
     # architecture
     chatglm_model_version: str
     gpt_model_version: str
@@ -345,7 +273,6 @@ class OptionTypes:
     rotary_scaling_factor: float | None
     # decoding
     max_beam_width: int
-    normalize_log_probs: bool
     guided_decoding_backend: GuidedDecoding | None
     stop_in_engine: bool | None
     sampler_type: SamplerType
@@ -355,68 +282,23 @@ class OptionTypes:
     speculative_decoding_mode: str | None
     speculative_draft_model: str | None
     speculative_length: int | None
-    draft_model_tp_size: int | None
-    lookahead_window_size: int | None
-    lookahead_ngram_size: int | None
-    lookahead_verification_set_size: int | None
-    medusa_choices: str | None
-    eagle_choices: str | None
     # pytorch
-    attn_backend: str | None
-    moe_backend: str | None
     use_cuda_graph: bool | None
     enforce_eager: bool
     cuda_graph_batch_sizes: tuple[int, ...] | None
     cuda_graph_max_batch_size: int | None
-    cuda_graph_padding_enabled: bool
-    enable_autotuner: bool
-    enable_min_latency: bool
-    enable_iter_perf_stats: bool
-    enable_iter_req_stats: bool
-    print_iter_log: bool
-    perf_metrics_max_requests: int
-    garbage_collection_gen0_threshold: int
-    checkpoint_format: str | None
-    enable_fullgraph: bool
-    enable_inductor: bool
-    enable_piecewise_cuda_graph: bool
-    disable_flashinfer_sampling: bool
-    max_stats_len: int
-    iter_stats_max_iterations: int | None
-    request_stats_max_iterations: int | None
-    return_perf_metrics: bool
     orchestrator_type: str | None
-    extra_llm_api_options: str | None
     # vllm
     gpu_memory_utilization: float | None
     max_num_batched_tokens: int | None
-    quantization: str | None
-    max_loras: int
-    max_cpu_loras: int | None
-    fully_sharded_loras: bool
-    max_logprobs: int | None
-    cpu_offload_gb: float | None
-    enable_expert_parallel: bool
-    disable_custom_all_reduce: bool
-    async_scheduling: bool | None
-    attention_backend: str | None
-    distributed_executor_backend: Literal["mp", "ray", "uni"] | None
-    compilation_config: str | None
-    hf_overrides: str | None
-    kv_transfer_config: str | None
     limit_mm_per_prompt: str | None
     allowed_media_domains: tuple[str, ...] | None
-    extra_engine_args: str | None
     # lora
     enable_lora: bool
     max_lora_rank: int
     lora_dir: str | None
-    lora_ckpt_source: str
     lora_target_modules: tuple[str, ...] | None
-    lora_cache_optimal_adapter_size: int
-    lora_cache_max_adapter_size: int
     lora_cache_gpu_memory_fraction: float
-    lora_cache_host_memory_bytes: int
     # serving
     job_queue_size: int
     predict_timeout: float
@@ -441,14 +323,9 @@ class OptionTypes:
     stored_responses_memory: int
     stored_responses_timeout: float
     # server
-    inference_address: str | None
     host: str
     port: int
     max_request_size: int
-    bad_request_http_code: int
-    wlm_error_http_code: int
-    throttle_error_http_code: int
-    timeout_http_code: int
     server_error_http_code: int
     request_id_header_key: str
     monitor: bool | None
@@ -456,7 +333,6 @@ class OptionTypes:
     fail_fast: bool
     install_requirements: bool
     adapter_roots: tuple[str, ...] | None
-    cache_dir: Path | None
     download_dir: Path | None
     # connections
     max_connections: int
@@ -472,7 +348,6 @@ class OptionTypes:
     api_key: str | None
     api_keys_file: Path | None
     cors_allowed_origin: tuple[str, ...] | None
-    management_address: str | None
     management_host: str
     management_port: int
     certificate_file: Path | None
@@ -501,6 +376,5 @@ class OptionTypes:
     triton_grpc_port: int
     triton_metrics_port: int
     # djl_server
-    features: str | None
     load_models: str | None
     model_store: str | None

@@ -99,7 +99,7 @@ _COUNTED: Mapping[str, Mapping[str, Any]] = {
     "devices": {"at_least": 1, "at_most": MOST_GPUS},
 }
 """Bounds of numbers of things, of quantities such as seconds, and of numbers of GPUs or machines, by unit's name."""
-_NOT_OF_AN_OPTION = ("default", "type", "values", "after", "today", "djl", "prefix", *_COUNTED)
+_NOT_OF_AN_OPTION = ("default", "type", "values", "prefix", *_COUNTED)
 
 
 def option_of(name: str, row: Mapping[str, Any]) -> Option:
@@ -111,7 +111,7 @@ def option_of(name: str, row: Mapping[str, Any]) -> Option:
     declared |= {field: value for field, value in row.items() if field not in _NOT_OF_AN_OPTION}
     declared["aliases"] = tuple(row.get("aliases", ()))
     declared["scope"] = Scope(row.get("scope", Scope.MODEL))
-    return Option(**declared, legacy=row.get("today", ""))
+    return Option(**declared)
 
 
 # `enable` and `disable` are how trtllm-build writes its flags.

@@ -6,7 +6,6 @@ import hashlib
 import logging
 import os
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +18,11 @@ import msgspec
 from djl_trtllm.config.compat.detect import CONFIGURATION_SUFFIXES
 from djl_trtllm.config.compat.truss import TRUSS_REPOSITORY
 from djl_trtllm.errors import DownloadError
-from djl_trtllm.files import read_table
+from djl_trtllm.files import read_table, write_whole
 from djl_trtllm.model.archive import ARCHIVE_SUFFIXES
-from djl_trtllm.model.checkpoint import bounded, find_weights, parse_header, read_header
+from djl_trtllm.model.checkpoint import Header, StoredTensor, bounded, find_weights, parse_header, read_header
 from djl_trtllm.model.remote.s3 import PATIENCE_SECONDS, S3Address, is_s3
+from djl_trtllm.model.work_directory import shortage
 from djl_trtllm.progress import ProgressMeter, format_bytes
 
 # -- the files that are needed -----------------------------------------------------------------------------------------
@@ -254,10 +254,8 @@ class RepositoryFolder:
     def _record(self, checked: Record) -> None:
         """Save the record. If another process writes it too, the lost entries are compared once more."""
         known = {key: value for key, value in self._recorded().items() if (self.path / key).is_file()}
-        new = self.path / f"{_RECORD}.{os.getpid()}"
         with suppress(OSError):
-            new.write_bytes(msgspec.json.encode(known | checked))
-            new.replace(self.path / _RECORD)
+            write_whole(self.path / _RECORD, msgspec.json.encode(known | checked))
 
 
 def _is_right(path: Path, file: HubFile, meter: ProgressMeter) -> bool:
@@ -288,7 +286,6 @@ def _allocated(path: Path) -> int:
 
 # As in the hub's library: the parts of a name begin and end with a letter, a digit or _. Other texts are paths.
 _ID = re.compile(r"(?:\b[\w.-]{1,96}\b/)?\b[\w.-]{1,96}\b")
-_SPARE_BYTES = 256 << 20
 _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _TOKEN_OPTION = "option.hf_access_token"  # noqa: S105  # its name, not a token
 _TOKEN = re.compile(r"[!-~]+")
@@ -356,7 +353,8 @@ def download_from_hub(
         commit, files = list_files(repository, revision, select, token)
         folder = RepositoryFolder(cache / repo_folder_name(repo_id=repository, repo_type="model"))
         missing = folder.missing_bytes(commit, files)
-        _check_room(missing, cache)
+        if lack := shortage(cache, missing):
+            raise DownloadError(f"{lack}: free some space, or set HF_HOME to a larger disk")
         wanted = [_literal(name) for name in files]
         total = sum(file.size for file in files.values())
         if not missing:
@@ -441,16 +439,6 @@ def list_files(
     return info.sha or "", chosen
 
 
-def _check_room(missing: int, cache: Path) -> None:
-    existing = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
-    if missing and missing + _SPARE_BYTES > free:
-        raise DownloadError(
-            f"{format_bytes(missing)} are still missing, and {format_bytes(free)} are free on the disk of {cache} "
-            f"({format_bytes(_SPARE_BYTES)} stay free): free some space, or set HF_HOME to a larger disk"
-        )
-
-
 def _literal(name: str) -> str:
     return re.sub(r"([*?[])", r"[\1]", name)
 
@@ -532,8 +520,6 @@ def fetch(
 
 # -- headers of weight files -------------------------------------------------------------------------------------------
 
-Header = Mapping[str, Any]
-
 
 def remote_headers(
     text: str, directory: Path, *, revision: str | None = None, hub_token: str | None = None
@@ -558,10 +544,7 @@ def _of_hub(repository: str, directory: Path, revision: str | None, token: str |
         if (directory / name).is_file():
             return read_header(directory / name)
         found = api.parse_safetensors_file_metadata(repository, name, revision=commit)
-        return {
-            tensor: {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": list(info.data_offsets)}
-            for tensor, info in found.tensors.items()
-        }
+        return msgspec.convert(found.tensors, dict[str, StoredTensor], from_attributes=True)
 
     try:
         commit, files = list_files(repository, revision, needed, token)

@@ -103,17 +103,16 @@ def patiently(
     call: Callable[[], _Answer],
     until: float,
     wait: Callable[[float], object] = time.sleep,
-    first_pause: float = FIRST_PAUSE_SECONDS,
 ) -> _Answer:
     """Return the result of `call`; call it again while the store says that it is asked too often, until `until`.
 
     botocore's own attempts end after seconds, and at once where many threads have used up what its client may repeat.
     `until` is a time of `time.monotonic`; no repetition begins after it, or after `wait(seconds)` was true. Each pause
-    is twice as long as the one before, from about `first_pause` seconds to 30.
+    is twice as long as the one before, from about half a second to 30.
     """
     from botocore.exceptions import ClientError
 
-    pause = first_pause
+    pause = FIRST_PAUSE_SECONDS
     while True:
         try:
             return call()
@@ -124,9 +123,7 @@ def patiently(
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def listed(
-    address: S3Address, patience: float = PATIENCE_SECONDS, first_pause: float = FIRST_PAUSE_SECONDS
-) -> list[Any]:
+def listed(address: S3Address, patience: float = PATIENCE_SECONDS) -> list[Any]:
     """The objects below an address as S3 lists them, by key. Raises DownloadError.
 
     Asks for the prefix with its slash: policies name it so (`s3:prefix`), and directory buckets take no other one.
@@ -137,7 +134,7 @@ def listed(
         return [entry for page in pages for entry in page.get("Contents", ())]
 
     with download_errors(address):
-        return patiently(all_pages, time.monotonic() + patience, first_pause=first_pause)
+        return patiently(all_pages, time.monotonic() + patience)
 
 
 @contextmanager
@@ -170,17 +167,6 @@ def _explain(error: Any) -> str:
 
 
 def _explain_local(error: Any) -> str:
-    from botocore import exceptions
-
-    if isinstance(error, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)):
-        return (
-            "there are no AWS credentials: give the machine a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
-            f"({error})"
-        )
-    if isinstance(error, exceptions.CredentialRetrievalError):
-        return f"cannot get the AWS credentials: {error}"
-    if isinstance(error, exceptions.ProfileNotFound):
-        return f"{error}: check AWS_PROFILE"
-    if isinstance(error, (exceptions.EndpointConnectionError, exceptions.ConnectTimeoutError)):
-        return f"the store cannot be reached ({error}): check the network, the region and AWS_ENDPOINT_URL"
-    return f"{type(error).__name__}: {error}"
+    names = (base.__name__ for base in type(error).__mro__)
+    advice = next((_ADVICE[name] for name in names if name in _ADVICE), None)
+    return f"{type(error).__name__}: {error}" if advice is None else f"{advice} ({error})"

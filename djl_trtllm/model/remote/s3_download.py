@@ -11,12 +11,11 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,37 +27,43 @@ from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote import s3
 from djl_trtllm.model.remote.fetch import needed
 from djl_trtllm.model.remote.s3 import S3Address
+from djl_trtllm.model.work_directory import shortage
 from djl_trtllm.progress import ProgressMeter, acquire, format_bytes
 
 
-class Body:
-    """Reads botocore's body of an answer; as a context it gives the connection back for other requests.
+@contextmanager
+def reading(body: Any) -> Iterator[Callable[[memoryview], int]]:
+    """Yield a function that fills a buffer from botocore's body of an answer, or its beginning where the body ends.
 
-    The `readinto` of botocore and of urllib3 allocate memory for each read and copy it. This calls the one of
-    http.client's response below them, which botocore reaches for in the same way, to set a timeout.
+    It raises ConnectionError. After the block the connection is there for other requests. The `readinto` of botocore
+    and of urllib3 allocate memory for each read and copy it. This calls the one of http.client's response below them,
+    which botocore reaches for in the same way, to set a timeout.
     """
+    answer = body.__enter__()
+    source = answer._fp
 
-    def __init__(self, body: Any) -> None:
-        self._answer = body.__enter__()
-        self._source = self._answer._fp
-
-    def readinto(self, buffer: memoryview) -> int:
-        """Fill the buffer, or its beginning where the body or the connection ends. Raises ConnectionError."""
+    def readinto(buffer: memoryview) -> int:
         try:
-            return int(self._source.readinto(buffer))
+            return int(source.readinto(buffer))
         except (OSError, HTTPException) as error:
             raise ConnectionError(f"{type(error).__name__}: {error}") from error
 
-    def __enter__(self) -> Body:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._source.isclosed():
+    try:
+        yield readinto
+    finally:
+        if not source.isclosed():
             # The rest of the body is still to come: another request on this connection would read it as its answer.
-            self._answer.close()
-        self._answer.release_conn()
+            answer.close()
+        answer.release_conn()
+
+
+class RemoteObject(msgspec.Struct, frozen=True):
+    """An object: `name` is its path in the directory; `etag` changes when its content does."""
+
+    name: str
+    key: str
+    size: int
+    etag: str
 
 
 # -- files in parts ----------------------------------------------------------------------------------------------------
@@ -67,31 +72,27 @@ _SUFFIX = ".arriving"
 _JOURNAL = ".parts"
 
 
-class _Head(msgspec.Struct, frozen=True):
-    size: int
-    etag: str
-    part_size: int
-
-
 class PartialFile:
-    """`path`, of `size` bytes, from parts of `part_size` bytes; `etag` identifies the content.
+    """`path`, the content of an object, from parts of `part_size` bytes.
 
-    A journal beside the partial file lists the complete parts with the CRC-64/NVME of each. If content or size have
-    changed, the parts are discarded. Methods are thread-safe. All may raise OSError.
+    A journal beside the partial file lists the complete parts with the CRC-64/NVME of each. If the object has changed,
+    the parts are discarded. Methods are thread-safe. All may raise OSError.
     """
 
-    def __init__(self, path: Path, size: int, etag: str, part_size: int) -> None:
+    def __init__(self, path: Path, object_: RemoteObject, part_size: int) -> None:
         self.path = path
-        self.size = size
+        self.object = object_
+        self.size = object_.size
         self.arriving = path.with_name(path.name + _SUFFIX)
         self._journal = path.with_name(path.name + _JOURNAL)
-        self._head = _Head(size, etag, part_size)
+        self._part_size = part_size
+        self._head = [object_.size, object_.etag, part_size]
         self._lock = threading.Lock()
         self._descriptor: int | None = None
         self._crcs: dict[int, int] = {}
         if not self.complete:
             self._resume()
-            if not size:
+            if not self.size:
                 # An empty file has no parts.
                 self._open()
 
@@ -102,7 +103,7 @@ class PartialFile:
 
     @property
     def parts(self) -> int:
-        return -(-self.size // self._head.part_size)
+        return -(-self.size // self._part_size)
 
     @property
     def missing_bytes(self) -> int:
@@ -121,8 +122,8 @@ class PartialFile:
         return [] if self.complete else [index for index in range(self.parts) if index not in self._crcs]
 
     def part(self, index: int) -> tuple[int, int]:
-        start = index * self._head.part_size
-        return start, min(self.size, start + self._head.part_size)
+        start = index * self._part_size
+        return start, min(self.size, start + self._part_size)
 
     def write(self, at: int, data: bytes | memoryview) -> None:
         descriptor = self._open()
@@ -180,7 +181,7 @@ class PartialFile:
         """Read the journal; remove it if it does not match. An incomplete last line is ignored."""
         try:
             head, *lines = self._journal.read_bytes().split(b"\n")
-            if msgspec.json.decode(head, type=_Head) != self._head or not self.arriving.is_file():
+            if msgspec.json.decode(head) != self._head or not self.arriving.is_file():
                 raise ValueError
             for line in lines[:-1]:
                 index, crc = msgspec.json.decode(line, type=tuple[int, int])
@@ -193,6 +194,7 @@ class PartialFile:
 
 # -- checksums ---------------------------------------------------------------------------------------------------------
 
+CHUNK_BYTES = 4 << 20
 _ENCRYPTED = ("aws:kms", "aws:kms:dsse")
 
 
@@ -222,13 +224,13 @@ def claim_of(head: Mapping[str, Any], part_size: Callable[[], int]) -> Claim | N
     return Claim("MD5", etag, part_size() if "-" in etag else 0)
 
 
-def matches(claim: Claim, path: Path, chunk_bytes: int = 4 << 20) -> bool:
+def matches(claim: Claim, path: Path) -> bool:
     """Return whether the file has that checksum; reads all of it, in chunks. Raises OSError."""
     if not claim.part_size:
-        return _written(claim.algorithm, _digest(claim.algorithm, _chunks(path, chunk_bytes))) == claim.value
+        return _written(claim.algorithm, _digest(claim.algorithm, _chunks(path))) == claim.value
     size = path.stat().st_size
     starts = range(0, max(size, 1), claim.part_size)
-    digests = [_digest(claim.algorithm, _chunks(path, chunk_bytes, start, claim.part_size)) for start in starts]
+    digests = [_digest(claim.algorithm, _chunks(path, start, claim.part_size)) for start in starts]
     whole = _digest(claim.algorithm, iter([b"".join(digests)]))
     return f"{_written(claim.algorithm, whole)}-{len(digests)}" == claim.value
 
@@ -263,12 +265,12 @@ def _digest(algorithm: str, chunks: Iterator[bytes]) -> bytes:
     return value.to_bytes(8 if algorithm == "CRC64NVME" else 4, "big")
 
 
-def _chunks(path: Path, chunk_bytes: int, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+def _chunks(path: Path, start: int = 0, length: int | None = None) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as file:
         file.seek(start)
         left = length
         while left is None or left > 0:
-            chunk = file.read(chunk_bytes if left is None else min(chunk_bytes, left))
+            chunk = file.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left))
             if not chunk:
                 return
             yield chunk
@@ -279,22 +281,14 @@ def _chunks(path: Path, chunk_bytes: int, start: int = 0, length: int | None = N
 RECORD = ".djl-trtllm-download.json"
 """The last file of a complete download: what was downloaded from where."""
 
+PART_BYTES = 16 << 20
+"""The most of a request."""
 _CONNECTIONS = 64
 _READ_BYTES = 256 << 10
 """Each read is written at once. 64 connections with 512 kB each are too much for caches, see performance.md."""
 _FAILURES = 6
 _LISTINGS = 3
-_SPARE_BYTES = 256 << 20
 _GONE = (404, 412, 416)
-
-
-class RemoteObject(msgspec.Struct, frozen=True):
-    """An object: `name` is its path in the directory; `etag` changes when its content does."""
-
-    name: str
-    key: str
-    size: int
-    etag: str
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -313,16 +307,13 @@ def download(
     *,
     select: Callable[[Iterable[str]], list[str]] = needed,
     patience: float = s3.PATIENCE_SECONDS,
-    first_pause: float = s3.FIRST_PAUSE_SECONDS,
-    part_bytes: int = 16 << 20,
 ) -> Path:
     """Download the files under an address, or the one object it names, to a directory below `folder`.
 
     Lists the objects each time and downloads those that are new or changed. An interrupted download continues where it
     stopped. The directory is named after address and content, and appears when every file is complete and has S3's
     checksum. Other processes that want the same address wait. A store that is asked too often is asked again for
-    `patience` seconds, and so is one that breaks off: after `first_pause` seconds, then twice as long, and so on. A
-    request is for at most `part_bytes`.
+    `patience` seconds, and so is one that breaks off, each time after a pause that is twice as long.
 
     Raises DownloadError: no such object, no access, no disk space, or objects that keep failing.
     """
@@ -332,7 +323,7 @@ def download(
 
     home = folder / f"{address.key.rpartition('/')[2] or address.bucket}-{_short(str(address))}"
     for _ in range(_LISTINGS):
-        objects = list_objects(address, select, patience=patience, first_pause=first_pause)
+        objects = list_objects(address, select, patience=patience)
         final = home / _short("\n".join(f"{o.name} {o.size} {o.etag}" for o in objects))
         if (final / RECORD).is_file():
             return final
@@ -341,7 +332,7 @@ def download(
             with acquire(FileLock(home / ".lock"), report):
                 if not (final / RECORD).is_file():
                     until = time.monotonic() + patience
-                    _Download(address, objects, final, progress, until, first_pause, part_bytes).run()
+                    _Download(address, objects, final, progress, until).run()
                 return final
         except _ChangedError as error:
             progress(f"{address}: {error} was replaced during the download; listing the objects again")
@@ -355,16 +346,15 @@ def list_objects(
     select: Callable[[Iterable[str]], list[str]] = needed,
     *,
     patience: float = s3.PATIENCE_SECONDS,
-    first_pause: float = s3.FIRST_PAUSE_SECONDS,
 ) -> list[RemoteObject]:
     """The objects below an address, sorted by name, or the one that it names.
 
-    `patience` and `first_pause` are those of `download`. Raises DownloadError, also if there are none.
+    `patience` is that of `download`. Raises DownloadError, also if there are none.
     """
     prefix = address.below("")
     below = {
         name: RemoteObject(name, entry["Key"], int(entry["Size"]), entry["ETag"])
-        for entry in s3.listed(address, patience, first_pause)
+        for entry in s3.listed(address, patience)
         if (name := entry["Key"].removeprefix(prefix))
     }
     if not below and (itself := _object(address, patience)) is not None:
@@ -397,11 +387,6 @@ def _object(address: S3Address, patience: float) -> RemoteObject | None:
     return RemoteObject(PurePosixPath(address.key).name, address.key, int(head["ContentLength"]), head["ETag"])
 
 
-class _Arrival(NamedTuple):
-    object: RemoteObject
-    file: PartialFile
-
-
 @dataclass
 class _Download:
     """One download, run under the lock."""
@@ -412,8 +397,6 @@ class _Download:
     progress: Callable[[str], None]
     until: float
     """The time (`time.monotonic`) at which to give up a store that is asked too often."""
-    first_pause: float
-    part_bytes: int
 
     def __post_init__(self) -> None:
         self.partial = self.final.with_name(f".{self.final.name}.partial")
@@ -426,17 +409,15 @@ class _Download:
         """Download missing files, verify them, and rename the directory. Raises DownloadError and OSError."""
         self.partial.mkdir(parents=True, exist_ok=True)
         self._take_over_unchanged()
-        arrivals = [
-            _Arrival(object_, PartialFile(self.partial / object_.name, object_.size, object_.etag, self.part_bytes))
-            for object_ in self.objects
-        ]
-        missing = sum(arrival.file.missing_bytes for arrival in arrivals)
-        self._check_room(sum(arrival.file.missing_blocks for arrival in arrivals))
+        files = [PartialFile(self.partial / object_.name, object_, PART_BYTES) for object_ in self.objects]
+        missing = sum(file.missing_bytes for file in files)
+        if lack := shortage(self.partial.parent, sum(file.missing_blocks for file in files)):
+            raise DownloadError(f"{self.address}: {lack}: free some space, or set DJL_CACHE_DIR to a larger disk")
         total = sum(object_.size for object_ in self.objects)
         kept = f", {format_bytes(total - missing)} of them here already" if missing < total else ""
-        self.progress(f"downloading {self.address}: {len(arrivals)} files, {format_bytes(total)}{kept}")
+        self.progress(f"downloading {self.address}: {len(files)} files, {format_bytes(total)}{kept}")
         with ProgressMeter(f"downloading {self.address}", missing, self.progress) as self.meter:
-            self._fetch_all(arrivals)
+            self._fetch_all(files)
         if self.unchecked:
             self.progress(f"{self.address}: S3 has no checksum to compare for {', '.join(self.unchecked[:5])}")
         record = _Record(str(self.address), self.objects)
@@ -449,39 +430,31 @@ class _Download:
     def _take_over_unchanged(self) -> None:
         """Link the files of an earlier version whose objects have not changed."""
         for other in self.final.parent.iterdir():
-            if not (other / RECORD).is_file():
-                continue
-            earlier = set(msgspec.json.decode((other / RECORD).read_bytes(), type=_Record).objects)
-            for object_ in self.objects:
+            try:
+                earlier = msgspec.json.decode((other / RECORD).read_bytes(), type=_Record)
+            except (OSError, msgspec.DecodeError):
+                continue  # a download that a killed process left, perhaps with half a record
+            for object_ in set(self.objects).intersection(earlier.objects):
                 target = self.partial / object_.name
-                if object_ in earlier and not target.exists():
+                if not target.exists():
                     target.parent.mkdir(parents=True, exist_ok=True)
                     # If links are not supported, the file is downloaded again.
                     with suppress(OSError):
                         os.link(other / object_.name, target)
 
-    def _check_room(self, missing: int) -> None:
-        free = shutil.disk_usage(self.partial).free
-        if missing + _SPARE_BYTES > free:
-            raise DownloadError(
-                f"{self.address} needs {format_bytes(missing)} more on the disk of {self.partial.parent}, and "
-                f"{format_bytes(free)} are free ({format_bytes(_SPARE_BYTES)} stay free): free some space, or set "
-                "DJL_CACHE_DIR to a larger disk"
-            )
-
-    def _fetch_all(self, arrivals: list[_Arrival]) -> None:
+    def _fetch_all(self, files: list[PartialFile]) -> None:
         tasks: deque[Callable[[], None]] = deque()
-        for arrival in sorted(arrivals, key=lambda arrival: arrival.object.size, reverse=True):
-            missing = arrival.file.missing()
-            tasks += [partial(self._fetch_part, arrival, index) for index in missing]
+        for file in sorted(files, key=lambda file: file.size, reverse=True):
+            missing = file.missing()
+            tasks += [partial(self._fetch_part, file, index) for index in missing]
             # The thread that downloads the last missing part completes the file.
-            if not missing and not arrival.file.complete:
-                tasks.append(partial(self._complete, arrival))
+            if not missing and not file.complete:
+                tasks.append(partial(self._complete, file))
         try:
             self._run_all(tasks)
         finally:
-            for arrival in arrivals:
-                arrival.file.close()
+            for file in files:
+                file.close()
 
     def _run_all(self, tasks: deque[Callable[[], None]]) -> None:
         """Download on daemon threads, which do not delay the end of the process as a ThreadPoolExecutor's would."""
@@ -507,8 +480,7 @@ class _Download:
         if failures:
             raise failures[0]
 
-    def _fetch_part(self, arrival: _Arrival, index: int) -> None:
-        file = arrival.file
+    def _fetch_part(self, file: PartialFile, index: int) -> None:
         at, end = file.part(index)
         crc = failures = 0
         buffer = memoryview(bytearray(min(_READ_BYTES, end - at)))
@@ -516,8 +488,8 @@ class _Download:
             before = at
             problem: object = "the object is shorter than in the listing"
             try:
-                with Body(self._open(arrival.object, at, end)) as body:
-                    while not self.stop.is_set() and (count := body.readinto(buffer[: end - at])):
+                with reading(self._open(file.object, at, end)) as readinto:
+                    while not self.stop.is_set() and (count := readinto(buffer[: end - at])):
                         file.write(at, buffer[:count])
                         crc = crc64(buffer[:count], crc)
                         at += count
@@ -526,9 +498,9 @@ class _Download:
                 problem = error
             if at < end and not self.stop.is_set():
                 failures = 1 if at > before else failures + 1
-                self._back_off(arrival.object, at, failures, problem)
+                self._back_off(file.object, at, failures, problem)
         if at == end and file.note(index, crc):
-            self._complete(arrival)
+            self._complete(file)
 
     def _open(self, object_: RemoteObject, at: int, end: int) -> Any:
         wanted = f"bytes={at}-{end - 1}"
@@ -547,11 +519,11 @@ class _Download:
                 f"{self.address}: {object_.name} broke off at byte {at:,} of {object_.size:,}, {failures} times in a "
                 f"row ({problem}); what has arrived is kept, and the next start continues from there"
             )
-        self.stop.wait(self.first_pause * 2 ** (failures - 1))
+        self.stop.wait(s3.FIRST_PAUSE_SECONDS * 2 ** (failures - 1))
 
-    def _complete(self, arrival: _Arrival) -> None:
+    def _complete(self, file: PartialFile) -> None:
         """Compare the complete file with S3's checksum and give it its name."""
-        object_, file = arrival.object, arrival.file
+        object_ = file.object
         with s3.download_errors(f"s3://{self.address.bucket}/{object_.key}"):
             head = self._head(object_, ChecksumMode="ENABLED")
             if head["ETag"] != object_.etag:
@@ -572,7 +544,7 @@ class _Download:
 
     def _patiently(self, call: Callable[..., Any], **arguments: Any) -> Any:
         ask = partial(call, Bucket=self.address.bucket, **arguments)
-        return s3.patiently(ask, self.until, self.stop.wait, self.first_pause)
+        return s3.patiently(ask, self.until, self.stop.wait)
 
     def _is_right(self, file: PartialFile, claim: Claim) -> bool:
         if claim.algorithm == "CRC64NVME" and not claim.part_size:

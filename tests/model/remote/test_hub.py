@@ -340,7 +340,9 @@ def test_room_is_wanted_for_what_is_missing(tmp_path: Path, monkeypatch: pytest.
             get(tmp_path)
         else:
             error = refusal(tmp_path)
-            assert "1.0 MB are still missing, and 269.5 MB are free" in error and "(268.4 MB stay free)" in error
+            assert (
+                "1.0 MB more are needed on the disk of" in error and "269.5 MB are free (268.4 MB stay free)" in error
+            )
             assert "HF_HOME" in error
 
 

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from djl_trtllm.errors import DownloadError
 from djl_trtllm.model.remote import s3
 from djl_trtllm.model.remote.s3 import S3Address, is_s3
-from djl_trtllm.model.remote.s3_download import Claim, PartialFile, claim_of, crc64, joined_crc64, matches
+from djl_trtllm.model.remote.s3_download import Claim, PartialFile, RemoteObject, claim_of, crc64, joined_crc64, matches
 from tests.support.s3 import Store
 from tests.support.tables import by_rows, by_table
 
@@ -93,10 +93,10 @@ def test_an_answer_says_what_to_do() -> None:
     [
         (NoCredentialsError(), "give the machine a role, or set AWS_ACCESS_KEY_ID"),
         (PartialCredentialsError(provider="env", cred_var="x"), "give the machine a role"),
-        (CredentialRetrievalError(provider="sso", error_msg="no"), "cannot get the AWS credentials: "),
-        (ProfileNotFound(profile="dev"), "(dev) could not be found: check AWS_PROFILE"),
+        (CredentialRetrievalError(provider="sso", error_msg="no"), "credentials cannot be had"),
+        (ProfileNotFound(profile="dev"), "check AWS_PROFILE (The config profile (dev)"),
         (EndpointConnectionError(endpoint_url="http://x"), "check the network, the region and AWS_ENDPOINT_URL"),
-        (ConnectTimeoutError(endpoint_url="http://x"), "cannot be reached ("),
+        (ConnectTimeoutError(endpoint_url="http://x"), "cannot be reached: check the network"),
         (ParamValidationError(report="bad"), "ParamValidationError: "),
     ],
 )
@@ -114,7 +114,7 @@ def asked(*answers: str, until: float = 1e9) -> tuple[list[float], str]:
         return "well"
 
     try:
-        return waited, s3.patiently(call, until, waited.append, first_pause=1.0)
+        return waited, s3.patiently(call, until, waited.append)
     except ClientError as error:
         return waited, error.response["Error"]["Code"]
 
@@ -122,14 +122,14 @@ def asked(*answers: str, until: float = 1e9) -> tuple[list[float], str]:
 def test_a_store_that_is_asked_too_often_is_asked_again_after_longer_and_longer_pauses() -> None:
     waited, last = asked(*["SlowDown"] * 9, "503", "ServiceUnavailable")
     assert last == "well" and len(waited) == 11
-    for pause, longest in zip(waited, [1, 2, 4, 8, 16, *[30] * 6], strict=True):
+    for pause, longest in zip(waited, [0.5, 1, 2, 4, 8, 16, *[30] * 5], strict=True):
         assert longest / 2 <= pause <= longest
     assert asked("AccessDenied") == ([], "AccessDenied")
     assert asked() == ([], "well")
 
 
 def test_a_store_is_not_asked_again_once_the_time_is_over_or_the_download_has_ended() -> None:
-    assert asked("SlowDown", until=time.monotonic() + 0.5) == ([], "SlowDown")
+    assert asked("SlowDown", until=time.monotonic() + 0.25) == ([], "SlowDown")
     times: list[float] = []
 
     def stopped(seconds: float) -> bool:
@@ -159,7 +159,7 @@ def test_one_client_serves_until_the_environment_changes(store: Store, monkeypat
     assert (config.max_pool_connections, config.connect_timeout, config.read_timeout) == (64, 10, 30)
     assert config.retries == {"mode": "standard", "total_max_attempts": 6}
     monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
-    with pytest.raises(DownloadError, match=r"S3: .*no-such-profile.*check AWS_PROFILE"):
+    with pytest.raises(DownloadError, match=r"S3: .*check AWS_PROFILE .*no-such-profile"):
         s3.client()
 
 
@@ -180,7 +180,7 @@ CONTENT = b"0123456789"
 
 
 def file_of(path: Path, size: int = 10, etag: str = "e", part_size: int = 4) -> PartialFile:
-    return PartialFile(path, size, etag, part_size)
+    return PartialFile(path, RemoteObject("model.bin", "key", size, etag), part_size)
 
 
 def bring(file: PartialFile, *indices: int) -> list[bool]:
@@ -238,7 +238,7 @@ DAMAGES: dict[str, Callable[[Path, Path], object]] = {
     "journal empty": lambda journal, file: journal.write_bytes(b""),
     "journal cut off": lambda journal, file: journal.write_bytes(b"{"),
     "journal of another kind": lambda journal, file: journal.write_bytes(b"[]\n"),
-    "wrong line": lambda journal, file: journal.write_bytes(b'{"size":10,"etag":"e","part_size":4}\n["0",1]\n'),
+    "wrong line": lambda journal, file: journal.write_bytes(b'[10,"e",4]\n["0",1]\n'),
     "no journal": lambda journal, file: journal.unlink(),
     "no file": lambda journal, file: file.unlink(),
 }
@@ -329,7 +329,8 @@ def digest_of(algorithm: str, content: bytes) -> bytes:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("djl_trtllm.model.remote.s3_download.CHUNK_BYTES", 300)
     (tmp_path / "object").write_bytes(STORED)
     return tmp_path / "object"
 
@@ -360,9 +361,9 @@ def test_the_etag_of_what_is_encrypted_with_a_customers_key_is_no_md5() -> None:
 def test_a_file_is_compared_as_a_whole(file: Path, algorithm: str) -> None:
     digest = digest_of(algorithm, STORED)
     claim = Claim(algorithm, digest.hex() if algorithm == "MD5" else encoded(digest))
-    assert matches(claim, file, chunk_bytes=300), "it is read in several pieces"
+    assert matches(claim, file), "it is read in several pieces"
     file.write_bytes(STORED[:-1] + b"x")
-    assert not matches(claim, file, chunk_bytes=300)
+    assert not matches(claim, file)
 
 
 @pytest.mark.parametrize("algorithm", CHECK)
@@ -382,7 +383,7 @@ def test_a_file_is_compared_part_by_part(file: Path, algorithm: str, part_size: 
     parts = [digest_of(algorithm, STORED[at : min(at + part_size, size)]) for at in range(0, max(size, 1), part_size)]
     digest = digest_of(algorithm, b"".join(parts))
     value = digest.hex() if algorithm == "MD5" else encoded(digest)
-    assert matches(Claim(algorithm, f"{value}-{len(parts)}", part_size), file, chunk_bytes=300)
+    assert matches(Claim(algorithm, f"{value}-{len(parts)}", part_size), file)
     assert not matches(Claim(algorithm, f"{value}-{len(parts) + 1}", part_size), file)
     assert not matches(Claim(algorithm, f"{value}-{len(parts)}", part_size + 1), file) or len(parts) == 1
 

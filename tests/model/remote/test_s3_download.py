@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,8 +21,9 @@ from urllib3 import HTTPConnectionPool
 from urllib3.connection import HTTPConnection
 
 from djl_trtllm.errors import DownloadError
+from djl_trtllm.model.remote import s3_download
 from djl_trtllm.model.remote.s3 import S3Address
-from djl_trtllm.model.remote.s3_download import RECORD, Body, download, list_objects
+from djl_trtllm.model.remote.s3_download import RECORD, download, list_objects, reading
 from tests.support.processes import wait_until
 from tests.support.s3 import Fault, Request, Store
 from tests.support.tables import by_table
@@ -46,9 +47,15 @@ def model(store: Store) -> None:
         store.put(f"team/story/{name}", content)
 
 
-def fetch(tmp_path: Path, address: S3Address = ADDRESS, part_bytes: int = PART) -> Path:
-    """Download in parts of 64 kB."""
-    return download(address, tmp_path / "downloads", lambda line: None, first_pause=0.001, part_bytes=part_bytes)
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of 64 kB, and short pauses."""
+    monkeypatch.setattr(s3_download, "PART_BYTES", PART)
+    monkeypatch.setattr("djl_trtllm.model.remote.s3.FIRST_PAUSE_SECONDS", 0.001)
+
+
+def fetch(tmp_path: Path, address: S3Address = ADDRESS) -> Path:
+    return download(address, tmp_path / "downloads", lambda line: None)
 
 
 @contextmanager
@@ -176,6 +183,16 @@ def test_an_object_replaced_during_the_download_is_looked_up_again(store: Store,
     assert contents(fetch(tmp_path)) == CONTENT | {"model-00001-of-00002.safetensors": replaced}
 
 
+def test_half_a_record_of_a_killed_process_is_no_matter(store: Store, tmp_path: Path) -> None:
+    store.fault = lambda request: 0 if request.method == "GET" else None
+    with pytest.raises(DownloadError):
+        fetch(tmp_path)
+    store.fault = None
+    (abandoned,) = (tmp_path / "downloads").glob("*/.*.partial")
+    (abandoned / RECORD).write_bytes(b'{"address"')
+    assert contents(fetch(tmp_path)) == CONTENT
+
+
 def test_a_full_disk_is_reported_before_anything_is_fetched_or_when_it_fills(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +202,7 @@ def test_a_full_disk_is_reported_before_anything_is_fetched_or_when_it_fills(
     usage = shutil.disk_usage(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=300 * 1024))
-        with pytest.raises(DownloadError, match=r"needs 563.2 kB more on the disk of .*are free"):
+        with pytest.raises(DownloadError, match=r"563.2 kB more are needed on the disk of .*are free"):
             fetch(tmp_path)
     assert not store.gets()
     monkeypatch.setattr(os, "pwrite", full)
@@ -275,11 +292,12 @@ def test_no_credentials_and_no_store_are_reported(
 
 
 @pytest.mark.slow
-def test_a_killed_download_is_gone_on_with(store: Store, tmp_path: Path) -> None:
+def test_a_killed_download_is_gone_on_with(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.bytes_per_second = 16_000
-    program = (
-        f"from tests.model.remote.test_s3_download import *; fetch(Path({str(tmp_path)!r}), part_bytes=PART // 16)"
-    )
+    program = f"""from tests.model.remote.test_s3_download import *
+s3_download.PART_BYTES = PART // 16
+fetch(Path({str(tmp_path)!r}))"""
+    monkeypatch.setattr(s3_download, "PART_BYTES", PART // 16)
     process = subprocess.Popen([sys.executable, "-c", program], env=dict(os.environ), cwd=Path(__file__).parents[3])
     try:
         wait_until(lambda: bool(noted(tmp_path)))
@@ -290,7 +308,7 @@ def test_a_killed_download_is_gone_on_with(store: Store, tmp_path: Path) -> None
     here = noted(tmp_path)
     store.bytes_per_second = 0
     store.requests.clear()
-    assert contents(fetch(tmp_path, part_bytes=PART // 16)) == CONTENT
+    assert contents(fetch(tmp_path)) == CONTENT
     assert not here & {(request.key, request.start // (PART // 16)) for request in store.gets()}
 
 
@@ -329,17 +347,17 @@ def pool(s3: tuple[Store, str], store: Store) -> Iterator[HTTPConnectionPool]:
         yield pool
 
 
-def get(pool: HTTPConnectionPool, seconds: float = 30) -> Body:
+def get(pool: HTTPConnectionPool, seconds: float = 30) -> AbstractContextManager[Callable[[memoryview], int]]:
     answer = pool.request(
         "GET", "/models/object", preload_content=False, decode_content=False, retries=False, timeout=seconds
     )
-    return Body(StreamingBody(answer, answer.headers["Content-Length"]))
+    return reading(StreamingBody(answer, answer.headers["Content-Length"]))
 
 
-def read(body: Body) -> list[bytes]:
+def read(readinto: Callable[[memoryview], int]) -> list[bytes]:
     buffer = memoryview(bytearray(BUFFER))
     chunks: list[bytes] = []
-    while count := body.readinto(buffer):
+    while count := readinto(buffer):
         chunks.append(bytes(buffer[:count]))
     return chunks
 
@@ -369,8 +387,8 @@ def test_a_connection_whose_body_was_read_is_used_again(
 def test_a_connection_with_a_rest_of_a_body_is_not_used_again(store: Store, pool: HTTPConnectionPool) -> None:
     store.bytes_per_second = 1_000_000
     sent_at_once = memoryview(bytearray(256 * 1024))
-    with get(pool) as body:
-        assert body.readinto(sent_at_once) == len(sent_at_once)
+    with get(pool) as readinto:
+        assert readinto(sent_at_once) == len(sent_at_once)
     with get(pool) as body:
         assert b"".join(read(body)) == BODY
 
