@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments
+from djl_trtllm.backends.json_grammar import guide_arguments
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.executor import client
 from djl_trtllm.executor.protocol import Feature, Refusal
