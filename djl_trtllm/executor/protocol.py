@@ -240,7 +240,7 @@ def first_requests(
 
     `image` is one with an image, for an engine that takes such.
     """
-    sampled = {"do_sample": True, "temperature": 0.8, "seed": 1 if "seed" in features else None}
+    sampled: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "seed": 1 if "seed" in features else None}
     kinds: tuple[tuple[str, frozenset[str], dict[str, Any], dict[str, Any]], ...] = (
         ("penalties", frozenset({"repetition_penalty"}), {"repetition_penalty": 1.1, "presence_penalty": 0.1}, {}),
         ("min_p", frozenset({"min_p"}), {**sampled, "min_p": 0.1}, {}),

@@ -45,7 +45,7 @@ class Gate:
     def cancel(self, request_id: int) -> Any:
         return self.held.pop(request_id, None)
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, seconds: float = 0.0) -> None:
         held, self.held = self.held, {}
         for request_id, request in held.items():
             self.refuse(request, self.bad) if request_id < 0 else self.submit(request, *self.more)
@@ -116,10 +116,10 @@ def engine() -> Engine:
 
 def test_a_request_waits_at_each_gate_that_it_needs_and_then_starts(engine: Engine) -> None:
     engine.submit(Submit(1, [1], Sampling(1)))
-    assert engine.started == [(1, None)] and not engine.holds
+    assert (engine.started, engine.holds) == ([(1, None)], False)
     engine.submit(Submit(2, [1], Sampling(1), guide=GUIDE))
     engine.submit(Submit(3, [1], Sampling(1), images=IMAGES))
-    assert engine.started == [(1, None)] and engine.holds
+    assert (engine.started, engine.holds) == ([(1, None)], True)
     assert engine.count_in(Stats(1)).guides_waiting == 1
     engine.submit(Submit(4, [1], Sampling(1), guide=GUIDE, images=IMAGES))
     assert engine.ends() == dict.fromkeys((1, 2, 3, 4), (FinishReason.LENGTH, None))
@@ -179,7 +179,7 @@ def test_both_gates_end_with_the_engine(engine: Engine) -> None:
     assert all(isinstance(gate, Gate) and gate.closed for gate in gates)
     engine.guides = engine.images = None
     engine.close_gates()
-    assert engine.count_in(Stats(2)) == Stats(2) and not engine.holds
+    assert (engine.count_in(Stats(2)), engine.holds) == (Stats(2), False)
 
 
 # -- first requests ----------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.8}
 def test_an_engine_first_gets_a_request_of_each_kind_that_it_has_code_for(
     features: frozenset[str], kinds: list[tuple[dict[str, Any], dict[str, Any], set[str]]]
 ) -> None:
-    found = [(each.request, each.features) for each in first_requests(features, [7, 7], 3)]
+    found: list[Any] = [(each.request, each.features) for each in first_requests(features, [7, 7], 3)]
     expected: list[Any] = [(Submit(0, [7, 7], Sampling(3)), frozenset())]
     expected += [(Submit(0, [7, 7], Sampling(3, **own), **given), lost) for own, given, lost in kinds]
     assert found == expected

@@ -18,7 +18,6 @@ import pytest
 
 from djl_trtllm.backends.tensorrt_llm import mpi, rank_kernels
 from djl_trtllm.backends.tensorrt_llm.mpi import (
-    RankError,
     SpawnError,
     ending_with_ranks,
     load_with_ranks,
@@ -26,6 +25,7 @@ from djl_trtllm.backends.tensorrt_llm.mpi import (
     watched_ranks,
 )
 from djl_trtllm.executor.kernels import keep_kernels
+from djl_trtllm.executor.ranks import RankError
 
 RANK = ("python", "-m", "mpi4py.futures.server")
 
