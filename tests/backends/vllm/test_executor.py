@@ -236,7 +236,7 @@ def test_a_prompts_log_probabilities_come_with_its_first_token_also_where_it_is_
         none, *scores = first.prompts[1]
         assert none is None
         assert len(scores) == len(prompt) - 1
-        ranked = [score if most else Ranked(score, [], []) for score in scores]
+        ranked: list[Any] = [score if most else Ranked(score, [], []) for score in scores]
         assert all(len(score.ids) == len(score.logprobs) == most and score.logprob <= 0 for score in ranked)
         assert all(score.logprobs == sorted(score.logprobs, reverse=True) for score in ranked)
 
