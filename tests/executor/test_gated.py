@@ -33,6 +33,7 @@ class Gate:
 
     def __init__(self, submit: Callable[..., None], refuse: Callable[..., None], bad: object, *more: object) -> None:
         self.held: dict[int, Any] = {}
+        self.seen: list[int] = []
         self.closed = False
         self.submit, self.refuse, self.bad, self.more = submit, refuse, bad, more
 
@@ -41,6 +42,7 @@ class Gate:
 
     def hold(self, request: Any) -> None:
         self.held[request.request_id] = request
+        self.seen.append(request.request_id)
 
     def cancel(self, request_id: int) -> Any:
         return self.held.pop(request_id, None)
@@ -168,6 +170,8 @@ def test_first_requests_pass_the_gate_of_guides_untried_and_cost_the_features_th
         FirstRequest("one with an image", Submit(3, [1], Sampling(1), images=IMAGES), frozenset({"images"})),
     ]
     assert engine.warm_up(requests) == lost
+    gates: list[Any] = [engine.guides, engine.images]
+    assert [gate.seen for gate in gates] == [[], [3]]
     assert engine.started == [(1, None), (2, None), (3, "pixels")]
     with pytest.raises(RuntimeError, match="no memory"):
         engine.warm_up([FirstRequest("a plain one", Submit(4, [1], Sampling(1)))])

@@ -59,6 +59,13 @@ def test_what_the_user_does_not_set_is_vllms_own_or_lmis_with_vllm(roomy: Path) 
         "structured_outputs_config": {"backend": "xgrammar"},
     }
     assert (plan.max_seq_len, plan.max_input_len, plan.gpus) == (8192, 8191, 1)
+    assert plan.executor_options()["images"] is False
+
+
+@pytest.mark.parametrize(("running", "waiting"), [(1, 2), (40, 10), (256, 16)])
+def test_an_engine_gets_some_sequences_beyond_those_that_run(roomy: Path, running: int, waiting: int) -> None:
+    plan = planned(roomy, max_rolling_batch_size=running)
+    assert plan.executor_options()["lookahead"] == waiting
 
 
 @by_table("options", "arguments")
