@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from djl_trtllm.backends.json_grammar import GUIDE_PROGRAM, guide_arguments
 from djl_trtllm.backends.vllm.image_prompts import ImagePrompts
 from djl_trtllm.backends.vllm.names import arguments_of
@@ -196,6 +198,7 @@ class VllmExecutor(GatedExecutor):
         self._vocabulary: int = configuration.model_config.get_vocab_size()
         self._kv_blocks: int = configuration.cache_config.num_gpu_blocks or 0
         self._sequences: dict[str, Submit] = {}
+        """Requests by their names in vLLM, without prompts."""
         self._names = map(str, itertools.count())
         """Names of requests in vLLM: one of ours is free again when it is cancelled, and there a batch may have it."""
         self._library = guides
@@ -310,7 +313,7 @@ class VllmExecutor(GatedExecutor):
                 self._prompts.forget(prompt)
             self.fail(request, error)
         else:
-            self._sequences[name] = request
+            self._sequences[name] = replace(request, prompt_ids=(), images=())  # vLLM has them, and they may be large
 
     def fail(self, request: Submit, error: Exception) -> None:
         if isinstance(error, self._wrong):
