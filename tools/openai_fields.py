@@ -32,7 +32,7 @@ from djl_trtllm.backends.tensorrt_llm.sampling import find_sampler
 from djl_trtllm.batching.admission import refusals
 from djl_trtllm.config import Options, Task
 from djl_trtllm.errors import InvalidRequestError
-from djl_trtllm.executor.protocol import Feature, Limits
+from djl_trtllm.executor.protocol import GUIDES, Feature, Limits
 
 PAGE = Path(__file__).parents[1] / "docs" / "openai-fields.md"
 _LOGPROBS = "message.output_text.logprobs"
@@ -84,7 +84,7 @@ def _tensorrt_llm(version: str, backend: str, max_beam_width: int = 1) -> frozen
 
 ENGINES: dict[str, frozenset[str]] = {
     "OpenVINO": openvino.FEATURES | openvino.GUIDES | openvino.SCORES,
-    "vLLM": vllm.FEATURES | vllm.GUIDES | {Feature.ADAPTERS},
+    "vLLM": vllm.FEATURES | GUIDES | {Feature.ADAPTERS},
     "TensorRT-LLM 1.0": _tensorrt_llm("1.0.0", "pytorch"),
     "TensorRT-LLM 1.2": _tensorrt_llm("1.2.0", "pytorch"),
     "compiled TensorRT engines": _tensorrt_llm("1.2.0", "tensorrt", max_beam_width=4),

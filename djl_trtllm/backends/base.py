@@ -15,9 +15,11 @@ from functools import cache
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
+from packaging.version import Version
+
 from djl_trtllm.backends.effects import Effects, with_admission
 from djl_trtllm.config import Backend, Config, Task
-from djl_trtllm.engines.hardware import Hardware
+from djl_trtllm.engines.hardware import Hardware, release_of
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout
@@ -173,6 +175,22 @@ def option_maps() -> dict[Backend, Effects]:
 def effects_on(backend: Backend) -> Effects:
     """Return what options do on a backend; what admission honours is an effect on each."""
     return with_admission(backend_named(backend).effects[backend.value])
+
+
+def lacking(engine: str, version: str | None, oldest: str, install: str, *, has_gpu: bool, other: str = "") -> str:
+    """What a machine lacks for an engine of NVIDIA GPUs, "" for nothing. `install` is how to get the engine.
+
+    `other` is another way to run it without a GPU.
+    """
+    problems = []
+    if version is None:
+        problems.append(f"{engine} is not installed ({install})")
+    elif (release := release_of(version)) is not None and release < Version(oldest):
+        problems.append(f"{engine} {version} is too old: {oldest} is the oldest that this server runs ({install})")
+    if not has_gpu:
+        needs = "" if version is None else f"{engine} {version} needs a GPU, and "
+        problems.append(f"{needs}no NVIDIA GPU is visible (in a container: start it with --gpus all{other})")
+    return "; ".join(problems)
 
 
 def this_machine() -> Hardware:

@@ -6,7 +6,7 @@ does not name has no effect there, unless its declaration says what it does ever
 
 import re
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from djl_trtllm.config import Config
@@ -45,13 +45,14 @@ class Passed:
     """The value is passed as each of `targets`, without further code.
 
     With `when_set` only a value that the user set is passed; otherwise also a default that differs from the engine's.
-    `bound` and `needs` as in `Derived`.
+    `bound`, `needs` and `refused` as in `Derived`.
     """
 
     targets: tuple[Target, ...]
     when_set: bool = False
     bound: str = ""
     needs: Needs | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return _joined(self.targets) + (", when set" if self.when_set else "") + _condition(self)
@@ -62,13 +63,15 @@ class Derived:
     """Code reads the value. `targets` are the arguments that follow from it, `note` says how.
 
     `bound` is the attribute of the plan that holds what the value becomes, where that may be lower. `needs` is the
-    setting of another option without which the value has no effect.
+    setting of another option without which the value has no effect. `refused` are values that the engine does not have,
+    with what to do instead.
     """
 
     note: str
     targets: tuple[Target, ...] = ()
     bound: str = ""
     needs: Needs | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         text = f"{_joined(self.targets)}: {self.note}" if self.targets else self.note
@@ -114,9 +117,14 @@ def read_effects(package: str, *groups: str) -> Effects:
         fixed = { "reason" = { option = 32 } }
         without = { "reason" = ["option"] }
         needing = { "enable_lora=true" = { passed = ... } }  a group that has an effect with this setting only
+        refused = { option = { value = "what to do instead" } }  of an option that a group has
     """
     table = read_table("options.toml", package)
-    return {name: effect for group in groups for name, effect in _effects(table[group]).items()}
+    found = {name: effect for group in groups for name, effect in _effects(table[group]).items()}
+    for group in groups:
+        for name, values in table[group].get("refused", {}).items():
+            found[name] = replace(found[name], refused=values)
+    return found
 
 
 def _effects(group: Mapping[str, Any]) -> dict[str, Effect]:
@@ -159,6 +167,16 @@ def passed_values(config: Config, effects: Effects, *, without: Container[str] =
             continue
         plain = list(value) if isinstance(value, tuple) else getattr(value, "value", value)
         found |= {target.name: plain for target in effect.targets}
+    return found
+
+
+def refusals(config: Config, effects: Effects, engine: str) -> list[str]:
+    """The problems of options with a value that `engine` does not have."""
+    found = []
+    for name, effect in effects.items():
+        advice = effect.refused.get(as_text(getattr(config.options, name))) if isinstance(effect, _READ) else None
+        if advice is not None:
+            found.append(f"{config.format_setting(name)} is not available with {engine}: {advice}")
     return found
 
 

@@ -9,7 +9,7 @@ import ast
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -70,7 +70,7 @@ class Library:
     `option` is the field that has the text, `engine` the name and version for messages. The arguments are those of
     `owner`; `signatures` has them under `root`, and those of the classes that annotations name. `ours` are arguments
     that the server sets, with what to do instead; `options` those that have an option. Of `placed` classes options set
-    fields too. With `argument` the text is the value of that one argument.
+    fields too.
     """
 
     option: str
@@ -81,7 +81,6 @@ class Library:
     ours: Mapping[str, str]
     options: Mapping[Target, str]
     placed: frozenset[str] = frozenset()
-    argument: str = ""
 
 
 def options_of(effects: Effects, derived: Mapping[Target, str]) -> dict[Target, str]:
@@ -90,74 +89,63 @@ def options_of(effects: Effects, derived: Mapping[Target, str]) -> dict[Target, 
     return dict(derived) | {target: name for name, targets in passed.items() for target in targets}
 
 
-def read_extra_options(config: Config, library: Library, notes: list[str]) -> tuple[Config, tuple[ExtraArgument, ...]]:
-    """Return the configuration with those arguments that have options, and the other arguments; note each.
-
-    Raises `ConfigError` with every problem found.
-    """
-    text = getattr(config.options, library.option)
-    if text is None:
-        return config, ()
-    reader = _Reader(config, library)
-    reader.read(text)
-    notes += [reader.config.format_setting(name) for name in reader.became]
-    notes += [f"{each.target}={each.value!r} ({reader.key}, {each.place})" for each in reader.found]
-    return reader.config, tuple(reader.found)
-
-
-def read_settings(
-    config: Config, library: Library, settings: Iterable[Setting], notes: list[str]
-) -> tuple[Config, tuple[ExtraArgument, ...]]:
-    """As `read_extra_options`, of settings `option.NAME=VALUE` whose names are arguments of the engine."""
-    reader = _Reader(config, library)
-    for setting in settings:
-        reader.read_setting(setting)
-    if reader.problems:
-        raise ConfigError(reader.problems)
-    notes += [reader.config.format_setting(name) for name in reader.became]
-    notes += [f"{each.target}={each.value!r} ({each.place})" for each in reader.found]
-    return reader.config, tuple(reader.found)
-
-
 def read_arguments(
-    config: Config, library: Library, objects: Iterable[str], settings: Iterable[Setting], notes: list[str]
-) -> tuple[Config, dict[str, Any]]:
-    """The configuration, and the other arguments by name: of the library's option, of others, and of settings.
+    config: Config,
+    library: Library,
+    notes: list[str],
+    *,
+    objects: Iterable[str] = (),
+    settings: Iterable[Setting] = (),
+) -> tuple[Config, tuple[ExtraArgument, ...]]:
+    """The configuration with those arguments that have options, and the other arguments; adds each to `notes`.
 
-    `objects` are options that are the value of the one argument of their name. Raises `ConfigError` with every problem
-    found, also for an argument that is given twice.
+    They are in the text of the library's option, in `objects`, options that are the value of the one argument of their
+    name, and in settings `option.NAME=VALUE`. Raises `ConfigError` with every problem found, also for an argument that
+    is given twice.
     """
-    found: dict[str, Any] = {}
+    found: dict[Target, ExtraArgument] = {}
     problems: list[str] = []
-    for name in (library.option, *objects, ""):
+    for name in (library.option, *objects, None):
+        reader = _Reader(config, library, name or library.option)
         try:
-            if name:
-                argument = "" if name == library.option else name
-                config, extra = read_extra_options(config, replace(library, option=name, argument=argument), notes)
-            else:
-                config, extra = read_settings(config, library, settings, notes)
-        except ConfigError as error:
-            problems += error.problems
+            if name is None:
+                for setting in settings:
+                    reader.read_setting(setting)
+            elif (text := getattr(config.options, name)) is not None:
+                reader.read(text)
+        except _TooMuchError as error:
+            reader.problems.append(str(error))
+        problems += reader.problems
+        if reader.problems:
             continue
-        problems += [
-            f"{config.format_setting(name) if name else each.place}: {OPTIONS[library.option].key} has "
-            f"{each.target.name} too; keep one"
-            for each in extra
-            if each.target.name in found
-        ]
-        found |= {each.target.name: each.value for each in extra}
+        config = reader.config
+        notes += [config.format_setting(option) for option in reader.became]
+        for each in reader.found:
+            given = each.place if name is None else f"{reader.key}, {each.place}"
+            notes.append(f"{each.target}={each.value!r} ({given})")
+            if each.target in found:
+                where = given if name is None else config.format_setting(name)
+                problems.append(f"{where}: {OPTIONS[library.option].key} has {each.target.name} too; keep one")
+            found[each.target] = each
     if problems:
         raise ConfigError(problems)
-    return config, found
+    return config, tuple(found.values())
+
+
+class _TooMuchError(Exception):
+    """A text with more values than any engine needs."""
 
 
 class _Reader:
-    def __init__(self, config: Config, library: Library) -> None:
+    """Reads the text of an option, or settings. With an option of its own an argument is its value."""
+
+    def __init__(self, config: Config, library: Library, option: str) -> None:
         self.config = config
         self.library = library
+        self.option = option
         self.signatures = library.signatures
-        self.key = OPTIONS[library.option].key
-        self.example = OPTIONS[library.option].example
+        self.key = OPTIONS[option].key
+        self.example = OPTIONS[option].example
         self.problems: list[str] = []
         self.found: list[ExtraArgument] = []
         self.became: list[str] = []
@@ -167,16 +155,14 @@ class _Reader:
 
     def read(self, text: str) -> None:
         node = self._parsed(text)
-        library, name = self.library, self.library.argument
-        if isinstance(node, yaml.MappingNode) and name:
+        library, name = self.library, self.option
+        if isinstance(node, yaml.MappingNode) and name != library.option:
             known = self.signatures[library.root].get(name, "Any")
             self._argument(name, node, node, Target(library.owner, name), known)
         elif isinstance(node, yaml.MappingNode):
             self._object(node, library.root, library.owner, "")
         elif node is not None and not self.problems:
             self._problem("", node, f"expected a mapping of arguments, such as {self.example}")
-        if self.problems:
-            raise ConfigError(self.problems)
 
     def read_setting(self, setting: Setting) -> None:
         """Read a setting: `4` is a number, unless the argument takes texts and no numbers."""
@@ -272,7 +258,7 @@ class _Reader:
         """Plain data, checked against the annotation, and against that of a class's fields."""
         self.values += 1
         if self.values > _MOST_VALUES or depth > _DEEPEST:
-            raise ConfigError(
+            raise _TooMuchError(
                 f"{self._setting()}: more than {_MOST_VALUES} values, or nested more than {_DEEPEST} deep"
             )
         kinds = kinds_of(annotation, self.signatures)
@@ -334,7 +320,7 @@ class _Reader:
         self.problems.append(f"{self._setting()}, {self._place(node)}: {path}{': ' if path else ''}{text}")
 
     def _setting(self) -> str:
-        return f"{self.key} ({self.config.origin(self.library.option)})"
+        return f"{self.key} ({self.config.origin(self.option)})"
 
     def _place(self, node: yaml.Node) -> str:
         if self.written is not None:
@@ -380,6 +366,12 @@ def kinds_of(annotation: str, signatures: Signatures) -> list[str] | None:
     except SyntaxError:
         return None
     return None if None in found else [kind for kind in dict.fromkeys(found) if kind is not None]
+
+
+def choices(annotation: str) -> tuple[str, ...] | None:
+    """The strings of `Optional[Literal['auto', 'float16']]`; None for a type that takes others too."""
+    found = [kind for kind in kinds_of(annotation, {}) or [""] if kind not in ("null", "None")]
+    return tuple(kind.strip("'") for kind in found) if all(kind.startswith("'") for kind in found) else None
 
 
 def _parts(node: ast.expr, signatures: Signatures) -> Iterator[str | None]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from djl_trtllm.backends.pattern_grammar import FORMATS, Pattern, PatternError, counted, digits, literal, ranged
+from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.request import Guide, GuideKind
 
 _BASE = {
@@ -71,6 +72,10 @@ _OTHERS = ("not", "if", "then", "else", "$dynamicRef", "$recursiveRef")
 """Keywords about any value that no grammar follows. What is not named here or above is an annotation."""
 
 
+GUIDE_PROGRAM = "djl_trtllm.backends.{}_process"
+"""The program that tries guides with a library, by its name: xgrammar or llguidance."""
+
+
 class SchemaError(ValueError):
     """A schema that is invalid, or that no value fits."""
 
@@ -107,6 +112,12 @@ def with_options(guide: Guide) -> Guide:
     options: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
     options["lenient"] = not guide.strict
     return Guide(GuideKind.JSON_SCHEMA, json.dumps(schema | {"x-guidance": options}), guide.strict)
+
+
+def guide_arguments(guide: Guide, library: str | None) -> dict[str, str]:
+    """The arguments of TensorRT-LLM's GuidedDecodingParams and vLLM's StructuredOutputsParams. Raises SchemaError."""
+    guide = with_options(guide) if library == GuidedDecoding.LLGUIDANCE else as_grammar(guide)[0]
+    return {guide.kind.value.removesuffix("_schema"): guide.value}
 
 
 def any_object() -> str:

@@ -108,6 +108,7 @@ def _has_own_code(checkpoint: Path) -> bool:
         return False  # who loads the model says so
 
 
+_MOST_LOOKAHEAD = 16
 _LONGEST_TEXT = 8192
 """Most tokens of a text that becomes a vector, unless the user allows more: attention takes their square in memory."""
 DRAFT_FOLDER = "draft"
@@ -143,6 +144,10 @@ class EnginePlan(ABC):
     hash_store: Path | None = None
     stream_interval: int = 1
     send_interval: float = 0.0
+    adapter_limits: AdapterLimits | None = None
+    """The LoRA adapters that the engine takes; None where it takes none."""
+    head: Head | None = None
+    """How a model embeds or scores; None for one that generates."""
 
     executor: ClassVar[str]
     """The executor as `module:Class`; only the engine process imports it."""
@@ -178,9 +183,20 @@ class EnginePlan(ABC):
         return 0
 
     @property
-    def adapter_limits(self) -> AdapterLimits | None:
-        """The LoRA adapters that the engine takes; None where it takes none."""
-        return None
+    def lookahead(self) -> int:
+        """Sequences that an engine gets beyond those that run, so that one is there when another ends."""
+        return min(_MOST_LOOKAHEAD, max(2, self.max_sequences // 4))
+
+    def pooling_options(self, max_num_tokens: int) -> dict[str, Any]:
+        """The options of an executor that embeds or scores; `max_num_tokens` are those of an iteration."""
+        assert self.head is not None
+        return {
+            "task": self.task.value,
+            "activates": self.head.activates,
+            "max_sequences": self.max_sequences,
+            "max_seq_len": self.max_seq_len,
+            "max_num_tokens": max_num_tokens,
+        }
 
     def require_runtime(self) -> None:  # noqa: B027  # planning itself looks for most engines
         """Raise EngineError where this machine lacks what runs the engine, as far as planning has not looked."""
@@ -260,8 +276,11 @@ class EnginePlan(ABC):
         """The executor's options. Raises ValueError before `at()` if an engine is needed."""
 
     def describe(self) -> str:
-        """One line for the log: the backend, why, and the sizes."""
-        return f"backend {self.backend}: {self.reason}"
+        """One line for the log: the backend, why, the GPUs and the sizes."""
+        line = f"backend {self.backend}: {self.reason}"
+        line += f"; on {self.gpus} GPU{'s' if self.gpus > 1 else ''}" if self.gpus else ""
+        texts = f"texts of up to {self.max_seq_len} tokens"
+        return line if self.head is None else f"{line}; {self.head.describe()}; {texts}"
 
     def details(self) -> tuple[str, ...]:
         """The options in the engine's own terms, one line each."""

@@ -315,7 +315,6 @@ class GuideGate:
         held, took = process.trying, self._clock() - process.began
         most = _SILENT_SECONDS if process.is_ready else _START_SECONDS
         assert held is not None
-        others = self._waiting(slow=process is self._slow)
         try:
             if process.connection.poll():
                 verdict = _decode_verdict(process.connection.recv_bytes())
@@ -324,16 +323,14 @@ class GuideGate:
                 else:
                     process.is_ready = True
                     process.count_from(self._clock())
-            elif not process.is_ready or not others:
-                if took > most:
-                    self._close(process)
-                    self._lose(process, held, f"its compiler did not answer within {most:g} seconds, twice")
-            elif took > _LEFT_SECONDS and all(each.key != held.key for each in self._held.values()):
-                self._close(process)
-                self._end_trial(process, held)
             elif took > most:
                 self._close(process)
                 self._lose(process, held, f"its compiler did not answer within {most:g} seconds, twice")
+            elif not process.is_ready or not self._waiting(slow=process is self._slow):
+                pass  # nobody waits for the process
+            elif took > _LEFT_SECONDS and all(each.key != held.key for each in self._held.values()):
+                self._close(process)
+                self._end_trial(process, held)
             elif process is self._quick and process.is_slow(took):
                 self._set_aside(process, held)
         except (EOFError, OSError):

@@ -11,7 +11,6 @@ from typing import TextIO
 
 _FLASHINFER = "FLASHINFER_WORKSPACE_BASE"
 _CACHES = {
-    _FLASHINFER: "",  # it makes .cache/flashinfer there
     "TVM_FFI_CACHE_DIR": "tvm-ffi",
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
@@ -21,7 +20,7 @@ _CACHES = {
     "CUTE_DSL_CACHE_DIR": "cute_dsl",
     "CUDA_CACHE_PATH": "cuda",
 }
-"""Variables of compilers that keep kernels, and the folder of each."""
+"""Variables of compilers that keep kernels for any number of processes, and the folder of each."""
 KEPT = "DJL_TRTLLM_KERNELS"
 """The variable of this project with the folder of all."""
 
@@ -39,18 +38,23 @@ def keep_kernels(folder: Path) -> None:
     os.environ[KEPT] = str(folder)
     for name, subfolder in _CACHES.items():
         os.environ.setdefault(name, str(folder / subfolder))
+    if _FLASHINFER not in os.environ:
+        os.environ[_FLASHINFER] = str(folder)  # it makes .cache/flashinfer there
+        take_own_folder(str(folder), 0, 1)
 
 
-def shared_folder() -> str | None:
-    """The folder that FlashInfer has from `keep_kernels`, in this process and those below it."""
+def kept_folder() -> str | None:
+    """The folder of `keep_kernels`, in this process and those below it, if FlashInfer keeps its kernels there."""
     folder = os.environ.get(KEPT)
-    return folder if folder is not None and os.environ.get(_FLASHINFER) == folder else None
+    return folder if folder is not None and Path(folder) in Path(os.environ.get(_FLASHINFER, ""), "x").parents else None
 
 
 def take_own_folder(folder: str, rank: int, ranks: int) -> None:
     """Give FlashInfer a folder inside `folder` that no other process has while this one lives.
 
-    Call it before FlashInfer is imported. The same rank gets the same folder at the next start, if it is free then.
+    FlashInfer maps a kernel's library into memory before it takes the lock under which another process links it anew:
+    processes that share a folder may end with SIGBUS (TensorRT-LLM #17233, #18278 and #18368 of August 2026). Call it
+    before FlashInfer is imported. The same rank gets the same folder at the next start, if it is free then.
     """
     for number in () if _held else itertools.count(rank, ranks):
         own = Path(folder, f"rank-{number}")

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from djl_trtllm.executor.protocol import Limits, Stats, Step, Submit
-from djl_trtllm.request import FinishReason, TaskName
+from djl_trtllm.request import FinishReason, Pooling, Sampling, TaskName
 
 Vectors = NDArray[np.float32]
 """A row for each prompt."""
 
+_FIRST = Submit(0, [1, 1], Sampling(1), pooling=Pooling())
 LEAST_FILLED = 0.75
 """The least share of an iteration's tokens that its prompts would have as well if each were computed alone."""
 
@@ -51,7 +52,7 @@ class PoolingExecutor(ABC):
     """See `djl_trtllm.executor.process.Executor`. A derived class computes.
 
     `activates`: whether the task's activation (vectors of length 1, a sigmoid of the score) is applied for requests
-    that do not say.
+    that do not say. `dimensions` of a vector are those of a first request's, unless the engine says them.
     """
 
     features: frozenset[str] = frozenset()
@@ -61,7 +62,7 @@ class PoolingExecutor(ABC):
         *,
         task: TaskName,
         activates: bool,
-        dimensions: int,
+        dimensions: int | None = None,
         max_sequences: int,
         max_seq_len: int,
         max_num_tokens: int,
@@ -72,7 +73,7 @@ class PoolingExecutor(ABC):
             block_size=1,
             max_seq_len=max_seq_len,
             task=task,
-            dimensions=dimensions,
+            dimensions=self.compute([_FIRST]).shape[1] if dimensions is None else dimensions,
         )
         self.details: dict[str, Any] = {}
         self._activates = activates

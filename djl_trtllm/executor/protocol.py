@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from djl_trtllm.request import Adapter, FinishReason, Guide, Image, Pooling, Sampling, TaskName
+from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Image, Pooling, Sampling, TaskName
 
 
 class Feature(str, enum.Enum):
@@ -45,6 +45,13 @@ class Feature(str, enum.Enum):
     """EBNF grammars."""
     STRUCTURAL_TAG = "structural_tag"
     ADAPTERS = "adapters"
+
+
+GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.STRUCTURAL_TAG})
+"""All kinds of guides."""
+LOGPROBS: frozenset[str] = frozenset({Feature.LOGPROBS, Feature.BEAM_LOGPROBS, "top_logprobs"})
+"""All that is lost where log-probabilities fail."""
+IMAGES: frozenset[str] = frozenset({"images"})
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
@@ -224,6 +231,33 @@ class FirstRequest(NamedTuple):
         without = ", ".join(sorted(self.features))
         print(f"warming up: {self.kind} has failed, so the engine does without {without}: {message}", flush=True)
         return self.features
+
+
+def first_requests(
+    features: frozenset[str], prompt: list[int], tokens: int, image: Submit | None = None
+) -> list[FirstRequest]:
+    """A request of each kind that an engine with these features serves with code of its own.
+
+    `image` is one with an image, for an engine that takes such.
+    """
+    sampled: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "seed": 1 if "seed" in features else None}
+    kinds: tuple[tuple[str, frozenset[str], dict[str, Any], dict[str, Any]], ...] = (
+        ("penalties", frozenset({"repetition_penalty"}), {"repetition_penalty": 1.1, "presence_penalty": 0.1}, {}),
+        ("min_p", frozenset({"min_p"}), {**sampled, "min_p": 0.1}, {}),
+        ("log-probabilities", LOGPROBS, {}, {"logprobs": True}),
+        ("the likeliest tokens", frozenset({"top_logprobs"}), {}, {"logprobs": True, "top_logprobs": 1}),
+        ("a guide", GUIDES, {}, {"guide": Guide(GuideKind.REGEX, "[a-z]+")}),
+    )
+    found = [FirstRequest("a greedy request", Submit(0, prompt, Sampling(tokens)))]
+    if "do_sample" in features:
+        sampling = Sampling(tokens, **sampled, top_k=40, top_p=0.9)
+        found.append(FirstRequest("a sampled request (top_k, top_p)", Submit(0, prompt, sampling)))
+    found += [
+        FirstRequest(f"a request with {kind}", Submit(0, prompt, Sampling(tokens, **own), **given), features & lost)
+        for kind, lost, own, given in kinds
+        if features & lost
+    ]
+    return found if image is None else [*found, FirstRequest("a request with an image", image, IMAGES)]
 
 
 class End(msgspec.Struct, frozen=True, array_like=True, gc=False):

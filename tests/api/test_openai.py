@@ -12,7 +12,7 @@ from djl_trtllm.api.dialects.openai.dialect import CHAT_FIELDS, OPENAI, detokeni
 from djl_trtllm.backends.scripted.executor import FEATURES as SCRIPTED
 from djl_trtllm.backends.vllm import executor as vllm
 from djl_trtllm.errors import InvalidRequestError
-from djl_trtllm.executor.protocol import Feature
+from djl_trtllm.executor.protocol import GUIDES, Feature
 from djl_trtllm.model import Tokenizer
 from djl_trtllm.request import FIELDS, FinishReason
 from djl_trtllm.service.model import Model
@@ -27,8 +27,8 @@ FEATURES_OF = {
     "no feature": frozenset({"max_new_tokens", "do_sample", "temperature", "top_p"}),
     "scripted": SCRIPTED,
     "regular expressions": SCRIPTED | {Feature.REGEX},
-    "vLLM": vllm.FEATURES | vllm.GUIDES,
-    "all but guides": frozenset({*FIELDS, *Feature}) - {*vllm.GUIDES, Feature.ADAPTERS, "beam_width"},
+    "vLLM": vllm.FEATURES | GUIDES,
+    "all but guides": frozenset({*FIELDS, *Feature}) - {*GUIDES, Feature.ADAPTERS, "beam_width"},
 }
 VALUES, BESIDE = table(__file__, "VALUES"), table(__file__, "BESIDE")
 PLAIN: tuple[str, dict[str, Any]] = ("completions", {"prompt": "the wolf"})

@@ -20,6 +20,7 @@ from djl_trtllm.backends.effects import (
     describe_effect,
     has_effect,
     read_effects,
+    refusals,
     with_admission,
 )
 from djl_trtllm.backends.planning import (
@@ -54,6 +55,7 @@ without = { "one GPU" = ["gpus_per_node"] }
 [other]
 derived = { kv_cache_dtype = "KvCacheConfig.dtype: fp8 only", max_input_len = "limit: at admission" }
 fixed = { "it has no switch" = { paged_kv_cache = true, tokens_per_block = 32 } }
+refused = { kv_cache_dtype = { int8 = "take fp8" }, use_uvm = { true = "take none" } }
 [other.needing."enable_lora=true".passed]
 LLM = ["max_lora_rank"]
 """
@@ -68,16 +70,21 @@ def test_a_map_is_read_from_its_table_and_describes_itself(tmp_path: Path, monke
     lora = Needs("enable_lora", True)
     assert effects == {
         "host_cache_size": Passed((Target("KvCacheConfig", "host_cache_size"),)),
-        "use_uvm": Passed((Target("KvCacheConfig", "use_uvm"),), when_set=True),
+        "use_uvm": Passed((Target("KvCacheConfig", "use_uvm"),), when_set=True, refused={"true": "take none"}),
         "tensor_parallel_degree": Passed((SIZE, DTYPE)),
         "gpus_per_node": NoEffect("one GPU"),
-        "kv_cache_dtype": Derived("fp8 only", (DTYPE,)),
+        "kv_cache_dtype": Derived("fp8 only", (DTYPE,), refused={"int8": "take fp8"}),
         "max_input_len": Derived("limit: at admission"),
         "paged_kv_cache": Fixed(True, "it has no switch"),
         "tokens_per_block": Fixed(32, "it has no switch"),
         "max_lora_rank": Passed((Target("LLM", "max_lora_rank"),), needs=lora),
     }
     assert read_effects("abacus", "one")["kv_cache_dtype"] == Passed((DTYPE,))
+    int8 = "option.kv_cache_dtype=int8 (environment variable OPTION_KV_CACHE_DTYPE)"
+    assert refusals(configured(kv_cache_dtype="int8"), effects, "Abacus") == [
+        f"{int8} is not available with Abacus: take fp8"
+    ]
+    assert refusals(configured(kv_cache_dtype="fp8", use_uvm="false"), effects, "Abacus") == []
     bound = Derived("limit", bound="max_sequences")
     assert [str(effect) for effect in (*effects.values(), bound)] == [
         "KvCacheConfig.host_cache_size",

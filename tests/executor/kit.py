@@ -276,8 +276,6 @@ class PlayedProcess:
         self.kills = 0
         self.killed_at = 0.0
         self.immortal = False
-        self.holds_on = False
-        """Whether a process of its own keeps its socket and its output open."""
         self._ended = asyncio.get_running_loop().create_future()
         self._deframer = Deframer()
 
@@ -302,9 +300,8 @@ class PlayedProcess:
         if self.returncode is None:
             self.returncode = status
             self._ended.set_result(None)
-        if not self.holds_on:
-            self.connection.close()
-            self.stdout.feed_eof()
+        self.connection.close()
+        self.stdout.feed_eof()
 
     def say(self, *messages: FromEngine) -> None:
         """Send messages to the client, in one piece."""
@@ -331,12 +328,9 @@ class PlayedEnvironment:
         self.prepared = 0
         self.cleared = 0
         self.left: list[int] = []
-        self.error: OSError | None = None
 
     def prepare(self) -> None:
         self.prepared += 1
-        if self.error is not None:
-            raise self.error
 
     def clear(self) -> list[int]:
         self.cleared += 1

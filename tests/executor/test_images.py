@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -19,6 +20,7 @@ class Reading:
     def __init__(self, kind: type[ImageGate] = ImageGate) -> None:
         self.go_on = threading.Event()
         self.threads: set[threading.Thread] = set()
+        self.began: list[int] = []
         self.submitted: list[tuple[int, int]] = []
         self.failed: list[tuple[int, str]] = []
         self.gate = kind(
@@ -29,6 +31,7 @@ class Reading:
 
     def read(self, request: Submit) -> int:
         self.threads.add(threading.current_thread())
+        self.began.append(request.request_id)
         assert self.go_on.wait(60)
         if request.request_id < 0:
             raise ValueError("damaged")
@@ -67,12 +70,14 @@ def test_a_damaged_image_fails_its_request_alone(reading: Reading) -> None:
     assert (reading.submitted, reading.failed) == ([(1, 1), (3, 3)], [(-2, "damaged")])
 
 
-def test_a_cancelled_request_is_held_no_longer(reading: Reading) -> None:
+def test_a_cancelled_request_is_held_no_longer_and_not_read(reading: Reading) -> None:
     reading.hold(1, 2, 3)
+    while not reading.began:
+        time.sleep(0.001)
     assert reading.gate.cancel(1) and reading.gate.cancel(2)
     assert not reading.gate.cancel(2) and not reading.gate.cancel(4)
     reading.finish()
-    assert reading.submitted == [(3, 3)]
+    assert (reading.submitted, reading.began) == ([(3, 3)], [1, 3])
 
 
 def test_an_event_loop_goes_on_while_images_are_read() -> None:

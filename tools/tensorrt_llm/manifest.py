@@ -16,7 +16,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from djl_trtllm.backends.tensorrt_llm.names import Member, choices, members, owners
+from djl_trtllm.backends.extra_options import choices
+from djl_trtllm.backends.tensorrt_llm.names import Member, members, owners
 
 PATHS = Path(__file__).with_name("manifest_1_4.txt")
 VERSION = "1.4.0rc1"

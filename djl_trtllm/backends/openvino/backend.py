@@ -14,11 +14,11 @@ from typing import Any
 from msgspec import structs
 
 from djl_trtllm.backends.base import Built, EngineBackend, Offer, PrefixCache
-from djl_trtllm.backends.effects import Effects, read_effects
+from djl_trtllm.backends.effects import Effects, read_effects, refusals
 from djl_trtllm.backends.openvino.compile import COMPILER, OpenVinoSpec, check_engine, takes_images
 from djl_trtllm.backends.openvino.kv_cache import BLOCK_TOKENS, KvCachePlan, plan_kv_cache
 from djl_trtllm.backends.speculation import planned_speculation
-from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization, Task
+from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Task
 from djl_trtllm.config.rules import most_images
 from djl_trtllm.config.sources import OriginKind
 from djl_trtllm.config.speculation import Method, Speculation
@@ -121,34 +121,25 @@ class CompiledPlan(EnginePlan):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingPlan(CompiledPlan):
-    """The plan of a model that embeds or scores; `head` says how."""
-
-    head: Head
+    """The plan of a model that embeds or scores."""
 
     executor = "djl_trtllm.backends.openvino.pooling_executor:OpenVinoPoolingExecutor"
 
     def executor_options(self) -> dict[str, Any]:
-        if self.engine_dir is None:
+        if self.engine_dir is None or self.head is None:
             raise ValueError("the plan has no engine yet: use plan.at(engine.path)")
         self.require_runtime()
         return {
             "engine_dir": str(self.engine_dir),
-            "task": self.task.value,
             "pooled": self.head.pooled.value,
-            "activates": self.head.activates,
             "pad_id": self.head.pad_id,
             "inference_precision": _PRECISION,
             "num_threads": self.num_threads,
-            "max_sequences": self.max_sequences,
-            "max_seq_len": self.max_seq_len,
-            "max_num_tokens": self.max_num_batched_tokens,
+            **self.pooling_options(self.max_num_batched_tokens),
         }
 
     def describe(self) -> str:
-        return (
-            f"{super().describe()}; {self.head.describe()}; texts of up to {self.max_seq_len} tokens, "
-            f"{self.max_num_batched_tokens} tokens per iteration"
-        )
+        return f"{super().describe()}, {self.max_num_batched_tokens} tokens per iteration"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,12 +228,6 @@ _MANY_SEQUENCES = 256
 _BATCHED_TOKENS = 256
 _BATCHED_TOKENS_OF_MANY = 512
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
-_ACTIVATIONS = "OpenVINO has no 8-bit activations for this; option.quantize={} is its nearest"
-_NO_COUNTERPART = {
-    Quantization.SMOOTHQUANT: _ACTIVATIONS.format("int8 (weights only)"),
-    Quantization.W4A8_AWQ: _ACTIVATIONS.format("awq"),
-    Quantization.FP8: "CPUs have no 8-bit floating point arithmetic; option.quantize=int8 takes the same memory",
-}
 _WITHOUT_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"})
 _POOLED_TOKENS = 1024
 _SEND_SECONDS = 0.004
@@ -302,14 +287,8 @@ class OpenVinoBackend(EngineBackend):
                 "continuous batching, which pages the KV cache of attention layers, cannot run it; serve it with "
                 "TensorRT-LLM on a GPU, if that has it"
             )
-        problems: list[str] = []
+        problems = refusals(config, EFFECTS, "OpenVINO")
         notes: list[str] = []
-        _check_quantize(config, problems)
-        if options.kv_cache_dtype is KvCacheDType.FP8:
-            problems.append(
-                f"{config.format_setting('kv_cache_dtype')} is not available with OpenVINO: "
-                "option.kv_cache_dtype=int8 takes the same memory"
-            )
         dtype = _dtype(config, layout, shape)
         quantize = "none" if options.quantize is None else options.quantize.value
         max_seq_len = planned_length(config, shape, notes)
@@ -377,9 +356,7 @@ class OpenVinoBackend(EngineBackend):
     def _pooling_plan(self, config: Config, layout: Layout, backend: Backend, reason: str, head: Head) -> PoolingPlan:
         options = config.options
         notes: list[str] = []
-        problems: list[str] = []
-        _check_quantize(config, problems)
-        if problems:
+        if problems := refusals(config, EFFECTS, "OpenVINO"):
             raise ConfigError(problems)
         length = planned_text_length(config, layout.shape, head, notes)
         return PoolingPlan(
@@ -428,14 +405,6 @@ class OpenVinoBackend(EngineBackend):
             num_threads=None,
             scores_prompts=False,
             limits={},
-        )
-
-
-def _check_quantize(config: Config, problems: list[str]) -> None:
-    if config.options.quantize in _NO_COUNTERPART:
-        problems.append(
-            f"{config.format_setting('quantize')} is not available with OpenVINO: "
-            f"{_NO_COUNTERPART[config.options.quantize]}, or serve with TensorRT-LLM on a GPU"
         )
 
 

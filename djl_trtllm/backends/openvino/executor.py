@@ -266,7 +266,7 @@ class OpenVinoExecutor(GatedExecutor):
             self.details["speculation"] = f"{draft_tokens} tokens of {draft_dir or 'earlier text'}"
 
     def close(self) -> None:
-        super().close()
+        self.close_gates()
         if self.guides is not None:
             self._compiled.close()
         if self._scorer is not None:

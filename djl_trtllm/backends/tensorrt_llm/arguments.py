@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from packaging.version import Version
 
-from djl_trtllm.backends.effects import Derived, Effects, Passed, Target, read_effects
-from djl_trtllm.backends.extra_options import ExtraArgument
-from djl_trtllm.backends.tensorrt_llm.names import all_members, choices, default_of, has, members, owners
+from djl_trtllm.backends.effects import Derived, Effects, Passed, Target, read_effects, refusals
+from djl_trtllm.backends.extra_options import ExtraArgument, choices
+from djl_trtllm.backends.tensorrt_llm.names import all_members, default_of, has, members, owners
 from djl_trtllm.backends.tensorrt_llm.speculation import speculative_object
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType, Quantization
 from djl_trtllm.config.options import OPTIONS
@@ -207,6 +207,7 @@ def collect(config: Config, inputs: PlanInputs, phases: Phase) -> ArgumentBuilde
     """Collect the options that are passed as they are, and above them what is derived from several."""
     builder = ArgumentBuilder(config, inputs, phases)
     effects = ENGINE if inputs.backend is Backend.TENSORRT else PYTORCH
+    builder.problems += refusals(config, effects, f"TensorRT-LLM's {inputs.backend} backend")
     for declared in OPTIONS.values():
         effect = effects.get(declared.name)
         value = getattr(config.options, declared.name)
@@ -366,27 +367,17 @@ def _algorithm(config: Config) -> str | None:
 def _kv_cache_format(builder: ArgumentBuilder) -> None:
     """An engine's cache is quantised while compiling, PyTorch's while loading."""
     options, engine = builder.options, builder.inputs.backend is Backend.TENSORRT
-    setting, chosen = builder.format_setting("kv_cache_dtype"), options.kv_cache_dtype
-    match chosen:
+    match options.kv_cache_dtype:
         case KvCacheDType.FP8 | KvCacheDType.INT8 if engine:
             if options.kv_cache_quant_algo is None:
-                target = Target("QuantConfig", "kv_cache_quant_algo")
-                builder.put(target, {"enum": "QuantAlgo", "name": chosen.value.upper()}, "kv_cache_dtype")
+                algorithm = {"enum": "QuantAlgo", "name": options.kv_cache_dtype.value.upper()}
+                builder.put(Target("QuantConfig", "kv_cache_quant_algo"), algorithm, "kv_cache_dtype")
         case KvCacheDType.FP8:
             builder.put(Target("KvCacheConfig", "dtype"), "fp8", "kv_cache_dtype")
-        case KvCacheDType.INT8:
-            builder.problems.append(
-                f"{setting}: TensorRT-LLM's {builder.inputs.backend} backend has no such cache; "
-                "option.kv_cache_dtype=fp8 takes the same memory"
-            )
         case KvCacheDType.FP16 if builder.inputs.dtype not in (None, "float16"):
             builder.notes.append(
-                f"{setting}: TensorRT-LLM keeps the cache in the model's own number format, {builder.inputs.dtype}"
-            )
-        case KvCacheDType.FP32:
-            builder.problems.append(
-                f"{setting}: TensorRT-LLM keeps the cache in the model's own 16 bits, or in 8 (fp8); leave the option "
-                "out"
+                f"{builder.format_setting('kv_cache_dtype')}: TensorRT-LLM keeps the cache in the model's own number "
+                f"format, {builder.inputs.dtype}"
             )
 
 

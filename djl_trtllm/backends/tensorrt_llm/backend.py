@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from packaging.version import Version
-
-from djl_trtllm.backends.base import Built, EngineBackend, Offer, PrefixCache
+from djl_trtllm.backends.base import Built, EngineBackend, Offer, PrefixCache, lacking
 from djl_trtllm.backends.effects import Effects
 from djl_trtllm.backends.installed import folder_of, version_of
 from djl_trtllm.backends.tensorrt_llm.arguments import ENGINE, PYTORCH, method_of
@@ -20,7 +18,7 @@ from djl_trtllm.backends.tensorrt_llm.limits import SUPPOSED_VERSION, fitted_to_
 from djl_trtllm.backends.tensorrt_llm.names import has
 from djl_trtllm.backends.tensorrt_llm.plan import TensorRtLlmPlan, plan_tensorrt_llm
 from djl_trtllm.config import Backend, Config, Task
-from djl_trtllm.engines.hardware import Hardware, release_of
+from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.errors import EngineError
 from djl_trtllm.model import Layout, ModelKind
 from djl_trtllm.model.pooling import find_task
@@ -43,7 +41,8 @@ _ENGINES = (ModelKind.TENSORRT_ENGINE, ModelKind.LMI_REPOSITORY)
 _OWN_FILES = (*_ENGINES, ModelKind.TENSORRT_CHECKPOINT)
 _SCORED = "BertForSequenceClassification"
 """The only encoder among TensorRT-LLM's PyTorch models (`_torch/models/_arch_index.py` of about 1.4)."""
-_OLDEST = Version("1.0.0rc0")
+_OLDEST = "1.0.0rc0"
+_INSTALL = "pip install 'djl-trtllm[trtllm]', or use its container"
 _REMOVED = "1.3.0rc21 removed the backend that compiles and runs TensorRT engines"
 
 
@@ -178,15 +177,9 @@ def _reader(layout: Layout) -> str:
 
 
 def _require(why: str, hardware: Hardware) -> None:
-    missing = []
-    if hardware.tensorrt_llm is None:
-        missing.append("TensorRT-LLM is not installed (pip install 'djl-trtllm[trtllm]', or use its container)")
-    elif (release := release_of(hardware.tensorrt_llm)) is not None and release < _OLDEST:
-        missing.append(f"TensorRT-LLM {hardware.tensorrt_llm} is too old (install 1.2, or use its container)")
-    if not hardware.gpus:
-        missing.append("no NVIDIA GPU is visible (in a container: start it with --gpus all)")
-    if missing:
+    problems = lacking("TensorRT-LLM", hardware.tensorrt_llm, _OLDEST, _INSTALL, has_gpu=bool(hardware.gpus))
+    if problems:
         raise EngineError(
-            f"{why}, which needs TensorRT-LLM and a GPU: {'; '.join(missing)}. Or serve a Hugging Face checkpoint "
-            "on the CPU with option.backend=openvino"
+            f"{why}, which needs TensorRT-LLM and a GPU: {problems}. Or serve a Hugging Face checkpoint on the CPU "
+            "with option.backend=openvino"
         )

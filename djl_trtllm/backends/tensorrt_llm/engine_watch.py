@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import psutil
-from msgspec.structs import replace
 
-from djl_trtllm.executor.protocol import Stats, Submit
-from djl_trtllm.request import Sampling
+from djl_trtllm.executor.protocol import Stats
 
 LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
 """`trtllm-llmapi-launch` sets this variable to 1: there are ranks already, on other machines too."""
@@ -84,23 +82,6 @@ def trouble_of(llm: Any) -> str | None:
     if executor is None or (hasattr(executor, "is_shutdown") and executor.is_shutdown()):
         return "it has shut down"
     return None
-
-
-def probe_of(message: Submit) -> Submit:
-    """A request for one token that an engine takes which has taken `message`."""
-    sampling = Sampling(1, beam_width=message.sampling.beam_width)
-    return replace(
-        message,
-        prompt_ids=message.prompt_ids[:1],
-        sampling=sampling,
-        guide=None,
-        adapter=None,
-        logprobs=False,
-        top_logprobs=0,
-        prompt_logprobs=None,
-        logit_bias=(),
-        images=(),
-    )
 
 
 class IterationStatistics:

@@ -25,13 +25,13 @@ from uuid import uuid4
 
 from packaging.version import Version
 
+from djl_trtllm.backends.json_grammar import GUIDE_PROGRAM, guide_arguments
 from djl_trtllm.backends.tensorrt_llm.checkpoints import without_code
 from djl_trtllm.backends.tensorrt_llm.engine_watch import (
     IterationStatistics,
     background_error,
     dead,
     launched_ranks,
-    probe_of,
     ranks_below,
     trouble_of,
 )
@@ -45,16 +45,16 @@ from djl_trtllm.backends.tensorrt_llm.sampling import (
     Biases,
     Sampler,
     find_sampler,
-    guide_arguments,
     sampling_arguments,
 )
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.errors import InvalidRequestError
+from djl_trtllm.executor.gated import Gated
 from djl_trtllm.executor.guides import AsyncGuideGate
 from djl_trtllm.executor.images import AsyncImageGate
-from djl_trtllm.executor.protocol import Feature, FirstRequest, Limits, Refusal, Stats, Submit, Try
+from djl_trtllm.executor.protocol import LOGPROBS, Feature, FirstRequest, Limits, Refusal, Stats, Submit, first_requests
 from djl_trtllm.processes import compiler_below
-from djl_trtllm.request import FinishReason, Guide, GuideKind, Sampling
+from djl_trtllm.request import FinishReason, Sampling
 
 if TYPE_CHECKING:
     # The process runs that module as `__main__`: imported, it would be there twice.
@@ -67,8 +67,6 @@ _SHUTDOWN_SECONDS = 4.0
 _WORDS_SECONDS = 0.5
 _PROBE_SECONDS = 5.0
 """The engine is probed after this much silence, which is longer than most iterations."""
-_GUIDE_PROGRAM = "djl_trtllm.backends.{}_process"
-"""The program that tries guides; its name has that of the guided decoding backend, which is a package's name."""
 _DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
 _BROKEN = re.compile(
     r"cuda (runtime )?error|cudaerror|illegal memory access|device-side assert|nccl error|event loop terminated", re.I
@@ -103,12 +101,14 @@ def features_of(
     return features | ({"prompt_logprobs"} if scores else set())
 
 
-class TensorRtLlmExecutor:
+class TensorRtLlmExecutor(Gated):
     """See `djl_trtllm.executor.process.AsyncExecutor`.
 
     `arguments` are those of LLM as plain data (see `build_arguments`). The constructor loads the model, which takes
     minutes. `run` watches that something comes, `check` that the engine is there.
     """
+
+    gates = AsyncGuideGate, AsyncImageGate
 
     def __init__(
         self,
@@ -135,6 +135,7 @@ class TensorRtLlmExecutor:
         vocab_size: int | None = None,
         images: bool = False,
     ) -> None:
+        super().__init__()
         os.environ.update(environment or {})
         prepare_mpi()
         version: str = import_module("tensorrt_llm").__version__
@@ -153,8 +154,9 @@ class TensorRtLlmExecutor:
         self._llm = load_with_ranks(
             lambda: llm_class(model=model, tokenizer=tokenizer, **build_arguments(arguments)), gpus
         )
-        self._images = ImagePrompts(Path(model), self._llm, version) if images else None
-        self._reading = None if self._images is None else AsyncImageGate(self._images.pictures, self._start, self._fail)
+        self._prompts = ImagePrompts(Path(model), self._llm, version) if images else None
+        if self._prompts is not None:
+            self.open_images(self._prompts.pictures)
         self._sampling_params = class_of("SamplingParams", version)
         self._guided_params = class_of("GuidedDecodingParams", version)
         self._lora_request = class_of("LoRARequest", version)
@@ -178,11 +180,10 @@ class TensorRtLlmExecutor:
         self._requests: dict[int, RunningRequest] = {}
         self._unanswered: list[RunningRequest] = []
         """Aborted requests that have ended for the server, while the engine may be silent since before their abort."""
-        self._guides: AsyncGuideGate | None = None
         if guided is not None and find_spec(guided) is not None:
             # A bad guide ended PyExecutor's loop before #9078 (November 2025); on the engine backend it may fail every
             # active request.
-            self._guides = AsyncGuideGate(_GUIDE_PROGRAM.format(guided), tokenizer, self._let_through, self._refuse)
+            self.open_guides(GUIDE_PROGRAM.format(guided), tokenizer)
         self._heartbeat = Heartbeat()
         self._step_buffer: StepBuffer
         self._lost: asyncio.Future[None]
@@ -204,7 +205,7 @@ class TensorRtLlmExecutor:
             seeded=sampler.seeded,
             most_beams=sampler.most_beams,
             max_prompt_len=max_prompt_len,
-            tries_guides=self._guides is not None,
+            tries_guides=self.guides is not None,
             draft_tokens=int(self._speculates),
             stops_ignored=True,
         )
@@ -216,23 +217,18 @@ class TensorRtLlmExecutor:
         if images:
             # Log-probabilities of prompts are looked up by ids, which images have none of.
             self.features = (self.features | _IMAGES) - {"prompt_logprobs"}
-        self.details = {
-            "TensorRT-LLM": version,
-            "backend": backend,
-            "GPUs": gpus,
-            "worker processes": len(below),
-        }
+        self.details = {"TensorRT-LLM": version, "backend": backend, "GPUs": gpus, "worker processes": len(below)}
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     def first_requests(self) -> list[FirstRequest]:
         if not self._warms_up:
             return []
-        if self._images is None:
-            return first_requests(self.limits, self.features)
+        if self._prompts is None:
+            return first_requests_of(self.limits, self.features)
         # The end token is a text of its own, also when it is repeated.
-        requests = first_requests(self.limits, self.features, self._end_id or 1)
-        return [*requests, FirstRequest("a request with an image", self._images.first(), _IMAGES)]
+        requests = first_requests_of(self.limits, self.features, self._end_id or 1)
+        return [*requests, FirstRequest("a request with an image", self._prompts.first(), _IMAGES)]
 
     async def run(self, step_buffer: StepBuffer) -> None:
         """Watch that requests make progress; raises EngineLostError, or what the engine raised."""
@@ -256,7 +252,8 @@ class TensorRtLlmExecutor:
                 silence = silence + tick if silent and waiting else 0.0
                 passed = 0.0 if self._is_compiling(silence) else tick
                 silent_for = silent_for + passed if silence else 0.0
-                unsent_for = unsent_for + tick if self._running and sent == step_buffer.sent else 0.0
+                runs = bool(self._requests) or self.holds
+                unsent_for = unsent_for + tick if runs and sent == step_buffer.sent else 0.0
                 if silent_for > self._hang_timeout:
                     raise EngineLostError(
                         f"TensorRT-LLM has been silent for {self._hang_timeout:g} seconds with {waiting} requests in "
@@ -310,10 +307,7 @@ class TensorRtLlmExecutor:
 
     async def close(self) -> None:
         """Shut the engine down, within a few seconds; what does not end by then ends with the process."""
-        if self._guides is not None:
-            self._guides.close()
-        if self._reading is not None:
-            self._reading.close()
+        self.close_gates()
         for request in (*self._requests.values(), *self._unanswered):
             request.leave()
         loop, done = asyncio.get_running_loop(), asyncio.Event()
@@ -329,25 +323,7 @@ class TensorRtLlmExecutor:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def submit(self, message: Submit) -> None:
-        if message.guide is None or self._guides is None:
-            self._let_through(message)
-        else:
-            self._guides.hold(message)
-
-    def try_guide(self, trial: Try) -> None:
-        assert self._guides is not None
-        self._guides.hold(trial)
-
-    def _let_through(self, message: Submit | Try) -> None:
-        if isinstance(message, Try):
-            self._end(message, FinishReason.STOP)
-        elif message.images and self._reading is not None:
-            self._reading.hold(message)
-        else:
-            self._start(message, [])
-
-    def _start(self, message: Submit, pictures: list[Any]) -> None:
+    def start(self, message: Submit, images: Any = None) -> None:
         if (lost := background_error(self._llm)) is not None:
             return self._lose(lost)
         request = self._made(message)
@@ -366,7 +342,7 @@ class TensorRtLlmExecutor:
             return self._reject(request, error)
         try:
             result = request.result = self._llm.generate_async(
-                self._inputs(message, pictures),
+                self._inputs(message, images),
                 sampling_params=parameters,
                 lora_request=lora,
                 streaming=message.sampling.beam_width == 1,
@@ -380,33 +356,29 @@ class TensorRtLlmExecutor:
                 return self._reject(request, error)
             return self._lose(error)
         try:
-            if self._images is not None:
-                self._images.check(message, result.prompt_token_ids)
+            if self._prompts is not None:
+                self._prompts.check(message, result.prompt_token_ids)
         except InvalidRequestError as error:
             self._abort(request)
             return self._reject(request, error)
         self._requests[message.request_id] = request
         request.follow(result)
 
-    def _inputs(self, message: Submit, pictures: list[Any]) -> Sequence[int] | dict[str, Any]:
-        return message.prompt_ids if self._images is None else self._images.prompt(message, pictures)
+    def _inputs(self, message: Submit, images: Any = None) -> Sequence[int] | dict[str, Any]:
+        return message.prompt_ids if self._prompts is None else self._prompts.prompt(message, images)
 
     def _salt(self, message: Submit) -> dict[str, str]:
         """Tokens whose blocks are reused have no logits, so a prompt that is to be scored shares with no other."""
-        salt = message.cache_salt if self._images is None else self._images.salt(message)
+        salt = message.cache_salt if self._prompts is None else self._prompts.salt(message)
         if message.prompt_logprobs is not None:
             salt = uuid4().hex
         return {"cache_salt": salt} if salt and self._salts_prompts else {}
 
-    def _fail(self, message: Submit, error: Exception) -> None:
+    def fail(self, message: Submit, error: Exception) -> None:
         self._reject(self._made(message), error)
 
-    def _refuse(self, message: Submit | Try, refusal: Refusal) -> None:
-        self._end(message, FinishReason.ERROR, refusal)
-
-    def _end(self, message: Submit | Try, finish: FinishReason, error: Refusal | None = None) -> None:
-        """End what did not reach the engine; a guide has no beams."""
-        self._step_buffer.step.end(message.request_id, finish, error)
+    def end(self, request_id: int, finish: FinishReason, error: str | Refusal | None = None) -> None:
+        self._step_buffer.step.end(request_id, finish, error)
 
     def _made(self, message: Submit) -> RunningRequest:
         request = RunningRequest(message, self._step_buffer, self._heartbeat, self._end_id, self._settle)
@@ -415,25 +387,14 @@ class TensorRtLlmExecutor:
 
     def cancel(self, request_id: int) -> None:
         """End a request early; unknown ids are ignored. Its end comes with the engine's last response."""
-        if self._guides is not None and (held := self._guides.cancel(request_id)) is not None:
-            self._end(held, FinishReason.CANCELLED)
-            return
-        if self._reading is not None and (message := self._reading.cancel(request_id)) is not None:
-            self._made(message).end(FinishReason.CANCELLED)
-            return
         request = self._requests.get(request_id)
-        if request is None or request.muted:
+        if self.cancel_held(request_id) or request is None or request.muted:
             return
         request.muted = True
         self._abort(request)
 
     def stats(self) -> Stats:
-        stats = self._statistics.stats(len(self._requests))
-        return stats if self._guides is None else self._guides.count_in(stats)
-
-    @property
-    def _running(self) -> int:
-        return len(self._requests) + len(self._guides or ()) + len(self._reading or ())
+        return self.count_in(self._statistics.stats(len(self._requests)))
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -509,10 +470,11 @@ class TensorRtLlmExecutor:
         1.2). Clients that wait for the engine send none. Nobody reads the answer."""
         if not self._requests:
             return
-        message = probe_of(next(iter(self._requests.values())).message)
+        running = next(iter(self._requests.values())).message
+        message = Submit(0, running.prompt_ids[:1], Sampling(1, beam_width=running.sampling.beam_width))
         sampling = self._sampling_params(**sampling_arguments(message, self._beam_logprobs))
         try:
-            self._llm.generate_async(self._inputs(message, []), sampling_params=sampling, streaming=False)
+            self._llm.generate_async(self._inputs(message), sampling_params=sampling, streaming=False)
         except Exception as error:
             if self._is_loss(error):
                 self._lose(error)
@@ -548,37 +510,20 @@ def class_of(owner: str, version: str, name: str | None = None) -> Any:
 _PROMPT_TOKENS = 8
 _NEW_TOKENS = 3
 """An iteration that reads the prompt, and some that read a token."""
-_GUIDES = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.STRUCTURAL_TAG})
-_LOGPROBS = frozenset({Feature.LOGPROBS, Feature.BEAM_LOGPROBS, "top_logprobs"})
 _IMAGES: frozenset[str] = frozenset({"images"})
 
 
-def first_requests(limits: Limits, features: frozenset[str], token_id: int = 1) -> list[FirstRequest]:
-    """Return a request of each kind that an engine with these features serves with code of its own.
-
-    Their prompts are one token several times.
-    """
+def first_requests_of(limits: Limits, features: frozenset[str], token_id: int = 1) -> list[FirstRequest]:
+    """See `first_requests`. Their prompts are one token several times; where all requests have beams, so have they."""
     prompt = [token_id] * max(1, min(_PROMPT_TOKENS, limits.max_prompt_len or _PROMPT_TOKENS, limits.max_seq_len // 2))
     tokens = max(1, min(_NEW_TOKENS, limits.max_seq_len - len(prompt)))
-    if limits.beams:
-        beams = Sampling(tokens, beam_width=limits.beams)
-        requests = [FirstRequest("a request with beams", Submit(0, prompt, beams))]
-        if Feature.BEAM_LOGPROBS in features:
-            submit = Submit(0, prompt, beams, logprobs=True)
-            requests.append(FirstRequest("a request with log-probabilities of beams", submit, features & _LOGPROBS))
-        return requests
-    greedy = Sampling(tokens)
-    sampled = Sampling(tokens, do_sample=True, temperature=0.8, top_k=40, top_p=0.9)
-    requests = [
-        FirstRequest("a greedy request", Submit(0, prompt, greedy)),
-        FirstRequest("a sampled request (top_k, top_p)", Submit(0, prompt, sampled)),
-    ]
-    if Feature.LOGPROBS in features:
-        submit = Submit(0, prompt, greedy, logprobs=True)
-        requests.append(FirstRequest("a request with log-probabilities", submit, features & _LOGPROBS))
-    if Feature.REGEX in features:
-        submit = Submit(0, prompt, greedy, guide=Guide(GuideKind.REGEX, "[a-z]+"))
-        requests.append(FirstRequest("a guided request", submit, features & _GUIDES))
+    if not limits.beams:
+        return first_requests(features, prompt, tokens)
+    beams = Sampling(tokens, beam_width=limits.beams)
+    requests = [FirstRequest("a request with beams", Submit(0, prompt, beams))]
+    if Feature.BEAM_LOGPROBS in features:
+        submit = Submit(0, prompt, beams, logprobs=True)
+        requests.append(FirstRequest("a request with log-probabilities of beams", submit, features & LOGPROBS))
     return requests
 
 

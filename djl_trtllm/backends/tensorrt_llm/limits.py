@@ -205,7 +205,9 @@ def plan_inputs(
     tensor_parallel, pipeline_parallel = _degrees(config, layout, hardware, problems)
     problems += _undivided(config, layout, backend, tensor_parallel)
     max_seq_len = planned_length(config, shape, notes)
-    version = _version(hardware, notes)
+    version = planned_version(hardware)
+    if version != hardware.tensorrt_llm:
+        notes.append(f"the version of TensorRT-LLM is unknown: it gets the arguments of {version}")
     iteration = tokens_per_iteration(config, backend, max_seq_len)
     if iteration.holds_a_prompt and iteration.tokens > _MANY_TOKENS:
         notes.append(
@@ -233,13 +235,6 @@ def planned_version(hardware: Hardware) -> str:
     """The version whose arguments are passed: the installed one, or another where none can be read."""
     known = hardware.tensorrt_llm is not None and release_of(hardware.tensorrt_llm) is not None
     return hardware.tensorrt_llm if known and hardware.tensorrt_llm else SUPPOSED_VERSION
-
-
-def _version(hardware: Hardware, notes: list[str]) -> str:
-    version = planned_version(hardware)
-    if version != hardware.tensorrt_llm:
-        notes.append(f"the version of TensorRT-LLM is unknown: it gets the arguments of {version}")
-    return version
 
 
 def _degrees(config: Config, layout: Layout, hardware: Hardware, problems: list[str]) -> tuple[int, int]:

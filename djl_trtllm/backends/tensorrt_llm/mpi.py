@@ -18,6 +18,7 @@ import psutil
 
 from djl_trtllm.backends.tensorrt_llm.engine_watch import dead, is_alive, is_rank, launched_ranks
 from djl_trtllm.backends.tensorrt_llm.rank_kernels import with_own_kernels
+from djl_trtllm.executor.ranks import RankError
 from djl_trtllm.model.work_directory import folder_in_memory
 
 T = TypeVar("T")
@@ -54,10 +55,6 @@ _UNWINDING_SECONDS = 10.0
 _WORDS_SECONDS = 10.0
 """Seconds in which a launcher's rank writes why it failed, and the leader reports its own failure, if it failed too."""
 _STATUS = 3
-
-
-class RankError(Exception):
-    """A rank ended while the model was loaded."""
 
 
 class SpawnError(RankError):

@@ -5,9 +5,8 @@ TensorRT-LLM, for the version gates, and for `docs/tensorrt-llm-names.md`; `tool
 a real package. `build_arguments` is the one place that imports TensorRT-LLM's configuration classes.
 """
 
-import ast
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -143,26 +142,6 @@ def _table() -> tuple[Mapping[str, Owner], tuple[Member, ...], Mapping[str, str]
     named = {row["name"]: msgspec.convert({"symbol": row["name"], **row}, Owner) for row in data["owners"]}
     rows = msgspec.convert(data["members"], tuple[Member, ...])
     return MappingProxyType(named), rows, MappingProxyType(data["eras"]), MappingProxyType(data["lora_modules"])
-
-
-@cache
-def choices(annotation: str) -> tuple[str, ...] | None:
-    """The strings of `Optional[Literal['auto', 'float16']]`; None for a type that takes others too."""
-    found = tuple(_choices(ast.parse(annotation, mode="eval").body))
-    return None if None in found else tuple(text for text in found if text is not None)
-
-
-def _choices(node: ast.expr) -> Iterator[str | None]:
-    """Strings, and None for what is not a choice of strings."""
-    if not isinstance(node, ast.Subscript) or ast.unparse(node.value) not in ("Optional", "Union", "Literal"):
-        yield None
-        return
-    parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    for part in parts:
-        if isinstance(part, ast.Constant):
-            yield from [part.value] if isinstance(part.value, str) else []
-        else:
-            yield from _choices(part)
 
 
 def build_arguments(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from djl_trtllm.backends.extra_options import (
     Library,
     Signatures,
     options_of,
-    read_extra_options,
+    read_arguments,
 )
 from djl_trtllm.backends.installed import classes_of, folder_of, statements
 from djl_trtllm.backends.speculation import planned_speculation
@@ -78,7 +78,7 @@ _DERIVED = {
 def apply_extra_options(
     config: Config, effects: Effects, llm: str, version: str, notes: list[str]
 ) -> tuple[Config, tuple[ExtraArgument, ...]]:
-    """See `read_extra_options`; `llm` is the LLM of the backend as the table of names has it."""
+    """See `read_arguments`; `llm` is the LLM of the backend as the table of names has it."""
     library = Library(
         option="extra_llm_api_options",
         engine=f"TensorRT-LLM {version}",
@@ -89,7 +89,7 @@ def apply_extra_options(
         options=options_of(effects, _DERIVED),
         placed=_PLACED,
     )
-    return read_extra_options(config, library, notes)
+    return read_arguments(config, library, notes)
 
 
 @cache
@@ -132,7 +132,6 @@ def adapter_limits(config: Config, shape: ModelShape, backend: Backend) -> Adapt
     return replace(limits, modules=modules, modules_setting=setting)
 
 
-_MOST_LOOKAHEAD = 16
 # Stop words lose host memory in 0.20 and 0.21 (TensorRT-LLM #5509); which release candidate ended that is not known.
 _STOPS_KEEP_MEMORY = Version("1.0.0")
 # Without it TensorRT-LLM 1.3 sends usage statistics to NVIDIA.
@@ -171,7 +170,7 @@ class TensorRtLlmPlan(EnginePlan):
             "arguments": self.running,
             "environment": _ENVIRONMENT,
             "max_sequences": self.max_sequences,
-            "lookahead": min(_MOST_LOOKAHEAD, max(2, self.max_sequences // 4)),
+            "lookahead": self.lookahead,
             "max_seq_len": self.max_seq_len,
             "tokens_per_block": self.inputs.tokens_per_block,
             "hang_timeout": self.config.options.executor_hang_timeout,
@@ -192,22 +191,20 @@ class TensorRtLlmPlan(EnginePlan):
         return {"extra_llm_api_options": f"{passed}; arguments that have an option are in its row"} if passed else {}
 
     @property
-    def adapter_limits(self) -> AdapterLimits | None:
-        return adapter_limits(self.config, self.shape, self.backend)
-
-    @property
     def gpus(self) -> int:
         return self.inputs.tensor_parallel * self.inputs.pipeline_parallel
 
     def describe(self) -> str:
-        inputs, options, gpus = self.inputs, self.config.options, self.gpus
+        inputs, options = self.inputs, self.config.options
+        if self.head is not None:
+            return super().describe()
         derived = "" if options.max_num_tokens else " (option.max_num_tokens is not set)"
         if options.max_num_tokens and self.engine_dir is None and not self.config.is_set("max_num_tokens"):
             derived = f" ({self.config.origin('max_num_tokens')})"
         line = (
-            f"{super().describe()}; on {gpus} GPU{'s' if gpus > 1 else ''}, up to "
-            f"{self.max_sequences} sequences of {self.max_seq_len} tokens, {inputs.max_num_tokens} tokens per "
-            f"iteration{derived}, KV cache in blocks of {inputs.tokens_per_block} tokens"
+            f"{super().describe()}, up to {self.max_sequences} sequences of {self.max_seq_len} tokens, "
+            f"{inputs.max_num_tokens} tokens per iteration{derived}, KV cache in blocks of {inputs.tokens_per_block} "
+            "tokens"
         )
         return line if inputs.stored_quantization is None else f"{line}, weights in {inputs.stored_quantization}"
 
@@ -235,9 +232,7 @@ class CheckpointPlan(TensorRtLlmPlan):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingPlan(TensorRtLlmPlan):
-    """A checkpoint that TensorRT-LLM scores pairs with, by `LLM.encode`; `head` says how."""
-
-    head: Head
+    """A checkpoint that TensorRT-LLM scores pairs with, by `LLM.encode`."""
 
     executor = "djl_trtllm.backends.tensorrt_llm.pooling_executor:TensorRtLlmPoolingExecutor"
 
@@ -253,15 +248,8 @@ class PoolingPlan(TensorRtLlmPlan):
             "tokenizer": str(self.tokenizer_dir),
             "arguments": self.running,
             "environment": _ENVIRONMENT,
-            "task": self.task.value,
-            "activates": self.head.activates,
-            "max_sequences": self.max_sequences,
-            "max_seq_len": self.max_seq_len,
-            "max_num_tokens": self.inputs.max_num_tokens,
+            **self.pooling_options(self.inputs.max_num_tokens),
         }
-
-    def describe(self) -> str:
-        return f"{EnginePlan.describe(self)}; {self.head.describe()}; texts of up to {self.max_seq_len} tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -481,6 +469,7 @@ def plan_tensorrt_llm(
         "shape": layout.shape,
         "max_sequences": inputs.max_sequences,
         "max_seq_len": inputs.max_seq_len,
+        "adapter_limits": adapter_limits(config, layout.shape, backend),
     }
     is_engine = layout.kind.is_engine
     builder = collect(config, inputs, Phase.RUN if is_engine else Phase.BUILD | Phase.RUN)

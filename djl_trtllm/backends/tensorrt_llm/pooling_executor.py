@@ -21,10 +21,6 @@ from djl_trtllm.backends.tensorrt_llm.mpi import prepare_mpi
 from djl_trtllm.backends.tensorrt_llm.names import build_arguments
 from djl_trtllm.executor.pooling import PoolingExecutor, Vectors
 from djl_trtllm.executor.protocol import Submit
-from djl_trtllm.request import Pooling, Sampling
-
-_FIRST = Submit(0, [1, 1], Sampling(1), pooling=Pooling("score", second=1))
-"""A pair, for the number of scores."""
 
 
 class TensorRtLlmPoolingExecutor(PoolingExecutor):
@@ -46,7 +42,7 @@ class TensorRtLlmPoolingExecutor(PoolingExecutor):
             model = str(without_code(Path(model)))
         llm = class_of("LLM.pytorch", version, "LLM")
         self._llm = llm(model=model, tokenizer=tokenizer, **build_arguments(arguments))
-        super().__init__(dimensions=self.compute([_FIRST]).shape[1], **limits)
+        super().__init__(**limits)
         self.details = {"TensorRT-LLM": version, "backend": "pytorch", "GPUs": 1}
 
     def compute(self, batch: Sequence[Submit]) -> Vectors:

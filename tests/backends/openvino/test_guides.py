@@ -348,15 +348,6 @@ def test_a_token_takes_as_long_whatever_the_longest_text_is(compiler: GuideCompi
     assert min(token_seconds(1000 + each) / token_seconds(100 + each) for each in range(3)) < 6
 
 
-def test_what_contradicts_the_end_of_a_guide_is_refused(run: Run) -> None:
-    run.submit(0, Guide(GuideKind.REGEX, "a"), min_new_tokens=2)
-    run.submit(1, Guide(GuideKind.REGEX, "a"), ignore_eos=True)
-    run.finish()
-    for number, name in enumerate(("min_new_tokens", "ignore_eos")):
-        error = run.ends[number].error
-        assert isinstance(error, Refusal) and f"'{name}' with a guide" in error.message
-
-
 def test_a_guided_request_is_cancelled_before_and_after_it_runs(run: Run) -> None:
     guide = Guide(GuideKind.REGEX, "c{200}")
     run.submit(0, guide)

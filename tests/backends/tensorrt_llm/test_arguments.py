@@ -18,13 +18,13 @@ import pytest
 from packaging.version import Version
 
 from djl_trtllm.backends.effects import Derived, Effect, Passed, Target, has_effect
+from djl_trtllm.backends.extra_options import choices
 from djl_trtllm.backends.planning import plan_engine
 from djl_trtllm.backends.tensorrt_llm.arguments import ENGINE, LLM_OWNERS, PYTORCH
 from djl_trtllm.backends.tensorrt_llm.names import (
     KNOWN_VERSIONS,
     Member,
     all_members,
-    choices,
     default_of,
     has,
     members,

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from djl_trtllm.backends.tensorrt_llm.sampling import guide_arguments
+from djl_trtllm.backends.json_grammar import guide_arguments
 from djl_trtllm.errors import ExecutorStartError
 from djl_trtllm.executor import client
 from djl_trtllm.executor.protocol import Feature, Refusal
@@ -175,9 +175,11 @@ async def test_an_engine_is_ready_when_it_has_had_a_request_of_each_kind(
     asked = [
         set(call["sampling_params"]) - {"class", "detokenize", "max_tokens"} for call in machine.calls("generate_async")
     ]
-    assert asked == [set(), {"temperature", "top_k", "top_p", "seed"}, {"logprobs"}, {"guided_decoding"}]
+    sampled = {"temperature", "top_k", "top_p", "seed"}
+    assert asked == [set(), sampled, {"logprobs"}, {"logprobs"}, {"guided_decoding"}]
     told = [line for line in caplog.messages if line.startswith("warming up")]
-    assert ["greedy" in told[0], "sampled" in told[1], "log-prob" in told[2], "guided" in told[3]] == [True] * 4
+    named = ("greedy", "sampled", "log-probabilities", "likeliest", "guide")
+    assert [name for name, line in zip(named, told, strict=True) if name not in line] == []
     probe.submit(0, 3, PROMPT, **SAMPLED)
     assert await probe.end_of(0) == [FinishReason.LENGTH]
     return probe

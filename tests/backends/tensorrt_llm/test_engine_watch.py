@@ -12,10 +12,9 @@ import pytest
 
 from djl_trtllm.backends.tensorrt_llm import engine_watch
 from djl_trtllm.backends.tensorrt_llm import executor as module
-from djl_trtllm.backends.tensorrt_llm.engine_watch import IterationStatistics, dead, probe_of, ranks_below, trouble_of
+from djl_trtllm.backends.tensorrt_llm.engine_watch import IterationStatistics, dead, ranks_below, trouble_of
 from djl_trtllm.backends.tensorrt_llm.executor import EngineLostError
-from djl_trtllm.executor.protocol import Stats, Submit
-from djl_trtllm.request import Adapter, Guide, GuideKind, Sampling
+from djl_trtllm.executor.protocol import Stats
 from tests.backends.tensorrt_llm.kit import MakeEngine, RequestError, played
 
 
@@ -168,22 +167,6 @@ def test_one_that_has_shut_down_is_in_trouble() -> None:
         assert trouble_of(without) == "it has shut down"
     # As with an executor in the process itself, of which nothing is known.
     assert trouble_of(SimpleNamespace(_executor=object())) is None
-
-
-def test_a_probe_is_one_token_for_an_engine_that_took_the_request() -> None:
-    message = Submit(
-        7,
-        [5, 6, 7],
-        Sampling(90, min_new_tokens=4, do_sample=True, beam_width=3),
-        stop=["a"],
-        guide=Guide(GuideKind.REGEX, "a"),
-        adapter=Adapter("a", 1, "/a"),
-        logprobs=True,
-        top_logprobs=2,
-    )
-    probe = probe_of(message)
-    assert (probe.prompt_ids, probe.sampling) == ([5], Sampling(1, beam_width=3))
-    assert (probe.guide, probe.adapter, probe.logprobs, probe.top_logprobs) == (None, None, False, 0)
 
 
 @pytest.fixture

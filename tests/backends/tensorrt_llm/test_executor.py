@@ -92,32 +92,21 @@ def test_features_of_the_pytorch_backend_are_there_from_a_version_on(
     assert [feature in each for each in features] == [False, True, False]
 
 
-GREEDY, SAMPLED = Sampling(3), Sampling(3, do_sample=True, temperature=0.8, top_k=40, top_p=0.9)
 BEAMS = Sampling(3, beam_width=4)
 SCORED = frozenset({Feature.LOGPROBS, Feature.BEAM_LOGPROBS, "top_logprobs"})
-LETTERS = Guide(GuideKind.REGEX, "[a-z]+")
 
 
 @pytest.mark.parametrize(
-    ("beams", "features", "requests"),
+    ("features", "requests"),
     [
-        (0, frozenset(), [(GREEDY, {}, set()), (SAMPLED, {}, set())]),
-        (
-            0,
-            SCORED | GUIDES | {"seed", Feature.STRUCTURAL_TAG},
-            [
-                *((GREEDY, {}, set()), (SAMPLED, {}, set()), (GREEDY, {"logprobs": True}, SCORED)),
-                (GREEDY, {"guide": LETTERS}, GUIDES | {Feature.STRUCTURAL_TAG}),
-            ],
-        ),
-        (4, GUIDES | {Feature.LOGPROBS}, [(BEAMS, {}, set())]),
-        (4, SCORED | {"seed"}, [(BEAMS, {}, set()), (BEAMS, {"logprobs": True}, SCORED)]),
+        (GUIDES | {Feature.LOGPROBS}, [(BEAMS, {}, set())]),
+        (SCORED | {"seed"}, [(BEAMS, {}, set()), (BEAMS, {"logprobs": True}, SCORED)]),
     ],
 )
-def test_an_engine_first_gets_a_request_of_each_kind_that_it_has_code_for(
-    beams: int, features: frozenset[str], requests: list[tuple[Sampling, dict[str, Any], set[str]]]
+def test_an_engine_whose_requests_all_have_beams_first_gets_such_a_request_of_each_kind(
+    features: frozenset[str], requests: list[tuple[Sampling, dict[str, Any], set[str]]]
 ) -> None:
-    found = module.first_requests(Limits(8, 0, 32, 100, beams=beams), features, 7)
+    found = module.first_requests_of(Limits(8, 0, 32, 100, beams=4), features, 7)
     expected = [(Submit(0, [7] * 8, sampling, **fields), frozenset(own)) for sampling, fields, own in requests]
     assert [(each.request, each.features) for each in found] == expected
 
@@ -129,7 +118,7 @@ def test_an_engine_first_gets_a_request_of_each_kind_that_it_has_code_for(
 def test_the_first_requests_fit_an_engine_with_short_sequences(
     max_seq_len: int, max_prompt_len: int, prompt: int, tokens: int
 ) -> None:
-    for each in module.first_requests(Limits(8, 0, 32, max_seq_len, max_prompt_len=max_prompt_len), SCORED):
+    for each in module.first_requests_of(Limits(8, 0, 32, max_seq_len, max_prompt_len=max_prompt_len), SCORED):
         assert (each.request.prompt_ids, each.request.sampling.max_new_tokens) == ([1] * prompt, tokens)
 
 

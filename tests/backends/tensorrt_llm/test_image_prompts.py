@@ -151,17 +151,3 @@ async def test_a_large_image_is_read_beside_the_loop(
     assert await probe.end_of(1, 2) == [FinishReason.LENGTH, FinishReason.CANCELLED]
     assert len(machine.calls("generate_async")) == 2
     return probe
-
-
-@in_processes
-async def test_all_beams_end_that_are_cancelled_while_their_image_is_read(
-    machine: Machine, text: tuple[int, ...], placeholder: int
-) -> Probe:
-    probe = await machine.start(images=True, max_beam_width=2)
-    large = Image(image(1, 4200, 4200).data, 4200, 4200, 64)
-    probe.submit(1, 9, (*(placeholder,) * 64, *text), images=(large,), beam_width=2)
-    for beam in (1, 2):
-        probe.client.cancel(beam)
-    assert await probe.end_of(1, 2) == [FinishReason.CANCELLED] * 2
-    assert not machine.calls("generate_async")
-    return probe

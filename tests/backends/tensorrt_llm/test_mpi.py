@@ -18,7 +18,6 @@ import pytest
 
 from djl_trtllm.backends.tensorrt_llm import mpi, rank_kernels
 from djl_trtllm.backends.tensorrt_llm.mpi import (
-    RankError,
     SpawnError,
     ending_with_ranks,
     load_with_ranks,
@@ -26,6 +25,7 @@ from djl_trtllm.backends.tensorrt_llm.mpi import (
     watched_ranks,
 )
 from djl_trtllm.executor.kernels import keep_kernels
+from djl_trtllm.executor.ranks import RankError
 
 RANK = ("python", "-m", "mpi4py.futures.server")
 
@@ -155,19 +155,23 @@ class OfTensorRtLlm:
 
 TAKE = """
 import os, sys
-from djl_trtllm.executor.kernels import take_own_folder
+from pathlib import Path
+from djl_trtllm.executor.kernels import keep_kernels, take_own_folder
 
 for _ in range(2):
-    take_own_folder(sys.argv[1], int(sys.argv[2]), 2)
+    if sys.argv[2] == "process":
+        keep_kernels(Path(sys.argv[1]))
+    else:
+        take_own_folder(sys.argv[1], int(sys.argv[2]), 2)
 print(os.path.basename(os.environ["FLASHINFER_WORKSPACE_BASE"]), flush=True)
 sys.stdin.read()
 """
 
 
-def test_a_rank_takes_the_next_free_folder_and_keeps_it_until_it_ends(tmp_path: Path) -> None:
+def test_an_engine_process_or_rank_takes_the_next_free_folder_and_keeps_it_until_it_ends(tmp_path: Path) -> None:
     ranks: list[subprocess.Popen[str]] = []
 
-    def taken(rank: int) -> str:
+    def taken(rank: int | str) -> str:
         command = [sys.executable, "-c", TAKE, str(tmp_path), str(rank)]
         ranks.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
         assert ranks[-1].stdout is not None
@@ -177,7 +181,8 @@ def test_a_rank_takes_the_next_free_folder_and_keeps_it_until_it_ends(tmp_path: 
         rank.communicate()
         ranks.remove(rank)
 
-    assert [taken(0), taken(1), taken(0), taken(0)] == ["rank-0", "rank-1", "rank-2", "rank-4"]
+    found = [taken("process"), taken(1), taken(0), taken("process"), taken(0)]
+    assert found == ["rank-0", "rank-1", "rank-2", "rank-3", "rank-4"]
     end(ranks[2])
     assert taken(0) == "rank-2"
     for rank in list(ranks):

@@ -124,13 +124,3 @@ async def test_each_pair_gets_its_own_score_whatever_others_are_beside_it(machin
     expected = {number: sum(ids) / 100 + second for number, (ids, second) in pairs.items()}
     assert {number: score(probe, number) for number in pairs} == pytest.approx(expected)
     return probe
-
-
-@pytest.mark.slow
-@in_processes
-async def test_the_activation_is_the_servers(machine: Machine, scoring: Path) -> Probe:
-    probe = await started(machine, planned(scoring))
-    probe.submit(1, 1, (50, 50), pooling=Pooling("score"))
-    assert await probe.end_of(1) == [FinishReason.LENGTH]
-    assert score(probe, 1) == pytest.approx(1 / (1 + np.exp(-1.0)))
-    return probe

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from djl_trtllm.backends.json_grammar import any_object, grammar_of
+from djl_trtllm.backends.json_grammar import any_object, grammar_of, guide_arguments
 from djl_trtllm.backends.tensorrt_llm import sampling as module
 from djl_trtllm.backends.tensorrt_llm.running_request import Heartbeat, RunningRequest
-from djl_trtllm.backends.tensorrt_llm.sampling import Biases, find_sampler, guide_arguments, sampling_arguments
+from djl_trtllm.backends.tensorrt_llm.sampling import Biases, find_sampler, sampling_arguments
 from djl_trtllm.errors import InvalidRequestError
 from djl_trtllm.executor.process import StepBuffer
 from djl_trtllm.executor.protocol import Logprob, Ranked, Stats, Step, Submit

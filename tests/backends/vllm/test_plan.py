@@ -59,6 +59,13 @@ def test_what_the_user_does_not_set_is_vllms_own_or_lmis_with_vllm(roomy: Path) 
         "structured_outputs_config": {"backend": "xgrammar"},
     }
     assert (plan.max_seq_len, plan.max_input_len, plan.gpus) == (8192, 8191, 1)
+    assert plan.executor_options()["images"] is False
+
+
+@pytest.mark.parametrize(("running", "waiting"), [(1, 2), (40, 10), (256, 16)])
+def test_an_engine_gets_some_sequences_beyond_those_that_run(roomy: Path, running: int, waiting: int) -> None:
+    plan = planned(roomy, max_rolling_batch_size=running)
+    assert plan.executor_options()["lookahead"] == waiting
 
 
 @by_table("options", "arguments")
@@ -163,7 +170,7 @@ def test_an_engine_that_a_file_names_and_another_one_runs_is_a_warning() -> None
             ("OpenVINO, which is taken on a CPU",),
         ),
         (replace(CPU_ONLY, vllm="0.32.0", vllm_on_cpu=True), "vllm", ("OpenVINO is not",)),
-        (replace(CPU_ONLY, vllm="0.32.0"), "openvino", ("vLLM 0.32.0 needs an NVIDIA GPU",)),
+        (replace(CPU_ONLY, vllm="0.32.0"), "openvino", ("vLLM 0.32.0 needs a GPU",)),
         (replace(machine(), vllm="0.9.0"), "openvino", ("0.26.0 is the oldest",)),
     ],
 )

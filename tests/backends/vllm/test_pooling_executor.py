@@ -60,14 +60,6 @@ def test_each_text_gets_its_own_vector_whatever_order_they_come_in() -> None:
     assert ends[3] is FinishReason.CANCELLED
 
 
-def test_the_activation_is_the_servers() -> None:
-    executor = make("embed", activates=True)
-    executor.submit(text(1, [3, 4]))
-    executor.submit(text(2, [3, 4], activate=False))
-    vectors, _ = finish(executor)
-    assert np.linalg.norm(vectors[1]) == pytest.approx(1) and vectors[2] == [7, 2, 4]
-
-
 def test_a_pairs_second_text_is_where_the_request_says() -> None:
     executor = make("score")
     assert executor.limits.dimensions == 1

@@ -296,7 +296,7 @@ class Engine:
     def cancel(self, request_id: int) -> None:
         """Takes effect in a later iteration; unknown and ended requests are only logged."""
         if request_id in self._known:
-            self._cancelled.setdefault(request_id, self._iteration + self.settings.script["cancel_latency"])
+            self._cancelled.setdefault(request_id, self._iteration + 1)
         else:
             logger.warning(f"Request of client_id {request_id} is finished, cannot abort it.")
 

@@ -164,7 +164,6 @@ class BaseLLM:
         if build_config is not None:
             max_seq_len = max_seq_len or build_config.max_seq_len
         max_num_tokens = args.max_num_tokens or (build_config.max_num_tokens if build_config else 8192)
-        guided_text = script()["guided_text"]
         return WorkerSettings(
             backend=self._backend or "tensorrt",
             engine_dir=None if pytorch else str(self._engine_dir),
@@ -185,7 +184,7 @@ class BaseLLM:
             stats_max_iterations=args.iter_stats_max_iterations or 1000,
             guided=args.guided_decoding_backend or "",
             guide_problem=_guide_problem(self.tokenizer) if args.guided_decoding_backend else None,
-            guided_ids=self.tokenizer.encode(guided_text, add_special_tokens=False) if self.tokenizer else [],
+            guided_ids=self.tokenizer.encode("{}", add_special_tokens=False) if self.tokenizer else [],
             lora=args.enable_lora or args.lora_config is not None,
             max_lora_rank=getattr(args.lora_config, "max_lora_rank", None) or 64,
             hidden_size=config.get("hidden_size"),

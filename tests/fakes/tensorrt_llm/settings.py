@@ -52,8 +52,6 @@ DEFAULTS: dict[str, Any] = {
     "load_seconds": 0,
     "load_error": None,
     "load_error_rank": None,
-    "cancel_latency": 1,
-    "guided_text": "{}",
     "sampled": False,
     "memory": None,
     "compiles": 0,
@@ -70,7 +68,6 @@ DEFAULTS: dict[str, Any] = {
 - `build_error`: "oom" (PyTorch's, at the weights), "quantize_oom", "build_oom" (TensorRT's), "unsupported", "option",
   "die", or the message of a RuntimeError. `load_error`: "oom", "deserialize", "die", "hang", or a message; of
   `load_error_rank`, or of all ranks.
-- `cancel_latency`: iterations from an abort to its effect, at least 1. `guided_text`: the output of guided requests.
 - `sampled`: chance decides where sampled requests begin: the seed, or the one generator of samplers that ignore it.
 - `memory`: what takes how much of the GPU (`memory.MemoryModel`); building, loading and iterations then run out of it.
 - `compiles`: seconds for which the first iteration with a sampled request compiles; "flashinfer": it really does.
