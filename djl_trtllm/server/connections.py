@@ -134,6 +134,17 @@ def reset(transport: asyncio.Transport) -> None:
     transport.abort()
 
 
+def _expire(connection: Connection) -> None:
+    """End the state whose deadline has passed, or the connection where that fails: others have deadlines too."""
+    try:
+        connection.expire()
+    except MemoryError:
+        raise
+    except Exception:
+        logger.exception("a late client could not be refused; its connection is dropped")
+        connection.drop()
+
+
 class Connections:
     """All connections of a server and what they share."""
 
@@ -239,7 +250,7 @@ class Connections:
                     # A timer may run before the bytes are read that came in time.
                     await read_what_has_come()
                     for connection in self._late():
-                        connection.expire()
+                        _expire(connection)
             except MemoryError:
                 # Expired connections are still in the sets. Without this loop they would stay there for ever.
                 await asyncio.sleep(0)
