@@ -131,7 +131,7 @@ class HttpProtocol(asyncio.Protocol):
         self._connections.leave(self)
         self._server_state.connections.discard(self)
         protocol = WebSocketProtocol(
-            self._connections, config=self._config, server_state=self._server_state, app_state={}
+            self._connections, self._addresses, config=self._config, server_state=self._server_state, app_state={}
         )
         self._websocket = protocol
         protocol.connection_made(self.transport)

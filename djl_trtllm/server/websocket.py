@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -55,8 +55,11 @@ _IDLE, _INVALID_DATA, _TOO_MUCH, _INTERNAL_ERROR, _TRY_AGAIN = 1001, 1007, 1008,
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """One WebSocket, from its handshake on."""
 
-    def __init__(self, connections: Connections, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, connections: Connections, addresses: Mapping[str, Any], **options: Any) -> None:
+        """`addresses` are those of the HTTP connection, as ASGI has them, with its scheme."""
+        super().__init__(**options)
+        self.server, self.client = addresses["server"], addresses["client"]
+        self.scheme = "wss" if addresses["scheme"] == "https" else "ws"
         self.refusal: HttpRefusal | None = None
         """Why the library has refused the handshake."""
         self._connections = connections
@@ -72,7 +75,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         return min(self._complete_by, self._read_by)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
+        # As the library does it, which asks the socket for its addresses.
+        self.transport = cast(asyncio.Transport, transport)
+        self.connections.add(self)
         self._connections.start(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -165,6 +170,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().resume_writing()
         self._read_by = inf
         self._parse()
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            # uvicorn 0.54 logs an error for each handshake that was refused with a response.
+            self.handshake_complete = True
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)

@@ -264,6 +264,18 @@ async def test_a_handshake_that_opens_a_socket_has_no_line_of_a_refusal(caplog: 
     assert not caplog.records
 
 
+async def test_a_handshake_that_is_refused_is_no_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    async def application(*_: object) -> None:
+        raise AssertionError("no message is answered")
+
+    peer = HttpPeer(BidirectionalStreams(application, ServerContext(Options())))
+    peer.sends(HANDSHAKE.replace(PATH.encode(), b"/elsewhere") + b"\r\n")
+    await until(lambda: not peer.state.tasks)
+    assert peer.statuses == [404] and "close" in peer.wire.done
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    peer.wire.get_protocol().connection_lost(None)
+
+
 async def test_what_comes_before_the_answer_to_the_handshake_and_cannot_be_kept_ends_it() -> None:
     peer = Peer(max_body_memory=1000)
     peer.sends(b"x" * 1000)
