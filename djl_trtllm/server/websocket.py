@@ -23,9 +23,7 @@ from math import inf
 from typing import Any, cast
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocket
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 from websockets.http11 import Request
@@ -246,7 +244,7 @@ class BidirectionalStreams:
             name, path = label(client), scope["path"]
             served = ServedRequest(identifier, "GET", path, headers, client=name, status=refusal.status)
             self._context.telemetry.ended(served)
-            await _refuse(scope, receive, send, refusal)
+            await _refuse(scope, send, refusal)
         else:
             try:
                 # At once, before any model is asked: SageMaker waits 250 ms.
@@ -276,13 +274,16 @@ class BidirectionalStreams:
         return client, None
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
+async def _refuse(scope: Scope, send: Send, reply: Reply) -> None:
     """Refuse the handshake."""
-    socket = WebSocket(scope, receive, send)
-    if "websocket.http.response" in scope.get("extensions", {}):
-        await socket.send_denial_response(Response(reply.body, reply.status, dict(reply.headers), reply.content_type))
-    else:
-        await socket.close()
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close"})
+        return
+    length = str(len(reply.body))
+    fields = (("content-type", reply.content_type), ("content-length", length), *reply.headers)
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields]
+    await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": reply.body})
 
 
 @dataclass
