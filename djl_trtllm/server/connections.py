@@ -6,7 +6,8 @@ import logging
 import select
 import socket
 import struct
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from functools import cache
 from http import HTTPStatus
 from itertools import takewhile
@@ -21,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.5
 _TURNS = 4
-"""Turns of the event loop in which a connection that the kernel has taken is accepted, made, and read."""
+"""Turns of the event loop in which a connection that the kernel has taken is accepted, made, and read; and from one
+WebSocket that is opened to the next."""
 _QUIET_SECONDS = 60.0
 _SPARE = 64
 """Connections beyond the limit, for health checks."""
@@ -159,6 +161,8 @@ class Connections:
         self._logged: dict[int, float] = {}
         self._next_check = inf
         self._stood_still = 0.0
+        self._turns_left = 0
+        self._in_line: deque[Callable[[], None]] = deque()
 
     def now(self) -> float:
         """The time for deadlines: the event loop's clock, without the time in which the server did not run.
@@ -222,6 +226,28 @@ class Connections:
         self.busy.discard(connection)
         self.idle.pop(connection, None)
         self._spare.pop(connection, None)
+
+    def take_turn(self, later: Callable[[], None]) -> bool:
+        """Whether a WebSocket may be opened now; else `later` is called when it may.
+
+        Opening one takes as long as accepting several connections, and the event loop accepts one in a turn. So a
+        connection that comes after those of a crowd is accepted before most of the crowd's WebSockets are open.
+        """
+        if self._turns_left:
+            self._in_line.append(later)
+            return False
+        self._turns_left = _TURNS
+        asyncio.get_running_loop().call_soon(self._count_turn)
+        return True
+
+    def _count_turn(self) -> None:
+        self._turns_left -= 1
+        if not self._turns_left:
+            if not self._in_line:
+                return
+            self._turns_left = _TURNS
+            self._in_line.popleft()()
+        asyncio.get_running_loop().call_soon(self._count_turn)
 
     def admit(self, connection: Connection, path: bytes) -> None:
         """Raises HttpRefusal if the connection is one too many and the path is no health check."""
