@@ -145,7 +145,8 @@ def read_access(options: Options) -> Access:
     keys = [] if options.api_key is None else [ApiKey.of("SERVING_API_KEY", options.api_key)]
     if options.api_keys_file is not None:
         keys += _read_file(options.api_keys_file)
-    others = {"inference_port": options.port, **_dialect_ports(options)}
+    of_dialects = (name for dialect in DIALECTS for name in (*dialect.ports, dialect.rpc_port) if name)
+    others = {"inference_port": options.port, **{name: getattr(options, name) for name in of_dialects}}
     for name, port in others.items():
         if options.management_port and options.management_port == port:
             raise ConfigError(
@@ -193,11 +194,6 @@ def _is_loopback(host: str) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return (mapped or address).is_loopback
-
-
-def _dialect_ports(options: Options) -> dict[str, int]:
-    names = (name for dialect in DIALECTS for name in (*dialect.ports, dialect.rpc_port) if name)
-    return {name: getattr(options, name) for name in names}
 
 
 def _can_be_sent(key: str) -> bool:

@@ -6,7 +6,8 @@ import logging
 import select
 import socket
 import struct
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from functools import cache
 from http import HTTPStatus
 from itertools import takewhile
@@ -21,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 _CHECK_SECONDS = 0.5
 _TURNS = 4
-"""Turns of the event loop in which a connection that the kernel has taken is accepted, made, and read."""
+"""Turns of the event loop in which a connection that the kernel has taken is accepted, made, and read; and from one
+WebSocket that is opened to the next."""
 _QUIET_SECONDS = 60.0
 _SPARE = 64
 """Connections beyond the limit, for health checks."""
@@ -134,6 +136,17 @@ def reset(transport: asyncio.Transport) -> None:
     transport.abort()
 
 
+def _expire(connection: Connection) -> None:
+    """End the state whose deadline has passed, or the connection where that fails: others have deadlines too."""
+    try:
+        connection.expire()
+    except MemoryError:
+        raise
+    except Exception:
+        logger.exception("a late client could not be refused; its connection is dropped")
+        connection.drop()
+
+
 class Connections:
     """All connections of a server and what they share."""
 
@@ -148,6 +161,8 @@ class Connections:
         self._logged: dict[int, float] = {}
         self._next_check = inf
         self._stood_still = 0.0
+        self._turns_left = 0
+        self._in_line: deque[Callable[[], None]] = deque()
 
     def now(self) -> float:
         """The time for deadlines: the event loop's clock, without the time in which the server did not run.
@@ -212,6 +227,28 @@ class Connections:
         self.idle.pop(connection, None)
         self._spare.pop(connection, None)
 
+    def take_turn(self, later: Callable[[], None]) -> bool:
+        """Whether a WebSocket may be opened now; else `later` is called when it may.
+
+        Opening one takes as long as accepting several connections, and the event loop accepts one in a turn. So a
+        connection that comes after those of a crowd is accepted before most of the crowd's WebSockets are open.
+        """
+        if self._turns_left:
+            self._in_line.append(later)
+            return False
+        self._turns_left = _TURNS
+        asyncio.get_running_loop().call_soon(self._count_turn)
+        return True
+
+    def _count_turn(self) -> None:
+        self._turns_left -= 1
+        if not self._turns_left:
+            if not self._in_line:
+                return
+            self._turns_left = _TURNS
+            self._in_line.popleft()()
+        asyncio.get_running_loop().call_soon(self._count_turn)
+
     def admit(self, connection: Connection, path: bytes) -> None:
         """Raises HttpRefusal if the connection is one too many and the path is no health check."""
         if connection in self._spare and path not in _HEALTH:
@@ -239,7 +276,7 @@ class Connections:
                     # A timer may run before the bytes are read that came in time.
                     await read_what_has_come()
                     for connection in self._late():
-                        connection.expire()
+                        _expire(connection)
             except MemoryError:
                 # Expired connections are still in the sets. Without this loop they would stay there for ever.
                 await asyncio.sleep(0)

@@ -258,6 +258,11 @@ class Exchange:
             more += (("WWW-Authenticate", "Bearer"),)
         await self.reply(reply._replace(headers=(*reply.headers, *more)))
 
+    async def disconnected(self) -> None:
+        """Return when the client has left."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
     @property
     def connection(self) -> ServerConnection | None:
         """The connection; None if the ASGI server is not ours."""
@@ -360,8 +365,7 @@ class ResponseWriter:
 
     async def _disconnected(self) -> None:
         try:
-            while (await self._exchange.receive())["type"] != "http.disconnect":
-                pass
+            await self._exchange.disconnected()
         finally:
             self._close()
 

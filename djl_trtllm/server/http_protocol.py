@@ -85,7 +85,7 @@ class HttpProtocol(asyncio.Protocol):
         self._head_read = self._read = True
         self._beside = self._piece_size = self._body = self._left = self._fields = 0
         self._last, self._ahead = b"", bytearray()
-        self._reading_paused = False
+        self._reading_paused = self._opening = False
         self._linger: int | None = None
         """Bytes that are still read and forgotten after a refusal; None before a refusal."""
         self._lost: Callable[[], None] | None = None
@@ -127,11 +127,21 @@ class HttpProtocol(asyncio.Protocol):
         else:
             self.transport.close()
 
-    def _open_websocket(self) -> None:
+    def _open_later(self) -> None:
+        """Open a WebSocket that had to wait, with what came meanwhile, if its client is still there."""
+        self._opening = False
+        if self._parser is None or self._linger is not None or self.transport.is_closing():
+            return
+        protocol, came = self._open_websocket(), bytes(self._ahead)
+        self._forget(len(came))
+        if came:
+            protocol.data_received(came)
+
+    def _open_websocket(self) -> WebSocketProtocol:
         self._connections.leave(self)
         self._server_state.connections.discard(self)
         protocol = WebSocketProtocol(
-            self._connections, config=self._config, server_state=self._server_state, app_state={}
+            self._connections, self._addresses, config=self._config, server_state=self._server_state, app_state={}
         )
         self._websocket = protocol
         protocol.connection_made(self.transport)
@@ -140,10 +150,14 @@ class HttpProtocol(asyncio.Protocol):
         if protocol.refusal is not None:
             self._connections.note(protocol.refusal)
             self._report(protocol.refusal)
+        return protocol
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        if self._opening:
+            self._keep(data)
+            return
         if self._ahead:
             self._go_on()
             if self._websocket is not None:
@@ -166,7 +180,9 @@ class HttpProtocol(asyncio.Protocol):
             try:
                 self._feed(bytes(data[start:end]))
             except httptools.HttpParserUpgrade:
-                self._open_websocket()
+                self._opening = not self._connections.take_turn(self._open_later)
+                if not self._opening:
+                    self._open_websocket()
                 return len(data)
             except (httptools.HttpParserError, HttpRefusal) as error:
                 self._refuse(HttpRefusal.of(error))

@@ -47,10 +47,12 @@ class _Names(NamedTuple):
 
 
 _OWN, _TRTLLM, _VLLM = (_Names(**names) for names in read_table("metrics.toml", "djl_trtllm.server").values())
-_BY_REASON = (
-    ("finished", "finished", "Sequences that ended, by finish reason."),
-    ("ended_requests", "ended_requests", "Requests that ended, by the finish reason of the sequence that ended worst."),
-)
+_BY_REASON = {
+    "finished": "Sequences that ended, by finish reason.",
+    "ended_requests": "Requests that ended, by the finish reason of the sequence that ended worst.",
+    "refused_images": "Images that were not taken: size, format, damaged, address.",
+}
+"""Our own counters by reason, which are fields of the statistics."""
 
 
 @dataclass(frozen=True)
@@ -203,44 +205,32 @@ class MetricsPage(Collector):
 
     def _reasons(self, models: Sequence[ModelFigures]) -> Iterator[Metric]:
         """Counters by reason, under our own names."""
-        for name, field, text in _BY_REASON:
+        for name, text in _BY_REASON.items():
             counts = [
-                ([model.name, FINISH_WORDS[reason]], count)
+                ([model.name, FINISH_WORDS.get(reason, reason)], count)
                 for model in models
-                for reason, count in sorted(getattr(model.statistics, field).items())
+                for reason, count in sorted(getattr(model.statistics, name).items())
             ]
             yield from _known(CounterMetricFamily(_PREFIX + name, text, labels=["model", "reason"]), counts)
-        refused = [
-            ([model.name, reason], count)
-            for model in models
-            for reason, count in sorted(model.statistics.refused_images.items())
-        ]
-        text = "Images that were not taken: size, format, damaged, address."
-        yield from _known(CounterMetricFamily(_PREFIX + "refused_images", text, labels=["model", "reason"]), refused)
 
     def _outcomes(self, models: Sequence[ModelFigures]) -> Iterator[Metric]:
         """Counters of successes and of errors, under TensorRT-LLM's names."""
-        prefix, labels = _TRTLLM.prefix, _TRTLLM.labels
-        given = {model.name: _labels(_TRTLLM, model) for model in models}
-        successes: Counter[tuple[str, str]] = Counter()
+        given = {model.name: tuple(_labels(_TRTLLM, model)) for model in models}
+        successes: Counter[tuple[str, ...]] = Counter()
         for model in models:
             for reason, count in model.statistics.ended_requests.items():
                 if reason in _SUCCESS:
-                    successes[model.name, _SUCCESS[reason]] += count
-        yield from _known(
-            CounterMetricFamily(prefix + "request_success", "Successful requests", labels=[*labels, "finished_reason"]),
-            [([*given[name], reason], count) for (name, reason), count in successes.items()],
-        )
-        errors: Counter[tuple[str, int]] = Counter()
+                    successes[(*given[model.name], _SUCCESS[reason])] += count
+        errors: Counter[tuple[str, ...]] = Counter()
         for (status, _, name), count in self._counts.responses.items():
             if status >= 400 and name in given:
-                errors[name, status] += count
-        yield from _known(
-            CounterMetricFamily(
-                prefix + "request_error", "Request errors by HTTP status", labels=[*labels, "http_code"]
-            ),
-            [([*given[name], str(status)], count) for (name, status), count in errors.items()],
-        )
+                errors[(*given[name], str(status))] += count
+        for name, text, label, counts in (
+            ("request_success", "Successful requests", "finished_reason", successes),
+            ("request_error", "Request errors by HTTP status", "http_code", errors),
+        ):
+            family = CounterMetricFamily(_TRTLLM.prefix + name, text, labels=[*_TRTLLM.labels, label])
+            yield from _known(family, counts.items())
 
 
 def _figures(names: _Names, models: Sequence[ModelFigures], counted: Iterable[Metric]) -> Iterator[Metric]:

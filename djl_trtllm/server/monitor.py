@@ -7,7 +7,7 @@ import asyncio
 import hmac
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from heapq import nlargest
 from itertools import chain, islice
@@ -193,12 +193,12 @@ class Watchers:
         self.count += 1
         now = asyncio.get_running_loop().time
         timeout = exchange.context.options.stream_write_timeout
-        tasks = [asyncio.ensure_future(_disconnected(exchange)), asyncio.ensure_future(self._closed.wait())]
+        tasks = [asyncio.ensure_future(exchange.disconnected()), asyncio.ensure_future(self._closed.wait())]
         try:
             await exchange.begin(200, "text/event-stream; charset=utf-8", None, _HEADERS)
             while not any(task.done() for task in tasks):
                 message = {"type": "http.response.body", "body": self._event(name), "more_body": True}
-                sending = asyncio.ensure_future(_whole(exchange.send(message)))
+                sending = asyncio.ensure_future(exchange.send(message))
                 # A page that does not read keeps this waiting, as long as a client of a stream may.
                 await asyncio.wait({sending, *tasks}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
                 if not sending.done():
@@ -224,15 +224,6 @@ class Watchers:
         if name not in self._made:
             self._made[name] = b"data: " + self._make(name) + b"\n\n"
         return self._made[name]
-
-
-async def _whole(sending: Awaitable[None]) -> None:
-    await sending
-
-
-async def _disconnected(exchange: Exchange) -> None:
-    while (await exchange.receive())["type"] != "http.disconnect":
-        pass
 
 
 PAGE = "/monitor"

@@ -12,6 +12,7 @@ gives a client a time to send its messages to their end and to read its response
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,12 +20,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from starlette.websockets import WebSocket
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 from websockets.http11 import Request
@@ -54,8 +53,11 @@ _IDLE, _INVALID_DATA, _TOO_MUCH, _INTERNAL_ERROR, _TRY_AGAIN = 1001, 1007, 1008,
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """One WebSocket, from its handshake on."""
 
-    def __init__(self, connections: Connections, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, connections: Connections, addresses: Mapping[str, Any], **options: Any) -> None:
+        """`addresses` are those of the HTTP connection, as ASGI has them, with its scheme."""
+        super().__init__(**options)
+        self.server, self.client = addresses["server"], addresses["client"]
+        self.scheme = "wss" if addresses["scheme"] == "https" else "ws"
         self.refusal: HttpRefusal | None = None
         """Why the library has refused the handshake."""
         self._connections = connections
@@ -71,7 +73,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         return min(self._complete_by, self._read_by)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
+        # As the library does it, which asks the socket for its addresses.
+        self.transport = cast(asyncio.Transport, transport)
+        self.connections.add(self)
         self._connections.start(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -165,6 +169,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._read_by = inf
         self._parse()
 
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            # uvicorn 0.54 logs an error for each handshake that was refused with a response.
+            self.handshake_complete = True
+
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)
         self._await_reader()
@@ -234,7 +244,7 @@ class BidirectionalStreams:
             name, path = label(client), scope["path"]
             served = ServedRequest(identifier, "GET", path, headers, client=name, status=refusal.status)
             self._context.telemetry.ended(served)
-            await _refuse(scope, receive, send, refusal)
+            await _refuse(scope, send, refusal)
         else:
             try:
                 # At once, before any model is asked: SageMaker waits 250 ms.
@@ -264,13 +274,16 @@ class BidirectionalStreams:
         return client, None
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
+async def _refuse(scope: Scope, send: Send, reply: Reply) -> None:
     """Refuse the handshake."""
-    socket = WebSocket(scope, receive, send)
-    if "websocket.http.response" in scope.get("extensions", {}):
-        await socket.send_denial_response(Response(reply.body, reply.status, dict(reply.headers), reply.content_type))
-    else:
-        await socket.close()
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close"})
+        return
+    length = str(len(reply.body))
+    fields = (("content-type", reply.content_type), ("content-length", length), *reply.headers)
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in fields]
+    await send({"type": "websocket.http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": reply.body})
 
 
 @dataclass
@@ -285,7 +298,7 @@ class _Request:
 
 @dataclass(eq=False)
 class _Socket:
-    """One open socket."""
+    """One open socket. It has one task while nothing is answered: most sockets of a crowd wait."""
 
     application: ASGIApp
     scope: Scope
@@ -293,14 +306,20 @@ class _Socket:
     send: Send
     context: ServerContext
     _waiting: deque[_Request] = field(default_factory=deque)
-    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _gone: asyncio.Event = field(default_factory=asyncio.Event)
     _held: int = 0
+    _answering: asyncio.Task[None] | None = None
+    """Answers the requests that wait; None while there are none."""
+    _stopped: bool = False
+    _end: tuple[int, str] | None = None
+    """The code and the reason with which `run` closes the socket, once it is `_stopped`."""
 
     def __post_init__(self) -> None:
         options = self.context.options
         self._bodies = self.context.bodies
         self._most_bytes, self._idle_seconds = options.max_request_size, options.websocket_idle_timeout
+        self._idle: asyncio.TimerHandle
+        self._reading: asyncio.Task[Any] | None = None
 
     # -- as a `ServerConnection` -----------------------------------------------------------------------------------
 
@@ -316,59 +335,76 @@ class _Socket:
     # -- life ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        reader = asyncio.create_task(self._read())
-        answering = asyncio.create_task(self._answer_all())
+        """Take messages until the client is gone, sends too much, or nothing for long."""
+        self._reading = asyncio.current_task()
+        self._await_message()
         try:
-            # The reader ends when the client is gone or sends too much: what it asked for is cancelled.
-            await asyncio.wait({reader, answering}, return_when=asyncio.FIRST_COMPLETED)
+            end = await self._read()
+        except asyncio.CancelledError:
+            if not self._stopped:
+                raise
+            end = self._end
         finally:
+            self._reading = None
+            self._idle.cancel()
             self._gone.set()
-            for task in (reader, answering):
-                task.cancel()
-            await asyncio.gather(reader, answering, return_exceptions=True)
+            if self._answering is not None:  # what the client asked for is cancelled
+                self._answering.cancel()
+                await asyncio.gather(self._answering, return_exceptions=True)
             self._bodies.release(self._held)
+        if end is not None:
+            code, reason = end
+            logger.info("a WebSocket is closed with %d: %s", code, reason)
+            with contextlib.suppress(OSError):  # the client is gone
+                await self.send({"type": "websocket.close", "code": code, "reason": reason[:_LONGEST_REASON]})
 
-    async def _read(self) -> None:
-        """Take messages until the client is gone or sends too much."""
+    async def _read(self) -> tuple[int, str] | None:
+        """Take messages. Returns code and reason for a client that sends too much, None for one that is gone."""
         while True:
             message = await self.receive()
             if message["type"] == "websocket.disconnect":
-                return
+                return None
             text = message.get("text")
             body = message.get("bytes") or b"" if text is None else text.encode()
             if not self._bodies.take(self._held, len(body)):
-                await self._close(_TRY_AGAIN, f"max_body_memory={self._bodies.limit} bytes leave too little for this")
-                return
+                return _TRY_AGAIN, f"max_body_memory={self._bodies.limit} bytes leave too little for this"
             self._waiting.append(_Request(body, text is not None))
             self._held += len(body)
             if len(self._waiting) > _MOST_WAITING or self._held > self._most_bytes:
-                limits = f"at most {_MOST_WAITING} messages of {self._most_bytes} bytes in all may wait"
-                await self._close(_TOO_MUCH, limits)
-                return
-            self._arrived.set()
+                return _TOO_MUCH, f"at most {_MOST_WAITING} messages of {self._most_bytes} bytes in all may wait"
+            if self._answering is None:
+                self._idle.cancel()
+                self._answering = asyncio.create_task(self._answer_all())
+
+    def _await_message(self) -> None:
+        end = _IDLE, f"no message within websocket_idle_timeout={self._idle_seconds:g} seconds"
+        self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._stop, end)
+
+    def _stop(self, end: tuple[int, str] | None = None) -> None:
+        """End `run`, which closes the socket with a code and a reason."""
+        if self._reading is not None:  # else it ends already
+            self._stopped, self._end = True, end
+            self._reading.cancel()
 
     async def _answer_all(self) -> None:
-        while True:
+        while self._waiting:
+            request = self._waiting.popleft()
+            self._held -= len(request.body)
+            self._bodies.release(len(request.body))  # it counts as the body of a request now
             try:
-                await asyncio.wait_for(self._arrived.wait(), self._idle_seconds)
-            except asyncio.TimeoutError:
-                await self._close(_IDLE, f"no message within websocket_idle_timeout={self._idle_seconds:g} seconds")
+                await self._answer(request)
+            except OSError:  # the client is gone
+                self._stop()
                 return
-            self._arrived.clear()
-            while self._waiting:
-                request = self._waiting.popleft()
-                self._held -= len(request.body)
-                self._bodies.release(len(request.body))  # it counts as the body of a request now
-                try:
-                    await self._answer(request)
-                except OSError:
-                    return  # the client is gone
-                except Exception:
-                    logger.exception("answering a message of a WebSocket failed")
-                if not request.complete:
-                    # The format cannot express an error, as HTTP bodies without an end.
-                    await self._close(_INTERNAL_ERROR, "the response cannot be finished")
-                    return
+            except Exception:
+                logger.exception("answering a message of a WebSocket failed")
+            if not request.complete:
+                # The format cannot express an error, as HTTP bodies without an end.
+                self._stop((_INTERNAL_ERROR, "the response cannot be finished"))
+                return
+        self._answering = None
+        if self._reading is not None:
+            self._await_message()
 
     async def _answer(self, request: _Request) -> None:
         async def receive() -> Message:
@@ -401,7 +437,3 @@ class _Socket:
             CONNECTION: self,
         }
         await self.application(scope, receive, send)
-
-    async def _close(self, code: int, reason: str) -> None:
-        logger.info("a WebSocket is closed with %d: %s", code, reason)
-        await self.send({"type": "websocket.close", "code": code, "reason": reason[:_LONGEST_REASON]})

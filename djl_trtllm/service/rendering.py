@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from djl_trtllm.errors import DjlTrtllmError, InvalidRequestError, NotReadyError
 from djl_trtllm.logs import current_request_id, of_request
@@ -36,18 +36,17 @@ _LONG_LENGTH = struct.Struct("!Q")
 """The head of a message of `multiprocessing.connection`: its length, or -1 and the length of a long message."""
 
 
-class RenderingProcess(asyncio.Protocol):
+class RenderingProcess:
     """A process of `serve_calls`, for the event loop: one call after the other."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._process = process
+        self._reader = reader
+        self._writer = writer
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport
-        self._unread = bytearray()
-        self._answer: asyncio.Future[Any] | None = None
-        """Who waits for the present call."""
-        self._late: asyncio.Handle | None = None
-        self._lost = False
+        self._late: asyncio.Handle
 
     @classmethod
     async def start(cls, seconds: int) -> "RenderingProcess":
@@ -57,22 +56,24 @@ class RenderingProcess(asyncio.Protocol):
             start_calls, "rendering a chat", seconds=seconds, memory=_MEMORY, niceness=0, environ=environ
         )
         process, ours = await LONG_WORK.run(starting)
-        _, protocol = await asyncio.get_running_loop().create_connection(lambda: cls(process), sock=ours)
-        return protocol
+        return cls(process, *await asyncio.open_connection(sock=ours))
 
-    def call(self, seconds: float, work: Callable[[], Any]) -> asyncio.Future[Any]:
+    async def call(self, seconds: float, work: Callable[[], Any]) -> Any:
         """The result of `work` in the process, or the error that it raises there.
 
-        Otherwise TimeoutError after `seconds`, or EOFError if the process has ended: it takes no other call then.
+        Otherwise TimeoutError after `seconds`, or EOFError or ConnectionError if the process has ended: it takes no
+        other call then.
         """
-        answer = self._answer = self._loop.create_future()
-        if self._lost:
-            answer.set_exception(EOFError())
-            return answer
         message = pickle.dumps(work)
         self._late = self._loop.call_later(seconds, self._end_late, _TURNS)
-        self._transport.write(_LENGTH.pack(len(message)) + message)
-        return answer
+        try:
+            self._writer.write(_LENGTH.pack(len(message)) + message)
+            # Lines of the log come before the answer. What is read is of this program, not of the template.
+            while (result := answer_of(pickle.loads(await self._message()))) is None:  # noqa: S301
+                pass
+            return result()
+        finally:
+            self._late.cancel()
 
     def kill(self) -> None:
         """End the process; a call that runs raises EOFError."""
@@ -81,69 +82,21 @@ class RenderingProcess(asyncio.Protocol):
     async def close(self) -> None:
         """End the process, and wait for its end."""
         self.kill()
-        self._transport.abort()
+        self._writer.transport.abort()
         await LONG_WORK.run(self._process.wait)
 
-    # -- asyncio.Protocol ------------------------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._unread += data
-        while (message := self._next_message()) is not None:
-            try:
-                result = answer_of(pickle.loads(message))  # noqa: S301  of this program, not of the template
-            except Exception as error:
-                result = partial(_raise, error)
-            if result is not None:
-                self._settle(result)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._lost = True
-        self._settle(partial(_raise, EOFError()))
-
-    # -- inside ----------------------------------------------------------------------------------------------------
-
-    def _next_message(self) -> bytes | None:
-        """The next message that has come as a whole."""
-        unread, begin = self._unread, _LENGTH.size
-        if len(unread) < begin:
-            return None
-        (length,) = _LENGTH.unpack_from(unread)
+    async def _message(self) -> bytes:
+        (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
         if length < 0:
-            begin += _LONG_LENGTH.size
-            if len(unread) < begin:
-                return None
-            (length,) = _LONG_LENGTH.unpack_from(unread, _LENGTH.size)
-        if len(unread) < begin + length:
-            return None
-        message = bytes(unread[begin : begin + length])
-        del unread[: begin + length]
-        return message
+            (length,) = _LONG_LENGTH.unpack(await self._reader.readexactly(_LONG_LENGTH.size))
+        return await self._reader.readexactly(length)
 
     def _end_late(self, turns: int) -> None:
         """Give the call up, `turns` of the event loop later: a timer may run before what came in time is read."""
         if turns:
             self._late = self._loop.call_soon(self._end_late, turns - 1)
         else:
-            self._settle(partial(_raise, TimeoutError()))
-
-    def _settle(self, result: Callable[[], Any]) -> None:
-        """Give who waits what `result` returns or raises."""
-        if self._late is not None:
-            self._late.cancel()
-        answer, self._answer, self._late = self._answer, None, None
-        if answer is None or answer.done():
-            return
-        try:
-            answer.set_result(result())
-        except Exception as error:
-            answer.set_exception(error)
-
-
-def _raise(error: Exception) -> None:
-    raise error
+            self._reader.set_exception(TimeoutError())
 
 
 class Conversation(NamedTuple):
@@ -212,8 +165,13 @@ class ChatRenderer:
                     prompt.set_result(text)
 
     async def _rendered(self, conversation: Conversation) -> str:
-        """Have a conversation rendered. Where that fails, the next one gets a new process."""
+        """Have a conversation rendered. Where that fails, the next one gets a new process.
+
+        A process that has rendered others may end while it is idle, as by the kernel where memory is short: then this
+        one gets a new process, once.
+        """
         self._require_open()
+        kept = self._process is not None
         late = f"its process did not start within {_START_SECONDS:g} seconds"
         try:
             process = self._process or await self._start()
@@ -228,6 +186,9 @@ class ChatRenderer:
         except TimeoutError:
             problem = late
         except (EOFError, ConnectionError):
+            if kept:
+                await self._end_process()
+                return await self._rendered(conversation)
             problem = "its process has ended, as one does that takes too much memory"
         except OSError as error:
             problem = f"its process cannot be started ({error})"

@@ -70,43 +70,24 @@ class Generated(NamedTuple):
     image_tokens: int = 0
 
     @classmethod
-    def of(cls, record: RequestRecord) -> Generated:
-        """What the engine did for one prompt."""
+    def of(cls, records: Sequence[RequestRecord]) -> Generated:
+        """What the engine did for the prompts of a request."""
+        accepted = [each.accepted_tokens for each in records if each.accepted_tokens is not None]
+        reasons = (FINISH_WORDS[each.reason] for each in records if each.reason is not None)
         return cls(
-            record.prompt_tokens,
-            record.generated_tokens,
-            record.arrived,
-            record.started,
-            record.first_token_at,
-            record.last_token_at,
-            () if record.reason is None else (FINISH_WORDS[record.reason],),
-            record.resumes,
-            record.reseeded,
-            record.accepted_tokens,
-            record.drafted_tokens,
-            record.images,
-            record.image_tokens,
-        )
-
-    @classmethod
-    def of_all(cls, records: Sequence[RequestRecord]) -> Generated:
-        """What the engine did for several prompts."""
-        each = [cls.of(record) for record in records]
-        accepted = [one.accepted_tokens for one in each if one.accepted_tokens is not None]
-        return cls(
-            sum(one.prompt_tokens for one in each),
-            sum(one.output_tokens for one in each),
-            min(one.queued for one in each),
-            min((one.started for one in each if one.started is not None), default=None),
-            min((one.first_token for one in each if one.first_token is not None), default=None),
-            max((one.last_token for one in each if one.last_token is not None), default=None),
-            tuple(dict.fromkeys(reason for one in each for reason in one.reasons)),
-            sum(one.resumes for one in each),
-            any(one.reseeded for one in each),
+            sum(each.prompt_tokens for each in records),
+            sum(each.generated_tokens for each in records),
+            min(each.arrived for each in records),
+            min((each.started for each in records if each.started is not None), default=None),
+            min((each.first_token_at for each in records if each.first_token_at is not None), default=None),
+            max((each.last_token_at for each in records if each.last_token_at is not None), default=None),
+            tuple(dict.fromkeys(reasons)),
+            sum(each.resumes for each in records),
+            any(each.reseeded for each in records),
             sum(accepted) if accepted else None,
-            total(one.drafted_tokens for one in each),
-            sum(one.images for one in each),
-            sum(one.image_tokens for one in each),
+            total(each.drafted_tokens for each in records),
+            sum(each.images for each in records),
+            sum(each.image_tokens for each in records),
         )
 
 
@@ -165,10 +146,7 @@ class ServedRequest:
 
     def generated(self) -> Generated | None:
         """Return what the engine did; None if the request never was in the waiting queue."""
-        records = [state.record for state in self.generations]
-        if not records:
-            return None
-        return Generated.of(records[0]) if len(records) == 1 else Generated.of_all(records)
+        return Generated.of([state.record for state in self.generations]) if self.generations else None
 
 
 _requests = logging.getLogger("djl_trtllm.requests")
@@ -510,13 +488,6 @@ def open_metrics(environ: Mapping[str, str]) -> OtelMetrics | None:
     return _open("metrics", environ, None, make)
 
 
-def open_record(options: Options) -> Recorder | None:
-    """Return what records requests; None if the options name no file. Raises ConfigError if it cannot be written."""
-    if options.record_file is None:
-        return None
-    return Recorder(options)
-
-
 class Telemetry:
     """Reports requests to the log, to OpenTelemetry as traces and metrics, and to a record, each where it is given."""
 
@@ -536,7 +507,8 @@ class Telemetry:
     def open(cls, options: Options, environ: Mapping[str, str] = os.environ) -> Telemetry:
         """Return what the options and OpenTelemetry's variables ask for. Raises ConfigError."""
         log = RequestLog(share=options.request_log_share) if options.request_log else None
-        return cls(log, open_traces(options, environ), open_metrics(environ), open_record(options))
+        record = None if options.record_file is None else Recorder(options)
+        return cls(log, open_traces(options, environ), open_metrics(environ), record)
 
     @property
     def exports(self) -> bool:

@@ -225,6 +225,26 @@ async def test_messages_of_a_busy_event_loop_wait_for_each_other_for_a_moment(ho
     assert host.process.heard() == sent
 
 
+@pytest.mark.parametrize(
+    ("turns", "sent_in"),
+    [([0.00004], 1), ([0.0002, 0.0002, 0.00004], 3), ([0.0002] * 5, 5), ([0.0002, 0.0002, 0.0002, 0.0002, 0.0001], 0)],
+)
+@started
+async def test_messages_are_sent_after_a_turn_without_much_to_do_and_after_a_millisecond_at_the_latest(
+    host: PlayedHost, turns: list[float], sent_in: int
+) -> None:
+    times = itertools.accumulate(turns, initial=0.0)
+    host.client.clock = lambda: next(times)
+    host.client.cancel(1)
+    sent = []
+    for _ in turns:
+        await asyncio.sleep(0)
+        sent.append(host.process.heard() != [])
+    host.client.clock = lambda: 1000.0
+    await settled()
+    assert sent == [turn == sent_in for turn in range(1, len(turns) + 1)]
+
+
 @started
 async def test_iterations_that_arrive_together_are_handed_on_together_wherever_the_stream_is_cut(
     host: PlayedHost,

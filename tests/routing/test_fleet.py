@@ -14,6 +14,7 @@ import pytest
 
 from djl_trtllm.routing.affinity import PromptKeys, ranked
 from djl_trtllm.routing.fleet import Fleet, Load, Question, Sent
+from tests.support.virtual_time import in_real_time
 
 NAMES = "abcd"
 IDLE = dict.fromkeys(NAMES, Load())
@@ -166,133 +167,121 @@ def quick(slack: int = 2, pause_seconds: float = 0.05) -> Fleet:
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_a_replica_that_does_not_answer_gets_nothing_until_it_does(stays: bool) -> None:
-    async def story() -> None:
-        fleet, silent, asked = quick(), False, Counter[str]()
-        async with (
-            listening(lambda: asked.update("a") is None and not silent, stays) as (_, one),
-            listening(lambda: True) as (_, two),
-        ):
-            fleet.update({"a": ("127.0.0.1", one), "b": ("127.0.0.1", two)}, "ab")
-            loads = {"a": Load(0), "b": Load(10**6)}
+@in_real_time
+async def test_a_replica_that_does_not_answer_gets_nothing_until_it_does(stays: bool) -> None:
+    fleet, silent, asked = quick(), False, Counter[str]()
+    async with (
+        listening(lambda: asked.update("a") is None and not silent, stays) as (_, one),
+        listening(lambda: True) as (_, two),
+    ):
+        fleet.update({"a": ("127.0.0.1", one), "b": ("127.0.0.1", two)}, "ab")
+        loads = {"a": Load(0), "b": Load(10**6)}
 
-            def goes_to(name: str) -> bool:
-                return routed(fleet, b"", loads=loads) == [name]
+        def goes_to(name: str) -> bool:
+            return routed(fleet, b"", loads=loads) == [name]
 
-            # Only what has answered can be silent: the second question follows the first answer.
-            await becomes(lambda: asked["a"] >= 2)
-            assert goes_to("a")
-            silent = True
-            await becomes(lambda: goes_to("b"))
-            silent = False
-            await becomes(lambda: goes_to("a"))
-            fleet.update({}, ())
-
-    asyncio.run(story())
+        # Only what has answered can be silent: the second question follows the first answer.
+        await becomes(lambda: asked["a"] >= 2)
+        assert goes_to("a")
+        silent = True
+        await becomes(lambda: goes_to("b"))
+        silent = False
+        await becomes(lambda: goes_to("a"))
+        fleet.update({}, ())
 
 
-def test_where_no_replica_answers_a_request_goes_to_those_that_answered_last() -> None:
+@in_real_time
+async def test_where_no_replica_answers_a_request_goes_to_those_that_answered_last() -> None:
     """A busy machine answers late, a stopped replica never."""
 
-    async def story() -> None:
-        fleet, silent, asked = quick(), "", Counter[str]()
-        async with (
-            listening(lambda: asked.update("a") is None and "a" not in silent) as (_, one),
-            listening(lambda: asked.update("b") is None and "b" not in silent) as (_, two),
-        ):
-            fleet.update({"a": ("127.0.0.1", one), "b": ("127.0.0.1", two)}, "ab")
-            loads = {"a": Load(0), "b": Load(10**6)}
-            await becomes(lambda: min(asked["a"], asked["b"]) >= 2)
-            silent = "a"
-            await becomes(lambda: routed(fleet, b"", loads=loads) == ["b"])
-            await asyncio.sleep(0.3)  # longer than one may be silent
-            silent = "ab"
-            before = asked["b"]
-            await becomes(lambda: asked["b"] >= before + 3)
-            assert routed(fleet, b"", loads=loads) == ["b"]
-            fleet.update({}, ())
-
-    asyncio.run(story())
+    fleet, silent, asked = quick(), "", Counter[str]()
+    async with (
+        listening(lambda: asked.update("a") is None and "a" not in silent) as (_, one),
+        listening(lambda: asked.update("b") is None and "b" not in silent) as (_, two),
+    ):
+        fleet.update({"a": ("127.0.0.1", one), "b": ("127.0.0.1", two)}, "ab")
+        loads = {"a": Load(0), "b": Load(10**6)}
+        await becomes(lambda: min(asked["a"], asked["b"]) >= 2)
+        silent = "a"
+        await becomes(lambda: routed(fleet, b"", loads=loads) == ["b"])
+        await asyncio.sleep(0.3)  # longer than one may be silent
+        silent = "ab"
+        before = asked["b"]
+        await becomes(lambda: asked["b"] >= before + 3)
+        assert routed(fleet, b"", loads=loads) == ["b"]
+        fleet.update({}, ())
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_replica_that_ends_each_connection_at_once_is_asked_twice_and_then_after_pauses(answers: bool) -> None:
-    async def story() -> None:
-        fleet, asked = quick(pause_seconds=600.0), Counter[str]()
-        async with listening(lambda: asked.update("a") is None and answers, stays=False) as (_, port):
-            fleet.update({"a": ("127.0.0.1", port)}, "a")
-            await becomes(lambda: asked["a"] >= 2)
-            await asyncio.sleep(0.1)
-            assert asked["a"] == 2
-            fleet.update({}, ())
-
-    asyncio.run(story())
+@in_real_time
+async def test_a_replica_that_ends_each_connection_at_once_is_asked_twice_and_then_after_pauses(answers: bool) -> None:
+    fleet, asked = quick(pause_seconds=600.0), Counter[str]()
+    async with listening(lambda: asked.update("a") is None and answers, stays=False) as (_, port):
+        fleet.update({"a": ("127.0.0.1", port)}, "a")
+        await becomes(lambda: asked["a"] >= 2)
+        await asyncio.sleep(0.1)
+        assert asked["a"] == 2
+        fleet.update({}, ())
 
 
 class Name(str):
     """A name to which there are weak references."""
 
 
-def test_nothing_is_kept_of_a_replica_that_is_gone_whether_it_had_an_address_or_was_ever_there() -> None:
-    async def story() -> None:
-        fleet = Fleet(slack=2)
-        name, moved = Name("a"), Name("gone")
-        fleet.update({}, [name])
-        fleet.route(Question(PromptKeys(), "", "one"), {name: Load(1, 1)})
-        fleet.route(Question(PromptKeys(), "", "two", moved), {name: Load(1, 1)})
-        left = [weakref.ref(name), weakref.ref(moved)]
-        del name, moved
-        fleet.update({}, NAMES[1:])
-        gc.collect()
-        assert [ref() for ref in left] == [None, None]
-
-    asyncio.run(story())
+@in_real_time
+async def test_nothing_is_kept_of_a_replica_that_is_gone_whether_it_had_an_address_or_was_ever_there() -> None:
+    fleet = Fleet(slack=2)
+    name, moved = Name("a"), Name("gone")
+    fleet.update({}, [name])
+    fleet.route(Question(PromptKeys(), "", "one"), {name: Load(1, 1)})
+    fleet.route(Question(PromptKeys(), "", "two", moved), {name: Load(1, 1)})
+    left = [weakref.ref(name), weakref.ref(moved)]
+    del name, moved
+    fleet.update({}, NAMES[1:])
+    gc.collect()
+    assert [ref() for ref in left] == [None, None]
 
 
-def test_what_was_sent_to_a_replica_without_an_address_counts_while_it_is_there() -> None:
-    async def story() -> None:
-        fleet = Fleet(slack=2)
-        loads = {"a": Load(0, 1), "b": Load(2, 1)}
-        assert routed(fleet, b"", b"", loads=loads) == ["a", "a"]
-        fleet.update({}, "ab")
-        assert routed(fleet, b"", b"", loads=loads) == ["a", "b"]
-
-    asyncio.run(story())
+@in_real_time
+async def test_what_was_sent_to_a_replica_without_an_address_counts_while_it_is_there() -> None:
+    fleet = Fleet(slack=2)
+    loads = {"a": Load(0, 1), "b": Load(2, 1)}
+    assert routed(fleet, b"", b"", loads=loads) == ["a", "a"]
+    fleet.update({}, "ab")
+    assert routed(fleet, b"", b"", loads=loads) == ["a", "b"]
 
 
-def test_a_request_that_ended_two_replicas_is_refused_wherever_it_was_sent() -> None:
-    async def story() -> None:
-        fleet, bad = quick(), prompt("bad")
-        async with contextlib.AsyncExitStack() as stack:
-            asked: Counter[str] = Counter()
+@in_real_time
+async def test_a_request_that_ended_two_replicas_is_refused_wherever_it_was_sent() -> None:
+    fleet, bad = quick(), prompt("bad")
+    async with contextlib.AsyncExitStack() as stack:
+        asked: Counter[str] = Counter()
 
-            def answers(name: str) -> Callable[[], bool]:
-                return lambda: asked.update([name]) is None
+        def answers(name: str) -> Callable[[], bool]:
+            return lambda: asked.update([name]) is None
 
-            servers = {name: await stack.enter_async_context(listening(answers(name))) for name in NAMES}
-            fleet.update({name: ("127.0.0.1", port) for name, (_, port) in servers.items()}, NAMES)
+        servers = {name: await stack.enter_async_context(listening(answers(name))) for name in NAMES}
+        fleet.update({name: ("127.0.0.1", port) for name, (_, port) in servers.items()}, NAMES)
 
-            def refused() -> float:
-                question = Question.of(bad)
-                fleet.route(question, IDLE)
-                return question.refused_for
+        def refused() -> float:
+            question = Question.of(bad)
+            fleet.route(question, IDLE)
+            return question.refused_for
 
-            # Only what has answered can be lost: the second question follows the first answer.
-            await becomes(lambda: min(asked[name] for name in NAMES) >= 2)
-            (chosen,) = routed(fleet, bad)
-            other = next(name for name in NAMES if name != chosen)
-            # HAProxy does so too: it takes another replica than the router had chosen.
-            fleet.route(Question(PromptKeys(), "", Question.of(bad).digest, other), IDLE)
-            for name in (chosen, other):
-                server, _ = servers[name]
-                server.close()
-            await becomes(lambda: refused() > 0)
-            good = Question.of(prompt("good"))
-            fleet.route(good, IDLE)
-            assert not good.refused_for and good.replica not in (chosen, other)
-            fleet.update({}, ())
-
-    asyncio.run(story())
+        # Only what has answered can be lost: the second question follows the first answer.
+        await becomes(lambda: min(asked[name] for name in NAMES) >= 2)
+        (chosen,) = routed(fleet, bad)
+        other = next(name for name in NAMES if name != chosen)
+        # HAProxy does so too: it takes another replica than the router had chosen.
+        fleet.route(Question(PromptKeys(), "", Question.of(bad).digest, other), IDLE)
+        for name in (chosen, other):
+            server, _ = servers[name]
+            server.close()
+        await becomes(lambda: refused() > 0)
+        good = Question.of(prompt("good"))
+        fleet.route(good, IDLE)
+        assert not good.refused_for and good.replica not in (chosen, other)
+        fleet.update({}, ())
 
 
 def test_bodies_that_differ_beyond_what_the_router_sees_are_different_requests() -> None:

@@ -32,7 +32,7 @@ from tests.support.in_process import Hosts, played_model
 from tests.support.models import scripted_model
 from tests.support.server import free_port
 from tests.support.tables import by_table
-from tests.support.virtual_time import until
+from tests.support.virtual_time import in_real_time, until
 
 
 @pytest.fixture(autouse=True)
@@ -374,11 +374,8 @@ def test_the_management_api_has_its_own_host() -> None:
     ]
 
 
-def test_both_ports_answer() -> None:
-    asyncio.run(both_ports_answer())
-
-
-async def both_ports_answer() -> None:
+@in_real_time
+async def test_both_ports_answer() -> None:
     reached = asyncio.Event()
 
     class Answering(asyncio.Protocol):

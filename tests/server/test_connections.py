@@ -16,7 +16,7 @@ from djl_trtllm.server.connections import Connections, HttpRefusal, reset
 from djl_trtllm.server.context import ServerContext
 from tests.server.application import GET, POST, Peer
 from tests.support.tables import by_table
-from tests.support.virtual_time import VirtualLoop
+from tests.support.virtual_time import VirtualLoop, at_end, in_real_time
 
 
 class Played:
@@ -106,79 +106,69 @@ def test_of_the_connections_for_health_checks_the_oldest_makes_room() -> None:
     assert (len(shared.busy), len(shared.idle)) == (65, 0)
 
 
+def watched() -> Connections:
+    """Connections whose deadlines are enforced until the end of the test."""
+    shared = connections()
+    watching = asyncio.ensure_future(shared.watch())
+
+    async def end() -> None:
+        assert not watching.done()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    at_end(end)
+    return shared
+
+
 @pytest.mark.parametrize("asked", [False, True])
 async def test_deadlines_are_enforced(asked: bool) -> None:
-    shared = connections()
-    late, soon, never = Played(shared, 0.1), Played(shared, 1.2), Played(shared, float("inf"))
+    shared = watched()
+    late, soon, never = Played(shared, 0.5), Played(shared, 1.2), Played(shared, float("inf"))
     if asked:
         for connection in (late, soon, never):
             shared.start(connection)
-    watching = asyncio.create_task(shared.watch())
     await asyncio.sleep(0.6)
     assert [late.expired, soon.expired, never.expired] == [True, False, False]
     await asyncio.sleep(1)
     assert [soon.expired, never.expired] == [True, False]
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
 
 
-async def test_deadlines_are_enforced_also_after_memory_was_short() -> None:
-    shared = connections()
-
-    class Large(Played):
+@pytest.mark.parametrize("error", [MemoryError, ValueError])
+async def test_deadlines_are_enforced_also_where_memory_was_short_or_something_is_wrong(
+    error: type[Exception],
+) -> None:
+    class Failing(Played):
         def expire(self) -> None:
             if not self.expired:
                 self.expired = True
-                raise MemoryError
+                raise error
             self.drop()
 
-    busy_one, idle_one = Large(shared, 1.0), Large(shared, 1.0)
+    shared = watched()
+    busy_one, idle_one = Failing(shared, 1.0), Failing(shared, 1.0)
     shared.start(busy_one)
-    watching = asyncio.create_task(shared.watch())
     await asyncio.sleep(3)
     assert busy_one.dropped and idle_one.dropped
-    assert not watching.done()
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
 
 
-@pytest.mark.parametrize("asked", [False, True])
-async def test_a_deadline_is_over_when_its_time_comes(asked: bool) -> None:
-    shared = connections()
-    watching = asyncio.create_task(shared.watch())
-    await asyncio.sleep(0)
-    connection = Played(shared, asyncio.get_running_loop().time() + 0.5)
-    if asked:
-        shared.start(connection)
-    await asyncio.sleep(0.75)
-    assert connection.expired
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
+@in_real_time
+async def test_a_reset_sends_nothing_more_and_does_not_wait() -> None:
+    began: asyncio.Future[asyncio.BaseTransport] = asyncio.get_running_loop().create_future()
 
+    class Kept(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            began.set_result(transport)
 
-def test_a_reset_sends_nothing_more_and_does_not_wait() -> None:
-    async def run() -> tuple[int, bool]:
-        began: asyncio.Future[asyncio.BaseTransport] = asyncio.get_running_loop().create_future()
-
-        class Kept(asyncio.Protocol):
-            def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                began.set_result(transport)
-
-        server = await asyncio.get_running_loop().create_server(Kept, "127.0.0.1", 0)
-        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-        transport = await began
-        assert isinstance(transport, asyncio.Transport)
-        reset(transport)
-        try:
-            await asyncio.wait_for(reader.read(), 30)
-            return transport.get_write_buffer_size(), False
-        except ConnectionResetError:
-            return transport.get_write_buffer_size(), True
-        finally:
-            writer.close()
-            server.close()
-
-    assert asyncio.run(run()) == (0, True)
+    server = await asyncio.get_running_loop().create_server(Kept, "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    transport = await began
+    assert isinstance(transport, asyncio.Transport)
+    reset(transport)
+    with pytest.raises(ConnectionResetError):
+        await reader.read()
+    assert transport.get_write_buffer_size() == 0
+    writer.close()
+    server.close()
 
 
 async def test_refusals_are_counted_and_one_of_each_kind_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -336,12 +326,10 @@ async def test_an_idle_connection_is_closed_after_its_time(data: bytes) -> None:
 
 
 async def test_the_time_for_deadlines_passes_evenly_after_the_server_stood_still() -> None:
-    shared = connections()
-    watching = asyncio.ensure_future(shared.watch())
+    shared = watched()
     loop = cast(VirtualLoop, asyncio.get_running_loop())
     loop.call_at(0.5, lambda: setattr(loop, "now", loop.now + 100.0))
     await asyncio.sleep(102.1)
     before = shared.now()
     await asyncio.sleep(0.2)
     assert shared.now() - before == pytest.approx(0.2)
-    watching.cancel()

@@ -5,7 +5,7 @@ import itertools
 import socket
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from tests.server.test_grpc_stream import message
 from tests.support.in_process import Hosts, PlayedHost
 from tests.support.server import free_port
 from tests.support.tables import by_rows
-from tests.support.virtual_time import until
+from tests.support.virtual_time import in_real_time, until
 
 SERVICE = f"/{rpc.SERVICE}/"
 
@@ -77,28 +77,23 @@ async def served(
             await server.close()
 
 
-def with_model(
-    hosts: Hosts,
-    tokenizer: Tokenizer,
-    test: Callable[[Application, GrpcServer, Client], Awaitable[None]],
-    **options: Any,
-) -> None:
-    """Run a test with a model `story` whose engine generates by itself."""
-
-    async def run() -> None:
-        hosts.alone = True
-        async with application(tokenizer) as app, served(app.registry, app.counts, **options) as (server, client):
-            await asyncio.wait_for(test(app, server, client), 120)
-
-    asyncio.run(run())
+@asynccontextmanager
+async def with_model(
+    hosts: Hosts, tokenizer: Tokenizer, **options: Any
+) -> AsyncIterator[tuple[Application, GrpcServer, Client]]:
+    """A model `story` whose engine generates by itself."""
+    hosts.alone = True
+    async with application(tokenizer) as app, served(app.registry, app.counts, **options) as (server, client):
+        yield app, server, client
 
 
 def status(error: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> tuple[Any, str | None]:
     return error.value.code(), error.value.details()
 
 
-def test_what_needs_no_engine(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async def test(app: Application, _: GrpcServer, client: Client) -> None:
+@in_real_time
+async def test_what_needs_no_engine(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with with_model(hosts, tokenizer) as (app, _, client):
         assert (await client.ask("ServerLive")).live and (await client.ask("ServerReady")).ready
         assert (await client.ask("ModelReady", name="ensemble", version="1")).ready
         assert not (await client.ask("ModelReady", name="ensemble", version="2")).ready
@@ -116,10 +111,9 @@ def test_what_needs_no_engine(hosts: Hosts, tokenizer: Tokenizer) -> None:
         index = (await client.ask("RepositoryIndex", ready=True)).models
         assert {each.name: each.state for each in index}["ensemble"] == "READY"
 
-    with_model(hosts, tokenizer, test)
 
-
-def test_messages_that_are_large_are_bounded_and_read_beside_the_event_loop(
+@in_real_time
+async def test_messages_that_are_large_are_bounded_and_read_beside_the_event_loop(
     hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[str] = []
@@ -130,7 +124,7 @@ def test_messages_that_are_large_are_bounded_and_read_beside_the_event_loop(
 
     monkeypatch.setattr(rpc, "parse_rpc", noting)
 
-    async def test(app: Application, server: GrpcServer, client: Client) -> None:
+    async with with_model(hosts, tokenizer, max_body_memory=1_000_000) as (_, _, client):
         for size, status_code in ((0, None), (100_000, None), (600_000, grpc.StatusCode.UNAVAILABLE)):
             padding = rpc.ModelInferRequest(outputs=[{"name": "text_output"}]).SerializeToString()
             data = message(1, stream=False) + b"\xfa\x07" + varint(size) + bytes(size) + padding
@@ -152,20 +146,19 @@ def test_messages_that_are_large_are_bounded_and_read_beside_the_event_loop(
             await client.channel.unary_unary(SERVICE + "ServerLive")(bytes(32_769), timeout=60)
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
-    with_model(hosts, tokenizer, test, max_body_memory=1_000_000)
-
 
 def varint(number: int) -> bytes:
     return bytes([number & 127 | 128, number >> 7 & 127 | 128, number >> 14])
 
 
-def test_calls_are_counted_by_their_status_and_those_for_health_are_quiet(
+@in_real_time
+async def test_calls_are_counted_by_their_status_and_those_for_health_are_quiet(
     hosts: Hosts, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiet: dict[str, bool] = {}
     monkeypatch.setattr(Telemetry, "ended", lambda _, request: quiet.update({request.path: request.quiet}))
 
-    async def test(app: Application, _: GrpcServer, client: Client) -> None:
+    async with with_model(hosts, tokenizer) as (app, _, client):
         await client.ask("ServerLive")
         await client.infer(message(3, stream=False))
         await until(lambda: quiet == {"ServerLive": True, "ModelInfer": False})
@@ -193,24 +186,21 @@ def test_calls_are_counted_by_their_status_and_those_for_health_are_quiet(
         left.cancel()
         await until(lambda: app.counts.grpc_calls["CANCELLED"] == 1)
 
-    with_model(hosts, tokenizer, test)
-
 
 @by_rows("method", description.REFUSED_METHODS)
-def test_what_is_not_here_is_refused_with_what_to_do(method: str) -> None:
-    async def run() -> None:
-        counts = ServerCounts()
-        async with served(Registry(), counts) as (_, client):
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await client.ask_raw(method)
-            assert status(error) == (grpc.StatusCode.UNIMPLEMENTED, description.REFUSED_METHODS[method])
-            await until(lambda: counts.grpc_calls == {"UNIMPLEMENTED": 1})
-
-    asyncio.run(run())
+@in_real_time
+async def test_what_is_not_here_is_refused_with_what_to_do(method: str) -> None:
+    counts = ServerCounts()
+    async with served(Registry(), counts) as (_, client):
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await client.ask_raw(method)
+        assert status(error) == (grpc.StatusCode.UNIMPLEMENTED, description.REFUSED_METHODS[method])
+        await until(lambda: counts.grpc_calls == {"UNIMPLEMENTED": 1})
 
 
-def test_a_model_that_loads_or_drains_is_unavailable(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async def test(app: Application, _: GrpcServer, client: Client) -> None:
+@in_real_time
+async def test_a_model_that_loads_or_drains_is_unavailable(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with with_model(hosts, tokenizer) as (app, _, client):
         app.registry.models["story"].refuse_new()
         assert not (await client.ask("ServerReady")).ready
         for data in (message(3, stream=False), message(3, "ensemble", stream=False)):
@@ -224,19 +214,16 @@ def test_a_model_that_loads_or_drains_is_unavailable(hosts: Hosts, tokenizer: To
         assert status(error) == (grpc.StatusCode.UNAVAILABLE, "model 'tale' is not ready")
         assert ("retry-after", "10") in tuple(error.value.trailing_metadata() or ())
 
-    with_model(hosts, tokenizer, test)
+
+@in_real_time
+async def test_a_server_without_models_is_not_ready() -> None:
+    async with served(Registry()) as (_, client):
+        assert (await client.ask("ServerLive")).live and not (await client.ask("ServerReady")).ready
 
 
-def test_a_server_without_models_is_not_ready() -> None:
-    async def run() -> None:
-        async with served(Registry()) as (_, client):
-            assert (await client.ask("ServerLive")).live and not (await client.ask("ServerReady")).ready
-
-    asyncio.run(run())
-
-
-def test_closing_ends_idle_streams_and_the_port(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async def test(_: Application, server: GrpcServer, client: Client) -> None:
+@in_real_time
+async def test_closing_ends_idle_streams_and_the_port(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with with_model(hosts, tokenizer) as (_, server, client):
         stream = client.stream()
         await stream.write(message(1))
         assert len([await stream.read() for _ in range(2)]) == 2
@@ -247,8 +234,6 @@ def test_closing_ends_idle_streams_and_the_port(hosts: Hosts, tokenizer: Tokeniz
             await client.ask("ServerLive")
         assert status(error)[0] is grpc.StatusCode.UNAVAILABLE
         await server.close()
-
-    with_model(hosts, tokenizer, test)
 
 
 def test_a_port_in_use_is_an_error_that_names_the_option() -> None:
@@ -262,8 +247,9 @@ def test_a_port_in_use_is_an_error_that_names_the_option() -> None:
         asyncio.run(run(taken.getsockname()[1]))
 
 
-def test_a_call_that_is_cancelled_cancels_its_request(hosts: Hosts, tokenizer: Tokenizer) -> None:
-    async def test(_: Application, __: GrpcServer, client: Client) -> None:
+@in_real_time
+async def test_a_call_that_is_cancelled_cancels_its_request(hosts: Hosts, tokenizer: Tokenizer) -> None:
+    async with with_model(hosts, tokenizer) as (_, __, client):
         hosts.alone = False
         call = asyncio.ensure_future(client.infer(message(stream=False)))
         while not hosts.last.submitted:  # noqa: ASYNC110 (no event says when; the test's time limit ends it)
@@ -272,35 +258,30 @@ def test_a_call_that_is_cancelled_cancels_its_request(hosts: Hosts, tokenizer: T
         while not hosts.last.cancelled:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
-    with_model(hosts, tokenizer, test)
+
+@in_real_time
+async def test_a_port_is_that_of_one_server_and_messages_are_bounded() -> None:
+    async with served(Registry(), max_request_size=100) as (server, client):
+        with pytest.raises(ConfigError, match="cannot listen"):
+            GrpcServer(ServerContext(Options(host="127.0.0.1")), TRITON, server.bound_port).bind()
+        with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as error:
+            await client.ask("ModelReady", name="x" * 200)
+        assert status(error)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_a_port_is_that_of_one_server_and_messages_are_bounded() -> None:
-    async def run() -> None:
-        async with served(Registry(), max_request_size=100) as (server, client):
-            with pytest.raises(ConfigError, match="cannot listen"):
-                GrpcServer(ServerContext(Options(host="127.0.0.1")), TRITON, server.bound_port).bind()
-            with pytest.raises(grpc.aio.AioRpcError, match="larger than max") as error:
-                await client.ask("ModelReady", name="x" * 200)
-            assert status(error)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-    asyncio.run(run())
-
-
-def test_metadata_are_bounded_as_headers() -> None:
-    async def run() -> None:
-        async with served(Registry(), max_header_size=2048) as (_, client):
-            assert (await client.ask("ServerLive")).live
-            call = client.channel.unary_unary(SERVICE + "ServerLive")
-            await call(b"", metadata=(("x", "a" * 1000),))
-            with pytest.raises(grpc.aio.AioRpcError, match="metadata size exceeds") as error:
-                await call(b"", metadata=(("x", "a" * 3000),))
-            assert status(error)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-    asyncio.run(run())
+@in_real_time
+async def test_metadata_are_bounded_as_headers() -> None:
+    async with served(Registry(), max_header_size=2048) as (_, client):
+        assert (await client.ask("ServerLive")).live
+        call = client.channel.unary_unary(SERVICE + "ServerLive")
+        await call(b"", metadata=(("x", "a" * 1000),))
+        with pytest.raises(grpc.aio.AioRpcError, match="metadata size exceeds") as error:
+            await call(b"", metadata=(("x", "a" * 3000),))
+        assert status(error)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_connections_are_bounded_and_end_when_they_are_idle() -> None:
+@in_real_time
+async def test_connections_are_bounded_and_end_when_they_are_idle() -> None:
     async def ended(reader: asyncio.StreamReader) -> bool:
         try:
             while await reader.read(4096):
@@ -309,29 +290,24 @@ def test_connections_are_bounded_and_end_when_they_are_idle() -> None:
             pass
         return True
 
-    async def run() -> None:
-        async with served(Registry(), max_connections=2, header_read_timeout=0.1) as (server, _):
-            streams = [await asyncio.open_connection("127.0.0.1", server.bound_port) for _ in range(4)]
-            # Two at once, because they are too many; two when nothing was said for the time of a handshake.
-            assert await asyncio.wait_for(asyncio.gather(*(ended(reader) for reader, _ in streams)), 60)
-            for _, writer in streams:
-                writer.close()
-
-    asyncio.run(run())
+    async with served(Registry(), max_connections=2, header_read_timeout=0.1) as (server, _):
+        streams = [await asyncio.open_connection("127.0.0.1", server.bound_port) for _ in range(4)]
+        # Two at once, because they are too many; two when nothing was said for the time of a handshake.
+        assert await asyncio.wait_for(asyncio.gather(*(ended(reader) for reader, _ in streams)), 60)
+        for _, writer in streams:
+            writer.close()
 
 
-def test_calls_are_bounded_as_connections_of_http() -> None:
-    async def run() -> None:
-        async with served(Registry(), max_connections=1) as (_, client):
-            stream = client.channel.stream_stream(SERVICE + "ModelStreamInfer")()
-            await stream.write(rpc.ModelInferRequest().SerializeToString())
-            assert await stream.read()  # the error of an empty request
-            with pytest.raises(grpc.aio.AioRpcError, match="Concurrent RPC limit exceeded") as error:
-                await client.ask("ServerLive")
-            assert status(error)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-            stream.cancel()
-
-    asyncio.run(run())
+@in_real_time
+async def test_calls_are_bounded_as_connections_of_http() -> None:
+    async with served(Registry(), max_connections=1) as (_, client):
+        stream = client.channel.stream_stream(SERVICE + "ModelStreamInfer")()
+        await stream.write(rpc.ModelInferRequest().SerializeToString())
+        assert await stream.read()  # the error of an empty request
+        with pytest.raises(grpc.aio.AioRpcError, match="Concurrent RPC limit exceeded") as error:
+            await client.ask("ServerLive")
+        assert status(error)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        stream.cancel()
 
 
 class CallContext:
@@ -393,11 +369,8 @@ def write(directory: Path, *models: str) -> None:
         (directory / model / "config.pbtxt").write_text("")
 
 
-def test_the_port_of_grpc_answers() -> None:
-    asyncio.run(the_port_of_grpc_answers())
-
-
-async def the_port_of_grpc_answers() -> None:
+@in_real_time
+async def test_the_port_of_grpc_answers() -> None:
     options = Options(host="127.0.0.1", triton_grpc_port=free_port())
     (server,) = bind_grpc(ServerContext(options))
     assert server.bound_port == options.triton_grpc_port
@@ -502,8 +475,9 @@ async def ended(client: Client, host: PlayedHost, begun: bool) -> str:
     return written(raised.value)
 
 
-def test_every_error_of_the_tree(hosts: Hosts, tokenizer: Tokenizer, failing: Failing) -> None:
-    async def test(_: Application, __: Any, client: Client) -> None:
+@in_real_time
+async def test_every_error_of_the_tree(hosts: Hosts, tokenizer: Tokenizer, failing: Failing) -> None:
+    async with with_model(hosts, tokenizer) as (_, __, client):
         hosts.alone = False
         calls, streams = [], []
         for name, error in every_error():
@@ -519,5 +493,3 @@ def test_every_error_of_the_tree(hosts: Hosts, tokenizer: Tokenizer, failing: Fa
         lines = ["ModelInfer", *calls, "", "ModelStreamInfer: error_message | status with triton_grpc_error", *streams]
         assert not any("secret" in line for line in lines)
         check_golden("errors-TritonGrpc", ("\n".join(lines) + "\n").encode())
-
-    with_model(hosts, tokenizer, test)

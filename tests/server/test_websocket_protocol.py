@@ -264,6 +264,41 @@ async def test_a_handshake_that_opens_a_socket_has_no_line_of_a_refusal(caplog: 
     assert not caplog.records
 
 
+async def test_sockets_are_opened_one_after_the_other_and_others_have_turns_between_them() -> None:
+    async def application(*_: object) -> None:
+        raise AssertionError("no message is answered")
+
+    app = BidirectionalStreams(application, ServerContext(Options()))
+    peers = [HttpPeer(app)]
+    peers += [HttpPeer(app, beside=peers[0]) for _ in range(6)]
+    for peer in peers:
+        peer.sends(HANDSHAKE + b"\r\n")
+        if peer is not peers[0]:  # those that wait
+            peer.sends(frame(PING_FRAME))
+    peers.pop(3).protocol.connection_lost(None)
+    opened = []
+    for _ in range(40):
+        opened.append(sum(hasattr(peer.wire, "protocol") for peer in peers))
+        await asyncio.sleep(0)
+    assert [opened.count(count) for count in range(1, 6)] == [4, 4, 8, 4, 4] and opened[-1] == 6
+    assert [PONGED in peer.wire.written for peer in peers] == [False, *[True] * 5]
+    for peer in peers:
+        peer.wire.get_protocol().connection_lost(None)
+        await until(lambda peer=peer: not peer.state.tasks)  # type: ignore[misc]
+
+
+async def test_a_handshake_that_is_refused_is_no_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    async def application(*_: object) -> None:
+        raise AssertionError("no message is answered")
+
+    peer = HttpPeer(BidirectionalStreams(application, ServerContext(Options())))
+    peer.sends(HANDSHAKE.replace(PATH.encode(), b"/elsewhere") + b"\r\n")
+    await until(lambda: not peer.state.tasks)
+    assert peer.statuses == [404] and "close" in peer.wire.done
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    peer.wire.get_protocol().connection_lost(None)
+
+
 async def test_what_comes_before_the_answer_to_the_handshake_and_cannot_be_kept_ends_it() -> None:
     peer = Peer(max_body_memory=1000)
     peer.sends(b"x" * 1000)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
+import inspect
 import socket
 import threading
 import time
@@ -44,95 +46,106 @@ def conversation(text: str) -> list[dict[str, str]]:
 
 
 def rendering(
-    body: Callable[[ChatRenderer], Awaitable[None]],
-    timeout: float = 60.0,
-    make: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
-) -> None:
-    """Work with a renderer of one template. No process of it outlives the work."""
+    timeout: float = 60.0, make: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Makes a test, in real time, of a coroutine function with a `renderer` of one template.
 
-    async def main() -> None:
-        before = set(psutil.Process().children())
-        tokenizer = SimpleNamespace(chat_templates=({"default": TEMPLATE}, {"bos_token": "<s>"}, Path("here")))
-        renderer = ChatRenderer(cast(Tokenizer, tokenizer), timeout)
-        try:
-            await body(renderer)
-        finally:
-            await renderer.close()
-            assert set(psutil.Process().children()) <= before
-            gc.collect()
+    No process of it outlives the test.
+    """
 
-    with contextlib.closing(make()) as loop:
-        loop.run_until_complete(main())
+    def with_renderer(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        async def main(**fixtures: Any) -> None:
+            before = set(psutil.Process().children())
+            tokenizer = SimpleNamespace(chat_templates=({"default": TEMPLATE}, {"bos_token": "<s>"}, Path("here")))
+            renderer = ChatRenderer(cast(Tokenizer, tokenizer), timeout)
+            try:
+                await test(renderer=renderer, **fixtures)
+            finally:
+                await renderer.close()
+                assert set(psutil.Process().children()) <= before
+                gc.collect()
+
+        @functools.wraps(test)
+        def running(**fixtures: Any) -> None:
+            with contextlib.closing(make()) as loop:
+                loop.run_until_complete(main(**fixtures))
+
+        signature = inspect.signature(test)
+        others = [parameter for name, parameter in signature.parameters.items() if name != "renderer"]
+        running.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]  # pytest reads it
+        return running
+
+    return with_renderer
 
 
-def test_conversations_are_rendered_in_order_with_their_keywords() -> None:
-    async def body(renderer: ChatRenderer) -> None:
-        texts = [f"{number} 🦊" for number in range(50)]
-        prompts = await asyncio.gather(
-            *(renderer.render(conversation(text), {"more": number}) for number, text in enumerate(texts))
-        )
-        assert prompts == [f"<s>{text}{number}" for number, text in enumerate(texts)]
-
-    rendering(body)
+@rendering()
+async def test_conversations_are_rendered_in_order_with_their_keywords(renderer: ChatRenderer) -> None:
+    texts = [f"{number} 🦊" for number in range(50)]
+    prompts = await asyncio.gather(
+        *(renderer.render(conversation(text), {"more": number}) for number, text in enumerate(texts))
+    )
+    assert prompts == [f"<s>{text}{number}" for number, text in enumerate(texts)]
 
 
-def test_what_the_template_refuses_is_refused_with_its_reason() -> None:
-    async def body(renderer: ChatRenderer) -> None:
-        with pytest.raises(InvalidRequestError, match="refuses these messages: not so"):
-            await renderer.render(conversation("refuse"), {})
-        assert await renderer.render(conversation("a"), {}) == "<s>a"
-
-    rendering(body)
+@rendering()
+async def test_what_the_template_refuses_is_refused_with_its_reason(renderer: ChatRenderer) -> None:
+    with pytest.raises(InvalidRequestError, match="refuses these messages: not so"):
+        await renderer.render(conversation("refuse"), {})
+    assert await renderer.render(conversation("a"), {}) == "<s>a"
 
 
 @pytest.mark.parametrize("endless", ["loop", "power"])
-def test_a_template_that_does_not_end_is_given_up_and_the_others_are_rendered(endless: str) -> None:
-    async def body(renderer: ChatRenderer) -> None:
-        await renderer.render(conversation("warm"), {})
-        results = await asyncio.gather(
-            *(renderer.render(conversation(text), {}) for text in ("a", endless, "b", endless, "c")),
-            return_exceptions=True,
-        )
-        assert [result for result in results if isinstance(result, str)] == ["<s>a", "<s>b", "<s>c"]
-        assert [str(result) for result in results if isinstance(result, InvalidRequestError)] == [
-            "the model's chat template failed on these messages: it takes longer than chat_template_timeout=0.5 seconds"
-        ] * 2
-
-    rendering(body, timeout=0.5)
-
-
-def test_a_template_that_takes_all_memory_is_refused_it() -> None:
-    async def body(renderer: ChatRenderer) -> None:
-        with pytest.raises(InvalidRequestError, match="MemoryError"):
-            await renderer.render(conversation("memory"), {})
-        assert await renderer.render(conversation("a"), {}) == "<s>a"
-
-    rendering(body)
+@rendering(timeout=0.5)
+async def test_a_template_that_does_not_end_is_given_up_and_the_others_are_rendered(
+    renderer: ChatRenderer, endless: str
+) -> None:
+    await renderer.render(conversation("warm"), {})
+    results = await asyncio.gather(
+        *(renderer.render(conversation(text), {}) for text in ("a", endless, "b", endless, "c")),
+        return_exceptions=True,
+    )
+    assert [result for result in results if isinstance(result, str)] == ["<s>a", "<s>b", "<s>c"]
+    assert [str(result) for result in results if isinstance(result, InvalidRequestError)] == [
+        "the model's chat template failed on these messages: it takes longer than chat_template_timeout=0.5 seconds"
+    ] * 2
 
 
-def test_a_process_that_is_killed_costs_one_request() -> None:
-    async def body(renderer: ChatRenderer) -> None:
-        await renderer.render(conversation("a"), {})
-        (process,) = psutil.Process().children()
-        process.kill()
-        with pytest.raises(InvalidRequestError, match="its process has ended"):
-            await renderer.render(conversation("b"), {})
-        assert await renderer.render(conversation("c"), {}) == "<s>c"
-
-    rendering(body)
+@rendering()
+async def test_a_template_that_takes_all_memory_is_refused_it(renderer: ChatRenderer) -> None:
+    with pytest.raises(InvalidRequestError, match="MemoryError"):
+        await renderer.render(conversation("memory"), {})
+    assert await renderer.render(conversation("a"), {}) == "<s>a"
 
 
-def test_who_leaves_is_not_waited_for_and_closing_ends_the_rest() -> None:
-    async def body(renderer: ChatRenderer) -> None:
-        leaving = asyncio.ensure_future(renderer.render(conversation("loop"), {}))
-        staying = asyncio.ensure_future(renderer.render(conversation("a"), {}))
-        await asyncio.sleep(0)
-        leaving.cancel()
-        await renderer.close()
-        with pytest.raises(NotReadyError):
-            await staying
+@rendering()
+async def test_a_process_that_is_killed_costs_no_request_and_one_whose_processes_end_twice_is_refused(
+    renderer: ChatRenderer,
+) -> None:
+    await renderer.render(conversation("a"), {})
+    (process,) = psutil.Process().children()
+    process.kill()
+    assert await renderer.render(conversation("b"), {}) == "<s>b"
+    prompt, killed = renderer.render(conversation("loop"), {}), set()
+    while not prompt.done():
+        for process in set(psutil.Process().children()) - killed:
+            process.kill()
+            killed.add(process)
+        await asyncio.sleep(0.01)
+    with pytest.raises(InvalidRequestError, match="its process has ended"):
+        await prompt
+    assert len(killed) == 2
+    assert await renderer.render(conversation("c"), {}) == "<s>c"
 
-    rendering(body)
+
+@rendering()
+async def test_who_leaves_is_not_waited_for_and_closing_ends_the_rest(renderer: ChatRenderer) -> None:
+    leaving = asyncio.ensure_future(renderer.render(conversation("loop"), {}))
+    staying = asyncio.ensure_future(renderer.render(conversation("a"), {}))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await renderer.close()
+    with pytest.raises(NotReadyError):
+        await staying
 
 
 @pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -157,94 +170,82 @@ def test_an_answer_that_came_in_time_is_read_where_the_server_stood_still(
         loop.remove_reader(ours)
 
     with ours, theirs:
-        rendering(body, 2.0, make)
+        rendering(2.0, make)(body)()
 
 
-def test_the_time_of_a_conversation_ends_with_it() -> None:
-    async def body(renderer: ChatRenderer) -> None:
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        while loop.time() < begun + 2:  # one is rendered when the time of the first is over
-            assert await renderer.render(conversation("a"), {}) == "<s>a"
-
-    rendering(body, timeout=1.0)
+@rendering(timeout=1.0)
+async def test_the_time_of_a_conversation_ends_with_it(renderer: ChatRenderer) -> None:
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    while loop.time() < begun + 2:  # one is rendered when the time of the first is over
+        assert await renderer.render(conversation("a"), {}) == "<s>a"
 
 
-def test_the_client_that_leaves_is_not_kept_until_its_prompt_is_rendered() -> None:
-    async def body(renderer: ChatRenderer) -> None:
-        await renderer.render(conversation("warm"), {})
-        leaving = asyncio.ensure_future(renderer.render(conversation("loop"), {}))
-        await asyncio.sleep(0.1)
-        leaving.cancel()
-        done, _ = await asyncio.wait({leaving}, timeout=30)
-        assert done == {leaving}
-
-    rendering(body)
+@rendering()
+async def test_the_client_that_leaves_is_not_kept_until_its_prompt_is_rendered(renderer: ChatRenderer) -> None:
+    await renderer.render(conversation("warm"), {})
+    leaving = asyncio.ensure_future(renderer.render(conversation("loop"), {}))
+    await asyncio.sleep(0.1)
+    leaving.cancel()
+    done, _ = await asyncio.wait({leaving}, timeout=30)
+    assert done == {leaving}
 
 
-def test_conversations_of_clients_that_have_left_wait_for_no_turn() -> None:
+@rendering()
+async def test_conversations_of_clients_that_have_left_wait_for_no_turn(renderer: ChatRenderer) -> None:
     """Each client may send as many as it likes, one after the other, while another one is rendered."""
-
-    async def body(renderer: ChatRenderer) -> None:
-        await renderer.render(conversation("warm"), {})
-        staying = asyncio.ensure_future(renderer.render(conversation("loop"), {}))
-        await asyncio.sleep(0)
-        tracemalloc.start()
-        try:
-            for _ in range(20):
-                leaving = renderer.render(conversation("x" * 1_000_000), {})
-                await asyncio.sleep(0)
-                leaving.cancel()
-                await asyncio.sleep(0)
-            held, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert held < 5_000_000
-        assert not staying.done()
-        staying.cancel()
-
-    rendering(body)
+    await renderer.render(conversation("warm"), {})
+    staying = asyncio.ensure_future(renderer.render(conversation("loop"), {}))
+    await asyncio.sleep(0)
+    tracemalloc.start()
+    try:
+        for _ in range(20):
+            leaving = renderer.render(conversation("x" * 1_000_000), {})
+            await asyncio.sleep(0)
+            leaving.cancel()
+            await asyncio.sleep(0)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 5_000_000
+    assert not staying.done()
+    staying.cancel()
 
 
-def test_nobody_gets_the_prompt_of_a_client_that_has_left() -> None:
-    async def body(renderer: ChatRenderer) -> None:
-        await renderer.render(conversation("warm"), {})
-        for number in range(3):
-            leaving = asyncio.ensure_future(renderer.render(conversation("slow"), {}))
-            await asyncio.sleep(0.1)
-            while not leaving.done():  # as where the request is late first, and its client leaves then
-                leaving.cancel()
-                await asyncio.sleep(0)
-            assert await renderer.render(conversation(f"{number}"), {}) == f"<s>{number}"
-
-    rendering(body)
+@rendering()
+async def test_nobody_gets_the_prompt_of_a_client_that_has_left(renderer: ChatRenderer) -> None:
+    await renderer.render(conversation("warm"), {})
+    for number in range(3):
+        leaving = asyncio.ensure_future(renderer.render(conversation("slow"), {}))
+        await asyncio.sleep(0.1)
+        while not leaving.done():  # as where the request is late first, and its client leaves then
+            leaving.cancel()
+            await asyncio.sleep(0)
+        assert await renderer.render(conversation(f"{number}"), {}) == f"<s>{number}"
 
 
-def test_messages_that_no_process_can_take_are_refused() -> None:
-    async def body(renderer: ChatRenderer) -> None:
-        deep: Any = None
-        for _ in range(100_000):
-            deep = [deep]
-        with pytest.raises(InvalidRequestError, match="the messages are no JSON"):
-            await renderer.render([{"role": "user", "content": deep}], {})
-        while deep:  # without recursion
-            (deep,) = deep
-
-    rendering(body)
+@rendering()
+async def test_messages_that_no_process_can_take_are_refused(renderer: ChatRenderer) -> None:
+    deep: Any = None
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidRequestError, match="the messages are no JSON"):
+        await renderer.render([{"role": "user", "content": deep}], {})
+    while deep:  # without recursion
+        (deep,) = deep
 
 
-def test_the_process_has_what_python_and_texts_need_and_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+@rendering()
+async def test_the_process_has_what_python_and_texts_need_and_no_secrets(
+    renderer: ChatRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kept = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC", "LD_LIBRARY_PATH": "/no/lib", "VIRTUAL_ENV": "/no/env"}
     for name, value in (kept | {"HF_TOKEN": "hf_secret"}).items():
         monkeypatch.setenv(name, value)
-
-    async def body(renderer: ChatRenderer) -> None:
-        await renderer.render(conversation("a"), {})
-        (process,) = psutil.Process().children()
-        environ = process.environ()
-        assert "HF_TOKEN" not in environ and kept.items() <= environ.items()
-
-    rendering(body)
+    await renderer.render(conversation("a"), {})
+    (process,) = psutil.Process().children()
+    environ = process.environ()
+    assert "HF_TOKEN" not in environ and kept.items() <= environ.items()
 
 
 LONG = "the wolf " * 3000

@@ -151,6 +151,16 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
     return cast(Callable[P, None], running)
 
 
+def in_real_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Makes a test of a coroutine function, on asyncio's own event loop, that takes two minutes at most."""
+
+    @functools.wraps(test)
+    def running(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 120))
+
+    return running
+
+
 class Clock:
     """Seconds that pass when a test says so."""
 
