@@ -16,10 +16,11 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from djl_trtllm.cli import app
-from djl_trtllm.commands import size_report
-from djl_trtllm.commands.size_report import Comparison, draw, machines_of, read_request
+from djl_trtllm.commands import size_request
+from djl_trtllm.commands.comparison import Comparison, first_of_each, sized
+from djl_trtllm.commands.size_report import degrees_of, draw
+from djl_trtllm.commands.size_request import machines_of, read_request
 from djl_trtllm.config import load
-from djl_trtllm.engines import hardware
 from djl_trtllm.engines.hardware import Gpu, GpuState
 from djl_trtllm.errors import ModelError, SizingError
 from djl_trtllm.finder.trial import TrialLoad
@@ -36,7 +37,7 @@ from tests.support.tables import by_table, table
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HF_MODEL_ID", "OPTION_MODEL_ID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(hardware, "visible_gpus", lambda environ: ((), None))
+    monkeypatch.setattr(size_request, "visible_gpus", lambda environ: ((), None))
 
 
 @pytest.fixture
@@ -408,8 +409,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
     """This machine, with these GPUs as CUDA and as NVML show them."""
 
     def machine(gpus: tuple[Gpu, ...], states: tuple[GpuState, ...] = ()) -> Machine:
-        monkeypatch.setattr(hardware, "visible_gpus", lambda environ: (gpus, None))
-        monkeypatch.setattr(size_report, "read_states", lambda: states)
+        monkeypatch.setattr(size_request, "visible_gpus", lambda environ: (gpus, None))
+        monkeypatch.setattr(size_request, "read_states", lambda: states)
         (found,) = machines_of([], None, [], here=True)
         return found
 
@@ -639,6 +640,61 @@ def test_named_machines_are_all_shown_with_all_degrees(tmp_path: Path) -> None:
     only_gpus = Comparison(request(described(tmp_path, **BIG)), machines[:1], [4, 8], None)
     assert only_gpus.answer == f"smallest for the model: 4 x H100, tp 4: {least.sequences} sequences"
     assert not any(line.startswith("Prices: ") for line in only_gpus.lines())
+
+
+def test_a_degree_divides_the_heads_and_has_its_gpus(tmp_path: Path) -> None:
+    asked = request(described(tmp_path / "small"))
+    assert degrees_of(of_instance("g5.12xlarge"), asked) == [1, 2, 4]
+    assert degrees_of(of_gpu("h100"), asked) == [1, 2, 4, 8]
+    assert degrees_of(of_gpu("h100:4"), asked, (2, 3, 4, 8)) == [2, 4]
+    falcon = described(tmp_path / "falcon", num_attention_heads=71, hidden_size=4544, num_key_value_heads=1)
+    assert degrees_of(of_gpu("h100"), request(falcon)) == [1]
+
+
+def test_machines_are_in_order_of_price_and_then_of_capacity_or_of_what_comes_nearest(tmp_path: Path) -> None:
+    machines = [of_gpu("h100"), of_instance("g6e.12xlarge"), of_instance("g5.12xlarge")]
+    found = sized(request(described(tmp_path / "small")), machines, (1, 4))
+    names = ["g5.12xlarge"] * 2 + ["g6e.12xlarge"] * 2 + ["H100"] * 2
+    assert [(one.machine.name, one.tensor_parallel) for one in found] == list(zip(names, [4, 1] * 3, strict=True))
+    big = request(described(tmp_path / "big", **BIG))
+    none = sized(big, [of_instance("g5.12xlarge")])
+    assert [(one.tensor_parallel, one.sequences) for one in none] == [(4, 0), (2, 0), (1, 0)]
+    some = sized(big, [of_instance("p4d.24xlarge")])
+    assert some[0].found.fits and not some[-1].found.fits
+
+
+def test_the_cheapest_holds_as_many_as_asked_and_has_a_price(tmp_path: Path) -> None:
+    big = request(described(tmp_path / "big", **BIG))
+    found = Comparison(big, [], [], 64)
+    best = found.cheapest
+    assert best is not None and best.price is not None and best.sequences >= 64
+    assert all(one.sequences < 64 for one in found.all if one.price is not None and one.price < best.price)
+    assert Comparison(big, [], [], 10**9).cheapest is None
+    dear = Comparison(request(described(tmp_path)), [of_gpu("h100"), of_instance("p5e.48xlarge")], [], None)
+    assert dear.answered and dear.cheapest is None
+
+
+def test_types_whose_host_cannot_hold_the_checkpoint_are_left_out(tmp_path: Path) -> None:
+    """g6.xlarge has 16 GiB; a model of 18 GiB needs the next one."""
+    asked = request(described(tmp_path, num_hidden_layers=40))
+    machines = [of_instance(name) for name in ("g6e.xlarge", "g6.xlarge", "g6.2xlarge")]
+    found = first_of_each(one for one in sized(asked, machines, (1,)) if one.loads)
+    assert [one.machine.name for one in found] == ["g6.2xlarge", "g6e.xlarge"]
+    best = Comparison(asked, machines, [1], None).cheapest
+    assert best is not None and best.machine.name != "g6.xlarge"
+
+
+def test_the_smallest_has_the_least_memory_of_all_its_gpus(tmp_path: Path) -> None:
+    asked = request(described(tmp_path))
+    (few,) = sized(asked, [of_gpu("l4")], (1,))
+    for machines, sequences, expected in (
+        ("h100 l4", 1, "1 x L4"),
+        ("h100 l4", few.sequences, "1 x L4"),
+        ("h100 l4", few.sequences + 1, "2 x L4"),
+        ("l4 a100-40gb", few.sequences + 1, "1 x A100-40GB"),
+    ):
+        found = Comparison(asked, [of_gpu(name) for name in machines.split()], [1, 2], sequences)
+        assert f"tokens: {expected}, tp" in found.answer
 
 
 def test_what_none_holds_is_said_with_the_most(tmp_path: Path) -> None:
