@@ -183,8 +183,8 @@ def rows(engine: str, versions: Mapping[str, Path]) -> dict[str, Any]:
         dropped |= {name: [earlier, later] for name in gone - {*names, *aliases} if len(name) > 1}
     if engine == "vllm":
         names = {name: kind for name, kind in names.items() if name not in declared_arguments(versions[newest])}
-    parts = {"names": names, "aliases": aliases, "dropped": dropped}
-    return {"version": newest, **{part: dict(sorted(found.items())) for part, found in parts.items()}}
+    parts: dict[str, dict[str, Any]] = {"names": names, "aliases": aliases, "dropped": dropped}
+    return {"version": newest, **{part: dict(sorted(pairs.items())) for part, pairs in parts.items()}}
 
 
 def written(table: Mapping[str, Any]) -> str:

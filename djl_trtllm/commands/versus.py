@@ -25,7 +25,7 @@ def versus(
         str,
         typer.Option(
             metavar="NAME[=PYTHON],...",
-            help="Engines, and the Python that has each: vllm=/opt/vllm/bin/python,openvino.",
+            help="Engines, and the Python that has each: vllm=PYTHON,openvino.",
         ),
     ],
     clients: console.ClientsOption = "1,4,16,64",

@@ -123,14 +123,16 @@ def read_text(text: str, path: str, engine: str | None = None) -> Input:
         found = _of_sources("triton", [triton.parse_config(text, path)])
         if triton.model_of(triton.parse(text), path) == triton.ENGINE_MODEL:
             return found
-        lost = {"name": None, "problem": _OTHER_BATCH}
-        others = (replace(each, **lost) if "batch_size" in each.text else each for each in found.settings)
-        return replace(found, settings=tuple(others))
+        return replace(found, settings=tuple(map(_of_another_batch, found.settings)))
     if suffix not in _YAML:
         return read_command(text, engine)
     if engine in (None, "truss") and truss.is_truss(text):
         return _read_truss(text, path)
     return _read_yaml(text, path, engine)
+
+
+def _of_another_batch(given: Given) -> Given:
+    return replace(given, name=None, problem=_OTHER_BATCH) if "batch_size" in given.text else given
 
 
 def _of_sources(engine: str, sources: Sequence[Source]) -> Input:

@@ -154,7 +154,7 @@ class Versus:
 
     @property
     def hourly_price(self) -> float | None:
-        return self.instance and self.instance.hourly_price
+        return None if self.instance is None else self.instance.hourly_price
 
     def agreement(self, measured: Measured) -> Comparison | None:
         """The answers of an engine beside those of the first one; None where either has none."""

@@ -27,7 +27,7 @@ def test_a_wrong_comparison_is_an_error_that_names_it(engines: str, more: list[s
 def found(monkeypatch: pytest.MonkeyPatch) -> rounds.Versus:
     """What every comparison finds."""
     found = versus(measured("vllm", (1, 10), (1, 40), (1, 30)), measured("openvino", (1, 20), (1, 20), (1, 20)))
-    monkeypatch.setattr(rounds, "compare", lambda given, *_: vars(given).update(vars(found)))
+    monkeypatch.setattr(rounds, "compare", lambda given, *_: given.__dict__.update(found.__dict__))
     return found
 
 
