@@ -30,7 +30,6 @@ from djl_trtllm.finder.trial import (
     Phase,
     TrialLoad,
     TrialReport,
-    TrialResult,
     TrialSpec,
     doing,
     is_crash,
@@ -361,7 +360,7 @@ _FOLDER = "sizes"
 # The engine of a trial is of no use to other machines, and a trial finds out itself whether it fits.
 _IN_TRIALS = {"option.engine_cache": "", "option.strict_memory": "false"}
 
-RunTrial = Callable[[TrialSpec, Path, Callable[[TrialReport | None], None]], TrialResult]
+RunTrial = Callable[[TrialSpec, Path, Callable[[TrialReport | None], None]], Outcome]
 
 
 def load_of(requests: int | None, tokens: int | None) -> TrialLoad:
@@ -550,28 +549,26 @@ def _try(
         report(message)
 
     try:
-        result = run(spec, file.log_path, listen)
-        if memory is not None and is_crash(result.outcome):
+        outcome = run(spec, file.log_path, listen)
+        if memory is not None and is_crash(outcome):
             # A lack of memory if it does not happen without the bound.
-            crashed, again = result, run(msgspec.structs.replace(spec, memory=None), file.log_path, listen)
-            result = _blamed_on_the_bound(crashed) if again.outcome.kind == "fits" else crashed
+            again = run(msgspec.structs.replace(spec, memory=None), file.log_path, listen)
+            outcome = _blamed_on_the_bound(outcome) if again.kind == "fits" else outcome
     finally:
         # Engines of other trials, and of what is served, have another max_num_tokens.
         for key in engines - before:
             cache.remove(key)
-    outcome = result.outcome
     if outcome.kind == "failed":
         raise DjlTrtllmError(
             f"max_num_tokens={tokens}, {doing(outcome.phase)}: {outcome.reason}\nThis is no lack of memory, so the "
             f"search stops; the trials before it are kept. Log of the trial: {file.log_path}"
         )
-    return Attempt(tokens, outcome.kind == "fits", outcome.phase, outcome.reason, result.seconds)
+    return Attempt(tokens, outcome.kind == "fits", outcome.phase, outcome.reason, outcome.seconds)
 
 
-def _blamed_on_the_bound(crashed: TrialResult) -> TrialResult:
-    outcome = crashed.outcome
-    reason = f"{outcome.reason.splitlines()[0]}, which does not happen without the memory bound"
-    return replace(crashed, outcome=Outcome("memory", outcome.phase, reason))
+def _blamed_on_the_bound(crash: Outcome) -> Outcome:
+    reason = f"{crash.reason.splitlines()[0]}, which does not happen without the memory bound"
+    return msgspec.structs.replace(crash, kind="memory", reason=reason)
 
 
 def measure(model: str, options: Mapping[str, Any], load: TrialLoad, settings: Settings, display: Display) -> Measured:

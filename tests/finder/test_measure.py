@@ -41,7 +41,7 @@ from djl_trtllm.finder.measure import (
     open_subject,
     refuse_built,
 )
-from djl_trtllm.finder.trial import Phase, TrialLoad, TrialReport, TrialResult, TrialSpec, run_trial
+from djl_trtllm.finder.trial import Outcome, Phase, TrialLoad, TrialReport, TrialSpec, run_trial
 from djl_trtllm.progress import LogDisplay, ProgressMeter, display_on
 from tests.fakes.installation import fake_tensorrt_llm
 from tests.finder.conftest import Played, model_with, one_gpu
@@ -264,7 +264,7 @@ def test_a_log_gets_a_line_now_and_then_and_none_for_an_end(model: Path, monkeyp
     monkeypatch.setattr("djl_trtllm.finder.measure.time.monotonic", lambda: now)
     played = Played(0)
 
-    def run(spec: TrialSpec, log_path: Path, on_report: Any) -> TrialResult:
+    def run(spec: TrialSpec, log_path: Path, on_report: Any) -> Outcome:
         nonlocal now
         on_report(TrialReport("load"))
         for _ in range(25):
@@ -377,7 +377,7 @@ def peak(spec: TrialSpec, log: Path) -> int:
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        assert run_trial(spec, log, lambda report: None).outcome.kind == "fits"
+        assert run_trial(spec, log, lambda report: None).kind == "fits"
     finally:
         over.set()
         thread.join()
@@ -405,7 +405,7 @@ def test_openvinos_bound_is_found_within_a_tenth(tiny_stories: Path, tmp_path: P
     assert {attempt.phase for attempt in found.attempts if not attempt.fits} == {"requests"}
 
     def outcomes(tokens: float) -> Iterator[str]:
-        return (run_trial(spec(tokens, bound), tmp_path / "log", lambda report: None).outcome.kind for _ in range(2))
+        return (run_trial(spec(tokens, bound), tmp_path / "log", lambda report: None).kind for _ in range(2))
 
     assert "fits" in outcomes(found.max_num_tokens * 0.9)
     assert "memory" in outcomes(found.max_num_tokens * 1.1)
