@@ -44,7 +44,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load import Post, intervals, percentile, post, run_streams, wall_seconds
+from benchmarks.load import Post, compared, intervals, percentile, post, run_streams, wall_seconds
 from benchmarks.servers import TICK, Server, cpu_seconds, free_port, serving, started
 from djl_trtllm.bench.client import EventReader, Reader, Stream, TokenReader
 from djl_trtllm.bench.report import Chart, Line, picture
@@ -193,10 +193,7 @@ def compare(arguments: argparse.Namespace, folder: Path) -> Table:
                     contestants.reverse()
             for name, costs in found.items():
                 first = found[name.removesuffix(", before") if name not in arguments.api else arguments.api[0]]
-                ratios = [one / other for one, other in zip(costs, first, strict=True)]
-                spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
-                median = f"{statistics.median(costs):,.0f}"
-                table.add_row(load, str(streams), name, median, f"{statistics.median(ratios):.2f}", spread)
+                table.add_row(load, str(streams), name, f"{statistics.median(costs):,.0f}", *compared(costs, first))
     return table
 
 

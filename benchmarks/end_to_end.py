@@ -22,8 +22,6 @@ import json
 import logging
 import re
 import statistics
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,57 +29,18 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load import intervals, percentile, post, run_streams, time_to_first_token, wall_seconds
+from benchmarks.batches import BEGINNINGS, MODEL, Peer
+from benchmarks.load import Burst, compared, percentile, post, run_streams
 from benchmarks.servers import Server, cpu_seconds, of_the_shell, serving
 from djl_trtllm.bench.client import Stream
 from djl_trtllm.service.model import Model, open_source, prepare
 
-MODEL = Path(__file__).parent.parent / "serving" / "models" / "tiny-stories"
-BEGINNINGS = (
-    "tell me a story of the little red riding hood",
-    "Once upon a time, in a dark wood,",
-    "The wolf knocked on the door of the cottage and said",
-    "Tell me a story about a fox and a bear",
-)
 OPTIONS = {
     "OPTION_MAX_INPUT_LEN": "2200",
     "OPTION_MAX_OUTPUT_LEN": "1000",
 }
 DEFAULT = "default"
 _BUCKET = re.compile(r'djl_trtllm_event_loop_stall_seconds_bucket\{le="([^"]+)".*\} ([0-9.]+)')
-
-
-class RawExecutor:
-    """The raw executor's process."""
-
-    def __init__(self, model: Model) -> None:
-        script = str(Path(__file__).parent / "raw_openvino.py")
-        self.process = psutil.Popen(
-            [sys.executable, script, json.dumps(model.start.options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._read()
-
-    def run(self, prompts: list[list[int]], tokens: int, *, logprobs: bool = True) -> float:
-        """Tokens per second."""
-        assert self.process.stdin is not None
-        request = {"prompts": prompts, "tokens": tokens, "logprobs": logprobs}
-        print(json.dumps(request), file=self.process.stdin, flush=True)
-        answer = json.loads(self._read())
-        return float(answer["tokens"] / answer["seconds"])
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def _read(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit("the raw executor ended")
-        return line
 
 
 def stall_buckets(server: Server) -> dict[str, float]:
@@ -101,7 +60,7 @@ def served(server: Server, prompts: list[str], tokens: int) -> tuple[float, list
     parameters = {"max_new_tokens": tokens, "ignore_eos_token": True}
     requests = [post("/invocations", {"inputs": p, "parameters": parameters, "stream": True}) for p in prompts]
     results = run_streams(server.port, requests)
-    return sum(result.tokens for result in results) / wall_seconds(results), results
+    return Burst.of(results).rate, results
 
 
 class Measured:
@@ -126,17 +85,14 @@ class Measured:
         self._streams += streams
 
     def columns(self, raw: list[float]) -> list[str]:
-        ratios = [speed / raw_speed for speed, raw_speed in zip(self.speeds, raw, strict=True)]
-        streams = self._streams
-        first = [time_to_first_token(stream) * 1000 for stream in streams]
+        streams, all_of_them = self._streams, Burst.of(self._streams)
+        first, gaps = ([1000 * each for each in values] for values in (all_of_them.first, all_of_them.between))
         generated = sum(stream.tokens for stream in streams)
-        gaps = [gap * 1000 for stream in streams for gap in intervals(stream)]
         chunks = [(later - earlier) * 1000 for stream in streams for earlier, later in pairwise(stream.times)]
         return [
             f"{statistics.median(self.speeds):,.0f}",
             f"{statistics.median(raw):,.0f}",
-            f"{statistics.median(ratios):.2f}",
-            f"{min(ratios):.2f}-{max(ratios):.2f}",
+            *compared(self.speeds, raw),
             f"{percentile(first, 0.5):.0f} / {percentile(first, 0.99):.0f}",
             f"{percentile(gaps, 0.5):.1f} / {percentile(gaps, 0.99):.1f}",
             f"{percentile(chunks, 0.5):.1f} / {percentile(chunks, 0.99):.1f}",
@@ -149,7 +105,7 @@ def measure(
     table: Table,
     name: str,
     servers: dict[str, Server],
-    raw: RawExecutor,
+    raw: Peer,
     model: Model,
     prompts: list[str],
     tokens: int,
@@ -162,7 +118,7 @@ def measure(
     for _ in range(runs):
         for each in measured.values():
             each.run(prompts, tokens)
-        raw_speeds.append(raw.run(ids, tokens))
+        raw_speeds.append(raw.rate(ids, tokens))
     for interval, each in measured.items():
         table.add_row(name, interval, *each.columns(raw_speeds))
 
@@ -191,7 +147,7 @@ def main() -> None:
     table.add_column("between chunks ms", justify="right")
     table.add_column("CPU µs per token", justify="right")
     table.add_column("loop stall p99 ms", justify="right")
-    raw = RawExecutor(model)
+    raw = Peer("raw", json.dumps(model.start.options))
     with contextlib.ExitStack() as stack:
         stack.callback(raw.close)
         servers = {

@@ -30,6 +30,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.load import compared
 from benchmarks.servers import cpu_seconds
 from djl_trtllm.executor.client import ExecutorClient
 from djl_trtllm.executor.protocol import Start, Step, Submit
@@ -179,7 +180,6 @@ def main() -> None:
             measured = (together if arguments.together else compare)(folder, backend, arguments)
             found = uvloop.run(measured)
         for contestant, costs in found.items():
-            ratios = [cost.microseconds / of.microseconds for cost, of in zip(costs, found[OURS], strict=True)]
             microseconds = statistics.median(cost.microseconds for cost in costs)
             table.add_row(
                 backend,
@@ -187,8 +187,7 @@ def main() -> None:
                 f"{microseconds:.1f}",
                 f"{microseconds * arguments.offered / 1e6:.2f}",
                 f"{statistics.median(cost.seconds for cost in costs):.1f}",
-                f"{statistics.median(ratios):.2f}",
-                f"{min(ratios):.2f}-{max(ratios):.2f}",
+                *compared([cost.microseconds for cost in costs], [cost.microseconds for cost in found[OURS]]),
             )
     Console(width=110).print(table)
 

@@ -24,8 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.fleet.arrivals import Lengths, Rate, Request, arrivals, burst, diurnal, read_trace, steady
-from benchmarks.fleet.check import Row, compare
-from benchmarks.fleet.measured import compare_fleets
+from benchmarks.fleet.measured import ALONE, FLEET, Row, compare
 from benchmarks.fleet.replica import Gpu
 from benchmarks.fleet.rules import Fixed, Keda, Ray, Rule
 from benchmarks.fleet.simulation import ColdStart, Fleet, Result, Simulation, Troubles
@@ -173,9 +172,9 @@ def scaled_fleets(arguments: argparse.Namespace) -> Iterator[Table]:
 
 def check(arguments: argparse.Namespace) -> int:
     """Print simulated beside measured, of a replica and of a fleet. Returns the exit status, which is the replica's."""
-    rows = compare(arguments.check_seconds, arguments.seed)
+    rows = compare(ALONE, arguments.check_seconds, arguments.seed)
     Console().print(_beside("a replica", rows))
-    Console().print(_beside("two to four replicas", compare_fleets(arguments.check_fleet_seconds, arguments.seed)))
+    Console().print(_beside("two to four replicas", compare(FLEET, arguments.check_fleet_seconds, arguments.seed)))
     wrong = [row.name for row in rows if row.off > arguments.tolerance]
     if wrong:
         print(f"beyond {arguments.tolerance:.0%}: {', '.join(wrong)}", file=sys.stderr)

@@ -24,13 +24,11 @@ and what `djl-trtllm size` says of both.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import itertools
 import json
 import multiprocessing
 import os
-import random
 import re
 import shutil
 import statistics
@@ -42,18 +40,17 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pynvml
-import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load import percentile
+from benchmarks.load import percentile, post, run_streams, time_to_first_token, wall_seconds
 from benchmarks.servers import free_port, started
+from djl_trtllm.bench.client import EventReader, Reader, Stream, TokenReader
 
 _PROMPT = "def main(argv): return open(argv[0]).read() + str({number})"
 _REPEATED = 6
@@ -62,7 +59,6 @@ _CPU_TOKENS = 65536
 _TOKENS = 256
 _NEIGHBOURS = 3
 _LONGEST_SECONDS = 300
-_LAST_CHUNK = b"0\r\n\r\n"
 _RESULT = "tokens per second: "
 Body = Callable[[str, int], dict[str, Any]]
 
@@ -76,11 +72,11 @@ def openai(prompt: str, tokens: int) -> dict[str, Any]:
     return {**body, "ignore_eos": True, "stream": True}
 
 
-APIS: dict[str, tuple[str, Body, bytes]] = {
-    "lmi": ("/invocations", lmi, b'"token":'),
-    "openai": ("/v1/completions", openai, b"data: {"),
+APIS: dict[str, tuple[str, Body, Callable[[Stream], Reader]]] = {
+    "lmi": ("/invocations", lmi, TokenReader),
+    "openai": ("/v1/completions", openai, EventReader),
 }
-"""Path, body, and what each chunk with tokens has once."""
+"""Path, body, and how the stream is read."""
 
 
 @dataclass(frozen=True)
@@ -126,56 +122,16 @@ class Round:
     interval: float = 0.0
 
 
-class StreamClient(asyncio.Protocol):
-    """Sends a request and notes when chunks arrive."""
-
-    def __init__(self, request: bytes, mark: bytes) -> None:
-        self._request, self._mark = request, mark
-        self.sent = 0.0
-        self.arrived: list[float] = []
-        self.refused = b""
-        self.ended = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.sent = time.perf_counter()
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
-        if self._mark in data:
-            self.arrived.append(time.perf_counter())
-        elif not self.arrived and b" 200 " not in data[:20]:
-            self.refused += data[:500]
-        if data.endswith(_LAST_CHUNK):  # DJL Serving leaves the connection open
-            self._transport.close()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-
-async def sent(port: int, api: str, load: Load) -> Round:
-    """Send the streams, and read them to their ends. Ends the program if one is refused."""
-    path, body, mark = APIS[api]
-    loop = asyncio.get_running_loop()
-    chance = random.Random(load.streams)
-    clients = []
-    for prompt in prompts(load.streams):
-        if load.rate is not None:
-            await asyncio.sleep(chance.expovariate(load.rate))
-        data = json.dumps(body(prompt, load.tokens)).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
-        request = f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
-        _, client = await loop.create_connection(partial(StreamClient, request, mark), "127.0.0.1", port)
-        clients.append(client)
-    await asyncio.wait_for(asyncio.gather(*(client.ended for client in clients)), _LONGEST_SECONDS)
-    if refused := [client.refused for client in clients if not client.arrived]:
-        sys.exit(f"{len(refused)} of {load.streams} streams have no tokens: {refused[0].decode(errors='replace')}")
-    wall = max(client.arrived[-1] for client in clients) - min(client.sent for client in clients)
-    intervals = [later - earlier for client in clients for earlier, later in itertools.pairwise(client.arrived)]
-    first = [client.arrived[0] - client.sent for client in clients]
-    speed = load.streams * load.tokens / wall
-    return Round(speed, 0.0, percentile(first, 0.5), percentile(first, 0.99), percentile(intervals, 0.99))
+def sent(port: int, api: str, load: Load) -> Round:
+    """Send the streams, and read them to their ends. Ends the program if one fails."""
+    path, body, reader = APIS[api]
+    requests = [post(path, body(prompt, load.tokens), reader) for prompt in prompts(load.streams)]
+    streams = run_streams(port, requests, timeout=_LONGEST_SECONDS, rate=load.rate)
+    # The time between chunks, whatever is in them.
+    between = [later - earlier for stream in streams for earlier, later in itertools.pairwise(stream.times)]
+    first = [time_to_first_token(stream) for stream in streams]
+    speed = load.streams * load.tokens / wall_seconds(streams)
+    return Round(speed, 0.0, percentile(first, 0.5), percentile(first, 0.99), percentile(between, 0.99))
 
 
 _numbers = itertools.count()
@@ -311,7 +267,7 @@ class Served:
 
     def measure(self, load: Load) -> Round:
         before = front_end_seconds(self.process, self._degree)
-        found = uvloop.run(sent(self.port, self._api, load))
+        found = sent(self.port, self._api, load)
         used = front_end_seconds(self.process, self._degree) - before
         found.cpu_seconds = used * _CPU_TOKENS / (load.streams * load.tokens)
         return found

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 import httpx
 
-from benchmarks.load import percentile, post, run_streams
+from benchmarks.load import percentile, post, run_streams, streaming
 from benchmarks.servers import cpu_seconds
 from djl_trtllm.batching.statistics import Histogram
 from djl_trtllm.server.metrics import MetricsPage, ServerCounts
@@ -92,16 +91,10 @@ def main() -> None:
             body = {"inputs": "the wolf went into the wood", "parameters": {"max_new_tokens": tokens}, "stream": True}
             run_streams(server.port, [post("/invocations", {**body, "parameters": {"max_new_tokens": 2}})])
             report("idle", server, arguments.scrapes)
-            load = threading.Thread(
-                target=run_streams, args=(server.port, [post("/invocations", body)] * arguments.streams), daemon=True
-            )
-            load.start()
-            while server.metric("running") < arguments.streams:
-                time.sleep(0.1)
-            report(f"{arguments.streams} streams, {arguments.offered:,.0f} tok/s", server, arguments.scrapes)
-            load.join(timeout=1)
-            if not load.is_alive():
-                print("the streams ended before the scrapes did: the figures are too good")
+            with streaming(server, post("/invocations", body), arguments.streams, 30) as load:
+                report(f"{arguments.streams} streams, {arguments.offered:,.0f} tok/s", server, arguments.scrapes)
+                if not load.is_alive():
+                    print("the streams ended before the scrapes did: the figures are too good")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load import post, run_streams
+from benchmarks.load import post, streaming
 from benchmarks.servers import Server, cpu_seconds, serving
 from djl_trtllm.batching.statistics import RequestRecord
 from djl_trtllm.request import RequestOrigin
@@ -80,16 +80,6 @@ def cpu_share(server: Server, seconds: float, pages: int) -> float:
         return (cpu_seconds(server.process) - cpu) / (time.perf_counter() - began)
 
 
-def keep_streaming(server: Server, streams: int, tokens: int, seconds: float) -> threading.Thread:
-    """Streams that are read as they come; they take about `seconds`."""
-    request = post("/invocations", {"inputs": PROMPT, "parameters": {"max_new_tokens": tokens}, "stream": True})
-    thread = threading.Thread(
-        target=run_streams, args=(server.port, [request] * streams), kwargs={"timeout": 10 * seconds}
-    )
-    thread.start()
-    return thread
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=256)
@@ -106,10 +96,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         limit = {"option.max_rolling_batch_size": arguments.streams}
         model = scripted_model(Path(folder) / "model", {"steps_per_second": arguments.steps}, **limit)
-        with serving(model, SERVING_MONITOR="true") as server:
-            streaming = keep_streaming(server, arguments.streams, tokens, tokens / arguments.steps)
-            while server.metric("running") < arguments.streams:
-                time.sleep(0.1)
+        request = post("/invocations", {"inputs": PROMPT, "parameters": {"max_new_tokens": tokens}, "stream": True})
+        with (
+            serving(model, SERVING_MONITOR="true") as server,
+            streaming(server, request, arguments.streams, tokens / arguments.steps) as thread,
+        ):
             for pages in arguments.pages:
                 found = [
                     (cpu_share(server, arguments.seconds, 0), cpu_share(server, arguments.seconds, pages))
@@ -119,7 +110,7 @@ def main() -> None:
                 added = statistics.median(later - before for before, later in found)
                 cells = (f"{without:.1%}", f"{with_pages:.1%}", f"{added:+.2%}", f"{share:.2%}")
                 table.add_row(str(pages), *cells)
-            streaming.join()
+            thread.join()
     Console(width=120).print(table)
 
 

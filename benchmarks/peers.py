@@ -38,8 +38,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.end_to_end import BEGINNINGS, MODEL
-from benchmarks.load import intervals, percentile, post, run_streams, time_to_first_token, wall_seconds
+from benchmarks.batches import BEGINNINGS, MODEL
+from benchmarks.load import Burst, compared, percentile, post, run_streams
 from benchmarks.servers import free_port, of_the_shell, serving, started
 from djl_trtllm.bench.client import EventReader, Stream
 
@@ -75,10 +75,7 @@ class Peer:
         total = sum(result.tokens for result in results)
         if total != streams * tokens:
             sys.exit(f"{self.name}: {streams} streams had {total} tokens, not {tokens} each")
-        first = list(map(time_to_first_token, results))
-        gaps = [gap for result in results for gap in intervals(result)]
-        row = Row(total / wall_seconds(results), spent / total, first, gaps, self._memory())
-        self.rows.setdefault(streams, []).append(row)
+        self.rows.setdefault(streams, []).append(Row(Burst.of(results), spent / total, self._memory()))
 
     def _processes(self) -> list[psutil.Process]:
         return [self.process, *self.process.children(recursive=True)]
@@ -92,12 +89,10 @@ class Peer:
 
 @dataclass
 class Row:
-    """One round: tokens per second, CPU-seconds per token, seconds of each stream and token, bytes."""
+    """One round: what clients notice, CPU-seconds per token, bytes."""
 
-    speed: float
+    seen: Burst
     cpu: float
-    first: list[float]
-    gaps: list[float]
     memory: int
 
 
@@ -165,15 +160,14 @@ def table_of(peers: list[Peer], tokens: int, streams: list[int]) -> Table:
     for count in streams:
         for peer in peers:
             rows = peer.rows[count]
-            ratios = [first.speed / row.speed for first, row in zip(peers[0].rows[count], rows, strict=True)]
-            first = [1000 * seconds for row in rows for seconds in row.first]
-            gaps = [1000 * seconds for row in rows for seconds in row.gaps]
+            speeds = [row.seen.rate for row in rows]
+            first = [1000 * seconds for row in rows for seconds in row.seen.first]
+            gaps = [1000 * seconds for row in rows for seconds in row.seen.between]
             table.add_row(
                 str(count),
                 peer.name,
-                f"{statistics.median(row.speed for row in rows):,.0f}",
-                f"{statistics.median(ratios):.2f}",
-                f"{min(ratios):.2f}-{max(ratios):.2f}",
+                f"{statistics.median(speeds):,.0f}",
+                *compared([row.seen.rate for row in peers[0].rows[count]], speeds),
                 f"{percentile(first, 0.5):.0f} / {percentile(first, 0.99):.0f}",
                 f"{percentile(gaps, 0.5):.1f} / {percentile(gaps, 0.99):.1f}",
                 f"{1000 * statistics.median(row.cpu for row in rows):.2f}",

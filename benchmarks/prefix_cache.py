@@ -18,6 +18,7 @@ it asks for its own version.)
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import signal
@@ -32,13 +33,12 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.end_to_end import RawExecutor
-from benchmarks.load import percentile, post, run_streams, time_to_first_token, wall_seconds
+from benchmarks.batches import MODEL, Peer
+from benchmarks.load import Burst, compared, percentile, post, run_streams
 from benchmarks.servers import Server, cpu_seconds, free_port, of_the_shell, serving, started
 from djl_trtllm.bench.client import EventReader
 from djl_trtllm.service.model import open_source, prepare
 
-MODEL = Path(__file__).parents[1] / "serving" / "models" / "tiny-stories"
 PROMPTS, PROMPT_TOKENS = 8, 211
 TURN_TOKENS = 900
 OFF, ON, APART = "off", "on", "on, a group for each prompt"
@@ -68,13 +68,13 @@ def burst(port: int, streams: int, tokens: int, *, apart: bool = False) -> tuple
     generated = sum(result.tokens for result in results)
     if generated != streams * tokens:
         sys.exit(f"{streams} streams had {generated} tokens, not {tokens} each")
-    return generated / wall_seconds(results), percentile([time_to_first_token(result) for result in results], 0.99)
+    found = Burst.of(results)
+    return found.rate, percentile(found.first, 0.99)
 
 
 def first_token(server: Server, ids: list[int], group: str) -> float:
     body = {"prompt": ids, "max_tokens": 1, "temperature": 0, "stream": True, "cache_salt": group}
-    (result,) = run_streams(server.port, [post("/v1/completions", body, EventReader)])
-    return time_to_first_token(result)
+    return Burst.of(run_streams(server.port, [post("/v1/completions", body, EventReader)])).first[0]
 
 
 def against(python: Path, model: Path, counts: Sequence[int], tokens: int, runs: int) -> None:
@@ -88,13 +88,13 @@ def against(python: Path, model: Path, counts: Sequence[int], tokens: int, runs:
         theirs = stack.enter_context(started(command, port, "/health", **environ))
         places = of_the_shell(OPTION_MODEL_NAME=_SERVED_AS, OPTION_MAX_ROLLING_BATCH_SIZE=str(max(counts)))
         ours = stack.enter_context(serving(model, **places))
-        raw = RawExecutor(prepare(open_source(model, places)))
+        raw = Peer("raw", json.dumps(prepare(open_source(model, places)).start.options))
         stack.callback(raw.close)
 
         def alone(count: int) -> tuple[float, float]:
             prompts = [prompt(number % PROMPTS, PROMPT_TOKENS) for number in range(count)]
             raw.run(prompts[:PROMPTS], tokens, logprobs=False)
-            return raw.run(prompts, tokens, logprobs=False), math.nan
+            return raw.rate(prompts, tokens, logprobs=False), math.nan
 
         measured = {
             OURS: (ours.process, lambda count: burst(ours.port, count, tokens)),
@@ -119,14 +119,12 @@ def against(python: Path, model: Path, counts: Sequence[int], tokens: int, runs:
     table = Table(*columns, "CPU µs per token", "of the client")
     for (count, name), rows in found.items():
         speeds, waits, used, of_the_client = (statistics.median(column) for column in zip(*rows, strict=True))
-        ratios = [one[0] / other[0] for one, other in zip(rows, found[count, VLLM], strict=True)]
         table.add_row(
             str(count),
             name,
             f"{speeds:,.0f}",
             f"{min(row[0] for row in rows):,.0f} to {max(row[0] for row in rows):,.0f}",
-            f"{statistics.median(ratios):.2f}",
-            f"{min(ratios):.2f} to {max(ratios):.2f}",
+            *compared([row[0] for row in rows], [row[0] for row in found[count, VLLM]], "{:.2f} to {:.2f}"),
             f"{waits * 1e3:,.0f}",
             f"{used * 1e6:,.0f}",
             f"{of_the_client * 1e6:,.0f}",
@@ -188,9 +186,8 @@ def alone(model: Path, streams: int, tokens: int, runs: int) -> None:
     table = Table("prefix cache", "tok/s", "ratio", "TTFT p99 ms", title=f"{streams} streams, medians")
     for name, measured in bursts.items():
         speeds, waits = zip(*measured, strict=True)
-        ratio = statistics.median(one[0] / other[0] for one, other in zip(measured, bursts[OFF], strict=True))
-        wait = statistics.median(waits) * 1e3
-        table.add_row(name, f"{statistics.median(speeds):,.0f}", f"{ratio:.2f}", f"{wait:,.0f}")
+        ratio, _ = compared(speeds, [other[0] for other in bursts[OFF]])
+        table.add_row(name, f"{statistics.median(speeds):,.0f}", ratio, f"{statistics.median(waits) * 1e3:,.0f}")
     Console().print(table)
     one, two, other = (statistics.median(column) * 1e3 for column in zip(*turns, strict=True))
     print(f"time to the first token: first turn {one:.0f} ms, second {two:.0f} ms, in another group {other:.0f} ms")

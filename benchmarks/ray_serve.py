@@ -21,24 +21,21 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
-from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load import percentile, post, run_streams, time_to_first_token, wall_seconds
+from benchmarks.load import Burst, percentile, post, run_streams
 from benchmarks.servers import serving
-from djl_trtllm.bench.client import Stream
 from tests.support.models import PROMPT, scripted_model
 from tests.support.ray_cluster import RayCluster
 
 _PROXY = "ray, python proxy"
 
 
-@dataclass
-class Figures:
+class Figures(NamedTuple):
     """The figures of one round: tokens per second, milliseconds."""
 
     rate: float
@@ -47,25 +44,20 @@ class Figures:
     itl: float
     itl_p99: float
 
-    @classmethod
-    def of(cls, streams: list[Stream]) -> Figures:
-        first = [time_to_first_token(stream) * 1e3 for stream in streams]
-        gaps = [(late - early) * 1e3 for stream in streams for early, late in pairwise(stream.times)]
-        rate = sum(stream.tokens for stream in streams) / wall_seconds(streams)
-        return cls(rate, percentile(first, 0.5), percentile(first, 0.99), percentile(gaps, 0.5), percentile(gaps, 0.99))
-
 
 def round_of(port: int, streams: int, tokens: int) -> Figures:
     """Run all streams at once."""
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": tokens, "ignore_eos": True}, "stream": True}
-    return Figures.of(run_streams(port, [post("/invocations", body)] * streams))
+    found = Burst.of(run_streams(port, [post("/invocations", body)] * streams))
+    times = (1e3 * percentile(values, share) for values in (found.first, found.between) for share in (0.5, 0.99))
+    return Figures(found.rate, *times)
 
 
 def measured(port: int, replicas: int, arguments: argparse.Namespace) -> Figures:
     """The median of each figure over the rounds, after a short one."""
     streams = arguments.streams * replicas
     round_of(port, streams, 5)
-    rounds = [astuple(round_of(port, streams, arguments.tokens)) for _ in range(arguments.rounds)]
+    rounds = [round_of(port, streams, arguments.tokens) for _ in range(arguments.rounds)]
     return Figures(*(statistics.median(values) for values in zip(*rounds, strict=True)))
 
 

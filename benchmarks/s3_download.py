@@ -29,6 +29,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.load import compared
 from tests.support.s3 import Store, s3_server, variables
 
 HERE = Path(__file__).parent.parent
@@ -132,13 +133,11 @@ def _table(found: dict[str, list[Taken]], objects: int, megabytes: int, hogs: in
         table.add_column(column, justify="right" if column else "left")
     for name, rounds in found.items():
         rates = [total / taken.wall for taken in rounds]
-        ratios = [taken.wall / ours.wall for ours, taken in zip(found[OURS], rounds, strict=True)]
         table.add_row(
             name,
             f"{statistics.median(rates):.0f}",
             f"{min(rates):.0f}-{max(rates):.0f}",
-            f"{statistics.median(ratios):.2f}",
-            f"{min(ratios):.2f}-{max(ratios):.2f}",
+            *compared([taken.wall for taken in rounds], [taken.wall for taken in found[OURS]]),
             f"{1000 * statistics.median(taken.cpu for taken in rounds) / total:.2f}",
         )
     return table

@@ -28,7 +28,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.load import post, run_streams
+from benchmarks.load import compared, post, run_streams
 from benchmarks.servers import cpu_seconds, free_port, of_the_shell
 from tests.support.s3 import Store, s3_server, variables
 
@@ -117,14 +117,8 @@ def table_of(found: dict[str, list[dict[str, float]]], title: str) -> Table:
         cells = [f"{statistics.median(first):.2f}"]
         for other in others:
             row = [measured[phase] for measured in found[other]]
-            pairs = list(zip(row, first, strict=True))
-            ratios = [ours / its for its, ours in pairs]
-            cells += [
-                f"{statistics.median(row):.2f}",
-                f"{statistics.median(its - ours for its, ours in pairs):+.2f}",
-                f"{statistics.median(ratios):.2f}",
-                f"{min(ratios):.2f}-{max(ratios):.2f}",
-            ]
+            added = statistics.median(its - ours for its, ours in zip(row, first, strict=True))
+            cells += [f"{statistics.median(row):.2f}", f"{added:+.2f}", *compared(first, row)]
         table.add_row(phase, *cells)
     return table
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
+from typer.models import ArgumentInfo
 
 from djl_trtllm import __version__
 from djl_trtllm.commands.console import errors_of_stdout
@@ -44,7 +46,23 @@ _ELSEWHERE = {"package": ("djl_trtllm.commands.compile", "package_app"), "versio
 def find_command(name: str) -> click.Command:
     """Import the module of a command, and return the command."""
     module, attribute = _ELSEWHERE.get(name, (f"djl_trtllm.commands.{name}", "app"))
-    return typer.main.get_command(getattr(import_module(module), attribute))
+    command = typer.main.get_command(getattr(import_module(module), attribute))
+    for each in (command, *getattr(command, "commands", {}).values()):
+        _complete_help(each)
+    return command
+
+
+def _complete_help(command: click.Command) -> None:
+    """Join the lines of paragraphs, which Typer shows as they are, and give arguments the help that they have lost.
+
+    Click 8.5 has a help of arguments itself, and so takes away that of Typer up to 0.25.
+    """
+    command.help = re.sub(r"(?<=\S)\n(?=\S)", " ", command.help or "")
+    hints = get_type_hints(command.callback, include_extras=True) if command.callback else {}
+    for parameter in command.params:
+        if isinstance(parameter, TyperArgument):
+            infos = getattr(hints[str(parameter.name)], "__metadata__", ())
+            parameter.help = next((info.help for info in infos if isinstance(info, ArgumentInfo)), None)
 
 
 class Commands(TyperGroup):

@@ -6,6 +6,7 @@ directory may hold a FIFO, which a plain `open` waits for, or a link to a device
 
 import errno
 import hashlib
+import json
 import os
 import secrets
 import stat
@@ -75,7 +76,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def read_table(name: str, package: str = "djl_trtllm.config.compat") -> dict[str, Any]:
-    """The content of the TOML file `name` beside the modules of `package`, such as those of `config/compat/`."""
+    """The content of the TOML or JSON file `name` beside the modules of `package`."""
     text = resources.files(package).joinpath(name).read_text(encoding="utf-8")
-    found: dict[str, Any] = tomllib.loads(text)
+    found: dict[str, Any] = json.loads(text) if name.endswith(".json") else tomllib.loads(text)
     return found

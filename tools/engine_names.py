@@ -14,6 +14,7 @@ import ast
 import importlib.metadata
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,30 +101,24 @@ def sglang(package: Path) -> Found:
 
 def truss(package: Path) -> Found:
     """The paths of `trt_llm` with `inference_stack: v2`, from the models of `truss/base/trt_llm_config.py`."""
-    file, build = package / "base" / "trt_llm_config.py", "trt_llm.build."
+    file, found = package / "base" / "trt_llm_config.py", Found()
     assigned = [node for node in _walk(file) if isinstance(node, ast.Assign)]
     modified = [node.value for node in assigned if ast.unparse(node.targets[0]) == "allowed_modify_fields"]
-    permitted = [text for value in modified for text in _texts(value)]
-    paths = _paths(classes_of(file), "TRTLLMConfigurationV2", "trt_llm.")
-    return Found(
-        {
-            name: kind
-            for name, kind in paths.items()
-            if not name.startswith(build) or name.removeprefix(build).partition(".")[0] in permitted
-        }
-    )
+    permitted, classes = [text for value in modified for text in _texts(value)], classes_of(file)
+    pending = [("trt_llm", "TRTLLMConfigurationV2")]
+    while pending:
+        path, kind = pending.pop()
+        inner, depth = kind.removeprefix("Optional[").removesuffix("]"), path.count(".")
+        if path.startswith("trt_llm.build.") and path.split(".")[2] not in permitted:
+            continue
+        if classes.get(inner) and depth <= _DEEPEST:
+            pending += [(f"{path}.{name}", kind) for name, kind in classes[inner].items()]
+        else:
+            found.names[path] = kind
+    return found
 
 
 _DEEPEST = 3  # a draft model may have a draft model of its own
-
-
-def _paths(classes: Mapping[str, Mapping[str, str]], owner: str, prefix: str, depth: int = 0) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, kind in classes[owner].items():
-        inner = kind.removeprefix("Optional[").removesuffix("]")
-        nested = bool(classes.get(inner)) and depth < _DEEPEST
-        found |= _paths(classes, inner, f"{prefix}{name}.", depth + 1) if nested else {f"{prefix}{name}": kind}
-    return found
 
 
 def dynamo(package: Path, worker: str) -> Found:
@@ -188,16 +183,24 @@ def rows(engine: str, versions: Mapping[str, Path]) -> dict[str, Any]:
         dropped |= {name: [earlier, later] for name in gone - {*names, *aliases} if len(name) > 1}
     if engine == "vllm":
         names = {name: kind for name, kind in names.items() if name not in declared_arguments(versions[newest])}
-    return {"version": newest, "names": names, "aliases": aliases, "dropped": dropped}
+    parts: dict[str, dict[str, Any]] = {"names": names, "aliases": aliases, "dropped": dropped}
+    return {"version": newest, **{part: dict(sorted(pairs.items())) for part, pairs in parts.items()}}
+
+
+def written(table: Mapping[str, Any]) -> str:
+    """The text of the table: a line for each name."""
+    pairs = re.compile(r'\[\n("[^"\n]*"),\n("[^"\n]*")\n\]')
+    return pairs.sub(r"[\1, \2]", json.dumps(table, indent=0)) + "\n"
 
 
 def differences(engine: str, version: str, folder: Path) -> list[str]:
     """What the engine has otherwise than the table says, one line each."""
-    own, found = json.loads(TABLE.read_text(encoding="utf-8"))[engine], rows(engine, {version: folder})
+    own, read = json.loads(TABLE.read_text(encoding="utf-8"))[engine], rows(engine, {version: folder})
     lines = [] if own["version"] == version else [f"{engine}: the table is of {own['version']}, this is {version}"]
     for part in ("names", "aliases"):
-        lines += [f"{engine} {name}: the table lacks it" for name in found[part] if name not in own[part]]
-        lines += [f"{engine} {name}: {version} lacks it" for name in own[part] if name not in found[part]]
+        for name in sorted({*own[part], *read[part]}):
+            ours, theirs = (found[part].get(name, "nothing") for found in (own, read))
+            lines += [f"{engine} {name}: {ours} in the table, {theirs} in {version}"] if ours != theirs else []
     return lines
 
 
@@ -223,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         table = json.loads(TABLE.read_text(encoding="utf-8"))
         for engine in {engine for engine, _, _ in given}:
             table[engine] = rows(engine, {version: folder for name, version, folder in given if name == engine})
-        TABLE.write_text(json.dumps(table, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+        TABLE.write_text(written(table), encoding="utf-8")
         return 0
     found = given or list(installed())
     if not found:

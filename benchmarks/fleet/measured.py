@@ -1,8 +1,8 @@
-"""A fleet of servers of this machine, and the simulation of it, under the same requests.
+"""Servers of this machine, and the simulation of them, under the same requests: one alone, and a fleet.
 
 A replica is a server with the scripted executor. The project's router (`djl_trtllm.routing`) chooses one for each
-request by what the servers report each second, its rule for Ray says how many there are to be, clients send again what
-was refused or cut, and one replica is killed and replaced.
+request by what the servers report each second, and a rule says how many there are to be. In a fleet it is the rule for
+Ray, clients send again what was refused or cut, and one replica is killed and replaced.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,9 +21,8 @@ import httpx
 import orjson
 
 from benchmarks.fleet.arrivals import Lengths, Request, arrivals, burst
-from benchmarks.fleet.check import Row
 from benchmarks.fleet.replica import Scripted
-from benchmarks.fleet.rules import Figures, Ray
+from benchmarks.fleet.rules import Figures, Fixed, Ray, Rule
 from benchmarks.fleet.simulation import SCRAPE_SECONDS, ColdStart, Fleet, Result, Simulation, Troubles
 from benchmarks.load import percentile
 from benchmarks.servers import Server, serving
@@ -31,35 +30,78 @@ from djl_trtllm.bench.client import Client, Stream, Target, TokenReader, clock
 from djl_trtllm.routing import fleet as routing
 from tests.support.models import PROMPT, scripted_model
 
-STEPS_PER_SECOND = 20.0
-PLACES, QUEUE = 16, 16
-LEAST, MOST, CONCURRENCY = 2, 4, 11
-SLACK = 4
+_SLACK = 4
 _REPORT_SECONDS = 1.0
 _GAUGE = re.compile(r"^djl_trtllm_(waiting|running)(?:\{[^}]*\})? (\d+)", re.MULTILINE)
-TROUBLES = Troubles(attempts=5, pause=1.0, deaths=(90.0,))
+PLACES, OUTPUT = 16, 40
+"""Places of a replica, and mean output tokens of a request."""
 
 
-def requests_of(seconds: float, seed: int) -> list[Request]:
-    """Seven tenths of what the least fleet carries, and from 10 s on as much for the most."""
-    lengths = Lengths(prompt=1, output=40)
-    carried = 0.7 * PLACES * STEPS_PER_SECOND / lengths.output
-    rate = burst(LEAST * carried, MOST / LEAST, 10.0, seconds)
-    return list(arrivals(rate, MOST * carried, seconds, lengths, seed))
+@dataclass(frozen=True)
+class Case:
+    """What is compared: `share` of what the least fleet carries comes, and from 10 s on as much for the most."""
+
+    steps_per_second: float
+    queue: int
+    share: float
+    least: int = 1
+    most: int = 1
+    troubles: Troubles = field(default_factory=Troubles)
+
+    def rule(self) -> Rule:
+        return Fixed(self.least) if self.least == self.most else Ray(self.least, self.most, round(0.7 * PLACES))
+
+    def requests(self, seconds: float, seed: int) -> list[Request]:
+        lengths = Lengths(prompt=1, output=OUTPUT)
+        carried = self.share * PLACES * self.steps_per_second / lengths.output
+        rate = burst(self.least * carried, self.most / self.least, 10.0, seconds)
+        return list(arrivals(rate, self.most * carried, seconds, lengths, seed))
 
 
-def compare_fleets(seconds: float, seed: int) -> list[Row]:
-    """Send the requests to a fleet, and simulate them with the cold starts of that fleet."""
-    planned = requests_of(seconds, seed)
-    measured = asyncio.run(_measure([replace(each) for each in planned], seconds))
+ALONE = Case(40.0, 100_000, 0.85)
+FLEET = Case(20.0, 16, 0.7, 2, 4, Troubles(attempts=5, pause=1.0, deaths=(90.0,)))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure of both."""
+
+    name: str
+    simulated: float
+    measured: float
+
+    @property
+    def off(self) -> float:
+        """The difference as a share of what was measured."""
+        return abs(self.simulated - self.measured) / (self.measured or 1)
+
+
+@dataclass
+class Measured:
+    """What became of the requests, and the seconds that each replica took to start."""
+
+    result: Result
+    starts: Sequence[float] = ()
+
+
+Measure = Callable[[Sequence[Request]], Measured]
+"""Sends requests to servers at their times."""
+
+
+def compare(case: Case, seconds: float, seed: int, measure: Measure | None = None) -> list[Row]:
+    """Send the requests to servers, and simulate them with their cold starts. Without `measure` they are real ones."""
+    planned = case.requests(seconds, seed)
+    again = [replace(each) for each in planned]
+    measured = asyncio.run(_measure(case, again, seconds)) if measure is None else measure(again)
     # The first ones are there at the beginning.
-    cold_start = ColdStart(0, 0, 0, statistics.mean(measured.starts[LEAST:]))
-    fleet = Fleet(Scripted(STEPS_PER_SECOND), PLACES, PLACES, QUEUE, cold_start, drain=0)
-    simulation = Simulation(fleet, Ray(LEAST, MOST, CONCURRENCY), end=seconds, troubles=TROUBLES)
+    later = measured.starts[case.least :]
+    cold_start = ColdStart(0, 0, 0, statistics.mean(later) if later else 0.0)
+    fleet = Fleet(Scripted(case.steps_per_second), PLACES, PLACES, case.queue, cold_start, drain=0)
+    simulation = Simulation(fleet, case.rule(), end=seconds, troubles=case.troubles)
     simulated = simulation.run([replace(each) for each in planned])
     figures = [_figures(each) for each in (simulated, measured.result)]
-    given = Row("seconds of a cold start, as measured", cold_start.seconds, cold_start.seconds)
-    return [given] + [Row(name, *(each[name] for each in figures)) for name in figures[0]]
+    given = [Row("seconds of a cold start, as measured", *[cold_start.seconds] * 2)] if later else []
+    return given + [Row(name, *(each[name] for each in figures)) for name in figures[1]]
 
 
 def _figures(result: Result) -> dict[str, float]:
@@ -70,13 +112,14 @@ def _figures(result: Result) -> dict[str, float]:
         "output tokens": sum(each.output_tokens for each in done),
         "seconds of a request, mean": statistics.mean(whole),
         "seconds of a request, p99": percentile(whole, 0.99),
-        "time to first token, p50": percentile(first, 0.5),
+        "time to first token, mean": statistics.mean(first),
         "time to first token, p99": percentile(first, 0.99),
         "attempts that were refused": result.attempts["refused"],
         "attempts that were cut": result.attempts["cut"],
         "requests that were given up": len(result.requests) - len(done),
-        "replicas that are ready or starting, mean": result.replica_seconds / result.seconds,
-    }
+    } | (
+        {"replicas that are ready or starting, mean": result.replica_seconds / result.seconds} if result.seconds else {}
+    )
 
 
 @dataclass
@@ -103,25 +146,26 @@ class _Replica:
 class _Servers:
     """The fleet: it grows by the rule, and by one for each replica that dies."""
 
-    def __init__(self, model: Path, folder: Path, seconds: float) -> None:
+    def __init__(self, case: Case, model: Path, folder: Path, seconds: float) -> None:
         self.starts: list[float] = []
+        self._case = case
         self.result = Result(0.0, seconds)
         self._model, self._folder = model, folder
         self._stack = contextlib.ExitStack()
         self._ready: dict[str, _Replica] = {}
         self._starting = 0
         self._count = 0
-        self._router = routing.Fleet(SLACK)
+        self._router = routing.Fleet(_SLACK)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, planned: Sequence[Request]) -> Result:
         """Send all requests at their times."""
         try:
-            await asyncio.gather(*(self._start() for _ in range(LEAST)))
+            await asyncio.gather(*(self._start() for _ in range(self._case.least)))
             self._begin = clock() + 0.5
             self._background(self._report())
             self._background(self._decide())
-            for at in TROUBLES.deaths:
+            for at in self._case.troubles.deaths:
                 self._background(self._die(at))
             await asyncio.gather(*map(self._one, planned))
             return self.result
@@ -166,7 +210,7 @@ class _Servers:
 
     async def _decide(self) -> None:
         """As the simulation does it: by the figures of the scrape before."""
-        rule, scraped, before = Ray(LEAST, MOST, CONCURRENCY), list[Figures](), 0.0
+        rule, scraped, before = self._case.rule(), list[Figures](), 0.0
         for number in range(1, 1000):
             await asyncio.sleep(self._begin + number * SCRAPE_SECONDS - clock())
             there = len(self._ready) + self._starting
@@ -190,7 +234,8 @@ class _Servers:
     async def _one(self, request: Request) -> None:
         self.result.requests.append(request)
         await asyncio.sleep(self._begin + request.arrived - clock())
-        while request.attempts < TROUBLES.attempts:
+        troubles = self._case.troubles
+        while request.attempts < troubles.attempts:
             request.attempts += 1
             stream = await self._attempt(request)
             outcome = "complete" if stream.error is None else "refused" if stream.error.startswith("HTTP") else "cut"
@@ -199,7 +244,7 @@ class _Servers:
             if outcome == "complete":
                 request.first_token = stream.times[0] - self._begin
                 return
-            await asyncio.sleep(TROUBLES.pause * 2 ** (request.attempts - 1))
+            await asyncio.sleep(troubles.pause * 2 ** (request.attempts - 1))
 
     async def _attempt(self, request: Request) -> Stream:
         question = routing.Question.of(b"")
@@ -212,16 +257,10 @@ class _Servers:
         return reader.stream
 
 
-@dataclass
-class _Measured:
-    result: Result
-    starts: list[float]
-
-
-async def _measure(planned: Sequence[Request], seconds: float) -> _Measured:
+async def _measure(case: Case, planned: Sequence[Request], seconds: float) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
-        options = {"option.max_rolling_batch_size": PLACES, "job_queue_size": QUEUE}
-        script = {"steps_per_second": STEPS_PER_SECOND, "max_sequences": PLACES}
+        options = {"option.max_rolling_batch_size": PLACES, "job_queue_size": case.queue}
+        script = {"steps_per_second": case.steps_per_second, "max_sequences": PLACES}
         model = scripted_model(Path(folder) / "model", script, **options)
-        servers = _Servers(model, Path(folder), seconds)
-        return _Measured(await servers.run(planned), servers.starts)
+        servers = _Servers(case, model, Path(folder), seconds)
+        return Measured(await servers.run(planned), servers.starts)

@@ -51,6 +51,7 @@ class Stream:
         "sent",
         "times",
         "tokens",
+        "warning",
     )
 
     def __init__(self, intended: float, requested: int = 0) -> None:
@@ -63,6 +64,8 @@ class Stream:
         self.prompt_tokens: int | None = None
         self.accepted: int | None = None
         """Tokens that a draft proposed; None where the server does not say so."""
+        self.warning = ""
+        """The text of the response's `Warning`: of a parameter that the server ignores, for example."""
         self.tokens = 0
         self.times = array("d")
         self.counts = array("L")
@@ -444,7 +447,12 @@ class Connection(asyncio.Protocol):
     # -- httptools' callbacks ------------------------------------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._framed = self._framed or name.lower() in (b"content-length", b"transfer-encoding")
+        name = name.lower()
+        self._framed = self._framed or name in (b"content-length", b"transfer-encoding")
+        if name == b"warning" and self._reader is not None:
+            stream, text = self._reader.stream, _text(value)
+            # 299 AGENT "TEXT"
+            stream.warning = "; ".join(filter(None, (stream.warning, text.partition('"')[2].rstrip('"') or text)))
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()

@@ -137,6 +137,8 @@ class Figures:
     ended_in_window: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     details: dict[str, str] = field(default_factory=dict)
+    server_warnings: Counter[str] = field(default_factory=Counter)
+    """The responses' `Warning` headers."""
     counted: Counter[Counted] = field(default_factory=Counter)
     ttft: Distribution = field(default_factory=Distribution)
     itl: Distribution = field(default_factory=Distribution)
@@ -154,6 +156,8 @@ class Figures:
         if not self.begin <= stream.intended < end:
             return
         self.sent += 1
+        if stream.warning and len(self.server_warnings) < _MOST_KINDS:
+            self.server_warnings[stream.warning] += 1
         self.lag.add(np.array([stream.sent - stream.intended]))
         if stream.times:
             first = stream.times[0] - stream.intended

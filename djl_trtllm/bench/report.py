@@ -95,16 +95,23 @@ def server_of(plan: Plan) -> str:
     return f"{scheme}://{plan.target.host}:{plan.target.port}{plan.target.prefix}"
 
 
-def as_json(result: Result) -> dict[str, Any]:
-    plan, sweep = result.plan, result.sweep
+def plan_as_json(plan: Plan) -> dict[str, Any]:
+    """What the requests of all loads are."""
     return {
         "version": __version__,
-        "server": server_of(plan),
         "api": plan.api,
-        "model": result.model,
         "dataset": plan.dataset,
         "prompt_tokens": plan.prompt_tokens if plan.dataset == "synthetic" else None,
         "output_tokens": plan.output_tokens,
+    }
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    sweep = result.sweep
+    return {
+        **plan_as_json(result.plan),
+        "server": server_of(result.plan),
+        "model": result.model,
         "interrupted": result.interrupted,
         "notes": result.notes,
         "warnings": result.warnings,

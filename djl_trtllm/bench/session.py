@@ -328,8 +328,10 @@ class Result:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings about doubtful figures."""
-        return [f"{figures.label}: {text}" for figures in self.figures for text in _warnings(figures)]
+        """The server's own warnings, such as that of a parameter that it ignores, and those about doubtful figures."""
+        by_server = dict.fromkeys(text for figures in self.figures for text in figures.server_warnings)
+        doubtful = [f"{figures.label}: {text}" for figures in self.figures for text in _warnings(figures)]
+        return [*(f"the server warns: {text}" for text in by_server), *doubtful]
 
 
 def _warnings(figures: Figures) -> Iterator[str]:

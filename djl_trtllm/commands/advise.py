@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from djl_trtllm.commands import size
-from djl_trtllm.commands.console import errors_for_the_reader, print_json, warn
+from djl_trtllm.commands.console import JsonOption, errors_for_the_reader, print_json, warn
 from djl_trtllm.errors import SizingError
 
 app = typer.Typer(add_completion=False)
@@ -41,15 +41,15 @@ def advise(
     quantize: size.QuantizeOption = None,
     kv_cache_dtype: size.KvCacheOption = None,
     backend: size.BackendOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Name the machines and settings that hold a load, cheapest first, and why the others do not (docs/advise.md).
 
     Without a machine: all AWS instance types. Exit status: 0, or 1 if none holds it or the model does not exist.
     """
     with errors_for_the_reader():
-        from djl_trtllm.commands.advice import Advice, Goals
-        from djl_trtllm.commands.size_report import degrees_to_compare, machines_of, read_request
+        from djl_trtllm.commands.comparison import Advice, Goals
+        from djl_trtllm.commands.size_request import degrees_to_compare, machines_of, read_request
         from djl_trtllm.sizing.machines import aws_machines, split
         from djl_trtllm.sizing.speed import Load
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from djl_trtllm.commands import console
 from djl_trtllm.commands.console import errors_for_the_reader, json_object, print_json, print_report, warn
 from djl_trtllm.errors import BenchmarkError
 
@@ -26,37 +27,33 @@ _ENGINE = "The server's engine: tensorrt_llm, vllm or openvino, with its version
 def bench(
     url: Annotated[str, typer.Argument(metavar="[URL]", help="The server.")] = "http://localhost:8080",
     api: Annotated[str, typer.Option(help="API: chat, completions (OpenAI's), lmi, tgi, triton.")] = "chat",
-    concurrency: Annotated[
-        str | None, typer.Option(metavar="N[,N...]", help="Closed loop: clients that send one request after another.")
-    ] = None,
+    concurrency: console.ClientsOption = None,
     rate: Annotated[
         str | None, typer.Option(metavar="R[,R...]", help="Open loop: requests per second at random times (Poisson).")
     ] = None,
     max_concurrency: Annotated[int, typer.Option(min=1, help="Most clients of a sweep.")] = 1024,
-    duration: Annotated[float, typer.Option(help="Seconds that each load is measured.")] = 10.0,
+    duration: console.DurationOption = 10.0,
     requests: Annotated[
         int | None, typer.Option(min=1, help="Requests that are measured, in place of a duration.")
     ] = None,
-    warmup: Annotated[float, typer.Option(min=0, help="Seconds of each load that are not measured.")] = 2.0,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of synthetic prompts, about.")] = 128,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for a prompt.")] = 128,
+    warmup: console.WarmupOption = 2.0,
+    prompt_tokens: console.PromptTokensOption = 128,
+    output_tokens: console.OutputTokensOption = 128,
     dataset: Annotated[
         str, typer.Option(metavar="synthetic|FILE", help="Prompts; a file has JSON lines.")
     ] = "synthetic",
     ignore_eos: Annotated[bool, typer.Option(help="Ask for outputs of exactly the requested length.")] = True,
-    model: Annotated[str | None, typer.Option(help="Name of the model. Default: the server's first.")] = None,
+    model: console.ServerModelOption = None,
     parameters: Annotated[str, typer.Option(metavar="JSON", help="Other parameters of each request.")] = "{}",
-    api_key: Annotated[
-        str | None, typer.Option(envvar="BENCH_API_KEY", help="API key, as a bearer token.", show_envvar=True)
-    ] = None,
+    api_key: console.ApiKeyOption = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME:VALUE", help="Header of each request; may be repeated.")
     ] = None,
     ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificates to trust (PEM), for https.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that a request may take.")] = 600.0,
+    timeout: console.TimeoutOption = 600.0,
     drain: Annotated[float, typer.Option(min=0, help="Seconds that the last requests of a load may take.")] = 60.0,
     seed: Annotated[int, typer.Option(help="Seed of prompts and arrival times.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: console.JsonOption = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a report with plots.")] = None,
     record: Annotated[str | None, _record(metavar="MODEL", help=_RECORD)] = None,
     engine: Annotated[str | None, _record(metavar="NAME[==VERSION]", help=_ENGINE)] = None,
@@ -72,33 +69,24 @@ def bench(
     """
     with errors_for_the_reader():
         # numpy and the client take a tenth of a second; other commands do without.
-        from djl_trtllm.bench.apis import APIS
         from djl_trtllm.bench.client import Target
         from djl_trtllm.bench.report import page, require_chart, server_of, write_chart
         from djl_trtllm.bench.session import Load, Plan
 
-        if api not in APIS:
-            raise BenchmarkError(f"--api {api}: expected one of {', '.join(APIS)}")
+        check_api(api)
+        console.check_seconds(duration=duration, timeout=timeout)
         if concurrency is not None and rate is not None:
             raise BenchmarkError("--concurrency and --rate: give one of them")
-        for name, value in (("--duration", duration), ("--timeout", timeout)):
-            if not 0 < value < 1e6:
-                raise BenchmarkError(f"{name} {value:g}: expected seconds, above 0")
         if html is not None:
             require_chart("--html", html)
         if record is None and (engine or gpu):
             raise BenchmarkError(f"{'--engine' if engine else '--gpu'}: only with --record MODEL; add that")
         recorder = None
         if record is not None:
-            from djl_trtllm.commands.bench_record import Recorder
+            from djl_trtllm.commands.size_request import Recorder
 
             recorder = Recorder.of(record, engine, gpu)
-        template = Load(
-            duration=None if requests else duration,
-            requests=requests,
-            warmup=warmup,
-            drain=drain,
-        )
+        template = Load(duration=None if requests else duration, requests=requests, warmup=warmup, drain=drain)
         plan = Plan(
             target=Target.parse(url, _headers(header or [], api_key), None if ca is None else str(ca)),
             api=api,
@@ -119,7 +107,8 @@ def bench(
         if html is not None:
             write_chart("--html", html, page(result))
         if recorder is not None:
-            recorder.write(result, f"djl-trtllm bench {server_of(plan)}")
+            loads = [figures.as_json() for figures in result.figures]
+            recorder.write(loads, prompt_tokens, f"djl-trtllm bench {server_of(plan)}")
     raise typer.Exit(_status(result))
 
 
@@ -163,6 +152,14 @@ def _status(result: Result) -> int:
     return 3 if any(figures.failed or figures.unfinished for figures in result.figures) else 0
 
 
+def check_api(api: str) -> None:
+    """Refuse an API that no load can be put on. Raises BenchmarkError."""
+    from djl_trtllm.bench.apis import APIS
+
+    if api not in APIS:
+        raise BenchmarkError(f"--api {api}: expected one of {', '.join(APIS)}")
+
+
 def _loads(template: Load, concurrency: str | None, rate: str | None) -> tuple[Load, ...]:
     if concurrency is not None:
         return closed_loops("--concurrency", concurrency, template)
@@ -194,4 +191,4 @@ def _headers(given: list[str], api_key: str | None) -> dict[str, str]:
         if not colon:
             raise BenchmarkError(f"--header {text}: expected NAME:VALUE")
         headers[name.strip()] = value.strip()
-    return headers | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
+    return headers | console.bearer(api_key)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from djl_trtllm.commands.console import (
+    JsonOption,
     ModelArgument,
     errors_for_the_reader,
     find_model,
@@ -30,7 +31,7 @@ _NOT_LOOKED_AT = 3
 @app.command()
 def config(
     model: ModelArgument = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
     show_all: Annotated[bool, typer.Option("--all", help="Include options that have their default.")] = False,
     backend: Annotated[
         str | None,

@@ -110,7 +110,7 @@ def progress_printer() -> Callable[[str], None]:
     return lambda line: say(console, line)
 
 
-# -- arguments: the model that a command is about, and options whose value is JSON -------------------------------------
+# -- arguments of several commands -------------------------------------------------------------------------------------
 
 ModelArgument = Annotated[
     str | None,
@@ -118,6 +118,24 @@ ModelArgument = Annotated[
         metavar="[DIR | FILE.tar.gz | OWNER/NAME | s3://...]",
         help="The model. Default: SageMaker's /opt/ml/model if it exists, else HF_MODEL_ID or OPTION_MODEL_ID.",
     ),
+]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+PlotOption = Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg", help="Write a picture (SVG).")]
+ClientsOption = Annotated[
+    str | None, typer.Option(metavar="N[,N...]", help="Closed loop: clients that send one request after another.")
+]
+DurationOption = Annotated[float, typer.Option("--duration", help="Seconds that each load is measured.")]
+WarmupOption = Annotated[float, typer.Option("--warmup", min=0, help="Seconds of each load that are not measured.")]
+PromptTokensOption = Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of synthetic prompts, about.")]
+OutputTokensOption = Annotated[int, typer.Option("--output-tokens", min=1, help="Tokens to generate for a prompt.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", help="Seconds that a request may take.")]
+ApiKeyOption = Annotated[
+    str | None,
+    typer.Option("--api-key", envvar="BENCH_API_KEY", show_envvar=True, help="API key of a server, as a bearer token."),
+]
+ServerModelOption = Annotated[
+    str | None, typer.Option("--model", help="Name of the model on a server. Default: the server's first.")
 ]
 
 SAGEMAKER_MODEL_DIR = Path("/opt/ml/model")
@@ -130,6 +148,18 @@ def find_model(model: str | None) -> str | None:
     if SAGEMAKER_MODEL_DIR.is_dir() and any(SAGEMAKER_MODEL_DIR.iterdir()):
         return str(SAGEMAKER_MODEL_DIR)
     return os.environ.get("HF_MODEL_ID") or os.environ.get("OPTION_MODEL_ID") or None
+
+
+def check_seconds(**given: float) -> None:
+    """Refuse the value of an option that is no number of seconds. Raises DjlTrtllmError."""
+    for name, value in given.items():
+        if not 0 < value < 1e6:
+            raise DjlTrtllmError(f"--{name} {value:g}: expected seconds, above 0")
+
+
+def bearer(api_key: str | None) -> dict[str, str]:
+    """The header of a key."""
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def json_object(option: str, text: str) -> dict[str, Any]:

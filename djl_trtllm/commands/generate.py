@@ -42,8 +42,7 @@ def generate(
         str, typer.Option(metavar="JSON", help="Other request parameters, as /invocations accepts them.")
     ] = "{}",
     log_level: Annotated[
-        LogLevel | None,
-        typer.Option(case_sensitive=False, help="Least level of the log on stderr. Default: log_level."),
+        LogLevel, typer.Option(case_sensitive=False, help="Least level of the log on stderr.")
     ] = LogLevel.WARNING,
 ) -> None:
     """Generate text for the prompts in a file and write JSON lines in the same order (docs/offline.md).
@@ -52,7 +51,7 @@ def generate(
     130 after Ctrl-C. A line's own parameters override those of the command.
     """
     console = Console(stderr=True, soft_wrap=True)
-    configure((log_level or LogLevel.WARNING).value, console=console)
+    configure(log_level.value, console=console)
     flags = {
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from djl_trtllm.commands import console
 from djl_trtllm.commands.console import errors_for_the_reader, print_json, print_report, progress_printer, warn
 from djl_trtllm.config.options.choices import LogLevel
 from djl_trtllm.logs import configure
@@ -32,15 +33,11 @@ def quality(
     ] = 0.98,
     kl: Annotated[float, typer.Option("--kl", min=0, help="Most mean KL divergence, in nats.")] = 0.01,
     perplexity: Annotated[float, typer.Option(min=1, help="Most ratio of the perplexities.")] = 1.02,
-    model: Annotated[
-        str | None, typer.Option(help="Name of the model on servers. Default: the server's first.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="BENCH_API_KEY", help="API key of servers, as a bearer token.")
-    ] = None,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request to a server may take.")] = 600.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Write a picture (SVG).")] = None,
+    model: console.ServerModelOption = None,
+    api_key: console.ApiKeyOption = None,
+    timeout: console.TimeoutOption = 600.0,
+    as_json: console.JsonOption = False,
+    plot: console.PlotOption = None,
 ) -> None:
     """Compare the greedy answers of two models or servers to the same prompts (docs/quality.md).
 
@@ -54,9 +51,10 @@ def quality(
         from djl_trtllm.quality.report import picture_of, run
         from djl_trtllm.quality.sides import open_side
 
+        console.check_seconds(timeout=timeout)
         if plot is not None:
             require_chart("--plot", plot)
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = console.bearer(api_key)
         report = run(
             open_side(a, headers, model, timeout),
             open_side(b, headers, model, timeout),

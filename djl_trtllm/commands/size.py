@@ -14,7 +14,7 @@ from djl_trtllm.commands.console import errors_for_the_reader, find_model, print
 from djl_trtllm.errors import SizingError
 
 if TYPE_CHECKING:
-    from djl_trtllm.commands.size_report import SizeRequest
+    from djl_trtllm.commands.size_request import SizeRequest
     from djl_trtllm.finder.measure import Measured
     from djl_trtllm.sizing.machines import Machine
 
@@ -106,7 +106,7 @@ def size(
             _print_formula(max_batch, max_input, alpha, as_json=as_json)
             return
         _refuse(context, _OF_FORMULA, "{}: only with --formula; add that, or use --isl, --osl and --sequences")
-        from djl_trtllm.commands.size_report import machines_of, read_request
+        from djl_trtllm.commands.size_request import machines_of, read_request
         from djl_trtllm.sizing.machines import split
 
         degrees = split(tp or ())
@@ -226,7 +226,8 @@ def _print_comparison(
     as_json: bool,
     plot: Path | None,
 ) -> bool:
-    from djl_trtllm.commands.size_report import Comparison, degrees_to_compare
+    from djl_trtllm.commands.comparison import Comparison
+    from djl_trtllm.commands.size_request import degrees_to_compare
 
     if plot is not None:
         raise SizingError("--plot draws one model on one machine: leave out --compare and name one --gpu or --instance")
@@ -252,14 +253,13 @@ def _measure_here(
     Exit status: 0 with a result, 1 if nothing fits or a trial fails otherwise, 130 after Ctrl-C.
     """
     # Importing the service takes half a second; other commands do without.
-    from djl_trtllm.finder.measure import Settings, ShownMeasurement, load_of, measure, memory_bound
+    from djl_trtllm.finder.measure import Settings, load_of, measure, memory_bound
     from djl_trtllm.progress import display_on
 
     bound = memory_bound("--memory", memory)
     console = Console(stderr=True)
     try:
-        with ShownMeasurement(display_on(console)) as shown:
-            found = measure(model, options, load_of(*load), Settings(bound, precision, fresh), shown)
+        found = measure(model, options, load_of(*load), Settings(bound, precision, fresh), display_on(console))
     except KeyboardInterrupt:
         say(console, "interrupted: run the same command again to go on; finished trials are kept")
         raise typer.Exit(130) from None

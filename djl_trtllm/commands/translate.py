@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from djl_trtllm.commands.console import errors_for_the_reader, print_json, say
+from djl_trtllm.commands.console import JsonOption, errors_for_the_reader, print_json, say
 from djl_trtllm.errors import DjlTrtllmError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def translate(
         str | None, typer.Option("--from", help="The engine of a YAML file, or of flags without a program.")
     ] = None,
     explain: Annotated[str | None, typer.Option(metavar="NAME", help="Show one option in every engine.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Translate a file or command line of one engine into that of another (docs/translate.md).
 
@@ -58,7 +58,7 @@ def translate(
 
 
 def _print(found: Translation, *, as_json: bool) -> None:
-    from djl_trtllm.translate.writing import rendered, summary
+    from djl_trtllm.translate.translation import rendered, summary
 
     if as_json:
         print_json(vars(found) | {"lines": [line.as_json() for line in found.lines], "text": rendered(found)})
@@ -74,7 +74,7 @@ def _print(found: Translation, *, as_json: bool) -> None:
 
 def show_option(name: str, *, as_json: bool) -> None:
     """Print one option in every engine. Raises `DjlTrtllmError` for a name that none has."""
-    from djl_trtllm.translate.rows import explained, nearest
+    from djl_trtllm.translate.names import explained, nearest
 
     found = explained(name)
     if found is None:

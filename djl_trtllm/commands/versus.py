@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from djl_trtllm.commands.console import errors_for_the_reader, print_json, print_report, progress_printer, warn
+from djl_trtllm.commands import console
+from djl_trtllm.commands.console import errors_for_the_reader, print_json, print_report, warn
 from djl_trtllm.errors import BenchmarkError
 
 if TYPE_CHECKING:
@@ -24,26 +25,26 @@ def versus(
         str,
         typer.Option(
             metavar="NAME[=PYTHON],...",
-            help="Engines, and the Python that has each: vllm=/opt/vllm/bin/python,openvino.",
+            help="Engines, and the Python that has each: vllm=PYTHON,openvino.",
         ),
     ],
-    clients: Annotated[str, typer.Option(metavar="N[,N...]", help="Clients of each load.")] = "1,4,16,64",
+    clients: console.ClientsOption = "1,4,16,64",
     load: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Prompts as JSON lines, such as recorded requests.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Times that each engine is started and measured.")] = 3,
-    duration: Annotated[float, typer.Option(min=0.1, help="Seconds that each load is measured.")] = 10.0,
-    warmup: Annotated[float, typer.Option(min=0, help="Seconds of each load that are not measured.")] = 2.0,
+    duration: console.DurationOption = 10.0,
+    warmup: console.WarmupOption = 2.0,
     api: Annotated[str, typer.Option(help="API: chat, completions (OpenAI's), lmi, tgi.")] = "completions",
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of synthetic prompts, about.")] = 128,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate for a prompt.")] = 128,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that a request may take.")] = 600.0,
+    prompt_tokens: console.PromptTokensOption = 128,
+    output_tokens: console.OutputTokensOption = 128,
+    timeout: console.TimeoutOption = 600.0,
     instance: Annotated[
         str | None, typer.Option(metavar="NAME", help="AWS instance type whose price per hour counts, as g6.xlarge.")
     ] = None,
     record: Annotated[bool, typer.Option("--record", help="Keep what is measured, for size and advise.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Write a picture (SVG).")] = None,
+    as_json: console.JsonOption = False,
+    plot: console.PlotOption = None,
 ) -> None:
     """Measure one model on several engines behind this server, in turns (docs/versus.md).
 
@@ -52,24 +53,22 @@ def versus(
     """
     with errors_for_the_reader():
         # numpy, the client and the engines' code take a tenth of a second; other commands do without.
-        from djl_trtllm.bench.apis import APIS, read_prompts
+        from djl_trtllm.bench.apis import read_prompts
         from djl_trtllm.bench.client import Target
         from djl_trtllm.bench.report import require_chart, write_chart
-        from djl_trtllm.bench.session import Load, Plan, Result
-        from djl_trtllm.commands.bench import closed_loops
+        from djl_trtllm.bench.session import Load, Plan
+        from djl_trtllm.commands.bench import check_api, closed_loops
         from djl_trtllm.engines.hardware import read_states
         from djl_trtllm.versus.engines import read_engines
-        from djl_trtllm.versus.report import picture_of
-        from djl_trtllm.versus.rounds import compare
+        from djl_trtllm.versus.rounds import Measured, Versus, compare
 
-        if api not in APIS:
-            raise BenchmarkError(f"--api {api}: expected one of {', '.join(APIS)}")
+        check_api(api)
+        console.check_seconds(duration=duration, timeout=timeout)
         if load is not None:
             read_prompts(load, output_tokens, "--load")
         if plot is not None:
             require_chart("--plot", plot)
         priced = None if instance is None else _priced(instance)
-        template = Load(duration=duration, warmup=warmup)
         plan = Plan(
             target=Target.parse("http://127.0.0.1", {}),
             api=api,
@@ -77,24 +76,23 @@ def versus(
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             timeout=timeout,
-            loads=closed_loops("--clients", clients, template),
-            template=template,
+            loads=closed_loops("--clients", clients or "", Load(duration=duration, warmup=warmup)),
         )
-        chosen = read_engines(engines)
+        found = Versus(model, plan, [Measured(engine) for engine in read_engines(engines)], priced)
         if record and not read_states():
             raise BenchmarkError("--record: points are of NVIDIA GPUs, and this machine has none; leave it out")
         recorders = []
         if record:
-            from djl_trtllm.commands.bench_record import Recorder
+            from djl_trtllm.commands.size_request import Recorder
 
-            recorders = [Recorder.of(model, engine.name, None) for engine in chosen]
-        found = compare(model, chosen, plan, rounds, progress_printer())
-        _print(found, priced, as_json=as_json)
+            recorders = [Recorder.of(model, name, None) for name in found.names]
+        compare(found, rounds, console.progress_printer())
+        _print(found, as_json=as_json)
         if plot is not None and found.complete:
-            write_chart("--plot", plot, picture_of(found))
+            write_chart("--plot", plot, found.picture())
         for recorder, measured in zip(recorders, found.engines, strict=bool(recorders)):
             if measured.rounds:
-                recorder.write(Result(plan, loads=measured.middle.figures), f"djl-trtllm versus {model}")
+                recorder.write(measured.middle["loads"], prompt_tokens, f"djl-trtllm versus {model}")
         if found.failure is not None:
             raise found.failure
     raise typer.Exit(130 if found.interrupted else 3 if any(measured.failed for measured in found.engines) else 0)
@@ -109,17 +107,15 @@ def _priced(name: str) -> Instance:
     return instance
 
 
-def _print(found: Versus, instance: Instance | None, *, as_json: bool) -> None:
-    from djl_trtllm.versus import report
-
+def _print(found: Versus, *, as_json: bool) -> None:
     warn(*found.warnings)
     if as_json:
-        print_json(report.as_json(found, instance))
+        print_json(found.as_json())
         return
     if not found.complete:
         warn("interrupted before every engine had a round: there is nothing to compare")
         return
-    rows, differing = report.table(found, instance), report.configuration(found)
+    rows, differing = found.table(), found.configuration()
     heading = ["Medians (lowest-highest). Options that differ:"] if differing else []
     print_report(rows, heading, right=range(1, len(rows[0])))
-    print_report(differing, report.conclusion(found, instance))
+    print_report(differing, found.conclusion())

@@ -37,7 +37,7 @@ def max_token_finder(
     """
     from rich.console import Console
 
-    from djl_trtllm.finder.measure import Settings, ShownMeasurement, load_of, measure, memory_bound
+    from djl_trtllm.finder.measure import Settings, load_of, measure, memory_bound
     from djl_trtllm.progress import display_on
 
     model = next((properties[name] for name in _MODEL if properties.get(name) is not None), None)
@@ -46,8 +46,7 @@ def max_token_finder(
     options = {name: value for name, value in properties.items() if name not in _MODEL}
     degree = next((properties[name] for name in _DEGREE if properties.get(name) is not None), 1)
     load, settings = load_of(requests, request_tokens), Settings(memory_bound("memory", memory), precision, fresh)
-    with ShownMeasurement(display_on(Console(stderr=True))) as shown:
-        found = measure(str(model), options, load, settings, shown)
+    found = measure(str(model), options, load, settings, display_on(Console(stderr=True)))
     if found.max_num_tokens is None:
         last = found.attempts[-1]
         raise DjlTrtllmError(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from djl_trtllm.finder.trial import (
     Phase,
     TrialLoad,
     TrialReport,
-    TrialResult,
     TrialSpec,
     doing,
     is_crash,
@@ -39,7 +37,7 @@ from djl_trtllm.finder.trial import (
 )
 from djl_trtllm.model import Layout, ModelKind
 from djl_trtllm.model.remote.fetch import is_remote
-from djl_trtllm.progress import Display, LogDisplay
+from djl_trtllm.progress import Display, shown_on
 from djl_trtllm.service.model import open_remote, open_source, plan
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import Estimate
@@ -47,12 +45,6 @@ from djl_trtllm.sizing.machines import bytes_of
 from djl_trtllm.sizing.recommendation import conditions_of
 
 # -- the search, which does no I/O -------------------------------------------------------------------------------------
-
-# With c candidates there are c + 1 results: each candidate, and none. A trial halves them at best, so that
-# ceil(log2(c + 1)) trials are needed, and enough. A guess may come before the middle only where what is left after
-# either outcome can still be found within that number.
-_NEAR = 0.1
-"""After a guess, the next number is this share away from it, then twice as far, and so on."""
 
 
 def candidates(low: int, high: int, precision: float) -> Sequence[int]:
@@ -67,66 +59,56 @@ def candidates(low: int, high: int, precision: float) -> Sequence[int]:
     return [*numbers, high]
 
 
+# With c candidates there are c + 1 results: each candidate, and none. A trial halves them at best, so that
+# ceil(log2(c + 1)) trials are needed, and enough. A guess may come before the middle only where what is left after
+# either outcome can still be found within that number.
+_NEAR = 0.1
+"""After a guess, the next number is this share away from it, then twice as far, and so on."""
+
+
 @dataclass(frozen=True)
 class Search:
-    """The state of a search over ascending `numbers`.
+    """A search among ascending `numbers`, with what is known after `tried` trials.
 
     `fitting` is the place of the largest number that is known to fit (-1: none yet), `failing` that of the smallest
-    that is known not to (one after the last: none yet). `left` trials are certain to be enough. `guess` is the place
-    near which the result is expected.
+    that is known not to (one after the last: none yet), and `guess` the place near which the result is expected.
     """
 
     numbers: Sequence[int]
     fitting: int
     failing: int
-    left: int
-    guess: int | None = None
-    tried: int = 0
+    tried: int
+    guess: int | None
 
     @classmethod
-    def over(cls, numbers: Sequence[int], guess: int | None = None) -> Search:
-        """A search that has not begun; `guess` is a number, not a place."""
-        place = None if guess is None else max(bisect_right(numbers, guess) - 1, 0)
-        return cls(numbers, -1, len(numbers), most_trials(len(numbers)), place)
+    def over(cls, numbers: Sequence[int], known: Iterable[tuple[int, bool]] = (), guess: int | None = None) -> Search:
+        """The search after trials of some of the numbers, each with whether it fits; `guess` is a number."""
+        places = [(bisect_right(numbers, number) - 1, fits) for number, fits in known]
+        fitting = max((place for place, fits in places if fits), default=-1)
+        failing = min((place for place, fits in places if not fits), default=len(numbers))
+        near = None if guess is None else max(bisect_right(numbers, guess) - 1, 0)
+        return cls(numbers, fitting, failing, len(places), near)
+
+    @property
+    def left(self) -> int:
+        """Trials that are certain to be enough."""
+        between = self.failing - self.fitting - 1
+        return max(len(self.numbers).bit_length() - self.tried, between.bit_length()) if between else 0
 
     @property
     def next(self) -> int | None:
         """The number to try; None if the result is known."""
-        place = self._place()
-        return None if place is None else self.numbers[place]
-
-    @property
-    def found(self) -> int | None:
-        """The largest number that is known to fit, the result once `next` is None."""
-        return None if self.fitting < 0 else self.numbers[self.fitting]
-
-    @property
-    def bracket(self) -> tuple[int | None, int | None]:
-        """The largest number known to fit, and the smallest known not to."""
-        return self.found, None if self.failing == len(self.numbers) else self.numbers[self.failing]
-
-    def after(self, number: int, fits: bool) -> Search:
-        """The search with the outcome of a trial of one of its numbers, whether `next` named it or not."""
-        place = bisect_right(self.numbers, number) - 1
-        fitting = max(self.fitting, place) if fits else self.fitting
-        failing = self.failing if fits else min(self.failing, place)
-        left = max(self.left - 1, most_trials(failing - fitting - 1))
-        return replace(self, fitting=fitting, failing=failing, left=left, tried=self.tried + 1)
-
-    def _place(self) -> int | None:
-        if self.failing - self.fitting <= 1:
+        if not self.left:
             return None
         # What is left after either outcome can be found in one trial less.
         most = 1 << (self.left - 1)
-        lowest = max(self.failing - most, self.fitting + 1)
-        highest = min(self.fitting + most, self.failing - 1)
-        return min(max(self._wanted(), lowest), highest)
+        lowest, highest = max(self.failing - most, self.fitting + 1), min(self.fitting + most, self.failing - 1)
+        return self.numbers[min(max(self._wanted(), lowest), highest)]
 
     def _wanted(self) -> int:
         """Around the guess in growing steps until the result is between two trials, then the middle."""
-        middle = (self.fitting + self.failing) // 2
         if self.guess is None or (self.fitting >= 0 and self.failing < len(self.numbers)):
-            return middle
+            return (self.fitting + self.failing) // 2
         if not self.tried:
             return self.guess
         near = self.numbers[self.guess] * _NEAR
@@ -134,10 +116,11 @@ class Search:
         step = max(reach, 1) << (self.tried - 1)
         return self.fitting + step if self.fitting >= 0 else self.failing - step
 
-
-def most_trials(numbers: int) -> int:
-    """Trials that are certain to find the largest fitting one of this many numbers, or that none fits."""
-    return numbers.bit_length()
+    @property
+    def bracket(self) -> tuple[int | None, int | None]:
+        """The largest number known to fit, the result once `next` is None, and the smallest known not to."""
+        fits = None if self.fitting < 0 else self.numbers[self.fitting]
+        return fits, None if self.failing == len(self.numbers) else self.numbers[self.failing]
 
 
 # -- the subject: the model as it would be served here, and the numbers among which the result is ----------------------
@@ -377,7 +360,7 @@ _FOLDER = "sizes"
 # The engine of a trial is of no use to other machines, and a trial finds out itself whether it fits.
 _IN_TRIALS = {"option.engine_cache": "", "option.strict_memory": "false"}
 
-RunTrial = Callable[[TrialSpec, Path, Callable[[TrialReport | None], None]], TrialResult]
+RunTrial = Callable[[TrialSpec, Path, Callable[[TrialReport | None], None]], Outcome]
 
 
 def load_of(requests: int | None, tokens: int | None) -> TrialLoad:
@@ -458,73 +441,24 @@ class Measured:
         }
 
 
-@dataclass(frozen=True)
-class TrialStep:
-    """A trial that begins: its number from 1, how many there are at most, its `tokens`, and what is known so far."""
-
-    number: int
-    most: int
-    tokens: int
-    bracket: tuple[int | None, int | None]
-
-
 _TRIAL = "trial"
-_DOWNLOADS = logging.getLogger("djl_trtllm.service.model")
 
 
-class ShownMeasurement:
-    """Shows what happens in a measurement on a display, and the model's downloads while its block runs."""
+class _Shown:
+    """The trial that runs, on a line that changes."""
 
-    def __init__(self, display: Display) -> None:
-        self._display = display
-        self._began = 0.0
-        self._head = self._doing = ""
-        self._downloads = _Lines(display)
-        self._level = logging.NOTSET
-
-    def __enter__(self) -> ShownMeasurement:
-        self._level = _DOWNLOADS.level
-        if not _DOWNLOADS.isEnabledFor(logging.INFO):
-            _DOWNLOADS.setLevel(logging.INFO)
-            _DOWNLOADS.addHandler(self._downloads)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _DOWNLOADS.removeHandler(self._downloads)
-        _DOWNLOADS.setLevel(self._level)
-        self._display.end(_TRIAL)
-
-    def begin(self, subject: Subject, state: MeasurementState, most: int) -> None:
-        load = subject.load
-        self._display.say(
-            f"measuring {subject.model} on {subject.backend}: max_num_tokens up to {subject.highest:,}, at most {most} "
-            f"trials, each with {load.requests} requests of {load.tokens:,} tokens at a time",
-        )
-        for remark in subject.remarks:
-            self._display.say(f"note: {remark}")
-        if state.memory is not None:
-            self._display.say(f"the engine process may have {state.memory / 1e9:.2f} GB of memory")
-        if state.attempts:
-            done = "that is the result" if state.complete else "going on"
-            self._display.say(
-                f"trials of an earlier run that are known: {len(state.attempts)}, {done}; --fresh forgets them"
-            )
-
-    def trial(self, step: TrialStep) -> None:
+    def __init__(self, display: Display, head: str) -> None:
+        self._display, self._head = display, head
         self._began = time.monotonic()
-        self._head = f"trial {step.number} of at most {step.most}, max_num_tokens {step.tokens:,}{_bracket(step)}"
         self._show("starting")
 
     def report(self, report: TrialReport | None) -> None:
         if report is None:
             self._show(self._doing)
+        elif report.phase == "requests" and report.load is not None and not report.done:
+            self._show(f"answering {report.load.requests} requests of {report.load.tokens:,} tokens")
         elif report.error is None and not report.done:
-            self._show(_doing(report))
-
-    def ended(self, attempt: Attempt) -> None:
-        self._display.end(_TRIAL)
-        outcome = "fits" if attempt.fits else f"out of memory while {doing(attempt.phase)}: {attempt.reason}"
-        self._display.say(f"max_num_tokens {attempt.tokens:,}: {outcome} ({attempt.seconds:.1f} s)")
+            self._show(doing(report.phase))
 
     def _show(self, doing: str) -> None:
         seconds = time.monotonic() - self._began
@@ -532,124 +466,112 @@ class ShownMeasurement:
         self._doing = doing
 
 
-def _bracket(step: TrialStep) -> str:
-    fits, fails = step.bracket
+def _bracket(search: Search) -> str:
+    fits, fails = search.bracket
     known = [f"{fits:,} fits" if fits else "", f"{fails:,} does not" if fails else ""]
     text = ", ".join(filter(None, known))
     return f" ({text})" if text else ""
 
 
-def _doing(report: TrialReport) -> str:
-    if report.phase == "requests" and report.load is not None:
-        return f"answering {report.load.requests} requests of {report.load.tokens:,} tokens"
-    return doing(report.phase)
+def measure_subject(subject: Subject, settings: Settings, display: Display, run: RunTrial | None = None) -> Measured:
+    """Find the largest number that fits; goes on where an interrupted measurement was.
 
-
-class _Lines(logging.Handler):
-    """Shows what is downloaded."""
-
-    def __init__(self, display: Display) -> None:
-        super().__init__(logging.INFO)
-        self._display = display
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._display.say(record.getMessage())
-
-
-@dataclass
-class Finder:
-    """One measurement."""
-
-    subject: Subject
-    settings: Settings
-    shown: ShownMeasurement = field(default_factory=lambda: ShownMeasurement(LogDisplay(lambda line: None)))
-    run: RunTrial = run_trial
-
-    def measure(self) -> Measured:
-        """Find the largest number that fits; goes on where an interrupted measurement was.
-
-        Raises DjlTrtllmError, with the reason, if a trial fails for anything but memory.
-        """
-        subject, settings = self.subject, self.settings
-        if settings.memory is not None and subject.plan.gpus:
-            raise DjlTrtllmError(
-                f"--memory {settings.memory} bounds the host memory of an engine, and {subject.backend} runs on GPUs, "
-                "whose memory is measured as it is: leave --memory out"
-            )
-        precision = self._precision()
-        file = StateFile(subject.config.engine_cache_dir / _FOLDER, subject.conditions(settings.memory, precision))
-        with file.held():
-            if settings.fresh:
-                file.forget()
-            state = file.read()
-            if state.memory is None:
-                state.memory = settings.memory or subject.default_bound()
-            search = Search.over(candidates(LOWEST, subject.highest, precision), subject.guess())
-            most = search.left
-            for attempt in state.attempts:
-                search = search.after(attempt.tokens, attempt.fits)
-            earlier = len(state.attempts)
-            self.shown.begin(subject, state, most)
-            while (tokens := search.next) is not None:
-                self.shown.trial(
-                    TrialStep(len(state.attempts) + 1, len(state.attempts) + search.left, tokens, search.bracket)
-                )
-                attempt = self._try(tokens, state.memory, file)
-                state.attempts.append(attempt)
-                search = search.after(tokens, attempt.fits)
-                state.complete = search.next is None
-                file.write(state)
-                self.shown.ended(attempt)
-        return Measured(subject, search.found, tuple(state.attempts), state.memory, earlier, file.path)
-
-    def _precision(self) -> float:
-        if self.settings.precision is not None:
-            return self.settings.precision
-        return 0.0 if self.subject.backend is Backend.SCRIPTED else PRECISION
-
-    def _try(self, tokens: int, memory: int | None, file: StateFile) -> Attempt:
-        spec = TrialSpec(
-            model=self.subject.model,
-            options={**self.subject.options, **_IN_TRIALS, "option.max_num_tokens": str(tokens)},
-            load=self.subject.load,
-            memory=memory,
+    Raises DjlTrtllmError, with the reason, if a trial fails for anything but memory.
+    """
+    if settings.memory is not None and subject.plan.gpus:
+        raise DjlTrtllmError(
+            f"--memory {settings.memory} bounds the host memory of an engine, and {subject.backend} runs on GPUs, "
+            "whose memory is measured as it is: leave --memory out"
         )
-        cache = EngineCache(self.subject.config.engine_cache_dir)
-        before = {entry.key for entry in cache.entries()}
-        engines: set[str] = set()
+    precision = settings.precision
+    if precision is None:
+        precision = 0.0 if subject.backend is Backend.SCRIPTED else PRECISION
+    file = StateFile(subject.config.engine_cache_dir / _FOLDER, subject.conditions(settings.memory, precision))
+    numbers, guess, load = candidates(LOWEST, subject.highest, precision), subject.guess(), subject.load
+    with file.held():
+        if settings.fresh:
+            file.forget()
+        state = file.read()
+        if state.memory is None:
+            state.memory = settings.memory or subject.default_bound()
+        earlier = len(state.attempts)
+        display.say(
+            f"measuring {subject.model} on {subject.backend}: max_num_tokens up to {subject.highest:,}, at most "
+            f"{Search.over(numbers).left} trials, each with {load.requests} requests of {load.tokens:,} tokens at a "
+            "time"
+        )
+        for remark in subject.remarks:
+            display.say(f"note: {remark}")
+        if state.memory is not None:
+            display.say(f"the engine process may have {state.memory / 1e9:.2f} GB of memory")
+        if earlier:
+            done = "that is the result" if state.complete else "going on"
+            display.say(f"trials of an earlier run that are known: {earlier}, {done}; --fresh forgets them")
+        while True:
+            search = Search.over(numbers, ((each.tokens, each.fits) for each in state.attempts), guess)
+            if (tokens := search.next) is None:
+                break
+            number = len(state.attempts)
+            head = f"trial {number + 1} of at most {number + search.left}, max_num_tokens {tokens:,}{_bracket(search)}"
+            try:
+                attempt = _try(subject, tokens, state.memory, file, run or run_trial, _Shown(display, head).report)
+            finally:
+                display.end(_TRIAL)
+            state.attempts.append(attempt)
+            state.complete = not Search.over(numbers, ((each.tokens, each.fits) for each in state.attempts)).left
+            file.write(state)
+            outcome = "fits" if attempt.fits else f"out of memory while {doing(attempt.phase)}: {attempt.reason}"
+            display.say(f"max_num_tokens {attempt.tokens:,}: {outcome} ({attempt.seconds:.1f} s)")
+    return Measured(subject, search.bracket[0], tuple(state.attempts), state.memory, earlier, file.path)
 
-        def listen(report: TrialReport | None) -> None:
-            if report is not None and report.engine is not None and Path(report.engine).parent == cache.root:
-                engines.add(Path(report.engine).name)
-            self.shown.report(report)
 
-        try:
-            result = self.run(spec, file.log_path, listen)
-            if memory is not None and is_crash(result.outcome):
-                # A lack of memory if it does not happen without the bound.
-                crashed, again = result, self.run(msgspec.structs.replace(spec, memory=None), file.log_path, listen)
-                result = _blamed_on_the_bound(crashed) if again.outcome.kind == "fits" else crashed
-        finally:
-            # Engines of other trials, and of what is served, have another max_num_tokens.
-            for key in engines - before:
-                cache.remove(key)
-        outcome = result.outcome
-        if outcome.kind == "failed":
-            raise DjlTrtllmError(
-                f"max_num_tokens={tokens}, {doing(outcome.phase)}: {outcome.reason}\nThis is no lack of memory, so the "
-                f"search stops; the trials before it are kept. Log of the trial: {file.log_path}"
-            )
-        return Attempt(tokens, outcome.kind == "fits", outcome.phase, outcome.reason, result.seconds)
+def _try(
+    subject: Subject,
+    tokens: int,
+    memory: int | None,
+    file: StateFile,
+    run: RunTrial,
+    report: Callable[[TrialReport | None], None],
+) -> Attempt:
+    spec = TrialSpec(
+        model=subject.model,
+        options={**subject.options, **_IN_TRIALS, "option.max_num_tokens": str(tokens)},
+        load=subject.load,
+        memory=memory,
+    )
+    cache = EngineCache(subject.config.engine_cache_dir)
+    before = {entry.key for entry in cache.entries()}
+    engines: set[str] = set()
+
+    def listen(message: TrialReport | None) -> None:
+        if message is not None and message.engine is not None and Path(message.engine).parent == cache.root:
+            engines.add(Path(message.engine).name)
+        report(message)
+
+    try:
+        outcome = run(spec, file.log_path, listen)
+        if memory is not None and is_crash(outcome):
+            # A lack of memory if it does not happen without the bound.
+            again = run(msgspec.structs.replace(spec, memory=None), file.log_path, listen)
+            outcome = _blamed_on_the_bound(outcome) if again.kind == "fits" else outcome
+    finally:
+        # Engines of other trials, and of what is served, have another max_num_tokens.
+        for key in engines - before:
+            cache.remove(key)
+    if outcome.kind == "failed":
+        raise DjlTrtllmError(
+            f"max_num_tokens={tokens}, {doing(outcome.phase)}: {outcome.reason}\nThis is no lack of memory, so the "
+            f"search stops; the trials before it are kept. Log of the trial: {file.log_path}"
+        )
+    return Attempt(tokens, outcome.kind == "fits", outcome.phase, outcome.reason, outcome.seconds)
 
 
-def _blamed_on_the_bound(crashed: TrialResult) -> TrialResult:
-    outcome = crashed.outcome
-    reason = f"{outcome.reason.splitlines()[0]}, which does not happen without the memory bound"
-    return replace(crashed, outcome=Outcome("memory", outcome.phase, reason))
+def _blamed_on_the_bound(crash: Outcome) -> Outcome:
+    reason = f"{crash.reason.splitlines()[0]}, which does not happen without the memory bound"
+    return msgspec.structs.replace(crash, kind="memory", reason=reason)
 
 
-def measure(
-    model: str, options: Mapping[str, Any], load: TrialLoad, settings: Settings, shown: ShownMeasurement
-) -> Measured:
+def measure(model: str, options: Mapping[str, Any], load: TrialLoad, settings: Settings, display: Display) -> Measured:
     """Measure a model as it is served here with `options`. Raises DjlTrtllmError."""
-    return Finder(open_subject(model, options, load), settings, shown, run_trial).measure()
+    with shown_on(display):
+        return measure_subject(open_subject(model, options, load), settings, display)

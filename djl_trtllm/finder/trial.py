@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -245,11 +245,12 @@ _KILLED = re.compile(r"\bSIGKILL\b|signal 9\b")
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """`phase` is the one that failed, or the last; `reason` is empty if the number fits."""
+    """`phase` is the one that failed, or the last; `reason` is empty if the number fits; `seconds` is what it took."""
 
     kind: Literal["fits", "memory", "failed"]
     phase: Phase
     reason: str = ""
+    seconds: float = 0.0
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -313,45 +314,28 @@ _TICK_SECONDS = 1.0
 _ENDING_SECONDS = 20.0
 
 
-@dataclass(frozen=True)
-class TrialResult:
-    """`reports` are all that the trial sent, in order."""
-
-    outcome: Outcome
-    reports: tuple[TrialReport, ...]
-    seconds: float
-
-
-def run_trial(spec: TrialSpec, log_path: Path, on_report: Callable[[TrialReport | None], None]) -> TrialResult:
+def run_trial(spec: TrialSpec, log_path: Path, on_report: Callable[[TrialReport | None], None]) -> Outcome:
     """Run one trial to its end. Its output goes to `log_path`.
 
     `on_report` gets each report as it arrives, and None about every second. If it raises, or on Ctrl-C, the trial and
     all its processes are ended first. Raises DjlTrtllmError if no process can be started.
     """
     began, kills = time.monotonic(), oom_kills()
-    reports: list[TrialReport] = []
+    last = TrialReport("build")
     with _started(spec, log_path) as (process, descriptor):
         for report in _reports(descriptor):
-            if report is not None:
-                reports.append(report)
+            last = report or last
             on_report(report)
         status = process.wait()
-    failure = _failure(reports, status, oom_kills() - kills, bounded=spec.memory is not None)
-    phase = reports[-1].phase if reports else "build"
-    outcome = Outcome("fits", phase) if failure is None else classify(failure)
-    return TrialResult(outcome, tuple(reports), time.monotonic() - began)
-
-
-def _failure(reports: list[TrialReport], status: int, kills: int, *, bounded: bool) -> Failure | None:
-    """Return the facts about a trial that did not report its end; None if it did."""
-    last = reports[-1] if reports else None
-    phase: Phase = "build" if last is None else last.phase
-    if last is not None and last.done:
-        return None
-    if last is not None and last.error is not None:
-        return Failure(phase, last.error, last.cause, None, max(0, kills), bounded)
-    message = f"the trial was killed by {signal.Signals(-status).name}" if status < 0 else "the trial reported no end"
-    return Failure(phase, message, None, status, max(0, kills), bounded)
+    killed, bounded = max(0, oom_kills() - kills), spec.memory is not None
+    if last.done:
+        outcome = Outcome("fits", last.phase)
+    elif last.error is not None:
+        outcome = classify(Failure(last.phase, last.error, last.cause, None, killed, bounded))
+    else:
+        end = f"was killed by {signal.Signals(-status).name}" if status < 0 else "reported no end"
+        outcome = classify(Failure(last.phase, f"the trial {end}", None, status, killed, bounded))
+    return msgspec.structs.replace(outcome, seconds=time.monotonic() - began)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -460,16 +460,8 @@ class LLM:
             self._request(number, prompt, templates[id(each)])
             for number, (prompt, each) in enumerate(zip(prompts, params, strict=True))
         ]
-        outputs: list[RequestOutput] = []
-        results = self._runner.run(requests, wants_prompt_tokens=True)
-        total, console = len(requests), Console(stderr=True)
-        shown = batch_progress(total, lambda: self._runner.generated_tokens, console) if use_tqdm else nullcontext()
-        with closing(results), shown as advance:
-            for result in results:
-                outputs.append(RequestOutput.of(result, requests[result.number]))
-                if advance is not None:
-                    advance()
-        return outputs
+        results = self._run(requests, use_tqdm=use_tqdm, wants_prompt_tokens=True)
+        return [RequestOutput.of(result, requests[result.number]) for result in results]
 
     def embed(
         self,
@@ -527,17 +519,28 @@ class LLM:
     def _pooled(
         self, requests: Sequence[GenerationRequest], read: Callable[[bytes], T], *, use_tqdm: bool
     ) -> list[PoolingRequestOutput[T]]:
-        outputs: list[PoolingRequestOutput[T]] = []
-        console = Console(stderr=True)
-        shown = batch_progress(len(requests), lambda: 0, console) if use_tqdm else nullcontext()
-        with closing(self._runner.run(requests)) as results, shown as advance:
+        return [
+            PoolingRequestOutput(
+                result.number,
+                read(result.vector) if result.failure is None else None,
+                0 if result.prompt is None else result.prompt.length,
+                result.failure,
+            )
+            for result in self._run(requests, use_tqdm=use_tqdm)
+        ]
+
+    def _run(
+        self, requests: Sequence[GenerationRequest], *, use_tqdm: bool, wants_prompt_tokens: bool = False
+    ) -> Iterator[OfflineResult]:
+        """The results in the order of the requests, with their progress on stderr."""
+        shown: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
+        if use_tqdm:
+            shown = batch_progress(len(requests), lambda: self._runner.generated_tokens, Console(stderr=True))
+        results = self._runner.run(requests, wants_prompt_tokens=wants_prompt_tokens)
+        with closing(results), shown as advance:
             for result in results:
-                output = read(result.vector) if result.failure is None else None
-                tokens = 0 if result.prompt is None else result.prompt.length
-                outputs.append(PoolingRequestOutput(result.number, output, tokens, result.failure))
-                if advance is not None:
-                    advance()
-        return outputs
+                yield result
+                advance()
 
     def close(self) -> None:
         """End the engine's process. What still runs in other threads fails."""

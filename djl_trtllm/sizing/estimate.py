@@ -145,7 +145,7 @@ class EngineConstants:
 
 
 FITTED = EngineConstants(scale=2.4, overhead=int(2.5 * GIB), eight_ranks=int(2.75 * GIB))
-"""By `python -m tools.sizing.fit`."""
+"""By `python -m tools.sizing.check_tables --fit`."""
 
 
 def _engine_activations_per_token(sizes: CheckpointSizes, tensor_parallel: int, scale: float) -> float:

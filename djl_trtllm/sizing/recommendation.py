@@ -1,15 +1,14 @@
 """max_num_tokens for a model on a machine: as it was measured (`measured.toml`), else half of what the estimate allows.
 
-Beside it the first guess from the traffic alone (`guess_max_num_tokens`), and the comparison of machines by price.
+Beside it the first guess from the traffic alone (`guess_max_num_tokens`).
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from types import MappingProxyType
-from typing import TypeVar
 
 from djl_trtllm.config import Backend, Config, DType, KvCacheDType
 from djl_trtllm.errors import SizingError
@@ -17,7 +16,7 @@ from djl_trtllm.files import read_table
 from djl_trtllm.model.checkpoint import ModelShape
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import MOST, Conditions, Estimate, LoraSlots
-from djl_trtllm.sizing.machines import GpuModel, Instance, Machine, instance_named
+from djl_trtllm.sizing.machines import GpuModel, Instance, instance_named
 
 DEFAULT_ALPHA = 0.2
 LEAST_WORTH_TRYING = 256
@@ -326,88 +325,3 @@ def recommend(
     if gpu is None and machine is not None:
         gpu = machine.gpu.name if isinstance(machine, Instance) else machine.name
     return Recommendation(Estimate(sizes, conditions), row, gpu or "GPUs")
-
-
-_DEGREES = (1, 2, 4, 8)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One way to run the model. `sequences` of the length in question fit into the KV cache at a time."""
-
-    machine: Machine
-    tensor_parallel: int
-    found: Recommendation
-    sequences: int
-
-    @property
-    def price(self) -> float | None:
-        return self.machine.hourly_price
-
-
-def degrees_of(machine: Machine, sizes: CheckpointSizes, wanted: Sequence[int] = ()) -> list[int]:
-    """Return the degrees that the machine has the GPUs for and that divide the model's heads; `wanted` limits them."""
-    heads = sizes.shape.num_heads or 1
-    return [
-        degree
-        for degree in (wanted or _DEGREES)
-        if heads % degree == 0 and (machine.gpus is None or degree <= machine.gpus)
-    ]
-
-
-def candidates(
-    sizes: CheckpointSizes,
-    machines: Iterable[Machine],
-    size: Callable[[Machine, int], Recommendation],
-    *,
-    length: int,
-    degrees: Sequence[int] = (),
-) -> list[Candidate]:
-    """Every machine with every degree, cheapest first, then those without a price; of equals the most sequences."""
-    found = []
-    for machine in machines:
-        for degree in degrees_of(machine, sizes, degrees):
-            sized = size(machine, degree)
-            sequences = sized.estimate.sequences_of(length, sized.max_num_tokens) if sized.fits else 0
-            found.append(Candidate(machine, degree, sized, sequences))
-    return sorted(found, key=_order)
-
-
-def _order(one: Candidate) -> tuple[object, ...]:
-    # Where nothing fits, the degree that comes nearest is shown.
-    degree = one.tensor_parallel if one.found.fits else -one.tensor_parallel
-    return one.price is None, one.price or 0, not one.found.fits, -one.sequences, degree
-
-
-def can_load(candidate: Candidate, sizes: CheckpointSizes) -> bool:
-    """Return whether the host's memory holds the checkpoint, which is read into it before it is on the GPUs."""
-    memory = candidate.machine.host_memory
-    return memory is None or memory > sizes.bytes
-
-
-def cheapest(found: Sequence[Candidate], sizes: CheckpointSizes, sequences: int) -> Candidate | None:
-    """The cheapest that holds N sequences; None if none with a price does. `found` is in order of price."""
-    holding = (one for one in found if one.sequences >= max(1, sequences) and one.price is not None)
-    return next((one for one in holding if can_load(one, sizes)), None)
-
-
-def smallest(found: Sequence[Candidate], sequences: int) -> Candidate | None:
-    """The one with the least GPU memory in all that holds N sequences; None if none does."""
-    holding = [one for one in found if one.sequences >= max(1, sequences)]
-    return min(holding, key=lambda one: one.machine.memory * one.tensor_parallel, default=None)
-
-
-Found = TypeVar("Found", bound=Candidate)
-
-
-def first_of_each(found: Iterable[Found]) -> list[Found]:
-    """Keep, of machines with the same GPUs, the first."""
-    kept: dict[tuple[str, int | None], Found] = {}
-    for one in found:
-        kept.setdefault(one.machine.kind, one)
-    return list(kept.values())
-
-
-def best_of_each(found: Sequence[Candidate], sizes: CheckpointSizes) -> list[Candidate]:
-    """Keep, of machines with the same GPUs, the cheapest that loads the model, with its best degree."""
-    return first_of_each(one for one in found if can_load(one, sizes))

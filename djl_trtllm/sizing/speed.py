@@ -11,12 +11,14 @@ docs/sizing.md says how near it is to published measurements, and where it is of
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from djl_trtllm.errors import SizingError
 from djl_trtllm.files import read_table
+from djl_trtllm.listing import number, seconds
 from djl_trtllm.sizing.checkpoint import CheckpointSizes
 from djl_trtllm.sizing.estimate import Conditions, kv_bits, part_bytes
-from djl_trtllm.sizing.machines import GpuModel
+from djl_trtllm.sizing.machines import PRICES, GpuModel, usd_per_million
 from djl_trtllm.sizing.points import Point
 from djl_trtllm.sizing.tensors import Division, compute_format
 
@@ -39,6 +41,7 @@ class Load:
 
 
 _MOST = 10_000_000
+HINT = "An estimate: docs/sizing.md says how far to trust it. djl-trtllm bench --record writes what a server measures."
 PROMPT_TOKENS = 8192
 """Prompt tokens of one step, by default of both engines."""
 _BUSIEST = 0.95
@@ -160,6 +163,34 @@ class Speed:
     def per_stream(self) -> float:
         """Tokens per second of one stream once it has its first token."""
         return 1 / self.itl if self.itl else math.inf
+
+    def lines(self, hourly_price: float | None) -> list[str]:
+        """The speed of one copy of the model for people; `hourly_price` is of the machine, in USD."""
+        dollars, waiting = usd_per_million(hourly_price, self.tokens_per_second), self.load.clients - self.running
+        return [
+            f"speed with {self.load}: {number(self.tokens_per_second)} output tokens per second in all, "
+            f"{number(self.per_stream)} of each stream; the largest part of the time goes to {self.limit}",
+            f"  first token after {seconds(self.ttft)}, or {seconds(self.ttft_of_burst)} for the last one if all send "
+            f"at once; {seconds(self.itl)} between two tokens",
+            *[f"  {self.running} run at a time, and {waiting} wait for room in the KV cache or the batch"]
+            * bool(waiting),
+            *([f"  {dollars:.2f} USD per million output tokens ({PRICES})"] if dollars else []),
+            f"  corrected: {self.origin}" if self.origin else f"  {HINT}",
+        ]
+
+    def as_json(self, hourly_price: float | None) -> dict[str, Any]:
+        return {
+            **vars(self.load),
+            "running": self.running,
+            "tokens_per_second": self.tokens_per_second,
+            "tokens_per_second_per_stream": self.per_stream if self.itl else None,
+            "ttft_seconds": self.ttft,
+            "ttft_of_burst_seconds": self.ttft_of_burst,
+            "itl_seconds": self.itl,
+            "usd_per_million_tokens": usd_per_million(hourly_price, self.tokens_per_second),
+            "limit": self.limit,
+            "corrected_by": self.origin,
+        }
 
 
 @dataclass(frozen=True)
@@ -286,6 +317,6 @@ def _pairs(tokens: float, window: int | None) -> float:
     return seen * seen / 2 + (tokens - seen) * seen
 
 
-def _longest(*seconds: float) -> float:
+def _longest(*parts: float) -> float:
     """The longest of these, and more where others take nearly as long: they do not overlap wholly."""
-    return math.hypot(*seconds)
+    return math.hypot(*parts)

@@ -24,8 +24,19 @@ from djl_trtllm.config.options import suggest
 from djl_trtllm.config.sources import Origin, Setting, Source, masked, parse_properties, read_environment, shortened
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
 from djl_trtllm.files import MOST_SETTINGS_BYTES, read_file
-from djl_trtllm.translate.names import STARTS, TITLES, EngineNames, bare, base, names_of
-from djl_trtllm.translate.rows import PATCH, dropped, parsed, row_of
+from djl_trtllm.translate.names import (
+    PATCH,
+    STARTS,
+    TITLES,
+    WORKERS,
+    EngineNames,
+    bare,
+    base,
+    dropped,
+    names_of,
+    parsed,
+    row_of,
+)
 
 _LONGEST = 100
 _YAML = (".yaml", ".yml")
@@ -112,8 +123,7 @@ def read_text(text: str, path: str, engine: str | None = None) -> Input:
         found = _of_sources("triton", [triton.parse_config(text, path)])
         if triton.model_of(triton.parse(text), path) == triton.ENGINE_MODEL:
             return found
-        others = (_without_name(each, _OTHER_BATCH) if "batch_size" in each.text else each for each in found.settings)
-        return replace(found, settings=tuple(others))
+        return replace(found, settings=tuple(map(_of_another_batch, found.settings)))
     if suffix not in _YAML:
         return read_command(text, engine)
     if engine in (None, "truss") and truss.is_truss(text):
@@ -121,8 +131,8 @@ def read_text(text: str, path: str, engine: str | None = None) -> Input:
     return _read_yaml(text, path, engine)
 
 
-def _without_name(given: Given, problem: str) -> Given:
-    return replace(given, name=None, problem=problem)
+def _of_another_batch(given: Given) -> Given:
+    return replace(given, name=None, problem=_OTHER_BATCH) if "batch_size" in given.text else given
 
 
 def _of_sources(engine: str, sources: Sequence[Source]) -> Input:
@@ -155,7 +165,7 @@ def _of_setting(setting: Setting) -> Given:
     advice = dropped("vllm", setting.name_in_engine) or (
         f"did you mean {near}?" if near else "docs/options.md lists them"
     )
-    return _without_name(given, f"LMI has no such option; {advice}")
+    return replace(given, name=None, problem=f"LMI has no such option; {advice}")
 
 
 def _read_truss(text: str, path: str) -> Input:
@@ -175,7 +185,8 @@ def _read_yaml(text: str, path: str, engine: str | None) -> Input:
     """A file of `--config`. An object of vLLM is one setting; of other engines each field is one."""
     root = _compose(text, path)
     leaves = list(_leaves(root))
-    engine = engine or _engine_of([name for name, _ in leaves], path)
+    if engine in (None, "dynamo"):  # a file that Dynamo's worker takes is one of its engine
+        engine = _engine_of([name for name, _ in leaves], path, ("vllm", "sglang", "trtllm-serve"))
     given = _of_objects(root, path) if engine == "vllm" else _of_leaves(leaves, path, engine)
     return Input(engine, tuple(given))
 
@@ -234,15 +245,12 @@ def _plain(node: yaml.Node) -> Any:
     return [_plain(member) for member in node.value] if isinstance(node, yaml.SequenceNode) else scalar_of(node)
 
 
-def _engine_of(names: Sequence[str], path: str) -> str:
+def _engine_of(names: Sequence[str], where: str, engines: Iterable[str]) -> str:
     """The engine that has most of the names."""
-    known = {
-        engine: sum(names_of(engine).find(name) is not None for name in names)
-        for engine in ("vllm", "sglang", "trtllm-serve")
-    }
+    known = {engine: sum(names_of(engine).find(name) is not None for name in names) for engine in engines}
     best = [engine for engine, count in known.items() if count and count == max(known.values())]
     if len(best) != 1:
-        raise DjlTrtllmError(f"{path}: it may be of {', '.join(best or known)}: say which by --from")
+        raise DjlTrtllmError(f"{where}: it may be of {', '.join(best or known)}: say which by --from")
     return best[0]
 
 
@@ -314,9 +322,10 @@ def _program(words: Sequence[str], engine: str | None) -> tuple[str, int, int]:
                 return STARTS[start], place, place + len(start)
         if _IMAGE.search(word) and following not in (["vllm"], ["python"], ["python3"]):
             return "vllm", place, place + 1
-    if engine is not None and words[0].startswith("-"):
-        return engine, 0, 0
     shown, programs = _shown(" ".join(words), None), ", ".join(" ".join(start) for start in STARTS)
+    if engine is not None and words[0].startswith("-"):
+        flags = [word.partition("=")[0] for word in words if not _is_value(word)]
+        return _engine_of(flags, shown, WORKERS) if engine == "dynamo" else engine, 0, 0
     advice = f"or its flags alone with --from, which is one of {', '.join(TITLES)}"
     raise DjlTrtllmError(f"{shown}: expected a file, or a command line with one of {programs}, {advice}")
 

@@ -1,29 +1,41 @@
-"""Turns settings of one engine into those of another: each becomes a line with its origin, exactness and reason."""
+"""Turns settings of one engine into those of another, and writes them as the target reads them.
+
+Each setting becomes a line with its origin, exactness and reason. The text has these as comments, and at its end those
+of lost settings.
+"""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterator
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import yaml
 
 from djl_trtllm.config.options.option import NotAValueError, as_text
 from djl_trtllm.config.sources import Origin, masked
 from djl_trtllm.errors import DjlTrtllmError
-from djl_trtllm.translate.names import TITLES, WORKERS, base, names_of
+from djl_trtllm.translate.names import (
+    MODULES,
+    TITLES,
+    WORKERS,
+    Name,
+    base,
+    cell,
+    name_in,
+    name_in_lmi_of_vllm,
+    names_of,
+    row_of,
+    rule,
+)
 from djl_trtllm.translate.reading import Given, Input
-from djl_trtllm.translate.rows import Name, cell, name_in, name_in_lmi_of_vllm, row_of, rule
 
 _ECHOES = ("max_input_len", "max_output_len")
 """Options that `config/` sets by Truss's max_seq_len, because this server bounds prompts and outputs too."""
-
-
-class Exactness(str, enum.Enum):
-    """Whether the target does the same with the line, something near, or has no line for it."""
-
-    SAME = "same"
-    NEAR = "near"
-    LOST = "lost"
 
 
 @dataclass(frozen=True)
@@ -49,10 +61,9 @@ class Line:
         return self.given.origin
 
     @property
-    def exactness(self) -> Exactness:
-        if self.name is None:
-            return Exactness.LOST
-        return Exactness.NEAR if self.reason else Exactness.SAME
+    def exactness(self) -> str:
+        """`same` where the target does the same with the line, `near`, or `lost` where it has no line."""
+        return "lost" if self.name is None else "near" if self.reason else "same"
 
     def as_json(self) -> dict[str, Any]:
         shown = {"written": self.written, "origin": str(self.origin), "exactness": self.exactness}
@@ -209,7 +220,7 @@ def _once(lines: list[Line]) -> Iterator[Line]:
     for line in lines:
         earlier = best.get(line.name)
         again = earlier is not None and line.row == earlier.row
-        if earlier is None or again or earlier.exactness is line.exactness or line.exactness is Exactness.SAME:
+        if earlier is None or again or earlier.exactness == line.exactness or line.exactness == "same":
             best[line.name] = line
     for line in lines:
         path = [] if line.name is None else line.name.split(".")
@@ -219,3 +230,159 @@ def _once(lines: list[Line]) -> Iterator[Line]:
             yield line
         elif (winner.written, winner.value) != (line.written, line.value):
             yield Line(line.given, f"{winner.written} sets {winner.name}")
+
+
+# -- the text ----------------------------------------------------------------------------------------------------------
+
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
+_ESCAPED = re.compile(r'(["\\`]|\$(?!\w+|\{\w+\}))')
+"""What stands between double quotes after a backslash: all that the shell reads there, but variables."""
+_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
+_TYPED = "trtllm."
+"""How names of Dynamo begin that are arguments of TensorRT-LLM: `--trtllm.NAME` has one word, and underscores."""
+
+
+def rendered(translation: Translation) -> str:
+    """The text of the target's file or command line, with a newline at its end."""
+    source = TITLES.get(translation.source, translation.source)
+    lines = [f"# Translated from {source} by djl-trtllm translate."]
+    writer = _FILES.get(translation.target, _command)
+    unset = {found[0] for line in translation.kept for found in _VARIABLE.finditer(as_text(line.value))}
+    if unset and writer is not _command:
+        lines.append(f"# A file has no variables: write the values of {', '.join(sorted(unset))}.")
+    lines += [*writer(translation), *(f"# {summary(line)}" for line in translation.lost)]
+    return "\n".join(lines) + "\n"
+
+
+def summary(line: Line) -> str:
+    """One line about a line: `near: --max-model-len=8192 (command line): the reason`."""
+    text = f"{line.exactness}: {line.written} ({line.origin})"
+    return _one_line(f"{text}: {line.reason}" if line.reason else text)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _properties(translation: Translation) -> Iterator[str]:
+    if translation.source != "lmi":
+        yield "# The engine that LMI is to run."
+        yield f"option.rolling_batch={engine_of_lmi(translation.source)}"
+    for line in translation.kept:
+        plain = not isinstance(line.value, dict)
+        if isinstance(line.value, list):
+            plain = all(
+                isinstance(item, (int, float)) or (isinstance(item, str) and "," not in item) for item in line.value
+            )
+        yield f"# {summary(line)}"
+        yield f"{line.name}={as_text(line.value) if plain else json.dumps(line.value)}".translate(_ESCAPES)
+
+
+def _pbtxt(translation: Translation) -> Iterator[str]:
+    yield "# Put these into tensorrt_llm/config.pbtxt of tensorrtllm_backend, which also has the inputs and outputs."
+    yield 'name: "tensorrt_llm"\nbackend: "tensorrtllm"'
+    for line in translation.kept:
+        text = as_text(line.value)
+        yield f"# {summary(line)}"
+        if line.name == "max_batch_size":
+            # A number that is not known yet is `${N}` there.
+            number = re.sub(r"^\$(\w+)$", r"${\1}", _one_line(text))
+            yield f"max_batch_size: {number}"
+        elif line.name == "decoupled":
+            yield f"model_transaction_policy {{ decoupled: {text} }}"
+        else:
+            yield f"parameters {{ key: {json.dumps(line.name)} value: {{ string_value: {json.dumps(text)} }} }}"
+
+
+def _vllm(translation: Translation) -> Iterator[str]:
+    # Without a name vLLM serves a model of its own choice.
+    model = "" if any(line.name == "model" for line in translation.kept) else "MODEL "
+    yield f"# Start it by: vllm serve {model}--config FILE.yaml"
+    fields = _nested({str(line.name): line for line in translation.kept})
+    yield from _yaml({name.replace("_", "-"): leaf for name, leaf in fields.items()})
+
+
+def _trtllm_serve(translation: Translation) -> Iterator[str]:
+    flags = [line for line in translation.kept if str(line.name).startswith("--") or line.name == "model"]
+    words = [word for line in flags if line.name != "model" for word in _words(line, "")]
+    model = next((as_text(line.value) for line in flags if line.name == "model"), "MODEL")
+    yield "# Start it by: " + _one_line(_joined(["trtllm-serve", model, *words, "--config", "FILE.yaml"]))
+    yield from (f"#   {summary(line)}" for line in flags)
+    yield from _yaml(_nested({str(line.name): line for line in translation.kept if line not in flags}))
+
+
+def _truss(translation: Translation) -> Iterator[str]:
+    yield "# Truss also needs resources.accelerator, the GPUs: H100:2, for example."
+    leaves: dict[str, Line | str] = {"trt_llm.inference_stack": "v2"}
+    if any(".checkpoint_repository." in str(line.name) for line in translation.kept):
+        leaves["trt_llm.build.checkpoint_repository.source"] = "HF"
+    yield from _yaml(_nested(leaves | {str(line.name): line for line in translation.kept}))
+
+
+def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects of the leaves, which are by the paths of their keys; none is a leaf and an object."""
+    found: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *objects, name = path.split(".")
+        fields = found
+        for each in objects:
+            fields = fields.setdefault(each, {})
+        fields[name] = leaf
+    return found
+
+
+def _yaml(fields: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    """Lines of a YAML file, of lines and texts in objects."""
+    for name, leaf in fields.items():
+        if isinstance(leaf, dict):
+            yield f"{indent}{name}:"
+            yield from _yaml(leaf, f"{indent}  ")
+        else:
+            yield f"{indent}{name}: " + (leaf if isinstance(leaf, str) else f"{_scalar(leaf.value)}  # {summary(leaf)}")
+
+
+def _scalar(value: Any) -> str:
+    return str(yaml.safe_dump([value], default_flow_style=True, width=math.inf, sort_keys=False)[1:-2])
+
+
+def _command(translation: Translation) -> Iterator[str]:
+    kept = translation.kept
+    yield from (f"# {summary(line)}" for line in kept)
+    program = f"python -m {MODULES[translation.target]}"
+    named = any(line.row == "model_id" for line in kept)
+    # Dynamo takes the arguments of TensorRT-LLM that have more than a word as one object, and then all of them.
+    arguments = {str(line.name): line.value for line in kept if str(line.name).startswith(_TYPED)}
+    whole = any(isinstance(value, (list, dict, type(None))) for value in arguments.values())
+    flags = [line for line in kept if not (whole and line.name in arguments)]
+    words = [_words(line, "--no-" if translation.target == "dynamo.vllm" else "") for line in flags]
+    words += [["--override-engine-args", json.dumps(_nested(arguments)["trtllm"])]] if whole else []
+    lines = map(_joined, words)
+    yield " \\\n  ".join([program if named else f"{program} --model MODEL", *filter(None, lines)])
+
+
+def _words(line: Line, off: str) -> list[str]:
+    """The words of one flag; a switch that is off begins with `off`, and is left out if `off` is empty."""
+    name, value, switch = str(line.name), line.value, as_text(line.value)
+    if name.startswith(_TYPED):
+        return [f"--{name}", switch]
+    flag = name if name.startswith("--") else f"--{name.replace('_', '-')}"
+    if switch in ("true", "false"):
+        return [flag] if switch == "true" else [off + flag.removeprefix("--")] if off else []
+    members = value if isinstance(value, list) else [value]
+    return [flag, *(json.dumps(each) if isinstance(each, (dict, list)) else as_text(each) for each in members)]
+
+
+def _joined(words: list[str]) -> str:
+    """The words as the shell reads them. Variables in them are put in by it; nothing else in them is."""
+    return " ".join(
+        '"' + _ESCAPED.sub(r"\\\1", word) + '"' if _VARIABLE.search(word) else shlex.quote(word) for word in words
+    )
+
+
+_FILES = {
+    "lmi": _properties,
+    "triton": _pbtxt,
+    "vllm": _vllm,
+    "trtllm-serve": _trtllm_serve,
+    "truss": _truss,
+}

@@ -11,8 +11,9 @@ import re
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,21 +50,21 @@ def read_engines(text: str) -> list[Engine]:
     known = {"tensorrt_llm": Backend.PYTORCH.value} | {name: name for name in Backend.all_values()}
     del known[Backend.AUTO.value]
     engines: dict[str, Engine] = {}
+    problems = []
     for part in text.split(","):
         given, _, python = (each.strip() for each in part.partition("="))
         name = known.get(given, given)
-        problem = ""
         if given not in known:
-            problem = f"{given or 'nothing'} is no engine; expected {', '.join(known)}"
+            problems.append(f"{given or 'nothing'} is no engine; expected {', '.join(known)}")
         elif name in engines:
-            problem = f"{name} is named twice"
+            problems.append(f"{name} is named twice")
         elif python and not os.access(python, os.X_OK):
-            problem = f"{python} is no program; expected the Python that has {name}"
-        if problem:
-            raise BenchmarkError(f"--engines {text}: {problem}")
+            problems.append(f"{python} is no program; expected the Python that has {name}")
         engines[name] = Engine(name, python or sys.executable)
     if len(engines) < 2:
-        raise BenchmarkError(f"--engines {text}: expected two or more, separated by commas")
+        problems.append("expected two or more, separated by commas")
+    if problems:
+        raise BenchmarkError(f"--engines {text}: {problems[0]}")
     return list(engines.values())
 
 
@@ -221,14 +222,13 @@ def _gpu_memory() -> int | None:
     return sum(state.total - state.free for state in states) if states else None
 
 
+_HERE = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
 def _get(port: int, path: str) -> str | None:
     """A page of the server; None where nobody answers, or with another status than 200."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    with closing(connection), suppress(OSError, http.client.HTTPException):
-        connection.request("GET", path)
-        response = connection.getresponse()
-        if response.status == http.client.OK:
-            return response.read().decode(errors="replace")
+    with suppress(OSError, http.client.HTTPException), _HERE.open(f"http://127.0.0.1:{port}{path}", timeout=10) as page:
+        return str(page.read().decode(errors="replace"))
     return None
 
 

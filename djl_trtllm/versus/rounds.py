@@ -1,10 +1,11 @@
 """The rounds of a comparison: in each, every engine is started, measured under the same loads, and ended.
 
-The order turns round by round (A B, B A, A B), so that a machine that slows down affects all alike.
+The order turns round by round (A B, B A, A B), so that a machine that slows down affects all alike. A round is kept as
+the JSON of the command has it; the table, the conclusion and the picture are made of that.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -14,15 +15,61 @@ from typing import Any, NamedTuple
 from djl_trtllm.bench.apis import read_prompts
 from djl_trtllm.bench.client import Target
 from djl_trtllm.bench.figures import Figures
+from djl_trtllm.bench.report import Chart, Line, picture, plan_as_json
 from djl_trtllm.bench.session import Plan, Result, Sweep
 from djl_trtllm.bench.session import run_here as run_load
+from djl_trtllm.config.sources import shortened
 from djl_trtllm.errors import BenchmarkError
+from djl_trtllm.listing import number
+from djl_trtllm.progress import format_bytes
 from djl_trtllm.quality.figures import Comparison, Continuation
 from djl_trtllm.quality.report import DEFAULT_PROMPTS
 from djl_trtllm.quality.sides import Asked, Served
+from djl_trtllm.sizing.machines import PRICES, Instance, usd_per_million
 from djl_trtllm.versus.engines import Engine, Memory, Server, common_limits, differences, prepare, resolve, serving
 
 _ANSWER_TOKENS = 64
+_LONGEST_VALUE = 60
+
+Round = dict[str, Any]
+"""One start of an engine: its figures, and those of each load (`Figures.as_json`) in `loads`."""
+_OF_LOAD = {
+    "tok/s": ("output_tokens_per_second", None),
+    "TTFT p50 ms": ("ttft_seconds", "p50"),
+    "TTFT p99 ms": ("ttft_seconds", "p99"),
+    "ITL p50 ms": ("itl_seconds", "p50"),
+    "ITL p99 ms": ("itl_seconds", "p99"),
+}
+"""Rows of the table for each load: where its JSON has the figure, which is a number, or seconds by percentile."""
+_OF_ROUND = {
+    "most tok/s": "output_tokens_per_second",
+    "knee, clients": "knee",
+    "start s": "start_seconds",
+    "memory": "memory_bytes",
+    "GPU memory": "gpu_memory_bytes",
+    "$ per million tokens, {instance}": "usd_per_million_tokens",
+}
+"""Rows of the table for each round, with the names of their figures; those in bytes end so."""
+_CHARTS = {
+    "Throughput": "tok/s",
+    "Time to first token, median": "TTFT p50 ms",
+    "Inter-token latency, median": "ITL p50 ms",
+}
+
+
+def round_of(seconds: float, loads: Sequence[Figures], memory: Memory, hourly_price: float | None) -> Round:
+    """The figures of one start that took `seconds`; the price is in USD."""
+    most = max(figures.tokens_per_second for figures in loads)
+    return {
+        "output_tokens_per_second": most,
+        # Of the clients that were measured.
+        "knee": Sweep({figures.concurrency or 0: figures for figures in loads}).bracket()[1],
+        "start_seconds": seconds,
+        "memory_bytes": memory.host,
+        "gpu_memory_bytes": memory.gpus,
+        "usd_per_million_tokens": usd_per_million(hourly_price, most),
+        "loads": [figures.as_json() for figures in loads],
+    }
 
 
 class Spread(NamedTuple):
@@ -32,28 +79,9 @@ class Spread(NamedTuple):
     lowest: float
     highest: float
 
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> "Spread":
-        known = [value for value in values if value is not None and math.isfinite(value)] or [math.nan]
-        return cls(median(known), min(known), max(known))
-
-
-class Round(NamedTuple):
-    """One start of an engine: its seconds, the figures of each load, and the memory after them."""
-
-    start_seconds: float
-    figures: list[Figures]
-    memory: Memory
-
-    @property
-    def best(self) -> Figures:
-        return max(self.figures, key=lambda figures: figures.tokens_per_second)
-
-    @property
-    def knee(self) -> int:
-        """The smallest number of clients with nearly the highest throughput of this round, of those measured."""
-        points = {figures.concurrency or 0: figures for figures in self.figures}
-        return Sweep(points).bracket()[1]
+    def written(self, write: Callable[[float], str] = number) -> str:
+        middle, low, high = map(write, self)
+        return middle if low == high else f"{middle} ({low}-{high})"
 
 
 @dataclass
@@ -65,31 +93,48 @@ class Measured:
     answers: list[Continuation] = field(default_factory=list)
     no_answers: str = ""
 
-    def spread(self, value: Callable[[Round], float | None]) -> Spread:
-        return Spread.of(value(each) for each in self.rounds)
+    def spread(self, name: str) -> Spread:
+        """The spread of a figure of the rounds."""
+        return self._spread(each[name] for each in self.rounds)
+
+    def under(self, load: int, row: str) -> Spread:
+        """The spread of a figure of one of the loads, as its row of the table has it."""
+        name, percentile = _OF_LOAD[row]
+        found = (each["loads"][load][name] for each in self.rounds)
+        if percentile is None:
+            return self._spread(found)
+        return self._spread(1000 * each.get(percentile, math.nan) for each in found)
+
+    @staticmethod
+    def _spread(values: Iterator[float | None]) -> Spread:
+        known = [value for value in values if value is not None and math.isfinite(value)] or [math.nan]
+        return Spread(median(known), min(known), max(known))
 
     @property
     def throughput(self) -> Spread:
         """The highest throughput of each round, in tokens per second."""
-        return self.spread(lambda each: each.best.tokens_per_second)
+        return self.spread("output_tokens_per_second")
 
     @property
     def middle(self) -> Round:
         """The round of the median throughput, or the faster one of the two next to it."""
-        return sorted(self.rounds, key=lambda each: each.best.tokens_per_second)[len(self.rounds) // 2]
+        return sorted(self.rounds, key=lambda each: float(each["output_tokens_per_second"]))[len(self.rounds) // 2]
 
     @property
     def failed(self) -> int:
-        return sum(figures.failed + figures.unfinished for each in self.rounds for figures in each.figures)
+        counts = [load["requests"] for each in self.rounds for load in each["loads"]]
+        return sum(count["failed"] + count["unfinished"] for count in counts)
 
 
 @dataclass
 class Versus:
-    """The engines side by side. `differing` are the options that differ between them, by key."""
+    """The engines side by side, and what is said of them. `differing` are options that differ between them, by key."""
 
     model: str
     plan: Plan
     engines: list[Measured]
+    instance: Instance | None = None
+    """The machine whose price per hour counts."""
     differing: dict[str, list[str]] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
     """Limits that differed, and what was set for all."""
@@ -103,30 +148,135 @@ class Versus:
         """Whether every engine has a whole round."""
         return all(measured.rounds for measured in self.engines)
 
+    @property
+    def names(self) -> list[str]:
+        return [measured.engine.name for measured in self.engines]
+
+    @property
+    def hourly_price(self) -> float | None:
+        return None if self.instance is None else self.instance.hourly_price
+
     def agreement(self, measured: Measured) -> Comparison | None:
         """The answers of an engine beside those of the first one; None where either has none."""
         first = self.engines[0]
         return Comparison(first.answers, measured.answers) if first.answers and measured.answers else None
 
-    def ranked(self) -> list[Measured]:
-        """The engines by their median throughput, the highest first."""
-        return sorted(self.engines, key=lambda each: -each.throughput.median)
-
     @property
     def ahead(self) -> Measured | None:
         """The fastest engine if even its slowest round is faster than all of the others; one round shows nothing."""
-        first, *others = self.ranked()
+        first, *others = self._ranked()
         apart = all(first.throughput.lowest > other.throughput.highest for other in others)
         return first if apart and len(first.rounds) > 1 else None
 
+    def _ranked(self) -> list[Measured]:
+        return sorted(self.engines, key=lambda each: -each.throughput.median)
 
-def compare(model: str, engines: Sequence[Engine], plan: Plan, rounds: int, say: Callable[[str], None]) -> Versus:
-    """Measure a model on each engine, in turns. `plan.target` is replaced by each server's own.
+    def table(self) -> list[list[str]]:
+        """Rows of cells: a figure, and its median (lowest-highest) on each engine. The first row names the engines.
+
+        A figure of a round that no engine has is left out.
+        """
+        rows = [["", *self.names]]
+        for place, load in enumerate(self.plan.loads):
+            rows += [
+                [f"{row}, {load.label}", *(e.under(place, row).written() for e in self.engines)] for row in _OF_LOAD
+            ]
+        for title, name in _OF_ROUND.items():
+            write = _bytes if name.endswith("bytes") else number
+            cells = [measured.spread(name).written(write) for measured in self.engines]
+            rows += [[title.format(instance=self.instance and self.instance.name), *cells]] if {*cells} != {"-"} else []
+        rows.append(["tokens that agree", "the reference", *map(self._agreement, self.engines[1:])])
+        rows.append(["failed requests", *(f"{measured.failed:,}" for measured in self.engines)])
+        return rows
+
+    def _agreement(self, measured: Measured) -> str:
+        comparison = self.agreement(measured)
+        if comparison is None:
+            return "not available"
+        verdict = "differs" if any(comparison.reasons()) else "agrees"
+        return f"{100 * comparison.agreement:.2f} % ({verdict})"
+
+    def configuration(self) -> list[list[str]]:
+        """Rows of the options that differ, with the value on each engine; the first row names the engines."""
+        rows = [[key, *(shortened(cell, _LONGEST_VALUE) for cell in cells)] for key, cells in self.differing.items()]
+        return [["", *self.names], *rows] if rows else []
+
+    def conclusion(self) -> Iterator[str]:
+        """Yield sentences: which engine is ahead, which answers differ, what is not known, where the price is from."""
+        first, second, *_ = self._ranked()
+        rounds, (fast, slow) = len(first.rounds), (each.engine.name for each in (first, second))
+        if self.ahead is not None:
+            factor = first.throughput.median / second.throughput.median if second.throughput.median else math.inf
+            yield (
+                f"{fast} is ahead: its slowest round has more tokens per second than the fastest of {slow} "
+                f"({factor:.2f} times by the medians of {rounds} rounds)."
+            )
+        elif rounds == 1:
+            yield f"{fast} has the most tokens per second in one round; more --rounds show if it is ahead."
+        else:
+            yield f"No engine is ahead: rounds of {fast} and others overlap."
+        for measured in self.engines:
+            comparison, name = self.agreement(measured), measured.engine.name
+            if measured.no_answers:
+                yield f"{name} has no answers to compare: {measured.no_answers}"
+            elif comparison is not None and (reasons := list(comparison.reasons())):
+                yield f"{name} answers otherwise than {self.names[0]}: {'; '.join(reasons)}."
+        if self.instance is not None:
+            yield f"The price is that of {self.instance.name} ({PRICES}); the throughput is that of this machine."
+
+    def as_json(self) -> dict[str, Any]:
+        machine, compared = self.instance, {id(each): self.agreement(each) for each in self.engines[1:]}
+        return {
+            **plan_as_json(self.plan),
+            "model": self.model,
+            "limits": self.limits,
+            "interrupted": self.interrupted,
+            "ahead": self.ahead.engine.name if self.complete and self.ahead else None,
+            "instance": machine and {"name": machine.name, "usd_per_hour": self.hourly_price, "prices": str(PRICES)},
+            "engines": [
+                {
+                    "engine": each.engine.name,
+                    "python": each.engine.python,
+                    "rounds": each.rounds,
+                    "answers": (found := compared.get(id(each))) and found.as_json(),
+                    "no_answers": each.no_answers or None,
+                }
+                for each in self.engines
+            ],
+            "configuration": {key: dict(zip(self.names, cells, strict=True)) for key, cells in self.differing.items()},
+            "warnings": self.warnings,
+        }
+
+    def picture(self) -> str:
+        """Return the picture as SVG: medians of throughput and latencies by clients, and answers that still agree."""
+        clients = [float(load.concurrency or 0) for load in self.plan.loads]
+        labels = [f"{each:g}" for each in clients]
+        charts = []
+        for title, row in _CHARTS.items():
+            unit, factor = ("tokens per second", 1.0) if row == "tok/s" else ("seconds", 0.001)
+            lines = [
+                Line(each.engine.name, [(x, factor * each.under(n, row).median) for n, x in enumerate(clients)], labels)
+                for each in self.engines
+            ]
+            charts.append(Chart(title, "clients", unit, lines, log="x"))
+        compared = {measured.engine.name: self.agreement(measured) for measured in self.engines[1:]}
+        lines = [Line(name, each.agreeing(), steps=True) for name, each in compared.items() if each is not None]
+        if lines:
+            title = f"Prompts whose answers agree with those of {self.names[0]}"
+            charts.append(Chart(title, "tokens", "share", lines))
+        return picture(charts)
+
+
+def _bytes(value: float) -> str:
+    return "-" if math.isnan(value) else format_bytes(int(value))
+
+
+def compare(found: Versus, rounds: int, say: Callable[[str], None]) -> None:
+    """Measure the model on each engine, in turns. `plan.target` is replaced by each server's own.
 
     Ctrl-C ends the running server and leaves the rounds that are whole, and so does an engine that cannot serve the
     model, or answers no request. Raises BenchmarkError for such an engine before every engine has a round.
     """
-    found = Versus(model, plan, [Measured(engine) for engine in engines])
     with TemporaryDirectory(prefix="djl-trtllm-versus-") as scratch:
         try:
             directories = _resolve(found, Path(scratch), say)
@@ -137,7 +287,7 @@ def compare(model: str, engines: Sequence[Engine], plan: Plan, rounds: int, say:
                     log = Path(scratch, f"{name}.log")
                     with serving(measured.engine, directories[name], log) as server:
                         say(f"{name} is ready after {server.seconds:.1f} s")
-                        result = Result(replace(plan, target=Target.parse(server.url, {}), seed=number))
+                        result = Result(replace(found.plan, target=Target.parse(server.url, {}), seed=number))
                         # Nothing is shown of a load that runs: a line for each start and end is enough.
                         run_load(lambda progress: None, say, result)
                         found.warnings += [f"{name}: {text}" for text in result.warnings]
@@ -147,10 +297,11 @@ def compare(model: str, engines: Sequence[Engine], plan: Plan, rounds: int, say:
                             raise KeyboardInterrupt
                         if not any(figures.succeeded for figures in result.figures):
                             raise BenchmarkError(f"{name}: no request succeeded: {_errors(result)}")
-                        measured.rounds.append(Round(server.seconds, result.figures, server.memory()))
+                        whole = round_of(server.seconds, result.figures, server.memory(), found.hourly_price)
+                        measured.rounds.append(whole)
                         if number == 0:
                             say(f"{name} answers the prompts of `quality`")
-                            _ask(measured, server, plan.timeout)
+                            _ask(measured, server, found.plan.timeout)
         except KeyboardInterrupt:
             found.interrupted = True
         except BenchmarkError as error:
@@ -158,7 +309,6 @@ def compare(model: str, engines: Sequence[Engine], plan: Plan, rounds: int, say:
                 raise
             found.failure = error
     found.warnings = list(dict.fromkeys(found.warnings))
-    return found
 
 
 def _resolve(found: Versus, scratch: Path, say: Callable[[str], None]) -> dict[str, Path]:

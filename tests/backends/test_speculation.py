@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from djl_trtllm.backends.openvino.backend import OpenVinoPlan
-from djl_trtllm.commands.size_report import read_request
+from djl_trtllm.commands.size_request import read_request
 from djl_trtllm.engines.hardware import Hardware
 from djl_trtllm.engines.plan import EnginePlan
 from djl_trtllm.errors import DjlTrtllmError

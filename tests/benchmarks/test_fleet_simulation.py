@@ -14,10 +14,10 @@ import orjson
 import pytest
 
 from benchmarks.fleet.arrivals import Lengths, Request, arrivals, burst, read_trace, steady
-from benchmarks.fleet.check import PLACES, STEPS_PER_SECOND, compare
+from benchmarks.fleet.measured import ALONE, PLACES, Measured, compare
 from benchmarks.fleet.replica import Gpu, Replica, Scripted
 from benchmarks.fleet.rules import Figures, Fixed, Keda, Ray, Rule, queries
-from benchmarks.fleet.simulation import ColdStart, Fleet, Simulation, Troubles
+from benchmarks.fleet.simulation import ColdStart, Fleet, Result, Simulation, Troubles
 from djl_trtllm.api.base import RawRequest
 from djl_trtllm.api.registry import DEFAULT
 from djl_trtllm.model import Tokenizer
@@ -243,17 +243,17 @@ def test_a_trace_of_azure_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", [1, 7])
 def test_a_simulated_replica_has_the_figures_of_a_server(hosts: Hosts, tokenizer: Tokenizer, seed: int) -> None:
-    def measure(planned: Sequence[Request]) -> list[Request]:
-        return virtual_time.run(_send(hosts, tokenizer, planned))
+    def measure(planned: Sequence[Request]) -> Measured:
+        return Measured(Result(0, 60, virtual_time.run(_send(hosts, tokenizer, planned))))
 
-    rows = compare(60, seed, measure)
-    assert len(rows) == 6
+    rows = compare(ALONE, 60, seed, measure)
+    assert sum(row.measured > 0 for row in rows) == 5
     assert {row.name: row.off for row in rows if row.off > 0.02} == {}
 
 
 async def _send(hosts: Hosts, tokenizer: Tokenizer, planned: Sequence[Request]) -> list[Request]:
-    """What `benchmarks.fleet.check` does with a real server, in virtual time."""
-    hosts.alone, hosts.step_seconds = True, 1 / STEPS_PER_SECOND
+    """What `compare` does with a real server, in virtual time."""
+    hosts.alone, hosts.step_seconds = True, 1 / ALONE.steps_per_second
     service = await loaded(tokenizer, max_rolling_batch_size=PLACES, job_queue_size=len(planned))
     done = list(await asyncio.gather(*(_one(service, request) for request in planned)))
     await service.close()

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from djl_trtllm.commands.size_report import SizeReport, SizeRequest, read_request
+from djl_trtllm.commands.size_report import SizeReport
+from djl_trtllm.commands.size_request import SizeRequest, read_request
 from djl_trtllm.sizing.machines import Machine
 from tests.finder.conftest import trials
 from tests.sizing.configs import llama

@@ -92,6 +92,14 @@ def test_requests_without_an_end_are_status_3_and_counted() -> None:
     assert result.exit_code == 3
 
 
+def test_what_the_server_warns_of_is_a_warning_once() -> None:
+    stub = OpenAiStub(warning='299 stub "unknown and ignored: top_z"')
+    with stub.serving() as url:
+        result = bench(url, "--concurrency", "1,2", "--parameters", '{"top_z": 3}', "--json", *SMALL)
+    assert json.loads(result.stdout)["warnings"].count("the server warns: unknown and ignored: top_z") == 1
+    assert result.stderr.count("ignored: top_z") == 1
+
+
 @by_table("arguments", "error")
 def test_a_wrong_flag_is_an_error_that_names_it(arguments: tuple[str, ...], error: str) -> None:
     result = bench("http://127.0.0.1:1", "--model", "m", *arguments)

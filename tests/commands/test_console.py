@@ -166,6 +166,25 @@ def test_the_list_of_commands_has_the_first_line_of_each_ones_help(name: str) ->
     assert cli.SUMMARIES[name] == inspect.cleandoc(cli.find_command(name).help or "").partition("\n\n")[0]
 
 
+@by_rows(
+    ("line", "text"),
+    [
+        ("serve", "The model. Default:"),
+        ("quality", "The reference. A model directory"),
+        ("size", "A checkpoint: a directory"),
+        ("cache prune", "A fleet's cache"),
+    ],
+)
+def test_the_help_of_a_command_has_that_of_its_arguments(line: str, text: str) -> None:
+    shown = CliRunner().invoke(cli.app, [*line.split(), "--help"], env={"COLUMNS": "80"}).stdout
+    assert text in " ".join(re.sub("[│╭╮╰╯─]", "", shown).split())
+
+
+def test_paragraphs_of_a_help_are_wrapped_at_the_width_of_the_terminal() -> None:
+    for name in cli.SUMMARIES:
+        assert re.search(r"\S\n\S", cli.find_command(name).help or "") is None, name
+
+
 def test_the_commands_of_a_first_day_come_first() -> None:
     listed = CliRunner().invoke(cli.app, ["--help"]).stdout.split("Commands")[1]
     names = [line.split()[1] for line in listed.splitlines() if re.match(r"\W+\b[a-z]+ {2,}\S", line)]

@@ -45,6 +45,10 @@ def test_json_has_each_line_with_origin_exactness_and_reason() -> None:
 def test_flags_alone_are_of_the_engine_that_is_named() -> None:
     out, _ = run("--from", "vllm", "--to", "trtllm-serve", "--", "--max-num-seqs", "4", code=0)
     assert "max_batch_size: 4" in out
+    out, _ = run("--from", "dynamo", "--to", "trtllm-serve", "--", "--max-num-seqs", "4", "--namespace", "n", code=3)
+    assert "max_batch_size: 4" in out, "of the worker that has most of the names"
+    _, err = run("--from", "dynamo", "--to", "vllm", "--", "--namespace", "n", code=1)
+    assert "dynamo.sglang" in err and "--from" in err
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from djl_trtllm import cli
-from djl_trtllm.commands.bench_record import Recorder
+from djl_trtllm.commands.size_request import Recorder
 from djl_trtllm.engines import hardware
 from djl_trtllm.engines.hardware import GpuState
 from djl_trtllm.errors import BenchmarkError, SizingError
@@ -27,7 +27,7 @@ def test_a_wrong_comparison_is_an_error_that_names_it(engines: str, more: list[s
 def found(monkeypatch: pytest.MonkeyPatch) -> rounds.Versus:
     """What every comparison finds."""
     found = versus(measured("vllm", (1, 10), (1, 40), (1, 30)), measured("openvino", (1, 20), (1, 20), (1, 20)))
-    monkeypatch.setattr(rounds, "compare", lambda *given: found)
+    monkeypatch.setattr(rounds, "compare", lambda given, *_: given.__dict__.update(found.__dict__))
     return found
 
 
@@ -38,7 +38,7 @@ def run(*more: str) -> Any:
 def test_failed_requests_and_interrupts_decide_the_status(found: rounds.Versus) -> None:
     result = run()
     assert result.exit_code == 0 and "No engine is ahead" in result.stdout
-    found.engines[1].rounds[0].figures[0].unfinished = 1
+    found.engines[1].rounds[0]["loads"][0]["requests"]["unfinished"] = 1
     assert run().exit_code == 3
     found.interrupted = True
     assert run().exit_code == 130
@@ -64,7 +64,7 @@ def test_what_was_measured_is_shown_where_it_cannot_be_recorded(
         def __init__(self, *given: object) -> None:
             pass
 
-        def write(self, result: Any, command: str) -> None:
+        def write(self, loads: Any, prompt_tokens: int, command: str) -> None:
             raise SizingError("no room for points")
 
     monkeypatch.setattr(Recorder, "of", Full)
@@ -82,8 +82,8 @@ def test_the_round_of_the_median_throughput_is_recorded_of_each_engine(
         def __init__(self, model: str, engine: str, gpu: str | None) -> None:
             self.engine = engine
 
-        def write(self, result: Any, command: str) -> None:
-            kept.append((self.engine, result.figures[1].tokens_per_second, command))
+        def write(self, loads: Any, prompt_tokens: int, command: str) -> None:
+            kept.append((self.engine, loads[1]["output_tokens_per_second"], command))
 
     monkeypatch.setattr(Recorder, "of", Keeps)
     monkeypatch.setattr(hardware, "read_states", lambda: ())

@@ -11,7 +11,7 @@ import pytest
 from djl_trtllm.backends.base import this_machine
 from djl_trtllm.engines.hardware import Gpu, Hardware
 from djl_trtllm.finder import measure
-from djl_trtllm.finder.trial import Outcome, TrialReport, TrialResult, TrialSpec
+from djl_trtllm.finder.trial import Outcome, TrialReport, TrialSpec
 from tests.support.models import scripted_model
 
 LIMITS: dict[str, object] = {"option.max_input_len": 4096, "option.max_output_len": 64, "option.max_seq_len": 4160}
@@ -42,7 +42,7 @@ class Played:
     tried: list[int] = field(default_factory=list)
     specs: list[TrialSpec] = field(default_factory=list)
 
-    def __call__(self, spec: TrialSpec, log_path: Path, on_report: Callable[[TrialReport | None], None]) -> TrialResult:
+    def __call__(self, spec: TrialSpec, log_path: Path, on_report: Callable[[TrialReport | None], None]) -> Outcome:
         if len(self.tried) == self.interrupted:
             raise KeyboardInterrupt
         tokens = int(spec.options["option.max_num_tokens"])
@@ -52,12 +52,10 @@ class Played:
         for report in (*reports, None):
             on_report(report)
         if self.failing(tokens, spec):
-            outcome = Outcome("failed", "load", self.reason)
-        elif tokens > self.bound:
-            outcome = Outcome("memory", "requests", "std::bad_alloc")
-        else:
-            outcome = Outcome("fits", "requests")
-        return TrialResult(outcome, reports, 0.25)
+            return Outcome("failed", "load", self.reason, 0.25)
+        if tokens > self.bound:
+            return Outcome("memory", "requests", "std::bad_alloc", 0.25)
+        return Outcome("fits", "requests", seconds=0.25)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import logging
 import os
 import shutil
 import subprocess
@@ -27,24 +26,23 @@ from djl_trtllm.backends.base import this_machine
 from djl_trtllm.config import Backend
 from djl_trtllm.engines.cache import EngineCache
 from djl_trtllm.errors import ConfigError, DjlTrtllmError
+from djl_trtllm.finder import measure as measure_module
 from djl_trtllm.finder.measure import (
     LOWEST,
     Attempt,
-    Finder,
     Measured,
     MeasurementState,
     Search,
     Settings,
-    ShownMeasurement,
     StateFile,
-    TrialStep,
+    Subject,
     candidates,
-    most_trials,
+    measure_subject,
     open_subject,
     refuse_built,
 )
-from djl_trtllm.finder.trial import Phase, TrialLoad, TrialReport, TrialSpec, run_trial
-from djl_trtllm.progress import display_on
+from djl_trtllm.finder.trial import Outcome, Phase, TrialLoad, TrialReport, TrialSpec, run_trial
+from djl_trtllm.progress import LogDisplay, ProgressMeter, display_on
 from tests.fakes.installation import fake_tensorrt_llm
 from tests.finder.conftest import Played, model_with, one_gpu
 from tests.support.tables import by_rows, by_table
@@ -111,6 +109,7 @@ def test_one_process_at_a_time_measures_the_same_in_a_folder_that_can_be_written
 
 
 HIGHEST = 256 * 4096
+QUIET = LogDisplay(lambda line: None)
 
 
 @pytest.fixture
@@ -119,7 +118,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def measured(model: Path, trials: Played, load: TrialLoad | None = None, **settings: Any) -> Measured:
-    return Finder(open_subject(str(model), {}, load or TrialLoad()), Settings(**settings), run=trials).measure()
+    return measure_subject(open_subject(str(model), {}, load or TrialLoad()), Settings(**settings), QUIET, trials)
 
 
 @pytest.mark.parametrize("bound", [LOWEST, 24_000, HIGHEST - 1, HIGHEST])
@@ -128,7 +127,7 @@ def test_a_bound_is_found_exactly_in_the_trials_of_a_binary_search(model: Path, 
     found = measured(model, trials)
     assert (found.max_num_tokens, found.recommended) == (bound, bound // 2)
     assert found.unbounded == (bound == HIGHEST)
-    assert most_trials(HIGHEST - LOWEST + 1) == 20 and 19 <= len(trials.tried) <= 20
+    assert Search.over(range(LOWEST, HIGHEST + 1)).left == 20 and 19 <= len(trials.tried) <= 20
     assert [attempt.tokens for attempt in found.attempts] == trials.tried
     assert [attempt.fits for attempt in found.attempts] == [tokens <= bound for tokens in trials.tried]
 
@@ -185,7 +184,7 @@ def test_a_result_is_not_measured_twice_unless_asked_or_under_other_conditions(m
 def test_trials_get_the_options_the_load_and_the_bound(model: Path) -> None:
     trials = Played(24_000)
     subject = open_subject(str(model), {"dtype": "bfloat16", "max_output_len": None}, TrialLoad(7, 300))
-    Finder(subject, Settings(memory=5 << 30), run=trials).measure()
+    measure_subject(subject, Settings(memory=5 << 30), QUIET, trials)
     spec = trials.specs[0]
     assert (spec.model, spec.load, spec.memory) == (str(model), TrialLoad(7, 300), 5 << 30)
     assert spec.options == {
@@ -233,19 +232,19 @@ def test_a_crash_below_a_bound_is_a_lack_of_memory_if_the_bound_is_its_cause(mod
 # -- What it shows while it runs --
 
 
-def shown(terminal: bool = False) -> tuple[ShownMeasurement, io.StringIO]:
+def shown(subject: Subject, trials: Played, terminal: bool = False, **settings: Any) -> str:
+    """What a measurement writes."""
     text = io.StringIO()
-    return ShownMeasurement(display_on(Console(file=text, force_terminal=terminal, width=200))), text
+    display = display_on(Console(file=text, force_terminal=terminal, width=200))
+    measure_subject(subject, Settings(**settings), display, trials)
+    return text.getvalue()
 
 
 def test_a_log_has_what_is_done_trial_by_trial_and_whether_the_result_is_known(tmp_path: Path) -> None:
     model = model_with(tmp_path / "model")
     subject = open_subject(str(model), {"tensor_parallel_degree": 4}, TrialLoad())
-    settings = Settings(memory=5 * 10**9, precision=0.9)
-    display, text = shown()
-    with display:
-        Finder(subject, settings, display, Played(24_000)).measure()
-    lines = text.getvalue().splitlines()
+    settings: Any = {"memory": 5 * 10**9, "precision": 0.9}
+    lines = shown(subject, Played(24_000), **settings).splitlines()
     assert lines[0].startswith(f"measuring {model} on scripted: max_num_tokens up to 1,048,576, at most 5 trials")
     assert lines[0].endswith("128 requests of 3,700 tokens at a time")
     assert lines[1].startswith("note: option.tensor_parallel_degree=4") and "5.00 GB" in lines[2]
@@ -253,62 +252,54 @@ def test_a_log_has_what_is_done_trial_by_trial_and_whether_the_result_is_known(t
     phases = ("starting", "building the engine", "loading the engine", "answering 128 requests of 3,700 tokens")
     assert all(line.endswith(f": {phase}, 0 s") for line, phase in zip(lines[3:7], phases, strict=True))
     assert lines[7].startswith("max_num_tokens ") and lines[7].endswith(" (0.2 s)")
-    assert any(" fits, " in line and " does not): " in line for line in lines)
+    assert any(" (" in line and " fits): starting" in line for line in lines)
+    assert any(" fits, " in line and " does not): starting" in line for line in lines)
     assert any(": out of memory while answering requests: std::bad_alloc (" in line for line in lines)
-    display, text = shown()
-    Finder(subject, settings, display, Played(24_000)).measure()
-    assert "earlier run that are known: 4, that is the result; --fresh" in text.getvalue().splitlines()[-1]
+    again = shown(subject, Played(24_000), **settings).splitlines()
+    assert "earlier run that are known: 4, that is the result; --fresh" in again[-1]
 
 
-def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_gets_a_line_now_and_then_and_none_for_an_end(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("djl_trtllm.finder.measure.time.monotonic", lambda: now)
-    display, text = shown()
-    display.trial(TrialStep(2, 9, 1000, (500, None)))
-    display.report(TrialReport("load"))
-    for _ in range(25):
-        now += 1
-        display.report(None)
-    head = "trial 2 of at most 9, max_num_tokens 1,000 (500 fits)"
-    doing = ("starting, 0 s", "loading the engine, 0 s", "loading the engine, 10 s", "loading the engine, 20 s")
-    assert text.getvalue().splitlines() == [f"{head}: {each}" for each in doing]
+    played = Played(0)
+
+    def run(spec: TrialSpec, log_path: Path, on_report: Any) -> Outcome:
+        nonlocal now
+        on_report(TrialReport("load"))
+        for _ in range(25):
+            now += 1
+            on_report(None)
+        on_report(TrialReport("load", done=True))
+        on_report(TrialReport("load", error="no"))
+        return played(spec, log_path, lambda report: None)
+
+    text = io.StringIO()
+    display = display_on(Console(file=text, width=200))
+    measure_subject(open_subject(str(model), {}, TrialLoad()), Settings(precision=1e6), display, run)
+    lines = [line.partition(": ")[2] for line in text.getvalue().splitlines() if line.startswith("trial 1 ")]
+    assert lines == ["starting, 0 s", *(f"loading the engine, {seconds} s" for seconds in (0, 10, 20))]
 
 
-def test_a_terminal_has_one_line_that_changes() -> None:
-    display, text = shown(terminal=True)
-    with display:
-        display.trial(TrialStep(1, 9, 1000, (None, 2000)))
-        display.report(TrialReport("load", error="no"))
-        display.ended(Attempt(1000, False, "load", "[CPU] no room", 3.0))
-        assert "trial 1 of at most 9" in text.getvalue()
-    assert "max_num_tokens 1,000: out of memory while loading the engine: [CPU] no room (3.0 s)" in text.getvalue()
+def test_a_terminal_has_one_line_that_changes(model: Path) -> None:
+    found = shown(open_subject(str(model), {}, TrialLoad()), Played(0), terminal=True, precision=1e6)
+    assert "trial 1 of at most" in found
+    assert "out of memory while answering requests: std::bad_alloc (0.2 s)" in found
 
 
-def test_downloads_are_shown_while_it_is_open() -> None:
-    logger = logging.getLogger("djl_trtllm.service.model")
-    before, logger.level = logger.level, logging.NOTSET
-    try:
-        display, text = shown()
-        with display:
-            logger.info("fetching %s", "acme/model")
-        logger.setLevel(logging.INFO)
-        logger.info("later")
-        logger.setLevel(logging.NOTSET)
-        assert text.getvalue() == "fetching acme/model\n"
-    finally:
-        logger.setLevel(before)
+def test_downloads_are_shown_while_it_measures(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(*given: Any) -> Subject:
+        with ProgressMeter("fetching acme/model", 10, lambda line: None) as meter:
+            time.sleep(0.01)
+            monkeypatch.setattr("djl_trtllm.progress._LINE_SECONDS", 0.0)
+            meter.add(5)
+        return open_subject(*given)
 
-
-@pytest.mark.parametrize(
-    ("bracket", "shown_as"),
-    [((None, None), ""), ((None, 9000), " (9,000 does not)"), ((5000, 9000), " (5,000 fits, 9,000 does not)")],
-)
-def test_a_trial_says_what_is_known_and_its_end_is_no_phase(bracket: tuple[int | None, int], shown_as: str) -> None:
-    display, text = shown()
-    display.trial(TrialStep(2, 9, 7000, bracket))
-    display.report(TrialReport("load", done=True))
-    display.report(TrialReport("load", error="no"))
-    assert text.getvalue() == f"trial 2 of at most 9, max_num_tokens 7,000{shown_as}: starting, 0 s\n"
+    lines: list[str] = []
+    monkeypatch.setattr(measure_module, "open_subject", opened)
+    monkeypatch.setattr(measure_module, "run_trial", Played(24_000))
+    measure_module.measure(str(model), {}, TrialLoad(), Settings(precision=0.9), LogDisplay(lines.append))
+    assert lines[0].startswith("fetching acme/model: 5 bytes of 10 bytes")
 
 
 # -- Real trials: engine processes, compilers, a memory bound. The fake TensorRT-LLM has a model of memory. --
@@ -324,9 +315,9 @@ def test_the_scripted_executors_bound_is_found_exactly(tmp_path: Path, phase: st
     limits = {"option.max_rolling_batch_size": 256, "option.max_input_len": 64, "option.max_seq_len": 128}
     model = model_with(tmp_path / "model", {"memory_tokens": 1234, "memory_phase": phase}, **limits)
     subject = open_subject(str(model), {}, TrialLoad(8, 60))
-    found = Finder(subject, Settings()).measure()
+    found = measure_subject(subject, Settings(), QUIET)
     assert found.max_num_tokens == 1234
-    assert len(found.attempts) <= most_trials(subject.highest - LOWEST + 1) == 15
+    assert len(found.attempts) <= Search.over(range(LOWEST, subject.highest + 1)).left == 15
     assert {attempt.phase for attempt in found.attempts if not attempt.fits} == {phase}
 
 
@@ -338,7 +329,7 @@ def on_a_gpu(model: Path, home: Path, monkeypatch: pytest.MonkeyPatch, backend: 
         monkeypatch.setenv(name, value)
     # The fake's pynvml is for processes that are started: this one has the real one, which finds no GPU.
     subject = open_subject(str(copy), {}, TrialLoad(8, 1000), one_gpu(MEMORY))
-    return Finder(subject, Settings(precision=0.1)).measure()
+    return measure_subject(subject, Settings(precision=0.1), QUIET)
 
 
 @pytest.mark.slow
@@ -353,7 +344,7 @@ def test_tensorrt_llm_runs_out_of_memory_in_every_phase(
     true = int(left * 0.05 / 1_000_000) if phase == "requests" else left // 200_000
     assert found.max_num_tokens is not None
     assert true / 1.12 - 1 <= found.max_num_tokens <= true
-    assert len(found.attempts) <= most_trials(len(candidates(LOWEST, found.subject.highest, 0.1)))
+    assert len(found.attempts) <= Search.over(candidates(LOWEST, found.subject.highest, 0.1)).left
     assert phase in {attempt.phase for attempt in found.attempts if not attempt.fits}
     # Each engine was of use to one trial only.
     assert EngineCache(tmp_path / "cache").entries() == []
@@ -386,7 +377,7 @@ def peak(spec: TrialSpec, log: Path) -> int:
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        assert run_trial(spec, log, lambda report: None).outcome.kind == "fits"
+        assert run_trial(spec, log, lambda report: None).kind == "fits"
     finally:
         over.set()
         thread.join()
@@ -408,13 +399,13 @@ def test_openvinos_bound_is_found_within_a_tenth(tiny_stories: Path, tmp_path: P
 
     bound = peak(spec(10_000), tmp_path / "log")
     subject = open_subject(str(tiny_stories), options, load)
-    found = Finder(subject, Settings(memory=bound, precision=0.02)).measure()
+    found = measure_subject(subject, Settings(memory=bound, precision=0.02), QUIET)
     assert found.max_num_tokens is not None and LOWEST < found.max_num_tokens < 0.9 * subject.highest
-    assert len(found.attempts) <= most_trials(len(candidates(LOWEST, subject.highest, 0.02)))
+    assert len(found.attempts) <= Search.over(candidates(LOWEST, subject.highest, 0.02)).left
     assert {attempt.phase for attempt in found.attempts if not attempt.fits} == {"requests"}
 
     def outcomes(tokens: float) -> Iterator[str]:
-        return (run_trial(spec(tokens, bound), tmp_path / "log", lambda report: None).outcome.kind for _ in range(2))
+        return (run_trial(spec(tokens, bound), tmp_path / "log", lambda report: None).kind for _ in range(2))
 
     assert "fits" in outcomes(found.max_num_tokens * 0.9)
     assert "memory" in outcomes(found.max_num_tokens * 1.1)
@@ -425,17 +416,17 @@ def test_openvinos_bound_is_found_within_a_tenth(tiny_stories: Path, tmp_path: P
 
 def run(numbers: Sequence[int], bound: int, guess: int | None = None) -> tuple[int | None, list[int]]:
     """The result where numbers up to `bound` fit, and the numbers that were tried."""
-    search = Search.over(numbers, guess)
     tried: list[int] = []
-    while (number := search.next) is not None:
-        tried.append(number)
-        search = search.after(number, number <= bound)
-    return search.found, tried
+    while True:
+        search = Search.over(numbers, ((number, number <= bound) for number in tried), guess)
+        if search.next is None:
+            return search.bracket[0], tried
+        tried.append(search.next)
 
 
 @by_rows(("numbers", "trials"), [(1, 1), (2, 2), (3, 2), (4, 3), (7, 3), (8, 4), (1000, 10)])
 def test_a_search_needs_the_logarithm_of_its_results(numbers: int, trials: int) -> None:
-    assert most_trials(numbers) == trials
+    assert Search.over(range(numbers)).left == trials
     found = [run(range(1, numbers + 1), bound) for bound in range(numbers + 1)]
     assert [result for result, _ in found] == [None, *range(1, numbers + 1)]
     assert max(len(tried) for _, tried in found) == trials
@@ -448,12 +439,12 @@ def test_with_any_guess_it_finds_the_bound_in_no_more_trials(case: tuple[int, in
     size, bound, guess = case
     found, tried = run(range(1, size + 1), bound, guess)
     assert found == (bound or None)
-    assert len(tried) == len(set(tried)) <= most_trials(size)
+    assert len(tried) == len(set(tried)) <= size.bit_length()
 
 
 def test_a_good_guess_saves_trials_and_a_bad_one_costs_none() -> None:
     numbers = candidates(64, 1 << 20, 0.01)
-    assert most_trials(len(numbers)) == 11
+    assert len(numbers).bit_length() == 11
     assert len(run(numbers, 24_000)[1]) >= 10 > len(run(numbers, 24_000, guess=25_000)[1])
     for guess in (1, 5_000, 900_000, 10**9):
         for bound in (0, 64, 24_000, 1 << 20):
@@ -462,30 +453,13 @@ def test_a_good_guess_saves_trials_and_a_bad_one_costs_none() -> None:
             assert len(tried) <= 11
 
 
-def test_candidates_are_every_number_or_a_share_apart() -> None:
-    assert list(candidates(3, 7, 0)) == [3, 4, 5, 6, 7]
-    assert candidates(5, 5, 0.1) == [5]
-    numbers = candidates(10, 1000, 0.25)
-    assert (numbers[0], numbers[-1]) == (10, 1000)
-    assert numbers == sorted(set(numbers))
-    assert all(after <= max(before + 1, before * 1.25) for before, after in itertools.pairwise(numbers))
-
-
-def test_trials_that_are_known_already_are_not_repeated_and_those_in_another_order_are_of_use() -> None:
-    numbers = range(1, 1001)
-    _, tried = run(numbers, 333)
-    search = Search.over(numbers)
-    assert search.bracket == (None, None)
-    for number in tried[:4]:
-        search = search.after(number, number <= 333)
-    assert (search.next, search.left) == (tried[4], most_trials(1000) - 4)
-    search = Search.over(numbers, guess=500)
-    for number, bracket in ((10, (10, None)), (900, (10, 900)), (400, (10, 400)), (5, (10, 400))):
-        search = search.after(number, number <= 333)
-        assert search.bracket == bracket
-    while (tokens := search.next) is not None:
-        search = search.after(tokens, tokens <= 333)
-    assert search.found == 333
+def test_a_search_goes_on_from_whatever_is_known() -> None:
+    numbers, known = range(1, 1001), [(10, True)]
+    assert Search.over(numbers, known, 500).bracket == (10, None)
+    for number, fits, bracket in ((900, False, (10, 900)), (400, False, (10, 400)), (5, True, (10, 400))):
+        known.append((number, fits))
+        assert Search.over(numbers, known, 500).bracket == bracket
+    assert Search.over(numbers, known, 500).next == 205
 
 
 @by_table("bound", "tried")
@@ -495,10 +469,13 @@ def test_after_a_guess_the_steps_are_a_tenth_of_it_and_grow_twofold(bound: int, 
     assert found == (bound or None)
 
 
-def test_what_is_known_already_replaces_the_guess_once_it_is_on_both_sides() -> None:
-    search = Search.over(range(1, 1026), guess=500).after(1, True)
-    assert search.next == 51
-    assert search.after(60, False).next == 30
+def test_candidates_are_every_number_or_a_share_apart() -> None:
+    assert list(candidates(3, 7, 0)) == [3, 4, 5, 6, 7]
+    assert candidates(5, 5, 0.1) == [5]
+    numbers = candidates(10, 1000, 0.25)
+    assert (numbers[0], numbers[-1]) == (10, 1000)
+    assert numbers == sorted(set(numbers))
+    assert all(after <= max(before + 1, before * 1.25) for before, after in itertools.pairwise(numbers))
 
 
 def test_larger_numbers_than_a_batch_of_longest_prompts_make_no_difference(tmp_path: Path) -> None:

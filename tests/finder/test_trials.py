@@ -270,14 +270,15 @@ def test_a_crash_is_a_signal_of_a_program_that_went_wrong() -> None:
 
 def outcome_of(model: Path, tokens: int = 1000) -> Outcome:
     spec = TrialSpec(str(model), {"max_num_tokens": str(tokens)}, LOAD)
-    return run_trial(spec, model.parent / "trial.log", lambda report: None).outcome
+    return run_trial(spec, model.parent / "trial.log", lambda report: None)
 
 
 def test_a_number_fits_or_memory_runs_out(tmp_path: Path) -> None:
     model = model_with(tmp_path / "model", {"memory_tokens": 1000, "memory_phase": "requests"})
-    fits = run_trial(TrialSpec(str(model), {"max_num_tokens": "1000"}, LOAD), tmp_path / "log", lambda report: None)
-    assert (fits.outcome.kind, fits.outcome.phase) == ("fits", "requests")
-    assert fits.reports[-1] == TrialReport("requests", done=True, load=LOAD) and fits.seconds > 0
+    reports: list[TrialReport | None] = []
+    fits = run_trial(TrialSpec(str(model), {"max_num_tokens": "1000"}, LOAD), tmp_path / "log", reports.append)
+    assert (fits.kind, fits.phase) == ("fits", "requests")
+    assert reports[-1] == TrialReport("requests", done=True, load=LOAD) and fits.seconds > 0
     too_large = outcome_of(model, 1001)
     assert (too_large.kind, too_large.phase) == ("memory", "requests") and "std::bad_alloc" in too_large.reason
 
@@ -305,7 +306,7 @@ def test_a_trial_that_is_killed_has_no_result(tmp_path: Path) -> None:
             child.kill()
 
     spec = TrialSpec(str(model), {}, LOAD)
-    outcome = run_trial(spec, tmp_path / "log", kill).outcome
+    outcome = run_trial(spec, tmp_path / "log", kill)
     assert (outcome.kind, outcome.reason) == (
         "failed",
         "the trial's process ended with status -9 while answering requests",

@@ -98,7 +98,7 @@ async def _read(reader: asyncio.StreamReader) -> Asked:
 class OpenAiStub:
     """`fails_after`: requests that succeed before all others fail. `hangs_after`: before all others have no response.
 
-    `seconds`: of each token.
+    `seconds`: of each token. `warning`: the header of each response.
     """
 
     def __init__(
@@ -107,7 +107,9 @@ class OpenAiStub:
         seconds: float = 0.0,
         tokenizer: bool = True,
         hangs_after: int | None = None,
+        warning: str | None = None,
     ) -> None:
+        self.headers = {} if warning is None else {"Warning": warning}
         self.fails_after, self.hangs_after, self.seconds, self.tokenizer = fails_after, hangs_after, seconds, tokenizer
         self.requests: list[Request] = []
         self.bodies: list[dict[str, Any]] = []
@@ -126,7 +128,7 @@ class OpenAiStub:
                 await asyncio.sleep(self.seconds)
                 yield event
 
-        return StreamingResponse(events(), media_type="text/event-stream")
+        return StreamingResponse(events(), media_type="text/event-stream", headers=self.headers)
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"data": [{"id": "stub"}]})

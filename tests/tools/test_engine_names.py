@@ -79,6 +79,15 @@ def test_a_worker_has_the_flags_of_all_workers_and_its_own(tmp_path: Path) -> No
     assert found["names"] == {"namespace": "str", "max_seq_len": "int", "quick": "bool"}
 
 
+def test_what_is_written_is_laid_out_as_the_table_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = engine_names.TABLE.read_text()
+    monkeypatch.setattr(engine_names, "TABLE", tmp_path / "names.json")
+    engine_names.TABLE.write_text(before)
+    reference = Path(engine_names.__file__).parent / "tensorrt_llm"
+    assert engine_names.main(["--write", f"trtllm-serve=1.4.0rc1={reference}"]) == 0
+    assert engine_names.TABLE.read_text() == before
+
+
 def test_the_table_is_that_of_the_stored_reference_and_a_difference_has_status_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

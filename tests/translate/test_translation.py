@@ -14,11 +14,20 @@ from djl_trtllm.config.options import OPTIONS, DeclaredOption
 from djl_trtllm.config.options.option import as_text
 from djl_trtllm.errors import DjlTrtllmError
 from djl_trtllm.files import read_table
-from djl_trtllm.translate.names import ENGINES, TITLES, WORKERS, names_of
+from djl_trtllm.translate.names import (
+    ENGINES,
+    REPLACED,
+    TITLES,
+    WORKERS,
+    explained,
+    name_in,
+    names_of,
+    nearest,
+    row_of,
+    rows,
+)
 from djl_trtllm.translate.reading import read_command, read_text
-from djl_trtllm.translate.rows import REPLACED, explained, name_in, nearest, row_of, rows
-from djl_trtllm.translate.translation import Exactness, Line, translate
-from djl_trtllm.translate.writing import rendered
+from djl_trtllm.translate.translation import Line, rendered, translate
 from tests.support.tables import by_rows, by_table
 
 
@@ -81,7 +90,7 @@ def test_a_setting_becomes_that_of_the_target(command: str, target: str, name: s
 @by_table("command", "target", "exactness", "says")
 def test_what_is_not_the_same_says_why(command: str, target: str, exactness: str, says: str) -> None:
     found = line(command, target)
-    assert found.exactness.value == exactness
+    assert found.exactness == exactness
     assert says in found.reason
     assert bool(found.reason) == (exactness != "same")
 
@@ -134,7 +143,7 @@ def test_a_file_with_a_nul_is_no_text(name: str) -> None:
 @pytest.mark.parametrize(("model", "lost"), [("tensorrt_llm", False), ("preprocessing", True), ("ensemble", True)])
 def test_of_the_models_of_triton_the_engine_alone_has_its_batch(model: str, lost: bool) -> None:
     (found,) = translate(read_text("max_batch_size: 8\n", f"{model}/config.pbtxt"), "vllm").lines
-    assert (found.exactness is Exactness.LOST, "tensorrt_llm/config.pbtxt" in found.reason) == (lost, lost)
+    assert (found.exactness == "lost", "tensorrt_llm/config.pbtxt" in found.reason) == (lost, lost)
 
 
 def test_what_a_truss_passes_on_has_the_names_of_tensorrt_llm() -> None:
@@ -151,7 +160,7 @@ def test_what_a_truss_passes_on_has_the_names_of_tensorrt_llm() -> None:
             zip(names, ("xgrammar", [1, 2, 4]), strict=True)
         )
         assert "sampler_type" in found.lost[0].reason
-    assert {each.exactness for each in translate(read, "truss").kept} == {Exactness.SAME}
+    assert {each.exactness for each in translate(read, "truss").kept} == {"same"}
 
 
 def test_a_yaml_file_is_of_the_engine_that_has_most_of_its_names_unless_that_is_said() -> None:
@@ -176,7 +185,7 @@ def test_an_empty_object_is_not_null() -> None:
     read = [read_text(f"cuda_graph_config: {value}\n", "x.yaml", "trtllm-serve") for value in ("null", "{}")]
     null, empty = (translate(each, "vllm").lines[0] for each in read)
     assert (null.name, null.value) == ("enforce_eager", True)
-    assert empty.exactness is Exactness.LOST
+    assert empty.exactness == "lost"
 
 
 def test_of_a_script_the_engines_command_is_read_and_the_others_are_reported() -> None:
@@ -350,10 +359,10 @@ def test_lmis_options_that_vllm_has_come_back_as_they_were(data: st.DataObject) 
     declared = data.draw(st.sampled_from(BOTH))
     text = as_text(data.draw(_values(declared)))
     first = translate(read_text(f"{declared.key}={text}\n", "serving.properties"), "vllm")
-    if first.kept and all(each.exactness is Exactness.SAME for each in first.lines):
+    if first.kept and all(each.exactness == "same" for each in first.lines):
         second = translate(read_text(rendered(first), "x.yaml", "vllm"), "lmi")
         third = read_text(rendered(second), "serving.properties").settings[-1]
-        assert [each.exactness for each in second.lines] == [Exactness.SAME]
+        assert [each.exactness for each in second.lines] == ["same"]
         back = declared.type.parse(as_text(third.value), declared.option)
         assert (str(third.name), back) == (second.kept[0].name, declared.type.parse(text, declared.option))
         assert explained(str(third.name)) == explained(declared.key)

@@ -11,8 +11,7 @@ import yaml
 
 from djl_trtllm.config import parse_properties
 from djl_trtllm.translate.reading import read_command, read_text
-from djl_trtllm.translate.translation import translate
-from djl_trtllm.translate.writing import rendered
+from djl_trtllm.translate.translation import rendered, translate
 from tests.support.tables import by_table
 
 

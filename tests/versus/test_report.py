@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from importlib.util import find_spec
 
 import numpy as np
@@ -15,8 +14,7 @@ from djl_trtllm.bench.session import Load, Plan
 from djl_trtllm.quality.figures import Continuation, Position
 from djl_trtllm.sizing.machines import instance_named
 from djl_trtllm.versus.engines import Engine, Memory
-from djl_trtllm.versus.report import as_json, conclusion, configuration, picture_of, table
-from djl_trtllm.versus.rounds import Measured, Round, Spread, Versus
+from djl_trtllm.versus.rounds import Measured, Versus, round_of
 
 CLIENTS = (1, 16)
 
@@ -29,12 +27,14 @@ def figures(clients: int, rate: float, ttft: float = 0.1) -> Figures:
     return found
 
 
+PRICED = instance_named("g5.xlarge")
+
+
 def measured(name: str, *rates: tuple[float, float], words: str = "") -> Measured:
     """An engine with a round for each pair of throughputs, that of one client and that of 16."""
-    rounds = [
-        Round(10.0 * number, [figures(*each) for each in zip(CLIENTS, pair, strict=True)], Memory(1_000_000, None))
-        for number, pair in enumerate(rates, 1)
-    ]
+    memory, price = Memory(1_000_000, None), PRICED.hourly_price
+    loads = ([figures(*each) for each in zip(CLIENTS, pair, strict=True)] for pair in rates)
+    rounds = [round_of(10.0 * number, each, memory, price) for number, each in enumerate(loads, 1)]
     positions = [Position(word, {word: -0.1}) for word in words.split()]
     return Measured(Engine(name, "python"), rounds, [Continuation(positions)] if words else [])
 
@@ -44,9 +44,8 @@ def versus(*engines: Measured) -> Versus:
     return Versus("story", Plan(Target.parse("http://127.0.0.1", {}), loads=loads), list(engines))
 
 
-def rows(found: Versus, instance: str | None = None) -> dict[str, list[str]]:
-    named = None if instance is None else instance_named(instance)
-    return {name: cells for name, *cells in table(found, named)}
+def rows(found: Versus) -> dict[str, list[str]]:
+    return {name: cells for name, *cells in found.table()}
 
 
 def test_cells_are_medians_with_the_lowest_and_the_highest() -> None:
@@ -71,8 +70,8 @@ def test_an_engine_is_ahead_if_its_slowest_round_is_faster_than_all_others() -> 
     for rates, ahead in (((110, 300), "fast"), ((108, 300), None)):
         found = versus(slow, measured("fast", *((10, rate) for rate in rates)))
         assert (found.ahead and found.ahead.engine.name) == ahead
-        assert as_json(found, None)["ahead"] == ahead
-        assert next(conclusion(found, None)).startswith("fast is ahead" if ahead else "No engine is ahead")
+        assert found.as_json()["ahead"] == ahead
+        assert next(found.conclusion()).startswith("fast is ahead" if ahead else "No engine is ahead")
     assert versus(measured("a", (1, 9)), measured("b", (1, 1))).ahead is None, "one round"
 
 
@@ -88,37 +87,40 @@ def test_a_third_engine_between_the_two_fastest_is_not_overlooked() -> None:
 
 def test_the_price_of_a_million_tokens_follows_from_the_instances_hour() -> None:
     found = versus(measured("a", (10, 100)), measured("b", (10, 200)))
-    hourly = instance_named("g5.xlarge").hourly_price or 0
-    cells = rows(found, "g5.xlarge")["$ per million tokens, g5.xlarge"]
+    found.instance, hourly = PRICED, PRICED.hourly_price or 0
+    cells = rows(found)["$ per million tokens, g5.xlarge"]
     assert [float(cell) for cell in cells] == pytest.approx([hourly / 0.36, hourly / 0.72], rel=0.01)
-    (first, _) = as_json(found, instance_named("g5.xlarge"))["engines"]
+    (first, _) = found.as_json()["engines"]
     assert first["rounds"][0]["usd_per_million_tokens"] == pytest.approx(hourly / 0.36)
-    assert "us-east-1" in list(conclusion(found, instance_named("g5.xlarge")))[-1]
+    assert "us-east-1" in list(found.conclusion())[-1]
     nothing = versus(measured("a", (0, 0)), measured("b", (10, 200)))
-    assert rows(nothing, "g5.xlarge")["$ per million tokens, g5.xlarge"][0] == "-"
+    nothing.instance = PRICED
+    assert rows(nothing)["$ per million tokens, g5.xlarge"][0] == "-"
 
 
 def test_answers_are_compared_with_those_of_the_first_engine() -> None:
     found = versus(measured("a", (1, 2), words="x y"), measured("b", (1, 2), words="x z"), measured("c", (1, 2)))
     cells = rows(found)["tokens that agree"]
     assert cells == ["the reference", "50.00 % (differs)", "not available"]
-    assert any(line.startswith("b answers otherwise than a") for line in conclusion(found, None))
+    assert any(line.startswith("b answers otherwise than a") for line in found.conclusion())
     found.engines[2].no_answers = "no log-probabilities"
-    assert any("no log-probabilities" in line for line in conclusion(found, None))
+    assert any("no log-probabilities" in line for line in found.conclusion())
 
 
 def test_json_is_whole_and_the_picture_has_all_engines() -> None:
     found = versus(measured("aa", (1, 2), words="x"), measured("bb", (1, 3), words="x"))
     found.differing = {"option.x": ["1", "y" * 100]}
-    written = json.loads(json.dumps(as_json(found, None), allow_nan=False))
+    written = json.loads(json.dumps(found.as_json(), allow_nan=False))
     assert written["configuration"] == {"option.x": {"aa": "1", "bb": "y" * 100}}
     assert [len(engine["rounds"]) for engine in written["engines"]] == [1, 1]
-    assert len(configuration(found)[1][2]) < 100
+    assert len(found.configuration()[1][2]) < 100
     if find_spec("matplotlib") is not None:
-        drawn = picture_of(found)
+        drawn = found.picture()
         assert ">aa<" in drawn and ">bb<" in drawn
 
 
-def test_a_spread_leaves_out_what_has_no_value() -> None:
-    assert Spread.of([math.nan, 3.0, 1.0]) == Spread(2.0, 1.0, 3.0)
-    assert math.isnan(Spread.of([math.nan]).median)
+def test_a_spread_leaves_out_rounds_without_a_value() -> None:
+    found = versus(measured("a", (1, 2), (1, 2), (1, 2)), measured("b", (1, 2)))
+    for each, value in zip(found.engines[0].rounds, (None, 3 << 20, 1 << 20), strict=True):
+        each["gpu_memory_bytes"] = value
+    assert rows(found)["GPU memory"] == ["2.1 MB (1.0 MB-3.1 MB)", "-"]

@@ -43,8 +43,9 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def compare(engines: list[Engine], said: list[str] | None = None) -> rounds.Versus:
-    said = [] if said is None else said
-    return rounds.compare("m", engines, versus().plan, 3, said.append)
+    found = versus(*map(rounds.Measured, engines))
+    rounds.compare(found, 3, ([] if said is None else said).append)
+    return found
 
 
 def test_the_order_turns_and_whole_rounds_are_kept_of_engines_that_all_have_one(starts: list[str]) -> None:

@@ -1,0 +1,313 @@
+"""One model on many machines: those that hold a number of sequences, and those that hold a load, cheapest first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from djl_trtllm.commands.size_report import SizeReport, degrees_of
+from djl_trtllm.commands.size_request import SizeRequest
+from djl_trtllm.config.options.choices import Quantization
+from djl_trtllm.config.sources import Origin
+from djl_trtllm.listing import columns, dollars, number, seconds
+from djl_trtllm.sizing.machines import PRICES, Machine, aws_machines, usd_per_million
+from djl_trtllm.sizing.recommendation import Recommendation
+from djl_trtllm.sizing.speed import HINT, Load
+
+_GIB = 1 << 30
+_SHOWN = 10
+
+
+def sized(request: SizeRequest, machines: Iterable[Machine], degrees: Sequence[int] = ()) -> list[SizeReport]:
+    """Every machine with every degree, cheapest first, then those without a price; of equals the most sequences."""
+    known: dict[tuple[str, int, int], Recommendation] = {}
+    found = []
+    for machine in machines:
+        for degree in degrees_of(machine, request, degrees):
+            # Machines with the same GPUs differ in nothing else.
+            key = (machine.gpu, machine.memory, degree)
+            if key not in known:
+                known[key] = request.on(machine, degree)
+            found.append(SizeReport(request, machine, known[key]))
+    return sorted(found, key=_order)
+
+
+def _order(one: SizeReport) -> tuple[object, ...]:
+    # Where nothing fits, the degree that comes nearest is shown.
+    degree = one.tensor_parallel if one.found.fits else -one.tensor_parallel
+    return one.price is None, one.price or 0, not one.found.fits, -one.sequences, degree
+
+
+def first_of_each(found: Iterable[SizeReport]) -> list[SizeReport]:
+    """Keep, of machines with the same GPUs, the first."""
+    kept: dict[object, SizeReport] = {}
+    for one in found:
+        kept.setdefault(one.machine.kind, one)
+    return list(kept.values())
+
+
+class Comparison:
+    """The answer about a number of sequences at a time; None is one.
+
+    Without `machines`: all AWS instance types, and of types with the same GPUs the cheapest that loads the model.
+    """
+
+    def __init__(
+        self, request: SizeRequest, machines: Sequence[Machine], degrees: Sequence[int], sequences: int | None
+    ) -> None:
+        self._request, self._sequences = request, sequences
+        self.all = sized(request, machines or aws_machines(), degrees)
+        self.shown = self.all if machines else first_of_each(one for one in self.all if one.loads)
+        self._holding = [one for one in self.all if one.sequences >= (sequences or 1)]
+        self._priced = any(one.price is not None for one in self.all)
+
+    @property
+    def answered(self) -> bool:
+        """Return whether any machine holds what is asked for."""
+        return bool(self._holding)
+
+    @property
+    def cheapest(self) -> SizeReport | None:
+        """The cheapest machine that holds them; None if none with a price does."""
+        return next((one for one in self._holding if one.price is not None and one.loads), None)
+
+    def as_json(self) -> dict[str, Any]:
+        def entry(one: SizeReport) -> dict[str, Any]:
+            return one.summary() | {"sequences": one.sequences}
+
+        return {
+            "model": self._request.sizes.source,
+            "length": self._request.length,
+            "sequences_wanted": self._sequences,
+            "prices": str(PRICES),
+            "cheapest": None if self.cheapest is None else entry(self.cheapest),
+            "candidates": [entry(one) for one in self.shown],
+        }
+
+    def lines(self) -> list[str]:
+        sizes = self._request.sizes
+        head = ("machine", "GPUs", "tp", "weights/GPU", "max_num_tokens", "", "KV tokens", "sequences", "USD/h")
+        prices = f"Prices: {PRICES}. Only types whose host memory holds the checkpoint are named; one copy of the model"
+        return [
+            f"{sizes.source}: {sizes.bytes / _GIB:.1f} GiB of weights; sequences of {self._request}",
+            "",
+            *columns([head, *(_cells(one) for one in self.shown)], right=(2, 3, 4, 6, 7, 8)),
+            "",
+            self.answer,
+            *([f"{prices} is counted."] if self._priced else []),
+        ]
+
+    @property
+    def answer(self) -> str:
+        wanted = f"{self._sequences} sequences of {self._request.length} tokens" if self._sequences else "the model"
+        if (best := self.cheapest) is not None:
+            return (
+                f"cheapest for {wanted}: {best.machine.name} ({best.machine.gpus} x {best.machine.gpu}), tp "
+                f"{best.tensor_parallel}, {best.price:.2f} USD per hour: {best.sequences} sequences"
+            )
+        if self._holding:
+            least = min(self._holding, key=lambda one: one.machine.memory * one.tensor_parallel)
+            dearer = "; none of these machines with a price holds as much" if self._priced else ""
+            degree = least.tensor_parallel
+            return (
+                f"smallest for {wanted}: {degree} x {least.machine.gpu}, tp {degree}: {least.sequences} "
+                f"sequences{dearer}"
+            )
+        most = max(self.all, key=lambda one: one.sequences, default=None)
+        if most is None or most.sequences == 0:
+            return f"{wanted}: none of these machines holds it; quantise (--quantize fp8), or spread it over more GPUs"
+        return f"{wanted}: none of these machines holds them; the most is {most.sequences} on {most.machine.name}"
+
+
+def _cells(one: SizeReport) -> tuple[str, ...]:
+    found = one.found
+    estimated = "estimate" if found.row is None else "measured"
+    holds = (str(found.max_num_tokens), estimated, f"{one.kv_tokens:,}", str(one.sequences))
+    return (
+        *one.machine.cells(one.tensor_parallel),
+        str(one.tensor_parallel),
+        f"{found.estimate.weights / _GIB:.1f} GiB",
+        *(holds if found.fits else ("out of memory", "", "", "")),
+        dollars(one.price),
+    )
+
+
+# -- the machines that hold a load -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Goals:
+    """What is to be held; None for what does not matter. `budget` is in USD per hour, of one machine."""
+
+    load: Load
+    ttft: float | None = None
+    stream: float | None = None
+    """Output tokens per second of each stream."""
+    budget: float | None = None
+
+    def missed_by(self, one: SizeReport) -> Iterator[str]:
+        """Why a setting does not hold the load, a reason for each goal; none if it does."""
+        price, speed = one.price, one.speed
+        if not one.loads:
+            yield f"the host's memory of {(one.machine.host_memory or 0) / _GIB:.0f} GiB does not hold the checkpoint"
+        elif one.machine.gpu_model is None:
+            yield "the GPU is unknown, and so are its bandwidth and speed; name one with --gpu"
+        elif speed is None:
+            yield one.found.refusal or "no sequence of this length fits into the KV cache"
+        else:
+            if self.ttft is not None and speed.ttft > self.ttft:
+                waiting = speed.load.clients - speed.running
+                why = f", where {waiting} of {speed.load.clients} requests wait for room" if waiting else ""
+                yield f"the first token takes {seconds(speed.ttft)}{why}"
+            if self.stream is not None and speed.per_stream < self.stream:
+                yield f"a stream has {number(speed.per_stream)} tokens per second"
+        if self.budget is not None and (price is None or price > self.budget):
+            yield "it has no price" if price is None else f"it costs {price:.2f} USD per hour"
+
+    def __str__(self) -> str:
+        wanted = {
+            f"first token within {seconds(self.ttft or 0)}": self.ttft,
+            f"{number(self.stream or 0)} tokens per second of each stream": self.stream,
+            f"at most {self.budget or 0:,.2f} USD per hour": self.budget,
+        }
+        return ", ".join([str(self.load), *(text for text, goal in wanted.items() if goal is not None)])
+
+
+class Advice:
+    """Every machine with every degree, and with fp8 where the GPU has it and the options leave it open.
+
+    A machine has as many copies of the model as it has GPUs for. `holding` has the best setting of each machine that
+    holds all goals, cheapest first; `failing` the other machines in that order, each with the setting that comes
+    nearest, and what it misses.
+    """
+
+    def __init__(self, request: SizeRequest, machines: Sequence[Machine], goals: Goals, degrees: Sequence[int]) -> None:
+        self.request, self.goals = request, goals
+        fast = [one for one in machines if one.gpu_model is not None and "fp8" in one.gpu_model.flops]
+        asked = [(request, machines), *((each, fast) for each in _in_fp8(request))]
+        settings = [_under(goals.load, one) for each, able in asked for one in sized(each, able, degrees)]
+        settings = sorted((one for one in settings if one.copies), key=_best)
+        missed = {id(one): list(goals.missed_by(one)) for one in settings}
+
+        def distance(one: SizeReport) -> tuple[object, ...]:
+            ttft = math.inf if one.speed is None else one.speed.ttft
+            return one.speed is None, len(missed[id(one)]), ttft, _best(one)
+
+        self.holding = first_of_each(one for one in settings if not missed[id(one)])
+        held, tried = {one.machine.kind for one in self.holding}, {one.machine.name for one in settings}
+        nearest = first_of_each(one for one in sorted(settings, key=distance) if one.machine.kind not in held)
+        self.failing = [
+            (one.machine.name, _shown(one), "; ".join(missed[id(one)])) for one in sorted(nearest, key=_best)
+        ]
+        self.failing += [
+            (one.name, one.name, f"its {one.gpus} GPU{'s' if one.gpus != 1 else ''} cannot divide the model so")
+            for one in machines
+            if one.name not in tried
+        ]
+
+    def lines(self) -> list[str]:
+        """One page: what holds the load, the lines to paste for the first, why the others do not."""
+        holding = self.holding
+        lines = [f"{self.request.sizes.source}: {self.goals}", ""]
+        if holding:
+            rows = [_row(one) for one in holding[:_SHOWN]]
+            right = [place for place, name in enumerate(rows[0]) if name not in ("machine", "GPUs", "weights")]
+            lines += columns([[*rows[0]], *([*row.values()] for row in rows)], right=right)
+            lines += [f"and {len(holding) - _SHOWN} more"] if len(holding) > _SHOWN else []
+            best = holding[0]
+            run = f", {best.copies} copies: djl-trtllm cluster up MODEL --replicas {best.copies}" * (best.copies > 1)
+            pasted = [f"option.{name}={value}" for name, value in best.settings.items()]
+            lines += ["", f"# For serving.properties on {best.machine.name}{run}", *pasted, ""]
+        else:
+            lines += ["None of these machines holds it.", ""]
+        if self.failing:
+            lines += ["Not held by:", *(f"  {setting}: {reason}" for _, setting, reason in self.failing), ""]
+        return [*lines, f"Prices: {PRICES}. {HINT}"]
+
+    def as_json(self) -> dict[str, Any]:
+        goals = self.goals
+        return {
+            "model": self.request.sizes.source,
+            "goals": {
+                **vars(goals.load),
+                "ttft_seconds": goals.ttft,
+                "tokens_per_second_per_stream": goals.stream,
+                "usd_per_hour": goals.budget,
+            },
+            "prices": str(PRICES),
+            "holding": [
+                {
+                    "machine": one.machine.name,
+                    "gpu": one.machine.gpu,
+                    "gpus": one.machine.gpus,
+                    "usd_per_hour": one.price,
+                    "copies": one.copies,
+                    "tokens_per_second": _throughput(one),
+                    "usd_per_million_tokens": usd_per_million(one.price, _throughput(one)),
+                    "speed_of_a_copy": one.speed and one.speed.as_json(None),
+                    "options": {f"option.{name}": value for name, value in one.settings.items()},
+                }
+                for one in self.holding
+            ],
+            "not_holding": [dict(zip(("machine", "setting", "reason"), each, strict=True)) for each in self.failing],
+        }
+
+
+def _in_fp8(request: SizeRequest) -> Iterator[SizeRequest]:
+    """The request with weights in fp8, unless they are quantised already or the engine does not quantise them."""
+    options = request.config.options
+    if not (request.sizes.quantization or options.quantize or options.quant_algo or request.engine == "pytorch"):
+        config = request.config.replace(Origin.derived("djl-trtllm advise"), quantize=Quantization.FP8)
+        yield replace(request, config=config, settings={**request.settings, "quantize": "fp8"})
+
+
+def _under(load: Load, one: SizeReport) -> SizeReport:
+    """A machine with copies of the model that share the clients evenly; none if it has too few GPUs."""
+    ranks = one.conditions.ranks
+    # More copies than clients have nothing to do.
+    copies = min(load.clients, (one.machine.gpus or ranks) // ranks)
+    if not (copies and one.sequences and one.machine.gpu_model):
+        return replace(one, copies=copies)
+    share = replace(load, clients=-(-load.clients // copies))
+    return replace(one, copies=copies, speed=one.request.speed_on(one.machine, one.found, share))
+
+
+def _best(one: SizeReport) -> tuple[object, ...]:
+    """The cheapest machine first, then settings that leave the weights as they are, then the fastest."""
+    # GPUs without a number cost each.
+    gpus = one.conditions.ranks if one.machine.gpus is None else 0
+    return one.price or math.inf, gpus, one.conditions.quantization is not None, -_throughput(one)
+
+
+def _throughput(one: SizeReport) -> float:
+    return 0.0 if one.speed is None else one.copies * one.speed.tokens_per_second
+
+
+def _weights(one: SizeReport) -> str:
+    return one.conditions.quantization or "as stored"
+
+
+def _shown(one: SizeReport) -> str:
+    copies = f"{one.copies} copies, " if one.copies > 1 else ""
+    return f"{one.machine.name}, {copies}tp {one.tensor_parallel}, {_weights(one)}"
+
+
+def _row(one: SizeReport) -> dict[str, str]:
+    """The cells of a setting by the names of their columns."""
+    assert one.speed is not None  # of what holds a load
+    name, gpus = one.machine.cells(one.conditions.ranks)
+    return {
+        "machine": name,
+        "GPUs": gpus,
+        "copies": str(one.copies),
+        "tp": str(one.tensor_parallel),
+        "weights": _weights(one),
+        "tok/s": number(_throughput(one)),
+        "a stream": number(one.speed.per_stream),
+        "TTFT": seconds(one.speed.ttft),
+        "at once": seconds(one.speed.ttft_of_burst),
+        "USD/h": dollars(one.price),
+        "USD/M": dollars(usd_per_million(one.price, _throughput(one))),
+    }
