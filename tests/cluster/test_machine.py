@@ -18,6 +18,7 @@ from djl_trtllm.cluster.driver import Task
 from djl_trtllm.cluster.machine import environment_of_machine, serve_here
 from djl_trtllm.cluster.ray_names import NODES
 from djl_trtllm.errors import DjlTrtllmError
+from tests.support.processes import PATIENCE
 from tests.support.tables import by_table
 
 _BEGIN = """
@@ -57,9 +58,12 @@ Serve = Callable[..., int]
 
 @pytest.fixture
 def served() -> Serve:
-    """`served(step, ..., at_ready=SIGNAL)`: serve with a driver that does this; how often the model was ready."""
+    """`served(step, ..., at_ready=SIGNAL)`: serve with a driver that does this; how often the model was ready.
 
-    def serve(*steps: str, at_ready: int | None = None, ray_seconds: float = 60.0) -> int:
+    With `hangs` the driver is not waited for.
+    """
+
+    def serve(*steps: str, at_ready: int | None = None, hangs: bool = False) -> int:
         calls: list[None] = []
 
         def ready() -> None:
@@ -69,7 +73,8 @@ def served() -> Serve:
 
         driver = (sys.executable, "-c", _BEGIN + "\n".join(steps))
         task = Task({"model": "DIR", "replicas": 2}, "story", "/story", "127.0.0.1", 8000)
-        serve_here(task, ready, driver=driver, ray_seconds=ray_seconds, end_seconds=5.0)
+        seconds = (0.1, 2.0) if hangs else (PATIENCE, PATIENCE)
+        serve_here(task, ready, driver=driver, ray_seconds=seconds[0], end_seconds=seconds[1])
         return len(calls)
 
     return serve
@@ -115,7 +120,7 @@ def test_what_does_not_end_in_time_is_killed_and_named_also_what_has_left_its_pa
     served: Serve, log: pytest.LogCaptureFixture
 ) -> None:
     leave = "subprocess.run(['sh', '-c', 'setsid sleep 1000 &'])"
-    assert served(leave, "tell(runs=0)", "channel.shutdown(socket.SHUT_WR)", "hang()", ray_seconds=0.1) == 1
+    assert served(leave, "tell(runs=0)", "channel.shutdown(socket.SHUT_WR)", "hang()", hangs=True) == 1
     (record,) = log.records
     assert "python" in record.getMessage()
     assert "sleep (" in record.getMessage()
@@ -140,7 +145,7 @@ def test_what_is_killed_with_its_parent_is_named_too(
 
 def test_an_error_is_raised_whatever_the_driver_does_then(served: Serve, log: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DjlTrtllmError, match="no room"):
-        served("tell(error='no room')", "channel.shutdown(socket.SHUT_WR)", "hang()", ray_seconds=0.1)
+        served("tell(error='no room')", "channel.shutdown(socket.SHUT_WR)", "hang()", hangs=True)
     assert "python" in log.text
 
 

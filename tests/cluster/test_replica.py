@@ -31,6 +31,7 @@ from djl_trtllm.server.metrics import ModelFigures
 from djl_trtllm.service.adapters import Adapters
 from djl_trtllm.service.lifecycle import State
 from tests.support.asgi import Connection
+from tests.support.processes import PATIENCE
 from tests.support.tables import by_table
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +99,7 @@ def test_a_replica_goes_on_while_it_registers_adapters(lora: Any, monkeypatch: p
 
     def register(name: str, source: str) -> None:
         begun.set()
-        assert gone_on.wait(10), "the event loop waits for it"
+        assert gone_on.wait(PATIENCE), "the event loop waits for it"
 
     monkeypatch.setattr(lora.adapters, "register", register)
 

@@ -69,8 +69,7 @@ def test_routing_and_news_need_neither_the_controller_nor_the_head(gone: bool, m
                 given = {"prompt": f"{number} {PROMPT}"}
                 answer = (await client.post("/internal/route", json=given)).json()
                 assert answer["replica_id"] == answer["request_headers"][CHOSEN] != ""
-                await asyncio.sleep(0.2)  # longer than news are collected
-        await asyncio.wait_for(told(0 if gone else 3), PATIENCE)
+                await asyncio.wait_for(told(0 if gone else number + 1), PATIENCE)  # or news would come together
 
     asyncio.run(story())
     assert head.handles == 1

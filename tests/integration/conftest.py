@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from starlette.types import ASGIApp
 
+from djl_trtllm.engines import build
 from djl_trtllm.model import Tokenizer
 from tests.server.application import application
 from tests.support import reference as golden
@@ -61,7 +62,7 @@ def golden_tokens(model: Path) -> golden.Tokens:
 
 @pytest.fixture(scope="package")
 def server(model: Path, scratch: Path) -> Iterator[Server]:
-    """A roomy server without prefix reuse."""
+    """A roomy server."""
     with serving(
         model,
         scratch,
@@ -70,6 +71,18 @@ def server(model: Path, scratch: Path) -> Iterator[Server]:
         OPTION_MAX_TOKENS_IN_PAGED_KV_CACHE="65536",
     ) as started:
         yield started
+
+
+@pytest.fixture
+def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenVINO's compiler runs in this process: importing torch in a new one takes longer than compiling."""
+
+    def run(self: build._Run) -> None:
+        from djl_trtllm.backends.openvino.compile import OpenVinoSpec, compile_engine
+
+        compile_engine(OpenVinoSpec.load(Path(self.command[-1])))
+
+    monkeypatch.setattr(build._Run, "to_its_end", run)
 
 
 @pytest.fixture(scope="module")

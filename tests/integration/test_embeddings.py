@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from djl_trtllm.backends.planning import compile_checkpoint
+from tests.engines.helpers import configured
 from tests.support.client import Answer, exchange
 from tests.support.encoders import QUERY, TEXTS, embeddings, scores, write_encoder, write_modules
 from tests.support.server import Server, serving
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_here")]
 
 CLOSE = 1e-4
 
@@ -29,6 +33,14 @@ def together(server: Server, path: str, bodies: list[dict[str, Any]]) -> list[An
     return [answer.json for answer in answers]
 
 
+@contextmanager
+def served(checkpoint: Path) -> Iterator[Server]:
+    engine = checkpoint.with_name("engine")
+    compile_checkpoint(configured(), checkpoint, engine)
+    with serving(engine) as server:
+        yield server
+
+
 @pytest.mark.parametrize(
     ("model_type", "mode", "normalize"),
     [("bert", "mean_tokens", True), ("bert", "cls_token", False), ("xlm-roberta", "lasttoken", True)],
@@ -38,7 +50,7 @@ def test_64_requests_of_mixed_lengths_at_once_have_the_vectors_of_transformers(
 ) -> None:
     checkpoint = write_modules(write_encoder(tmp_path / "model", model_type), mode=mode, normalize=normalize)
     expected = embeddings(checkpoint, TEXTS, mode=mode, normalize=normalize)
-    with serving(checkpoint) as server:
+    with served(checkpoint) as server:
         answers = together(server, "/v1/embeddings", [{"input": text} for text in TEXTS])
         one = together(server, "/v1/embeddings", [{"input": list(TEXTS)}])[0]
     for data in ([answer["data"][0] for answer in answers], one["data"]):
@@ -50,7 +62,7 @@ def test_64_requests_of_mixed_lengths_at_once_have_the_scores_of_transformers(tm
     expected = scores(checkpoint, QUERY, TEXTS)
     assert np.ptp(expected) > 100 * CLOSE
     cut = scores(checkpoint, " ".join(TEXTS), TEXTS[:4], max_length=64)
-    with serving(checkpoint) as server:
+    with served(checkpoint) as server:
         answers = together(server, "/score", [{"text_1": QUERY, "text_2": text} for text in TEXTS])
         assert np.allclose([answer["data"][0]["score"] for answer in answers], expected, atol=CLOSE)
         (ranked,) = together(server, "/v1/rerank", [{"query": QUERY, "documents": list(TEXTS)}])

@@ -11,7 +11,6 @@ import pytest
 
 from djl_trtllm import LLM, SamplingParams
 from djl_trtllm.backends.planning import compile_checkpoint
-from djl_trtllm.engines import build
 from djl_trtllm.model import Tokenizer, load_tokenizer
 from tests.engines.helpers import configured
 from tests.support import reference as golden
@@ -108,6 +107,7 @@ def checkpoint(directory: Path, tiny_stories: Path, **config: object) -> Path:
     return directory
 
 
+@pytest.mark.usefixtures("compiled_here")
 def test_greedy_with_rotary_options_equals_transformers(tmp_path: Path, tiny_stories: Path) -> None:
     scaling = {"rope_type": "linear", "factor": 2.0}
     other = Reference(checkpoint(tmp_path / "other", tiny_stories, rope_theta=500.0, rope_scaling=scaling))
@@ -148,19 +148,6 @@ def registering(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     first = scripted_model(tmp_path_factory.mktemp("first") / "model", {"steps_per_second": 100})
     with serving(first, SERVING_MODEL_STORE=str(store)) as started:
         yield started
-
-
-@pytest.fixture
-def compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler runs in this process: importing torch in a new one takes longer than compiling."""
-    from djl_trtllm.backends.openvino.compile import compile_engine
-
-    def run(self: build._Run) -> None:
-        from djl_trtllm.backends.openvino.compile import OpenVinoSpec
-
-        compile_engine(OpenVinoSpec.load(Path(self.command[-1])))
-
-    monkeypatch.setattr(build._Run, "to_its_end", run)
 
 
 @pytest.mark.compile
@@ -211,9 +198,8 @@ def reusing(model: Path, scratch: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def computing(tiny_stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def computing(tiny_stories: Path, scratch: Path) -> Iterator[Server]:
     """A server without the cache, by one of LMI's names for it."""
-    scratch = tmp_path_factory.mktemp("computing")
     with serving(tiny_stories, scratch, OPTION_ENABLE_PREFIX_CACHING="false") as started:
         yield started
 

@@ -10,7 +10,6 @@ import json
 import os
 import random
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,7 +25,7 @@ from tests.support.hostile import Pinging
 from tests.support.models import PROMPT, tensorrt_llm_model
 from tests.support.processes import wait_until
 from tests.support.reference import SHORT, story
-from tests.support.server import Server, serving
+from tests.support.server import Server, environment, run_cli, serving
 
 # -- the engine process killed under greedy streams, again and again: none fails, and no output changes ----------------
 
@@ -166,7 +165,7 @@ def test_every_request_that_is_not_cancelled_ends_with_its_sequential_answer(
     server: Server, tight: Server, tokenizer: Tokenizer
 ) -> None:
     offered = [lmi(prompt, stream=True, details=True, max_new_tokens=length) for prompt, length in kinds()]
-    # One after the other, on a server with room and without reuse.
+    # One after the other, on a server with room.
     sequential = [server.together([request])[0] for request in offered]
     rng = random.Random(4)
     order = [at % KINDS for at in range(REQUESTS)]
@@ -209,15 +208,10 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def run(tmp_path: Path, memory: int, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environ = fake_tensorrt_llm(tmp_path / "machine", gpu_name="NVIDIA A10G", memory=memory)
-    return subprocess.run(
-        [sys.executable, "-m", "djl_trtllm.cli", *arguments],
-        env={**os.environ, **environ, "OPTION_ENGINE_CACHE_DIR": str(tmp_path / "cache"), **variables},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    """Run a command on a machine with a GPU of this memory."""
+    fake = fake_tensorrt_llm(tmp_path / "machine", gpu_name="NVIDIA A10G", memory=memory)
+    variables["OPTION_ENGINE_CACHE_DIR"] = str(tmp_path / "cache")
+    return run_cli(*arguments, environ=environment(tmp_path, **fake, **variables))
 
 
 def test_strict_memory_refuses_it_and_compiles_nothing(checkpoint: Path, tmp_path: Path) -> None:

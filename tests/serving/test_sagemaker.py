@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,6 @@ import botocore.session
 import pytest
 import yaml
 from botocore.validate import ParamValidator
-from cfnlint.api import ManualArgs, lint_file
-from cfnlint.decode import cfn_yaml
 
 from djl_trtllm.config import Options
 from djl_trtllm.model.archive import parameters_file
@@ -61,6 +60,14 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@cache
+def template() -> Object:
+    from cfnlint.decode import cfn_yaml  # a second, which collecting the tests does without
+
+    found: Object = cfn_yaml.load(str(FILE))
+    return found
+
+
 class Absent:
     """AWS::NoValue."""
 
@@ -69,7 +76,7 @@ class Template:
     """The template with values for its parameters, as CloudFormation resolves it."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        self.text: Object = cfn_yaml.load(str(FILE))
+        self.text = template()
         values: dict[str, Any] = {name: each.get("Default") for name, each in self.text["Parameters"].items()}
         values |= {**GIVEN, **given}
         assert None not in values.values()
@@ -171,12 +178,19 @@ NAMES = {
 ONLY_OF_UPDATES = ("DeploymentConfig",)
 
 
+@cache
+def service_model(service: str) -> Any:
+    return botocore.session.get_session().get_service_model(service)
+
+
 def problems(service: str, operation: str, parameters: Object) -> str:
-    model = botocore.session.get_session().get_service_model(service)
-    return str(ParamValidator().validate(parameters, model.operation_model(operation).input_shape).generate_report())
+    shape = service_model(service).operation_model(operation).input_shape
+    return str(ParamValidator().validate(parameters, shape).generate_report())
 
 
 def test_the_linter_finds_nothing() -> None:
+    from cfnlint.api import ManualArgs, lint_file
+
     assert [str(found) for found in lint_file(FILE, ManualArgs(regions=["us-east-1"]))] == []
 
 
@@ -298,7 +312,7 @@ def test_parameters_that_fit_break_no_rule(case: str) -> None:
 
 
 def test_parameters_of_an_archive_are_parameters_of_the_template() -> None:
-    declared = cfn_yaml.load(str(FILE))["Parameters"]
+    declared = template()["Parameters"]
     assert {"ModelVersion", "TargetConcurrency", "Accelerators"} <= set(declared)
     # The default is that of a directory without options.
     assert declared["TargetConcurrency"]["Default"] == round(0.7 * Options().max_rolling_batch_size)
@@ -307,7 +321,7 @@ def test_parameters_of_an_archive_are_parameters_of_the_template() -> None:
 
 
 def test_the_page_names_parameters_of_the_template() -> None:
-    declared = cfn_yaml.load(str(FILE))["Parameters"]
+    declared = template()["Parameters"]
     page = PAGE.read_text()
     (given,) = re.findall(r"^```json\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert set(yaml.safe_load(given)["Parameters"]) <= set(declared)

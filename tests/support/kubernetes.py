@@ -9,6 +9,7 @@ at the definition. With `KUBERNETES_CRDS=DIR` the definitions themselves are use
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from collections.abc import Iterator
@@ -40,8 +41,13 @@ def helm() -> Any:
 
 def rendered(values: Object | None = None, release: str = "story") -> list[Object]:
     """The objects of a release of the chart with these values, as Helm sends them. Raises HelmError."""
+    return copy.deepcopy(_rendered(json.dumps(values or {}), release))
+
+
+@cache
+def _rendered(values: str, release: str) -> list[Object]:
     with helm().Chart.load(str(CHART)) as chart:
-        files = chart.render(values or {}, name=release, namespace=NAMESPACE)
+        files = chart.render(json.loads(values), name=release, namespace=NAMESPACE)
     texts = [text for name, text in sorted(files.items()) if not name.endswith("NOTES.txt")]
     return [found for text in texts for found in yaml.safe_load_all(text) if found is not None]
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.integration.djl.conftest import Start
-from tests.integration.djl.engines import DjlAnswer, JavaEngine, SocketEngine, djl_model
+from tests.integration.djl.engines import DjlAnswer, JavaEngine, djl_model
 from tests.support.client import body
 from tests.support.processes import survivors, wait_until
 from tests.support.server import START_SECONDS
@@ -18,23 +18,22 @@ pytestmark = pytest.mark.slow
 
 _SLOW = {"steps_per_second": 20}
 _OPTIONS = {"option.max_rolling_batch_size": 64}
-_ENDING = {**_OPTIONS, "option.resume_after_restart": "false"}
 
 
-def _running(engine: JavaEngine | SocketEngine, count: int) -> list[DjlAnswer]:
+def _running(engine: JavaEngine, count: int) -> list[DjlAnswer]:
     answers = [engine.request(body(3000, stream=True)) for _ in range(count)]
     wait_until(lambda: all(answer.chunks for answer in answers), what="a token for each")
     return answers
 
 
-def _has_another_host(engine: JavaEngine | SocketEngine, pid: int) -> bool:
+def _has_another_host(engine: JavaEngine, pid: int) -> bool:
     try:
         return bool(engine.host().pid != pid)
     except (ValueError, psutil.Error):  # there is none
         return False
 
 
-def _next_succeeds(engine: JavaEngine | SocketEngine) -> None:
+def _next_succeeds(engine: JavaEngine) -> None:
     def succeeds() -> bool:
         answer = engine.request(body(3)).wait()
         if answer.code != 200 or answer.error:
@@ -56,28 +55,21 @@ def test_every_stream_goes_on_when_the_engine_process_is_killed(start: Start) ->
     assert [answer.wait().body for answer in answers] == [whole] * 64
 
 
-def test_every_stream_ends_when_the_engine_process_is_killed_and_none_may_go_on(start: Start) -> None:
-    engine = start(_SLOW, **_ENDING)
-    answers = _running(engine, 64)
+def test_every_request_ends_when_the_engine_process_is_killed_and_none_may_go_on(start: Start) -> None:
+    engine = start(_SLOW, **_OPTIONS, **{"option.resume_after_restart": "false"})
+    whole = [engine.request(body(3000)) for _ in range(8)]
+    streams = _running(engine, 56)
+    # When a stream that was sent last is well under way, so are they.
+    wait_until(lambda: len(streams[-1].chunks) > 20, what="20 tokens")
     engine.host().kill()
-    for answer in answers:
+    for answer in streams:
         last = json.loads(answer.wait().body.splitlines()[-1])
         assert last["details"]["finish_reason"] == "error"
         assert "SIGKILL" in last["token"]["error_msg"]
-    _next_succeeds(engine)
-
-
-@pytest.mark.parametrize("start", ["java"], indirect=True)
-def test_a_whole_answer_gets_a_status_when_the_engine_process_is_killed(start: Start) -> None:
-    engine = start(_SLOW, **_ENDING)
-    answers = [engine.request(body(3000)) for _ in range(8)]
-    # When a stream that was sent last is well under way, so are they.
-    last = engine.request(body(3000, stream=True))
-    wait_until(lambda: len(last.chunks) > 20, what="20 tokens")
-    engine.host().kill()
-    for answer in answers:
+    for answer in whole:
         assert answer.wait().code == 424
         assert "may be repeated" in json.loads(answer.body)["error"]
+    _next_succeeds(engine)
 
 
 @pytest.mark.parametrize("mode", ["async"], indirect=True)
@@ -102,33 +94,7 @@ def test_a_model_that_has_failed_is_started_anew(start: Start) -> None:
     _next_succeeds(engine)
 
 
-@pytest.mark.parametrize("start", ["java"], indirect=True)
-def test_a_failing_request_costs_the_others_nothing(start: Start) -> None:
-    script = {"steps_per_second": 100, "faults": [{"action": "error", "at_token": 3, "max_new_tokens": 77}]}
-    engine = start(script, **_OPTIONS)
-    good = [engine.request(body(40, stream=True)) for _ in range(10)]
-    bad = engine.request(body(77, stream=True))
-    whole = engine.request(body(77))
-    unreadable = engine.request(b"{")
-    assert all(answer.wait().body.count(b"\n") == 40 for answer in good)
-    assert json.loads(bad.wait().body.splitlines()[-1])["details"]["finish_reason"] == "error"
-    assert whole.wait().code == unreadable.wait().code == 424
-
-
-@pytest.mark.parametrize("tell", [True, False])
-def test_requests_that_djl_has_forgotten_are_cancelled(tmp_path: Path, tell: bool) -> None:
-    model = djl_model(tmp_path / "model", "rolling", _SLOW, **{"option.max_rolling_batch_size": 2})
-    with SocketEngine(model, "rolling") as engine:
-        _running(engine, 2)
-        engine.forget(tell=tell)
-        # They held both places, and for minutes.
-        for answer in [engine.request(body(5)) for _ in range(2)]:
-            assert answer.wait().code == 200
-        assert "2 running requests" in engine.log()
-
-
-@pytest.mark.parametrize("mode", ["rolling", "async"], indirect=True)
-def test_a_model_that_cannot_be_loaded_says_why(mode: str, tmp_path: Path) -> None:
-    model = djl_model(tmp_path / "model", mode, {"start_error": "no such engine"})
-    with pytest.raises(AssertionError, match="no such engine"):
-        SocketEngine(model, mode)
+@pytest.mark.parametrize("mode", ["rolling"], indirect=True)
+def test_a_model_that_cannot_be_loaded_says_why(start: Start) -> None:
+    with pytest.raises(RuntimeError, match="no such engine"):
+        start({"start_error": "no such engine"})

@@ -7,12 +7,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
-from tests.integration.djl.conftest import STOPPING, Engine, Start
-from tests.integration.djl.engines import DjlAnswer, SocketEngine, djl_model
-from tests.support.client import body
+from tests.integration.djl.conftest import FAILING, STOPPING, Start
+from tests.integration.djl.engines import DjlAnswer, JavaEngine, Ranks, djl_model
+from tests.support.client import JSON, body
 from tests.support.processes import wait_until
 from tests.support.server import serving
 
@@ -53,15 +54,13 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Expected]:
     answers = {}
     with serving(model) as server:
         for request in REQUESTS:
-            headers = {"Content-Type": "application/json"} | {
-                name.replace("_", "-"): value for name, value in request["headers"].items()
-            }
+            headers = JSON | {name.replace("_", "-"): value for name, value in request["headers"].items()}
             got = server.http.post("/invocations", content=request["body"].encode(), headers=headers)
             answers[request["name"]] = Expected(got.status_code, got.headers["content-type"], got.content)
     return answers
 
 
-def test_answers_are_those_of_the_http_server(wide: Engine, expected: dict[str, Expected]) -> None:
+def test_answers_are_those_of_the_http_server(wide: JavaEngine, expected: dict[str, Expected]) -> None:
     wrong: list[str] = []
     for request in REQUESTS:
         answer = wide.request(request["body"].encode(), **request["headers"]).wait()
@@ -78,7 +77,7 @@ def test_answers_are_those_of_the_http_server(wide: Engine, expected: dict[str, 
     assert sum(want.status == 200 for want in expected.values()) >= 40
 
 
-def test_all_requests_at_once_get_what_they_get_alone(wide: Engine, expected: dict[str, Expected]) -> None:
+def test_all_requests_at_once_get_what_they_get_alone(wide: JavaEngine, expected: dict[str, Expected]) -> None:
     running: list[tuple[str, DjlAnswer]] = [
         (request["name"], wide.request(request["body"].encode(), **request["headers"])) for request in REQUESTS
     ]
@@ -87,14 +86,14 @@ def test_all_requests_at_once_get_what_they_get_alone(wide: Engine, expected: di
         assert answer.code == expected[name].status, name
 
 
-def stopped(engine: Engine) -> psutil.Process:
+def stopped(engine: JavaEngine) -> psutil.Process:
     """The engine process, where its script has stopped it."""
     host = engine.host()
     wait_until(lambda: host.status() == psutil.STATUS_STOPPED, what="a host that stands still")
     return host
 
 
-def test_tokens_travel_as_they_come(wide: Engine) -> None:
+def test_tokens_travel_as_they_come(wide: JavaEngine) -> None:
     answer = wide.request(body(STOPPING, stream=True))
     host = stopped(wide)
     wait_until(lambda: answer.body.count(b"\n") == 2, what="the tokens so far")
@@ -103,9 +102,19 @@ def test_tokens_travel_as_they_come(wide: Engine) -> None:
     assert answer.wait().body.count(b"\n") == STOPPING
 
 
-def test_too_many_requests_are_refused_at_once(narrow: Engine, kind: tuple[str, str]) -> None:
+def test_a_failing_request_costs_the_others_nothing(wide: JavaEngine) -> None:
+    good = [wide.request(body(40, stream=True)) for _ in range(10)]
+    bad = wide.request(body(FAILING, stream=True))
+    whole = wide.request(body(FAILING))
+    unreadable = wide.request(b"{")
+    assert all(answer.wait().body.count(b"\n") == 40 for answer in good)
+    assert json.loads(bad.wait().body.splitlines()[-1])["details"]["finish_reason"] == "error"
+    assert whole.wait().code == unreadable.wait().code == 424
+
+
+def test_too_many_requests_are_refused_at_once(narrow: JavaEngine, mode: str) -> None:
     # DJL itself keeps the requests of a rolling batch that are more than its max_rolling_batch_size waiting.
-    refused = 0 if kind == ("java", "rolling") else 2
+    refused = 0 if mode == "rolling" else 2
     answers = [narrow.request(body(STOPPING, stream=True))]
     host = stopped(narrow)
     # The others are for fewer tokens, and stop nothing.
@@ -148,45 +157,45 @@ def write(output: TextGenerationOutput) -> str:
     token, index, first, last = output.sequences[output.best_sequence_index].get_next_token()
     return json.dumps({"part": token.text, "last": last}) + chr(10)
 """
+_STORY = b'{"story": "the little red riding hood"}'
 
 
-def test_a_models_own_formatters_work_as_in_the_http_server(start: Start, mode: str, tmp_path: Path) -> None:
-    model = djl_model(tmp_path / "http" / "model", mode)
+@pytest.fixture(scope="module")
+def over_http(tmp_path_factory: pytest.TempPathFactory) -> tuple[httpx.Response, httpx.Response]:
+    """What `djl-trtllm serve` answers with a model's own formatters: to a story, and to a request without one."""
+    model = djl_model(tmp_path_factory.mktemp("http") / "model", "async")
     (model / "model.py").write_text(_FORMATTERS)
-    request = json.dumps({"story": "the little red riding hood"}).encode()
     with serving(model) as server:
-        over_http, refused = (
-            server.http.post("/invocations", content=content, headers={"Content-Type": "application/json"})
-            for content in (request, b"{}")
-        )
+        answered, refused = (server.http.post("/invocations", content=each, headers=JSON) for each in (_STORY, b"{}"))
+    return answered, refused
+
+
+def test_a_models_own_formatters_work_as_in_the_http_server(
+    start: Start, over_http: tuple[httpx.Response, httpx.Response], tmp_path: Path
+) -> None:
+    answered, refused = over_http
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.py").write_text(_FORMATTERS)
     engine = start()
     failed = engine.request(b"{}").wait()
     assert (failed.code, json.loads(failed.body)) == (refused.status_code, json.loads(refused.content))
     assert failed.code == 424 and "KeyError" in failed.body.decode()
-    answer = engine.request(request).wait()
-    assert (answer.code, answer.body) == (over_http.status_code, over_http.content) == (200, answer.body)
+    answer = engine.request(_STORY).wait()
+    assert (answer.code, answer.body) == (answered.status_code, answered.content) == (200, answer.body)
     assert [json.loads(line)["last"] for line in answer.body.splitlines()] == [False, False, False, True]
 
 
 # -- Workers that mpirun starts, as DJL does for `engine=MPI` and for `option.rolling_batch=trtllm` (0.36) -------------
 
 
-def test_the_first_rank_serves_and_the_others_stay_idle(mode: str, tmp_path: Path) -> None:
-    with SocketEngine(djl_model(tmp_path / "model", mode), mode, ranks=2) as engine:
-        answers = [engine.request(body(20, stream=True)) for _ in range(8)]
-        for answer in answers:
-            lines = answer.wait().body.splitlines()
-            assert (answer.code, len(lines)) == (200, 20), engine.log()
-            assert json.loads(lines[-1])["generated_text"]
+def test_the_first_rank_serves_and_the_others_stay_idle(tmp_path: Path) -> None:
+    with Ranks(djl_model(tmp_path / "model", "rolling"), 2) as engine:
+        for text in engine.answers([body(20, stream=True)] * 8):
+            lines = text.splitlines()
+            assert len(lines) == 20 and json.loads(lines[-1])["generated_text"], engine.log()
+        started = {each.pid: " ".join(each.cmdline()) for each in engine.process.children(recursive=True)}
         # One engine process, and it is no part of the MPI world.
-        host = engine.host()
+        (host,) = (psutil.Process(pid) for pid, command in started.items() if "djl_trtllm.executor.process" in command)
         assert not [name for name in host.environ() if name.startswith(("OMPI_", "PMIX_", "PMI_", "PRTE_"))]
-        ranks = [
-            process
-            for process in psutil.Process(engine.pid).children(recursive=True)
-            if "djl_python_engine.py" in " ".join(process.cmdline())
-        ]
-        assert len(ranks) == 2
-        assert host.ppid() in {rank.pid for rank in ranks}
+        ranks = [pid for pid, command in started.items() if "djl_python_engine.py" in command]
+        assert len(ranks) == 2 and host.ppid() in ranks

@@ -55,36 +55,35 @@ def message_of(answer: Outcome) -> str:
 
 
 @pytest.mark.parametrize(
-    ("executor", "action", "positions"),
+    ("executor", "timeout", "ends"),
     [
-        ("scripted", "die", (0, 2)),
-        ("scripted", "hang", (2,)),
-        *(("scripted", action, (0, 2)) for action in ("raise", "exit")),
-        ("scripted", "stop", (2,)),
+        ("scripted", 600, [(action, at) for action in ("die", "raise", "exit") for at in (0, 2)]),
+        ("scripted", HANG_TIMEOUT, [("hang", 2), ("stop", 2)]),
         # The server sees of an engine process that it ends, or that it is silent.
-        ("tensorrt_llm", "die", (0, 2)),
-        ("tensorrt_llm", "hang", (2,)),
+        ("tensorrt_llm", 600, [("die", 0), ("die", 2)]),
+        ("tensorrt_llm", HANG_TIMEOUT, [("hang", 2)]),
     ],
     indirect=["executor"],
     scope="session",
 )
 def test_without_resuming_every_client_is_answered_and_the_next_request_works(
-    start: Start, action: str, positions: tuple[int, ...]
+    start: Start, timeout: float, ends: list[tuple[str, int]]
 ) -> None:
-    # The number of tokens asked for picks the token that the fault comes at.
-    faults = [{"action": action, "at_token": at, "max_new_tokens": 100 + at} for at in positions]
-    timeout = HANG_TIMEOUT if action in ("hang", "stop") else 600
+    # The number of tokens asked for picks the fault.
+    faults = [
+        {"action": action, "at_token": at, "max_new_tokens": 100 + number} for number, (action, at) in enumerate(ends)
+    ]
     server = start(
         {"steps_per_second": 50, "faults": faults},
         **{"option.executor_hang_timeout": timeout, "retry_threshold": 10, "option.resume_after_restart": "false"},
     )
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for at in positions:
+        for number, (_, at) in enumerate(ends):
             bystanders = [pool.submit(outcome, server, 1_000_000, stream) for stream in (False, True)]
             wait_until(lambda: server.metric("running") == 2)
             with Pinging(server) as pinging:
                 # A second one would wait for the next host, and end that too.
-                faulty = pool.submit(outcome, server, 100 + at, at > 0)
+                faulty = pool.submit(outcome, server, 100 + number, at > 0)
                 answers = [future.result() for future in (*bystanders, faulty)]
                 recovered = pinging.recovered()
             assert set(pinging.statuses) <= {200, 503}
@@ -94,7 +93,7 @@ def test_without_resuming_every_client_is_answered_and_the_next_request_works(
                 assert answer.status == 424 or is_stream  # before its first token, a stream is an answer like any other
                 assert "the engine failed while it was generating" in message_of(answer)
             assert server.generate(3).status_code == 200
-    assert server.metric("executor_restarts_total") == len(positions)
+    assert server.metric("executor_restarts_total") == len(ends)
     assert len(server.hosts()) == 1
 
 
@@ -152,7 +151,7 @@ AT_ONCE = {"SERVING_SHUTDOWN_TIMEOUT": "3600"}
 """A server that waited for what it must not wait for would be waited for in vain."""
 
 
-@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGTERM] * 2, [signal.SIGINT]])
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM] * 2, [signal.SIGINT]])
 def test_running_answers_are_finished_and_new_requests_refused(start: Start, numbers: list[signal.Signals]) -> None:
     fault = {"action": "stop", "at_token": 3, "max_new_tokens": 150}
     server = start({"faults": [fault]}, AT_ONCE, **{"option.executor_hang_timeout": 600})

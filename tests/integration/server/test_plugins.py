@@ -69,7 +69,11 @@ def test_an_unknown_backend_is_refused_with_the_names_there_are(tiny_stories: Pa
 # -- the application in a server that is not ours, which has no way to abort a connection -----------------------------
 
 
-PLAIN = ("-m", "tests.support.plain_uvicorn")
+PLAIN = (
+    "-c",
+    "import sys, uvicorn; from djl_trtllm import create_app; _, serve, model, _, port, *_ = sys.argv; "
+    "uvicorn.run(create_app(model, {'stream_write_timeout': 1}, wait_until_ready=True), port=int(port))",
+)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +107,7 @@ def test_sigterm_lets_running_streams_end(tmp_path: Path) -> None:
             rest = read_all(client)
         assert b'"generated_text"' in rest
         assert rest.endswith(b"\r\n0\r\n\r\n")
-        server.process.wait(60)
+        server.wait()
 
 
 def test_a_stream_whose_client_does_not_read_ends_without_its_last_chunk(plain: Server) -> None:

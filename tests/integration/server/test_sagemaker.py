@@ -13,7 +13,6 @@ import pytest
 from botocore.exceptions import EventStreamError
 
 from djl_trtllm.model import Tokenizer
-from tests.integration.server.conftest import Start
 from tests.support.client import body
 from tests.support.models import PROMPT, lora_tensors, scripted_model, tensorrt_llm_model, write_adapter
 from tests.support.sagemaker_front import runtime_of
@@ -73,13 +72,12 @@ def test_boto3_raises_model_error_with_the_message(runtime: Any, content: bytes,
     assert response["ResponseMetadata"]["HTTPStatusCode"] == 424
 
 
-def test_boto3_has_a_session(start: Start, tmp_path: Path) -> None:
-    environ = {"SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "true", "SAGEMAKER_SESSIONS_PATH": str(tmp_path / "sessions")}
-    with runtime_of(start({}, environ).url) as runtime:
+def test_boto3_has_a_session(stateful: Server, sessions: Path) -> None:
+    with runtime_of(stateful.url) as runtime:
         call = partial(runtime.invoke_endpoint, EndpointName="story", ContentType="application/json")
         opened = call(Body=b'{"requestType": "NEW_SESSION"}', SessionId="NEW_SESSION")["NewSessionId"]
         identifier = opened.partition(";")[0]
-        assert [folder.name for folder in (tmp_path / "sessions").iterdir()] == [identifier]
+        assert (sessions / identifier).is_dir()
         assert "generated_text" in json.loads(call(Body=body(3), SessionId=identifier)["Body"].read())
         assert parts(stream(runtime, body(3, stream=True), SessionId=identifier))
         assert call(Body=b'{"requestType": "CLOSE"}', SessionId=identifier)["ClosedSessionId"] == identifier
@@ -102,14 +100,19 @@ REQUEST = {"inputs": "the wolf", "parameters": {"max_new_tokens": 2}}
 
 
 @pytest.fixture(scope="module")
-def stateful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("stateful")
+def sessions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the server's sessions."""
+    return tmp_path_factory.mktemp("stateful") / "sessions"
+
+
+@pytest.fixture(scope="module")
+def stateful(sessions: Path) -> Iterator[Server]:
     given = {
         "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "true",
-        "SAGEMAKER_SESSIONS_PATH": str(folder / "sessions"),
+        "SAGEMAKER_SESSIONS_PATH": str(sessions),
         "SAGEMAKER_SESSIONS_EXPIRATION": "600",
     }
-    with serving(scripted_model(folder / "model", {}), folder, **given) as server:
+    with serving(scripted_model(sessions.parent / "model"), sessions.parent, **given) as server:
         yield server
 
 

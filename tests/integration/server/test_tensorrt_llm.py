@@ -157,10 +157,3 @@ def usage(server: Server, *parts: dict[str, object]) -> int:
 def chat(*parts: dict[str, object]) -> dict[str, object]:
     text = {"type": "text", "text": PROMPT}
     return {"messages": [{"role": "user", "content": [*parts, text]}], "max_tokens": 4, "temperature": 0}
-
-
-def test_a_model_that_takes_text_only_refuses_an_image_by_its_place(tmp_path: Path) -> None:
-    model, environ = tensorrt_llm_model(tmp_path / "model")
-    with serving(model, **environ) as server:
-        answer = server.http.post("/v1/chat/completions", json=chat(image_part(data_url(encoded()))))
-        assert answer.status_code == 400 and "messages[0].content[0]" in answer.text
